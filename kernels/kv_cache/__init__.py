@@ -1,0 +1,32 @@
+"""Writing new keys and values into the paged KV cache."""
+
+from torch import Tensor
+
+from .reference import write_kv_reference
+
+
+def write_kv(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+    """Store each token's key and value at its slot; changes the caches in place.
+
+    key, value: [num_tokens, num_kv_heads, head_dim]. key_cache, value_cache:
+    [num_blocks, block_size, num_kv_heads, head_dim], contiguous. slots: [num_tokens] int64,
+    `block * block_size + offset`, each different.
+    Raises `ValueError` naming the argument whose shape or dtype does not fit.
+    """
+    if key.shape != value.shape or key.shape[1:] != key_cache.shape[2:]:
+        raise ValueError(
+            f"key {tuple(key.shape)} and value {tuple(value.shape)} must be [num_tokens, "
+            f"{key_cache.shape[2]}, {key_cache.shape[3]}] as the cache is"
+        )
+    if value_cache.shape != key_cache.shape:
+        raise ValueError(f"value_cache {tuple(value_cache.shape)} must be {tuple(key_cache.shape)} as key_cache is")
+    if not key.dtype == value.dtype == key_cache.dtype == value_cache.dtype:
+        raise ValueError(
+            f"key is {key.dtype} and value {value.dtype}; both must be {key_cache.dtype} as the caches are"
+        )
+    if slots.shape != key.shape[:1]:
+        raise ValueError(f"slots {tuple(slots.shape)} must be [{key.shape[0]}], one a token")
+    write_kv_reference(key, value, key_cache, value_cache, slots)
+
+
+__all__ = ["write_kv"]

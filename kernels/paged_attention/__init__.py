@@ -1,0 +1,47 @@
+"""Attention of new tokens over their sequences' keys and values in the paged KV cache."""
+
+from torch import Tensor
+
+from .cpu import paged_attention_padded
+from .metadata import AttentionMetadata
+from .reference import paged_attention_reference
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """Causal attention for prefill chunks and decodes in one batch.
+
+    query: [num_tokens, num_heads, head_dim], the sequences one after the other as `metadata` says, each sequence's
+    queries being its last tokens. key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], the
+    new tokens' entries already written. num_heads is a multiple of num_kv_heads. `sliding_window`: a token
+    attends to itself and the `sliding_window - 1` tokens before it. Returns query's shape and dtype; changes nothing.
+    Raises `ValueError` naming the argument whose shape does not fit.
+    """
+    _check(query, key_cache, value_cache, metadata)
+    return paged_attention_padded(query, key_cache, value_cache, metadata, scale, sliding_window)
+
+
+def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
+    if query.ndim != 3 or query.shape[0] != metadata.num_tokens:
+        raise ValueError(f"query {tuple(query.shape)} must be [{metadata.num_tokens} tokens, num_heads, head_dim]")
+    if key_cache.ndim != 4 or key_cache.shape != value_cache.shape:
+        raise ValueError(
+            f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)} must be equal and "
+            "[num_blocks, block_size, num_kv_heads, head_dim]"
+        )
+    if key_cache.shape[1] != metadata.block_size:
+        raise ValueError(f"key_cache has blocks of {key_cache.shape[1]} tokens, metadata of {metadata.block_size}")
+    if query.shape[2] != key_cache.shape[3] or query.shape[1] % key_cache.shape[2]:
+        raise ValueError(
+            f"query {tuple(query.shape)} must have head size {key_cache.shape[3]} and a multiple of "
+            f"{key_cache.shape[2]} heads"
+        )
+
+
+__all__ = ["AttentionMetadata", "paged_attention", "paged_attention_reference"]

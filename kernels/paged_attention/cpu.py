@@ -1,0 +1,46 @@
+"""Attention on padded rectangles with torch's own attention: what runs on a CPU."""
+
+import torch
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from .metadata import AttentionMetadata, PaddedGroup
+
+
+def paged_attention_padded(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None = None,
+) -> Tensor:
+    """See `paged_attention`; sequences of similar lengths are computed together."""
+    output = torch.empty_like(query)
+    for group in metadata.padded_groups:
+        attended = _attend(query, key_cache, value_cache, group, scale, sliding_window)
+        output[group.token_index[group.is_query]] = attended[group.is_query]
+    return output
+
+
+def _attend(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    group: PaddedGroup,
+    scale: float,
+    sliding_window: int | None,
+) -> Tensor:
+    """[n, max_query, num_heads, head_dim] of one group; what stands at padded queries means nothing."""
+    queries = query[group.token_index].transpose(1, 2)
+    keys = key_cache[group.blocks].flatten(1, 2).transpose(1, 2)
+    values = value_cache[group.blocks].flatten(1, 2).transpose(1, 2)
+    attended = scaled_dot_product_attention(
+        queries,
+        keys,
+        values,
+        attn_mask=group.mask(keys.shape[2], sliding_window),
+        scale=scale,
+        enable_gqa=query.shape[1] != key_cache.shape[2],
+    )
+    return attended.transpose(1, 2)
