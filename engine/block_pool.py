@@ -1,0 +1,51 @@
+"""Who owns which KV block."""
+
+from collections.abc import Iterable
+
+
+class BlockPool:
+    """Reference counts over `num_blocks` KV blocks and the list of those that hold nothing.
+
+    A block is free (no owner, no content worth keeping), owned (by one or more sequences) or idle (no owner, but
+    its content is still wanted: the prefix cache decides when to `reclaim` it).
+    """
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+        self._reference_counts = [0] * num_blocks
+        # Handed out from the end, so that lately used memory is used again first.
+        self._free = list(range(num_blocks - 1, -1, -1))
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def allocate(self) -> int:
+        """Take a free block; it is owned once. The caller has checked `num_free`."""
+        block = self._free.pop()
+        self._reference_counts[block] = 1
+        return block
+
+    def share(self, block: int) -> bool:
+        """Add an owner to a block that is owned or idle; true when it was idle."""
+        self._reference_counts[block] += 1
+        return self._reference_counts[block] == 1
+
+    def release(self, block: int) -> bool:
+        """Take an owner away; true when that was the last one and the block is now idle."""
+        assert self._reference_counts[block] > 0, f"block {block} released more often than it was taken"
+        self._reference_counts[block] -= 1
+        return self._reference_counts[block] == 0
+
+    def reclaim(self, block: int) -> None:
+        """Make an idle block free."""
+        assert self._reference_counts[block] == 0, f"block {block} is still owned"
+        self._free.append(block)
+
+    def owners(self) -> dict[int, int]:
+        """How many owners each owned block has; for checks, not for the hot path."""
+        return {block: count for block, count in enumerate(self._reference_counts) if count}
+
+    def free(self) -> Iterable[int]:
+        """The blocks that hold nothing; for checks, not for the hot path."""
+        return tuple(self._free)

@@ -1,0 +1,17 @@
+"""What the engine raises to its callers. Every message is one line and says what to do."""
+
+
+class EngineError(Exception):
+    """Base of all errors the engine raises on purpose."""
+
+
+class ModelError(EngineError):
+    """A model folder that cannot be served: missing, incomplete, misshapen or of an unknown architecture."""
+
+
+class ConfigError(EngineError, ValueError):
+    """An engine option out of its range."""
+
+
+class InvalidRequestError(EngineError, ValueError):
+    """A request that can never run; its neighbours are not affected."""

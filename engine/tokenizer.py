@@ -1,0 +1,125 @@
+"""Text to token ids and back, and a chat's messages to the model's prompt. Free of torch."""
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+
+from .config import read_json_object
+from .errors import InvalidRequestError, ModelError
+
+
+class Tokenizer:
+    """A Hugging Face `tokenizer.json` with the chat template that came with it."""
+
+    def __init__(self, folder: Path, fast: FastTokenizer, config: Mapping[str, Any]) -> None:
+        self._folder = folder
+        self._fast = fast
+        self._config = config
+
+    @classmethod
+    def from_pretrained(cls, path: str | Path) -> "Tokenizer":
+        """Read `tokenizer.json` and, where they exist, `tokenizer_config.json` and `chat_template.jinja`.
+
+        Raises `ModelError` when the folder has no usable tokenizer.
+        """
+        folder = Path(path)
+        file = folder / "tokenizer.json"
+        if not file.is_file():
+            raise ModelError(f"model folder {folder} has no tokenizer.json: save a fast tokenizer there")
+        try:
+            fast = FastTokenizer.from_file(str(file))
+        # The Rust side raises bare Exception for any malformed file.
+        except Exception as error:
+            raise ModelError(f"{file} is not a tokenizer: {error}") from error
+        config_file = folder / "tokenizer_config.json"
+        config = read_json_object(config_file) if config_file.is_file() else {}
+        return cls(folder, fast, config)
+
+    @property
+    def vocab_size(self) -> int:
+        return int(self._fast.get_vocab_size())
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        """Like `encode` for many texts, on all cores."""
+        encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [list(encoding.ids) for encoding in encodings]
+
+    def encode_choices(self, choices: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each choice as an answer: without the special tokens that open a text."""
+        return tuple(map(tuple, self.encode_batch(choices, add_special_tokens=False)))
+
+    def decode(self, token_ids: Sequence[int]) -> str:
+        """Text of the tokens, special ones left out."""
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+
+    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
+        return [str(text) for text in self._fast.decode_batch([list(ids) for ids in token_ids])]
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._template_source is not None
+
+    @cached_property
+    def _template_source(self) -> str | None:
+        file = self._folder / "chat_template.jinja"
+        if file.is_file():
+            return file.read_text(encoding="utf-8")
+        source = self._config.get("chat_template")
+        if isinstance(source, list):
+            named = {entry["name"]: entry["template"] for entry in source}
+            source = named.get("default")
+        return source
+
+    @cached_property
+    def _template(self) -> Any:
+        # Imported here: a bare GPU machine that is given token ids needs no template engine.
+        from jinja2 import TemplateSyntaxError
+        from jinja2.ext import loopcontrols
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
+        environment.filters["tojson"] = _to_json
+        environment.globals["raise_exception"] = _raise_from_template
+        try:
+            return environment.from_string(self._template_source or "")
+        except TemplateSyntaxError as error:
+            raise ModelError(f"model {self._folder} has a malformed chat template: {error}") from error
+
+    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """The prompt for a chat, ending where the assistant's answer begins.
+
+        The text carries the model's special tokens: encode it with `add_special_tokens=False`. Raises
+        `InvalidRequestError` when the messages do not fit the template, `ModelError` when there is none.
+        """
+        if not self.has_chat_template:
+            raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
+        special = {name: _token_text(self._config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
+        template = self._template
+        try:
+            text = template.render(messages=list(messages), add_generation_prompt=True, tools=None, **special)
+        # A template is the model's own code: whatever it raises is about these messages.
+        except Exception as error:
+            raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error
+        return str(text)
+
+
+def _token_text(token: Any) -> str:
+    """`tokenizer_config.json` gives a special token as text or as an object."""
+    if isinstance(token, dict):
+        return str(token.get("content", ""))
+    return token or ""
+
+
+def _to_json(value: Any, indent: int | None = None) -> str:
+    return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _raise_from_template(message: str) -> None:
+    raise InvalidRequestError(message)

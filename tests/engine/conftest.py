@@ -1,0 +1,159 @@
+"""Random checkpoints written by transformers, and what transformers itself answers with them."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen3Config,
+)
+from transformers.utils import logging
+
+NUM_NEW_TOKENS = 64
+VOCAB_SIZE = 307
+PROMPT_LENGTHS = (1, 7, 33, 61)
+ODD_SIZES: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 72,
+    "intermediate_size": 101,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 6,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+    # Large, so that the logits differ enough for outputs that wander.
+    "initializer_range": 0.3,
+}
+LLAMA3_ROPE = {
+    "rope_type": "llama3",
+    "rope_theta": 10000.0,
+    "factor": 4.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 48,
+}
+FAMILIES: dict[str, Any] = {
+    "llama": LlamaConfig(**ODD_SIZES),
+    "llama-bias-tied-rope3": LlamaConfig(
+        **ODD_SIZES,
+        attention_bias=True,
+        mlp_bias=True,
+        tie_word_embeddings=True,
+        rope_parameters=LLAMA3_ROPE,
+    ),
+    "mistral-window": MistralConfig(**ODD_SIZES, sliding_window=19),
+    "qwen2-window": Qwen2Config(**ODD_SIZES, use_sliding_window=True, sliding_window=17, max_window_layers=1),
+    "qwen3": Qwen3Config(**ODD_SIZES, head_dim=20),
+    "qwen3-bias-tied-windows": Qwen3Config(
+        **ODD_SIZES,
+        head_dim=16,
+        attention_bias=True,
+        tie_word_embeddings=True,
+        use_sliding_window=True,
+        sliding_window=11,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A random model's folder, some prompts, and what transformers continues each with, greedily."""
+
+    folder: Path
+    prompts: list[list[int]]
+    expected: list[list[int]]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _quiet_single_thread() -> Iterator[None]:
+    """On models this small a second thread only adds waiting."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    logging.disable_progress_bar()
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
+    """Makes the checkpoint of a family named in `FAMILIES`, once."""
+
+    @cache
+    def make(name: str) -> Checkpoint:
+        folder = tmp_path_factory.mktemp(name)
+        model = save_random_model(FAMILIES[name], folder)
+        generator = torch.Generator().manual_seed(7)
+        prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
+        return Checkpoint(folder, prompts, [greedy(model, prompt) for prompt in prompts])
+
+    return make
+
+
+def save_random_model(config: Any, folder: Path) -> Any:
+    """A model with random weights, in norms and biases too, which transformers starts at ones and zeros."""
+    torch.manual_seed(1)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    return model
+
+
+@torch.inference_mode()
+def greedy(model: Any, prompt: list[int]) -> list[int]:
+    new = model.generate(
+        torch.tensor([prompt]),
+        attention_mask=torch.ones(1, len(prompt), dtype=torch.int64),
+        max_new_tokens=NUM_NEW_TOKENS,
+        do_sample=False,
+        eos_token_id=None,
+        pad_token_id=0,
+    )
+    return list(new[0, len(prompt) :].tolist())
+
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{% if message['role'] == 'tool' %}{{ raise_exception('no tools here') }}{% endif %}"
+    "{{ message['role'] + ': ' + message['content'] | trim + eos_token }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ 'assistant:' }}{% endif %}"
+)
+
+
+@pytest.fixture(scope="session")
+def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model folder complete with a byte tokenizer and a chat template: <s> is 0 and </s>, its end, is 1."""
+    folder = tmp_path_factory.mktemp("chat")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: index for index, token in enumerate(["<s>", "</s>", *alphabet])}
+    fast = Tokenizer(models.BPE(vocabulary, merges=[]))
+    fast.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    fast.decoder = decoders.ByteLevel()
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=fast, bos_token="<s>", eos_token="</s>", chat_template=CHAT_TEMPLATE
+    )
+    tokenizer.save_pretrained(folder)
+    sizes = {**ODD_SIZES, "num_hidden_layers": 2, "eos_token_id": 1, "bos_token_id": 0}
+    save_random_model(LlamaConfig(**sizes), folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def chat_model(chat_folder: Path) -> Any:
+    """The model of `chat_folder` as transformers loads it."""
+    return LlamaForCausalLM.from_pretrained(chat_folder).eval()

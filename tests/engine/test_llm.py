@@ -1,0 +1,169 @@
+"""The offline face, used as vLLM's users use theirs."""
+
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from headrace.engine.errors import ConfigError, InvalidRequestError, ModelError
+from headrace.engine.llm import LLM
+from headrace.engine.request import SamplingParams
+
+TICKETS_MODEL = Path(__file__).parents[2] / "examples/tickets/model"
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm(chat_folder) -> LLM:
+    return LLM(chat_folder, num_gpu_blocks_override=64, max_num_seqs=3, max_num_batched_tokens=20)
+
+
+def continuation(model, ids: list[int], max_tokens: int = 12) -> list[int]:
+    """What transformers answers, greedily."""
+    tensor = torch.tensor([ids])
+    with torch.inference_mode():
+        new = model.generate(
+            tensor, attention_mask=torch.ones_like(tensor), max_new_tokens=max_tokens, do_sample=False, pad_token_id=0
+        )
+    return new[0, len(ids) :].tolist()
+
+
+def test_results_come_in_the_order_of_the_prompts(llm, chat_model):
+    prompts = ["a long prompt " * 4, "x", "a middling one", "a long prompt " * 3, "y", "z"]
+    outputs = llm.generate(prompts, GREEDY)
+    assert [output.prompt for output in outputs] == prompts
+    for prompt, output in zip(prompts, outputs, strict=True):
+        ids = llm.get_tokenizer().encode(prompt)
+        assert output.prompt_token_ids == ids
+        assert list(output.outputs[0].token_ids) == continuation(chat_model, ids)
+        assert output.outputs[0].text == llm.get_tokenizer().decode(output.outputs[0].token_ids)
+        assert output.finished
+
+
+def test_text_and_token_ids_are_the_same_prompt(llm):
+    ids = llm.get_tokenizer().encode("same")
+    mixed = llm.generate(["same", {"prompt_token_ids": ids}], GREEDY)
+    assert mixed[0].outputs == mixed[1].outputs
+    assert (mixed[0].prompt, mixed[1].prompt) == ("same", None)
+    assert llm.generate("same", GREEDY)[0].outputs == mixed[0].outputs
+    assert llm.generate({"prompt_token_ids": ids}, GREEDY)[0].outputs == mixed[0].outputs
+
+
+def test_no_prompts_no_results(llm):
+    assert llm.generate([], GREEDY) == []
+    assert llm.chat([], GREEDY) == []
+
+
+def test_each_prompt_can_have_its_own_parameters(llm):
+    params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5, 3)]
+    outputs = llm.generate(["a", "b", "c"], params)
+    assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5, 3]
+    assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
+    with pytest.raises(InvalidRequestError, match="3 sampling_params for 2 prompts"):
+        llm.generate(["a", "b"], params)
+
+
+def test_a_second_call_finds_the_prefix_of_the_first(llm):
+    prompt = "You are a helpful assistant who answers in one word. " * 2
+    llm.generate(prompt, GREEDY)
+    ids = llm.get_tokenizer().encode(prompt)
+    assert llm.generate(prompt, GREEDY)[0].num_cached_tokens == (len(ids) - 1) // 16 * 16
+
+
+def test_chat_is_transformers_template_and_generate(llm, chat_folder, chat_model):
+    check_chat(llm, AutoTokenizer.from_pretrained(chat_folder), chat_model)
+
+
+@pytest.mark.skipif(not (TICKETS_MODEL / "model.safetensors").is_file(), reason="the example model is not there")
+def test_chat_with_the_example_model():
+    llm = LLM(TICKETS_MODEL, dtype="float32", num_gpu_blocks_override=128)
+    model = AutoModelForCausalLM.from_pretrained(TICKETS_MODEL, dtype=torch.float32).eval()
+    check_chat(llm, AutoTokenizer.from_pretrained(TICKETS_MODEL), model)
+
+
+def check_chat(llm: LLM, tokenizer, model) -> None:
+    chats = [
+        [{"role": "system", "content": "Sort the ticket."}, {"role": "user", "content": text}]
+        for text in ("My parcel has not arrived.", "Please cancel my contract.", "Love it!")
+    ]
+    outputs = llm.chat(chats, GREEDY)
+    for chat, output in zip(chats, outputs, strict=True):
+        ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+        assert output.prompt_token_ids == ids
+        assert list(output.outputs[0].token_ids) == continuation(model, ids)
+    assert llm.chat(chats[0], GREEDY)[0].outputs == outputs[0].outputs
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ({"prompt_token_ids": []}, "prompt 1: prompt is empty"),
+        ("", "prompt 1: prompt is empty"),
+        ({"prompt_token_ids": [1, 307]}, "prompt 1: token id 307 is outside the vocabulary of 307 tokens"),
+        ("x" * 300, "prompt 1: prompt has 300 tokens.*at most 256 fit"),
+        ({"token_ids": [1]}, "a prompt must be a text or"),
+        (7, "a prompt must be a text or"),
+    ],
+)
+def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
+    steps = llm.engine.stats.num_steps
+    with pytest.raises(InvalidRequestError, match=message) as error:
+        llm.generate(["good", prompt, "good too"], GREEDY)
+    assert "\n" not in str(error.value)
+    assert llm.engine.stats.num_steps == steps
+    assert not llm.engine.has_work
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"temperature": float("nan")}, "temperature must be ≥ 0, not nan"),
+        ({"temperature": -0.1}, "temperature must be ≥ 0, not -0.1"),
+        ({"temperature": float("inf")}, "temperature must be ≥ 0, not inf"),
+        ({"top_p": 0}, r"top_p must be in \(0, 1\], not 0"),
+        ({"top_p": float("nan")}, "top_p must be"),
+        ({"top_p": 1.5}, "top_p must be"),
+        ({"top_k": -1}, "top_k must be ≥ 0"),
+        ({"min_p": 2}, "min_p must be"),
+        ({"max_tokens": 0}, "max_tokens must be ≥ 1, not 0"),
+        ({"seed": -1}, "seed must be"),
+        ({"seed": 2**63}, "seed must be"),
+    ],
+)
+def test_sampling_parameters_out_of_range(params, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(**params)
+
+
+def test_an_unknown_option_is_named_with_the_known_ones(chat_folder):
+    with pytest.raises(TypeError, match=r"unknown option 'max_seqs'; known: dtype, device, .*max_num_seqs"):
+        LLM(chat_folder, max_seqs=4)
+
+
+def test_a_max_model_len_beyond_the_kv_memory(chat_folder):
+    with pytest.raises(ConfigError, match="max_model_len=200 needs 13 KV blocks of 16 tokens, but KV memory holds 4"):
+        LLM(chat_folder, max_model_len=200, num_gpu_blocks_override=4)
+    with pytest.raises(ConfigError, match="max_model_len=257 exceeds the model's context of 256"):
+        LLM(chat_folder, max_model_len=257, num_gpu_blocks_override=32)
+
+
+def test_a_missing_tokenizer_is_known_before_the_weights_are_read(tmp_path, chat_folder):
+    folder = copytree(chat_folder, tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    (folder / "model.safetensors").unlink()
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
+        LLM(folder)
+
+
+def test_an_interrupted_call_leaves_nothing_for_the_next_one(llm, monkeypatch):
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(llm.engine, "step", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            llm.generate(["one", "two"], GREEDY)
+    assert not llm.engine.has_work
+    assert len(llm.generate(["one"], GREEDY)) == 1
