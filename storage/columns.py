@@ -1,0 +1,148 @@
+"""Columns of the input on their way to the output: their types, their names, and values that have no type."""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+# What the output and the spool put beside the input's columns.
+RESERVED_NAMES = frozenset(
+    (
+        "row",
+        "custom_id",
+        "output",
+        "label",
+        "confidence",
+        "probabilities",
+        "finish_reason",
+        "prompt_tokens",
+        "cached_tokens",
+        "completion_tokens",
+        "error",
+        "plan_error",
+        "prompt_token_ids",
+    )
+)
+_JSON_TEXT = {b"headrace.encoding": b"json"}
+# Beyond these a float64 no longer tells neighbouring integers apart, and an int64 overflows.
+_FLOAT64_EXACT = 2**53
+_INT64_MAX = 2**63 - 1
+
+
+class SchemaUnifier:
+    """Finds one type for each column of a whole input, row by row.
+
+    Scalars of JSON become bool, int64, double or string; integers and floats together double. Lists,
+    objects, and kinds that do not go together become JSON text. With `exact` types (Parquet) it has nothing
+    to find.
+    """
+
+    def __init__(self, exact: pa.Schema | None = None) -> None:
+        self._exact = exact
+        self._kinds: dict[str, set[str]] = {}
+
+    def observe(self, values: Mapping[str, Any]) -> None:
+        if self._exact is not None:
+            return
+        for name, value in values.items():
+            kinds = self._kinds.setdefault(name, set())
+            if value is not None:
+                kinds.add(_kind(value))
+
+    def schema(self) -> pa.Schema:
+        """The columns seen so far in the order of their first appearance; all nullable."""
+        if self._exact is not None:
+            return pa.schema([field.with_nullable(True) for field in self._exact])
+        return pa.schema([_field(name, kinds) for name, kinds in self._kinds.items()])
+
+
+def _kind(value: Any) -> str:
+    # bool first: it is an int to Python.
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return _int_kind(value)
+    if isinstance(value, float):
+        return "double"
+    return "string" if isinstance(value, str) else "json"
+
+
+def _int_kind(value: int) -> str:
+    if -_FLOAT64_EXACT <= value <= _FLOAT64_EXACT:
+        return "int"
+    return "long" if -_INT64_MAX - 1 <= value <= _INT64_MAX else "json"
+
+
+def _field(name: str, kinds: set[str]) -> pa.Field:
+    if not kinds or kinds == {"string"}:
+        return pa.field(name, pa.string())
+    if kinds == {"bool"}:
+        return pa.field(name, pa.bool_())
+    if kinds <= {"int", "long"}:
+        return pa.field(name, pa.int64())
+    if kinds <= {"int", "double"}:
+        return pa.field(name, pa.float64())
+    return pa.field(name, pa.string(), metadata=_JSON_TEXT)
+
+
+def column_array(values: Iterable[Any], field: pa.Field) -> pa.Array:
+    """One column's values, as `SchemaUnifier` has seen them, in the type it found."""
+    if field.metadata and field.metadata.items() >= _JSON_TEXT.items():
+        values = (None if value is None else json.dumps(value, ensure_ascii=False) for value in values)
+    values = list(values)
+    if pa.types.is_temporal(field.type) and any(isinstance(value, str) for value in values):
+        texts = [None if value is None else str(value) for value in values]
+        return pa.array(texts, pa.string()).cast(field.type)
+    return pa.array(values, type=field.type)
+
+
+def python_values(column: pa.Array) -> list[Any]:
+    """A Parquet column's values for Python, from which `column_array` makes the same column again.
+
+    Python's times have no nanoseconds: timestamps that need them become text, and times of day and
+    durations in that unit become integers.
+    """
+    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
+        column = _without_nanoseconds(column)
+    elif column.type in (pa.time64("ns"), pa.duration("ns")):
+        column = column.cast(pa.int64())
+    values: list[Any] = column.to_pylist()
+    return values
+
+
+def _without_nanoseconds(column: pa.Array) -> pa.Array:
+    try:
+        return column.cast(pa.timestamp("us", column.type.tz))
+    except pa.ArrowInvalid:
+        return column.cast(pa.string())
+
+
+def carried_names(names: Sequence[str]) -> dict[str, str]:
+    """The output's name for each of the input's columns but `custom_id`, which becomes the output's own.
+
+    A name that headrace uses itself, in any case (SQL engines ignore it), gets `input_` in front.
+    """
+    taken = {name.casefold() for name in names} | RESERVED_NAMES
+    carried = {}
+    for name in names:
+        if name == "custom_id":
+            continue
+        carried[name] = name
+        if name.casefold() in RESERVED_NAMES:
+            carried[name] = _free_name(name, taken)
+            taken.add(carried[name].casefold())
+    return carried
+
+
+def _free_name(name: str, taken: set[str]) -> str:
+    name = f"input_{name}"
+    return _free_name(name, taken) if name.casefold() in taken else name
+
+
+def custom_id_of(values: Mapping[str, Any], row: int) -> str:
+    """The row's own `custom_id` as text, or its number."""
+    value = values.get("custom_id")
+    if value is None:
+        return str(row)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -1,0 +1,106 @@
+"""Connections and transactions: the one place that knows how SQLite and PostgreSQL differ."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError, SQLAlchemyError
+
+from .errors import LedgerError, LedgerUnavailable
+
+BUSY_TIMEOUT_SECONDS = 30
+_BEGIN = "headrace_sqlite_begin"
+
+
+class Database:
+    """An engine and its two kinds of transaction; opens no connection before the first of them."""
+
+    def __init__(self, url: str) -> None:
+        self.url = _parse(url)
+        self.engine = _create_engine(self.url)
+        self._writing_engine = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
+
+    @property
+    def is_sqlite(self) -> bool:
+        return self.url.get_backend_name() == "sqlite"
+
+    @contextmanager
+    def write(self) -> Iterator[Connection]:
+        """A transaction that commits at the end and rolls back on any exception.
+
+        Raises LedgerUnavailable where another try may help, else LedgerError.
+        """
+        with self.translated_errors(), self._writing_engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A read-only transaction. On SQLite it is one snapshot, on PostgreSQL each statement is its own."""
+        with self.translated_errors(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def translated_errors(self) -> Iterator[None]:
+        """SQLAlchemy's errors as ours, in one line and without the password or the statement."""
+        try:
+            yield
+        except SQLAlchemyError as error:
+            reason = " ".join(str(getattr(error, "orig", None) or error).split())
+            may_pass = isinstance(error, OperationalError | InterfaceError)
+            kind = LedgerUnavailable if may_pass else LedgerError
+            raise kind(f"ledger {self.url.render_as_string(hide_password=True)}: {reason}") from error
+
+    def close(self) -> None:
+        self.engine.dispose()
+
+
+def _parse(text: str) -> URL:
+    try:
+        url = make_url(text)
+    except ArgumentError as error:
+        raise LedgerError(
+            "the database URL cannot be read: use sqlite:////path/to/ledger.db or postgresql://user@host/name"
+        ) from error
+    if url.drivername in ("postgresql", "postgres"):
+        url = url.set(drivername="postgresql+psycopg")
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise LedgerError(f"database {url.get_backend_name()!r} is not supported: use sqlite or postgresql")
+    if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
+        raise LedgerError("the ledger must outlive the process: give sqlite a file, sqlite:////path/to/ledger.db")
+    return url
+
+
+def _create_engine(url: URL) -> Engine:
+    if url.get_backend_name() == "sqlite":
+        return _sqlite_engine(url)
+    try:
+        # A server that was restarted is noticed before a statement is tried on a dead connection.
+        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+    except ModuleNotFoundError as error:
+        raise LedgerError(f"{error.name} is missing: install headrace with its postgres extra") from error
+    except NoSuchModuleError as error:
+        raise LedgerError(f"database driver {url.drivername!r} is unknown: use postgresql://") from error
+
+
+def _sqlite_engine(url: URL) -> Engine:
+    engine = create_engine(url, connect_args={"timeout": BUSY_TIMEOUT_SECONDS})
+    event.listen(engine, "connect", _configure_sqlite_connection)
+    event.listen(engine, "begin", _begin_sqlite_transaction)
+    return engine
+
+
+def _configure_sqlite_connection(connection: Any, record: object) -> None:
+    # The sqlite3 module would begin late, and never before DDL; with None it leaves BEGIN to us.
+    connection.isolation_level = None
+    # In WAL mode NORMAL may forget the last commits when power fails. A part is published right after its
+    # commit, so a forgotten commit would be a published file whose rows are generated a second time.
+    connection.execute("PRAGMA synchronous = FULL")
+    connection.execute("PRAGMA foreign_keys = ON")
+
+
+def _begin_sqlite_transaction(connection: Connection) -> None:
+    # A transaction that reads first and then writes fails at once if another wrote between, whatever the
+    # busy timeout. Writers therefore take the lock at the start, where they wait for it.
+    connection.exec_driver_sql(connection.get_execution_options().get(_BEGIN, "BEGIN"))

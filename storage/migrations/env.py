@@ -1,0 +1,9 @@
+"""Alembic's entry. `storage/migrate.py` runs it inside its own transaction; the alembic command does not."""
+
+from alembic import context
+
+context.configure(
+    connection=context.config.attributes["connection"],
+    target_metadata=context.config.attributes["target_metadata"],
+)
+context.run_migrations()

@@ -1,0 +1,113 @@
+"""Part files and their commit: written under a temporary name, committed in the ledger, then published.
+
+`DIR/*.parquet` therefore never shows a row that the ledger does not know. An attempt calls `write_part`,
+`Ledger.commit_part` and `publish`; if it loses its lease, `discard`. Whoever claims the shard next calls
+`recover_shard`, which completes what a killed attempt left between commit and publish.
+"""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .errors import PartMissing, StorageError
+from .files import sync_folder, write_parquet
+
+_TEMPORARY_NAME = re.compile(r"\.part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+\.parquet\.tmp")
+
+
+@dataclass(frozen=True)
+class Recovered:
+    """What earlier attempts at a shard have left: the rows that are done, and parts whose files are gone."""
+
+    rows: frozenset[int]
+    missing: tuple[str, ...]
+
+
+def part_file_name(shard_number: int, attempt_id: int, sequence: int) -> str:
+    """The final name; `sequence` counts an attempt's parts."""
+    return f"part-{shard_number:05d}-{attempt_id:02d}-{sequence:03d}.parquet"
+
+
+def output_schema(input_fields: Sequence[pa.Field], with_probabilities: bool = False) -> pa.Schema:
+    """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`."""
+    probabilities = [pa.field("probabilities", pa.map_(pa.string(), pa.float64()))]
+    return pa.schema(
+        [
+            pa.field("row", pa.int64()),
+            pa.field("custom_id", pa.string()),
+            *input_fields,
+            pa.field("output", pa.string()),
+            pa.field("label", pa.string()),
+            pa.field("confidence", pa.float64()),
+            *(probabilities if with_probabilities else []),
+            pa.field("finish_reason", pa.string()),
+            pa.field("prompt_tokens", pa.int32()),
+            pa.field("cached_tokens", pa.int32()),
+            pa.field("completion_tokens", pa.int32()),
+            pa.field("error", pa.string()),
+        ]
+    )
+
+
+def write_part(folder: Path, file_name: str, table: pa.Table) -> None:
+    """Write and sync a part under its temporary name. Raises StorageError, leaving no file."""
+    write_parquet(_temporary(folder, file_name), table)
+
+
+def publish(folder: Path, file_name: str) -> None:
+    """Give a committed part its final name; harmless when it has it already. Raises PartMissing."""
+    try:
+        _temporary(folder, file_name).rename(folder / file_name)
+    except FileNotFoundError:
+        if not (folder / file_name).exists():
+            raise PartMissing(f"part {folder / file_name} is gone") from None
+    except OSError as error:
+        raise StorageError(f"cannot publish {folder / file_name}: {error.strerror}") from error
+    sync_folder(folder)
+
+
+def discard(folder: Path, file_name: str) -> None:
+    """Remove a part that was not committed; does nothing when it is gone."""
+    _temporary(folder, file_name).unlink(missing_ok=True)
+
+
+def recover_shard(folder: Path, shard_number: int, attempt_id: int, committed: Sequence[str]) -> Recovered:
+    """Publish a shard's committed parts and remove what earlier attempts wrote without committing.
+
+    To be called with the shard's lease held, which keeps those attempts from committing any more. The
+    caller drops the `missing` parts from the ledger. Raises StorageError for a damaged part.
+    """
+    rows: set[int] = set()
+    missing = []
+    for file_name in committed:
+        try:
+            publish(folder, file_name)
+            rows.update(_read_rows(folder / file_name))
+        except PartMissing:
+            missing.append(file_name)
+    _remove_strays(folder, shard_number, attempt_id)
+    return Recovered(rows=frozenset(rows), missing=tuple(missing))
+
+
+def _remove_strays(folder: Path, shard_number: int, attempt_id: int) -> None:
+    for path in folder.glob(".part-*.tmp"):
+        match = _TEMPORARY_NAME.fullmatch(path.name)
+        if match and int(match["shard"]) == shard_number and int(match["attempt"]) < attempt_id:
+            path.unlink(missing_ok=True)
+
+
+def _read_rows(path: Path) -> list[int]:
+    try:
+        rows: list[int] = pq.read_table(path, columns=["row"], partitioning=None)["row"].to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        advice = "delete it and run again with --resume, which generates its rows again"
+        raise StorageError(f"part {path} cannot be read ({error}): {advice}") from error
+    return rows
+
+
+def _temporary(folder: Path, file_name: str) -> Path:
+    return folder / f".{file_name}.tmp"

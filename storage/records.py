@@ -1,0 +1,156 @@
+"""What goes into the ledger and what comes out of it. Times are seconds since the epoch."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+
+class JobState(StrEnum):
+    RUNNING = "running"
+    COMPLETED = "completed"
+    CANCELLED = "cancelled"
+
+
+class ShardState(StrEnum):
+    QUEUED = "queued"
+    RUNNING = "running"
+    DONE = "done"
+
+
+class AttemptOutcome(StrEnum):
+    DONE = "done"
+    RELEASED = "released"
+    FAILED = "failed"
+    LOST = "lost"
+
+
+@dataclass(frozen=True)
+class NewJob:
+    """A job to record. `spec` is JSON; `num_planned_errors` counts the rows that the planner refused."""
+
+    id: str
+    queue: str
+    model: str
+    output_dir: str
+    fingerprint: str
+    num_rows: int
+    spec: dict[str, Any] = field(default_factory=dict)
+    num_planned_errors: int = 0
+
+
+@dataclass(frozen=True)
+class NewShard:
+    number: int
+    num_rows: int
+    spool_path: str
+
+
+@dataclass(frozen=True)
+class NewPart:
+    """A part file that is written and synced under its temporary name; `num_rows` includes `num_failed`."""
+
+    file_name: str
+    num_rows: int
+    num_failed: int = 0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True)
+class JobRecord:
+    """`error` says why the job waits: the last reason for which a shard was handed back."""
+
+    id: str
+    state: JobState
+    queue: str
+    model: str
+    output_dir: str
+    fingerprint: str
+    num_rows: int
+    num_planned_errors: int
+    spec: dict[str, Any]
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """`attempt_id` is the latest attempt's; it owns the shard only while the state is running."""
+
+    id: str
+    job_id: str
+    number: int
+    state: ShardState
+    num_rows: int
+    spool_path: str
+    num_attempts: int
+    attempt_id: int | None
+    lease_owner: str | None
+    lease_expires_at: float | None
+    enqueued_at: float | None
+
+
+@dataclass(frozen=True)
+class AttemptRecord:
+    id: int
+    shard_id: str
+    number: int
+    owner: str
+    started_at: float
+    ended_at: float | None
+    outcome: AttemptOutcome | None
+    error: str | None
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    id: int
+    job_id: str
+    shard_id: str
+    attempt_id: int
+    file_name: str
+    num_rows: int
+    num_failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    committed_at: float
+
+
+@dataclass(frozen=True)
+class Claim:
+    """An attempt's right to a shard, as proof to hand back to the ledger. `attempt_number` counts from 1."""
+
+    shard_id: str
+    job_id: str
+    shard_number: int
+    attempt_id: int
+    attempt_number: int
+    owner: str
+    num_rows: int
+    spool_path: str
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Sums over the committed parts of a job; `rows_done` includes `rows_failed`."""
+
+    job_id: str
+    state: JobState
+    rows_total: int
+    rows_done: int
+    rows_failed: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+    shards_total: int
+    shards_done: int
+    error: str | None
+
+
+def shard_id_of(job_id: str, shard_number: int) -> str:
+    """The id that a Celery message carries."""
+    return f"{job_id}/{shard_number:05d}"

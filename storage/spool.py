@@ -1,0 +1,60 @@
+"""The spool: planned rows on their way from the planner to a worker, one Parquet file a shard."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from .columns import carried_names, column_array
+from .errors import StorageError
+from .files import write_parquet
+
+_LEADING = (pa.field("row", pa.int64()), pa.field("custom_id", pa.string()))
+_TRAILING = (pa.field("prompt_token_ids", pa.list_(pa.int32())), pa.field("plan_error", pa.string()))
+_OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING))
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRow:
+    """A row to generate, or with `error` one to report. `values` are the input's, under the input's names."""
+
+    row: int
+    custom_id: str
+    values: dict[str, Any]
+    prompt_token_ids: list[int] | None
+    error: str | None
+
+
+def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema) -> None:
+    """Write and sync one shard, creating its folder. `schema` is the job's, of `SchemaUnifier.schema()`.
+
+    Raises StorageError.
+    """
+    carried = carried_names(schema.names)
+    inputs = [field for field in schema if field.name in carried]
+    columns = [
+        pa.array([row.row for row in rows], pa.int64()),
+        pa.array([row.custom_id for row in rows], pa.string()),
+        *(column_array((row.values.get(field.name) for row in rows), field) for field in inputs),
+        pa.array([row.prompt_token_ids for row in rows], _TRAILING[0].type),
+        pa.array([row.error for row in rows], pa.string()),
+    ]
+    fields = [*_LEADING, *(field.with_name(carried[field.name]) for field in inputs), *_TRAILING]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_parquet(path, pa.table(columns, schema=pa.schema(fields)))
+
+
+def read_shard(path: Path) -> pa.Table:
+    """All rows of a shard. Raises StorageError when the file is gone or damaged."""
+    try:
+        return pq.read_table(path, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"cannot read the spooled shard {path}: submit the job again ({error})") from error
+
+
+def input_fields(schema: pa.Schema) -> list[pa.Field]:
+    """The input's columns among those of a spooled shard, under the names that the output uses."""
+    return [field for field in schema if field.name not in _OWN_NAMES]

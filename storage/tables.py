@@ -1,0 +1,95 @@
+"""The ledger's tables. A change needs a revision in `migrations/versions` and a new `SCHEMA_REVISION`."""
+
+from enum import StrEnum
+
+from sqlalchemy import JSON, Column, Double, Enum, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import UniqueConstraint as Unique
+
+from .records import AttemptOutcome, JobState, ShardState
+
+# Compared with the database before Alembic is imported: most processes find the schema as it should be.
+SCHEMA_REVISION = "0001"
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+
+def _state(states: type[StrEnum]) -> Enum:
+    # Text in the database: a later state needs no migration.
+    return Enum(states, native_enum=False, length=16, values_callable=lambda enum: [e.value for e in enum])
+
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("state", _state(JobState), nullable=False),
+    Column("queue", Text, nullable=False),
+    Column("model", Text, nullable=False),
+    Column("output_dir", Text, nullable=False),
+    Column("fingerprint", Text, nullable=False),
+    Column("num_rows", Integer, nullable=False),
+    Column("num_planned_errors", Integer, nullable=False),
+    Column("spec", JSON, nullable=False),
+    Column("created_at", Double, nullable=False, index=True),
+    Column("started_at", Double),
+    Column("finished_at", Double),
+    Column("error", Text),
+)
+
+shards = Table(
+    "shards",
+    metadata,
+    Column("id", String(80), primary_key=True),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("state", _state(ShardState), nullable=False),
+    Column("num_rows", Integer, nullable=False),
+    Column("spool_path", Text, nullable=False),
+    Column("num_attempts", Integer, nullable=False),
+    # No foreign key: shards and attempts would refer to each other.
+    Column("attempt_id", Integer, index=True),
+    Column("lease_owner", Text),
+    Column("lease_expires_at", Double),
+    Column("enqueued_at", Double),
+    Unique("job_id", "number"),
+    Index(None, "state", "lease_expires_at"),
+    Index(None, "state", "enqueued_at"),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("shard_id", ForeignKey("shards.id"), nullable=False),
+    Column("number", Integer, nullable=False),
+    Column("owner", Text, nullable=False),
+    Column("started_at", Double, nullable=False),
+    Column("ended_at", Double),
+    Column("outcome", _state(AttemptOutcome)),
+    Column("error", Text),
+    Unique("shard_id", "number"),
+)
+
+parts = Table(
+    "parts",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False),
+    Column("shard_id", ForeignKey("shards.id"), nullable=False, index=True),
+    Column("attempt_id", ForeignKey("attempts.id"), nullable=False),
+    Column("file_name", String(80), nullable=False),
+    Column("num_rows", Integer, nullable=False),
+    Column("num_failed", Integer, nullable=False),
+    Column("prompt_tokens", Integer, nullable=False),
+    Column("cached_tokens", Integer, nullable=False),
+    Column("completion_tokens", Integer, nullable=False),
+    Column("committed_at", Double, nullable=False),
+    Unique("job_id", "file_name"),
+)

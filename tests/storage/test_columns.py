@@ -1,0 +1,151 @@
+"""Types and names of columns."""
+
+import datetime
+import json
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from headrace.storage.columns import (
+    SchemaUnifier,
+    carried_names,
+    column_array,
+    custom_id_of,
+    python_values,
+)
+
+
+def unified(*values: Any) -> pa.Field:
+    unifier = SchemaUnifier()
+    for value in values:
+        unifier.observe({"a": value})
+    return unifier.schema().field("a")
+
+
+def through(*values: Any) -> list[Any]:
+    written: list[Any] = column_array(values, unified(*values)).to_pylist()
+    return written
+
+
+@pytest.mark.parametrize(
+    ("values", "type_"),
+    [
+        ([True, None], pa.bool_()),
+        ([1, -(2**63), 2**63 - 1], pa.int64()),
+        ([1, 2.5], pa.float64()),
+        ([2**53, 2.5], pa.float64()),
+        (["x", None], pa.string()),
+        ([None], pa.string()),
+    ],
+    ids=str,
+)
+def test_values_that_go_together(values: list[Any], type_: pa.DataType) -> None:
+    assert unified(*values).type == type_
+    assert through(*values) == values
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        [1, "x"],
+        [True, 1],
+        [{"a": [1]}, None],
+        [[1], "x"],
+        [2**63],
+        # As float64 it would be another integer.
+        [2**53 + 1, 2.5],
+    ],
+    ids=str,
+)
+def test_values_that_do_not_go_together_become_json(values: list[Any]) -> None:
+    field = unified(*values)
+    assert field.type == pa.string()
+    assert field.metadata == {b"headrace.encoding": b"json"}
+    texts = through(*values)
+    assert [None if text is None else json.loads(text) for text in texts] == values
+
+
+def test_columns_come_in_the_order_they_appear_in() -> None:
+    unifier = SchemaUnifier()
+    for values in ({"b": 1}, {}, {"a": "x", "b": None}, {"c": None}):
+        unifier.observe(values)
+    assert unifier.schema() == pa.schema({"b": pa.int64(), "a": pa.string(), "c": pa.string()})
+
+
+def test_exact_types_stay_but_may_be_null() -> None:
+    exact = pa.schema([pa.field("a", pa.uint8(), nullable=False), pa.field("b", pa.decimal128(5, 2))])
+    unifier = SchemaUnifier(exact)
+    unifier.observe({"a": "another", "c": 1})
+    assert unifier.schema() == pa.schema({"a": pa.uint8(), "b": pa.decimal128(5, 2)})
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text("aé€"),
+    lambda values: st.lists(values, max_size=3) | st.dictionaries(st.text("ab"), values, max_size=3),
+    max_leaves=5,
+)
+
+
+@given(st.lists(json_values, min_size=1, max_size=8))
+def test_no_value_is_lost(values: list[Any]) -> None:
+    field = unified(*values)
+    written = column_array(values, field).to_pylist()
+    if field.metadata:
+        written = [None if text is None else json.loads(text) for text in written]
+    assert written == values
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        pa.array([1, None, -1_000_000_001], pa.timestamp("ns")),
+        pa.array([1, None, 1_000_000_001], pa.timestamp("ns", "Europe/Berlin")),
+        pa.array([1_000, None], pa.timestamp("ns", "Europe/Berlin")),
+        pa.array([1, None], pa.time64("ns")),
+        pa.array([1, None], pa.duration("ns")),
+        pa.array([1, None], pa.duration("s")),
+        pa.array([datetime.date(1, 1, 1), None]),
+        pa.array([b"\xff", None]),
+        pa.array([[("k", 1)], None], pa.map_(pa.string(), pa.int8())),
+        pa.array(["a", "b", "a"]).dictionary_encode(),
+        pa.array([{"x": [1]}, None]),
+    ],
+    ids=lambda array: str(array.type),
+)
+def test_parquet_types_survive_python(array: pa.Array) -> None:
+    again = column_array(python_values(array), pa.field("a", array.type))
+    assert again.type == array.type
+    assert again.equals(array)
+
+
+def test_batches_with_and_without_nanoseconds_meet_in_a_shard() -> None:
+    kind = pa.timestamp("ns", "UTC")
+    values = [value for batch in ([1], [1_000]) for value in python_values(pa.array(batch, kind))]
+    assert column_array(values, pa.field("a", kind)).equals(pa.array([1, 1_000], kind))
+
+
+def test_names_of_ours_are_carried_under_another() -> None:
+    assert carried_names(["text", "custom_id", "row", "Label", "probabilities"]) == {
+        "text": "text",
+        "row": "input_row",
+        "Label": "input_Label",
+        "probabilities": "input_probabilities",
+    }
+
+
+def test_carried_names_do_not_meet() -> None:
+    carried = carried_names(["output", "Input_Output", "OUTPUT", "input_error"])
+    assert carried["output"] == "input_input_output"
+    folded = [name.casefold() for name in carried.values()]
+    assert len(set(folded)) == 4
+
+
+@pytest.mark.parametrize(
+    ("values", "custom_id"),
+    [({}, "7"), ({"custom_id": None}, "7"), ({"custom_id": "x"}, "x"), ({"custom_id": 12}, "12")],
+)
+def test_custom_id(values: dict[str, Any], custom_id: str) -> None:
+    assert custom_id_of(values, 7) == custom_id

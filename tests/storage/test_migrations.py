@@ -1,0 +1,74 @@
+"""The schema is golden: what the migrations build is what `tables.py` declares."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import inspect, text
+
+from headrace.storage.database import Database
+from headrace.storage.errors import LedgerError
+from headrace.storage.ledger import Ledger
+from headrace.storage.migrate import migrate
+from headrace.storage.tables import SCHEMA_REVISION, metadata
+
+MIGRATE = "import sys; from headrace.storage.ledger import Ledger; Ledger(sys.argv[1]).migrate()"
+MIGRATE_ON_SIGNAL = f"import sys, alembic.command; print('ready', flush=True); sys.stdin.readline(); {MIGRATE}"
+
+
+def test_migrated_database_equals_the_declared_tables(database_url: str) -> None:
+    database = Database(database_url)
+    migrate(database)
+    with database.read() as connection:
+        assert compare_metadata(MigrationContext.configure(connection), metadata) == []
+    database.close()
+
+
+def test_declared_revision_is_the_newest() -> None:
+    config = Config()
+    config.set_main_option("script_location", "headrace.storage:migrations")
+    assert ScriptDirectory.from_config(config).get_current_head() == SCHEMA_REVISION
+
+
+def test_several_processes_migrate_at_once(database_url: str) -> None:
+    processes = [_process_that_migrates_on_signal(database_url) for _ in range(4)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    assert [process.communicate(timeout=60)[1] for process in processes] == [""] * 4
+    database = Database(database_url)
+    with database.read() as connection:
+        assert set(metadata.tables) < set(inspect(connection).get_table_names())
+    database.close()
+
+
+def _process_that_migrates_on_signal(url: str) -> "subprocess.Popen[str]":
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", MIGRATE_ON_SIGNAL, url]
+    return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def test_newer_database_is_refused(database_url: str) -> None:
+    database = Database(database_url)
+    migrate(database)
+    with database.write() as connection:
+        connection.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(LedgerError, match="newer headrace"):
+        migrate(database)
+    database.close()
+
+
+def test_migrated_database_is_opened_without_alembic(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    Ledger(url).migrate()
+    check = f"{MIGRATE}; assert 'alembic' not in sys.modules"
+    subprocess.run([sys.executable, "-c", check, url], check=True, timeout=60)

@@ -1,0 +1,221 @@
+"""Inputs of every format, good and bad."""
+
+import codecs
+import datetime
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from headrace.storage.errors import InputError
+from headrace.storage.readers import InputRow, fingerprint, open_input
+
+
+def write(folder: Path, name: str, content: str | bytes) -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def rows(path: Path, limit: int | None = None) -> list[InputRow]:
+    return list(open_input(path, limit))
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.ndjson", "a.JSONL"])
+def test_jsonl(name: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name, '{"text": "é\u2028x", "n": 1}\n\n  \r\n{"text": null, "more": [1]}')
+    source = open_input(path)
+    assert source.columns == ["text", "n"]
+    assert not source.has_fixed_columns
+    expected = [InputRow(0, {"text": "é\u2028x", "n": 1}), InputRow(1, {"text": None, "more": [1]})]
+    assert list(source) == list(source) == expected
+    assert source.columns == ["text", "n", "more"]
+
+
+@pytest.mark.parametrize(
+    ("line", "error"),
+    [
+        (b'{"a": 1', "not valid JSON: Expecting ',' delimiter at column 8"),
+        (b"plain", "not valid JSON: Expecting value at column 1"),
+        (b"[1]", "not a JSON object but an array"),
+        (b"7", "not a JSON object but a number"),
+        (b'"x"', "not a JSON object but a string"),
+        (b"null", "not a JSON object but null"),
+        (b'{"a": NaN}', "not valid JSON: NaN is not a number in JSON"),
+        (b'{"a": "\xff"}', "not valid UTF-8"),
+        (b'{"a": "\\ud83d"}', "not valid text: an escape is half of a surrogate pair"),
+        (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON: a number is too long"),
+        (b"[" * 100_000, "not valid JSON: nested too deep"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "line",
+)
+def test_bad_json_line_is_an_error_row_with_its_number(line: bytes, error: str, tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", b'{"a": 0}\n\n' + line + b'\n{"a": 2}\n')
+    good, bad, next_good = rows(path)
+    assert bad == InputRow(1, {}, f"line 3: {error}")
+    assert (good.values, next_good) == ({"a": 0}, InputRow(2, {"a": 2}))
+
+
+def test_surrogate_pair_is_text(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"a": "\\ud83d\\ude00"}')
+    assert rows(path)[0].values == {"a": "😀"}
+
+
+def test_byte_order_mark(tmp_path: Path) -> None:
+    assert rows(write(tmp_path, "a.jsonl", codecs.BOM_UTF8 + b'{"a": 1}'))[0].values == {"a": 1}
+    assert rows(write(tmp_path, "a.csv", codecs.BOM_UTF8 + b"a\n1"))[0].values == {"a": "1"}
+
+
+def test_csv(tmp_path: Path) -> None:
+    content = 'id,text,\r\n007,"a ""quoted"", text\nof two lines",\r\n\r\n8,é,x\r\n'
+    source = open_input(write(tmp_path, "a.csv", content))
+    assert source.columns == ["id", "text", "column_3"]
+    assert source.has_fixed_columns
+    assert list(source) == [
+        InputRow(0, {"id": "007", "text": 'a "quoted", text\nof two lines', "column_3": ""}),
+        InputRow(1, {"id": "8", "text": "é", "column_3": "x"}),
+    ]
+
+
+def test_bad_csv_record_is_an_error_row_with_its_line(tmp_path: Path) -> None:
+    content = b'a,b\n1,"x\ny"\n\n1\n1,2,3\n"a"b,2\n\xff,1\n3,4\n5,"never closed\n6,7\n'
+    problems = [(row.row, row.error) for row in rows(write(tmp_path, "a.csv", content)) if row.error]
+    assert problems == [
+        (1, "line 5: number of fields is 1, the header has 2"),
+        (2, "line 6: number of fields is 3, the header has 2"),
+        (3, "line 7: not valid CSV: ',' expected after '\"'"),
+        (4, "line 8: not valid UTF-8"),
+        (6, "line 10: not valid CSV: unexpected end of data"),
+    ]
+
+
+def test_long_csv_field(tmp_path: Path) -> None:
+    assert len(rows(write(tmp_path, "a.csv", "a\n" + "x" * 500_000))[0].values["a"]) == 500_000
+
+
+def test_parquet(tmp_path: Path) -> None:
+    times = pa.array([0, 1_000_001, None], pa.timestamp("ns", "UTC"))
+    table = pa.table({"n": pa.array([1, 2, None], pa.uint8()), "t": times, "l": [["a"], [], None]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    source = open_input(tmp_path / "a.parquet")
+    assert source.columns == ["n", "t", "l"]
+    first, second, third = source
+    assert first.values["n"] == 1
+    assert first.values["l"] == ["a"]
+    assert second.values["t"] == "1970-01-01 00:00:00.001000001Z"
+    assert third.values == {"n": None, "t": None, "l": None}
+    assert source.unifier().schema() == table.schema
+
+
+def test_parquet_times_without_nanoseconds_are_pythons(tmp_path: Path) -> None:
+    table = pa.table({"t": pa.array([1_000_000], pa.timestamp("ns"))})
+    pq.write_table(table, tmp_path / "a.parquet")
+    assert rows(tmp_path / "a.parquet")[0].values == {"t": datetime.datetime(1970, 1, 1, 0, 0, 0, 1000)}
+
+
+def test_parquet_of_several_batches(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": range(5000)}), tmp_path / "a.parquet", row_group_size=700)
+    assert [(row.row, row.values["n"]) for row in open_input(tmp_path / "a.parquet")] == [
+        (number, number) for number in range(5000)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.txt", "x", "the format '.txt' is not known: use .jsonl, .ndjson, .csv or .parquet"),
+        ("a", "x", "a file without an extension is not known"),
+        ("a.jsonl.gz", "x", "the format '.gz' is not known"),
+        ("a.jsonl", "", "has no rows"),
+        ("a.jsonl", "\n \n", "has no rows"),
+        ("a.csv", "", "has no header"),
+        ("a.csv", "a,b\n", "has no rows"),
+        ("a.csv", "a,b,a\n1,2,3\n", "has 2 columns named 'a': rename all but one"),
+        ("a.csv", 'a,"b\n1,2\n', "check its quotes"),
+        ("a.csv", b"\xff\n1\n", "is not UTF-8: save it as UTF-8"),
+        ("a.csv", "a\n1\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        ("a.jsonl", "{}\n".encode("utf-16"), "is UTF-16: save it as UTF-8"),
+        ("a.parquet", "not parquet", "cannot be read: Parquet"),
+        ("a.parquet", "", "cannot be read: Parquet file size is 0 bytes"),
+    ],
+)
+def test_unusable_input(name: str, content: str | bytes, message: str, tmp_path: Path) -> None:
+    path = write(tmp_path, name, content)
+    with pytest.raises(InputError) as caught:
+        open_input(path)
+    assert message in str(caught.value)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_input_that_is_no_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="does not exist: check the path"):
+        open_input(tmp_path / "missing.csv")
+    with pytest.raises(InputError, match="is not a file: name one file"):
+        open_input(tmp_path)
+    with pytest.raises(InputError, match="cannot be read: No such file"):
+        fingerprint(tmp_path / "missing.csv")
+
+
+def test_parquet_without_rows_or_with_two_columns_of_one_name(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    pq.write_table(pa.table({"a": pa.array([], pa.string())}), path)
+    with pytest.raises(InputError, match="has no rows"):
+        open_input(path)
+    pq.write_table(pa.table([[1], [2]], names=["a", "a"]), path)
+    with pytest.raises(InputError, match="2 columns named 'a'"):
+        open_input(path)
+
+
+def test_parquet_damaged_in_the_middle(tmp_path: Path) -> None:
+    path = tmp_path / "a.parquet"
+    table = pa.table({"a": [f"{n}" for n in range(20_000)]})
+    pq.write_table(table, path, row_group_size=2000, compression="zstd", use_dictionary=False)
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 : len(content) // 2 + 200] = bytes(200)
+    path.write_bytes(content)
+    source = open_input(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        list(source)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_limit(name: str, tmp_path: Path) -> None:
+    content = '{"a": 1}\n{\n{"a": 3}\n' if name == "a.jsonl" else "a\n1\n1,1\n3\n"
+    path = write(tmp_path, name, content)
+    assert [bool(row.error) for row in rows(path, limit=2)] == [False, True]
+    assert len(rows(path, limit=10)) == 3
+    with pytest.raises(InputError, match="--limit 0 leaves no rows"):
+        open_input(path, limit=0)
+
+
+def test_reading_is_a_stream(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.jsonl", '{"a": 1}\n')
+    with path.open("a") as file:
+        source = iter(open_input(path))
+        assert next(source).values == {"a": 1}
+        file.write('{"a": 2}\n')
+        file.flush()
+        assert next(source).values == {"a": 2}
+
+
+def test_fingerprint(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.csv", "a\n1\n")
+    assert fingerprint(path) == hashlib.sha256(b"a\n1\n").hexdigest()
+
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
+
+
+@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(objects=st.lists(st.dictionaries(text, scalars), min_size=1), ascii_only=st.booleans())
+def test_any_json_comes_back(objects: list[dict[str, Any]], ascii_only: bool, tmp_path: Path) -> None:
+    lines = "\n".join(json.dumps(value, ensure_ascii=ascii_only) for value in objects)
+    assert [row.values for row in rows(write(tmp_path, "any.jsonl", lines))] == objects

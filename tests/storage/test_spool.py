@@ -1,0 +1,56 @@
+"""Planned rows to a file and back."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.storage.columns import SchemaUnifier
+from headrace.storage.errors import StorageError
+from headrace.storage.parts import output_schema
+from headrace.storage.spool import PlannedRow, input_fields, read_shard, write_shard
+
+ROWS = [
+    PlannedRow(3, "a", {"text": "x", "output": 1, "custom_id": "a", "mixed": [1]}, [1, 2], None),
+    PlannedRow(1, "1", {"text": "y", "mixed": "z"}, [], None),
+    PlannedRow(0, "0", {}, None, "line 1: not valid JSON"),
+]
+
+
+def test_shard_comes_back(tmp_path: Path) -> None:
+    unifier = SchemaUnifier()
+    for row in ROWS:
+        unifier.observe(row.values)
+    path = tmp_path / "job-1" / "00000.parquet"
+    write_shard(path, ROWS, unifier.schema())
+    table = read_shard(path)
+    assert table.to_pydict() == {
+        "row": [3, 1, 0],
+        "custom_id": ["a", "1", "0"],
+        "text": ["x", "y", None],
+        "input_output": [1, None, None],
+        "mixed": ["[1]", '"z"', None],
+        "prompt_token_ids": [[1, 2], [], None],
+        "plan_error": [None, None, "line 1: not valid JSON"],
+    }
+    assert table.schema.field("prompt_token_ids").type == pa.list_(pa.int32())
+    fields = input_fields(table.schema)
+    assert [field.name for field in fields] == ["text", "input_output", "mixed"]
+    assert output_schema(fields).field("input_output").type == pa.int64()
+
+
+def test_shards_of_one_job_have_one_schema(tmp_path: Path) -> None:
+    schema = pa.schema({"n": pa.uint16(), "t": pa.timestamp("ns")})
+    for number, values in enumerate(({"n": 1, "t": None}, {})):
+        write_shard(tmp_path / f"{number}.parquet", [PlannedRow(0, "0", values, None, None)], schema)
+    first, second = (read_shard(tmp_path / f"{number}.parquet").schema for number in range(2))
+    assert first.equals(second, check_metadata=True)
+
+
+@pytest.mark.parametrize("content", [None, b"not parquet"])
+def test_unreadable_shard(content: bytes | None, tmp_path: Path) -> None:
+    path = tmp_path / "00000.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(StorageError, match="submit the job again"):
+        read_shard(path)
