@@ -1,0 +1,94 @@
+"""What the routes do. Synchronous: it waits for the ledger, for Redis and for files, in threads of the server's."""
+
+import logging
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+from kombu.exceptions import OperationalError
+
+from ...engine.errors import EngineError
+from ...storage.errors import InputError, UnknownJob
+from ...storage.output_dir import OutputMode
+from ...storage.records import JobRecord
+from ..client import Client
+from ..errors import JobError
+from ..producer import new_job_id
+from ..schemas import JobSpec
+from .errors import ApiError
+from .models import ServedModels
+from .results import read_page
+from .schemas import JobAnswer, JobRequest, ResultPage
+
+logger = logging.getLogger(__name__)
+
+_JOB_ID = re.compile(r"[\w-]{1,64}", re.ASCII)
+
+
+@dataclass(frozen=True)
+class JobService:
+    """Jobs on behalf of HTTP clients. Thread-safe.
+
+    Every job writes into a folder of its own below the data folder, `outputs/<job id>`.
+    """
+
+    client: Client
+    models: ServedModels
+
+    def submit(self, request: JobRequest) -> JobAnswer:
+        """Raises `ApiError` for an unknown model, `SpecError`, `InputError` or `InvalidRequestError`.
+
+        When the ledger or Redis is away: `LedgerUnavailable`, redis' errors; nothing is queued then.
+        """
+        spec = JobSpec.parse(
+            **request.model_dump(exclude={"rows", "model"}), model=str(self.models.folder(request.model))
+        )
+        with self.client.rows_file(request.rows) as path:
+            job_id = new_job_id()
+            self._submit(path, spec, job_id)
+        return self.job(job_id)
+
+    def job(self, job_id: str) -> JobAnswer:
+        """Raises `ApiError` (404)."""
+        # In this order: a job that has ended by now has the time at which it did.
+        self._record(job_id)
+        progress = self.client.ledger.progress(job_id)
+        return JobAnswer.of(self._record(job_id), progress)
+
+    def jobs(self, limit: int) -> list[JobAnswer]:
+        """The newest first, those of the command line included."""
+        ledger = self.client.ledger
+        return [JobAnswer.of(job, ledger.progress(job.id)) for job in ledger.jobs(limit)]
+
+    def cancel(self, job_id: str) -> JobAnswer:
+        """A job that has ended stays as it is. Raises `ApiError` (404)."""
+        self._record(job_id)
+        self.client.ledger.cancel_job(job_id)
+        return self.job(job_id)
+
+    def results(self, job_id: str, after_row: int | None, limit: int) -> ResultPage:
+        """Raises `ApiError` (404)."""
+        # Before its parts: a job that has ended by now has all of them.
+        job = self._record(job_id)
+        page = read_page(self.client.ledger, job, after_row, limit)
+        return ResultPage(state=job.state, data=page.rows, last_row=page.last_row, has_more=page.has_more)
+
+    def _submit(self, path: Path, spec: JobSpec, job_id: str) -> None:
+        output = self.client.settings.data_dir / "outputs" / job_id
+        try:
+            self.client.submit_spec(path, spec, output, OutputMode.NEW, job_id)
+        except (EngineError, JobError, InputError):
+            shutil.rmtree(output, ignore_errors=True)
+            raise
+        except OperationalError as error:
+            # The messages are the last of a submission: the job is recorded, and a worker's sweeper finds it.
+            logger.warning("job %s waits for a sweeper, Redis does not answer: %s", job_id, error)
+
+    def _record(self, job_id: str) -> JobRecord:
+        if _JOB_ID.fullmatch(job_id):
+            try:
+                return self.client.ledger.job(job_id)
+            except UnknownJob:
+                pass
+        raise ApiError(404, f"job {job_id!r} does not exist", "job_not_found", "job_id")

@@ -1,0 +1,171 @@
+"""One attempt at a shard: feed its rows to the engine, write what comes back as parts, commit them."""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+
+from ..engine.tokenizer import Tokenizer
+from ..storage.errors import LeaseLost, LedgerUnavailable, StorageError
+from ..storage.ledger import Ledger
+from ..storage.parts import (
+    discard,
+    part_file_name,
+    publish,
+    recover_shard,
+    write_part,
+)
+from ..storage.records import Claim, JobRecord, JobState, NewPart
+from ..storage.spool import read_shard
+from .engine_host import EngineHost, Outcome
+from .row_batch import RowBatch, sum_column
+from .schemas import JobSpec
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_LEDGER_RETRY_SECONDS = 0.5
+_ENGINE_FAILED = "engine failed: "
+
+
+class Stopped(Exception):
+    """The attempt was told to end: the worker shuts down, or the lease is gone."""
+
+
+@dataclass(frozen=True)
+class AttemptTools:
+    """What every attempt of a worker uses.
+
+    `flush_seconds`: how long a finished row waits for its part at most. `max_failures`: after how many attempts that
+    ended in an engine failure the shard's open rows become error rows.
+    """
+
+    ledger: Ledger
+    host: EngineHost
+    tokenizer: Tokenizer
+    flush_seconds: float
+    max_failures: int = 3
+
+
+@dataclass
+class ShardAttempt:
+    """Runs in one thread; `stop` may be called from any."""
+
+    tools: AttemptTools
+    claim: Claim
+    job: JobRecord
+    _outcomes: "queue.SimpleQueue[Outcome | None]" = field(default_factory=queue.SimpleQueue)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _num_parts: int = 0
+
+    def __post_init__(self) -> None:
+        self._spec = JobSpec.model_validate(self.job.spec)
+        self._folder = Path(self.job.output_dir)
+
+    def stop(self) -> None:
+        """Make `run` end soon. What is finished is committed if the lease still allows it."""
+        self._stop.set()
+        self._outcomes.put(None)
+
+    def run(self) -> JobState:
+        """Generate and commit the shard's open rows; returns the job's state after that.
+
+        Raises `LeaseLost` when another attempt took over, `Stopped` when told to stop, `EngineFailed` or
+        `StorageError` when the shard can be tried again. Rows committed before stay committed.
+        """
+        table = read_shard(Path(self.claim.spool_path))
+        done = self._recover()
+        batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix=str(self.claim.attempt_id))
+        try:
+            self.tools.host.submit(batch.requests, self._outcomes.put)
+            self._collect(batch)
+        finally:
+            self.tools.host.abort(request.request_id for request in batch.requests)
+        return self._persistently(lambda: self.tools.ledger.finish_shard(self.claim))
+
+    def _recover(self) -> frozenset[int]:
+        """Finish what earlier attempts at this shard had committed; returns the rows that are done."""
+        parts = self.tools.ledger.parts(self.claim.job_id, self.claim.shard_number)
+        recovered = recover_shard(
+            self._folder,
+            self.claim.shard_number,
+            self.claim.attempt_id,
+            [part.file_name for part in parts],
+        )
+        for part in parts:
+            if part.file_name in recovered.missing:
+                self.tools.ledger.drop_part(self.claim, part.id)
+        return recovered.rows
+
+    def _collect(self, batch: RowBatch) -> None:
+        """Until every row has its outcome: gather them and commit a part every `flush_seconds`."""
+        while True:
+            self._gather(batch)
+            if batch.has_finished:
+                self._commit(batch.take_finished())
+            if batch.is_complete:
+                return
+            if self._stop.is_set():
+                raise Stopped
+            if batch.failure is not None and not self._gives_up():
+                raise EngineFailed(f"{_ENGINE_FAILED}{batch.failure}")
+            batch.refuse_failed(_ENGINE_FAILED)
+
+    def _gather(self, batch: RowBatch) -> None:
+        deadline = time.monotonic() + self.tools.flush_seconds
+        while not batch.is_answered and not self._stop.is_set():
+            try:
+                outcome = self._outcomes.get(timeout=max(0.0, deadline - time.monotonic()))
+            except queue.Empty:
+                return
+            if outcome is not None:
+                batch.record(outcome)
+
+    def _gives_up(self) -> bool:
+        errors = (attempt.error or "" for attempt in self.tools.ledger.attempts(self.claim.shard_id))
+        return sum(error.startswith(_ENGINE_FAILED) for error in errors) + 1 >= self.tools.max_failures
+
+    def _commit(self, table: pa.Table) -> None:
+        """Write, commit, publish: in this order, so that a reader of the folder sees committed rows only."""
+        # The attempt's id, not its number: a job that was overwritten may still be writing into the same folder.
+        name = part_file_name(self.claim.shard_number, self.claim.attempt_id, self._num_parts)
+        self._num_parts += 1
+        write_part(self._folder, name, table)
+        part = _summary(name, table)
+        try:
+            self._persistently(lambda: self.tools.ledger.commit_part(self.claim, part))
+        except LeaseLost:
+            discard(self._folder, name)
+            raise
+        publish(self._folder, name)
+
+    def _persistently(self, call: Callable[[], T]) -> T:
+        """Try again while the database is away: finished rows are kept meanwhile."""
+        while True:
+            try:
+                return call()
+            except LedgerUnavailable as error:
+                if self._stop.wait(_LEDGER_RETRY_SECONDS):
+                    raise
+                logger.warning("the ledger does not answer, trying again: %s", error)
+
+
+class EngineFailed(StorageError):
+    """A step of the engine failed; the shard's open rows can be tried again."""
+
+
+def _summary(file_name: str, table: pa.Table) -> NewPart:
+    return NewPart(
+        file_name=file_name,
+        num_rows=table.num_rows,
+        num_failed=table.num_rows - table["error"].null_count,
+        prompt_tokens=sum_column(table, "prompt_tokens"),
+        cached_tokens=sum_column(table, "cached_tokens"),
+        completion_tokens=sum_column(table, "completion_tokens"),
+    )

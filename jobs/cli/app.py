@@ -1,0 +1,78 @@
+"""Which commands there are, and how their errors reach the user: one line, exit status 2 or 1, no traceback."""
+
+import logging
+import sys
+from importlib.metadata import version
+from typing import Annotated, Any, cast
+
+import typer
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from ...engine.errors import EngineError
+from ...storage.errors import LedgerUnavailable, StorageError
+from ..embedded import EmbeddedValkeyError
+from ..errors import JobError, WorkerFailedError
+from ..settings import SettingsError
+from . import inspect, run, serve, worker
+
+_REFUSED, _FAILED, _INTERRUPTED = 2, 1, 130
+# What a command line that cannot be parsed raises: typer exports none of it but this child.
+_UsageError = cast(type[Exception], typer.BadParameter.__base__)
+
+app = typer.Typer(
+    name="headrace",
+    help="Batch prompts through your own GPUs: a file in, a Parquet data set out, each row exactly once.",
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+)
+app.command("run")(run.run)
+app.command("jobs")(inspect.jobs)
+app.command("show")(inspect.show)
+app.command("results")(inspect.results)
+app.command("worker")(worker.worker)
+app.command("serve")(serve.serve)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"headrace {version('headrace')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    show_version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Set up what all commands share."""
+
+
+def main() -> None:
+    """The `headrace` command. Exit status: 0 done, 1 failed on the way, 2 refused before any work, 130 interrupted."""
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        sys.exit(app(sys.argv[1:] or ["--help"], prog_name="headrace", standalone_mode=False))
+    except _UsageError as error:
+        _exit(_usage_problem(error), _REFUSED)
+    except (LedgerUnavailable, WorkerFailedError, EmbeddedValkeyError) as error:
+        _exit(error, _FAILED)
+    except (RedisError, OperationalError) as error:
+        _exit(f"Redis does not answer: {error}", _FAILED)
+    except (EngineError, JobError, StorageError, SettingsError) as error:
+        _exit(error, _REFUSED)
+    except KeyboardInterrupt:
+        sys.exit(_INTERRUPTED)
+
+
+def _usage_problem(error: Any) -> str:
+    """Click's words in one line, and where to read more."""
+    command = error.ctx.command_path if error.ctx else "headrace"
+    return f"{error.format_message().rstrip('.')}: see `{command} --help`"
+
+
+def _exit(message: object, status: int) -> None:
+    typer.echo(f"headrace: {message}", err=True)
+    sys.exit(status)

@@ -1,0 +1,144 @@
+"""What `headrace run` shows while it works, and at its end."""
+
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as ProgressBar
+
+from ...storage.records import Progress
+
+_PLAIN_LINE_SECONDS = 5.0
+
+
+@dataclass
+class Pace:
+    """How fast a run goes, measured from the moment a worker was ready. Rows kept from before do not count."""
+
+    first: Progress
+    started_at: float = field(default_factory=time.monotonic)
+    ready_at: float | None = None
+    ended_at: float | None = None
+
+    def worker_is_ready(self) -> None:
+        self.ready_at = self.ready_at or time.monotonic()
+
+    def end(self) -> None:
+        """The job has ended: what follows is not its time."""
+        self.ended_at = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        """Since the run began."""
+        return self._now - self.started_at
+
+    @property
+    def working_seconds(self) -> float:
+        return self._now - self.ready_at if self.ready_at is not None else 0.0
+
+    @property
+    def _now(self) -> float:
+        return self.ended_at if self.ended_at is not None else time.monotonic()
+
+    def rows_per_second(self, now: Progress) -> float:
+        return self._rate(now.rows_done - self.first.rows_done)
+
+    def tokens_per_second(self, now: Progress) -> float:
+        """Prompt and completion tokens of the rows finished in this run, cached ones included."""
+        return self._rate(_tokens(now) - _tokens(self.first))
+
+    def hit_rate(self, now: Progress) -> float:
+        """Share of this run's prompt tokens whose KV came from the prefix cache."""
+        prompt = now.prompt_tokens - self.first.prompt_tokens
+        return (now.cached_tokens - self.first.cached_tokens) / prompt if prompt else 0.0
+
+    def eta_seconds(self, now: Progress) -> float | None:
+        rate = self.rows_per_second(now)
+        return (now.rows_total - now.rows_done) / rate if rate else None
+
+    def _rate(self, count: int) -> float:
+        return count / self.working_seconds if self.working_seconds else 0.0
+
+
+def _tokens(progress: Progress) -> int:
+    return progress.prompt_tokens + progress.completion_tokens
+
+
+class RunDisplay:
+    """A live bar on a terminal, a line every few seconds elsewhere; on standard error, which stays clear of results."""
+
+    def __init__(self, pace: Pace) -> None:
+        self._pace = pace
+        self._printed_at = time.monotonic()
+        console = Console(stderr=True)
+        self._bar: ProgressBar | None = None
+        self._task = TaskID(0)
+        if console.is_terminal:
+            self._bar = ProgressBar(
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[figures]}"),
+                TimeElapsedColumn(),
+                console=console,
+            )
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+            self._task = self._bar.add_task("rows", total=self._pace.first.rows_total, figures="starting the worker")
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+    def show(self, progress: Progress) -> None:
+        figures = self._figures(progress)
+        if self._bar is not None:
+            self._bar.update(self._task, completed=progress.rows_done, figures=figures)
+        elif time.monotonic() - self._printed_at > _PLAIN_LINE_SECONDS:
+            self._printed_at = time.monotonic()
+            print(f"{progress.rows_done}/{progress.rows_total} rows  {figures}", file=sys.stderr, flush=True)
+
+    def _figures(self, progress: Progress) -> str:
+        pace = self._pace
+        if progress.error:
+            return f"waiting: {progress.error}"
+        if pace.ready_at is None:
+            return "starting the worker"
+        eta = pace.eta_seconds(progress)
+        return (
+            f"{pace.rows_per_second(progress):,.0f} rows/s  {pace.tokens_per_second(progress):,.0f} tokens/s  "
+            f"{pace.hit_rate(progress):.0%} cached  ETA {_duration(eta) if eta is not None else '-'}"
+        )
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun in the right number."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def summary(pace: Pace, progress: Progress, output: str) -> str:
+    """The last lines of a run, for standard output."""
+    kept = pace.first.rows_done
+    return "\n".join(
+        (
+            f"job         {progress.job_id} {progress.state}",
+            f"rows        {progress.rows_done} of {progress.rows_total}: {progress.rows_done - kept} generated, "
+            f"{kept} kept from before, {progress.rows_failed} failed",
+            f"time        {pace.seconds:.1f} s, of which {pace.working_seconds:.1f} s with the model loaded",
+            f"rate        {pace.rows_per_second(progress):,.1f} rows/s, "
+            f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
+            f"hit rate    {pace.hit_rate(progress):.1%} of prompt tokens from the prefix cache",
+            f"output      {output}",
+        )
+    )
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

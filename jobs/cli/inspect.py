@@ -1,0 +1,91 @@
+"""`headrace jobs`, `show` and `results`: what the ledger and the data sets say."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from typing import Annotated, Any
+
+import typer
+
+from ...storage.ledger import Ledger
+from ...storage.records import JobRecord, Progress
+from ..client import open_ledger, read_results
+from ..settings import Settings
+
+_MAX_SHOWN = 400
+
+JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `headrace jobs` lists them.")]
+
+
+def jobs(limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20) -> None:
+    """List jobs."""
+    lines = [("JOB", "STATE", "ROWS", "FAILED", "CREATED", "OUTPUT")]
+    with _ledger() as ledger:
+        for job in ledger.jobs(limit):
+            progress = ledger.progress(job.id)
+            rows = f"{progress.rows_done}/{progress.rows_total}"
+            failed = str(progress.rows_failed)
+            lines.append((job.id, str(job.state), rows, failed, _time(job.created_at), job.output_dir))
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    for line in lines:
+        typer.echo("   ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip())
+
+
+def show(job_id: JobId) -> None:
+    """Show one job: its state, counts and options."""
+    with _ledger() as ledger:
+        job = ledger.job(job_id)
+        lines = _description(job, ledger.progress(job_id))
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        typer.echo(f"{name:<{width}}  {value}")
+
+
+def results(
+    job_id: JobId,
+    head: Annotated[int | None, typer.Option("--head", min=1, help="Only the first N rows.")] = None,
+) -> None:
+    """Print a job's rows as JSON lines, in the input's order; those committed so far while it runs."""
+    with _ledger() as ledger:
+        table = read_results(ledger, ledger.job(job_id))
+    rows = table.slice(0, head) if head is not None else table
+    for batch in rows.to_batches():
+        for row in batch.to_pylist(maps_as_pydicts="strict"):
+            typer.echo(json.dumps(row, ensure_ascii=False, default=str))
+
+
+@contextmanager
+def _ledger() -> Iterator[Ledger]:
+    ledger = open_ledger(Settings.from_environment())
+    try:
+        yield ledger
+    finally:
+        ledger.close()
+
+
+def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
+    cached = progress.cached_tokens / progress.prompt_tokens if progress.prompt_tokens else 0.0
+    fields = [
+        ("job", job.id),
+        ("state", str(job.state)),
+        ("rows", f"{progress.rows_done} of {progress.rows_total} ({progress.rows_failed} failed)"),
+        ("shards", f"{progress.shards_done} of {progress.shards_total}"),
+        ("tokens", f"{progress.prompt_tokens} prompt ({cached:.1%} cached), {progress.completion_tokens} completion"),
+        ("created", _time(job.created_at)),
+        ("finished", _time(job.finished_at) if job.finished_at is not None else "-"),
+        ("output", job.output_dir),
+    ]
+    options = [(name, _clipped(value)) for name, value in job.spec.items() if value is not None]
+    errors = [("error", progress.error)] if progress.error else []
+    return [*fields, *options, *errors]
+
+
+def _clipped(value: Any) -> str:
+    """As JSON; the end of a long system text is left out."""
+    text = json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
+
+
+def _time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="seconds")

@@ -1,0 +1,16 @@
+"""Options that several commands share."""
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Option("--model", help="Hugging Face model folder.")]
+DType = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
+MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Most sequences in one step.")]
+MaxNumBatchedTokens = Annotated[int, typer.Option("--max-num-batched-tokens", min=1, help="Most tokens in one step.")]
+MaxModelLen = Annotated[
+    int | None, typer.Option("--max-model-len", min=1, help="Longest prompt and answer; default: the model's context.")
+]
+EnablePrefixCaching = Annotated[
+    bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Compute shared prefixes once.")
+]

@@ -1,0 +1,166 @@
+"""`headrace run`: submit a file, start what is missing, show the way, say how it ended."""
+
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from ...engine.config import EngineConfig
+from ...storage.output_dir import OutputMode
+from ...storage.records import JobState, Progress
+from ..client import Client, Job, first_error
+from ..errors import SpecError
+from ..schemas import JobSpec
+from .display import Pace, RunDisplay, counted, summary
+from .options import DType, EnablePrefixCaching, MaxModelLen, MaxNumBatchedTokens, MaxNumSeqs, Model
+
+
+def run(
+    input: Annotated[Path, typer.Argument(metavar="INPUT", help="JSONL, CSV or Parquet file.")],
+    model: Model,
+    output: Annotated[Path, typer.Option("--output", help="Folder of the Parquet data set.")],
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Template over the input's columns, such as '{text}'.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT|@FILE", help="System prompt, or @ and a file with it.")
+    ] = None,
+    choices: Annotated[
+        str | None, typer.Option("--choices", metavar="a,b,c", help="Answer with one of these; gives label columns.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens of an answer.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling, in (0, 1].")] = 1.0,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Finish what an interrupted run left open.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder's data set.")] = False,
+    dtype: DType = "auto",
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048,
+    max_model_len: MaxModelLen = None,
+    enable_prefix_caching: EnablePrefixCaching = True,
+) -> None:
+    """Answer every row of INPUT and write a Parquet data set.
+
+    Ctrl-C stops cleanly; the same command with --resume finishes the rest.
+    """
+    spec = JobSpec.parse(
+        model=model,
+        dtype=dtype,
+        system=_system_text(system),
+        prompt=prompt,
+        choices=_split_choices(choices),
+        sampling={"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed},
+        limit=limit,
+    )
+    engine = EngineConfig(
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    mode = _mode(resume, overwrite)
+    with _termination_as_interrupt(), Client() as client:
+        job = None
+        try:
+            job = client.submit_spec(input, spec, output, mode)
+            progress = _follow(client, job, _worker_options(engine))
+        except KeyboardInterrupt:
+            typer.echo(_farewell(job, mode), err=True)
+            raise
+    succeeded = progress.state is JobState.COMPLETED and progress.rows_failed < progress.rows_total
+    raise typer.Exit(0 if succeeded else 1)
+
+
+def _follow(client: Client, job: Job, worker_options: list[str]) -> Progress:
+    """Until the job has ended, a worker of our own running if no other serves its queue."""
+    progress = job.progress()
+    pace = Pace(progress)
+    typer.echo(_opening(job, progress), err=True)
+    with client.local_worker(job, worker_options) as worker, RunDisplay(pace) as display:
+        for progress in job.watch():
+            display.show(progress)
+            if progress.state is JobState.RUNNING:
+                worker.tick(progress.rows_done)
+                if pace.ready_at is None and client.is_served(job):
+                    pace.worker_is_ready()
+        pace.end()
+    typer.echo(summary(pace, progress, job.record.output_dir))
+    if progress.rows_failed:
+        typer.echo(f"first error {first_error(client.ledger, job.record)}")
+    return progress
+
+
+def _farewell(job: Job | None, mode: OutputMode) -> str:
+    """What an interrupted run has done, and the command that goes on from there."""
+    if job is not None:
+        done = job.progress()
+        how_far, option = f"{done.rows_done} of {done.rows_total} rows are committed", "--resume"
+    else:
+        # The folder may already be taken for this job, or still be the one that was to be replaced.
+        how_far, option = "no row has run yet", "--overwrite" if mode is OutputMode.OVERWRITE else "--resume"
+    words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
+    return f"\nstopped: {how_far}. To finish the rest:\n  {shlex.join(['headrace', *words, option])}"
+
+
+def _opening(job: Job, progress: Progress) -> str:
+    bad = job.record.num_planned_errors
+    return (
+        f"{job.id}: {counted(progress.rows_total, 'row')} in {counted(progress.shards_total, 'shard')}"
+        + (f", {progress.rows_done} done before" if progress.rows_done else "")
+        + (f", {bad} that cannot be asked (see the column 'error')" if bad else "")
+    )
+
+
+def _mode(resume: bool, overwrite: bool) -> OutputMode:
+    if resume and overwrite:
+        raise SpecError("--resume and --overwrite exclude each other: pass one")
+    if resume:
+        return OutputMode.RESUME
+    return OutputMode.OVERWRITE if overwrite else OutputMode.NEW
+
+
+def _system_text(system: str | None) -> str | None:
+    if system is None or not system.startswith("@"):
+        return system
+    try:
+        return Path(system[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"--system {system} cannot be read: {error}") from error
+
+
+def _split_choices(choices: str | None) -> tuple[str, ...] | None:
+    if choices is None:
+        return None
+    return tuple(choice.strip() for choice in choices.split(","))
+
+
+def _worker_options(engine: EngineConfig) -> list[str]:
+    options = [
+        f"--max-num-seqs={engine.max_num_seqs}",
+        f"--max-num-batched-tokens={engine.max_num_batched_tokens}",
+        "--enable-prefix-caching" if engine.enable_prefix_caching else "--no-enable-prefix-caching",
+    ]
+    return options + ([f"--max-model-len={engine.max_model_len}"] if engine.max_model_len else [])
+
+
+@contextmanager
+def _termination_as_interrupt() -> Iterator[None]:
+    """End on SIGTERM as on Ctrl-C: stop the worker, say how to resume."""
+
+    def interrupt(signum: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

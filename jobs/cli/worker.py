@@ -1,0 +1,52 @@
+"""`headrace worker`: serve one model's queue until told to stop."""
+
+import logging
+import os
+import signal
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..processes import die_with_parent
+from ..settings import Settings
+from .options import DType, EnablePrefixCaching, MaxModelLen, MaxNumBatchedTokens, MaxNumSeqs, Model
+
+
+def worker(
+    model: Model,
+    dtype: DType = "auto",
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048,
+    max_model_len: MaxModelLen = None,
+    enable_prefix_caching: EnablePrefixCaching = True,
+    parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Load a model and work on its jobs. SIGTERM or Ctrl-C hands back what is not finished and exits."""
+    if parent_pid is not None:
+        die_with_parent(parent_pid, signal.SIGTERM)
+    _share_the_cores()
+    settings = Settings.from_environment()
+    logging.getLogger("headrace").setLevel(settings.log_level)
+    # Here, not above: loading torch takes a second that no other command should wait for.
+    from ...engine.config import EngineConfig
+    from ..worker import WorkerOptions, serve
+
+    engine = EngineConfig(
+        dtype=dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    folder = str(Path(model).expanduser().absolute())
+    raise typer.Exit(serve(settings, WorkerOptions(folder, engine, settings.worker_concurrency)))
+
+
+def _share_the_cores() -> None:
+    """Have torch's threads wait for each other by sleeping rather than spinning, before torch reads it.
+
+    Next to one busy process the default spin made two threads slower than one (`docs/decisions.md`).
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "3000")

@@ -1,0 +1,250 @@
+"""Submit jobs, follow them, read their results: the Python face, and what the command line is made of."""
+
+import json
+import tempfile
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from ..storage.errors import LedgerUnavailable
+from ..storage.ledger import Ledger
+from ..storage.output_dir import OutputMode
+from ..storage.readers import fingerprint, open_input
+from ..storage.records import JobRecord, JobState, Progress
+from .celery_app import create_app
+from .embedded import redis_urls
+from .errors import JobError
+from .local_worker import LocalWorker
+from .presence import WorkerPresence
+from .producer import Producer
+from .schemas import JobSpec
+from .settings import Settings, SettingsError
+
+_POLL_SECONDS = 0.25
+
+
+class JobTimeoutError(JobError, TimeoutError):
+    """A job did not end in the time given."""
+
+
+class Client:
+    """Talks to the ledger and to Redis, the embedded ones unless configured. A context manager.
+
+    `settings` default to the environment's (`HEADRACE_*`). Raises `SettingsError`, `EmbeddedValkeyError` or
+    `LedgerError`.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings.from_environment()
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self.ledger = open_ledger(self.settings)
+            stack.callback(self.ledger.close)
+            self._redis = stack.enter_context(redis_urls(self.settings))
+            self._presence = stack.enter_context(WorkerPresence(self._redis.redis))
+            self._app = create_app(self._redis.broker)
+            stack.callback(self._app.close)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    def submit(
+        self,
+        input: str | Path | Iterable[Mapping[str, Any]],
+        model: str | Path,
+        output: str | Path,
+        *,
+        prompt: str | None = None,
+        system: str | None = None,
+        choices: Sequence[str] | None = None,
+        dtype: str = "auto",
+        limit: int | None = None,
+        mode: OutputMode | str = OutputMode.NEW,
+        **sampling: Any,
+    ) -> "Job":
+        """Queue a job over `input`, a JSONL, CSV or Parquet file or rows as mappings; it writes into `output`.
+
+        `prompt` is a template over the columns (`"{text}"`); without one rows bring `messages`. `sampling` takes
+        `temperature`, `top_p`, `top_k`, `min_p`, `max_tokens` and `seed`. `mode`: `new`, `resume` or `overwrite`.
+        Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
+        """
+        spec = JobSpec.parse(
+            model=str(model),
+            dtype=dtype,
+            system=system,
+            prompt=prompt,
+            choices=tuple(choices) if choices is not None else None,
+            sampling=sampling,
+            limit=limit,
+        )
+        if isinstance(input, str | Path):
+            return self.submit_spec(Path(input), spec, Path(output), OutputMode(mode))
+        with self.rows_file(input) as path:
+            return self.submit_spec(path, spec, Path(output), OutputMode(mode))
+
+    def submit_spec(
+        self, path: Path, spec: JobSpec, output: Path, mode: OutputMode, job_id: str | None = None
+    ) -> "Job":
+        """Queue a job that is described already; see `submit`."""
+        # Before anything is written: a job that cannot be rung for would lie there until somebody resumes it.
+        self.ping_redis()
+        source = open_input(path, spec.limit)
+        jobs_folder = self.settings.data_dir / "jobs"
+        producer = Producer(self.ledger, self._app, jobs_folder, self.settings.shard_rows)
+        return Job(self, producer.submit(source, fingerprint(path), spec, output.absolute(), mode, job_id))
+
+    @contextmanager
+    def rows_file(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
+        """Rows as a JSONL file, for as long as it takes to submit them."""
+        folder = self.settings.data_dir / "inputs"
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".jsonl", encoding="ascii") as file:
+            for row in rows:
+                # ASCII: half of a surrogate pair is that row's error, not the whole submission's.
+                file.write(json.dumps(dict(row), default=str) + "\n")
+            file.flush()
+            yield Path(file.name)
+
+    def job(self, job_id: str) -> "Job":
+        """Raises `UnknownJob`."""
+        return Job(self, self.ledger.job(job_id))
+
+    def jobs(self, limit: int = 20) -> list["Job"]:
+        """The newest first."""
+        return [Job(self, record) for record in self.ledger.jobs(limit)]
+
+    def local_worker(self, job: "Job", options: Sequence[str] = ()) -> LocalWorker:
+        """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
+        spec = job.spec
+        return LocalWorker(
+            self._presence,
+            job.record.queue,
+            ["--model", spec.model, "--dtype", spec.dtype, *options],
+            self.settings.data_dir / "logs" / f"worker-{job.id}.log",
+        )
+
+    def ensure_redis(self) -> None:
+        """Bring the embedded server back should it be gone."""
+        self._redis.ensure()
+
+    def ping_redis(self) -> None:
+        """Raises redis' errors, or `EmbeddedValkeyError`, unless Redis answers."""
+        self.ensure_redis()
+        self._presence.ping()
+
+    def ping_ledger(self) -> None:
+        """Raises `LedgerError` unless the database answers."""
+        self.ledger.jobs(limit=1)
+
+    def is_served(self, job: "Job") -> bool:
+        """Whether a worker that has loaded its model listens to the job's queue."""
+        return self._presence.is_served(job.record.queue)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job. `record` is what the ledger said when this object was made."""
+
+    client: Client
+    record: JobRecord
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def spec(self) -> JobSpec:
+        return JobSpec.model_validate(self.record.spec)
+
+    def progress(self) -> Progress:
+        """What is committed now."""
+        return self.client.ledger.progress(self.id)
+
+    def watch(self, timeout: float | None = None) -> Iterator[Progress]:
+        """The progress, again and again, until the job has ended; a ledger that goes away meanwhile is waited for.
+
+        Raises `JobTimeoutError` after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        progress = self.progress()
+        while True:
+            self.client.ensure_redis()
+            try:
+                progress = self.progress()
+            except LedgerUnavailable as error:
+                progress = replace(progress, error=str(error))
+            yield progress
+            if progress.state is not JobState.RUNNING:
+                return
+            if deadline is not None and time.monotonic() > deadline:
+                raise JobTimeoutError(f"job {self.id} did not end in {timeout} s")
+            time.sleep(_POLL_SECONDS)
+
+    def wait(self, timeout: float | None = None, start_worker: bool = True) -> Progress:
+        """Until the job has ended; starts a worker for that time if its queue has none.
+
+        Raises `JobTimeoutError`, or `WorkerFailedError` when the worker can not run.
+        """
+        with self.client.local_worker(self) as worker:
+            for progress in self.watch(timeout):
+                if start_worker and progress.state is JobState.RUNNING:
+                    worker.tick(progress.rows_done)
+        return progress
+
+    def results(self) -> pa.Table:
+        """All rows committed so far, in the input's order."""
+        return read_results(self.client.ledger, self.record)
+
+
+def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
+    """All rows of a job committed so far, in the input's order."""
+    published = published_parts(ledger, job)
+    if not published:
+        return pa.table({})
+    table: pa.Table = ds.dataset(published, format="parquet").to_table()
+    return table.sort_by("row")
+
+
+def published_parts(ledger: Ledger, job: JobRecord) -> list[str]:
+    """The files of a job's committed parts."""
+    folder = Path(job.output_dir)
+    files = [folder / part.file_name for part in ledger.parts(job.id)]
+    # A part that is committed but not yet renamed belongs to a run that is alive: it is there next time.
+    return [str(file) for file in files if file.exists()]
+
+
+def first_error(ledger: Ledger, job: JobRecord) -> str | None:
+    """The error of the first of a job's failed rows."""
+    files = published_parts(ledger, job)
+    if not files:
+        return None
+    failed = ds.dataset(files, format="parquet").to_table(columns=["row", "error"], filter=ds.field("error").is_valid())
+    if not len(failed):
+        return None
+    first = failed.sort_by("row").slice(0, 1).to_pylist()[0]
+    return f"(row {first['row']}): {first['error']}"
+
+
+def open_ledger(settings: Settings) -> Ledger:
+    """The ledger with its schema up to date; makes the data folder. Raises `LedgerError`, `SettingsError`."""
+    try:
+        settings.data_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        problem = f"HEADRACE_DATA_DIR={settings.data_dir} cannot be made a folder: {error.strerror}"
+        raise SettingsError(problem) from error
+    ledger = Ledger(settings.database_url)
+    ledger.migrate()
+    return ledger

@@ -1,0 +1,161 @@
+"""The engine's thread: requests from many threads in, answers out, one engine stepping in between."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+from ..engine.engine import Engine, EngineStats
+from ..engine.errors import InvalidRequestError
+from ..engine.request import FinishReason, Request, RequestEvent
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A request's whole answer. The choice fields are None where the request had no choices."""
+
+    request_id: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    num_cached_tokens: int
+    choice_index: int | None
+    choice_probabilities: tuple[float, ...] | None
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that can never run: its own fault."""
+
+    request_id: str
+    error: str
+
+
+@dataclass(frozen=True)
+class EngineFailure:
+    """A request that the engine dropped because a step failed: it may run when tried again."""
+
+    request_id: str
+    error: str
+
+
+Outcome = Answer | Refusal | EngineFailure
+# Called in the engine's thread: it must be quick and must not raise.
+Sink = Callable[[Outcome], None]
+
+
+@dataclass(slots=True)
+class _Pending:
+    sink: Sink
+    token_ids: list[int] = field(default_factory=list)
+
+
+class EngineHost:
+    """Owns an engine and the only thread that touches it. A context manager; leaving it drops what is pending."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._pending: dict[str, _Pending] = {}
+        self._commands: deque[Callable[[], None]] = deque()
+        self._wake = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        with self._wake:
+            self._stopping = True
+            self._wake.notify()
+        self._thread.join()
+
+    @property
+    def stats(self) -> EngineStats:
+        return self._engine.stats
+
+    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
+        """Hand requests over; `sink` gets one outcome for each, unless it is aborted. Returns at once."""
+        self._command(lambda: self._add(requests, sink))
+
+    def abort(self, request_ids: Iterable[str]) -> None:
+        """Drop requests and free their KV blocks; those that have ended already are left alone. Returns at once."""
+        ids = list(request_ids)
+        self._command(lambda: self._abort(ids))
+
+    def _command(self, command: Callable[[], None]) -> None:
+        with self._wake:
+            self._commands.append(command)
+            self._wake.notify()
+
+    def _run(self) -> None:
+        while self._wait():
+            while self._commands:
+                self._commands.popleft()()
+            if self._engine.has_work:
+                self._step()
+
+    def _wait(self) -> bool:
+        """Until there is something to do; false when it is time to stop."""
+        with self._wake:
+            self._wake.wait_for(lambda: self._stopping or self._commands or self._engine.has_work)
+            return not self._stopping
+
+    def _add(self, requests: Sequence[Request], sink: Sink) -> None:
+        for request in requests:
+            try:
+                self._engine.add(request)
+            except InvalidRequestError as error:
+                sink(Refusal(request.request_id, str(error)))
+            # Nothing else is expected of `add`; were it to happen, its caller must hear of it and the thread live.
+            except Exception as error:
+                logger.exception("the engine did not take request %s", request.request_id)
+                sink(EngineFailure(request.request_id, _one_line(error)))
+            else:
+                self._pending[request.request_id] = _Pending(sink)
+
+    def _abort(self, request_ids: list[str]) -> None:
+        for request_id in request_ids:
+            if self._pending.pop(request_id, None) is not None:
+                self._engine.abort(request_id)
+
+    def _step(self) -> None:
+        try:
+            events = self._engine.step()
+        # The boundary between the engine and its users: whatever a model raises, they hear of it and the thread lives.
+        except Exception as error:
+            logger.exception("the engine's step failed")
+            self._fail_all(_one_line(error))
+            return
+        for event in events:
+            self._deliver(event)
+
+    def _deliver(self, event: RequestEvent) -> None:
+        pending = self._pending[event.request_id]
+        pending.token_ids += event.new_token_ids
+        if event.finish_reason is None:
+            return
+        del self._pending[event.request_id]
+        pending.sink(
+            Answer(
+                request_id=event.request_id,
+                token_ids=tuple(pending.token_ids),
+                finish_reason=event.finish_reason,
+                num_cached_tokens=event.num_cached_tokens,
+                choice_index=event.choice_index,
+                choice_probabilities=event.choice_probabilities,
+            )
+        )
+
+    def _fail_all(self, error: str) -> None:
+        for request_id in list(self._pending):
+            self._engine.abort(request_id)
+            self._pending.pop(request_id).sink(EngineFailure(request_id, error))
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

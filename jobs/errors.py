@@ -1,0 +1,17 @@
+"""What goes wrong between a user and the engine. Each message is one line that says what to do."""
+
+
+class JobError(Exception):
+    """Base of what submitting, running and reading jobs raises on purpose."""
+
+
+class SpecError(JobError, ValueError):
+    """A job that can not be run as described: the message names the option."""
+
+
+class JobMismatchError(JobError):
+    """An output folder belongs to a job with another input or other options."""
+
+
+class WorkerFailedError(JobError):
+    """The workers started for a job keep dying without progress."""

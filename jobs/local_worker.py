@@ -1,0 +1,95 @@
+"""A worker of our own for a job whose queue nobody serves, kept alive for as long as the job wants it."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Self
+
+from .errors import WorkerFailedError
+from .presence import WorkerPresence
+
+_STOP_SECONDS = 15.0
+_MAX_FRUITLESS_STARTS = 3
+
+
+class LocalWorker:
+    """Starts a worker process when a queue has none, and again when it dies.
+
+    A context manager: leaving it ends the worker, which hands back what it has not finished. The worker ends by
+    itself when this process is killed. `options` are those of `headrace worker`. `tick` is to be called often, from
+    the thread that entered the context. Its messages go to the file `log`.
+    """
+
+    def __init__(self, presence: WorkerPresence, queue: str, options: Sequence[str], log: Path) -> None:
+        self._log = log
+        self._presence = presence
+        self._queue = queue
+        self._options = tuple(options)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._num_starts_without_progress = 0
+        self._rows_done = 0
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop()
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid if self._process else None
+
+    def tick(self, rows_done: int) -> None:
+        """Start the worker if none serves the queue.
+
+        Raises `WorkerFailedError` when it has died several times and `rows_done` has not grown meanwhile, or when
+        it says itself that it can not run.
+        """
+        if rows_done > self._rows_done:
+            self._rows_done, self._num_starts_without_progress = rows_done, 0
+        if self._process is not None:
+            self._reap(self._process)
+        if self._process is None and not self._presence.is_served(self._queue):
+            self._start()
+
+    def _reap(self, process: subprocess.Popen[bytes]) -> None:
+        status = process.poll()
+        if status is None:
+            return
+        self._process = None
+        if status == 2:
+            raise WorkerFailedError(f"the worker refused to start: {self._last_words()}")
+        if self._num_starts_without_progress >= _MAX_FRUITLESS_STARTS:
+            raise WorkerFailedError(
+                f"the worker died {_MAX_FRUITLESS_STARTS} times without finishing a row (exit status {status}; "
+                f"log: {self._log}): {self._last_words()}"
+            )
+
+    def _start(self) -> None:
+        self._num_starts_without_progress += 1
+        # -P: without it Python would look for our modules in the working directory first.
+        command = [sys.executable, "-P", "-m", "headrace.jobs.cli", "worker", *self._options]
+        self._log.parent.mkdir(parents=True, exist_ok=True)
+        with self._log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*command, "--parent-pid", str(os.getpid())], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []
+        last = next((line for line in reversed(lines) if line.strip()), "it said nothing")
+        return last.removeprefix("headrace: ")
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,39 @@
+"""Something done every so often in a thread of its own."""
+
+import logging
+import threading
+from collections.abc import Callable
+from typing import Self
+
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from ..storage.errors import LedgerError
+
+logger = logging.getLogger(__name__)
+
+
+class Periodic:
+    """Calls `action` every `seconds` while the context lasts; an unreachable Redis or ledger is waited out."""
+
+    def __init__(self, name: str, seconds: float, action: Callable[[], None]) -> None:
+        self._name = name
+        self._seconds = seconds
+        self._action = action
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self._seconds):
+            try:
+                self._action()
+            except (LedgerError, RedisError, OperationalError, OSError) as error:
+                logger.warning("%s: %s; trying again", self._name, error)

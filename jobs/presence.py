@@ -1,0 +1,95 @@
+"""Which workers are alive: in Redis, one sorted set a queue, each worker with the time until which it is believed."""
+
+import os
+import socket
+import uuid
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Self
+
+from redis import Redis
+from redis.exceptions import RedisError
+
+from .processes import is_alive
+
+TTL_SECONDS = 5.0
+RENEW_SECONDS = 1.0
+
+
+@dataclass(frozen=True)
+class WorkerId:
+    """Names a worker process among all hosts and all times; `str` of it is what others see."""
+
+    host: str
+    pid: int
+    token: str
+
+    @classmethod
+    def own(cls) -> Self:
+        return cls(socket.gethostname(), os.getpid(), uuid.uuid4().hex[:8])
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        host, pid, token = text.rsplit(":", 2)
+        return cls(host, int(pid), token)
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.pid}:{self.token}"
+
+    @property
+    def is_known_dead(self) -> bool:
+        """Whether it ran on this host and its process is gone."""
+        return self.host == socket.gethostname() and not is_alive(self.pid)
+
+
+class WorkerPresence:
+    """Keys `headrace:workers:<queue>`; members are worker ids, scores seconds of the Redis server's clock."""
+
+    def __init__(self, redis_url: str) -> None:
+        self._redis = Redis.from_url(redis_url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=2.0)
+
+    def ping(self) -> None:
+        """Raises redis' errors when the server does not answer."""
+        self._redis.ping()
+
+    def announce(self, queue: str, worker: WorkerId) -> None:
+        """Be alive for the next `TTL_SECONDS`. Raises redis' errors."""
+        now = self._now()
+        with self._redis.pipeline() as pipe:
+            pipe.zremrangebyscore(_key(queue), 0, now)
+            pipe.zadd(_key(queue), {str(worker): now + TTL_SECONDS})
+            pipe.pexpire(_key(queue), int(TTL_SECONDS * 1000))
+            pipe.execute()
+
+    def withdraw(self, queue: str, worker: WorkerId) -> None:
+        """Be gone at once, where Redis still answers."""
+        with suppress(RedisError):
+            self._redis.zrem(_key(queue), str(worker))
+
+    def is_served(self, queue: str) -> bool:
+        """Whether some worker listens to the queue; false when Redis does not answer."""
+        try:
+            workers = self._redis.zrange(_key(queue), f"({self._now()}", "+inf", byscore=True)
+        except RedisError:
+            return False
+        return any(not WorkerId.parse(str(worker)).is_known_dead for worker in workers)
+
+    def hosts(self) -> set[str]:
+        """The hosts on which a worker, of whatever queue, is alive. Raises redis' errors."""
+        alive = (f"({self._now()}", "+inf")
+        queues = self._redis.scan_iter(_key("*"))
+        return {WorkerId.parse(str(w)).host for key in queues for w in self._redis.zrange(key, *alive, byscore=True)}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._redis.close()
+
+    def _now(self) -> float:
+        seconds, microseconds = self._redis.time()
+        return float(seconds) + float(microseconds) / 1e6
+
+
+def _key(queue: str) -> str:
+    return f"headrace:workers:{queue}"

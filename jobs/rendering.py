@@ -1,0 +1,130 @@
+"""From a row of the input to the text the model reads."""
+
+import json
+from collections.abc import Mapping, Sequence
+from string import Formatter
+from typing import Any
+
+from ..engine.errors import InvalidRequestError
+from ..engine.tokenizer import Tokenizer
+from .errors import SpecError
+from .schemas import JobSpec
+
+
+class RowError(Exception):
+    """A row that can not be asked; its neighbours are not affected. The message becomes the row's error."""
+
+
+class PromptTemplate:
+    """A text with `{column}` holes. `{{` and `}}` are literal braces.
+
+    Names are looked up as they stand: no attributes, indices or format specifications, which a data set must not
+    be able to reach into. Raises `SpecError` for a malformed template.
+    """
+
+    def __init__(self, template: str) -> None:
+        try:
+            parsed = list(Formatter().parse(template))
+        except ValueError as error:
+            raise SpecError(f"--prompt {template!r} is malformed: {error}; write {{{{ for a brace") from error
+        self._pieces: list[tuple[str, str | None]] = []
+        for literal, name, specification, conversion in parsed:
+            if name == "":
+                raise SpecError(f"--prompt {template!r} has an empty {{}}: name a column")
+            if specification or conversion:
+                raise SpecError(f"--prompt {template!r}: write {{{name}}} without a format")
+            self._pieces.append((literal, name))
+        self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """Raises `RowError` naming the column that is missing or null."""
+        return "".join(literal + (_text(values, name) if name is not None else "") for literal, name in self._pieces)
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    if name not in values:
+        raise RowError(f"column {name!r} is missing")
+    value = values[name]
+    if value is None:
+        raise RowError(f"column {name!r} is null")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+class PromptRenderer:
+    """Turns rows into prompts for one job and model.
+
+    A model with a chat template gets a conversation, one without gets plain text, the system text in front.
+    """
+
+    def __init__(self, spec: JobSpec, tokenizer: Tokenizer, columns: Sequence[str]) -> None:
+        """Raises `SpecError` when no row of the input could be rendered: `columns` are the input's."""
+        self._tokenizer = tokenizer
+        self._system = spec.system
+        self._template = _template(spec, columns)
+        if self._template is None and not tokenizer.has_chat_template:
+            raise SpecError(f"model {spec.model} has no chat template for the column 'messages': pass --prompt")
+
+    @property
+    def needed_columns(self) -> tuple[str, ...]:
+        return self._template.columns if self._template else ("messages",)
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """The whole prompt, to be encoded with special tokens as `adds_special_tokens` says. Raises `RowError`."""
+        if self._template is None:
+            return self._chat(_messages(values, self._system))
+        text = self._template.render(values)
+        if not text.strip():
+            raise RowError("prompt is empty")
+        if self._tokenizer.has_chat_template:
+            system = [{"role": "system", "content": self._system}] if self._system else []
+            return self._chat([*system, {"role": "user", "content": text}])
+        return f"{self._system}\n\n{text}" if self._system else text
+
+    @property
+    def adds_special_tokens(self) -> bool:
+        """A chat template writes the special tokens itself."""
+        return not self._tokenizer.has_chat_template
+
+    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        try:
+            return self._tokenizer.apply_chat_template(messages)
+        except InvalidRequestError as error:
+            raise RowError(str(error)) from error
+
+
+def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
+    """The job's template, or None when rows bring their own messages."""
+    if spec.prompt is not None:
+        template = PromptTemplate(spec.prompt)
+        for name in template.columns:
+            if name not in columns:
+                raise SpecError(f"--prompt names the column {name!r}; the input has {', '.join(columns)}")
+        return template
+    if "messages" in columns:
+        return None
+    if "prompt" in columns:
+        return PromptTemplate("{prompt}")
+    example = f"--prompt '{{{columns[0]}}}'" if columns else "--prompt"
+    raise SpecError(
+        f"the input has neither a 'messages' nor a 'prompt' column, but {', '.join(columns)}: pass {example}"
+    )
+
+
+def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str, Any]]:
+    """A row's conversation; the job's system text goes in front unless the row brings its own."""
+    messages = values.get("messages")
+    if isinstance(messages, str):
+        try:
+            messages = json.loads(messages)
+        except json.JSONDecodeError as error:
+            raise RowError(f"column 'messages' is not valid JSON: {error.msg}") from error
+    if not isinstance(messages, list) or not messages:
+        raise RowError("column 'messages' must be a non-empty list")
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise RowError("column 'messages' must hold objects with 'role' and 'content'")
+    if not any(str(message.get("content") or "").strip() for message in messages):
+        raise RowError("prompt is empty")
+    if system and messages[0]["role"] != "system":
+        return [{"role": "system", "content": system}, *messages]
+    return messages

@@ -1,0 +1,94 @@
+"""What the environment says, read once and checked."""
+
+import difflib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+_PREFIX = "HEADRACE_"
+# Switches of the test suite, which runs our processes with its own environment.
+_IGNORED_PREFIX = "HEADRACE_TEST_"
+
+
+class SettingsError(ValueError):
+    """A HEADRACE_* variable is unknown or has a value that cannot be used; the message is one line."""
+
+
+def _has_scheme(*schemes: str) -> AfterValidator:
+    def check(url: str) -> str:
+        scheme, separator, _ = url.partition("://")
+        if not separator or scheme.partition("+")[0] not in schemes:
+            raise ValueError(f"should start with {' or '.join(f'{name}://' for name in schemes)}")
+        return url
+
+    return AfterValidator(check)
+
+
+def _upper(value: Any) -> Any:
+    return value.upper() if isinstance(value, str) else value
+
+
+RedisUrl = Annotated[str, _has_scheme("redis", "rediss", "unix")]
+DatabaseUrl = Annotated[str, _has_scheme("sqlite", "postgresql")]
+LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)]
+
+
+class Settings(BaseModel):
+    """The process's configuration; each field is the variable HEADRACE_<FIELD> of the environment.
+
+    `data_dir` is absolute and `redis_url` is None when the embedded Valkey is to be used.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    data_dir: Path
+    redis_url: RedisUrl | None = None
+    database_url: DatabaseUrl
+    lease_seconds: float = Field(default=6.0, gt=0, allow_inf_nan=False)
+    shard_rows: int = Field(default=256, ge=1)
+    flush_seconds: float = Field(default=2.0, gt=0, allow_inf_nan=False)
+    worker_concurrency: int = Field(default=4, ge=1)
+    log_level: LogLevel = "INFO"
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
+        """Read every HEADRACE_* variable; an empty one counts as not set. Raises SettingsError."""
+        values = {name: value for name, value in environ.items() if _is_ours(name) and value}
+        for name in values:
+            _refuse_unknown(name, cls.model_fields)
+        fields: dict[str, Any] = {name.removeprefix(_PREFIX).lower(): text for name, text in values.items()}
+        data_dir = Path(fields.get("data_dir") or _default_data_dir(environ)).expanduser().absolute()
+        fields["data_dir"] = data_dir
+        fields.setdefault("database_url", f"sqlite:///{data_dir / 'headrace.db'}")
+        try:
+            return cls(**fields)
+        except ValidationError as error:
+            raise SettingsError(_one_line(error)) from error
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(_PREFIX) and not name.startswith(_IGNORED_PREFIX)
+
+
+def _refuse_unknown(name: str, known_fields: Mapping[str, object]) -> None:
+    known = [_PREFIX + field.upper() for field in known_fields]
+    if name in known:
+        return
+    nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)
+    raise SettingsError(f"unknown environment variable {name}: did you mean {nearest[0]}?")
+
+
+def _default_data_dir(environ: Mapping[str, str]) -> Path:
+    data_home = environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(data_home) / "headrace"
+
+
+def _one_line(error: ValidationError) -> str:
+    first = error.errors(include_url=False)[0]
+    name = _PREFIX + str(first["loc"][0]).upper()
+    # A URL may hold a password, which must not reach a log.
+    shown = "" if name.endswith("_URL") else f"={first['input']}"
+    return f"{name}{shown}: {first['msg'].removeprefix('Value error, ')}"

@@ -1,0 +1,187 @@
+"""A worker: one engine, the shards it works on, and what keeps them alive."""
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from celery import Celery
+from kombu.exceptions import ChannelError
+
+from ..engine.config import EngineConfig, ModelConfig
+from ..engine.engine import Engine
+from ..engine.tokenizer import Tokenizer
+from ..storage.errors import LeaseLost, LedgerUnavailable, StorageError
+from ..storage.ledger import Ledger
+from ..storage.records import Claim, JobState
+from .attempt import AttemptTools, ShardAttempt, Stopped
+from .celery_app import RESCUE_PRIORITY, create_app, run_worker, send_shards, shard_queue
+from .embedded import RedisUrls, redis_urls
+from .engine_host import EngineHost
+from .periodic import Periodic
+from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
+from .settings import Settings
+from .tasks import register_tasks
+
+logger = logging.getLogger(__name__)
+
+_SWEEP_SECONDS = 1.0
+# A queued shard whose message is older than this, while the queue is empty, has lost its message.
+_LOST_MESSAGE_SECONDS = 5.0
+_SWEEP_SHARDS = 64
+
+
+@dataclass
+class ShardRunner:
+    """Runs the shards a worker is told of and knows which are in flight. Thread-safe."""
+
+    tools: AttemptTools
+    owner: str
+    lease_seconds: float
+    _attempts: dict[int, ShardAttempt] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _draining: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, shard_id: str) -> None:
+        """One attempt at a shard, if it is there to be taken; the ledger records how it ended."""
+        if self._draining.is_set():
+            return
+        claim = self.tools.ledger.claim(shard_id, self.owner, self.lease_seconds)
+        if claim is None:
+            logger.info("shard %s is done or taken", shard_id)
+            return
+        try:
+            if self._attempt(claim) is JobState.COMPLETED:
+                shutil.rmtree(Path(claim.spool_path).parent, ignore_errors=True)
+        except LeaseLost as error:
+            logger.warning("%s", error)
+        except Stopped:
+            self._release(claim, None)
+        # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
+        except Exception as error:
+            logger.exception("attempt %d at shard %s failed", claim.attempt_number, claim.shard_id)
+            self._release(claim, _one_line(error))
+
+    def _attempt(self, claim: Claim) -> JobState:
+        attempt = ShardAttempt(self.tools, claim, self.tools.ledger.job(claim.job_id))
+        with self._lock:
+            self._attempts[claim.attempt_id] = attempt
+        try:
+            if self._draining.is_set():
+                attempt.stop()
+            return attempt.run()
+        finally:
+            with self._lock:
+                del self._attempts[claim.attempt_id]
+
+    def _release(self, claim: Claim, error: str | None) -> None:
+        try:
+            self.tools.ledger.release(claim, error)
+        except LedgerUnavailable as unavailable:
+            logger.warning("shard %s goes back when its lease ends: %s", claim.shard_id, unavailable)
+
+    def renew_leases(self) -> None:
+        """Keep what is in flight; stop the attempts whose lease is gone. Raises `LedgerUnavailable`."""
+        with self._lock:
+            attempts = dict(self._attempts)
+        held = self.tools.ledger.renew(self.owner, list(attempts), self.lease_seconds)
+        for attempt_id in attempts.keys() - held:
+            attempts[attempt_id].stop()
+
+    def drain(self) -> None:
+        """Take nothing more and make what is in flight hand back its open rows."""
+        self._draining.set()
+        with self._lock:
+            for attempt in self._attempts.values():
+                attempt.stop()
+
+
+@dataclass(frozen=True)
+class Sweeper:
+    """Puts back what a dead worker held, and rings again for shards whose message was lost."""
+
+    ledger: Ledger
+    app: Celery
+    queue: str
+
+    def sweep(self) -> None:
+        """Raises `LedgerError`, or kombu's `OperationalError` when Redis is away."""
+        expired = self.ledger.requeue_expired(self.queue)
+        if expired:
+            logger.warning("leases ran out, putting back: %s", ", ".join(expired))
+            send_shards(self.app, self.queue, expired, RESCUE_PRIORITY)
+        if self._queue_is_empty():
+            lost = self.ledger.unclaimed(self.queue, _LOST_MESSAGE_SECONDS, _SWEEP_SHARDS)
+            send_shards(self.app, self.queue, lost, RESCUE_PRIORITY)
+
+    def _queue_is_empty(self) -> bool:
+        with self.app.connection_for_read() as connection, connection.channel() as channel:
+            try:
+                return bool(channel.queue_declare(self.queue, passive=True).message_count == 0)
+            except ChannelError:
+                # Redis has no empty lists: a drained queue does not exist.
+                return True
+
+
+@dataclass(frozen=True)
+class WorkerOptions:
+    """Which model a worker serves, and with what engine. `concurrency`: shards in flight at a time."""
+
+    model: str
+    engine: EngineConfig
+    concurrency: int
+
+    @property
+    def queue(self) -> str:
+        return shard_queue(self.model, self.engine.dtype)
+
+
+def serve(settings: Settings, options: WorkerOptions) -> int:
+    """Work until SIGTERM or SIGINT, in the main thread; returns the exit status.
+
+    Raises `ModelError`, `ConfigError`, `LedgerError` or `EmbeddedValkeyError` when it cannot start. Ends in the
+    order: take no more shards, hand back or finish those in flight, stop the engine, leave.
+    """
+    # Before the tokenizer: it could not tell a folder that is no model from a model without one.
+    ModelConfig.from_pretrained(options.model)
+    tokenizer = Tokenizer.from_pretrained(options.model)
+    with ExitStack() as stack:
+        ledger = Ledger(settings.database_url)
+        stack.callback(ledger.close)
+        ledger.migrate()
+        urls = stack.enter_context(redis_urls(settings))
+        host = stack.enter_context(EngineHost(Engine.from_pretrained(options.model, options.engine)))
+        tools = AttemptTools(ledger, host, tokenizer, settings.flush_seconds)
+        worker_id = WorkerId.own()
+        runner = ShardRunner(tools, str(worker_id), settings.lease_seconds)
+        app = create_app(urls.broker)
+        register_tasks(app, runner.run)
+        sweeper = Sweeper(ledger, app, options.queue)
+        for name, seconds, action in (
+            ("lease renewal", settings.lease_seconds / 3, runner.renew_leases),
+            ("sweeper", _SWEEP_SECONDS, sweeper.sweep),
+            ("presence", RENEW_SECONDS, _announcer(urls, options.queue, worker_id, stack)),
+        ):
+            stack.enter_context(Periodic(name, seconds, action))
+        return run_worker(app, [options.queue], options.concurrency, runner.drain)
+
+
+def _announcer(urls: RedisUrls, queue: str, worker_id: WorkerId, stack: ExitStack) -> Callable[[], None]:
+    """Says that this worker is alive, and brings the embedded server back should it be gone."""
+    presence = stack.enter_context(WorkerPresence(urls.redis))
+    stack.callback(presence.withdraw, queue, worker_id)
+
+    def announce() -> None:
+        urls.ensure()
+        presence.announce(queue, worker_id)
+
+    announce()
+    return announce
+
+
+def _one_line(error: Exception) -> str:
+    text = " ".join(str(error).split())
+    return text if isinstance(error, StorageError) else f"{type(error).__name__}: {text}"

@@ -1,0 +1,118 @@
+"""What the tests of the queue side share: waiting, and user processes of an embedded Valkey."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.cli import main
+from headrace.jobs.embedded import redis_urls
+from headrace.jobs.presence import WorkerPresence
+from headrace.jobs.settings import Settings
+
+from .running import MODEL, Result, environment, started, write_tickets
+
+USER = Path(__file__).with_name("valkey_user.py")
+
+
+def wait_until(condition: Callable[[], bool], description: str, seconds: float = 20.0) -> None:
+    """Poll until the condition holds; fails with its description when it does not in time."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {description}"
+        time.sleep(0.01)
+
+
+@pytest.fixture(name="wait_until")
+def wait_until_fixture() -> Callable[..., None]:
+    return wait_until
+
+
+def has_ended(process: psutil.Process) -> bool:
+    try:
+        # What is left of a zombie only waits for init.
+        return process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+@pytest.fixture
+def wait_until_ended() -> Callable[..., None]:
+    """Waits for processes that need not be our children."""
+
+    def wait(*processes: psutil.Process) -> None:
+        wait_until(lambda: all(map(has_ended, processes)), f"{processes} have ended")
+
+    return wait
+
+
+@pytest.fixture
+def start_user() -> Iterator[Callable[[Path], subprocess.Popen[str]]]:
+    """Starts processes, each in a group of its own, that use a folder's Valkey until their stdin is closed.
+
+    Their first line of output is the pid of the server.
+    """
+    users: list[subprocess.Popen[str]] = []
+
+    def start(data_dir: Path) -> subprocess.Popen[str]:
+        user = subprocess.Popen(
+            [sys.executable, USER, data_dir],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        users.append(user)
+        return user
+
+    yield start
+    for user in users:
+        user.kill()
+        user.wait()
+        user.stdin.close()
+        user.stdout.close()
+
+
+@pytest.fixture(scope="session")
+def tickets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """600 of the example's tickets as JSON lines."""
+    return write_tickets(tmp_path_factory.mktemp("tickets") / "tickets.jsonl", 600)
+
+
+@pytest.fixture(scope="session")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A data folder with a worker that serves the tickets model for the whole session."""
+    data_dir = tmp_path_factory.mktemp("served")
+    settings = Settings.from_environment(environment(data_dir))
+    command = ["worker", "--model", str(MODEL)]
+    with (
+        redis_urls(settings) as urls,
+        WorkerPresence(urls.redis) as presence,
+        started(command, environment(data_dir), data_dir / "worker") as worker,
+    ):
+        queue = shard_queue(str(MODEL), "auto")
+        wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 60)
+        assert worker.poll() is None, (data_dir / "worker/err").read_text()
+        yield data_dir
+
+
+@pytest.fixture
+def headrace(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Result]:
+    """Runs the command line in this process, as its users see it."""
+
+    def run(data_dir: Path, *arguments: str | Path, **more: str) -> Result:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", ["headrace", *map(str, arguments)])
+            for name, value in environment(data_dir, **more).items():
+                patch.setenv(name, value)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        printed = capfd.readouterr()
+        return Result(int(ended.value.code or 0), printed.out, printed.err)
+
+    return run

@@ -1,0 +1,79 @@
+"""Headrace as its users start it: the tickets model, a worker that serves it, the command line."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+ROOT = Path(__file__).parents[2]
+MODEL = ROOT / "examples/tickets/model"
+LABELS = ("billing", "shipping", "refund", "account", "technical", "cancel", "product", "feedback")
+COMMAND = (sys.executable, "-P", "-m", "headrace.jobs.cli")
+# Small shards and quick flushes, so that a short run has many parts.
+SETTINGS = {"HEADRACE_SHARD_ROWS": "32", "HEADRACE_FLUSH_SECONDS": "0.2", "HEADRACE_LEASE_SECONDS": "2"}
+
+
+@dataclass(frozen=True)
+class Result:
+    """How a command ended."""
+
+    status: int
+    out: str
+    err: str
+
+
+def environment(data_dir: Path, **more: str) -> dict[str, str]:
+    ours = {name: value for name, value in os.environ.items() if not name.startswith("HEADRACE_")}
+    return {**ours, **SETTINGS, "HEADRACE_DATA_DIR": str(data_dir), **more}
+
+
+def write_tickets(path: Path, rows: int) -> Path:
+    generate = (sys.executable, ROOT / "examples/tickets/generate.py", "--rows", str(rows), "--output", path)
+    subprocess.run(generate, check=True)
+    return path
+
+
+def label_arguments(tickets: Path, output: Path) -> list[str]:
+    """The command of the demo."""
+    system = f"@{ROOT / 'examples/tickets/system.txt'}"
+    options = ["--prompt", "{text}", "--system", system, "--choices", ",".join(LABELS)]
+    return ["run", str(tickets), "--model", str(MODEL), *options, "--output", str(output)]
+
+
+@contextmanager
+def started(arguments: list[str], env: Mapping[str, str], folder: Path) -> "Iterator[subprocess.Popen[bytes]]":
+    """A command in a process group of its own; its output goes to `folder`/out and `folder`/err."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "out").open("wb") as out, (folder / "err").open("wb") as err:
+        process = subprocess.Popen([*COMMAND, *arguments], env=env, stdout=out, stderr=err, start_new_session=True)
+    try:
+        yield process
+    finally:
+        with suppress(ProcessLookupError):
+            process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def processes_of(data_dir: Path) -> list[psutil.Process]:
+    """All processes that use this data folder, but this one: none is to be left after a run."""
+    return [process for process in psutil.process_iter() if _belongs_to(process, data_dir)]
+
+
+def _belongs_to(process: psutil.Process, data_dir: Path) -> bool:
+    try:
+        if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
+            return False
+        # Valkey writes its title over its environment, but works in its folder.
+        named = process.environ().get("HEADRACE_DATA_DIR") == str(data_dir)
+        return named or Path(process.cwd()).is_relative_to(data_dir)
+    except psutil.Error:
+        return False

@@ -1,0 +1,37 @@
+"""Run by the tests: a worker whose shards take until a file appears, and which writes down what happens.
+
+    shard_worker.py DATA_DIR QUEUE CONCURRENCY EVENTS GO
+
+Appends "start ID", "end ID", "told to stop" and "left" to EVENTS. A shard ends when the file GO exists, or when
+the worker is told to stop.
+"""
+
+import logging
+import sys
+import threading
+from pathlib import Path
+
+from headrace.jobs.celery_app import RUN_SHARD, create_app, run_worker
+from headrace.jobs.embedded import EmbeddedValkey
+
+logging.basicConfig(level=logging.INFO)
+data_dir, queue, concurrency, events_file, go = sys.argv[1:]
+stopping = threading.Event()
+
+with EmbeddedValkey(Path(data_dir)) as valkey, open(events_file, "a", buffering=1) as events:
+    app = create_app(valkey.broker_url)
+
+    @app.task(name=RUN_SHARD)
+    def run_shard(shard_id: str) -> None:
+        events.write(f"start {shard_id}\n")
+        while not Path(go).exists() and not stopping.wait(0.01):
+            pass
+        events.write(f"end {shard_id}\n")
+
+    def stop() -> None:
+        events.write("told to stop\n")
+        stopping.set()
+
+    status = run_worker(app, [queue], int(concurrency), on_shutdown=stop)
+    events.write("left\n")
+sys.exit(status)

@@ -1,0 +1,122 @@
+"""One job of one shard, and everything a worker needs to run it."""
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+
+from headrace.engine.request import Request
+from headrace.engine.tokenizer import Tokenizer
+from headrace.jobs.attempt import AttemptTools, ShardAttempt
+from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.schemas import JobSpec
+from headrace.jobs.worker import ShardRunner
+from headrace.storage.ledger import Ledger
+from headrace.storage.records import Claim, JobState, NewJob, NewShard
+from headrace.storage.spool import PlannedRow, write_shard
+
+from ..engine.fakes import CONTEXT, fake_answer
+from .answers import GatedRunner
+
+JOB, SHARD = "job_1", "job_1/00000"
+LONG, OVER = 60.0, 0.0
+NO_TYPES = pa.schema([])
+
+
+@dataclass
+class Shop:
+    """One job of one shard in a ledger, a worker's tools to run it with, and what comes of it.
+
+    The engine computes one sequence at a time, in the order of the rows.
+    """
+
+    folder: Path
+    model: Path
+    ledger: Ledger
+    runner: GatedRunner
+    host: EngineHost
+    owners: Iterator[int]
+    rows: list[PlannedRow] = field(default_factory=list)
+    spec: JobSpec = field(init=False)
+
+    @property
+    def output(self) -> Path:
+        return self.folder / "out"
+
+    @cached_property
+    def tools(self) -> AttemptTools:
+        return AttemptTools(self.ledger, self.host, Tokenizer.from_pretrained(self.model), flush_seconds=0.01)
+
+    def create(self, rows: Sequence[PlannedRow], types: pa.Schema = NO_TYPES, **spec: Any) -> None:
+        self.rows = list(rows)
+        self.spec = JobSpec.parse(model=str(self.model), **spec)
+        spool = self.folder / "jobs" / JOB / "shard.parquet"
+        write_shard(spool, rows, types)
+        self.output.mkdir()
+        job = NewJob(
+            id=JOB,
+            queue="q",
+            model=str(self.model),
+            output_dir=str(self.output),
+            fingerprint="f",
+            num_rows=len(rows),
+            spec=self.spec.model_dump(mode="json"),
+        )
+        self.ledger.create_job(job, [NewShard(0, len(rows), str(spool))])
+
+    def claim(self, lease_seconds: float = LONG) -> Claim:
+        claim = self.ledger.claim(SHARD, f"worker {next(self.owners)}", lease_seconds)
+        assert claim is not None
+        return claim
+
+    def attempt(self, claim: Claim | None = None, tools: AttemptTools | None = None) -> ShardAttempt:
+        return ShardAttempt(tools or self.tools, claim or self.claim(), self.ledger.job(JOB))
+
+    def shard_runner(self) -> ShardRunner:
+        return ShardRunner(self.tools, f"worker {next(self.owners)}", LONG)
+
+    def answer(self, row: int) -> list[int]:
+        """The tokens of a row that has the engine for itself."""
+        prompt = self.rows[row].prompt_token_ids or []
+        return fake_answer(Request("r", prompt, self.spec.sampling.params(row, None)), CONTEXT)
+
+    def text(self, row: int) -> str:
+        return self.tools.tokenizer.decode(self.answer(row))
+
+    def permit_rows(self, *rows: int) -> None:
+        """Let the engine do the steps of these rows."""
+        self.runner.permit(sum(len(self.answer(row)) for row in rows))
+
+    def num_committed(self) -> int:
+        return self.ledger.progress(JOB).rows_done
+
+    def table(self) -> pa.Table:
+        return ds.dataset(sorted(map(str, self.output.glob("*.parquet")))).to_table().sort_by("row")
+
+    def files(self) -> dict[str, int]:
+        """All files of the output folder, hidden ones too, with the times of their last change."""
+        return {name: (self.output / name).stat().st_mtime_ns for name in sorted(os.listdir(self.output))}
+
+    def assert_complete(self) -> None:
+        """Each row once, answered or refused as it should be, and ledger and folder agreeing."""
+        table = self.table()
+        assert table["row"].to_pylist() == [row.row for row in self.rows]
+        for row, output, error in zip(self.rows, table["output"].to_pylist(), table["error"].to_pylist(), strict=True):
+            assert error == row.error
+            assert output == (None if row.error else self.text(row.row))
+        self.assert_settled()
+
+    def assert_settled(self) -> None:
+        parts = self.ledger.parts(JOB)
+        assert list(self.files()) == sorted(part.file_name for part in parts)
+        table, progress = self.table(), self.ledger.progress(JOB)
+        assert (progress.state, progress.shards_done) == (JobState.COMPLETED, 1)
+        assert progress.rows_done == table.num_rows == progress.rows_total
+        assert progress.rows_failed == table.num_rows - table["error"].null_count
+        for name in ("prompt_tokens", "cached_tokens", "completion_tokens"):
+            assert getattr(progress, name) == sum(table[name].to_pylist())

@@ -1,0 +1,380 @@
+"""The command line as its users meet it: what it refuses and how, what it prints, what it leaves."""
+
+import json
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.engine.config import SUPPORTED_ARCHITECTURES
+
+from .models import write_model_folder
+from .running import LABELS, MODEL, Result, label_arguments
+
+Run = Callable[..., Result]
+
+
+@pytest.fixture(scope="module")
+def few(tickets, tmp_path_factory) -> Path:
+    """Twelve tickets."""
+    path = tmp_path_factory.mktemp("few") / "few.jsonl"
+    path.write_text("".join(tickets.read_text().splitlines(keepends=True)[:12]))
+    return path
+
+
+def results(folder: Path) -> pa.Table:
+    return ds.dataset(sorted(map(str, folder.glob("*.parquet")))).to_table().sort_by("row")
+
+
+def write(path: Path, *lines: Any) -> Path:
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """One line on standard error that has these words; exit status 2; nothing on standard output."""
+    assert result.status == 2, result
+    assert result.out == ""
+    assert result.err.startswith("headrace: "), result.err
+    assert result.err.count("\n") == 1, result.err
+    for word in words:
+        assert word in result.err, (word, result.err)
+
+
+@pytest.fixture
+def refused(served, headrace, few, tmp_path) -> Callable[..., None]:
+    """Runs tickets with other arguments, and expects to be refused without a trace in the file system."""
+
+    def run(*more: str | Path, words: Sequence[str], input: Path = few, model: Path = MODEL, prompt="{text}") -> None:
+        output = tmp_path / "out"
+        required = ["run", input, "--model", model, "--output", output]
+        assert_refused(headrace(served, *required, *(["--prompt", prompt] if prompt else []), *more), *words)
+        assert not output.exists()
+
+    return run
+
+
+# What can be known before any work.
+
+
+def test_a_missing_file_is_refused(refused, tmp_path):
+    refused(input=tmp_path / "nowhere.jsonl", words=["nowhere.jsonl", "does not exist"])
+
+
+def test_an_unknown_format_is_refused_with_those_known(refused, tmp_path):
+    refused(input=write(tmp_path / "input.xlsx", "x"), words=[".xlsx", ".jsonl", ".csv", ".parquet"])
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.csv", "empty.parquet"])
+def test_an_empty_file_is_refused(refused, tmp_path, name):
+    (tmp_path / name).touch()
+    refused(input=tmp_path / name, words=[name])
+
+
+def test_a_missing_template_column_is_named_with_those_there_are(refused):
+    refused(prompt="{txet}", words=["'txet'", "ticket_id, text, category"])
+
+
+@pytest.mark.parametrize("template", ["{text", "text}", "{}", "{text!r}"])
+def test_a_malformed_template_is_refused(refused, template):
+    refused(prompt=template, words=["--prompt", template])
+
+
+def test_an_input_that_says_nothing_to_ask_is_refused_with_advice(refused):
+    refused(prompt=None, words=["neither a 'messages' nor a 'prompt' column", "--prompt '{ticket_id}'"])
+
+
+def test_no_model_folder_is_refused(refused, tmp_path):
+    refused(model=tmp_path / "nowhere", words=[str(tmp_path / "nowhere"), "does not exist"])
+    (tmp_path / "empty").mkdir()
+    refused(model=tmp_path / "empty", words=["not a model folder", "config.json"])
+
+
+def test_a_missing_tokenizer_is_refused(refused, tmp_path):
+    folder = write_model_folder(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    refused(model=folder, words=["no tokenizer.json"])
+
+
+def test_an_unsupported_architecture_is_named_with_those_supported(refused, tmp_path):
+    folder = write_model_folder(tmp_path / "model", architectures=["MambaForCausalLM"])
+    refused(model=folder, words=["MambaForCausalLM", *SUPPORTED_ARCHITECTURES])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "{", ["config.json", "not valid JSON"]),
+        ("config.json", "[]", ["config.json", "JSON object"]),
+        ("config.json", '{"architectures": ["LlamaForCausalLM"]}', ["config.json", "no field"]),
+        ("tokenizer.json", "{", ["tokenizer.json"]),
+    ],
+)
+def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, words):
+    folder = write_model_folder(tmp_path / "model")
+    (folder / name).write_text(content)
+    refused(model=folder, words=words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--choices", ""], ["choices"]),
+        (["--choices", "a,,b"], ["choices", "empty"]),
+        (["--choices", "a,b,a"], ["choices", "different"]),
+        (["--top-p", "0"], ["top_p", "(0, 1]"]),
+        (["--top-p", "1.5"], ["top_p", "(0, 1]"]),
+        (["--top-p", "much"], ["--top-p", "number"]),
+        (["--temperature", "-1"], ["temperature", "≥ 0"]),
+        (["--max-tokens", "0"], ["max_tokens"]),
+        (["--seed", "-1"], ["seed"]),
+        (["--limit", "0"], ["--limit"]),
+        (["--dtype", "int3"], ["dtype", "auto, float32"]),
+        (["--max-num-seqs", "0"], ["--max-num-seqs"]),
+        (["--system", "@nowhere.txt"], ["--system", "nowhere.txt"]),
+        (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
+        (["--temprature", "1"], ["--temprature", "headrace run --help"]),
+        (["one", "too", "many"], ["one", "headrace run --help"]),
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_cannot_be_is_refused_and_named(refused, options, words):
+    refused(*options, words=words)
+
+
+def test_text_that_is_no_text_is_refused(refused):
+    refused("--system", "caf\udce9", words=["system: is not valid UTF-8"])
+    refused(prompt="{text} caf\udce9", words=["prompt: is not valid UTF-8"])
+    refused("--choices", "caf\udce9,tea", words=["choices: is not valid UTF-8"])
+
+
+def test_a_missing_argument_or_command_is_refused_in_one_line(served, headrace):
+    assert_refused(headrace(served, "run"), "INPUT", "headrace run --help")
+    assert_refused(headrace(served, "show"), "JOB", "headrace show --help")
+    assert_refused(headrace(served, "rnu"), "rnu", "headrace --help")
+
+
+def test_an_output_folder_with_something_in_it_is_refused(served, headrace, few, tmp_path):
+    (tmp_path / "keep.txt").write_text("mine")
+    arguments = label_arguments(few, tmp_path)
+    assert_refused(headrace(served, *arguments), "not empty", "--resume", "--overwrite")
+    assert_refused(headrace(served, *arguments, "--overwrite"), "keep.txt", "not written by headrace")
+    assert_refused(headrace(served, *arguments, "--resume"), "no headrace job to resume")
+    assert [path.name for path in tmp_path.iterdir()] == ["keep.txt"]
+
+
+def test_an_output_that_is_a_file_is_refused(served, headrace, few, tmp_path):
+    (tmp_path / "file").touch()
+    assert_refused(headrace(served, *label_arguments(few, tmp_path / "file")), "not a folder")
+
+
+def test_an_unknown_job_is_refused(served, headrace):
+    for command in ("show", "results"):
+        assert_refused(headrace(served, command, "job_x"), "'job_x' is unknown", "headrace jobs")
+
+
+def test_settings_that_cannot_be_are_refused(headrace, served, tmp_path):
+    (tmp_path / "file").touch()
+    assert_refused(headrace(tmp_path / "file/data", "jobs"), "HEADRACE_DATA_DIR", str(tmp_path / "file/data"))
+    assert_refused(headrace(served, "jobs", HEADRACE_SHARD_ROWS="many"), "HEADRACE_SHARD_ROWS=many")
+    assert_refused(headrace(served, "jobs", HEADRACE_SHARD_ROW="1"), "did you mean HEADRACE_SHARD_ROWS")
+
+
+def test_a_worker_that_cannot_start_says_why(served, headrace, tmp_path):
+    assert_refused(headrace(served, "worker", "--model", tmp_path / "nowhere"), "nowhere", "does not exist")
+
+
+def test_a_worker_that_refuses_ends_the_run_with_its_words(headrace, few, tmp_path):
+    """Known only to the worker: this run's engine cannot have so long a context."""
+    arguments = label_arguments(few, tmp_path / "out")
+    result = headrace(tmp_path / "data", *arguments, "--max-model-len", "1000000")
+    assert result.status == 1
+    assert "max_model_len=1000000 exceeds the model's context" in result.err.splitlines()[-1]
+    assert "Traceback" not in result.err
+
+
+# What belongs to a row.
+
+
+def test_bad_rows_are_in_the_data_set_with_their_error(served, headrace, few, tmp_path):
+    good = json.loads(few.read_text().splitlines()[0])
+    long = {"text": "word " * 3000, "custom_id": "long"}
+    lines = [good, "{broken", {"text": None}, "", {"other": 1}, {"text": " "}, long, good]
+    arguments = label_arguments(write(tmp_path / "mixed.jsonl", *lines), tmp_path / "out")
+    result = headrace(served, *arguments)
+    assert result.status == 0, result.err
+    assert "7 of 7: 7 generated, 0 kept from before, 5 failed" in result.out
+    rows = results(tmp_path / "out").to_pylist()
+    assert [row["row"] for row in rows] == list(range(7))
+    assert [row["error"] for row in rows] == [
+        None,
+        "line 2: not valid JSON: Expecting property name enclosed in double quotes at column 2",
+        "column 'text' is null",
+        "column 'text' is missing",
+        "prompt is empty",
+        rows[5]["error"],
+        None,
+    ]
+    assert "the model's context holds 2048" in rows[5]["error"]
+    assert rows[5]["custom_id"] == "long"
+    for row in rows:
+        assert (row["label"] is None) == (row["error"] is not None)
+
+
+def test_a_run_without_a_single_answer_fails(served, headrace, tmp_path):
+    arguments = label_arguments(write(tmp_path / "bad.jsonl", {"text": ""}, {"text": " "}), tmp_path / "out")
+    result = headrace(served, *arguments)
+    assert result.status == 1
+    assert "2 failed" in result.out
+
+
+# What it answers.
+
+
+def test_the_version(served, headrace):
+    result = headrace(served, "--version")
+    assert (result.status, result.err) == (0, "")
+    assert result.out.startswith("headrace 0.")
+
+
+def test_help_names_every_command(served, headrace):
+    for arguments in ([], ["--help"]):
+        result = headrace(served, *arguments)
+        assert result.status == 0
+        for command in ("run", "jobs", "show", "results", "worker"):
+            assert f"\n  {command} " in result.out
+
+
+@pytest.fixture(scope="module")
+def formats(few, tmp_path_factory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("formats")
+    table = pa.Table.from_pylist([json.loads(line) for line in few.read_text().splitlines()])
+    pq.write_table(table, folder / "few.parquet")
+    pa.csv.write_csv(table, folder / "few.csv")
+    return {"jsonl": few, "csv": folder / "few.csv", "parquet": folder / "few.parquet"}
+
+
+def test_the_format_of_the_input_does_not_matter(served, headrace, formats, tmp_path):
+    tables = {}
+    for name, path in formats.items():
+        assert headrace(served, *label_arguments(path, tmp_path / name)).status == 0
+        tables[name] = results(tmp_path / name)
+    first = tables.pop("jsonl")
+    assert first.column_names[:5] == ["row", "custom_id", "ticket_id", "text", "category"]
+    assert set(first["label"].to_pylist()) <= set(LABELS)
+    for table in tables.values():
+        assert table.column_names == first.column_names
+        for column in ("row", "ticket_id", "text", "category", "label", "prompt_tokens", "error"):
+            assert table[column].to_pylist() == first[column].to_pylist()
+
+
+def test_the_summary_and_what_jobs_show_and_results_say(served, headrace, few, tmp_path):
+    run = headrace(served, *label_arguments(few, tmp_path / "out"), "--limit", "5")
+    assert run.status == 0
+    words = run.out.split()
+    job = words[1]
+    assert "5 of 5: 5 generated, 0 kept from before, 0 failed" in run.out
+    for name in ("rows/s", "tokens/s", "hit rate"):
+        assert name in run.out
+    listed = headrace(served, "jobs", "--limit", "1").out.splitlines()
+    assert len(listed) == 2
+    assert listed[1].split()[:4] == [job, "completed", "5/5", "0"]
+    shown = headrace(served, "show", job).out
+    for word in (job, "completed", "5 of 5 (0 failed)", str(tmp_path / "out"), '"billing"', '"temperature": 0.0'):
+        assert word in shown
+    rows = [json.loads(line) for line in headrace(served, "results", job).out.splitlines()]
+    assert [row["row"] for row in rows] == [0, 1, 2, 3, 4]
+    assert rows[0]["label"] in LABELS
+    assert rows[0]["probabilities"].keys() == set(LABELS)
+    head = headrace(served, "results", job, "--head", "2").out.splitlines()
+    assert [json.loads(line) for line in head] == rows[:2]
+
+
+def test_messages_go_through_the_chat_template(served, headrace, few, tmp_path):
+    tickets = [json.loads(line) for line in few.read_text().splitlines()]
+    system = (label_arguments(few, tmp_path)[label_arguments(few, tmp_path).index("--system") + 1])[1:]
+    text = Path(system).read_text().strip()
+    rows = [
+        {"messages": [{"role": "system", "content": text}, {"role": "user", "content": row["text"]}]} for row in tickets
+    ]
+    source = write(tmp_path / "chats.jsonl", *rows, {"messages": []})
+    options = ["--model", MODEL, "--choices", ",".join(LABELS), "--output"]
+    assert headrace(served, "run", source, *options, tmp_path / "chats").status == 0
+    assert headrace(served, *label_arguments(few, tmp_path / "texts")).status == 0
+    chats, texts = results(tmp_path / "chats"), results(tmp_path / "texts")
+    assert chats["error"].to_pylist() == [None] * 12 + ["column 'messages' must be a non-empty list"]
+    for column in ("label", "prompt_tokens"):
+        assert chats[column].to_pylist()[:12] == texts[column].to_pylist()
+
+
+def test_text_is_generated_where_there_are_no_choices(served, headrace, few, tmp_path):
+    def generate(name: str, *options: str) -> list[dict[str, Any]]:
+        arguments = ["run", few, "--model", MODEL, "--prompt", "{text}", "--max-tokens", "6", "--limit", "8"]
+        result = headrace(served, *arguments, "--output", tmp_path / name, *options)
+        assert result.status == 0, result.err
+        rows: list[dict[str, Any]] = results(tmp_path / name).to_pylist()
+        return rows
+
+    def texts(rows: list[dict[str, Any]]) -> list[str]:
+        return [row["output"] for row in rows]
+
+    greedy = generate("greedy")
+    assert all(row["label"] is None and row["confidence"] is None for row in greedy)
+    assert {row["finish_reason"] for row in greedy} <= {"stop", "length"}
+    assert all(1 <= row["completion_tokens"] <= 6 for row in greedy)
+    assert "probabilities" not in greedy[0]
+    hot = ("--temperature", "5", "--seed")
+    assert texts(generate("seed 1", *hot, "1")) == texts(generate("seed 1 again", *hot, "1"))
+    assert texts(generate("seed 2", *hot, "2")) != texts(generate("seed 1 once more", *hot, "1"))
+
+
+# Resuming and replacing.
+
+
+def test_a_finished_run_is_refused_resumed_and_replaced_as_asked(served, headrace, few, tmp_path):
+    arguments = label_arguments(few, tmp_path / "out")
+    assert headrace(served, *arguments).status == 0
+    before = results(tmp_path / "out")
+    assert_refused(headrace(served, *arguments), "not empty", "--resume")
+    resumed = headrace(served, *arguments, "--resume")
+    assert resumed.status == 0
+    assert "12 of 12: 0 generated, 12 kept from before, 0 failed" in resumed.out
+    replaced = headrace(served, *arguments, "--overwrite", "--limit", "4")
+    assert "4 of 4: 4 generated, 0 kept from before" in replaced.out
+    assert results(tmp_path / "out")["label"].to_pylist() == before["label"].to_pylist()[:4]
+
+
+def test_resuming_with_something_else_names_what_differs(served, headrace, few, tmp_path):
+    arguments = label_arguments(few, tmp_path / "out")
+    assert headrace(served, *arguments).status == 0
+    assert_refused(headrace(served, *arguments, "--resume", "--limit", "3"), "another limit", "--overwrite")
+    assert_refused(headrace(served, *arguments, "--resume", "--temperature", "1"), "another temperature")
+    other = shutil.copy(few, tmp_path / "other.jsonl")
+    assert headrace(served, *label_arguments(other, tmp_path / "out"), "--resume").status == 0
+    with open(other, "a") as file:
+        file.write('{"text": "one more"}\n')
+    assert_refused(headrace(served, *label_arguments(other, tmp_path / "out"), "--resume"), "another input")
+
+
+def test_resuming_nothing_is_a_first_run(served, headrace, few, tmp_path):
+    result = headrace(served, *label_arguments(few, tmp_path / "out"), "--resume")
+    assert "12 generated, 0 kept from before" in result.out
+
+
+def test_parts_of_another_ledger_are_not_resumed(served, headrace, few, tmp_path):
+    arguments = label_arguments(few, tmp_path / "out")
+    assert headrace(served, *arguments).status == 0
+    assert_refused(headrace(tmp_path / "other", *arguments, "--resume"), "another ledger", "HEADRACE_DATA_DIR")
+
+
+def test_a_part_deleted_after_the_end_is_told(served, headrace, few, tmp_path):
+    arguments = label_arguments(few, tmp_path / "out")
+    assert headrace(served, *arguments).status == 0
+    next((tmp_path / "out").glob("*.parquet")).unlink()
+    assert_refused(headrace(served, *arguments, "--resume"), "is gone", "--overwrite")

@@ -1,0 +1,186 @@
+"""The Python face, with a worker that serves the tickets model."""
+
+import json
+from collections.abc import Iterator
+from datetime import date
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+
+from headrace.jobs.client import Client, Job, JobTimeoutError
+from headrace.jobs.errors import JobMismatchError, SpecError
+from headrace.jobs.producer import new_job_id
+from headrace.jobs.settings import Settings
+from headrace.storage.errors import InputError, OutputNotEmpty, UnknownJob
+from headrace.storage.output_dir import Manifest, write_manifest
+from headrace.storage.records import JobState
+
+from .running import LABELS, MODEL, environment
+
+SECONDS = 60.0
+# So hot that every token is as likely as the one that ends: a few rows are short, most take their thousand tokens.
+SLOW: dict[str, Any] = {"prompt": "{text}", "max_tokens": 1000, "temperature": 10_000}
+FAST: dict[str, Any] = {"prompt": "{text}", "choices": LABELS}
+
+
+@pytest.fixture
+def client(served) -> Iterator[Client]:
+    with Client(Settings.from_environment(environment(served))) as client:
+        yield client
+
+
+@pytest.fixture
+def unserved(tmp_path) -> Iterator[Client]:
+    """A client whose jobs nobody works on."""
+    with Client(Settings.from_environment(environment(tmp_path / "unserved"))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def rows(tickets) -> list[dict[str, str]]:
+    with tickets.open() as file:
+        return [json.loads(line) for line in islice(file, 80)]
+
+
+def finish(job: Job) -> list[dict[str, Any]]:
+    """The rows of a job run to its end by the worker that is there."""
+    progress = job.wait(SECONDS, start_worker=False)
+    assert progress.state is JobState.COMPLETED
+    table = job.results()
+    assert table.num_rows == progress.rows_done == progress.rows_total
+    found: list[dict[str, Any]] = table.to_pylist()
+    return found
+
+
+def folder_rows(folder: Path) -> list[int]:
+    found: list[int] = ds.dataset(sorted(map(str, folder.glob("*.parquet")))).to_table()["row"].to_pylist()
+    return sorted(found)
+
+
+def test_rows_come_back_in_their_order_with_their_answers(client, rows, tmp_path):
+    answers = finish(client.submit(rows, MODEL, tmp_path / "out", **FAST))
+    assert [{name: answer[name] for name in rows[0]} for answer in answers] == rows
+    assert [answer["row"] for answer in answers] == list(range(80))
+    assert {answer["label"] for answer in answers} <= set(LABELS)
+    assert {answer["error"] for answer in answers} == {None}
+
+
+def test_a_file_gives_what_its_rows_give(client, tickets, rows, tmp_path):
+    of_file = finish(client.submit(tickets, str(MODEL), str(tmp_path / "file"), limit=80, **FAST))
+    of_rows = finish(client.submit(iter(rows), MODEL, tmp_path / "rows", **FAST))
+    assert [row["label"] for row in of_file] == [row["label"] for row in of_rows]
+
+
+def test_what_json_cannot_hold_becomes_text_or_that_rows_error(client, rows, tmp_path):
+    odd = [rows[0] | {"when": date(2026, 3, 4)}, {"text": "half a pair: \ud800"}]
+    answers = finish(client.submit(odd, MODEL, tmp_path / "out", **FAST))
+    assert answers[0]["when"] == "2026-03-04"
+    assert "surrogate" in answers[1]["error"]
+
+
+def test_a_job_is_found_again(client, rows, tmp_path):
+    job = client.submit(rows[:3], MODEL, tmp_path / "out", **FAST)
+    finish(job)
+    assert client.jobs(1)[0].id == job.id
+    again = client.job(job.id)
+    assert again.spec == job.spec
+    assert again.results().equals(job.results())
+    with pytest.raises(UnknownJob, match="job_x"):
+        client.job("job_x")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "problem"),
+    [
+        ({"prompt": "{txet}"}, SpecError, "txet"),
+        ({"temperature": -1}, SpecError, "temperature"),
+        ({"temprature": 1}, SpecError, "temprature"),
+        ({"choices": ("a", "a")}, SpecError, "choices"),
+        ({"input": "nowhere.jsonl"}, InputError, "does not exist"),
+        ({"input": []}, InputError, "no rows"),
+    ],
+    ids=str,
+)
+def test_what_cannot_run_is_refused_and_leaves_nothing(client, rows, tmp_path, change, error, problem):
+    arguments: dict[str, Any] = {"input": rows, "model": MODEL, "output": tmp_path / "out", **FAST}
+    with pytest.raises(error, match=problem) as refusal:
+        client.submit(**arguments | change)
+    assert "\n" not in str(refusal.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_submitting_again_needs_a_mode(client, rows, tmp_path):
+    first = client.submit(rows, MODEL, tmp_path, **FAST)
+    with pytest.raises(OutputNotEmpty, match="--resume"):
+        client.submit(rows, MODEL, tmp_path, **FAST)
+    again = client.submit(rows, MODEL, tmp_path, mode="resume", **FAST)
+    assert again.id == first.id
+    finish(again)
+    once_more = client.submit(rows, MODEL, tmp_path, mode="resume", **FAST)
+    assert once_more.id == first.id
+    assert once_more.progress().rows_done == 80
+    assert folder_rows(tmp_path) == list(range(80))
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"prompt": "Ticket: {text}"}, "another prompt"),
+        ({"choices": LABELS[::-1]}, "another choices"),
+        ({"system": "Be kind."}, "another system"),
+        ({"temperature": 0.5, "seed": 3}, "another temperature, seed"),
+        ({"limit": 3}, "another limit"),
+        ({"input": [{"text": "other"}]}, "another input"),
+    ],
+    ids=str,
+)
+def test_resuming_another_job_names_what_differs(unserved, rows, tmp_path, change, named):
+    arguments: dict[str, Any] = {"input": rows, "model": MODEL, "output": tmp_path / "out", **FAST}
+    unserved.submit(**arguments)
+    with pytest.raises(JobMismatchError, match=named):
+        unserved.submit(**arguments | change, mode="resume")
+
+
+def test_a_job_that_is_overwritten_is_cancelled_and_writes_no_more(client, rows, tmp_path, wait_until):
+    old = client.submit(rows, MODEL, tmp_path, **SLOW)
+    wait_until(lambda: old.progress().rows_done > 0, "the old job has written something", SECONDS)
+    new = client.submit(rows, MODEL, tmp_path, mode="overwrite", **FAST)
+    assert new.id != old.id
+    finish(new)
+    assert old.progress().state is JobState.CANCELLED
+    assert folder_rows(tmp_path) == list(range(80))
+    assert not (client.settings.data_dir / "jobs" / old.id).exists()
+    parts = {part.file_name for part in client.ledger.parts(new.id)}
+    assert {path.name for path in tmp_path.iterdir()} == parts | {"_headrace.json"}
+
+
+def test_a_cancelled_job_is_not_resumed(unserved, rows, tmp_path):
+    job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
+    unserved.ledger.cancel_job(job.id)
+    with pytest.raises(JobMismatchError, match="was cancelled: pass --overwrite"):
+        unserved.submit(rows, MODEL, tmp_path / "out", mode="resume", **FAST)
+
+
+def test_a_job_killed_before_it_was_recorded_is_resumed_under_its_id(unserved, rows, tmp_path):
+    job_id = new_job_id()
+    job = unserved.submit(rows, MODEL, tmp_path / "first", **FAST)
+    (tmp_path / "second").mkdir()
+    write_manifest(tmp_path / "second", Manifest(job_id, job.record.fingerprint))
+    again = unserved.submit(rows, MODEL, tmp_path / "second", mode="resume", **FAST)
+    assert again.id == job_id
+    assert again.progress().rows_total == 80
+
+
+def test_waiting_has_an_end(unserved, rows, tmp_path):
+    job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
+    with pytest.raises(JobTimeoutError, match=r"did not end in 0\.1 s"):
+        job.wait(0.1, start_worker=False)
+    assert job.results().num_rows == 0
+
+
+def test_the_clients_shards_are_as_large_as_set(unserved, rows, tmp_path):
+    job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
+    assert [shard.num_rows for shard in unserved.ledger.shards(job.id)] == [32, 32, 16]

@@ -1,0 +1,160 @@
+"""The engine's thread: each request gets its one outcome, whatever happens to its neighbours."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from queue import SimpleQueue
+
+import pytest
+
+from headrace.engine.request import Request, SamplingParams
+from headrace.jobs.engine_host import Answer, EngineFailure, EngineHost, Outcome, Refusal
+
+from ..engine.fakes import CONTEXT, VOCAB_SIZE, fake_answer
+from .answers import GatedRunner, hosted, take
+
+PARAMS = SamplingParams(temperature=0.8, max_tokens=10, seed=3, ignore_eos=True)
+
+
+@pytest.fixture
+def runner() -> GatedRunner:
+    return GatedRunner()
+
+
+@pytest.fixture
+def host(runner) -> Iterator[EngineHost]:
+    with hosted(runner) as (host, _):
+        yield host
+
+
+@pytest.fixture
+def outcomes() -> "SimpleQueue[Outcome]":
+    return SimpleQueue()
+
+
+def request(request_id: str, *prompt: int, params: SamplingParams = PARAMS) -> Request:
+    return Request(request_id, prompt or (1, 2, 3), params)
+
+
+def assert_answered(outcome: Outcome, asked: Request) -> None:
+    assert isinstance(outcome, Answer)
+    assert list(outcome.token_ids) == fake_answer(asked, CONTEXT)
+
+
+def test_many_threads_get_what_each_would_have_got_alone(host):
+    requests = {
+        thread: [
+            request(f"{thread}/{number}", *[1 + (thread + number + i) % 10 for i in range(1 + number % 5)])
+            for number in range(10)
+        ]
+        for thread in range(8)
+    }
+    queues: dict[int, SimpleQueue[Outcome]] = {thread: SimpleQueue() for thread in requests}
+
+    def submit(thread: int) -> None:
+        for start in range(0, 10, 5):
+            host.submit(requests[thread][start : start + 5], queues[thread].put)
+
+    threads = [threading.Thread(target=submit, args=(thread,)) for thread in requests]
+    for each in threads:
+        each.start()
+    for thread, asked in requests.items():
+        answers = take(queues[thread], 10)
+        for one in asked:
+            assert_answered(answers[one.request_id], one)
+
+
+def test_a_choice_comes_with_all_probabilities(host, outcomes):
+    params = SamplingParams(temperature=0, choices=("a", "b c"))
+    host.submit([Request("r", (1, 2), params, ((1,), (2, 3)))], outcomes.put)
+    answer = take(outcomes, 1)["r"]
+    assert isinstance(answer, Answer)
+    assert answer.choice_index is not None
+    assert answer.choice_probabilities is not None
+    assert sum(answer.choice_probabilities) == pytest.approx(1)
+    assert answer.choice_index == answer.choice_probabilities.index(max(answer.choice_probabilities))
+
+
+def test_an_aborted_request_is_never_heard_of_and_its_neighbours_are(runner, host, outcomes):
+    runner.close()
+    asked = [request(str(number)) for number in range(6)]
+    host.submit(asked, outcomes.put)
+    runner.wait_until_reached()
+    host.abort(["0", "3", "unknown"])
+    runner.open()
+    assert take(outcomes, 4).keys() == {"1", "2", "4", "5"}
+    host.submit([request("0")], outcomes.put)
+    assert take(outcomes, 1).keys() == {"0"}
+
+
+def test_aborting_frees_the_memory(runner, outcomes):
+    with hosted(runner) as (host, engine):
+        runner.close()
+        host.submit([request(str(number)) for number in range(6)], outcomes.put)
+        runner.wait_until_reached()
+        host.abort(map(str, range(6)))
+        host.submit([request("last")], outcomes.put)
+        runner.open()
+        assert take(outcomes, 1).keys() == {"last"}
+    assert (engine.stats.num_running, engine.stats.num_waiting, engine.has_work) == (0, 0, False)
+
+
+def test_a_step_that_raises_fails_all_and_the_next_requests_run(runner, host, outcomes):
+    runner.close()
+    asked = [request(str(number)) for number in range(10)]
+    host.submit(asked, outcomes.put)
+    runner.permit(2)
+    for _ in range(3):
+        runner.wait_until_reached()
+    runner.fail = RuntimeError("out of\n  memory")
+    runner.permit(1)
+    failures = take(outcomes, 10)
+    assert {type(outcome) for outcome in failures.values()} == {EngineFailure}
+    assert {outcome.error for outcome in failures.values() if isinstance(outcome, EngineFailure)} == {
+        "RuntimeError: out of memory"
+    }
+    runner.fail = None
+    runner.open()
+    host.submit(asked, outcomes.put)
+    answers = take(outcomes, 10)
+    for one in asked:
+        assert_answered(answers[one.request_id], one)
+
+
+@pytest.mark.parametrize(
+    ("bad", "problem"),
+    [
+        (Request("bad", (), PARAMS), "prompt is empty"),
+        (Request("bad", (VOCAB_SIZE,), PARAMS), f"token id {VOCAB_SIZE} is outside the vocabulary"),
+        (Request("bad", (1,) * CONTEXT, PARAMS), f"prompt has {CONTEXT} tokens"),
+        (Request("bad", (1,), replace(PARAMS, choices=("a",)), ((),)), "choices must be"),
+    ],
+    ids=["empty", "unknown token", "too long", "empty choice"],
+)
+def test_a_request_that_can_never_run_is_refused_and_its_neighbours_run(host, outcomes, bad, problem):
+    good = request("good")
+    host.submit([bad, good], outcomes.put)
+    heard = take(outcomes, 2)
+    assert isinstance(heard["bad"], Refusal)
+    assert problem in heard["bad"].error
+    assert_answered(heard["good"], good)
+
+
+def test_an_id_in_use_is_refused_and_its_first_user_answered(runner, host, outcomes):
+    others: SimpleQueue[Outcome] = SimpleQueue()
+    runner.close()
+    first = request("same")
+    host.submit([first], outcomes.put)
+    host.submit([request("same", 4, 5)], others.put)
+    runner.open()
+    assert isinstance(take(others, 1)["same"], Refusal)
+    assert_answered(take(outcomes, 1)["same"], first)
+
+
+def test_leaving_drops_what_is_pending_and_ends_the_thread(runner, outcomes):
+    runner.close()
+    with hosted(runner) as (host, _):
+        host.submit([request(str(n), params=replace(PARAMS, max_tokens=None)) for n in range(500)], outcomes.put)
+        runner.wait_until_reached()
+    assert outcomes.qsize() < 500
+    assert "engine" not in {thread.name for thread in threading.enumerate()}

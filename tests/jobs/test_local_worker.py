@@ -1,0 +1,133 @@
+"""A run's own worker process: started when nobody serves the queue, given up when it keeps dying."""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.errors import WorkerFailedError
+from headrace.jobs.local_worker import LocalWorker
+from headrace.jobs.presence import WorkerId, WorkerPresence
+
+QUEUE = "headrace.bulk.0123456789ab"
+
+
+@pytest.fixture
+def presence(tmp_path) -> Iterator[WorkerPresence]:
+    with EmbeddedValkey(tmp_path) as valkey, WorkerPresence(valkey.url) as presence:
+        yield presence
+
+
+@pytest.fixture
+def worker(presence, tmp_path) -> Iterator[LocalWorker]:
+    with LocalWorker(presence, QUEUE, ["--model", "nowhere"], tmp_path / "logs" / "worker.log") as worker:
+        yield worker
+
+
+@pytest.fixture
+def program(monkeypatch, tmp_path) -> Callable[[str], None]:
+    """Puts a shell script in the worker's place."""
+
+    def replace(script: str) -> None:
+        path = tmp_path / "worker.sh"
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+
+    return replace
+
+
+STAY = "exec sleep 600"
+
+
+def tick_until_it_fails(worker: LocalWorker, wait_until: Callable[..., None], rows: Iterator[int]) -> str:
+    failures: list[str] = []
+
+    def failed() -> bool:
+        try:
+            worker.tick(next(rows))
+        except WorkerFailedError as error:
+            failures.append(str(error))
+        return bool(failures)
+
+    wait_until(failed, "the worker is given up")
+    return failures[0]
+
+
+def test_a_queue_that_is_served_needs_no_worker(worker, presence, program):
+    program(STAY)
+    presence.announce(QUEUE, WorkerId.own())
+    worker.tick(0)
+    assert worker.pid is None
+
+
+def test_a_worker_is_started_once_and_ended_with_the_run(worker, program, wait_until_ended):
+    program(STAY)
+    worker.tick(0)
+    process = psutil.Process(worker.pid)
+    worker.tick(0)
+    assert worker.pid == process.pid
+    worker.__exit__(None, None, None)
+    wait_until_ended(process)
+
+
+def test_a_worker_that_dies_is_started_again(worker, program, wait_until):
+    program(STAY)
+    worker.tick(0)
+    first = worker.pid
+    psutil.Process(first).kill()
+
+    def is_another() -> bool:
+        worker.tick(0)
+        return worker.pid not in (None, first)
+
+    wait_until(is_another, "another worker is started")
+
+
+def test_a_worker_that_keeps_dying_is_given_up_with_its_last_words(worker, program, wait_until, tmp_path):
+    program(f"echo x >> {tmp_path}/starts; echo first; echo 'out of memory' >&2; exit 3")
+    failure = tick_until_it_fails(worker, wait_until, iter(lambda: 0, None))
+    assert "died 3 times without finishing a row (exit status 3;" in failure
+    assert failure.endswith(": out of memory")
+    assert len((tmp_path / "starts").read_text().split()) == 3
+
+
+def test_a_worker_that_dies_but_gets_on_is_not_given_up(worker, program, wait_until, tmp_path):
+    program(f"echo x >> {tmp_path}/starts; exit 3")
+    rows = iter(range(10**9))
+
+    def started_ten_times() -> bool:
+        worker.tick(next(rows))
+        path = tmp_path / "starts"
+        return path.exists() and len(path.read_text().split()) >= 10
+
+    wait_until(started_ten_times, "ten starts")
+
+
+def test_a_worker_that_refuses_is_not_started_twice(worker, program, wait_until, tmp_path):
+    program(f"echo x >> {tmp_path}/starts; echo 'headrace: no such model' >&2; exit 2")
+    failure = tick_until_it_fails(worker, wait_until, iter(lambda: 0, None))
+    assert failure == "the worker refused to start: no such model"
+    assert len((tmp_path / "starts").read_text().split()) == 1
+
+
+def test_a_worker_is_told_its_model_queue_and_parent(worker, program, wait_until, tmp_path):
+    program(f'echo "$@" > {tmp_path}/told; {STAY}')
+    worker.tick(0)
+    told = tmp_path / "told"
+    wait_until(lambda: told.exists() and told.read_text().endswith("\n"), "the worker was told")
+    assert told.read_text().split() == [
+        *("-P", "-m", "headrace.jobs.cli", "worker", "--model", "nowhere"),
+        *("--parent-pid", str(os.getpid())),
+    ]
+
+
+def test_the_log_is_where_it_was_asked_for(worker, program, wait_until, tmp_path):
+    program(f"echo hello; {STAY}")
+    worker.tick(0)
+    log = Path(tmp_path / "logs" / "worker.log")
+    wait_until(lambda: log.read_text() == "hello\n", "the log says hello")

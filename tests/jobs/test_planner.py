@@ -1,0 +1,187 @@
+"""Rows to shards: every row once, its fault with it, common prefixes side by side."""
+
+import json
+import random
+from collections.abc import Callable, Sequence
+from itertools import pairwise, permutations, takewhile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine.config import ModelConfig
+from headrace.engine.errors import InvalidRequestError
+from headrace.engine.tokenizer import Tokenizer
+from headrace.jobs.errors import SpecError
+from headrace.jobs.planner import Plan, Planner
+from headrace.jobs.schemas import JobSpec
+from headrace.storage.readers import open_input
+from headrace.storage.spool import PlannedRow
+
+from ..engine.fakes import CONTEXT
+from .models import write_model_folder
+
+SHARD_ROWS = 8
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("models") / "plain")
+
+
+@pytest.fixture
+def plan(model, tmp_path) -> Callable[..., Plan]:
+    """Plans an input given as lines of JSON, or as rows."""
+
+    def plan(rows: Sequence[Any], **spec: Any) -> Plan:
+        path = tmp_path / "input.jsonl"
+        path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+        planner = Planner(
+            JobSpec.parse(model=str(model), **{"prompt": "{text}"} | spec),
+            ModelConfig.from_pretrained(model),
+            Tokenizer.from_pretrained(model),
+            SHARD_ROWS,
+        )
+        return planner.plan(open_input(path))
+
+    return plan
+
+
+def planned(plan: Plan) -> list[PlannedRow]:
+    return [row for shard in plan.shards for row in shard]
+
+
+def errors(plan: Plan) -> dict[int, str]:
+    return {row.row: row.error for row in planned(plan) if row.error is not None}
+
+
+def total_common_prefix(prompts: Sequence[Sequence[Any]]) -> int:
+    return sum(common_prefix(one, other) for one, other in pairwise(prompts))
+
+
+def common_prefix(one: Sequence[Any], other: Sequence[Any]) -> int:
+    return sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+
+
+@pytest.mark.parametrize("count", [1, SHARD_ROWS - 1, SHARD_ROWS, SHARD_ROWS + 1, 5 * SHARD_ROWS])
+def test_shards_are_full_but_the_last(plan, count):
+    shards = plan([{"text": "a"}] * count).shards
+    assert [len(shard) for shard in shards[:-1]] == [SHARD_ROWS] * ((count - 1) // SHARD_ROWS)
+    assert sum(map(len, shards)) == count
+
+
+def test_every_row_is_planned_once_with_its_number_and_values(plan):
+    rows = [{"text": random.Random(n).choice("abcdefgh"), "n": n} for n in range(30)]
+    planned_rows = sorted(planned(plan(rows)), key=lambda row: row.row)
+    assert [(row.row, row.values) for row in planned_rows] == list(enumerate(rows))
+    assert [row.custom_id for row in planned_rows] == [str(n) for n in range(30)]
+
+
+def test_the_inputs_custom_id_is_kept(plan):
+    result = plan([{"text": "a", "custom_id": "x-1"}, {"text": "b"}, {"text": "c", "custom_id": 7}])
+    assert {row.row: row.custom_id for row in planned(result)} == {0: "x-1", 1: "1", 2: "7"}
+
+
+def test_prompts_are_tokenized_as_rendered(plan):
+    result = plan([{"text": "a c"}], prompt="b {text} d", system="e")
+    assert planned(result)[0].prompt_token_ids == [5, 2, 1, 3, 4]
+
+
+def test_rows_with_a_common_beginning_are_neighbours(plan):
+    generator = random.Random(5)
+    prefixes = [" ".join(generator.choices("abcdefgh", k=6)) for _ in range(12)]
+    texts = [f"{prefix} {' '.join(generator.choices('abcdefgh', k=4))}" for prefix in prefixes for _ in range(9)]
+    generator.shuffle(texts)
+    ordered = [row.values["text"] for row in planned(plan([{"text": text} for text in texts]))]
+    groups = [text[:11] for text in ordered]
+    assert 1 + sum(one != other for one, other in pairwise(groups)) == len(set(prefixes))
+    assert total_common_prefix([text.split() for text in ordered]) > 3 * total_common_prefix(
+        [text.split() for text in texts]
+    )
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_no_other_order_shares_more(plan, seed):
+    generator = random.Random(seed)
+    texts = [" ".join(generator.choices("ab", k=generator.randint(1, 6))) for _ in range(6)]
+    ordered = [row.prompt_token_ids or [] for row in planned(plan([{"text": text} for text in texts]))]
+    best = max(total_common_prefix(order) for order in permutations(ordered))
+    assert total_common_prefix(ordered) == best
+
+
+def test_rows_at_fault_are_planned_with_their_error(plan):
+    long = " ".join("a" * CONTEXT)
+    result = plan(
+        [
+            {"text": "a"},
+            "{broken",
+            {"other": 1},
+            {"text": None},
+            {"text": "  "},
+            {"text": long},
+            '["a list"]',
+            {"text": "b"},
+        ]
+    )
+    assert errors(result) == {
+        1: "line 2: not valid JSON: Expecting property name enclosed in double quotes at column 2",
+        2: "column 'text' is missing",
+        3: "column 'text' is null",
+        4: "prompt is empty",
+        5: f"prompt has {CONTEXT} tokens; the model's context holds {CONTEXT} with the answer",
+        6: "line 7: not a JSON object but an array",
+    }
+    assert (result.num_rows, result.num_errors) == (8, 6)
+    for row in planned(result):
+        assert (row.prompt_token_ids is None) == (row.error is not None)
+
+
+def test_the_longest_prompt_leaves_room_for_one_token(plan):
+    assert errors(plan([{"text": " ".join("a" * (CONTEXT - 1))}])) == {}
+
+
+def test_errors_and_answers_stay_apart_across_reading_batches(plan):
+    rows = [{"text": None if n % 3 == 0 else f"a {'b ' * (n % 7)}"} for n in range(2500)]
+    result = plan(rows)
+    assert result.num_errors == len(range(0, 2500, 3))
+    for row in planned(result):
+        if row.error is None:
+            assert row.prompt_token_ids == [1, *[2] * (row.row % 7)]
+
+
+def test_an_input_whose_rows_are_all_at_fault_is_planned(plan):
+    assert errors(plan(["{broken", "[]"], prompt="say a")).keys() == {0, 1}
+
+
+def test_types_are_found_over_all_rows(plan):
+    result = plan([{"text": "a", "n": 1}, {"text": "b", "n": 0.5, "late": True}])
+    assert [(field.name, str(field.type)) for field in result.schema] == [
+        ("text", "string"),
+        ("n", "double"),
+        ("late", "bool"),
+    ]
+
+
+def test_a_column_that_only_later_rows_have_is_no_mistake(plan):
+    result = plan([{"id": 1}] * 1000 + [{"text": "a"}])
+    assert result.num_errors == 1000
+
+
+def test_a_column_that_no_row_has_is_refused(plan):
+    with pytest.raises(SpecError, match="the column 'txet'; the input has text"):
+        plan([{"text": "a"}], prompt="{txet}")
+
+
+@pytest.mark.parametrize(("choices", "problem"), [(("a", "k"), None), (("j", "k"), "different"), (("a", " "), "empty")])
+def test_choices_that_the_model_cannot_tell_apart_are_refused(plan, choices, problem):
+    """The fake vocabulary reads k as j."""
+    if problem is None:
+        assert plan([{"text": "a"}], choices=choices).num_errors == 0
+    else:
+        with pytest.raises(InvalidRequestError, match=problem):
+            plan([{"text": "a"}], choices=choices)
+
+
+def test_planning_twice_gives_the_same_plan(plan):
+    rows = [{"text": f"{'abc'[n % 3]} {'de'[n % 2]}"} for n in range(40)]
+    assert plan(rows) == plan(rows)

@@ -1,0 +1,80 @@
+"""Which workers are alive, as a real Redis tells it."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from redis import Redis
+from redis.exceptions import RedisError
+
+from headrace.jobs import presence as presence_module
+from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.presence import WorkerId, WorkerPresence
+
+QUEUE = "headrace.bulk.0123456789ab"
+
+
+@pytest.fixture(scope="module")
+def valkey(tmp_path_factory) -> Iterator[EmbeddedValkey]:
+    with EmbeddedValkey(tmp_path_factory.mktemp("valkey")) as valkey:
+        yield valkey
+
+
+@pytest.fixture
+def presence(valkey) -> Iterator[WorkerPresence]:
+    with Redis.from_url(valkey.url) as redis:
+        redis.flushall()
+    with WorkerPresence(valkey.url) as presence:
+        yield presence
+
+
+@pytest.fixture(scope="module")
+def dead_pid() -> int:
+    with subprocess.Popen([sys.executable, "-c", ""]) as process:
+        process.wait()
+    return process.pid
+
+
+def test_a_workers_name_can_be_read_back():
+    worker = WorkerId("host.with:colons", 7, "abc")
+    assert WorkerId.parse(str(worker)) == worker
+    assert WorkerId.own() != WorkerId.own()
+
+
+def test_a_queue_is_served_from_the_announcement_to_the_withdrawal(presence):
+    worker, other = WorkerId.own(), WorkerId.own()
+    assert not presence.is_served(QUEUE)
+    presence.announce(QUEUE, worker)
+    presence.announce(QUEUE, other)
+    assert presence.is_served(QUEUE)
+    assert not presence.is_served("another")
+    presence.withdraw(QUEUE, worker)
+    assert presence.is_served(QUEUE)
+    presence.withdraw(QUEUE, other)
+    assert not presence.is_served(QUEUE)
+
+
+def test_a_worker_that_is_silent_is_forgotten(presence, monkeypatch, wait_until, valkey):
+    monkeypatch.setattr(presence_module, "TTL_SECONDS", 0.2)
+    presence.announce(QUEUE, WorkerId.own())
+    assert presence.is_served(QUEUE)
+    wait_until(lambda: not presence.is_served(QUEUE), "the worker is forgotten")
+    with Redis.from_url(valkey.url) as redis:
+        wait_until(lambda: not redis.keys(), "no key is left")
+
+
+def test_a_killed_worker_of_this_host_is_forgotten_at_once(presence, dead_pid):
+    presence.announce(QUEUE, WorkerId(socket.gethostname(), dead_pid, "x"))
+    assert not presence.is_served(QUEUE)
+    presence.announce(QUEUE, WorkerId("another host", dead_pid, "x"))
+    assert presence.is_served(QUEUE)
+
+
+def test_without_redis_nobody_serves(tmp_path):
+    with WorkerPresence(f"unix://{tmp_path}/nowhere.sock") as presence:
+        assert not presence.is_served(QUEUE)
+        presence.withdraw(QUEUE, WorkerId.own())
+        with pytest.raises(RedisError):
+            presence.announce(QUEUE, WorkerId.own())

@@ -1,0 +1,175 @@
+"""Rows to prompts: templates, conversations, and what is wrong with them."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.engine.tokenizer import Tokenizer
+from headrace.jobs.errors import SpecError
+from headrace.jobs.rendering import PromptRenderer, PromptTemplate, RowError
+from headrace.jobs.schemas import JobSpec
+
+from .models import write_model_folder
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory) -> Tokenizer:
+    return Tokenizer.from_pretrained(write_model_folder(tmp_path_factory.mktemp("models") / "plain"))
+
+
+@pytest.fixture(scope="module")
+def chat(tmp_path_factory) -> Tokenizer:
+    return Tokenizer.from_pretrained(write_model_folder(tmp_path_factory.mktemp("models") / "chat", chat=True))
+
+
+def renderer(tokenizer: Tokenizer, *columns: str, **spec: Any) -> PromptRenderer:
+    return PromptRenderer(JobSpec.parse(model="m", **spec), tokenizer, columns)
+
+
+def render(tokenizer: Tokenizer, values: dict[str, Any], **spec: Any) -> str:
+    return renderer(tokenizer, *values, **spec).render(values)
+
+
+def say(role: str, content: str | None) -> dict[str, str | None]:
+    return {"role": role, "content": content}
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        ("{text}", "hello"),
+        ("{text} and {text}", "hello and hello"),
+        ("Label: {text}\n{n}", "Label: hello\n7"),
+        ('{{"text": "{text}"}}', '{"text": "hello"}'),
+        ("nothing of the row", "nothing of the row"),
+        ("{a.b} {a[0]} {two words}", "dotted indexed spaced"),
+        ("{list} {umlaut} {yes} {float}", '[1, {"ä": null}] ü true 0.5'),
+    ],
+)
+def test_a_template_is_filled_with_the_columns_as_they_are_named(template, expected):
+    values = {
+        "text": "hello",
+        "n": 7,
+        "a.b": "dotted",
+        "a[0]": "indexed",
+        "two words": "spaced",
+        "list": [1, {"ä": None}],
+        "umlaut": "ü",
+        "yes": True,
+        "float": 0.5,
+    }
+    assert PromptTemplate(template).render(values) == expected
+
+
+def test_a_value_that_looks_like_a_template_is_left_alone():
+    assert PromptTemplate("{a}{b}").render({"a": "{b} {{", "b": "}"}) == "{b} {{}"
+
+
+def test_a_templates_columns_are_known_each_once():
+    assert PromptTemplate("{b} {a} {{c}} {b}").columns == ("b", "a")
+
+
+@pytest.mark.parametrize("template", ["{", "}", "{text", "text}", "{a{b}}", "{}", "{text:>10}", "{text!r}", "{text!}"])
+def test_a_malformed_template_is_refused_and_named(template):
+    with pytest.raises(SpecError) as refusal:
+        PromptTemplate(template)
+    assert "--prompt" in str(refusal.value)
+    assert repr(template) in str(refusal.value)
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_template_cannot_reach_into_a_value():
+    with pytest.raises(RowError, match=r"'text\.__class__' is missing"):
+        PromptTemplate("{text.__class__}").render({"text": "x"})
+
+
+@pytest.mark.parametrize(("values", "problem"), [({}, "missing"), ({"other": 1}, "missing"), ({"text": None}, "null")])
+def test_a_missing_or_null_column_is_the_rows_fault(values, problem):
+    with pytest.raises(RowError, match=f"column 'text' is {problem}"):
+        PromptTemplate("{text}").render(values)
+
+
+def test_a_column_that_no_row_has_is_refused_with_those_there_are(plain):
+    with pytest.raises(SpecError, match="the column 'txet'; the input has text, id"):
+        renderer(plain, "text", "id", prompt="{txet}")
+
+
+def test_without_a_template_a_prompt_column_is_the_prompt(plain):
+    assert render(plain, {"prompt": "a b"}) == "a b"
+
+
+def test_without_anything_to_render_the_message_names_a_template_to_pass(plain):
+    with pytest.raises(SpecError, match=r"neither a 'messages' nor a 'prompt' column.*--prompt '\{text\}'"):
+        renderer(plain, "text", "id")
+
+
+def test_plain_models_get_the_system_text_in_front(plain):
+    assert render(plain, {"text": "a"}, prompt="{text}", system="Be brief.") == "Be brief.\n\na"
+    assert render(plain, {"text": "a"}, prompt="{text}") == "a"
+
+
+def test_only_plain_models_want_the_tokenizers_special_tokens(plain, chat):
+    assert renderer(plain, "text", prompt="{text}").adds_special_tokens
+    assert not renderer(chat, "text", prompt="{text}").adds_special_tokens
+
+
+def test_chat_models_get_a_conversation(chat):
+    assert render(chat, {"text": "a"}, prompt="{text}", system="Be brief.") == "<system>Be brief. <user>a "
+    assert render(chat, {"text": "a"}, prompt="{text}") == "<user>a "
+
+
+@pytest.mark.parametrize("text", ["", " ", "\n\t"])
+def test_an_empty_prompt_is_the_rows_fault_whatever_the_system_text(chat, plain, text):
+    for tokenizer in (chat, plain):
+        with pytest.raises(RowError, match="prompt is empty"):
+            render(tokenizer, {"text": text}, prompt="{text}", system="Be brief.")
+
+
+CONVERSATION = [say("user", "a"), say("assistant", "b"), say("user", "c")]
+
+
+@pytest.mark.parametrize("messages", [CONVERSATION, json.dumps(CONVERSATION)], ids=["list", "JSON text"])
+def test_messages_are_the_conversation(chat, messages):
+    assert render(chat, {"messages": messages}) == "<user>a <assistant>b <user>c "
+    assert render(chat, {"messages": messages}, system="s") == "<system>s <user>a <assistant>b <user>c "
+
+
+def test_a_rows_own_system_text_goes_before_the_jobs(chat):
+    assert render(chat, {"messages": [say("system", "mine"), say("user", "a")]}, system="s") == "<system>mine <user>a "
+
+
+def test_a_template_goes_before_messages(chat):
+    assert render(chat, {"messages": CONVERSATION, "text": "a"}, prompt="{text}") == "<user>a "
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ("{not json", "column 'messages' is not valid JSON"),
+        ("{}", "must be a non-empty list"),
+        ([], "must be a non-empty list"),
+        (None, "must be a non-empty list"),
+        (7, "must be a non-empty list"),
+        (["hello"], "must hold objects with 'role' and 'content'"),
+        ([{"content": "a"}], "must hold objects with 'role' and 'content'"),
+        ([{"role": 1, "content": "a"}], "must hold objects with 'role' and 'content'"),
+        ([say("user", "")], "prompt is empty"),
+        ([say("user", None)], "prompt is empty"),
+        ([say("tool", "a")], "no such role"),
+    ],
+)
+def test_bad_messages_are_the_rows_fault(chat, messages, problem):
+    with pytest.raises(RowError, match=problem) as refusal:
+        render(chat, {"messages": messages})
+    assert "\n" not in str(refusal.value)
+
+
+def test_a_row_without_messages_is_that_rows_fault(chat):
+    with pytest.raises(RowError, match="messages"):
+        renderer(chat, "messages", "id").render({"id": 1})
+
+
+def test_messages_need_a_chat_template(plain):
+    with pytest.raises(SpecError, match="no chat template for the column 'messages': pass --prompt"):
+        renderer(plain, "messages")

@@ -1,0 +1,119 @@
+"""The environment as users write it, and mistakes in it."""
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from headrace.jobs.settings import Settings, SettingsError
+
+
+def read(**environ: str) -> Settings:
+    return Settings.from_environment({"HEADRACE_DATA_DIR": "/data", **environ})
+
+
+def test_defaults():
+    settings = read()
+    assert settings == Settings(
+        data_dir=Path("/data"),
+        redis_url=None,
+        database_url="sqlite:////data/headrace.db",
+        lease_seconds=6,
+        shard_rows=256,
+        flush_seconds=2,
+        worker_concurrency=4,
+        log_level="INFO",
+    )
+
+
+def test_every_variable_is_read():
+    settings = read(
+        HEADRACE_REDIS_URL="redis://cache:6379/1",
+        HEADRACE_DATABASE_URL="postgresql+psycopg://user:secret@db/headrace",
+        HEADRACE_LEASE_SECONDS="1.5",
+        HEADRACE_SHARD_ROWS="1024",
+        HEADRACE_FLUSH_SECONDS="0.25",
+        HEADRACE_WORKER_CONCURRENCY="2",
+        HEADRACE_LOG_LEVEL="debug",
+    )
+    assert settings.model_dump(exclude={"data_dir"}) == {
+        "redis_url": "redis://cache:6379/1",
+        "database_url": "postgresql+psycopg://user:secret@db/headrace",
+        "lease_seconds": 1.5,
+        "shard_rows": 1024,
+        "flush_seconds": 0.25,
+        "worker_concurrency": 2,
+        "log_level": "DEBUG",
+    }
+
+
+@pytest.mark.parametrize(
+    ("environ", "data_dir"),
+    [
+        ({"XDG_DATA_HOME": "/share"}, Path("/share/headrace")),
+        ({}, Path.home() / ".local/share/headrace"),
+        ({"XDG_DATA_HOME": ""}, Path.home() / ".local/share/headrace"),
+        ({"HEADRACE_DATA_DIR": ""}, Path.home() / ".local/share/headrace"),
+        ({"HEADRACE_DATA_DIR": "~/mine"}, Path.home() / "mine"),
+        ({"HEADRACE_DATA_DIR": "mine"}, Path.cwd() / "mine"),
+    ],
+    ids=str,
+)
+def test_data_dir_is_absolute_wherever_it_comes_from(environ, data_dir):
+    assert Settings.from_environment(environ).data_dir == data_dir
+
+
+def test_the_database_is_not_taken_from_anyone_elses_variable():
+    assert read(DATABASE_URL="postgresql://other/app").database_url == "sqlite:////data/headrace.db"
+
+
+def test_the_test_suites_own_variables_are_ignored():
+    assert read(HEADRACE_TEST_POSTGRES_URL="postgresql://x/y") == read()
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        (
+            "HEADRACE_SHARD_ROW",
+            "1",
+            "unknown environment variable HEADRACE_SHARD_ROW: did you mean HEADRACE_SHARD_ROWS?",
+        ),
+        (
+            "HEADRACE_REDIS",
+            "x",
+            "unknown environment variable HEADRACE_REDIS: did you mean HEADRACE_REDIS_URL?",
+        ),
+        ("HEADRACE_SHARD_ROWS", "many", "HEADRACE_SHARD_ROWS=many: Input should be a valid integer"),
+        ("HEADRACE_SHARD_ROWS", "0", "HEADRACE_SHARD_ROWS=0: Input should be greater than or equal to 1"),
+        ("HEADRACE_LEASE_SECONDS", "-1", "HEADRACE_LEASE_SECONDS=-1: Input should be greater than 0"),
+        ("HEADRACE_LEASE_SECONDS", "inf", "HEADRACE_LEASE_SECONDS=inf: Input should be a finite number"),
+        (
+            "HEADRACE_WORKER_CONCURRENCY",
+            "1.5",
+            "HEADRACE_WORKER_CONCURRENCY=1.5: Input should be a valid integer",
+        ),
+        ("HEADRACE_LOG_LEVEL", "loud", "HEADRACE_LOG_LEVEL=LOUD: Input should be 'DEBUG', 'INFO'"),
+        (
+            "HEADRACE_REDIS_URL",
+            "cache:6379",
+            "HEADRACE_REDIS_URL: should start with redis:// or rediss:// or unix://",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line_that_names_it(name, value, message):
+    with pytest.raises(SettingsError) as caught:
+        read(**{name: value})
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_refused_url_does_not_show_its_password():
+    with pytest.raises(SettingsError, match=r"^HEADRACE_DATABASE_URL: should start with sqlite://") as caught:
+        read(HEADRACE_DATABASE_URL="mysql://user:secret@db/headrace")
+    assert "secret" not in str(caught.value)
+
+
+def test_settings_do_not_change():
+    with pytest.raises(ValidationError, match="frozen"):
+        read().shard_rows = 1

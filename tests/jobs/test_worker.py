@@ -1,0 +1,108 @@
+"""What keeps a worker's shards moving: the sweeper, and actions repeated whatever they run into."""
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+from celery import Celery
+from redis import Redis
+
+from headrace.jobs import worker as worker_module
+from headrace.jobs.celery_app import create_app, send_shards
+from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.periodic import Periodic
+from headrace.jobs.worker import Sweeper
+from headrace.storage.errors import LedgerUnavailable
+from headrace.storage.ledger import Ledger
+from headrace.storage.records import NewJob, NewShard, ShardState
+
+QUEUE = "headrace.bulk.0123456789ab"
+IDS = [f"job/{number:05d}" for number in range(3)]
+
+
+@dataclass
+class Place:
+    """A ledger with a job of three shards, and a Redis that has heard of none of them."""
+
+    ledger: Ledger
+    app: Celery
+    redis: Redis
+
+    def messages(self) -> int:
+        return sum(self.redis.llen(key) for key in self.redis.keys(f"{QUEUE}*"))
+
+    def sweep(self) -> None:
+        Sweeper(self.ledger, self.app, QUEUE).sweep()
+
+
+@pytest.fixture
+def place(tmp_path) -> Iterator[Place]:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.migrate()
+    shards = [NewShard(number, 2, "/spool") for number in range(3)]
+    ledger.create_job(NewJob("job", QUEUE, "m", "/out", "f", 6), shards)
+    with EmbeddedValkey(tmp_path) as valkey, Redis.from_url(valkey.url) as redis:
+        yield Place(ledger, create_app(valkey.broker_url), redis)
+    ledger.close()
+
+
+def test_a_message_that_is_merely_late_is_left_alone(place):
+    place.sweep()
+    assert place.messages() == 0
+
+
+def test_lost_messages_are_sent_again(place, monkeypatch):
+    monkeypatch.setattr(worker_module, "_LOST_MESSAGE_SECONDS", 0.0)
+    place.sweep()
+    assert place.messages() == 3
+
+
+def test_while_messages_wait_none_is_lost(place, monkeypatch):
+    monkeypatch.setattr(worker_module, "_LOST_MESSAGE_SECONDS", 0.0)
+    send_shards(place.app, QUEUE, IDS[:1])
+    place.sweep()
+    assert place.messages() == 1
+
+
+def test_a_shard_handed_back_is_offered_at_once(place):
+    claim = place.ledger.claim(IDS[1], "worker", 60)
+    assert claim is not None
+    place.ledger.release(claim)
+    place.sweep()
+    assert place.messages() == 1
+
+
+def test_what_a_dead_worker_held_is_put_back_ahead_of_what_waits(place):
+    send_shards(place.app, QUEUE, IDS[1:])
+    assert place.ledger.claim(IDS[0], "dead worker", 0.0) is not None
+    place.sweep()
+    assert place.ledger.shards("job")[0].state is ShardState.QUEUED
+    assert IDS[0].encode() in place.redis.lindex(QUEUE, 0)
+    assert place.messages() == 3
+    place.sweep()
+    assert place.messages() == 3
+
+
+def test_a_lease_that_holds_is_respected(place):
+    assert place.ledger.claim(IDS[0], "worker", 60) is not None
+    place.sweep()
+    assert place.ledger.shards("job")[0].state is ShardState.RUNNING
+
+
+def test_an_action_goes_on_after_what_it_runs_into():
+    done, calls = threading.Event(), iter(range(10**6))
+
+    def act() -> None:
+        if next(calls) < 3:
+            raise LedgerUnavailable("the database is locked")
+        done.set()
+
+    with Periodic("test", 0.001, act):
+        assert done.wait(20)
+
+
+def test_leaving_ends_the_thread():
+    with Periodic("test", 0.001, lambda: None):
+        assert "test" in {thread.name for thread in threading.enumerate()}
+    assert "test" not in {thread.name for thread in threading.enumerate()}
