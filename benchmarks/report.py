@@ -1,0 +1,44 @@
+"""What every benchmark says about itself: where it ran, on which commit, and its figures as one JSON line."""
+
+import json
+import platform
+import subprocess
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def environment() -> dict[str, Any]:
+    """The hardware, the versions and the commit (with `-dirty` when the tree has changes)."""
+    return {
+        "cpu": cpu_name(),
+        "threads": torch.get_num_threads(),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "commit": _git("describe", "--always", "--dirty", "--abbrev=12", "--exclude=*"),
+    }
+
+
+def cpu_name() -> str:
+    lines = Path("/proc/cpuinfo").read_text().splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{len(names)} × {names[0]}" if names else platform.processor() or platform.machine()
+
+
+def _git(*arguments: str) -> str:
+    done = subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout.strip() or "unknown"
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    """Median, least and most of repeated measurements."""
+    return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def print_result(benchmark: str, figures: dict[str, Any]) -> None:
+    """The benchmark's last line."""
+    print(json.dumps({"benchmark": benchmark, **environment(), **figures}))

@@ -1,0 +1,173 @@
+"""What the wheel holds, what its parts import, and that the files around the code agree with it."""
+
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import zipfile
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).parents[1]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+VERSION = PYPROJECT["project"]["version"]
+FOLDERS = ("engine", "jobs", "kernels", "storage")
+NOT_IN_A_CLONE = (
+    ".git",
+    ".venv",
+    ".headrace",
+    "out",
+    "build",
+    "dist",
+    "*.egg-info",
+    "__pycache__",
+    ".*_cache",
+)
+
+
+def run(*command: str | Path, cwd: str | Path = ROOT, env: dict[str, str] | None = None) -> str:
+    """Run a command to its end and return what it printed; a failure shows its errors."""
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout.strip()
+
+
+def run_python(code: str) -> str:
+    return run(sys.executable, "-c", code, cwd="/")
+
+
+def sources() -> set[str]:
+    return {str(path.relative_to(ROOT)) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory) -> Path:
+    """The wheel, built from a copy that holds what a clone holds."""
+    folder = tmp_path_factory.mktemp("wheel")
+    shutil.copytree(ROOT, folder / "clone", symlinks=True, ignore=shutil.ignore_patterns(*NOT_IN_A_CLONE))
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, folder / "clone")
+    return next(folder.glob("*.whl"))
+
+
+def test_every_folder_with_python_files_is_a_listed_package():
+    folders = {str(Path(name).parent).replace("/", ".") for name in sources()}
+    assert set(PYPROJECT["tool"]["setuptools"]["packages"]) == {
+        "headrace",
+        *(f"headrace.{f}" for f in folders),
+    }
+
+
+def test_the_root_holds_no_python_file_but_the_package():
+    assert [path.name for path in ROOT.glob("*.py")] == ["__init__.py"]
+
+
+def test_the_checkers_see_each_folder():
+    links = {path.name: path.resolve() for path in (ROOT / "typings/headrace").iterdir()}
+    assert links == {name: ROOT / name for name in (*FOLDERS, "__init__.py", "py.typed")}
+
+
+def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name for name in archive.namelist() if ".dist-info/" not in name}
+    code = {name for name in names if name.endswith(".py")}
+    assert code == {f"headrace/{name}" for name in {"__init__.py", *sources()}}
+    assert "headrace/py.typed" in names
+    assert {Path(name).parts[0] for name in names} == {"headrace"}
+    assert {Path(name).suffix for name in names} <= {".py", ".typed", ".mako"}
+
+
+def test_the_wheel_installs_and_tells_its_version(wheel, tmp_path):
+    run(sys.executable, "-m", "pip", "install", "--no-deps", "--target", tmp_path, wheel)
+    environment = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path), "PATH": "/usr/bin:/bin"}
+    where = run(sys.executable, "-c", "import headrace; print(headrace.__file__)", env=environment, cwd=tmp_path)
+    assert Path(where) == tmp_path / "headrace/__init__.py"
+    assert VERSION in run(tmp_path / "bin/headrace", "--version", env=environment, cwd=tmp_path)
+
+
+@pytest.mark.parametrize("module", ["headrace", "headrace.jobs.cli", "headrace.jobs.producer", "headrace.jobs.client"])
+def test_producers_never_import_torch(module):
+    found = run_python(f"import sys, {module}; print({{'torch', 'transformers', 'triton'}} & set(sys.modules))")
+    assert found == "set()"
+
+
+def test_engine_and_kernels_import_where_nothing_of_the_queue_is_installed():
+    names = [Path(name).with_suffix("") for name in sorted(sources()) if name.startswith(("engine", "kernels"))]
+    modules = [".".join(("headrace", *name.parts)).removesuffix(".__init__") for name in names if name.stem != "triton"]
+    blocked = (
+        "alembic",
+        "celery",
+        "kombu",
+        "pyarrow",
+        "pydantic",
+        "redis",
+        "rich",
+        "sqlalchemy",
+        "typer",
+        "triton",
+    )
+    run_python(
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({blocked}))\n"
+        f"for module in {modules}: importlib.import_module(module)"
+    )
+
+
+def test_constraints_pin_every_dependency_to_an_accepted_version():
+    lines = (ROOT / "constraints.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    pins = {canonicalize_name(name): version for name, version in pins.items()}
+    project = PYPROJECT["project"]
+    declared = [*project["dependencies"], *chain(*project["optional-dependencies"].values())]
+    for requirement in map(Requirement, declared):
+        assert requirement.specifier.contains(pins[canonicalize_name(requirement.name)]), requirement
+
+
+def test_the_changelog_and_the_image_name_this_version():
+    assert yaml.safe_load((ROOT / "compose.yaml").read_text())["services"]["api"]["image"] == f"headrace:{VERSION}"
+    assert re.search(rf"^## \[({re.escape(VERSION)}|Unreleased)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
+class TestCompose:
+    compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
+    services = compose["services"]
+
+    def test_has_the_four_services(self):
+        assert set(self.services) == {"redis", "postgres", "api", "worker"}
+
+    @pytest.mark.parametrize("name", services)
+    def test_each_service_restarts_and_is_checked(self, name):
+        service = self.services[name]
+        assert service["healthcheck"]["test"][0] in {"CMD", "CMD-SHELL"}
+        assert service["restart"] == "unless-stopped"
+
+    @pytest.mark.parametrize("name", ["api", "worker"])
+    def test_ours_wait_for_healthy_servers(self, name):
+        needs = self.services[name]["depends_on"]
+        assert {other: need["condition"] for other, need in needs.items()} == {
+            "redis": "service_healthy",
+            "postgres": "service_healthy",
+        }
+
+    def test_named_volumes_are_declared(self):
+        mounts = [mount.split(":")[0] for service in self.services.values() for mount in service["volumes"]]
+        named = {source for source in mounts if source.isidentifier()}
+        assert named == set(self.compose["volumes"])
+
+    def test_the_worker_reserves_a_gpu(self):
+        (device,) = self.services["worker"]["deploy"]["resources"]["reservations"]["devices"]
+        assert device["capabilities"] == ["gpu"]
+
+    def test_our_settings_are_known(self):
+        from headrace.jobs.settings import Settings
+
+        environment = self.services["worker"]["environment"]
+        settings = Settings.from_environment(environment)
+        assert settings.redis_url == environment["HEADRACE_REDIS_URL"]
+        assert settings.data_dir == Path("/data")
