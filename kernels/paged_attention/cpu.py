@@ -1,10 +1,11 @@
-"""Attention on padded rectangles with torch's own attention: what runs on a CPU."""
+"""Attention on padded rectangles with torch's own products: what runs on a CPU."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from .metadata import AttentionMetadata, PaddedGroup
+from .shared_prefix import attend_shared_prefix
 
 
 def paged_attention_padded(
@@ -15,11 +16,16 @@ def paged_attention_padded(
     scale: float,
     sliding_window: int | None = None,
 ) -> Tensor:
-    """See `paged_attention`; sequences of similar lengths are computed together."""
+    """See `paged_attention`; sequences of similar lengths are computed together, shared prefixes once where it pays."""
     output = torch.empty_like(query)
-    for group in metadata.padded_groups:
-        attended = _attend(query, key_cache, value_cache, group, scale, sliding_window)
-        output[group.token_index[group.is_query]] = attended[group.is_query]
+    # Under a window sequences of different lengths see different parts of a prefix.
+    groups = metadata.shared_groups if sliding_window is None else metadata.padded_groups
+    for group in groups:
+        if group.prefix_blocks is not None:
+            attended = attend_shared_prefix(query, key_cache, value_cache, group, group.prefix_blocks, scale)
+        else:
+            attended = _attend(query, key_cache, value_cache, group, scale, sliding_window)
+        output[group.tokens] = attended[group.is_query]
     return output
 
 

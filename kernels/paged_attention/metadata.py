@@ -7,6 +7,13 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .prefix_groups import PrefixGroup, prefix_groups
+
+# Where sharing pays on a CPU (benchmarks/bench_shared_prefix.py): where it spares the reading of this many keys, and
+# where each sequence has few queries, since with many the prefix is read for them all in one go anyway.
+MIN_SPARED_TOKENS = 2048
+MAX_SHARING_QUERIES = 16
+
 
 @dataclass(frozen=True)
 class AttentionMetadata:
@@ -38,40 +45,66 @@ class AttentionMetadata:
     @cached_property
     def padded_groups(self) -> list["PaddedGroup"]:
         """The sequences in groups of similar lengths, for kernels that compute on padded rectangles."""
-        return [PaddedGroup.build(self, members) for members in _similar_lengths(self)]
+        return self._pad(PrefixGroup(list(range(len(self.query_lens))), 0))
+
+    @cached_property
+    def shared_groups(self) -> list["PaddedGroup"]:
+        """Like `padded_groups`, with sequences that share a prefix set apart where that pays."""
+        groups = prefix_groups(self.block_tables, self._num_shareable_blocks, self._is_worth_sharing)
+        return [padded for group in groups for padded in self._pad(group)]
+
+    @property
+    def _num_shareable_blocks(self) -> list[int]:
+        """How many of each sequence's blocks all its queries see whole: those filled before this step."""
+        return [
+            (context - queries) // self.block_size if queries <= MAX_SHARING_QUERIES else 0
+            for context, queries in zip(self.context_lens, self.query_lens, strict=True)
+        ]
+
+    def _is_worth_sharing(self, num_sequences: int, num_blocks: int) -> bool:
+        return (num_sequences - 1) * num_blocks * self.block_size >= MIN_SPARED_TOKENS
+
+    def _pad(self, group: PrefixGroup) -> list["PaddedGroup"]:
+        return [PaddedGroup.build(self, members, group.num_blocks) for members in _similar_lengths(self, group.members)]
 
 
 @dataclass(frozen=True)
 class PaddedGroup:
     """Some sequences of a batch as rectangles of queries × keys.
 
-    token_index: [n, max_query] int64, which of the batch's tokens each query is (0 where padded).
-    is_query: [n, max_query] bool. blocks: [n, max_blocks] int64 (0 where padded).
-    query_positions: [n, max_query] int64, each query's position in its sequence.
+    token_index: [n, max_query] int64, which of the batch's tokens each query is (0 where padded). is_query:
+    [n, max_query] bool. tokens: [number of queries] int64, `token_index` where `is_query`. prefix_blocks:
+    [num_prefix_blocks] int64, blocks that all sequences begin with, or None. blocks: [n, max_blocks] int64, each
+    sequence's blocks after those (0 where padded). query_positions: [n, max_query] int64, each query's position,
+    counted from the end of the prefix blocks.
     """
 
     token_index: Tensor
     is_query: Tensor
+    tokens: Tensor
+    prefix_blocks: Tensor | None
     blocks: Tensor
     query_positions: Tensor
     masks: dict[int | None, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def build(cls, metadata: AttentionMetadata, members: Sequence[int]) -> "PaddedGroup":
+    def build(cls, metadata: AttentionMetadata, members: Sequence[int], num_prefix_blocks: int = 0) -> "PaddedGroup":
         lens = torch.tensor([metadata.query_lens[i] for i in members])
         contexts = torch.tensor([metadata.context_lens[i] for i in members])
         starts = torch.tensor([metadata.query_starts[i] for i in members])
         offsets = torch.arange(int(lens.max())).unsqueeze(0)
         is_query = offsets < lens.unsqueeze(1)
-        max_blocks = -(-int(contexts.max()) // metadata.block_size)
-        tables = [list(metadata.block_tables[i][:max_blocks]) for i in members]
-        blocks = torch.tensor([table + [0] * (max_blocks - len(table)) for table in tables])
+        token_index = (starts.unsqueeze(1) + offsets) * is_query
+        first_position = contexts - lens - num_prefix_blocks * metadata.block_size
+        prefix = torch.tensor(metadata.block_tables[members[0]][:num_prefix_blocks]) if num_prefix_blocks else None
         device = metadata.device
         return cls(
-            token_index=((starts.unsqueeze(1) + offsets) * is_query).to(device),
+            token_index=token_index.to(device),
             is_query=is_query.to(device),
-            blocks=blocks.to(device),
-            query_positions=((contexts - lens).unsqueeze(1) + offsets).to(device),
+            tokens=token_index[is_query].to(device),
+            prefix_blocks=prefix.to(device) if prefix is not None else None,
+            blocks=_own_blocks(metadata, members, num_prefix_blocks).to(device),
+            query_positions=(first_position.unsqueeze(1) + offsets).to(device),
         )
 
     def mask(self, num_keys: int, sliding_window: int | None) -> Tensor:
@@ -86,9 +119,16 @@ class PaddedGroup:
         return self.masks[sliding_window]
 
 
-def _similar_lengths(metadata: AttentionMetadata) -> list[list[int]]:
-    """Indices of sequences, grouped so that padding at most doubles either side of a group's rectangle."""
-    order = sorted(range(len(metadata.query_lens)), key=lambda i: (metadata.query_lens[i], metadata.context_lens[i]))
+def _own_blocks(metadata: AttentionMetadata, members: Sequence[int], first: int) -> Tensor:
+    """The members' blocks from the one numbered `first` on, padded with block 0."""
+    last = -(-max(metadata.context_lens[i] for i in members) // metadata.block_size)
+    tables = [list(metadata.block_tables[i][first:last]) for i in members]
+    return torch.tensor([table + [0] * (last - first - len(table)) for table in tables])
+
+
+def _similar_lengths(metadata: AttentionMetadata, members: Sequence[int]) -> list[list[int]]:
+    """The members, grouped so that padding at most doubles either side of a group's rectangle."""
+    order = sorted(members, key=lambda i: (metadata.query_lens[i], metadata.context_lens[i]))
     groups: list[list[int]] = []
     shortest = longest = 0
     for i in order:

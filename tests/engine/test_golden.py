@@ -9,6 +9,8 @@ import pytest
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request
+from headrace.kernels.paged_attention import cpu, metadata
+from headrace.kernels.paged_attention.shared_prefix import attend_shared_prefix
 
 from .conftest import FAMILIES, NUM_NEW_TOKENS, Checkpoint
 from .running import greedy_params, run_all, token_ids
@@ -95,3 +97,23 @@ def test_preempted_for_want_of_blocks(family):
     engine = load(family, block_size=8, num_gpu_blocks_override=20, max_num_batched_tokens=29)
     assert generate(engine, family.prompts) == family.expected
     assert engine.stats.num_preemptions > 0
+
+
+@pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "apart"])
+def test_attention_over_a_shared_prefix(family, monkeypatch, is_shared):
+    """A prompt and its continuations run side by side, with the gate wide open and shut."""
+    monkeypatch.setattr(metadata, "MIN_SPARED_TOKENS", 1 if is_shared else 10**9)
+    num_sharing = []
+
+    def attend(*arguments: Any) -> Any:
+        num_sharing.append(len(arguments[3].blocks))
+        return attend_shared_prefix(*arguments)
+
+    monkeypatch.setattr(cpu, "attend_shared_prefix", attend)
+    prompt, expected = family.prompts[-1], family.expected[-1]
+    prompts = [prompt + expected[:length] for length in (0, 1, 5, 17)]
+    answers = generate(load(family, block_size=8, max_num_batched_tokens=64), prompts)
+    for length, answer in zip((0, 1, 5, 17), answers, strict=True):
+        assert answer[: NUM_NEW_TOKENS - length] == expected[length:]
+    has_full_attention = None in load(family)._runner._model.config.sliding_windows
+    assert (max(num_sharing, default=0) > 1) == (is_shared and has_full_attention)

@@ -1,0 +1,63 @@
+"""Which sequences of a batch begin with the same KV blocks."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+# Whether so many sequences that share so many blocks are worth a group of their own.
+Gate = Callable[[int, int], bool]
+
+
+@dataclass(frozen=True)
+class PrefixGroup:
+    """Sequences (by index) whose first `num_blocks` blocks are the same; 0 where nothing worth it is shared."""
+
+    members: list[int]
+    num_blocks: int
+
+
+def prefix_groups(
+    block_tables: Sequence[Sequence[int]], num_usable: Sequence[int], is_worth_it: Gate
+) -> list[PrefixGroup]:
+    """Every sequence in one group, with the longest prefix for which its group passes the gate.
+
+    Of nested prefixes (a system prompt, then one of several examples) a sequence is grouped by the whole of its own;
+    those whose inner part too few share stay with the outer one. `num_usable[i]`: how many of sequence i's blocks may
+    count.
+    """
+    search = _Search(block_tables, num_usable, is_worth_it)
+    rest = search.split(list(range(len(block_tables))), 0)
+    return search.groups + ([PrefixGroup(rest, 0)] if rest else [])
+
+
+@dataclass
+class _Search:
+    block_tables: Sequence[Sequence[int]]
+    num_usable: Sequence[int]
+    is_worth_it: Gate
+    groups: list[PrefixGroup] = field(default_factory=list)
+
+    def split(self, members: list[int], depth: int) -> list[int]:
+        """Group `members`, which share their first `depth` blocks; returns those left to the outer prefix."""
+        following: dict[int, list[int]] = defaultdict(list)
+        left: list[int] = []
+        for index in members:
+            if self.num_usable[index] > depth:
+                following[self.block_tables[index][depth]].append(index)
+            else:
+                left.append(index)
+        for bucket in following.values():
+            left += self.split(bucket, self._common_length(bucket)) if len(bucket) > 1 else bucket
+        if depth and self.is_worth_it(len(left), depth):
+            self.groups.append(PrefixGroup(left, depth))
+            return []
+        return left
+
+    def _common_length(self, members: list[int]) -> int:
+        """How many usable blocks all members begin with: as many as the first and the last in their order do."""
+        tables = [list(self.block_tables[index][: self.num_usable[index]]) for index in members]
+        first, last = min(tables), max(tables)
+        for index, (block, other) in enumerate(zip(first, last, strict=False)):
+            if block != other:
+                return index
+        return len(first)

@@ -1,0 +1,53 @@
+"""Attention of many sequences over one prefix: the prefix's keys are read once, not once a sequence.
+
+As Hydragen (arXiv 2402.05099) does: the queries of all sequences over the prefix are one dense product. The scores over
+the prefix and over each sequence's own keys stand side by side under one softmax, so nothing has to be merged after it.
+"""
+
+import torch
+from torch import Tensor
+
+from .metadata import PaddedGroup
+
+
+def attend_shared_prefix(
+    query: Tensor, key_cache: Tensor, value_cache: Tensor, group: PaddedGroup, prefix_blocks: Tensor, scale: float
+) -> Tensor:
+    """[n, max_query, num_heads, head_dim] of one group; what stands at padded queries means nothing.
+
+    `group` describes the sequences' own blocks, after those of `prefix_blocks` [num_prefix_blocks], which all queries
+    see whole. Other arguments as in `paged_attention`.
+    """
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    num_sequences, max_query = group.token_index.shape
+    shape = (num_sequences, max_query, num_kv_heads, -1, head_dim)
+    by_head = (query[group.token_index] * scale).view(shape).permute(2, 0, 1, 3, 4)
+    # One row a query head: [num_kv_heads, n * max_query * heads of a group, head_dim].
+    rows = by_head.reshape(num_kv_heads, -1, head_dim).contiguous()
+    own_rows = rows.view(num_kv_heads * num_sequences, -1, head_dim)
+
+    prefix_keys = key_cache[prefix_blocks].flatten(0, 1)
+    prefix_values = value_cache[prefix_blocks].flatten(0, 1)
+    own_keys = _by_head(key_cache, group.blocks)
+    own_values = _by_head(value_cache, group.blocks)
+    num_prefix, num_own = prefix_keys.shape[0], own_keys.shape[1]
+
+    scores = rows.new_empty(num_kv_heads, rows.shape[1], num_prefix + num_own)
+    torch.bmm(rows, prefix_keys.permute(1, 2, 0), out=scores[..., :num_prefix])
+    own_scores = torch.bmm(own_rows, own_keys.transpose(1, 2))
+    scores[..., num_prefix:] = own_scores.view(num_kv_heads, -1, num_own)
+    visible = group.mask(num_own, None).unsqueeze(3)
+    by_query = scores[..., num_prefix:].view(num_kv_heads, num_sequences, max_query, -1, num_own)
+    by_query.masked_fill_(~visible.transpose(0, 1), float("-inf"))
+
+    weights = scores.softmax(-1)
+    attended = torch.bmm(weights[..., :num_prefix], prefix_values.transpose(0, 1))
+    own_weights = weights[..., num_prefix:].reshape(own_rows.shape[0], -1, num_own)
+    attended.view(own_rows.shape).baddbmm_(own_weights, own_values)
+    return attended.view(by_head.shape).permute(1, 2, 0, 3, 4).reshape(num_sequences, max_query, -1, head_dim)
+
+
+def _by_head(cache: Tensor, blocks: Tensor) -> Tensor:
+    """[num_kv_heads * n, num_keys, head_dim] of the sequences' own blocks."""
+    gathered = cache[blocks].flatten(1, 2)
+    return gathered.permute(2, 0, 1, 3).reshape(-1, gathered.shape[1], gathered.shape[3])

@@ -1,0 +1,155 @@
+"""Sequences that share KV blocks: found, grouped, and attended to as if they did not."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from headrace.kernels.paged_attention import AttentionMetadata, paged_attention, paged_attention_reference
+from headrace.kernels.paged_attention import metadata as metadata_module
+from headrace.kernels.paged_attention.prefix_groups import Gate, PrefixGroup, prefix_groups
+
+from .tolerances import DTYPES, assert_close
+
+# A system prompt of ten blocks, two examples after it, and a prompt of its own.
+SYSTEM = list(range(100, 110))
+FIRST, SECOND = [*SYSTEM, 200, 201, 202], [*SYSTEM, 300]
+OTHER = list(range(400, 408))
+
+
+@dataclass(frozen=True)
+class Row:
+    """A sequence: the blocks it shares with others, its own tokens after them, and how many of those are new."""
+
+    prefix: list[int]
+    own_tokens: int
+    new_tokens: int = 1
+
+
+NESTED = [
+    *(Row(FIRST, own, 1) for own in (1, 5, 16, 17, 40)),
+    *(Row(SECOND, own, 2) for own in (2, 30, 31)),
+    *(Row(OTHER, own, 1) for own in (1, 1)),
+    Row([], 70, 70),
+    Row([], 9, 1),
+]
+BATCHES = {
+    "decodes": [Row(SYSTEM, own) for own in (1, 2, 16, 33)],
+    "nested": NESTED,
+    "chunks": [Row(SYSTEM, own, new) for own, new in ((40, 16), (20, 9), (3, 3), (1, 1))],
+    "long-chunks-apart": [Row(SYSTEM, 60, 50), Row(SYSTEM, 1), Row(SYSTEM, 2), Row(SYSTEM, 80, 80)],
+}
+
+
+@pytest.fixture(autouse=True)
+def _small_batches_are_worth_it(monkeypatch):
+    monkeypatch.setattr(metadata_module, "MIN_SPARED_TOKENS", 64)
+
+
+def at_least(members: int, blocks: int) -> Gate:
+    return lambda num_members, num_blocks: num_members >= members and num_blocks >= blocks
+
+
+def build(rows: list[Row], block_size: int = 16) -> AttentionMetadata:
+    """The batch's layout; own blocks are numbered from 1000 on."""
+    fresh = iter(range(1000, 2000))
+    tables = [[*row.prefix, *(next(fresh) for _ in range(-(-row.own_tokens // block_size)))] for row in rows]
+    contexts = [len(row.prefix) * block_size + row.own_tokens for row in rows]
+    return AttentionMetadata([row.new_tokens for row in rows], contexts, tables, block_size)
+
+
+def tensors(metadata: AttentionMetadata, heads: int, kv_heads: int, dim: int, dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(1)
+    query = torch.randn(metadata.num_tokens, heads, dim, generator=generator)
+    caches = torch.randn(2, 1100, metadata.block_size, kv_heads, dim, generator=generator)
+    return query.to(dtype), caches[0].to(dtype), caches[1].to(dtype)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 50])
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 16), (6, 2, 80), (7, 1, 64)])
+@pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
+def test_against_the_reference(rows, heads, kv_heads, dim, dtype, sliding_window):
+    metadata = build(rows)
+    case = (*tensors(metadata, heads, kv_heads, dim, dtype), metadata, dim**-0.5, sliding_window)
+    assert_close(paged_attention(*case), paged_attention_reference(*case))
+
+
+@pytest.mark.parametrize("rows", BATCHES.values(), ids=BATCHES)
+def test_every_query_is_computed_once(rows):
+    metadata = build(rows)
+    tokens = [int(token) for group in metadata.shared_groups for token in group.tokens]
+    assert sorted(tokens) == list(range(metadata.num_tokens))
+    assert any(group.prefix_blocks is not None for group in metadata.shared_groups)
+
+
+def test_long_chunks_read_the_prefix_by_themselves():
+    shared = [group for group in build(BATCHES["long-chunks-apart"]).shared_groups if group.prefix_blocks is not None]
+    assert [sorted(group.tokens.tolist()) for group in shared] == [[50, 51]]
+
+
+def test_nested_prefixes_are_grouped_by_the_whole_of_their_own():
+    metadata = build(NESTED)
+    groups = prefix_groups(metadata.block_tables, [len(row.prefix) for row in NESTED], at_least(2, 4))
+    assert sorted((sorted(group.members), group.num_blocks) for group in groups) == [
+        ([0, 1, 2, 3, 4], 13),
+        ([5, 6, 7], 11),
+        ([8, 9], 8),
+        ([10, 11], 0),
+    ]
+
+
+def test_an_inner_prefix_that_too_few_share_leaves_its_rows_with_the_outer_one():
+    tables = [FIRST, FIRST, FIRST, SECOND, [*SYSTEM, 500]]
+    groups = prefix_groups(tables, [len(table) for table in tables], at_least(2, 4))
+    assert sorted((group.members, group.num_blocks) for group in groups) == [([0, 1, 2], 13), ([3, 4], 10)]
+
+
+def test_blocks_that_the_step_itself_fills_do_not_count():
+    """The sequence that computes a prefix sees only part of it; those that found it a moment later see it whole."""
+    computing, following = Row([], 64, 64), Row(list(range(1000, 1004)), 8, 8)
+    metadata = build([computing, following, following])
+    assert metadata.block_tables[0][:4] == metadata.block_tables[1][:4]
+    case = (*tensors(metadata, 4, 2, 16, torch.float32), metadata, 0.25)
+    assert_close(paged_attention(*case), paged_attention_reference(*case))
+    shared = [group for group in metadata.shared_groups if group.prefix_blocks is not None]
+    assert [sorted(group.tokens.tolist()) for group in shared] == [list(range(64, 80))]
+
+
+def test_groups_that_are_not_worth_it_fall_back_to_what_they_share_with_others():
+    pairs = [[*SYSTEM, 600 + index // 2] for index in range(8)]
+    groups = prefix_groups(pairs, [11] * 8, at_least(4, 4))
+    assert groups == [PrefixGroup(list(range(8)), 10)]
+
+
+def test_the_gate_counts_the_keys_that_need_not_be_read(monkeypatch):
+    monkeypatch.setattr(metadata_module, "MIN_SPARED_TOKENS", 2 * len(SYSTEM) * 16)
+    few, enough = build([Row(SYSTEM, 1)] * 2), build([Row(SYSTEM, 1)] * 3)
+    assert [group.prefix_blocks is not None for group in few.shared_groups] == [False]
+    assert [group.prefix_blocks is not None for group in enough.shared_groups] == [True]
+
+
+trees = st.lists(st.lists(st.integers(0, 2), max_size=6), min_size=1, max_size=12)
+
+
+@settings(max_examples=300, deadline=None)
+@given(paths=trees, min_members=st.integers(2, 4), min_blocks=st.integers(1, 3), data=st.data())
+def test_groups_share_what_they_say(paths, min_members, min_blocks, data):
+    # A block's number tells its whole path, as in a real table: equal blocks have equal blocks before them.
+    tables = [[hash(tuple(path[: depth + 1])) for depth in range(len(path))] for path in paths]
+    usable = [data.draw(st.integers(0, len(table))) for table in tables]
+    groups = prefix_groups(tables, usable, at_least(min_members, min_blocks))
+    assert sorted(index for group in groups for index in group.members) == list(range(len(tables)))
+    for group in groups:
+        assert_shared(group, tables, usable, min_members, min_blocks)
+
+
+def assert_shared(group: PrefixGroup, tables, usable, min_members: int, min_blocks: int) -> None:
+    depth = group.num_blocks
+    if depth:
+        assert depth >= min_blocks
+        assert len(group.members) >= min_members
+        assert all(usable[index] >= depth for index in group.members)
+    assert len({tuple(tables[index][:depth]) for index in group.members}) == 1
