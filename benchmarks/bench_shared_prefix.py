@@ -2,9 +2,9 @@
 
     python benchmarks/bench_shared_prefix.py
 
-One layer of a SmolLM2-135M shape (9 query and 3 key-value heads of 64). Prints, for each number of new tokens a sequence
-has, the time without sharing over the time with it. The gate in kernels/paged_attention/metadata.py is set from this
-table. Both must agree before any time is printed. The last line is JSON.
+One layer of a SmolLM2-135M shape (9 query and 3 key-value heads of 64). Prints, for each number of new tokens of a
+sequence, the time without sharing over the time with it. The gate in kernels/paged_attention/metadata.py is set from
+this table. Both must agree before any time is printed. The last line is JSON.
 """
 
 import sys
@@ -59,7 +59,8 @@ def compare(num_sequences: int, new_tokens: int, prefix_tokens: int, dtype: torc
 
     def run(is_shared: bool) -> torch.Tensor:
         # A window that hides nothing takes the path without sharing.
-        return paged_attention_padded(query, *caches, layout, HEAD_DIM**-0.5, None if is_shared else 10**6)
+        keys, values = caches
+        return paged_attention_padded(query, keys, values, layout, HEAD_DIM**-0.5, None if is_shared else 10**6)
 
     if not torch.allclose(run(True).float(), run(False).float(), atol=TOLERANCE[dtype], rtol=TOLERANCE[dtype]):
         sys.exit("attention with and without sharing differs: no speed is worth printing")

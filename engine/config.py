@@ -9,6 +9,7 @@ from .errors import ConfigError, ModelError
 
 DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPE_NAMES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
+LOAD_FORMATS = ("auto", "dummy")
 SUPPORTED_ARCHITECTURES = (
     "LlamaForCausalLM",
     "MistralForCausalLM",
@@ -191,10 +192,12 @@ class EngineConfig:
 
     `num_gpu_blocks_override` fixes the number of KV blocks (of `block_size` tokens each); without it
     `kv_cache_memory_bytes` decides. `max_model_len` defaults to the model's `max_position_embeddings`.
+    `load_format="dummy"` reads no weights but draws them from `seed`: speed can be measured with a `config.json` alone.
     """
 
     dtype: str = "auto"
     device: str = "auto"
+    load_format: str = "auto"
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
@@ -208,6 +211,8 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.dtype not in DTYPE_NAMES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, not {self.dtype!r}")
+        if self.load_format not in LOAD_FORMATS:
+            raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, not {self.load_format!r}")
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
         for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):

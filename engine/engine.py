@@ -11,6 +11,7 @@ from typing import Protocol
 
 from torch import Tensor, device
 
+from .adjustment import Adjustment
 from .batch import Batch
 from .block_pool import BlockPool
 from .choices import ChoiceNode, ChoiceTree, build_choice_tree
@@ -19,7 +20,7 @@ from .errors import ConfigError, InvalidRequestError
 from .model_runner import ModelRunner
 from .prefix_cache import PrefixCache
 from .request import FinishReason, Request, RequestEvent
-from .sampler import SampleRow, pick_choice, sample, score_choices
+from .sampler import SampleRow, pick_choice, sample, score_choices, token_logprobs
 from .scheduler import ScheduledSequence, Scheduler
 from .sequence import Sequence
 
@@ -42,6 +43,7 @@ class _Running:
     seed: int
     max_tokens: int
     stop_token_ids: frozenset[int]
+    adjustment: Adjustment | None
     sequences: list[Sequence] = field(default_factory=list)
     num_cached_tokens: int = 0
     tree: ChoiceTree | None = None
@@ -109,11 +111,13 @@ class Engine:
         tree = self._choice_tree(request)
         params = request.params
         room = self.max_model_len - len(request.prompt_token_ids)
+        stops = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)))
         running = _Running(
             request=request,
             seed=params.seed if params.seed is not None else self._derived_seed(request.request_id),
             max_tokens=min(params.max_tokens or room, room),
-            stop_token_ids=frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids))),
+            stop_token_ids=stops,
+            adjustment=Adjustment.of(params, tuple(stops), len(request.prompt_token_ids)),
             tree=tree,
         )
         self._requests[request.request_id] = running
@@ -155,14 +159,18 @@ class Engine:
             batch = Batch.build(scheduled, self._config.block_size, self._runner.device)
             logits = self._runner.execute(batch)
             tokens = self._sample(logits, generating, ended)
+            logprobs = self._logprobs(logits, tokens, generating, ended)
             scores = self._score(logits, reached, ended)
         except BaseException:
             self._scheduler.roll_back(scheduled)
             raise
         self._record(scheduled)
-        events = [self._append(ended[index], token) for index, token in zip(generating, tokens, strict=True)]
-        for index, logprobs in zip(reached, scores, strict=True):
-            events += self._reach(ended[index], logprobs)
+        events = [
+            self._append(ended[index], token, logprobs.get(index, ()))
+            for index, token in zip(generating, tokens, strict=True)
+        ]
+        for index, score in zip(reached, scores, strict=True):
+            events += self._reach(ended[index], score)
         return events
 
     def _record(self, scheduled: list[ScheduledSequence]) -> None:
@@ -174,27 +182,46 @@ class Engine:
         """A token for each generating sequence among `ended`; `indices` are theirs. Changes nothing."""
         rows = []
         for index in indices:
-            running = self._requests[ended[index].request_id]
-            rows.append(SampleRow(running.request.params, running.seed, len(ended[index].output_token_ids)))
+            sequence = ended[index]
+            running = self._requests[sequence.request_id]
+            adjustment = running.adjustment and running.adjustment.after(sequence.token_ids)
+            rows.append(SampleRow(running.request.params, running.seed, sequence.num_output_tokens, adjustment))
+        # `logits[indices]` is a copy: what adjustments do to it, the model's own logits do not feel.
         return sample(logits[indices], rows) if rows else []
+
+    def _logprobs(
+        self, logits: Tensor, tokens: list[int], indices: list[int], ended: list[Sequence]
+    ) -> dict[int, tuple[dict[int, float]]]:
+        """Log-probabilities, by index, for those of the generating sequences that ask. Changes nothing."""
+        asked = {
+            index: (token, num)
+            for index, token in zip(indices, tokens, strict=True)
+            if (num := self._requests[ended[index].request_id].request.params.logprobs) is not None
+        }
+        if not asked:
+            return {}
+        drawn, nums = zip(*asked.values(), strict=True)
+        found = token_logprobs(logits[list(asked)], drawn, nums)
+        return {index: (each,) for index, each in zip(asked, found, strict=True)}
 
     def _score(self, logits: Tensor, indices: list[int], ended: list[Sequence]) -> list[list[float]]:
         """The children's log-probabilities at each choice node among `ended`. Changes nothing."""
         nodes = [node for index in indices if (node := ended[index].choice_node) is not None]
         return score_choices(logits[indices], nodes) if nodes else []
 
-    def _append(self, sequence: Sequence, token: int) -> RequestEvent:
+    def _append(self, sequence: Sequence, token: int, logprobs: tuple[dict[int, float], ...]) -> RequestEvent:
         running = self._requests[sequence.request_id]
         sequence.token_ids.append(token)
         reason = None
-        if token in running.stop_token_ids:
+        stop_checker = running.request.stop_checker
+        if token in running.stop_token_ids or (stop_checker is not None and stop_checker(token)):
             reason = FinishReason.STOP
-        elif len(sequence.output_token_ids) >= running.max_tokens:
+        elif sequence.num_output_tokens >= running.max_tokens:
             reason = FinishReason.LENGTH
         if reason is not None:
             self._scheduler.finish(sequence)
             del self._requests[sequence.request_id]
-        return RequestEvent(sequence.request_id, (token,), reason, sequence.num_cached_tokens)
+        return RequestEvent(sequence.request_id, (token,), reason, sequence.num_cached_tokens, logprobs=logprobs)
 
     def _reach(self, sequence: Sequence, logprobs: list[float]) -> list[RequestEvent]:
         """Note a choice node's scores; the request's event when it was the last node."""
@@ -271,18 +298,21 @@ class Engine:
                 "(max_model_len): shorten it"
             )
         self._check_tokens(prompt)
+        if request.params.n != 1:
+            raise InvalidRequestError(f"n must be 1 here, not {request.params.n}: add a request for each sample")
         self._check_tokens(request.params.stop_token_ids)
+        self._check_tokens(request.params.logit_bias or (), "logit_bias: ")
         self._check_tokens(chain.from_iterable(request.choice_token_ids or ()))
 
-    def _check_tokens(self, token_ids: Iterable[int]) -> None:
+    def _check_tokens(self, token_ids: Iterable[int], where: str = "") -> None:
         try:
             values = array("q", token_ids)
         except (TypeError, OverflowError) as error:
-            raise InvalidRequestError(f"token ids must be whole numbers: {error}") from error
+            raise InvalidRequestError(f"{where}token ids must be whole numbers: {error}") from error
         for token in (min(values, default=0), max(values, default=0)):
             if not 0 <= token < self._runner.vocab_size:
                 raise InvalidRequestError(
-                    f"token id {token} is outside the vocabulary of {self._runner.vocab_size} tokens"
+                    f"{where}token id {token} is outside the vocabulary of {self._runner.vocab_size} tokens"
                 )
 
 

@@ -1,16 +1,17 @@
 """The offline face: prompts in, completions out, in this process."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypedDict, TypeGuard
 
 from .config import EngineConfig, ModelConfig
+from .detokenizer import StopStrings
 from .engine import Engine
 from .errors import InvalidRequestError
+from .outputs import RequestOutput, completion
 from .request import Request, RequestEvent, SamplingParams
-from .tokenizer import Tokenizer
+from .tokenizer import NoTokenizer, Tokenizer
 
 
 class TokensPrompt(TypedDict):
@@ -23,41 +24,19 @@ Prompt = str | TokensPrompt
 Messages = Sequence[Mapping[str, Any]]
 
 
-@dataclass(frozen=True)
-class CompletionOutput:
-    """One answer. With `SamplingParams.choices`, `probabilities` has each choice's; otherwise it is None."""
-
-    index: int
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: str
-    probabilities: dict[str, float] | None = None
-
-
-@dataclass(frozen=True)
-class RequestOutput:
-    """A prompt with its answer. `num_cached_tokens`: prompt tokens whose KV came from the prefix cache."""
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    num_cached_tokens: int
-    finished: bool = True
-
-
 class LLM:
     """A model ready to generate, with vLLM's names.
 
-    `model` is a Hugging Face model folder; the options are those of `EngineConfig`. Raises `ModelError` or
+    `model` is a Hugging Face model folder; the options are those of `EngineConfig`. With `skip_tokenizer_init` the
+    folder needs no tokenizer: prompts are token ids, and the outputs' text is empty. Raises `ModelError` or
     `ConfigError`, one line that says what to do.
     """
 
-    def __init__(self, model: str | Path, **options: Any) -> None:
+    def __init__(self, model: str | Path, *, skip_tokenizer_init: bool = False, **options: Any) -> None:
         self._config = _engine_config(options)
         # Before the weights: a missing tokenizer is known at once, a large checkpoint takes minutes.
         ModelConfig.from_pretrained(model)
-        self._tokenizer = Tokenizer.from_pretrained(model)
+        self._tokenizer = NoTokenizer(model) if skip_tokenizer_init else Tokenizer.from_pretrained(model)
         self._engine = Engine.from_pretrained(model, self._config)
         self._ids = count()
 
@@ -106,20 +85,37 @@ class LLM:
         self, texts: list[str | None], token_ids: list[list[int]], params: Sequence[SamplingParams]
     ) -> list[RequestOutput]:
         choice_ids = self._choice_token_ids(params)
-        requests = [
-            Request(str(next(self._ids)), ids, each, choice_ids.get(tuple(each.choices or ())))
+        prompts = [
+            self._samples(ids, each, choice_ids.get(tuple(each.choices or ())))
             for ids, each in zip(token_ids, params, strict=True)
         ]
         try:
-            self._add_all(requests)
+            self._add_all(prompts)
             answers = self._drain()
         finally:
             # After an error or Ctrl-C nothing of this call may run on in the next one.
-            for request in requests:
+            for request in chain.from_iterable(prompts):
                 self._engine.abort(request.request_id)
+        return [self._output(samples, text, answers) for samples, text in zip(prompts, texts, strict=True)]
+
+    def _samples(
+        self, prompt: list[int], params: SamplingParams, choice_token_ids: tuple[tuple[int, ...], ...] | None
+    ) -> list[Request]:
+        """The requests that answer a prompt, one for each of its `n` samples.
+
+        They are neighbours in the queue: the first computes the prompt's full blocks, the others share them.
+        """
+        request_id = str(next(self._ids))
         return [
-            self._output(request, text, answers[request.request_id])
-            for request, text in zip(requests, texts, strict=True)
+            Request(
+                # The first has the id, and with it the derived seed, that it has when `n` is 1.
+                f"{request_id}/{index}" if index else request_id,
+                prompt,
+                params.of_sample(index),
+                choice_token_ids,
+                StopStrings.of(self._tokenizer, params),
+            )
+            for index in range(params.n)
         ]
 
     def _choice_token_ids(self, params: Sequence[SamplingParams]) -> dict[tuple[str, ...], tuple[tuple[int, ...], ...]]:
@@ -127,10 +123,11 @@ class LLM:
         lists = {tuple(each.choices) for each in params if each.choices}
         return {choices: self._tokenizer.encode_choices(choices) for choices in lists}
 
-    def _add_all(self, requests: list[Request]) -> None:
-        for position, request in enumerate(requests):
+    def _add_all(self, prompts: Sequence[Sequence[Request]]) -> None:
+        for position, samples in enumerate(prompts):
             try:
-                self._engine.add(request)
+                for request in samples:
+                    self._engine.add(request)
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"prompt {position}: {error}") from error
 
@@ -141,18 +138,19 @@ class LLM:
                 events.setdefault(event.request_id, []).append(event)
         return events
 
-    def _output(self, request: Request, text: str | None, events: list[RequestEvent]) -> RequestOutput:
-        last = events[-1]
-        token_ids = tuple(token for event in events for token in event.new_token_ids)
-        choices = request.params.choices
-        answer = self._tokenizer.decode(token_ids)
-        probabilities = None
-        if choices is not None and last.choice_probabilities is not None and last.choice_index is not None:
-            answer = choices[last.choice_index]
-            probabilities = dict(zip(choices, last.choice_probabilities, strict=True))
-        completion = CompletionOutput(0, answer, token_ids, str(last.finish_reason), probabilities)
+    def _output(
+        self, samples: Sequence[Request], text: str | None, answers: Mapping[str, list[RequestEvent]]
+    ) -> RequestOutput:
+        first = samples[0]
         return RequestOutput(
-            request.request_id, text, list(request.prompt_token_ids), [completion], last.num_cached_tokens
+            request_id=first.request_id,
+            prompt=text,
+            prompt_token_ids=list(first.prompt_token_ids),
+            outputs=[
+                completion(self._tokenizer, index, request, answers[request.request_id])
+                for index, request in enumerate(samples)
+            ],
+            num_cached_tokens=answers[first.request_id][-1].num_cached_tokens,
         )
 
 

@@ -25,7 +25,7 @@ class ModelRunner:
         self.num_blocks = config.num_gpu_blocks_override or num_blocks_in(
             config.kv_cache_memory_bytes, model_config, config.block_size, self.dtype
         )
-        self._model = load_model(model_config, self.dtype, self.device)
+        self._model = load_model(model_config, config, self.dtype, self.device)
         shape = (
             2,
             model_config.num_hidden_layers,

@@ -1,11 +1,16 @@
 """What goes into the engine and what comes out: requests, sampling parameters, events."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from hashlib import blake2b
+from numbers import Integral, Real
 
 from .errors import InvalidRequestError
+
+# Told each new token, in the engine's thread; true when it completes a stop. It must be quick and must not raise.
+StopChecker = Callable[[int], bool]
 
 
 class FinishReason(StrEnum):
@@ -22,40 +27,129 @@ class SamplingParams:
 
     `temperature=0` is greedy. `top_k=0` keeps the whole vocabulary. `max_tokens=None` means up to the model's
     context. `seed` makes a sample repeatable whatever else is in the batch; without one the engine derives a
-    seed from its own and the request id. `choices` restricts the answer to one of the given texts and reports
-    the probability of each.
+    seed from its own and the request id. `n` answers a prompt that many times; the first is the answer that `n=1`
+    gives. `choices` restricts the answer to one of the given texts and reports the probability of each.
+
+    `repetition_penalty` counts the tokens of prompt and output, `presence_penalty` and `frequency_penalty` those of
+    the output. `logit_bias` maps token ids to what is added to their logits. `stop`: the answer ends where one of
+    these texts appears, and before it unless `include_stop_str_in_output`. Up to `min_tokens` tokens neither the end
+    token nor a stop ends an answer. `logprobs=k` reports, for each token, its log-probability and those of the k
+    likeliest, as the model gives them before any of the above.
 
     Raises `InvalidRequestError` naming the field that is out of range.
     """
 
+    n: int = 1
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
     temperature: float = 1.0
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
-    max_tokens: int | None = 16
     seed: int | None = None
+    stop: str | Sequence[str] | None = None
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    logprobs: int | None = None
+    logit_bias: Mapping[int, float] | None = None
     choices: Sequence[str] | None = None
 
     def __post_init__(self) -> None:
+        self._check_types()
+        _require(self.n >= 1, "n", "≥ 1", self.n)
+        _require(self.n == 1 or not self.is_greedy, "n", "1 with temperature 0 (all answers would be equal)", self.n)
+        _require(-2 <= self.presence_penalty <= 2, "presence_penalty", "in [-2, 2]", self.presence_penalty)
+        _require(-2 <= self.frequency_penalty <= 2, "frequency_penalty", "in [-2, 2]", self.frequency_penalty)
+        _require(0 < self.repetition_penalty < math.inf, "repetition_penalty", "> 0", self.repetition_penalty)
         _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "≥ 0", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
         _require(self.top_k >= 0, "top_k", "≥ 0 (0 keeps all)", self.top_k)
         _require(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
-        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "≥ 1", self.max_tokens)
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
+        _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "≥ 1", self.max_tokens)
+        most = math.inf if self.max_tokens is None else self.max_tokens
+        _require(0 <= self.min_tokens <= most, "min_tokens", "≥ 0 and at most max_tokens", self.min_tokens)
+        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", "≥ 0", self.logprobs)
+        _check_logit_bias(self.logit_bias)
+        _check_stop(self.stop)
         if self.choices is not None:
             _check_choices(self.choices)
+            self._check_fits_choices()
 
     @property
     def is_greedy(self) -> bool:
         return self.temperature == 0
 
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+
+    @property
+    def has_penalties(self) -> bool:
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def of_sample(self, index: int) -> "SamplingParams":
+        """The parameters of one of the `n` samples, with a seed of its own."""
+        if self.n == 1:
+            return self
+        if self.seed is None or index == 0:
+            return replace(self, n=1)
+        digest = blake2b(f"{self.seed}/{index}".encode(), digest_size=8).digest()
+        return replace(self, n=1, seed=int.from_bytes(digest) >> 1)
+
+    def _check_types(self) -> None:
+        for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
+            _require(isinstance(getattr(self, name), Real), name, "a number", repr(getattr(self, name)))
+        for name in ("n", "top_k", "min_tokens"):
+            _require(isinstance(getattr(self, name), Integral), name, "a whole number", repr(getattr(self, name)))
+        for name in ("seed", "max_tokens", "logprobs"):
+            value = getattr(self, name)
+            _require(value is None or isinstance(value, Integral), name, "a whole number", repr(value))
+
+    def _check_fits_choices(self) -> None:
+        """Refuse what a choice among whole texts has no use for, rather than ignore it."""
+        for name in _NOT_WITH_CHOICES:
+            if getattr(self, name) not in (type(self).__dataclass_fields__[name].default, (), {}):
+                raise InvalidRequestError(f"{name} has no meaning with choices: leave out one of the two")
+
+
+_NOT_WITH_CHOICES = (
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "stop",
+    "min_tokens",
+    "logprobs",
+    "logit_bias",
+)
+
 
 def _require(holds: bool, name: str, expected: str, value: object) -> None:
     if not holds:
         raise InvalidRequestError(f"{name} must be {expected}, not {value}")
+
+
+def _check_logit_bias(logit_bias: Mapping[int, float] | None) -> None:
+    """Of the token ids only that they are whole numbers: the engine knows the vocabulary."""
+    if logit_bias is None:
+        return
+    if not isinstance(logit_bias, Mapping):
+        raise InvalidRequestError("logit_bias must be a mapping of token ids to numbers")
+    for token, bias in logit_bias.items():
+        _require(isinstance(token, Integral), "logit_bias", "a mapping of token ids to numbers", f"keyed by {token!r}")
+        fits = isinstance(bias, Real) and -100 <= bias <= 100
+        _require(fits, "logit_bias", "in [-100, 100]", f"{bias} (token {token})")
+
+
+def _check_stop(stop: str | Sequence[str] | None) -> None:
+    texts = (stop,) if isinstance(stop, str) else () if stop is None else stop
+    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
+        raise InvalidRequestError(f"stop must be a text or a list of texts, not {stop!r}")
+    _require(all(texts), "stop", "without an empty text", repr(stop))
 
 
 def _check_choices(choices: Sequence[str]) -> None:
@@ -71,13 +165,17 @@ def _check_choices(choices: Sequence[str]) -> None:
 class Request:
     """One prompt for the engine.
 
-    `choice_token_ids`: the token ids of each of `params.choices`, in order; the engine itself knows no tokenizer.
+    The engine knows no tokenizer, so whoever adds a request brings what depends on texts. `choice_token_ids`: the
+    token ids of each of `params.choices`, in order. `stop_checker`, called with each new token, ends the request when
+    it says so: the place for `params.stop`, since it sees a stop in the step that completes it, and no token is
+    computed in vain. It keeps the state of one run, so a request with one is added once.
     """
 
     request_id: str
     prompt_token_ids: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     choice_token_ids: tuple[tuple[int, ...], ...] | None = None
+    stop_checker: StopChecker | None = None
 
 
 @dataclass(frozen=True)
@@ -86,6 +184,7 @@ class RequestEvent:
 
     `new_token_ids` follow those of earlier events. The last event has a `finish_reason`; with choices it also
     has `choice_index` and `choice_probabilities` (in the order of the choices, summing to one).
+    `logprobs`: where the request asks for them, one mapping of token ids for each new token, its own first.
     `num_cached_tokens`: prompt tokens whose KV was found in the prefix cache.
     """
 
@@ -95,6 +194,7 @@ class RequestEvent:
     num_cached_tokens: int = 0
     choice_index: int | None = None
     choice_probabilities: tuple[float, ...] | None = None
+    logprobs: tuple[dict[int, float], ...] = ()
 
     @property
     def finished(self) -> bool:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..kernels.sampling import philox_uniform, sample_tokens
+from .adjustment import Adjustment, adjust_
 from .choices import ChoiceNode
 from .request import SamplingParams
 
@@ -17,15 +18,25 @@ Key = TypeVar("Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class SampleRow:
-    """How one row is sampled: its parameters, its seed, and how many tokens were drawn with that seed before."""
+    """How one row is sampled: its parameters, its seed, and how many tokens were drawn with that seed before.
+
+    `adjustment`, up to date, changes the row's logits first.
+    """
 
     params: SamplingParams
     seed: int
     counter: int
+    adjustment: Adjustment | None = None
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
-    """One token a row. logits: [n, vocab] float32. A row's token depends on its own logits, seed and counter only."""
+    """One token a row. A row's token depends on its own logits, seed, counter and adjustment only.
+
+    logits: [n, vocab] float32; rows that have an adjustment are changed in place.
+    """
+    adjustments = {index: row.adjustment for index, row in enumerate(rows) if row.adjustment is not None}
+    if adjustments:
+        adjust_(logits, adjustments)
     tokens = logits.argmax(-1)
     drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if drawn:
@@ -54,6 +65,24 @@ def _uniforms(seeds: list[int], counters: list[int], device: torch.device) -> Te
         torch.tensor(seeds, dtype=torch.int64, device=device),
         torch.tensor(counters, dtype=torch.int64, device=device),
     )
+
+
+def token_logprobs(logits: Tensor, tokens: Sequence[int], nums: Sequence[int]) -> list[dict[int, float]]:
+    """For each row its token's log-probability, first, and those of its `num` likeliest tokens, in their order.
+
+    logits: [n, vocab] float32, as the model gave them.
+    """
+    result: list[dict[int, float]] = [{} for _ in tokens]
+    # Grouped, because which of two equally likely tokens is among the k likeliest depends on k.
+    for num, members in _grouped(nums).items():
+        logprobs = logits[members].log_softmax(-1)
+        own = logprobs.gather(1, torch.tensor([[tokens[index]] for index in members], device=logits.device))
+        top = logprobs.topk(min(num, logits.shape[1]), dim=-1)
+        for index, value, ids, values in zip(
+            members, own.squeeze(1).tolist(), top.indices.tolist(), top.values.tolist(), strict=True
+        ):
+            result[index] = {tokens[index]: value, **dict(zip(ids, values, strict=True))}
+    return result
 
 
 def score_choices(logits: Tensor, nodes: Sequence[ChoiceNode]) -> list[list[float]]:

@@ -1,6 +1,5 @@
 """A request's tokens on their way through the engine, and the KV blocks they own."""
 
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from .choices import ChoiceNode
@@ -36,8 +35,8 @@ class Sequence:
         return len(self.token_ids) - self.num_computed_tokens
 
     @property
-    def output_token_ids(self) -> SequenceOf[int]:
-        return self.token_ids[self.num_prompt_tokens :]
+    def num_output_tokens(self) -> int:
+        return len(self.token_ids) - self.num_prompt_tokens
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """How many blocks hold `num_tokens` tokens."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.models import WordLevel
 
 from .config import read_json_object
 from .errors import InvalidRequestError, ModelError
@@ -38,6 +39,11 @@ class Tokenizer:
         config_file = folder / "tokenizer_config.json"
         config = read_json_object(config_file) if config_file.is_file() else {}
         return cls(folder, fast, config)
+
+    @property
+    def fast(self) -> FastTokenizer:
+        """The tokenizer proper, for what this class has no method for."""
+        return self._fast
 
     @property
     def vocab_size(self) -> int:
@@ -108,6 +114,25 @@ class Tokenizer:
         except Exception as error:
             raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error
         return str(text)
+
+
+class NoTokenizer(Tokenizer):
+    """Stands where a model is given token ids alone: every text is refused, and every answer's text is empty."""
+
+    def __init__(self, path: str | Path) -> None:
+        super().__init__(Path(path), FastTokenizer(WordLevel({})), {})
+
+    @property
+    def fast(self) -> FastTokenizer:
+        raise InvalidRequestError(
+            "there is no tokenizer for texts: give token ids, or leave out skip_tokenizer_init=True"
+        )
+
+    def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
+        return list(self.fast.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
+        return [self.encode(text, add_special_tokens) for text in texts]
 
 
 def _token_text(token: Any) -> str:

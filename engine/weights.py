@@ -42,6 +42,22 @@ def load_weights(folder: Path, slots: Iterable[WeightSlot], ignored: Iterable[st
                 raise ModelError(f"{folder} holds a tensor {name} that its architecture does not have")
 
 
+def draw_weights(slots: Iterable[WeightSlot], seed: int) -> None:
+    """Fill every slot's destination with random weights, as a model has them before it is trained.
+
+    Matrices are normal with a variance of one over their input size, so that activations neither grow nor vanish;
+    norms are near one and biases near zero. What is drawn depends on the seed and the slots, not on the dtype.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    for slot in slots:
+        destination = slot.destination
+        drawn = torch.randn(destination.shape, generator=generator)
+        scale = destination.shape[1] ** -0.5 if destination.ndim > 1 else 0.1
+        mean = 1.0 if slot.name.endswith("norm.weight") else 0.0
+        with torch.no_grad():
+            destination.copy_(drawn.mul_(scale).add_(mean))
+
+
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Each tensor's name with the open file that holds it."""
     tensors: dict[str, Any] = {}

@@ -78,7 +78,7 @@ class Client:
         """Queue a job over `input`, a JSONL, CSV or Parquet file or rows as mappings; it writes into `output`.
 
         `prompt` is a template over the columns (`"{text}"`); without one rows bring `messages`. `sampling` takes
-        `temperature`, `top_p`, `top_k`, `min_p`, `max_tokens` and `seed`. `mode`: `new`, `resume` or `overwrite`.
+        the fields of `SamplingSpec` (`temperature`, `max_tokens`, `stop`, …). `mode`: `new`, `resume` or `overwrite`.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(

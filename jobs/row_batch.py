@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..engine.detokenizer import StopStrings, answer_text
 from ..engine.errors import InvalidRequestError
 from ..engine.request import Request
 from ..engine.tokenizer import Tokenizer
@@ -53,7 +54,9 @@ class RowBatch:
         except InvalidRequestError as error:
             self._finished.append(_Finished(index, _error_columns(str(error), len(token_ids))))
         else:
-            self._open[request_id] = index, Request(request_id, token_ids, params, self._choice_token_ids)
+            stop_checker = StopStrings.of(self._tokenizer, params)
+            request = Request(request_id, token_ids, params, self._choice_token_ids, stop_checker)
+            self._open[request_id] = index, request
 
     @property
     def requests(self) -> list[Request]:
@@ -121,14 +124,18 @@ class RowBatch:
                 "confidence": probabilities[index],
                 "probabilities": list(zip(choices, probabilities, strict=True)),
             }
+        text = label["label"] if label else self._text(request, answer)
         return {
-            "output": label["label"] if label else self._tokenizer.decode(answer.token_ids),
+            "output": text,
             **(label or {}),
             "finish_reason": str(answer.finish_reason),
             "prompt_tokens": len(request.prompt_token_ids),
             "cached_tokens": answer.num_cached_tokens,
             "completion_tokens": len(answer.token_ids),
         }
+
+    def _text(self, request: Request, answer: Answer) -> str:
+        return answer_text(self._tokenizer, request, answer.token_ids, answer.finish_reason)
 
 
 def _error_columns(error: str, num_prompt_tokens: int) -> dict[str, Any]:

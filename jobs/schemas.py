@@ -2,13 +2,15 @@
 
 import hashlib
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ..engine.errors import InvalidRequestError
 from ..engine.request import SamplingParams
 from .errors import SpecError
+
+Texts = TypeVar("Texts", str, None, tuple[str, ...])
 
 
 class SamplingSpec(BaseModel):
@@ -24,8 +26,22 @@ class SamplingSpec(BaseModel):
     top_p: float = 1.0
     top_k: int = 0
     min_p: float = 0.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    stop: tuple[str, ...] = ()
     max_tokens: Annotated[int, Field(ge=1)] = 256
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _one_or_more(cls, value: Any) -> Any:
+        return (value,) if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _is_text(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        return _storable(value)
 
     def params(self, row: int, choices: tuple[str, ...] | None) -> SamplingParams:
         """One row's parameters for the engine. Raises `InvalidRequestError` naming the field out of range."""
@@ -34,6 +50,10 @@ class SamplingSpec(BaseModel):
             top_p=self.top_p,
             top_k=self.top_k,
             min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            stop=self.stop,
             max_tokens=self.max_tokens,
             seed=row_seed(self.seed, row),
             choices=choices,
@@ -65,12 +85,7 @@ class JobSpec(BaseModel):
     @field_validator("model", "system", "prompt", "choices")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
-        """Refuse what a shell may pass through but nothing can store: bytes that are no UTF-8."""
-        try:
-            "".join(value or ()).encode()
-        except UnicodeEncodeError as error:
-            raise ValueError("is not valid UTF-8") from error
-        return value
+        return _storable(value)
 
     @classmethod
     def parse(cls, **values: Any) -> "JobSpec":
@@ -90,6 +105,15 @@ class JobSpec(BaseModel):
         """The same for the same work: the input's content and every option that can change an answer."""
         text = f"{input_fingerprint}\n{self.model_dump_json()}"
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _storable(value: Texts) -> Texts:
+    """Refuse what a shell may pass through but nothing can store: bytes that are no UTF-8."""
+    try:
+        "".join(value or ()).encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("is not valid UTF-8") from error
+    return value
 
 
 def row_seed(seed: int, row: int) -> int:

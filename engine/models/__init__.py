@@ -2,7 +2,7 @@
 
 import torch
 
-from ..config import ModelConfig
+from ..config import EngineConfig, ModelConfig
 from .llama import LlamaModel
 
 _FAMILIES = {
@@ -13,10 +13,16 @@ _FAMILIES = {
 }
 
 
-def load_model(config: ModelConfig, dtype: torch.dtype, device: torch.device) -> LlamaModel:
-    """The model with its checkpoint's weights. Raises `ModelError` when the weights do not fit the config."""
+def load_model(config: ModelConfig, options: EngineConfig, dtype: torch.dtype, device: torch.device) -> LlamaModel:
+    """The model with the weights of its checkpoint, or random ones where `options.load_format` is "dummy".
+
+    Raises `ModelError` when the checkpoint's weights do not fit the config.
+    """
     model = _FAMILIES[config.architecture](config, dtype, device)
-    model.load(config.path)
+    if options.load_format == "dummy":
+        model.draw(options.seed)
+    else:
+        model.load(config.path)
     return model
 
 

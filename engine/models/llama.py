@@ -16,7 +16,7 @@ from ...kernels.kv_cache import write_kv
 from ...kernels.norm_rotary import apply_rotary, rms_norm, rotary_table
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
 from ..config import ModelConfig
-from ..weights import WeightSlot, load_weights
+from ..weights import WeightSlot, draw_weights, load_weights
 from .rope import inverse_frequencies
 
 
@@ -89,9 +89,14 @@ class LlamaModel:
         """Fill the weights from a checkpoint folder. Raises `ModelError` naming the tensor that does not fit."""
         # A tied checkpoint may carry the shared matrix a second time under the head's name.
         ignored = ("lm_head.weight",) if self.config.tie_word_embeddings else ()
-        load_weights(folder, self._slots(), ignored)
+        load_weights(folder, self.weight_slots(), ignored)
 
-    def _slots(self) -> Iterator[WeightSlot]:
+    def draw(self, seed: int) -> None:
+        """Fill the weights at random."""
+        draw_weights(self.weight_slots(), seed)
+
+    def weight_slots(self) -> Iterator[WeightSlot]:
+        """Every weight under the name that a checkpoint gives it."""
         yield WeightSlot("model.embed_tokens.weight", self._embedding)
         yield WeightSlot("model.norm.weight", self._final_norm)
         if not self.config.tie_word_embeddings:

@@ -37,6 +37,20 @@ def run(
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens of an answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling, in (0, 1].")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0 is all.")] = 0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Least probability, as a share of the likeliest's.")] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Against tokens the answer has, in [-2, 2].")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="The same, for each time it has them.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1: against tokens that prompt or answer have.")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before this text; repeatable.")
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish what an interrupted run left open.")] = False,
@@ -57,7 +71,18 @@ def run(
         system=_system_text(system),
         prompt=prompt,
         choices=_split_choices(choices),
-        sampling={"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, "seed": seed},
+        sampling={
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "repetition_penalty": repetition_penalty,
+            "stop": stop or (),
+            "max_tokens": max_tokens,
+            "seed": seed,
+        },
         limit=limit,
     )
     engine = EngineConfig(

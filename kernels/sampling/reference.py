@@ -26,3 +26,22 @@ def sample_tokens(
     targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
     picked = torch.searchsorted(cumulative, targets).clamp(max=probs.shape[1] - 1)
     return tokens.gather(1, picked).squeeze(1)
+
+
+def penalized(
+    logits: Tensor,
+    prompt_counts: Tensor,
+    output_counts: Tensor,
+    repetition: Tensor,
+    presence: Tensor,
+    frequency: Tensor,
+) -> Tensor:
+    """Logits less likely for tokens that were there before.
+
+    logits: [n, vocab] float; prompt_counts, output_counts: [n, vocab], how often each token is in the row's prompt
+    and output; repetition, presence, frequency: [n] float. Returns [n, vocab].
+    """
+    repetition, presence, frequency = (penalty.unsqueeze(1) for penalty in (repetition, presence, frequency))
+    repeated = torch.where(logits > 0, logits / repetition, logits * repetition)
+    result = torch.where(prompt_counts + output_counts > 0, repeated, logits)
+    return result - frequency * output_counts - presence * (output_counts > 0)

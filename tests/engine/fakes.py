@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from headrace.engine.adjustment import Adjustment
 from headrace.engine.batch import Batch
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -84,6 +85,9 @@ def fake_answer(request: Request, max_model_len: int) -> list[int]:
     room = max_model_len - len(prompt)
     answer: list[int] = []
     while len(answer) < min(params.max_tokens or room, room) and not stops & set(answer):
-        row = SampleRow(params, params.seed or 0, len(answer))
+        # A new one for each token: nothing is carried over from the last.
+        adjustment = Adjustment.of(params, list(stops), len(prompt))
+        adjustment = adjustment and adjustment.after(prompt + answer)
+        row = SampleRow(params, params.seed or 0, len(answer), adjustment)
         answer += sample(fake_logits(prompt + answer).unsqueeze(0), [row])
     return answer

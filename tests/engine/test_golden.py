@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.config import EngineConfig
+from headrace.engine.config import EngineConfig, ModelConfig
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request
 from headrace.kernels.paged_attention import cpu, metadata
@@ -115,5 +115,5 @@ def test_attention_over_a_shared_prefix(family, monkeypatch, is_shared):
     answers = generate(load(family, block_size=8, max_num_batched_tokens=64), prompts)
     for length, answer in zip((0, 1, 5, 17), answers, strict=True):
         assert answer[: NUM_NEW_TOKENS - length] == expected[length:]
-    has_full_attention = None in load(family)._runner._model.config.sliding_windows
+    has_full_attention = None in ModelConfig.from_pretrained(family.folder).sliding_windows
     assert (max(num_sharing, default=0) > 1) == (is_shared and has_full_attention)

@@ -38,7 +38,8 @@ def test_results_come_in_the_order_of_the_prompts(llm, chat_model):
         ids = llm.get_tokenizer().encode(prompt)
         assert output.prompt_token_ids == ids
         assert list(output.outputs[0].token_ids) == continuation(chat_model, ids)
-        assert output.outputs[0].text == llm.get_tokenizer().decode(output.outputs[0].token_ids)
+        # The answer ends where its tokens do, within a character perhaps.
+        assert output.outputs[0].text == llm.get_tokenizer().decode(output.outputs[0].token_ids).rstrip("\ufffd")
         assert output.finished
 
 
@@ -130,6 +131,31 @@ def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
         ({"max_tokens": 0}, "max_tokens must be ≥ 1, not 0"),
         ({"seed": -1}, "seed must be"),
         ({"seed": 2**63}, "seed must be"),
+        ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
+        ({"temperature": "warm"}, "temperature must be a number, not 'warm'"),
+        ({"n": 0}, "n must be ≥ 1, not 0"),
+        ({"n": 2, "temperature": 0}, "n must be 1 with temperature 0"),
+        ({"presence_penalty": 2.1}, r"presence_penalty must be in \[-2, 2\], not 2.1"),
+        ({"presence_penalty": float("nan")}, "presence_penalty must be"),
+        ({"frequency_penalty": -3}, "frequency_penalty must be"),
+        ({"frequency_penalty": None}, "frequency_penalty must be a number, not None"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be > 0"),
+        ({"repetition_penalty": float("inf")}, "repetition_penalty must be"),
+        ({"min_tokens": -1}, "min_tokens must be ≥ 0"),
+        ({"min_tokens": 17}, "min_tokens must be ≥ 0 and at most max_tokens, not 17"),
+        ({"logprobs": -1}, "logprobs must be ≥ 0"),
+        ({"logprobs": True, "n": "2"}, "n must be a whole number, not '2'"),
+        ({"logit_bias": {5: 101}}, r"logit_bias must be in \[-100, 100\], not 101 \(token 5\)"),
+        ({"logit_bias": {5: float("nan")}}, "logit_bias must be in"),
+        ({"logit_bias": {"5": 1}}, "logit_bias must be a mapping of token ids to numbers, not keyed by '5'"),
+        ({"logit_bias": [5]}, "logit_bias must be a mapping"),
+        ({"stop": ""}, "stop must be without an empty text"),
+        ({"stop": ["a", 1]}, "stop must be a text or a list of texts"),
+        ({"stop": b"a"}, "stop must be a text or a list of texts"),
+        ({"stop": 0}, "stop must be a text or a list of texts"),
+        ({"choices": ["a"], "stop": "b"}, "stop has no meaning with choices"),
+        ({"choices": ["a"], "logprobs": 0}, "logprobs has no meaning with choices"),
+        ({"choices": ["a"], "logit_bias": {1: 1}}, "logit_bias has no meaning with choices"),
     ],
 )
 def test_sampling_parameters_out_of_range(params, message):
@@ -167,3 +193,20 @@ def test_an_interrupted_call_leaves_nothing_for_the_next_one(llm, monkeypatch):
             llm.generate(["one", "two"], GREEDY)
     assert not llm.engine.has_work
     assert len(llm.generate(["one"], GREEDY)) == 1
+
+
+def test_without_a_tokenizer_prompts_are_token_ids_and_answers_have_no_text(tmp_path, llm, chat_folder):
+    folder = copytree(chat_folder, tmp_path / "model", ignore=lambda _, names: [n for n in names if "token" in n])
+    bare = LLM(folder, skip_tokenizer_init=True, num_gpu_blocks_override=64)
+    ids = llm.get_tokenizer().encode("token ids")
+    (output,) = bare.generate({"prompt_token_ids": ids}, GREEDY)
+    assert output.outputs[0].token_ids == llm.generate("token ids", GREEDY)[0].outputs[0].token_ids
+    assert output.outputs[0].text == ""
+    with pytest.raises(InvalidRequestError, match="no tokenizer for texts: give token ids"):
+        bare.generate("text", GREEDY)
+    with pytest.raises(InvalidRequestError, match="no tokenizer for texts"):
+        bare.chat([{"role": "user", "content": "text"}], GREEDY)
+    with pytest.raises(InvalidRequestError, match="no tokenizer for texts"):
+        bare.generate({"prompt_token_ids": ids}, SamplingParams(choices=["a", "b"]))
+    with pytest.raises(InvalidRequestError, match="no tokenizer for texts"):
+        bare.generate({"prompt_token_ids": ids}, SamplingParams(stop="a"))

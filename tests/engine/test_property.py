@@ -22,6 +22,12 @@ shared_prefix = st.sampled_from([[], [1] * 8, [1, 2] * 4, [1] * 4 + [2] * 4])
 prompts = st.builds(list.__add__, shared_prefix, st.lists(tokens, min_size=1, max_size=6))
 params = st.builds(
     SamplingParams,
+    presence_penalty=st.sampled_from([0.0, 0.0, 1.5]),
+    frequency_penalty=st.sampled_from([0.0, 0.0, -0.8]),
+    repetition_penalty=st.sampled_from([1.0, 1.0, 1.6]),
+    min_tokens=st.sampled_from([0, 0, 1]),
+    logit_bias=st.sampled_from([None, None, {END_TOKEN_ID: 1.5, 3: -2.0}]),
+    logprobs=st.sampled_from([None, None, 0, 3]),
     temperature=st.sampled_from([0.0, 0.7, 1.5]),
     top_k=st.sampled_from([0, 3]),
     top_p=st.sampled_from([1.0, 0.8]),
@@ -105,6 +111,8 @@ class EngineMachine(RuleBasedStateMachine):
         assert 0 <= events[-1].num_cached_tokens <= len(request.prompt_token_ids)
         if request.choice_token_ids is None:
             assert token_ids(events) == fake_answer(request, self.engine.max_model_len)
+            expected_logprobs = request.params.logprobs is not None
+            assert all(len(event.logprobs) == expected_logprobs * len(event.new_token_ids) for event in events)
             return
         expected = choice_probabilities(fake_logits, request.prompt_token_ids, request.choice_token_ids, END_TOKEN_ID)
         assert events[-1].choice_probabilities == pytest.approx(expected, abs=1e-6)

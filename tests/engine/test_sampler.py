@@ -1,5 +1,7 @@
 """Samples: the right distribution, and nothing in them that depends on the batch."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +9,7 @@ from torch import Tensor
 
 from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
-from headrace.engine.sampler import SampleRow, pick_choice, sample
+from headrace.engine.sampler import SampleRow, pick_choice, sample, token_logprobs
 from headrace.kernels.sampling import philox_uniform, sample_tokens
 from headrace.kernels.sampling.philox import philox_4x32
 
@@ -129,6 +131,18 @@ def test_equally_likely_tokens_are_told_apart_by_the_uniform_number():
     assert tokens.tolist() == [0, 1, 2, 3]
 
 
+def test_log_probabilities_are_the_tokens_own_and_the_likeliest():
+    logits = random_logits(5, 23)
+    tokens, nums = [3, 22, 0, 7, 7], [0, 4, 1, 50, 4]
+    found = token_logprobs(logits, tokens, nums)
+    for row, (token, num) in enumerate(zip(tokens, nums, strict=True)):
+        expected = logits[row].double().log_softmax(-1).tolist()
+        likeliest = sorted(range(23), key=lambda other: -expected[other])[:num]
+        assert list(found[row]) == list(dict.fromkeys([token, *likeliest]))
+        assert found[row] == pytest.approx({other: expected[other] for other in found[row]}, abs=1e-5)
+        assert found[row] == token_logprobs(logits[row : row + 1], [token], [num])[0]
+
+
 def test_a_choice_is_drawn_with_its_probability():
     probabilities = (0.6, 0.0, 0.3, 0.1)
     drawn = [pick_choice(probabilities, SamplingParams(), seed) for seed in range(600)]
@@ -141,7 +155,7 @@ def test_a_choice_is_drawn_with_its_probability():
 def answers(chat_folder):
     """What fresh engines answer to the same prompts, by how they run."""
 
-    def answers_of(params: SamplingParams, prompts: list[str], **options: int) -> list[tuple[int, ...]]:
+    def answers_of(params: SamplingParams, prompts: list[str], **options: Any) -> list[tuple[int, ...]]:
         llm = LLM(chat_folder, num_gpu_blocks_override=64, **options)
         return [output.outputs[0].token_ids for output in llm.generate(prompts, params)]
 

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from shutil import copytree
+from shutil import copy, copytree
 from typing import Any
 
 import pytest
@@ -12,11 +12,13 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from headrace.engine.config import EngineConfig
+from headrace.engine.config import EngineConfig, ModelConfig
 from headrace.engine.engine import Engine
-from headrace.engine.errors import ModelError
+from headrace.engine.errors import ConfigError, ModelError
+from headrace.engine.models import load_model
 from headrace.engine.request import Request
 
+from .conftest import FAMILIES
 from .running import greedy_params, run_all, token_ids
 
 NORM = "model.layers.1.input_layernorm.weight"
@@ -148,3 +150,45 @@ def test_bfloat16_runs_and_stays_close(chat_folder):
     """The same first token with the same probability, roughly, of a few choices."""
     assert len(answer(chat_folder, dtype="bfloat16")) == 8
     assert answer(chat_folder, dtype="bfloat16")[0] == answer(chat_folder, dtype="float32")[0]
+
+
+@pytest.fixture(params=FAMILIES)
+def bare_folder(tmp_path, checkpoint, request) -> Path:
+    """A folder with a `config.json` and nothing else."""
+    copy(checkpoint(request.param).folder / "config.json", tmp_path)
+    return Path(tmp_path)
+
+
+def test_dummy_weights_need_no_checkpoint_and_depend_on_the_seed_alone(bare_folder):
+    answers = [answer(bare_folder, load_format="dummy", seed=seed) for seed in (3, 3, 4)]
+    assert answers[0] == answers[1]
+    assert answers[0] != answers[2]
+    assert len(set(answers[0])) > 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dummy_weights_are_rounded_to_the_dtype_after_they_are_drawn(bare_folder, dtype):
+    config, options = ModelConfig.from_pretrained(bare_folder), EngineConfig(load_format="dummy", seed=5)
+    cpu = torch.device("cpu")
+    exact = load_model(config, options, torch.float32, cpu).weight_slots()
+    model = load_model(config, options, dtype, cpu)
+    for slot, other in zip(exact, model.weight_slots(), strict=True):
+        assert torch.equal(slot.destination.to(dtype), other.destination), slot.name
+        assert slot.destination.std() > 0, slot.name
+
+
+def test_dummy_weights_saved_are_a_checkpoint_that_answers_the_same(bare_folder):
+    expected = answer(bare_folder, load_format="dummy", seed=5)
+    config, options = ModelConfig.from_pretrained(bare_folder), EngineConfig(load_format="dummy", seed=5)
+    model = load_model(config, options, torch.float32, torch.device("cpu"))
+    tensors = {slot.name: slot.destination.clone() for slot in model.weight_slots()}
+    save_file(tensors, bare_folder / "model.safetensors", metadata={"format": "pt"})
+    assert answer(bare_folder) == expected
+    oracle = AutoModelForCausalLM.from_pretrained(bare_folder, dtype=torch.float32).eval()
+    with torch.inference_mode():
+        assert int(oracle(torch.tensor([[5, 6, 7]])).logits[0, -1].argmax()) == expected[0]
+
+
+def test_an_unknown_load_format():
+    with pytest.raises(ConfigError, match="load_format must be one of auto, dummy, not 'gguf'"):
+        EngineConfig(load_format="gguf")

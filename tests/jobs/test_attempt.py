@@ -13,18 +13,20 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.config import ModelConfig
+from headrace.engine.request import Request
 from headrace.jobs.attempt import ShardAttempt, Stopped
 from headrace.jobs.planner import Planner
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.schemas import JobSpec, SamplingSpec
 from headrace.storage.errors import LeaseLost, LedgerUnavailable
 from headrace.storage.ledger import Ledger
 from headrace.storage.readers import open_input
 from headrace.storage.records import AttemptOutcome, Claim, JobState, NewJob, NewShard, ShardState
 from headrace.storage.spool import PlannedRow
 
+from ..engine.fakes import CONTEXT, fake_answer
 from .answers import GatedRunner, hosted
 from .conftest import wait_until
-from .models import write_model_folder
+from .models import WORDS, write_model_folder
 from .shop import JOB, LONG, OVER, SHARD, Shop
 
 
@@ -72,6 +74,30 @@ def test_each_rows_columns_say_what_it_cost_and_why_it_ended(shop):
         assert values["completion_tokens"] == len(answer)
         assert values["finish_reason"] == ("length" if 0 not in answer else "stop")
         assert (values["custom_id"], values["cached_tokens"], values["label"]) == (row.custom_id, 0, None)
+
+
+def test_answers_end_at_the_stop_string(shop):
+    shop.create(ROWS, sampling={"max_tokens": 12, "stop": ["c", "never"]})
+    shop.attempt().run()
+    stopped = 0
+    for row, values in zip(ROWS, shop.table().to_pylist(), strict=True):
+        answer, text = shop.answer(row.row), shop.text(row.row)
+        assert values["output"] == text.split("c")[0]
+        if "c" in text:
+            stopped += 1
+            assert values["finish_reason"] == "stop"
+            assert values["completion_tokens"] == answer.index(WORDS.index("c")) + 1
+    assert 0 < stopped < len(ROWS)
+    shop.assert_settled()
+
+
+def test_penalties_reach_the_engine(shop):
+    shop.create(ROWS, sampling={"max_tokens": 12, "repetition_penalty": 3.0, "presence_penalty": 2.0})
+    shop.attempt().run()
+    shop.assert_complete()
+    plain = SamplingSpec(max_tokens=12).params(0, None)
+    answers = [fake_answer(Request("r", row.prompt_token_ids or [], plain), CONTEXT) for row in ROWS]
+    assert answers != [shop.answer(row.row) for row in ROWS]
 
 
 def test_choices_give_a_label_with_its_confidence(shop):

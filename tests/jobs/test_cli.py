@@ -132,6 +132,13 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--top-p", "1.5"], ["top_p", "(0, 1]"]),
         (["--top-p", "much"], ["--top-p", "number"]),
         (["--temperature", "-1"], ["temperature", "≥ 0"]),
+        (["--top-k", "-1"], ["top_k", "≥ 0"]),
+        (["--min-p", "2"], ["min_p", "[0, 1]"]),
+        (["--presence-penalty", "3"], ["presence_penalty", "[-2, 2]"]),
+        (["--frequency-penalty", "nan"], ["frequency_penalty", "[-2, 2]"]),
+        (["--repetition-penalty", "0"], ["repetition_penalty", "> 0"]),
+        (["--stop", "END", "--stop", ""], ["stop", "empty"]),
+        (["--choices", "a,b", "--stop", "c"], ["stop", "choices"]),
         (["--max-tokens", "0"], ["max_tokens"]),
         (["--seed", "-1"], ["seed"]),
         (["--limit", "0"], ["--limit"]),
@@ -329,6 +336,10 @@ def test_text_is_generated_where_there_are_no_choices(served, headrace, few, tmp
     assert {row["finish_reason"] for row in greedy} <= {"stop", "length"}
     assert all(1 <= row["completion_tokens"] <= 6 for row in greedy)
     assert "probabilities" not in greedy[0]
+    stop = texts(greedy)[0][2:4]
+    assert texts(generate("stopped", "--stop", "never to be", "--stop", stop)) == [
+        text.split(stop)[0] for text in texts(greedy)
+    ]
     hot = ("--temperature", "5", "--seed")
     assert texts(generate("seed 1", *hot, "1")) == texts(generate("seed 1 again", *hot, "1"))
     assert texts(generate("seed 2", *hot, "2")) != texts(generate("seed 1 once more", *hot, "1"))

@@ -22,6 +22,12 @@ from headrace.jobs.schemas import JobSpec, row_seed
         ("max_tokens", 1.5, "max_tokens.*integer"),
         ("seed", -1, "seed.*greater than or equal to 0"),
         ("seed", 2**63, "seed.*less than"),
+        ("presence_penalty", 3, r"presence_penalty must be in \[-2, 2\]"),
+        ("frequency_penalty", float("nan"), "frequency_penalty must be in"),
+        ("repetition_penalty", 0, "repetition_penalty must be > 0"),
+        ("stop", [""], "stop must be without an empty text"),
+        ("stop", [3], "stop.*string"),
+        ("stop", ["\udcff"], "stop: is not valid UTF-8"),
         ("top_q", 1, "top_q"),
     ],
 )
@@ -56,6 +62,15 @@ def test_a_job_is_greedy_unless_asked_otherwise():
     assert JobSpec.parse(model="m").sampling.params(0, None).is_greedy
 
 
+def test_one_stop_string_is_a_list_of_one():
+    assert JobSpec.parse(model="m", sampling={"stop": "END"}) == JobSpec.parse(model="m", sampling={"stop": ["END"]})
+
+
+def test_what_choices_have_no_use_for_is_refused():
+    with pytest.raises(SpecError, match="stop has no meaning with choices"):
+        JobSpec.parse(model="m", choices=("a", "b"), sampling={"stop": "c"})
+
+
 def test_a_description_survives_the_ledger():
     spec = JobSpec.parse(model="m", choices=("a", "b"), system="s", sampling={"temperature": 0.5, "seed": 3})
     assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
@@ -76,6 +91,8 @@ BASE = {"model": "/m", "prompt": "{text}"}
         {"sampling": {"temperature": 0.5}},
         {"sampling": {"seed": 1}},
         {"sampling": {"max_tokens": 5}},
+        {"sampling": {"stop": ("END",)}},
+        {"sampling": {"repetition_penalty": 1.1}},
     ],
     ids=str,
 )

@@ -1,0 +1,114 @@
+"""Several answers to a prompt, and log-probabilities."""
+
+import pytest
+import torch
+
+from headrace.engine.errors import InvalidRequestError
+from headrace.engine.llm import LLM
+from headrace.engine.outputs import CompletionOutput
+from headrace.engine.request import Request, SamplingParams
+
+PROMPT = "You are asked for several answers to one prompt. " * 3
+
+
+@pytest.fixture
+def llm(chat_folder) -> LLM:
+    return LLM(chat_folder, num_gpu_blocks_override=128)
+
+
+def answers(llm: LLM, params: SamplingParams, prompt: str = PROMPT) -> list[CompletionOutput]:
+    return llm.generate(prompt, params)[0].outputs
+
+
+@pytest.mark.parametrize("seed", [None, 7])
+def test_n_answers_differ_and_the_first_is_the_one_without_n(chat_folder, seed):
+    def outputs(n: int, max_num_seqs: int) -> list[CompletionOutput]:
+        llm = LLM(chat_folder, num_gpu_blocks_override=128, max_num_seqs=max_num_seqs)
+        return answers(llm, SamplingParams(n=n, seed=seed, max_tokens=10, ignore_eos=True))
+
+    four = outputs(4, 8)
+    assert [output.index for output in four] == [0, 1, 2, 3]
+    assert len({output.token_ids for output in four}) == 4
+    assert outputs(4, 1) == four
+    assert outputs(3, 8) == four[:3]
+    assert outputs(1, 8) == four[:1]
+
+
+def test_samples_share_the_prompts_blocks_and_compute_them_once(llm):
+    params = SamplingParams(n=6, max_tokens=1)
+    (output,) = llm.generate(PROMPT, params)
+    length = len(output.prompt_token_ids)
+    rest = length - (length - 1) // 16 * 16
+    assert llm.engine.stats.num_computed_tokens == length + 5 * rest
+    assert output.num_cached_tokens == 0
+    assert llm.generate(PROMPT, params)[0].num_cached_tokens == length - rest
+
+
+def test_each_prompt_has_its_own_n(llm):
+    params = [SamplingParams(n=n, max_tokens=3, temperature=float(n > 1)) for n in (2, 1, 3)]
+    outputs = llm.generate(["a", "b", "c"], params)
+    assert [len(output.outputs) for output in outputs] == [2, 1, 3]
+    assert [output.request_id for output in outputs] == ["0", "1", "2"]
+
+
+def test_n_draws_from_choices_have_the_same_probabilities(llm):
+    first, *others = answers(llm, SamplingParams(n=12, choices=["a", "b", "c"], temperature=2.0, seed=1))
+    assert all(other.probabilities == pytest.approx(first.probabilities) for other in others)
+    assert len({output.text for output in (first, *others)}) > 1
+
+
+def test_a_prompt_whose_samples_cannot_run_leaves_none_behind(llm):
+    with pytest.raises(InvalidRequestError, match="prompt 1: token id 999"):
+        llm.generate(["fine", {"prompt_token_ids": [999]}], SamplingParams(n=3))
+    assert not llm.engine.has_work
+
+
+def test_the_engine_answers_one_sample_a_request(llm):
+    with pytest.raises(InvalidRequestError, match="n must be 1 here, not 2"):
+        llm.engine.add(Request("r", [5], SamplingParams(n=2)))
+
+
+def expected_logprobs(model, prompt: list[int], token_ids: tuple[int, ...]) -> torch.Tensor:
+    """What transformers gives for each of an answer's tokens: [len(token_ids), vocab]."""
+    with torch.inference_mode():
+        logits = model(torch.tensor([[*prompt, *token_ids]])).logits[0]
+    return logits[len(prompt) - 1 : -1].double().log_softmax(-1)
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=0, logprobs=3, max_tokens=8),
+        SamplingParams(temperature=0, logprobs=0, max_tokens=8),
+        SamplingParams(temperature=3.0, top_k=9, logprobs=2, max_tokens=8, ignore_eos=True),
+        SamplingParams(logprobs=2, repetition_penalty=1.5, logit_bias={70: 90}, max_tokens=8, ignore_eos=True),
+        SamplingParams(logprobs=500, max_tokens=2, ignore_eos=True),
+    ],
+    ids=["greedy", "its own only", "sampled", "adjusted", "all"],
+)
+def test_logprobs_are_the_models_own_and_transformers(llm, chat_model, params):
+    (output,) = llm.generate(PROMPT, params)
+    answer = output.outputs[0]
+    assert answer.logprobs is not None
+    assert len(answer.logprobs) == len(answer.token_ids)
+    expected = expected_logprobs(chat_model, output.prompt_token_ids, answer.token_ids)
+    for token, found, row in zip(answer.token_ids, answer.logprobs, expected, strict=True):
+        top = row.topk(min(params.logprobs or 0, len(row))).indices.tolist()
+        assert next(iter(found)) == token
+        assert found.keys() == {token, *top}
+        assert found == pytest.approx({other: float(row[other]) for other in found}, abs=1e-3)
+    own = [found[token] for token, found in zip(answer.token_ids, answer.logprobs, strict=True)]
+    assert answer.cumulative_logprob == pytest.approx(sum(own))
+
+
+def test_those_who_do_not_ask_have_none_and_those_who_do_are_not_disturbed(llm):
+    asking = SamplingParams(temperature=0, logprobs=4, max_tokens=6)
+    less = SamplingParams(temperature=0, logprobs=1, max_tokens=6)
+    plain = SamplingParams(temperature=0, max_tokens=6)
+    mixed = [output.outputs[0] for output in llm.generate(["one", "one", "two", "one"], [asking, less, plain, plain])]
+    assert [output.logprobs is None for output in mixed] == [False, False, True, True]
+    assert [output.cumulative_logprob is None for output in mixed] == [False, False, True, True]
+    assert mixed[0].token_ids == mixed[1].token_ids == mixed[3].token_ids
+    (alone,) = answers(llm, asking, "one")
+    assert alone.logprobs is not None
+    assert mixed[0].logprobs == [pytest.approx(each, abs=1e-5) for each in alone.logprobs]
