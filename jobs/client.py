@@ -21,10 +21,11 @@ from .celery_app import create_app
 from .embedded import redis_urls
 from .errors import JobError
 from .local_worker import LocalWorker
+from .open_ledger import open_ledger
 from .presence import WorkerPresence
 from .producer import Producer
 from .schemas import JobSpec
-from .settings import Settings, SettingsError
+from .settings import Settings
 
 _POLL_SECONDS = 0.25
 
@@ -44,8 +45,7 @@ class Client:
         self.settings = settings or Settings.from_environment()
         self._stack = ExitStack()
         with ExitStack() as stack:
-            self.ledger = open_ledger(self.settings)
-            stack.callback(self.ledger.close)
+            self.ledger = stack.enter_context(open_ledger(self.settings))
             self._redis = stack.enter_context(redis_urls(self.settings))
             self._presence = stack.enter_context(WorkerPresence(self._redis.redis))
             self._app = create_app(self._redis.broker)
@@ -236,15 +236,3 @@ def first_error(ledger: Ledger, job: JobRecord) -> str | None:
         return None
     first = failed.sort_by("row").slice(0, 1).to_pylist()[0]
     return f"(row {first['row']}): {first['error']}"
-
-
-def open_ledger(settings: Settings) -> Ledger:
-    """The ledger with its schema up to date; makes the data folder. Raises `LedgerError`, `SettingsError`."""
-    try:
-        settings.data_dir.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        problem = f"HEADRACE_DATA_DIR={settings.data_dir} cannot be made a folder: {error.strerror}"
-        raise SettingsError(problem) from error
-    ledger = Ledger(settings.database_url)
-    ledger.migrate()
-    return ledger

@@ -21,6 +21,7 @@ from .attempt import AttemptTools, ShardAttempt, Stopped
 from .celery_app import RESCUE_PRIORITY, create_app, run_worker, send_shards, shard_queue
 from .embedded import RedisUrls, redis_urls
 from .engine_host import EngineHost
+from .open_ledger import open_ledger
 from .periodic import Periodic
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .settings import Settings
@@ -54,7 +55,9 @@ class ShardRunner:
             logger.info("shard %s is done or taken", shard_id)
             return
         try:
-            if self._attempt(claim) is JobState.COMPLETED:
+            state = self._attempt(claim)
+            logger.info("shard %s is done, its job %s", shard_id, state)
+            if state is JobState.COMPLETED:
                 shutil.rmtree(Path(claim.spool_path).parent, ignore_errors=True)
         except LeaseLost as error:
             logger.warning("%s", error)
@@ -149,11 +152,10 @@ def serve(settings: Settings, options: WorkerOptions) -> int:
     ModelConfig.from_pretrained(options.model)
     tokenizer = Tokenizer.from_pretrained(options.model)
     with ExitStack() as stack:
-        ledger = Ledger(settings.database_url)
-        stack.callback(ledger.close)
-        ledger.migrate()
+        ledger = stack.enter_context(open_ledger(settings))
         urls = stack.enter_context(redis_urls(settings))
-        host = stack.enter_context(EngineHost(Engine.from_pretrained(options.model, options.engine)))
+        engine = Engine.from_pretrained(options.model, options.engine)
+        host = stack.enter_context(EngineHost(engine))
         tools = AttemptTools(ledger, host, tokenizer, settings.flush_seconds)
         worker_id = WorkerId.own()
         runner = ShardRunner(tools, str(worker_id), settings.lease_seconds)
@@ -166,7 +168,10 @@ def serve(settings: Settings, options: WorkerOptions) -> int:
             ("presence", RENEW_SECONDS, _announcer(urls, options.queue, worker_id, stack)),
         ):
             stack.enter_context(Periodic(name, seconds, action))
-        return run_worker(app, [options.queue], options.concurrency, runner.drain)
+        logger.info("serving %s, up to %d tokens a sequence, as %s", options.model, engine.max_model_len, worker_id)
+        status = run_worker(app, [options.queue], options.concurrency, runner.drain)
+    logger.info("stopped")
+    return status
 
 
 def _announcer(urls: RedisUrls, queue: str, worker_id: WorkerId, stack: ExitStack) -> Callable[[], None]:

@@ -1,16 +1,14 @@
 """`headrace jobs`, `show` and `results`: what the ledger and the data sets say."""
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime
 from typing import Annotated, Any
 
 import typer
 
-from ...storage.ledger import Ledger
 from ...storage.records import JobRecord, Progress
-from ..client import open_ledger, read_results
+from ..client import read_results
+from ..open_ledger import open_ledger
 from ..settings import Settings
 
 _MAX_SHOWN = 400
@@ -21,7 +19,7 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `headr
 def jobs(limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20) -> None:
     """List jobs."""
     lines = [("JOB", "STATE", "ROWS", "FAILED", "CREATED", "OUTPUT")]
-    with _ledger() as ledger:
+    with open_ledger(Settings.from_environment()) as ledger:
         for job in ledger.jobs(limit):
             progress = ledger.progress(job.id)
             rows = f"{progress.rows_done}/{progress.rows_total}"
@@ -34,7 +32,7 @@ def jobs(limit: Annotated[int, typer.Option(min=1, help="How many, the newest fi
 
 def show(job_id: JobId) -> None:
     """Show one job: its state, counts and options."""
-    with _ledger() as ledger:
+    with open_ledger(Settings.from_environment()) as ledger:
         job = ledger.job(job_id)
         lines = _description(job, ledger.progress(job_id))
     width = max(len(name) for name, _ in lines)
@@ -47,21 +45,12 @@ def results(
     head: Annotated[int | None, typer.Option("--head", min=1, help="Only the first N rows.")] = None,
 ) -> None:
     """Print a job's rows as JSON lines, in the input's order; those committed so far while it runs."""
-    with _ledger() as ledger:
+    with open_ledger(Settings.from_environment()) as ledger:
         table = read_results(ledger, ledger.job(job_id))
     rows = table.slice(0, head) if head is not None else table
     for batch in rows.to_batches():
         for row in batch.to_pylist(maps_as_pydicts="strict"):
             typer.echo(json.dumps(row, ensure_ascii=False, default=str))
-
-
-@contextmanager
-def _ledger() -> Iterator[Ledger]:
-    ledger = open_ledger(Settings.from_environment())
-    try:
-        yield ledger
-    finally:
-        ledger.close()
 
 
 def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:

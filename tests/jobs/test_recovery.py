@@ -18,7 +18,7 @@ from headrace.jobs.settings import Settings
 from headrace.storage.records import JobState
 
 from .conftest import wait_until
-from .running import LABELS, MODEL, ROOT, environment, label_arguments, processes_of, started
+from .running import LABELS, MODEL, ROOT, environment, label_arguments, processes_of, started, write_tickets
 
 SECONDS = 90.0
 ROWS = 256
@@ -210,3 +210,18 @@ def test_a_run_told_to_end_while_planning_says_how_to_go_on(tmp_path, tickets):
     assert "Traceback" not in err
     assert shlex.split(err.splitlines()[-1]) == ["headrace", *arguments, "--resume"]
     wait_until(lambda: not processes_of(tmp_path / "data"), "nothing is left", 30)
+
+
+def test_a_worker_started_first_serves_runs_and_leaves_nothing_behind(tmp_path):
+    """On a machine where nothing of ours has run yet, as in the README: a worker here, a run there."""
+    data = tmp_path / "data"
+    tickets = write_tickets(tmp_path / "tickets.jsonl", 40)
+    with started(["worker", "--model", str(MODEL)], environment(data), tmp_path / "worker") as worker:
+        log = tmp_path / "worker/err"
+        wait_until(lambda: "serving" in log.read_text(), "the worker serves", seconds=60)
+        with started(label_arguments(tickets, tmp_path / "out"), environment(data), tmp_path / "run") as run:
+            assert run.wait(60) == 0
+        assert log.read_text().count("is done, its job") == 2
+        worker.terminate()
+        assert worker.wait(30) == 0
+    wait_until(lambda: not processes_of(data), "all processes have ended", seconds=20)
