@@ -26,6 +26,7 @@ class ModelRunner:
             config.kv_cache_memory_bytes, model_config, config.block_size, self.dtype
         )
         self._model = load_model(model_config, config, self.dtype, self.device)
+        self._model.prepack()
         shape = (
             2,
             model_config.num_hidden_layers,

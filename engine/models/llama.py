@@ -10,25 +10,15 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, linear, silu
+from torch.nn.functional import embedding, silu
 
 from ...kernels.kv_cache import write_kv
+from ...kernels.linear import Linear
 from ...kernels.norm_rotary import apply_rotary, rms_norm, rotary_table
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
 from ..config import ModelConfig
 from ..weights import WeightSlot, draw_weights, load_weights
 from .rope import inverse_frequencies
-
-
-@dataclass(frozen=True)
-class Linear:
-    """weight: [out, in]; bias: [out] or None."""
-
-    weight: Tensor
-    bias: Tensor | None
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
 
 
 @dataclass(frozen=True)
@@ -60,7 +50,7 @@ class LlamaModel:
         self._layers = [self._new_layer(window) for window in config.sliding_windows]
         self._final_norm = self._empty(config.hidden_size)
         tied = config.tie_word_embeddings
-        self._head = self._embedding if tied else self._empty(config.vocab_size, config.hidden_size)
+        self._head = Linear(self._embedding if tied else self._empty(config.vocab_size, config.hidden_size))
         table = rotary_table(inverse_frequencies(config.rope, config.head_dim), config.max_position_embeddings)
         self._cos, self._sin = table.to(device=device, dtype=dtype)
 
@@ -95,12 +85,19 @@ class LlamaModel:
         """Fill the weights at random."""
         draw_weights(self.weight_slots(), seed)
 
+    def prepack(self) -> None:
+        """Bring the filled weights into the layout that is fastest here; they cannot be filled again after that."""
+        self._head.prepack()
+        for layer in self._layers:
+            for projection in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                projection.prepack()
+
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Every weight under the name that a checkpoint gives it."""
         yield WeightSlot("model.embed_tokens.weight", self._embedding)
         yield WeightSlot("model.norm.weight", self._final_norm)
         if not self.config.tie_word_embeddings:
-            yield WeightSlot("lm_head.weight", self._head)
+            yield WeightSlot("lm_head.weight", self._head.weight)
         for index, layer in enumerate(self._layers):
             yield from self._layer_slots(f"model.layers.{index}", layer)
 
@@ -160,7 +157,7 @@ class LlamaModel:
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [n, hidden_size] as `forward` gave it. Returns [n, vocab_size] float32."""
-        return linear(rms_norm(hidden, self._final_norm, self.config.rms_norm_eps), self._head).float()
+        return self._head(rms_norm(hidden, self._final_norm, self.config.rms_norm_eps)).float()
 
 
 def _fused_slots(fused: Linear, names: list[str], sizes: list[int]) -> Iterator[WeightSlot]:

@@ -1,0 +1,37 @@
+"""The packed product against the plain one."""
+
+import pytest
+import torch
+from torch.nn.functional import linear
+
+from headrace.kernels.linear import Linear
+
+from .tolerances import DTYPES, assert_close
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no-bias"])
+@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 7, 5), (3, 33, 64), (0, 16, 8), (65, 96, 72), (300, 1, 9)])
+def test_against_the_plain_product(rows, outputs, inputs, with_bias, dtype):
+    generator = torch.Generator().manual_seed(0)
+    weight = (torch.randn(outputs, inputs, generator=generator) * inputs**-0.5).to(dtype)
+    bias = torch.randn(outputs, generator=generator).to(dtype) if with_bias else None
+    x = torch.randn(rows, inputs, generator=generator).to(dtype)
+    packed = Linear(weight.clone(), bias)
+    packed.prepack()
+    assert_close(packed(x), linear(x, weight, bias))
+
+
+def test_a_packed_weight_is_given_up():
+    packed = Linear(torch.randn(16, 16, dtype=torch.bfloat16))
+    packed.prepack()
+    with pytest.raises(AssertionError, match="packed"):
+        _ = packed.weight
+
+
+def test_a_part_of_a_wider_tensor_is_taken_as_input():
+    """Rows that do not lie next to each other, as a slice of a projection has them."""
+    weight, wide = torch.randn(24, 16, dtype=torch.bfloat16), torch.randn(5, 40, dtype=torch.bfloat16)
+    packed = Linear(weight.clone())
+    packed.prepack()
+    assert_close(packed(wide[:, 8:24]), linear(wide[:, 8:24], weight))
