@@ -64,10 +64,6 @@ class PromptRenderer:
         if self._template is None and not tokenizer.has_chat_template:
             raise SpecError(f"model {spec.model} has no chat template for the column 'messages': pass --prompt")
 
-    @property
-    def needed_columns(self) -> tuple[str, ...]:
-        return self._template.columns if self._template else ("messages",)
-
     def render(self, values: Mapping[str, Any]) -> str:
         """The whole prompt, to be encoded with special tokens as `adds_special_tokens` says. Raises `RowError`."""
         if self._template is None:

@@ -108,14 +108,14 @@ def test_an_inner_prefix_that_too_few_share_leaves_its_rows_with_the_outer_one()
 
 
 def test_blocks_that_the_step_itself_fills_do_not_count():
-    """The sequence that computes a prefix sees only part of it; those that found it a moment later see it whole."""
-    computing, following = Row([], 64, 64), Row(list(range(1000, 1004)), 8, 8)
+    """The sequence that fills a block sees only part of it; those that found it a moment later see it whole."""
+    computing, following = Row(SYSTEM, 16, 16), Row([*SYSTEM, 1000], 8, 8)
     metadata = build([computing, following, following])
-    assert metadata.block_tables[0][:4] == metadata.block_tables[1][:4]
+    assert metadata.block_tables[0] == metadata.block_tables[1][:11]
     case = (*tensors(metadata, 4, 2, 16, torch.float32), metadata, 0.25)
     assert_close(paged_attention(*case), paged_attention_reference(*case))
     shared = [group for group in metadata.shared_groups if group.prefix_blocks is not None]
-    assert [sorted(group.tokens.tolist()) for group in shared] == [list(range(64, 80))]
+    assert [sorted(group.tokens.tolist()) for group in shared] == [list(range(16, 32))]
 
 
 def test_groups_that_are_not_worth_it_fall_back_to_what_they_share_with_others():
