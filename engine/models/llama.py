@@ -10,11 +10,11 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.nn.functional import embedding, silu
+from torch.nn.functional import embedding
 
-from ...kernels.kv_cache import write_kv
+from ...kernels.activation import silu_and_mul
 from ...kernels.linear import Linear
-from ...kernels.norm_rotary import apply_rotary, rms_norm, rotary_table
+from ...kernels.norm_rotary import add_rms_norm, rms_norm, rotary_table, rotate_and_write
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
 from ..config import ModelConfig
 from ..weights import WeightSlot, draw_weights, load_weights
@@ -129,31 +129,21 @@ class LlamaModel:
         [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. Returns [num_tokens, hidden_size], before
         the final norm.
         """
-        hidden = embedding(token_ids, self._embedding)
-        cos = self._cos[positions].unsqueeze(1)
-        sin = self._sin[positions].unsqueeze(1)
+        # The embedding is the first branch that joins the residual stream.
+        branch = embedding(token_ids, self._embedding)
+        residual = torch.zeros_like(branch)
+        cos, sin = self._cos[positions], self._sin[positions]
+        eps = self.config.rms_norm_eps
         for index, layer in enumerate(self._layers):
-            normed = rms_norm(hidden, layer.input_norm, self.config.rms_norm_eps)
-            query, key, value = self._project(layer, normed, cos, sin)
+            normed = add_rms_norm(branch, residual, layer.input_norm, eps)
             key_cache, value_cache = kv_cache[0, index], kv_cache[1, index]
-            write_kv(key, value, key_cache, value_cache, slots)
+            query = rotate_and_write(
+                layer.qkv(normed), cos, sin, key_cache, value_cache, slots, layer.query_norm, layer.key_norm, eps
+            )
             attended = paged_attention(query, key_cache, value_cache, metadata, self._scale, layer.sliding_window)
-            hidden = hidden + layer.output(attended.flatten(1))
-            normed = rms_norm(hidden, layer.mlp_norm, self.config.rms_norm_eps)
-            gate, up = layer.gate_up(normed).chunk(2, dim=-1)
-            hidden = hidden + layer.down(silu(gate) * up)
-        return hidden
-
-    def _project(self, layer: LlamaLayer, normed: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Rotated queries and keys, and values: [num_tokens, heads, head_dim] each."""
-        sizes = [self._query_size, self._kv_size, self._kv_size]
-        query, key, value = (
-            part.view(len(part), -1, self.config.head_dim) for part in layer.qkv(normed).split_with_sizes(sizes, dim=-1)
-        )
-        if layer.query_norm is not None and layer.key_norm is not None:
-            query = rms_norm(query, layer.query_norm, self.config.rms_norm_eps)
-            key = rms_norm(key, layer.key_norm, self.config.rms_norm_eps)
-        return apply_rotary(query, cos, sin), apply_rotary(key, cos, sin), value
+            normed = add_rms_norm(layer.output(attended.flatten(1)), residual, layer.mlp_norm, eps)
+            branch = layer.down(silu_and_mul(layer.gate_up(normed)))
+        return residual.add_(branch)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [n, hidden_size] as `forward` gave it. Returns [n, vocab_size] float32."""

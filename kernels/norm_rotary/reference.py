@@ -3,15 +3,41 @@
 import torch
 from torch import Tensor
 
+from ..kv_cache import write_kv
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """Root-mean-square normalisation over the last dimension, in float32 (Zhang & Sennrich, arXiv 1910.07467).
 
-    x: [..., size]; weight: [size]. Returns x's shape and dtype.
-    """
+def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `rms_norm`."""
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
     return weight * scaled.to(x.dtype)
+
+
+def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `add_rms_norm`."""
+    return rms_norm_reference(residual.add_(x), weight, eps)
+
+
+def rotate_and_write_reference(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """See `rotate_and_write`."""
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    heads = qkv.unflatten(-1, (-1, head_dim))
+    query, key, value = heads.split_with_sizes([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
+    if query_norm is not None and key_norm is not None:
+        query = rms_norm_reference(query, query_norm, eps)
+        key = rms_norm_reference(key, key_norm, eps)
+    write_kv(apply_rotary(key, cos, sin), value, key_cache, value_cache, slots)
+    return apply_rotary(query, cos, sin)
 
 
 def rotary_table(inverse_frequencies: Tensor, num_positions: int) -> Tensor:
@@ -27,8 +53,9 @@ def rotary_table(inverse_frequencies: Tensor, num_positions: int) -> Tensor:
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each head's two halves against each other (RoFormer, arXiv 2104.09864, in the half-split layout).
 
-    x: [num_tokens, num_heads, head_dim]; cos, sin: [num_tokens, 1, head_dim / 2] of x's dtype.
-    Returns a new tensor like x.
+    x: [num_tokens, num_heads, head_dim]; cos, sin: [num_tokens, head_dim / 2] of x's dtype. Returns a new tensor
+    like x.
     """
+    cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)

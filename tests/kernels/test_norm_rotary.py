@@ -7,7 +7,8 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from headrace.engine.config import RopeConfig
 from headrace.engine.models.rope import inverse_frequencies
-from headrace.kernels.norm_rotary import apply_rotary, rms_norm, rotary_table
+from headrace.kernels.norm_rotary import add_rms_norm, apply_rotary, rms_norm, rotary_table
+from headrace.kernels.norm_rotary.reference import rms_norm_reference
 
 from .tolerances import DTYPES, assert_close
 
@@ -33,6 +34,17 @@ def test_rms_norm(shape, dtype):
     assert_close(rms_norm(x, norm.weight, 1e-5), norm(x))
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 72), (13, 101), (5, 576)], ids=str)
+def test_add_rms_norm(shape, dtype):
+    weight = torch.randn(shape[-1]).to(dtype)
+    x, residual = torch.randn(shape).to(dtype), torch.randn(shape).to(dtype)
+    expected_residual = residual + x
+    normed = add_rms_norm(x, residual, weight, 1e-5)
+    assert torch.equal(residual, expected_residual)
+    assert_close(normed, rms_norm_reference(expected_residual, weight, 1e-5))
+
+
 def test_rms_norm_of_zeros_is_zero():
     assert not rms_norm(torch.zeros(2, 8), torch.ones(8), 1e-6).any()
 
@@ -53,14 +65,14 @@ def test_rotary(name, head_dim, dtype):
     )
     cos, sin = LlamaRotaryEmbedding(config)(query, positions.unsqueeze(0))
     expected = apply_rotary_pos_emb(query.transpose(0, 1)[None], key.transpose(0, 1)[None], cos, sin)
-    our_cos, our_sin = rotary_table(inverse_frequencies(ours, head_dim), 512)[:, positions].unsqueeze(2).to(dtype)
+    our_cos, our_sin = rotary_table(inverse_frequencies(ours, head_dim), 512)[:, positions].to(dtype)
     for x, rotated in zip((query, key), expected, strict=True):
         assert_close(apply_rotary(x, our_cos, our_sin), rotated[0].transpose(0, 1))
 
 
 def test_rotation_keeps_lengths_and_leaves_position_zero_alone():
     x = torch.randn(2, 3, 16)
-    cos, sin = rotary_table(inverse_frequencies(RopeConfig(10000.0), 16), 10)[:, [0, 9]].unsqueeze(2)
+    cos, sin = rotary_table(inverse_frequencies(RopeConfig(10000.0), 16), 10)[:, [0, 9]]
     rotated = apply_rotary(x, cos, sin)
     assert torch.equal(rotated[0], x[0])
     assert_close(rotated.norm(dim=-1), x.norm(dim=-1))

@@ -1,0 +1,82 @@
+"""The C++ kernels for a CPU, where a compiler was at hand at installation and the processor has what they need.
+
+They take raw pointers through `ctypes`: nothing is linked to torch, so one build serves every torch version. Their
+threads are torch's own: the OpenMP runtime is not linked either, but found in the process, where torch has put it.
+"""
+
+import ctypes
+import os
+from enum import IntEnum
+from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from .signatures import declare
+
+# Set to 0, everything runs on torch's own operations: to compare, or to rule these kernels out.
+_SWITCH = "HEADRACE_NATIVE_KERNELS"
+
+
+class InstructionSet(IntEnum):
+    """What the processor offers, each level including those before it."""
+
+    NONE = 0
+    AVX512_BF16 = 1
+    AMX = 2
+
+
+@cache
+def native_library() -> ctypes.CDLL | None:
+    """The compiled kernels; None where they were not built, are switched off or cannot run on this processor."""
+    if os.environ.get(_SWITCH) == "0" or not _has_openmp():
+        return None
+    file = _library_file()
+    library = _open(file) if file else None
+    if library is None or InstructionSet(library.headrace_instruction_set()) is InstructionSet.NONE:
+        return None
+    declare(library)
+    return library
+
+
+def require_native_library() -> ctypes.CDLL:
+    """The compiled kernels, where the caller knows that there are some."""
+    library = native_library()
+    assert library is not None, "the compiled kernels are called where there are none"
+    return library
+
+
+@cache
+def instruction_set() -> InstructionSet:
+    """What the compiled kernels use on this processor."""
+    library = native_library()
+    return InstructionSet(library.headrace_instruction_set()) if library else InstructionSet.NONE
+
+
+def runs_native(*tensors: Tensor) -> bool:
+    """Whether the compiled kernels can take these tensors: bfloat16, on the CPU, the last dimension dense."""
+    return native_library() is not None and all(
+        tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and tensor.stride(-1) == 1 for tensor in tensors
+    )
+
+
+def _has_openmp() -> bool:
+    """Whether torch brought an OpenMP runtime that the kernels' threads can come from."""
+    return hasattr(ctypes.CDLL(None), "GOMP_parallel")
+
+
+def _library_file() -> Path | None:
+    files = (Path(__file__).with_name(f"_native{suffix}") for suffix in EXTENSION_SUFFIXES)
+    return next((file for file in files if file.is_file()), None)
+
+
+def _open(file: Path) -> ctypes.CDLL | None:
+    try:
+        return ctypes.CDLL(str(file))
+    except OSError:
+        return None
+
+
+__all__ = ["InstructionSet", "instruction_set", "native_library", "require_native_library", "runs_native"]

@@ -1,0 +1,18 @@
+"""What each compiled function takes: p a pointer, i a 64-bit integer, f a float32; none returns anything."""
+
+import ctypes
+
+_TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
+
+SIGNATURES = {
+    "headrace_rms_norm": "pippiif",
+    "headrace_add_rms_norm": "ppppiif",
+}
+
+
+def declare(library: ctypes.CDLL) -> None:
+    """Tell `library`'s functions what they take, so that ctypes converts and counts their arguments."""
+    for name, letters in SIGNATURES.items():
+        function = getattr(library, name)
+        function.argtypes = [_TYPES[letter] for letter in letters]
+        function.restype = None
