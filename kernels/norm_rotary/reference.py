@@ -31,7 +31,7 @@ def rotate_and_write_reference(
 ) -> Tensor:
     """See `rotate_and_write`."""
     num_kv_heads, head_dim = key_cache.shape[2:]
-    heads = qkv.unflatten(-1, (-1, head_dim))
+    heads = qkv.view(len(qkv), -1, head_dim)
     query, key, value = heads.split_with_sizes([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
     if query_norm is not None and key_norm is not None:
         query = rms_norm_reference(query, query_norm, eps)
