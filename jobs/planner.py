@@ -1,9 +1,15 @@
-"""Rows to shards: render, tokenize, put rows with a common prefix next to each other, cut."""
+"""Rows to shards: render, tokenize, put rows with a common prefix next to each other, cut.
 
+A job may be larger than memory: between the first step and the last, its rows are in an `ExternalSorter`.
+"""
+
+import pickle
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -12,41 +18,55 @@ from ..engine.choices import build_choice_tree
 from ..engine.config import ModelConfig
 from ..engine.tokenizer import Tokenizer
 from ..storage.columns import SchemaUnifier, custom_id_of
+from ..storage.external_sort import ExternalSorter
 from ..storage.readers import InputRow, InputSource
 from ..storage.spool import PlannedRow
 from .rendering import PromptRenderer, RowError
 from .schemas import JobSpec
+from .shard_cutter import PrefixSharing, ShardCutter
 
 _BATCH_ROWS = 1024
+_SORT_MEMORY_BYTES = 256 * 1024**2
+# Big-endian: as bytes, token sequences then sort as the sequences do.
+_KEY_TYPE = np.dtype(">u4")
 
 
-@dataclass(frozen=True)
+@dataclass
 class Plan:
-    """A job's shards in the order in which to run them, and the types of the input's columns.
+    """A job's rows in the order in which to run them, and the types of the input's columns.
 
     Rows that can not be asked are in shards too, with their error: every row takes the same way to the output.
     """
 
-    shards: list[list[PlannedRow]]
     schema: pa.Schema
+    num_rows: int
+    num_errors: int
+    _sorted_rows: ExternalSorter
+    _cutter: ShardCutter
+
+    def shards(self) -> Iterator[list[PlannedRow]]:
+        """The rows of one shard after the other, read from disk as they are taken; once."""
+        return self._cutter.cut(_planned(key, payload) for key, payload in self._sorted_rows)
 
     @property
-    def num_rows(self) -> int:
-        return sum(map(len, self.shards))
-
-    @property
-    def num_errors(self) -> int:
-        return sum(row.error is not None for shard in self.shards for row in shard)
+    def sharing(self) -> PrefixSharing:
+        """What the shards taken so far share."""
+        return self._cutter.sharing
 
 
 @dataclass(frozen=True)
 class Planner:
-    """Plans the rows of one job for one model. `shard_rows`: the most rows a shard has."""
+    """Plans the rows of one job for one model.
+
+    `shard_rows`: the most rows a shard has. `sort_folder`: where rows go that do not fit into `sort_memory_bytes`.
+    """
 
     spec: JobSpec
     model: ModelConfig
     tokenizer: Tokenizer
     shard_rows: int
+    sort_folder: Path
+    sort_memory_bytes: int = _SORT_MEMORY_BYTES
 
     def check(self, source: InputSource) -> PromptRenderer:
         """Refuse what can be refused before any work. Raises `SpecError`, `InputError`."""
@@ -55,16 +75,23 @@ class Planner:
             build_choice_tree(self.tokenizer.encode_choices(self.spec.choices), end)
         return PromptRenderer(self.spec, self.tokenizer, _columns(source))
 
-    def plan(self, source: InputSource) -> Plan:
-        """Raises `SpecError` when no row of the input can be rendered, `InputError` when it cannot be read on."""
+    @contextmanager
+    def plan(self, source: InputSource) -> Iterator[Plan]:
+        """The plan, for as long as its shards are read.
+
+        Raises `SpecError` when no row of the input can be rendered, `InputError` when it cannot be read on,
+        `StorageError` when there is no room to sort in.
+        """
         renderer = self.check(source)
         unifier = source.unifier()
-        rows: list[PlannedRow] = []
-        for batch in _batches(source):
-            rows += self._plan_batch(renderer, unifier, batch)
-        rows.sort(key=_prefix_order)
-        shards = [rows[start : start + self.shard_rows] for start in range(0, len(rows), self.shard_rows)]
-        return Plan(shards, unifier.schema())
+        num_rows = num_errors = 0
+        with ExternalSorter(self.sort_folder, self.sort_memory_bytes) as sorter:
+            for batch in _batches(source):
+                for row in self._plan_batch(renderer, unifier, batch):
+                    sorter.add(*_item(row))
+                    num_rows += 1
+                    num_errors += row.error is not None
+            yield Plan(unifier.schema(), num_rows, num_errors, sorter, ShardCutter(self.shard_rows))
 
     def _plan_batch(
         self, renderer: PromptRenderer, unifier: SchemaUnifier, batch: list[InputRow]
@@ -79,12 +106,11 @@ class Planner:
                 errors[row.row] = str(error)
         token_ids = iter(self.tokenizer.encode_batch(texts, renderer.adds_special_tokens))
         for row in batch:
-            if row.row in errors:
-                yield _planned(row, None, errors[row.row])
-            else:
-                ids = next(token_ids)
-                too_long = self._length_error(len(ids))
-                yield _planned(row, None if too_long else ids, too_long)
+            error = errors.get(row.row)
+            ids = None if error else next(token_ids)
+            if ids is not None and (error := self._length_error(len(ids))):
+                ids = None
+            yield PlannedRow(row.row, custom_id_of(row.values, row.row), row.values, ids, error)
 
     def _length_error(self, num_tokens: int) -> str | None:
         limit = self.model.max_position_embeddings
@@ -108,16 +134,19 @@ def _render(renderer: PromptRenderer, row: InputRow) -> str:
     return renderer.render(row.values)
 
 
-def _planned(row: InputRow, token_ids: list[int] | None, error: str | None) -> PlannedRow:
-    return PlannedRow(row.row, custom_id_of(row.values, row.row), row.values, token_ids, error)
+def _item(row: PlannedRow) -> tuple[bytes, bytes]:
+    """What the sorter is given: the tokens as the key, so that prompts with a long common beginning are neighbours.
 
-
-def _prefix_order(row: PlannedRow) -> bytes:
-    """Sorts token sequences so that those with a long common beginning are neighbours.
-
-    Big-endian bytes compare as the numbers do. Rows without tokens come first: they cost the engine nothing.
+    Rows without tokens come first: they cost the engine nothing.
     """
-    return np.asarray(row.prompt_token_ids or [], dtype=">u4").tobytes()
+    key = b"" if row.prompt_token_ids is None else np.asarray(row.prompt_token_ids, _KEY_TYPE).tobytes()
+    return key, pickle.dumps((row.row, row.custom_id, row.values, row.error), pickle.HIGHEST_PROTOCOL)
+
+
+def _planned(key: bytes, payload: bytes) -> PlannedRow:
+    number, custom_id, values, error = pickle.loads(payload)
+    token_ids = None if error else np.frombuffer(key, _KEY_TYPE).astype(np.int32)
+    return PlannedRow(number, custom_id, values, token_ids, error)
 
 
 def _batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:

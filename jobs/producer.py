@@ -3,7 +3,7 @@
 import shutil
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +53,7 @@ class Producer:
             ModelConfig.from_pretrained(spec.model),
             Tokenizer.from_pretrained(spec.model),
             self.shard_rows,
+            sort_folder=self.jobs_folder,
         )
         planner.check(source)
         fingerprint = spec.fingerprint(input_fingerprint)
@@ -64,7 +65,8 @@ class Producer:
         job_id = manifest.job_id if manifest else job_id or new_job_id()
         if manifest is None:
             write_manifest(output, Manifest(job_id, fingerprint))
-        return self._create(job_id, fingerprint, spec, planner.plan(source), output)
+        with planner.plan(source) as plan:
+            return self._create(job_id, fingerprint, spec, plan, output)
 
     def _cancel_owner(self, output: Path) -> None:
         """Keep the workers of the job that is about to be replaced from writing on."""
@@ -113,7 +115,7 @@ class Producer:
         spool = self.jobs_folder / job_id
         shutil.rmtree(spool, ignore_errors=True)
         shards = []
-        for number, rows in enumerate(plan.shards):
+        for number, rows in enumerate(plan.shards()):
             path = spool / f"shard-{number:05d}.parquet"
             write_shard(path, rows, plan.schema)
             shards.append(NewShard(number, len(rows), str(path)))
@@ -126,6 +128,7 @@ class Producer:
             num_rows=plan.num_rows,
             spec=spec.model_dump(mode="json"),
             num_planned_errors=plan.num_errors,
+            **asdict(plan.sharing),
         )
         self.ledger.create_job(job, shards)
         send_shards(self.app, queue, [shard.id for shard in self.ledger.shards(job_id)])

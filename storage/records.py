@@ -26,7 +26,11 @@ class AttemptOutcome(StrEnum):
 
 @dataclass(frozen=True)
 class NewJob:
-    """A job to record. `spec` is JSON; `num_planned_errors` counts the rows that the planner refused."""
+    """A job to record. `spec` is JSON; `num_planned_errors` counts the rows that the planner refused.
+
+    Of the `prompt_tokens`, `shareable_tokens` also begin the prompt planned before theirs, `shared_tokens` one in the
+    same shard.
+    """
 
     id: str
     queue: str
@@ -36,6 +40,9 @@ class NewJob:
     num_rows: int
     spec: dict[str, Any] = field(default_factory=dict)
     num_planned_errors: int = 0
+    prompt_tokens: int = 0
+    shareable_tokens: int = 0
+    shared_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -69,6 +76,9 @@ class JobRecord:
     fingerprint: str
     num_rows: int
     num_planned_errors: int
+    prompt_tokens: int | None
+    shareable_tokens: int | None
+    shared_tokens: int | None
     spec: dict[str, Any]
     created_at: float
     started_at: float | None

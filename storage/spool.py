@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -16,15 +18,17 @@ _LEADING = (pa.field("row", pa.int64()), pa.field("custom_id", pa.string()))
 _TRAILING = (pa.field("prompt_token_ids", pa.list_(pa.int32())), pa.field("plan_error", pa.string()))
 _OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING))
 
+TokenIds = Sequence[int] | npt.NDArray[np.int32]
 
-@dataclass(frozen=True, slots=True)
+
+@dataclass(frozen=True, slots=True, eq=False)
 class PlannedRow:
     """A row to generate, or with `error` one to report. `values` are the input's, under the input's names."""
 
     row: int
     custom_id: str
     values: dict[str, Any]
-    prompt_token_ids: list[int] | None
+    prompt_token_ids: TokenIds | None
     error: str | None
 
 
@@ -39,12 +43,21 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema) -> No
         pa.array([row.row for row in rows], pa.int64()),
         pa.array([row.custom_id for row in rows], pa.string()),
         *(column_array((row.values.get(field.name) for row in rows), field) for field in inputs),
-        pa.array([row.prompt_token_ids for row in rows], _TRAILING[0].type),
+        _token_lists([row.prompt_token_ids for row in rows]),
         pa.array([row.error for row in rows], pa.string()),
     ]
     fields = [*_LEADING, *(field.with_name(carried[field.name]) for field in inputs), *_TRAILING]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_parquet(path, pa.table(columns, schema=pa.schema(fields)))
+
+
+def _token_lists(prompts: Sequence[TokenIds | None]) -> pa.ListArray:
+    offsets = np.zeros(len(prompts) + 1, dtype=np.int32)
+    np.cumsum([0 if tokens is None else len(tokens) for tokens in prompts], out=offsets[1:])
+    flat = [np.asarray(tokens, dtype=np.int32) for tokens in prompts if tokens is not None]
+    values = np.concatenate(flat) if flat else np.empty(0, dtype=np.int32)
+    missing = pa.array([tokens is None for tokens in prompts])
+    return pa.ListArray.from_arrays(offsets, values, type=_TRAILING[0].type, mask=missing)
 
 
 def read_shard(path: Path) -> pa.Table:

@@ -2,13 +2,13 @@
 
 from enum import StrEnum
 
-from sqlalchemy import JSON, Column, Double, Enum, ForeignKey, Index, Integer, MetaData, String, Table, Text
+from sqlalchemy import JSON, BigInteger, Column, Double, Enum, ForeignKey, Index, Integer, MetaData, String, Table, Text
 from sqlalchemy import UniqueConstraint as Unique
 
 from .records import AttemptOutcome, JobState, ShardState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0001"
+SCHEMA_REVISION = "0002"
 
 metadata = MetaData(
     naming_convention={
@@ -36,6 +36,10 @@ jobs = Table(
     Column("fingerprint", Text, nullable=False),
     Column("num_rows", Integer, nullable=False),
     Column("num_planned_errors", Integer, nullable=False),
+    # What the planner found of prompts that begin alike; unknown of jobs recorded before it counted.
+    Column("prompt_tokens", BigInteger),
+    Column("shareable_tokens", BigInteger),
+    Column("shared_tokens", BigInteger),
     Column("spec", JSON, nullable=False),
     Column("created_at", Double, nullable=False, index=True),
     Column("started_at", Double),

@@ -479,9 +479,10 @@ def test_the_types_of_a_parquet_input_come_out_as_they_went_in(shop):
     source = shop.folder / "input.parquet"
     pq.write_table(table, source)
     spec = JobSpec.parse(model=str(shop.model), prompt="{text}")
-    planner = Planner(spec, ModelConfig.from_pretrained(shop.model), shop.tools.tokenizer, shard_rows=10)
-    plan = planner.plan(open_input(source))
-    shop.create(plan.shards[0], plan.schema, prompt="{text}", sampling={"max_tokens": 4})
+    planner = Planner(spec, ModelConfig.from_pretrained(shop.model), shop.tools.tokenizer, 10, shop.folder)
+    with planner.plan(open_input(source)) as plan:
+        (shard,) = plan.shards()
+    shop.create(shard, plan.schema, prompt="{text}", sampling={"max_tokens": 4})
     shop.attempt().run()
     output = shop.table()
     for name in TYPES.names:

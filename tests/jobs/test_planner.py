@@ -3,18 +3,21 @@
 import json
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise, permutations, takewhile
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from headrace.engine.config import ModelConfig
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.errors import SpecError
-from headrace.jobs.planner import Plan, Planner
+from headrace.jobs.planner import Planner
 from headrace.jobs.schemas import JobSpec
+from headrace.jobs.shard_cutter import PrefixSharing
 from headrace.storage.readers import open_input
 from headrace.storage.spool import PlannedRow
 
@@ -29,11 +32,22 @@ def model(tmp_path_factory) -> Path:
     return write_model_folder(tmp_path_factory.mktemp("models") / "plain")
 
 
+@dataclass(frozen=True)
+class Planned:
+    """A plan with its shards taken."""
+
+    shards: list[list[PlannedRow]]
+    schema: pa.Schema
+    num_rows: int
+    num_errors: int
+    sharing: PrefixSharing
+
+
 @pytest.fixture
-def plan(model, tmp_path) -> Callable[..., Plan]:
+def plan(model, tmp_path) -> Callable[..., Planned]:
     """Plans an input given as lines of JSON, or as rows."""
 
-    def plan(rows: Sequence[Any], **spec: Any) -> Plan:
+    def plan(rows: Sequence[Any], sort_memory_bytes: int = 10**8, **spec: Any) -> Planned:
         path = tmp_path / "input.jsonl"
         path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
         planner = Planner(
@@ -41,17 +55,24 @@ def plan(model, tmp_path) -> Callable[..., Plan]:
             ModelConfig.from_pretrained(model),
             Tokenizer.from_pretrained(model),
             SHARD_ROWS,
+            tmp_path / "sort",
+            sort_memory_bytes,
         )
-        return planner.plan(open_input(path))
+        with planner.plan(open_input(path)) as plan:
+            return Planned(list(plan.shards()), plan.schema, plan.num_rows, plan.num_errors, plan.sharing)
 
     return plan
 
 
-def planned(plan: Plan) -> list[PlannedRow]:
+def planned(plan: Planned) -> list[PlannedRow]:
     return [row for shard in plan.shards for row in shard]
 
 
-def errors(plan: Plan) -> dict[int, str]:
+def token_ids(row: PlannedRow) -> list[int]:
+    return [] if row.prompt_token_ids is None else [int(token) for token in row.prompt_token_ids]
+
+
+def errors(plan: Planned) -> dict[int, str]:
     return {row.row: row.error for row in planned(plan) if row.error is not None}
 
 
@@ -84,7 +105,7 @@ def test_the_inputs_custom_id_is_kept(plan):
 
 def test_prompts_are_tokenized_as_rendered(plan):
     result = plan([{"text": "a c"}], prompt="b {text} d", system="e")
-    assert planned(result)[0].prompt_token_ids == [5, 2, 1, 3, 4]
+    assert token_ids(planned(result)[0]) == [5, 2, 1, 3, 4]
 
 
 def test_rows_with_a_common_beginning_are_neighbours(plan):
@@ -104,7 +125,7 @@ def test_rows_with_a_common_beginning_are_neighbours(plan):
 def test_no_other_order_shares_more(plan, seed):
     generator = random.Random(seed)
     texts = [" ".join(generator.choices("ab", k=generator.randint(1, 6))) for _ in range(6)]
-    ordered = [row.prompt_token_ids or [] for row in planned(plan([{"text": text} for text in texts]))]
+    ordered = [token_ids(row) for row in planned(plan([{"text": text} for text in texts]))]
     best = max(total_common_prefix(order) for order in permutations(ordered))
     assert total_common_prefix(ordered) == best
 
@@ -146,7 +167,7 @@ def test_errors_and_answers_stay_apart_across_reading_batches(plan):
     assert result.num_errors == len(range(0, 2500, 3))
     for row in planned(result):
         if row.error is None:
-            assert row.prompt_token_ids == [1, *[2] * (row.row % 7)]
+            assert token_ids(row) == [1, *[2] * (row.row % 7)]
 
 
 def test_an_input_whose_rows_are_all_at_fault_is_planned(plan):
@@ -182,6 +203,30 @@ def test_choices_that_the_model_cannot_tell_apart_are_refused(plan, choices, pro
             plan([{"text": "a"}], choices=choices)
 
 
-def test_planning_twice_gives_the_same_plan(plan):
+@pytest.mark.parametrize("sort_memory_bytes", [1, 5_000, 10**8])
+def test_planning_again_gives_the_same_plan_in_any_memory(plan, tmp_path, sort_memory_bytes):
     rows = [{"text": f"{'abc'[n % 3]} {'de'[n % 2]}"} for n in range(40)]
-    assert plan(rows) == plan(rows)
+    one, other = plan(rows), plan(rows, sort_memory_bytes=sort_memory_bytes)
+    assert list(map(as_tuple, planned(one))) == list(map(as_tuple, planned(other)))
+    assert one.schema == other.schema
+    assert list((tmp_path / "sort").glob("*")) == []
+
+
+def as_tuple(row: PlannedRow) -> tuple[Any, ...]:
+    return (row.row, row.custom_id, row.values, token_ids(row), row.error)
+
+
+def test_a_shard_ends_where_its_last_prefix_does(plan):
+    """Of six and six rows with 32 tokens in common, eight and four would part the second six."""
+    prefixes = [" ".join(letters * 16) for letters in ("ab", "cd")]
+    result = plan([{"text": f"{prefix} {end}"} for prefix in prefixes for end in "abcdef"])
+    assert [len(shard) for shard in result.shards] == [6, 6]
+    assert result.sharing == PrefixSharing(prompt_tokens=12 * 33, shareable_tokens=10 * 32, shared_tokens=10 * 32)
+
+
+def test_what_a_cut_parts_is_not_counted_as_shared(plan):
+    prefix = " ".join("ab" * 16)
+    result = plan([{"text": f"{prefix} {end}"} for end in "abcdefgh"] + [{"text": f"{prefix} a"}])
+    assert [len(shard) for shard in result.shards] == [8, 1]
+    # Two rows are equal: they share their last token too. One neighbour is beyond the cut.
+    assert result.sharing == PrefixSharing(prompt_tokens=9 * 33, shareable_tokens=8 * 32 + 1, shared_tokens=7 * 32 + 1)

@@ -5,6 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
@@ -72,3 +73,22 @@ def test_migrated_database_is_opened_without_alembic(tmp_path: Path) -> None:
     Ledger(url).migrate()
     check = f"{MIGRATE}; assert 'alembic' not in sys.modules"
     subprocess.run([sys.executable, "-c", check, url], check=True, timeout=60)
+
+
+def test_a_job_of_the_first_schema_is_still_there(database_url: str) -> None:
+    config = Config()
+    config.set_main_option("script_location", "headrace.storage:migrations")
+    database = Database(database_url)
+    with database.write() as connection:
+        config.attributes |= {"connection": connection, "target_metadata": metadata}
+        command.upgrade(config, "0001")
+        connection.execute(
+            text(
+                "insert into jobs (id, state, queue, model, output_dir, fingerprint, num_rows, num_planned_errors, "
+                "spec, created_at) values ('job-1', 'running', 'q', 'm', 'o', 'f', 3, 1, '{}', 5.0)"
+            )
+        )
+    migrate(database)
+    database.close()
+    job = Ledger(database_url).job("job-1")
+    assert (job.num_rows, job.num_planned_errors, job.prompt_tokens) == (3, 1, None)

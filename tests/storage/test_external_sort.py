@@ -1,0 +1,51 @@
+"""Sorting with far less memory than the items take."""
+
+import random
+from pathlib import Path
+
+import pytest
+
+from headrace.storage.errors import StorageError
+from headrace.storage.external_sort import ExternalSorter
+
+
+def random_items(count: int, seed: int) -> list[tuple[bytes, bytes]]:
+    generator = random.Random(seed)
+    return [(generator.randbytes(generator.randint(0, 3)), str(number).encode()) for number in range(count)]
+
+
+@pytest.mark.parametrize("memory_bytes", [1, 5_000, 10**9], ids=["a run each", "some runs", "all in memory"])
+@pytest.mark.parametrize("count", [0, 1, 300])
+def test_comes_back_in_order_and_stable(tmp_path: Path, memory_bytes: int, count: int) -> None:
+    items = random_items(count, seed=count)
+    with ExternalSorter(tmp_path, memory_bytes) as sorter:
+        for key, payload in items:
+            sorter.add(key, payload)
+        expected = sorted(items, key=lambda item: item[0])
+        assert list(sorter) == expected
+        assert list(sorter) == expected
+
+
+def test_leaves_no_file_behind(tmp_path: Path) -> None:
+    folder = tmp_path / "deep" / "folder"
+    with ExternalSorter(folder, memory_bytes=1000) as sorter:
+        for number in range(100):
+            sorter.add(b"%03d" % (number % 7), b"x" * 50)
+        assert list(folder.rglob("*.zst"))
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.touch()
+    with ExternalSorter(blocked, memory_bytes=1) as sorter, pytest.raises(StorageError, match="cannot sort in"):
+        sorter.add(b"key", b"payload")
+
+
+def test_a_damaged_run_is_named(tmp_path: Path) -> None:
+    with ExternalSorter(tmp_path, memory_bytes=1) as sorter:
+        sorter.add(b"key", b"payload")
+        (run,) = tmp_path.rglob("*.zst")
+        run.write_bytes(run.read_bytes()[:-5])
+        with pytest.raises(StorageError, match=run.name):
+            list(sorter)
