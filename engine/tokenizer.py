@@ -11,6 +11,7 @@ from tokenizers.models import WordLevel
 
 from .config import read_json_object
 from .errors import InvalidRequestError, ModelError
+from .segments import SegmentEncoder
 
 
 class Tokenizer:
@@ -20,6 +21,7 @@ class Tokenizer:
         self._folder = folder
         self._fast = fast
         self._config = config
+        self._segments = SegmentEncoder(fast)
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Tokenizer":
@@ -36,6 +38,9 @@ class Tokenizer:
         # The Rust side raises bare Exception for any malformed file.
         except Exception as error:
             raise ModelError(f"{file} is not a tokenizer: {error}") from error
+        # Saved from training, they would shorten long prompts and lengthen short ones.
+        fast.no_truncation()
+        fast.no_padding()
         config_file = folder / "tokenizer_config.json"
         config = read_json_object(config_file) if config_file.is_file() else {}
         return cls(folder, fast, config)
@@ -53,7 +58,9 @@ class Tokenizer:
         return list(self._fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Like `encode` for many texts, on all cores."""
+        """Like `encode` for many texts, on all cores; what they have in common is encoded once."""
+        if not add_special_tokens:
+            return self._segments.encode_batch(texts)
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [list(encoding.ids) for encoding in encodings]
 
@@ -67,6 +74,13 @@ class Tokenizer:
 
     def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
         return [str(text) for text in self._fast.decode_batch([list(ids) for ids in token_ids])]
+
+    def decode_each(self, token_ids: Sequence[int]) -> list[str]:
+        """What each token alone adds to a text, special ones included; part of a character becomes U+FFFD."""
+        # Twice and once: some decoders strip a space from where a text begins.
+        doubled = self._fast.decode_batch([[token, token] for token in token_ids], skip_special_tokens=False)
+        single = self._fast.decode_batch([[token] for token in token_ids], skip_special_tokens=False)
+        return [two[len(one) :] for two, one in zip(doubled, single, strict=True)]
 
     @property
     def has_chat_template(self) -> bool:
