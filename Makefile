@@ -6,14 +6,16 @@ bin := .venv/bin
 pip := $(bin)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 labels := billing,shipping,refund,account,technical,cancel,product,feedback
 
-.PHONY: help demo test lint format bench clean
+peers := vllm openvino llamacpp ctranslate2
+
+.PHONY: help demo test lint format bench bench-peers clean
 
 help:
 	@echo "make demo    label 2,000 support tickets with the small model in examples/tickets"
 	@echo "make test    run the tests"
 	@echo "make lint    ruff, mypy and import-linter"
 	@echo "make format  let ruff rewrite what it can"
-	@echo "make bench   run the benchmarks"
+	@echo "make bench   run the benchmarks, ten minutes; bench-peers against other engines, which it installs first"
 	@echo "make clean   remove .venv, caches and outputs"
 
 demo: export HEADRACE_DATA_DIR := $(CURDIR)/.headrace
@@ -38,6 +40,13 @@ format: .venv/.dev
 
 bench: .venv/.bench
 	set -e; for script in $(sort $(wildcard benchmarks/bench_*.py)); do $(bin)/python $$script; done
+
+bench-peers: .venv/.bench $(peers:%=out/peers/%/.installed)
+	$(bin)/python benchmarks/bench_engine.py --workloads W1,W2,W3,W4
+
+out/peers/%/.installed: benchmarks/peers/install.sh
+	PYTHON=$(PYTHON) benchmarks/peers/install.sh $*
+	@touch $@
 
 clean:
 	rm -rf .venv out .headrace build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

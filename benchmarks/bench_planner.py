@@ -17,7 +17,7 @@ from typing import Any
 
 from report import ROOT, print_result
 
-from headrace.engine.config import ModelConfig
+from headrace.engine.model_config import ModelConfig
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.planner import Planner
 from headrace.jobs.schemas import JobSpec

@@ -12,15 +12,17 @@ from workloads import Workload
 # Weights are read from memory in a model; a few copies in turn keep them out of the caches here too.
 COPIES = 8
 REPEATS = 3
+# Fewer are slower, more hardly faster.
 PREFILL_TOKENS = 2048
 
 Product = Callable[[Tensor], Tensor]
 
 
-def gemm_seconds(model: str, dtype: torch.dtype, workload: Workload) -> float:
+def gemm_seconds(model: str, precision: str, workload: Workload) -> float:
     """Seconds for the workload's projections and its head, in prefills of 2,048 tokens and whole-batch decodes.
 
-    Each shape is timed both as `F.linear` and with weights packed ahead by oneDNN; the faster counts.
+    Each shape is timed in every way torch has, with weights packed ahead by oneDNN or as they are; the fastest counts.
+    For int8 both factors are 8 bits, and rounding the activations to them takes no time.
     """
     config: dict[str, Any] = SHAPES[model].config
     steps: int = max(workload.max_tokens) - 1
@@ -29,16 +31,15 @@ def gemm_seconds(model: str, dtype: torch.dtype, workload: Workload) -> float:
     chunk = min(PREFILL_TOKENS, prefill)
     layers: int = config["num_hidden_layers"]
     total = 0.0
-    for out_size, in_size in _layer_shapes(model):
-        weights = [torch.randn(out_size, in_size).to(dtype) for _ in range(COPIES)]
-        total += layers * prefill / chunk * _seconds(weights, chunk)
-        total += layers * steps * _seconds(weights, batch)
-    head = [torch.randn(config["vocab_size"], config["hidden_size"]).to(dtype)]
+    for shape in _layer_shapes(model):
+        total += layers * prefill / chunk * _seconds(precision, shape, chunk, COPIES)
+        total += layers * steps * _seconds(precision, shape, batch, COPIES)
     num_heads: float = workload.output_tokens / batch
-    return total + num_heads * _seconds(head, batch)
+    return total + num_heads * _seconds(precision, (config["vocab_size"], config["hidden_size"]), batch, 1)
 
 
 def _layer_shapes(model: str) -> list[tuple[int, int]]:
+    """Output and input sizes, with what reads the same input as one."""
     config = SHAPES[model].config
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     kv_size = hidden // config["num_attention_heads"] * config["num_key_value_heads"]
@@ -46,12 +47,17 @@ def _layer_shapes(model: str) -> list[tuple[int, int]]:
 
 
 @torch.inference_mode()
-def _seconds(weights: list[Tensor], tokens: int) -> float:
-    """One product of `tokens` rows by one of the weights."""
-    x = torch.randn(tokens, weights[0].shape[1]).to(weights[0].dtype)
-    plain = [_plain(weight) for weight in weights]
+def _seconds(precision: str, shape: tuple[int, int], tokens: int, copies: int) -> float:
+    """One product of `tokens` rows by one of the `copies` of weights."""
+    if precision == "int8":
+        x = torch.randint(-127, 128, (tokens, shape[1]), dtype=torch.int8)
+        weights = [torch.randint(-127, 128, shape, dtype=torch.int8) for _ in range(copies)]
+        return _time([_quantized(weight, tokens) for weight in weights], x)
+    dtype: torch.dtype = getattr(torch, precision)
+    x = torch.randn(tokens, shape[1]).to(dtype)
+    weights = [torch.randn(shape).to(dtype) for _ in range(copies)]
     packed = [_packed(weight, tokens) for weight in weights]
-    return min(_time(products, x) for products in (plain, packed))
+    return min(_time(packed, x), _time([_plain(weight) for weight in weights], x))
 
 
 def _plain(weight: Tensor) -> Product:
@@ -61,6 +67,16 @@ def _plain(weight: Tensor) -> Product:
 def _packed(weight: Tensor, tokens: int) -> Product:
     reordered = torch.ops.mkldnn._reorder_linear_weight(weight, tokens)
     return lambda x: torch.ops.mkldnn._linear_pointwise(x, reordered, None, "none", [], "")
+
+
+def _quantized(weight: Tensor, tokens: int) -> Product:
+    """8 bits times 8 bits with a scale for each output, to bfloat16."""
+    outputs, inputs = weight.shape
+    packed = torch.ops.onednn.qlinear_prepack(weight, [tokens, inputs])
+    scales, zero_points = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
+    return lambda x: torch.ops.onednn.qlinear_pointwise(
+        x, 1.0, 0, packed, scales, zero_points, None, 1.0, 0, torch.bfloat16, "none", [], ""
+    )
 
 
 def _time(products: list[Product], x: Tensor) -> float:

@@ -39,6 +39,9 @@ def spread(values: list[float]) -> dict[str, float]:
     return {"median": median(values), "min": min(values), "max": max(values)}
 
 
-def print_result(benchmark: str, figures: dict[str, Any]) -> None:
-    """The benchmark's last line."""
-    print(json.dumps({"benchmark": benchmark, **environment(), **figures}))
+def print_result(benchmark: str, figures: dict[str, Any], file: Path | None = None) -> None:
+    """The benchmark's last line, written to `file` as well."""
+    result = {"benchmark": benchmark, **environment(), **figures}
+    if file is not None:
+        file.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(json.dumps(result))

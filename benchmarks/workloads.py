@@ -2,7 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 Prompts = list[list[int]]
 
@@ -78,27 +78,37 @@ def _nested(draw: Draw, rows: int) -> Workload:
 
 @dataclass(frozen=True)
 class Recipe:
-    """How a workload is drawn for a number of rows; `is_slow` ones are cut to a quarter of them by default."""
+    """How a workload is drawn, and how many rows it has unless told otherwise."""
 
     rows: int
     text: str
     build: Callable[[Draw, int], Workload]
-    is_slow: bool = False
 
-    def draw(self, seed: int, vocab_size: int, rows: int) -> Workload:
-        return self.build(Draw(seed, vocab_size), rows)
+    def draw(self, seed: int, vocab_size: int, rows: int | None = None) -> Workload:
+        return self.build(Draw(seed, vocab_size), rows or self.rows)
 
-    def quarter(self) -> int:
-        return max(1, self.rows // 4)
+    def cut(self, divisor: int) -> "Recipe":
+        """The same with fewer rows, at least one for each prefix."""
+        return replace(self, rows=max(self.rows // divisor, min(self.rows, 8)))
+
+
+def _under_one_prefix(rows: int, shared: int, own: int, output: int) -> Recipe:
+    text = f"{shared} shared + {own} own tokens → {output}"
+    return Recipe(rows, text, lambda draw, count: _shared(draw, count, shared, own, output))
 
 
 RECIPES = {
-    "W1": Recipe(128, "512 shared + 32 own tokens → 8", lambda draw, rows: _shared(draw, rows, 512, 32, 8)),
+    "W1": _under_one_prefix(128, 512, 32, 8),
     "W2": Recipe(64, "20–200 tokens → 20–100, nothing shared", _nothing_shared),
-    "W3": Recipe(64, "2048 shared + 64 own tokens → 16", lambda draw, rows: _shared(draw, rows, 2048, 64, 16), True),
+    "W3": _under_one_prefix(64, 2048, 64, 16),
     "W4": Recipe(1, "one prompt of 128 tokens → 64", lambda draw, rows: _shared(draw, rows, 0, 128, 64)),
-    "W5": Recipe(256, "8 prefixes of 512, shuffled, + 32 own tokens → 8", _groups, True),
-    "W6": Recipe(128, "256 common, then 8 × 256, + 16 own tokens → 8", _nested, True),
+    "W5": Recipe(256, "8 prefixes of 512, shuffled, + 32 own tokens → 8", _groups),
+    "W6": Recipe(128, "256 common, then 8 × 256, + 16 own tokens → 8", _nested),
+}
+# What a sweep varies → its values → the workload there.
+SWEEPS = {
+    "batch": {rows: _under_one_prefix(rows, 512, 32, 8) for rows in (1, 2, 4, 8, 16, 32, 64, 128, 256)},
+    "prefix": {shared: _under_one_prefix(64, shared, 32, 8) for shared in (0, 256, 512, 1024, 2048, 4096)},
 }
 
 

@@ -3,11 +3,16 @@
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.paged_attention import AttentionMetadata
-from .scheduler import ScheduledSequence
+from .prompt_reader import PromptReader
+from .step_plan import ScheduledSequence
+
+Ints = NDArray[numpy.int64]
 
 
 @dataclass(frozen=True)
@@ -15,7 +20,7 @@ class Batch:
     """token_ids, positions, slots: [num_tokens] int64, the sequences one after the other.
 
     `last_token_index`: [num_sampling] int64, the tokens whose logits are wanted: the last one of each sequence that
-    this step brings to its end, in the order scheduled.
+    this step brings to its end, in the order scheduled. `prompt_reader`, if any, is to be shown the prompts' logits.
     """
 
     token_ids: Tensor
@@ -23,43 +28,65 @@ class Batch:
     slots: Tensor
     attention: AttentionMetadata
     last_token_index: Tensor
+    prompt_reader: PromptReader | None = None
 
     @classmethod
     def build(cls, scheduled: SequenceOf[ScheduledSequence], block_size: int, device: torch.device) -> "Batch":
         token_ids: list[int] = []
-        positions: list[int] = []
-        slots: list[int] = []
-        last: list[int] = []
-        for item in scheduled:
-            sequence, start = item.sequence, item.sequence.num_computed_tokens
-            end = start + item.num_tokens
+        blocks: list[int] = []
+        starts: list[int] = []
+        lens: list[int] = []
+        num_blocks: list[int] = []
+        for sequence, num_tokens, _, _ in scheduled:
+            start = sequence.num_computed_tokens
+            end = start + num_tokens
             token_ids += sequence.token_ids[start:end]
-            positions += range(start, end)
-            slots += _slots(sequence.block_table, start, end, block_size)
-            if item.reaches_end:
-                last.append(len(token_ids) - 1)
+            written = sequence.block_table[start // block_size : (end - 1) // block_size + 1]
+            blocks += written
+            starts.append(start)
+            lens.append(num_tokens)
+            num_blocks.append(len(written))
+        layout = _Layout.of(starts, lens, num_blocks)
+        slots = layout.slots(numpy.array(blocks), block_size)
+        reaches_end = numpy.array([item.reaches_end for item in scheduled])
         attention = AttentionMetadata(
-            query_lens=[item.num_tokens for item in scheduled],
-            context_lens=[item.sequence.num_computed_tokens + item.num_tokens for item in scheduled],
+            query_lens=lens,
+            context_lens=(layout.starts + layout.lens).tolist(),
             block_tables=[item.sequence.block_table for item in scheduled],
             block_size=block_size,
             device=device,
         )
         return cls(
-            token_ids=torch.tensor(token_ids, device=device),
-            positions=torch.tensor(positions, device=device),
-            slots=torch.tensor(slots, device=device),
+            token_ids=torch.from_numpy(numpy.array(token_ids)).to(device),
+            positions=torch.from_numpy(layout.positions).to(device),
+            slots=torch.from_numpy(slots).to(device),
             attention=attention,
-            last_token_index=torch.tensor(last, dtype=torch.int64, device=device),
+            last_token_index=torch.from_numpy(layout.ends[reaches_end] - 1).to(device),
+            prompt_reader=PromptReader.of(scheduled),
         )
 
 
-def _slots(block_table: list[int], start: int, end: int, block_size: int) -> list[int]:
-    """Cache slots of the tokens from `start` to `end`, block by block."""
-    slots: list[int] = []
-    while start < end:
-        stop = min(end, (start // block_size + 1) * block_size)
-        first = block_table[start // block_size] * block_size + start % block_size
-        slots += range(first, first + stop - start)
-        start = stop
-    return slots
+@dataclass(frozen=True)
+class _Layout:
+    """starts, lens, ends, first_blocks: [n], of each sequence: its first new token's position, how many there are,
+    where they end among the batch's, and where its written blocks begin among the batch's. positions: [num_tokens].
+    """
+
+    starts: Ints
+    lens: Ints
+    ends: Ints
+    first_blocks: Ints
+    positions: Ints
+
+    @classmethod
+    def of(cls, starts: list[int], lens: list[int], num_blocks: list[int]) -> "_Layout":
+        begin, length, written = numpy.array(starts), numpy.array(lens), numpy.array(num_blocks)
+        ends = length.cumsum()
+        first_blocks = written.cumsum() - written
+        positions = numpy.arange(ends[-1]) + (begin - (ends - length)).repeat(length)
+        return cls(begin, length, ends, first_blocks, positions)
+
+    def slots(self, blocks: Ints, block_size: int) -> Ints:
+        """Cache slots of the tokens: `blocks` are those that the sequences write into, one after the other."""
+        place = self.positions // block_size + (self.first_blocks - self.starts // block_size).repeat(self.lens)
+        return blocks[place] * block_size + self.positions % block_size

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable
 
+# Stands in a block table where a sequence no longer needs what was there, and where tables are padded. It is never
+# handed out, so what lies in it stays zero.
+NULL_BLOCK = 0
+
 
 class BlockPool:
-    """Reference counts over `num_blocks` KV blocks and the list of those that hold nothing.
+    """Reference counts over the KV blocks 1 to `num_blocks` and the list of those that hold nothing.
 
     A block is free (no owner, no content worth keeping), owned (by one or more sequences) or idle (no owner, but
     its content is still wanted: the prefix cache decides when to `reclaim` it).
@@ -12,9 +16,9 @@ class BlockPool:
 
     def __init__(self, num_blocks: int) -> None:
         self.num_blocks = num_blocks
-        self._reference_counts = [0] * num_blocks
+        self._reference_counts = [0] * (num_blocks + 1)
         # Handed out from the end, so that lately used memory is used again first.
-        self._free = list(range(num_blocks - 1, -1, -1))
+        self._free = list(range(num_blocks, NULL_BLOCK, -1))
 
     @property
     def num_free(self) -> int:
@@ -30,6 +34,10 @@ class BlockPool:
         """Add an owner to a block that is owned or idle; true when it was idle."""
         self._reference_counts[block] += 1
         return self._reference_counts[block] == 1
+
+    def is_shared(self, block: int) -> bool:
+        """Whether a block has several owners."""
+        return self._reference_counts[block] > 1
 
     def release(self, block: int) -> bool:
         """Take an owner away; true when that was the last one and the block is now idle."""

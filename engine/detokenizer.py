@@ -43,7 +43,9 @@ class StopStrings:
         self._params = params
         self._stops = params.stop_strings
         self._num_tokens = 0
-        self._text = ""
+        self._pieces: list[str] = []
+        # The end of the text so far, as much as a stop string may begin with.
+        self._tail = ""
         self._answer: str | None = None
 
     @classmethod
@@ -57,16 +59,18 @@ class StopStrings:
         return self._answer
 
     def __call__(self, token_id: int) -> bool:
-        num_seen = len(self._text)
-        self._text += self._detokenizer.add(token_id)
         self._num_tokens += 1
-        if self._num_tokens <= self._params.min_tokens:
-            return False
-        found = first_stop(self._text, self._stops, num_seen)
+        self._pieces.append(self._detokenizer.add(token_id))
+        num_seen, text = len(self._tail), self._tail + self._pieces[-1]
+        may_stop = self._num_tokens > self._params.min_tokens
+        found = first_stop(text, self._stops, num_seen) if may_stop else None
         if found is None:
+            self._tail = text[max(0, len(text) + 1 - max(map(len, self._stops))) :]
             return False
         begin, end = found
-        self._answer = self._text[: end if self._params.include_stop_str_in_output else begin]
+        surplus = len(text) - (end if self._params.include_stop_str_in_output else begin)
+        whole = "".join(self._pieces)
+        self._answer = whole[: len(whole) - surplus]
         return True
 
 
@@ -93,8 +97,8 @@ def answer_text(
     checker, params = request.stop_checker, request.params
     if isinstance(checker, StopStrings) and checker.answer is not None:
         return checker.answer
-    ended_by_token = finish_reason is FinishReason.STOP and token_ids[-1] in params.stop_token_ids
-    if ended_by_token and not params.include_stop_str_in_output:
+    # It was a token that ended it, one of the request's or the model's; not every tokenizer knows that as special.
+    if finish_reason is FinishReason.STOP and not params.include_stop_str_in_output:
         token_ids = token_ids[:-1]
     text = tokenizer.decode(token_ids)
     return text.rstrip(_REPLACEMENT) if finish_reason is FinishReason.LENGTH else text

@@ -1,53 +1,35 @@
 """Requests in, tokens out: synchronous, deterministic, without I/O."""
 
-from array import array
-from collections.abc import Iterable
+import logging
+from collections.abc import Container, Iterable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
-from hashlib import blake2b
-from itertools import chain
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
-from typing import Protocol
 
-from torch import Tensor, device
+import torch
 
-from .adjustment import Adjustment
+from .admission import Admission, resolve_max_model_len
 from .batch import Batch
 from .block_pool import BlockPool
-from .choices import ChoiceNode, ChoiceTree, build_choice_tree
-from .config import EngineConfig, ModelConfig
-from .errors import ConfigError, InvalidRequestError
+from .block_tables import BlockTables
+from .config import EngineConfig
+from .errors import InvalidRequestError
+from .live_request import LiveRequest
+from .model_config import ModelConfig
 from .model_runner import ModelRunner
-from .prefix_cache import PrefixCache
+from .prefix_cache import PrefixCache, hash_blocks
 from .request import FinishReason, Request, RequestEvent
-from .sampler import SampleRow, pick_choice, sample, score_choices, token_logprobs
-from .scheduler import ScheduledSequence, Scheduler
+from .runner import Runner
+from .scheduler import Scheduler
 from .sequence import Sequence
+from .step_plan import StepPlan
+from .step_result import DrawnToken, StepResult, read_logits
+from .swap import SwapSpace
 
+logger = logging.getLogger(__name__)
 
-class Runner(Protocol):
-    """What the engine needs of a model: logits for a batch, and how much KV memory there is."""
-
-    vocab_size: int
-    num_blocks: int
-    device: device
-
-    def execute(self, batch: Batch) -> Tensor: ...
-
-
-@dataclass(slots=True)
-class _Running:
-    """A request being served: the sequences that still compute for it and what is known of its answer."""
-
-    request: Request
-    seed: int
-    max_tokens: int
-    stop_token_ids: frozenset[int]
-    adjustment: Adjustment | None
-    sequences: list[Sequence] = field(default_factory=list)
-    num_cached_tokens: int = 0
-    tree: ChoiceTree | None = None
-    node_logprobs: dict[ChoiceNode, list[float]] = field(default_factory=dict)
+_NOT_FINITE = "the model's logits are not finite (NaN or infinity): its weights or dtype do not bear this prompt"
 
 
 @dataclass(frozen=True)
@@ -59,6 +41,7 @@ class EngineStats:
     num_steps: int
     num_computed_tokens: int
     num_preemptions: int
+    num_swaps: int
 
 
 class Engine:
@@ -73,13 +56,19 @@ class Engine:
     ) -> None:
         self._runner = runner
         self._config = config
-        self._eos_token_ids = tuple(eos_token_ids)
-        self.max_model_len = _resolve_max_model_len(config, runner.num_blocks, max_position_embeddings)
-        self._cache = PrefixCache(BlockPool(runner.num_blocks), config.enable_prefix_caching)
-        self._scheduler = Scheduler(self._cache, config.max_num_seqs, config.max_num_batched_tokens)
-        self._requests: dict[str, _Running] = {}
+        self.max_model_len = resolve_max_model_len(
+            config, runner.memory.num_blocks, runner.sliding_window, max_position_embeddings
+        )
+        self._admission = Admission(
+            self.max_model_len, runner.vocab_size, tuple(eos_token_ids), config.block_size, config.seed
+        )
+        self._cache = PrefixCache(BlockPool(runner.memory.num_blocks), config.enable_prefix_caching)
+        self._tables = BlockTables(self._cache, runner.sliding_window, _swap_space(runner, config))
+        self._scheduler = Scheduler(self._tables, config.max_num_seqs, config.max_num_batched_tokens)
+        self._requests: dict[str, LiveRequest] = {}
+        self._arrivals = count()
         # Requests whose answer needs no computation; they end at the next step.
-        self._decided: list[_Running] = []
+        self._decided: list[LiveRequest] = []
         self._num_steps = 0
         self._num_computed_tokens = 0
 
@@ -103,231 +92,213 @@ class Engine:
             num_steps=self._num_steps,
             num_computed_tokens=self._num_computed_tokens,
             num_preemptions=self._scheduler.num_preemptions,
+            num_swaps=self._tables.num_swaps,
         )
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises `InvalidRequestError` when it could never run; nothing changes then."""
-        self._check(request)
-        tree = self._choice_tree(request)
-        params = request.params
-        room = self.max_model_len - len(request.prompt_token_ids)
-        stops = frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self._eos_token_ids)))
-        running = _Running(
-            request=request,
-            seed=params.seed if params.seed is not None else self._derived_seed(request.request_id),
-            max_tokens=min(params.max_tokens or room, room),
-            stop_token_ids=stops,
-            adjustment=Adjustment.of(params, tuple(stops), len(request.prompt_token_ids)),
-            tree=tree,
-        )
-        self._requests[request.request_id] = running
-        if tree is not None and not tree.nodes:
-            self._decided.append(running)
+        if request.request_id in self._requests:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
+        live = self._admission.accept(request, next(self._arrivals))
+        leader = self._leader_of(live)
+        self._requests[request.request_id] = live
+        if live.is_decided:
+            self._decided.append(live)
+            return
+        sequence = live.new_sequence(live.tree.nodes[0] if live.tree else None)
+        if leader is not None:
+            live.leader = leader
+            leader.followers.append(live)
         else:
-            self._scheduler.add(self._new_sequence(running, tree.nodes[0] if tree else None))
+            self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its KV blocks; false when it is not here (any more)."""
-        running = self._requests.pop(request_id, None)
-        if running is None:
+        live = self._requests.get(request_id)
+        if live is None:
             return False
-        self._decided = [other for other in self._decided if other is not running]
-        for sequence in running.sequences:
-            self._scheduler.finish(sequence)
+        self._decided = [other for other in self._decided if other is not live]
+        self._drop(live)
         return True
+
+    def expect_prefix(self, token_ids: SequenceOf[int], num_requests: int) -> None:
+        """Announce requests whose prompts begin with these tokens: until they have come, its blocks are evicted last.
+
+        For a caller who knows more than the queue: rows not added yet, or which of the waiting ones share what. A
+        request counts as come when it is first admitted, or ends before that. A negative number takes back.
+        """
+        self._scheduler.expected.expect(hash_blocks(token_ids, self._config.block_size), num_requests)
 
     def step(self) -> list[RequestEvent]:
         """Compute one batch and return what it brought, at most one event a request.
 
-        When the model or the sampling raises, the step is undone (its sequences wait again, nothing it was to write
-        is kept) and the error goes to the caller, who decides which requests to abort.
+        Where the model or the sampling raises, the step is undone and its requests are tried apart: those that fail
+        alone end with `FinishReason.ERROR`, the others go on. When the device is out of memory the step is tried with
+        fewer tokens first. What is no `Exception` (KeyboardInterrupt) goes to the caller, the step undone.
         """
-        scheduled = self._scheduler.schedule()
-        events = self._compute(scheduled) if scheduled else []
+        self._zero_tainted_blocks()
+        events = self._step()
         decided, self._decided = self._decided, []
-        return [self._decide(running) for running in decided] + events
+        return [self._end(live, live.decide()) for live in decided] + events
 
     def check(self) -> None:
         """Assert that every KV block is accounted for. For tests."""
         self._scheduler.check()
 
-    def _compute(self, scheduled: list[ScheduledSequence]) -> list[RequestEvent]:
-        ended = [item.sequence for item in scheduled if item.reaches_end]
-        generating = [index for index, sequence in enumerate(ended) if sequence.choice_node is None]
-        reached = [index for index, sequence in enumerate(ended) if sequence.choice_node is not None]
+    def _step(self, among: Container[str] | None = None) -> list[RequestEvent]:
+        """One step, of the requests named or of all, and whatever it takes to get past an error."""
+        plan = self._scheduler.schedule(among)
         try:
-            batch = Batch.build(scheduled, self._config.block_size, self._runner.device)
-            logits = self._runner.execute(batch)
-            tokens = self._sample(logits, generating, ended)
-            logprobs = self._logprobs(logits, tokens, generating, ended)
-            scores = self._score(logits, reached, ended)
-        except BaseException:
-            self._scheduler.roll_back(scheduled)
-            raise
-        self._record(scheduled)
-        events = [
-            self._append(ended[index], token, logprobs.get(index, ()))
-            for index, token in zip(generating, tokens, strict=True)
-        ]
-        for index, score in zip(reached, scores, strict=True):
-            events += self._reach(ended[index], score)
+            result = self._compute(plan)
+        except BaseException as error:
+            self._scheduler.undo(plan)
+            if not isinstance(error, Exception):
+                raise
+            return self._recover(plan, error, among)
+        return self._record(plan, result)
+
+    def _recover(self, plan: StepPlan, error: Exception, among: Container[str] | None) -> list[RequestEvent]:
+        is_out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+        if is_out_of_memory and self._scheduler.budget.shrink(plan.num_tokens):
+            logger.warning("out of memory with %d tokens in a step, trying half: %s", plan.num_tokens, error)
+            return self._step(among)
+        suspects = list(dict.fromkeys(item.sequence.request_id for item in plan.scheduled))
+        if len(suspects) == 1:
+            logger.error("request %s fails", suspects[0], exc_info=error)
+            return [self._fail(self._requests[suspects[0]], _one_line(error))]
+        logger.warning("a step of %d requests failed, trying them apart: %s", len(suspects), error)
+        half = len(suspects) // 2
+        return [event for part in (suspects[:half], suspects[half:]) if part for event in self._step(frozenset(part))]
+
+    def _compute(self, plan: StepPlan) -> StepResult:
+        for sequence, blocks in plan.swapped_out:
+            if sequence.swapped is not None:
+                sequence.swapped.content = self._runner.memory.swap_out(blocks)
+        for swap_in in plan.swapped_in:
+            self._runner.memory.swap_in(swap_in.swapped.content, swap_in.first, swap_in.blocks)
+        if not plan.scheduled:
+            return StepResult([], [], [])
+        logits = self._runner.execute(Batch.build(plan.scheduled, self._config.block_size, self._runner.device))
+        ended = [item.sequence for item in plan.scheduled if item.reaches_end]
+        return read_logits(logits, ended, self._requests)
+
+    def _record(self, plan: StepPlan, result: StepResult) -> list[RequestEvent]:
+        if not plan.scheduled:
+            return []
+        self._scheduler.complete(plan)
+        self._num_steps += 1
+        self._num_computed_tokens += plan.num_tokens
+        for sequence in result.broken:
+            self._tables.taint(sequence)
+        # Once a request: one with choices may have several sequences in a step.
+        broken = dict.fromkeys(sequence.request_id for sequence in result.broken)
+        events = [self._fail(self._requests[request_id], _NOT_FINITE) for request_id in broken]
+        for drawn in result.drawn:
+            if drawn.live.followers:
+                self._start_followers(drawn.live, drawn.sequence)
+        events += [self._append(drawn) for drawn in result.drawn]
+        for sequence, score in result.scores:
+            events += self._reach(sequence, score)
         return events
 
-    def _record(self, scheduled: list[ScheduledSequence]) -> None:
-        self._scheduler.complete(scheduled)
-        self._num_steps += 1
-        self._num_computed_tokens += sum(item.num_tokens for item in scheduled)
-
-    def _sample(self, logits: Tensor, indices: list[int], ended: list[Sequence]) -> list[int]:
-        """A token for each generating sequence among `ended`; `indices` are theirs. Changes nothing."""
-        rows = []
-        for index in indices:
-            sequence = ended[index]
-            running = self._requests[sequence.request_id]
-            adjustment = running.adjustment and running.adjustment.after(sequence.token_ids)
-            rows.append(SampleRow(running.request.params, running.seed, sequence.num_output_tokens, adjustment))
-        # `logits[indices]` is a copy: what adjustments do to it, the model's own logits do not feel.
-        return sample(logits[indices], rows) if rows else []
-
-    def _logprobs(
-        self, logits: Tensor, tokens: list[int], indices: list[int], ended: list[Sequence]
-    ) -> dict[int, tuple[dict[int, float]]]:
-        """Log-probabilities, by index, for those of the generating sequences that ask. Changes nothing."""
-        asked = {
-            index: (token, num)
-            for index, token in zip(indices, tokens, strict=True)
-            if (num := self._requests[ended[index].request_id].request.params.logprobs) is not None
-        }
-        if not asked:
-            return {}
-        drawn, nums = zip(*asked.values(), strict=True)
-        found = token_logprobs(logits[list(asked)], drawn, nums)
-        return {index: (each,) for index, each in zip(asked, found, strict=True)}
-
-    def _score(self, logits: Tensor, indices: list[int], ended: list[Sequence]) -> list[list[float]]:
-        """The children's log-probabilities at each choice node among `ended`. Changes nothing."""
-        nodes = [node for index in indices if (node := ended[index].choice_node) is not None]
-        return score_choices(logits[indices], nodes) if nodes else []
-
-    def _append(self, sequence: Sequence, token: int, logprobs: tuple[dict[int, float], ...]) -> RequestEvent:
-        running = self._requests[sequence.request_id]
+    def _append(self, drawn: DrawnToken) -> RequestEvent:
+        live, sequence, token, logprobs = drawn
         sequence.token_ids.append(token)
-        reason = None
-        stop_checker = running.request.stop_checker
-        if token in running.stop_token_ids or (stop_checker is not None and stop_checker(token)):
-            reason = FinishReason.STOP
-        elif sequence.num_output_tokens >= running.max_tokens:
-            reason = FinishReason.LENGTH
-        if reason is not None:
-            self._scheduler.finish(sequence)
-            del self._requests[sequence.request_id]
-        return RequestEvent(sequence.request_id, (token,), reason, sequence.num_cached_tokens, logprobs=logprobs)
+        try:
+            reason = live.finish_reason(sequence)
+        # The stop checker is the caller's: whatever it raises is that request's fault alone.
+        except Exception as error:
+            logger.exception("the stop checker of request %s failed", sequence.request_id)
+            return self._fail(live, _one_line(error))
+        collected = sequence.prompt_logprobs
+        event = RequestEvent(
+            sequence.request_id,
+            (token,),
+            reason,
+            sequence.num_cached_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=collected.entries() if collected is not None and sequence.num_output_tokens == 1 else None,
+        )
+        return event if reason is None else self._end(live, event)
 
     def _reach(self, sequence: Sequence, logprobs: list[float]) -> list[RequestEvent]:
         """Note a choice node's scores; the request's event when it was the last node."""
-        running, node = self._requests[sequence.request_id], sequence.choice_node
-        assert running.tree is not None
-        assert node is not None
-        running.node_logprobs[node] = logprobs
-        running.sequences.remove(sequence)
+        live = self._requests.get(sequence.request_id)
+        if live is None:
+            return []
+        following = live.reach(sequence, logprobs)
         self._scheduler.finish(sequence)
-        if node is running.tree.nodes[0]:
-            running.num_cached_tokens = sequence.num_cached_tokens
-            self._explore(running)
-        return [] if running.sequences else [self._decide(running)]
+        for other in following:
+            self._scheduler.add(other)
+        return [] if live.sequences else [self._end(live, live.decide())]
 
-    def _explore(self, running: _Running) -> None:
-        """Once the first node is known its prompt is cached: queue the tree's other nodes, which share it."""
-        assert running.tree is not None
-        sequences = [self._new_sequence(running, other) for other in running.tree.nodes[1:]]
-        self._scheduler.add_first(sequences)
-
-    def _decide(self, running: _Running) -> RequestEvent:
-        """The last event of a request with choices, all of whose nodes are known."""
-        assert running.tree is not None
-        probabilities = running.tree.probabilities(running.node_logprobs)
-        chosen = pick_choice(probabilities, running.request.params, running.seed)
-        del self._requests[running.request.request_id]
-        return RequestEvent(
-            running.request.request_id,
-            running.tree.choices[chosen],
-            FinishReason.STOP,
-            running.num_cached_tokens,
-            chosen,
-            probabilities,
-        )
-
-    def _new_sequence(self, running: _Running, node: ChoiceNode | None) -> Sequence:
-        prompt = list(running.request.prompt_token_ids)
-        sequence = Sequence(
-            request_id=running.request.request_id,
-            token_ids=prompt + list(node.path if node else ()),
-            num_prompt_tokens=len(prompt),
-            block_size=self._config.block_size,
-            choice_node=node,
-        )
-        running.sequences.append(sequence)
-        return sequence
-
-    def _derived_seed(self, request_id: str) -> int:
-        digest = blake2b(f"{self._config.seed}/{request_id}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) >> 1
-
-    def _choice_tree(self, request: Request) -> ChoiceTree | None:
-        if request.choice_token_ids is None:
+    def _leader_of(self, live: LiveRequest) -> LiveRequest | None:
+        """The request whose prompt this one is to share, if it is still to be computed."""
+        request = live.request
+        leader = self._requests.get(request.fork_of) if request.fork_of is not None else None
+        if leader is None or live.tree is not None or request.params.prompt_logprobs is not None:
             return None
-        end = self._eos_token_ids[0] if self._eos_token_ids else None
-        tree = build_choice_tree(request.choice_token_ids, end)
-        longest = max(len(choice) for choice in tree.choices)
-        if len(request.prompt_token_ids) + longest > self.max_model_len:
-            raise InvalidRequestError(
-                f"prompt of {len(request.prompt_token_ids)} tokens and a choice of {longest} exceed "
-                f"max_model_len={self.max_model_len}"
-            )
-        return tree
+        if list(leader.request.prompt_token_ids) != list(request.prompt_token_ids):
+            raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another prompt")
+        return leader if leader.waits_for_prompt and leader.request.priority == request.priority else None
 
-    def _check(self, request: Request) -> None:
-        prompt = request.prompt_token_ids
-        if request.request_id in self._requests:
-            raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
-        if not prompt:
-            raise InvalidRequestError("prompt is empty")
-        if len(prompt) >= self.max_model_len:
-            raise InvalidRequestError(
-                f"prompt has {len(prompt)} tokens; with one to generate at most {self.max_model_len} fit "
-                "(max_model_len): shorten it"
-            )
-        self._check_tokens(prompt)
-        if request.params.n != 1:
-            raise InvalidRequestError(f"n must be 1 here, not {request.params.n}: add a request for each sample")
-        self._check_tokens(request.params.stop_token_ids)
-        self._check_tokens(request.params.logit_bias or (), "logit_bias: ")
-        self._check_tokens(chain.from_iterable(request.choice_token_ids or ()))
+    def _start_followers(self, live: LiveRequest, parent: Sequence) -> None:
+        """Start those that waited for a request's prompt, which is now computed."""
+        followers, live.followers = live.followers, []
+        children = [follower.sequences[0] for follower in followers]
+        copies = [copy for child in children for copy in self._scheduler.fork(parent, child)]
+        for follower in followers:
+            follower.leader = None
+        if copies:
+            self._copy(copies, children)
 
-    def _check_tokens(self, token_ids: Iterable[int], where: str = "") -> None:
+    def _copy(self, copies: list[tuple[int, int]], children: Iterable[Sequence]) -> None:
         try:
-            values = array("q", token_ids)
-        except (TypeError, OverflowError) as error:
-            raise InvalidRequestError(f"{where}token ids must be whole numbers: {error}") from error
-        for token in (min(values, default=0), max(values, default=0)):
-            if not 0 <= token < self._runner.vocab_size:
-                raise InvalidRequestError(
-                    f"{where}token id {token} is outside the vocabulary of {self._runner.vocab_size} tokens"
-                )
+            self._runner.memory.copy(copies)
+        except BaseException:
+            for child in children:
+                if child.block_table:
+                    self._scheduler.start_over(child)
+            raise
+
+    def _fail(self, live: LiveRequest, error: str) -> RequestEvent:
+        event = RequestEvent(live.request.request_id, (), FinishReason.ERROR, live.num_cached_tokens, error=error)
+        return self._end(live, event)
+
+    def _end(self, live: LiveRequest, event: RequestEvent) -> RequestEvent:
+        self._drop(live)
+        return event
+
+    def _drop(self, live: LiveRequest) -> None:
+        """Forget a request; the first of those that waited for its prompt computes it for the others."""
+        del self._requests[live.request.request_id]
+        for sequence in live.sequences:
+            if live.leader is None:
+                self._scheduler.finish(sequence)
+            else:
+                self._scheduler.leave(sequence)
+        if live.leader is not None:
+            live.leader.followers.remove(live)
+        if live.followers:
+            heir, *others = live.followers
+            heir.leader, heir.followers = None, others
+            for other in others:
+                other.leader = heir
+            self._scheduler.add(heir.sequences[0])
+
+    def _zero_tainted_blocks(self) -> None:
+        if blocks := self._cache.to_be_zeroed():
+            self._runner.memory.zero(blocks)
+            self._cache.zeroed(blocks)
 
 
-def _resolve_max_model_len(config: EngineConfig, num_blocks: int, max_position_embeddings: int) -> int:
-    """The model's context, or less where the caller or the KV memory says so."""
-    capacity = num_blocks * config.block_size
-    if config.max_model_len is None:
-        return min(max_position_embeddings, capacity)
-    if config.max_model_len > max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len={config.max_model_len} exceeds the model's context of {max_position_embeddings} tokens"
-        )
-    if config.max_model_len > capacity:
-        raise ConfigError(
-            f"max_model_len={config.max_model_len} needs {-(-config.max_model_len // config.block_size)} KV blocks "
-            f"of {config.block_size} tokens, but KV memory holds {num_blocks}: raise kv_cache_memory_bytes"
-        )
-    return config.max_model_len
+def _swap_space(runner: Runner, config: EngineConfig) -> SwapSpace | None:
+    num_bytes = config.swap_space_bytes
+    if num_bytes is None:
+        num_bytes = 4 * 1024**3 if runner.device.type == "cuda" else 0
+    num_blocks = num_bytes // runner.memory.block_bytes
+    return SwapSpace(num_blocks, runner.memory.block_bytes, runner.preemption_costs) if num_blocks else None
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -14,4 +14,8 @@ class ConfigError(EngineError, ValueError):
 
 
 class InvalidRequestError(EngineError, ValueError):
-    """A request that can never run; its neighbours are not affected."""
+    """A request that can never run; its neighbours are not affected. `field`: the parameter at fault, if it is one."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field

@@ -1,16 +1,21 @@
 """The offline face: prompts in, completions out, in this process."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, TypedDict, TypeGuard
 
-from .config import EngineConfig, ModelConfig
+from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from .config import EngineConfig
 from .detokenizer import StopStrings
 from .engine import Engine
-from .errors import InvalidRequestError
-from .outputs import RequestOutput, completion
-from .request import Request, RequestEvent, SamplingParams
+from .errors import EngineError, InvalidRequestError
+from .hub import locate_model
+from .logprobs import TokenLogprobs
+from .model_config import ModelConfig
+from .outputs import RequestOutput, completion, decoded, prompt_logprobs
+from .request import FinishReason, Request, RequestEvent, SamplingParams
 from .tokenizer import NoTokenizer, Tokenizer
 
 
@@ -27,17 +32,20 @@ Messages = Sequence[Mapping[str, Any]]
 class LLM:
     """A model ready to generate, with vLLM's names.
 
-    `model` is a Hugging Face model folder; the options are those of `EngineConfig`. With `skip_tokenizer_init` the
-    folder needs no tokenizer: prompts are token ids, and the outputs' text is empty. Raises `ModelError` or
-    `ConfigError`, one line that says what to do.
+    `model` is a model folder or a Hugging Face id, whose `revision` is a branch, a tag or a commit; the options are
+    those of `EngineConfig`. With `skip_tokenizer_init` the model needs no tokenizer: prompts are token ids, and the
+    outputs' text is empty. Raises `ModelError` or `ConfigError`, one line that says what to do.
     """
 
-    def __init__(self, model: str | Path, *, skip_tokenizer_init: bool = False, **options: Any) -> None:
+    def __init__(
+        self, model: str | Path, *, revision: str | None = None, skip_tokenizer_init: bool = False, **options: Any
+    ) -> None:
         self._config = _engine_config(options)
+        folder = locate_model(model, revision, with_weights=self._config.load_format != "dummy").folder
         # Before the weights: a missing tokenizer is known at once, a large checkpoint takes minutes.
-        ModelConfig.from_pretrained(model)
-        self._tokenizer = NoTokenizer(model) if skip_tokenizer_init else Tokenizer.from_pretrained(model)
-        self._engine = Engine.from_pretrained(model, self._config)
+        self._end_token_ids = ModelConfig.from_pretrained(folder).eos_token_ids
+        self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else Tokenizer.from_pretrained(folder)
+        self._engine = Engine.from_pretrained(folder, self._config)
         self._ids = count()
 
     def get_tokenizer(self) -> Tokenizer:
@@ -74,6 +82,37 @@ class LLM:
         token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
         return self._run(list(texts), token_ids, _one_each(sampling_params, len(texts)))
 
+    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """The `beam_width` best answers to each prompt; the results come in the prompts' order.
+
+        Every step asks the engine for one token of each beam, whose blocks it finds in the prefix cache: with
+        `enable_prefix_caching=False` each step computes all of them again. Raises `InvalidRequestError` naming the
+        prompt that can not run, `EngineError` when one fails while it runs.
+        """
+        many = [prompts] if _is_one(prompts) else prompts
+        searches = [self._new_search(self._token_ids(prompt), params) for prompt in many]
+        while open_ := [search for search in searches if search.beams]:
+            asked = [[self._scoring_request(search, beam) for beam in search.beams] for search in open_]
+            answers = self._answers(asked)
+            for search, requests in zip(open_, asked, strict=True):
+                search.advance([_offered(answers[request.request_id][-1]) for request in requests])
+        return [BeamSearchOutput([self._with_text(beam) for beam in search.best]) for search in searches]
+
+    def _new_search(self, prompt: list[int], params: BeamSearchParams) -> BeamSearch:
+        room = self._engine.max_model_len - len(prompt)
+        return BeamSearch(prompt, params, self._end_token_ids, min(params.max_tokens, room))
+
+    def _scoring_request(self, search: BeamSearch, beam: BeamSearchSequence) -> Request:
+        return Request(
+            str(next(self._ids)),
+            beam.tokens,
+            SamplingParams(temperature=0, max_tokens=1, logprobs=search.num_candidates),
+            logprobs_temperature=search.params.temperature or 1.0,
+        )
+
+    def _with_text(self, beam: BeamSearchSequence) -> BeamSearchSequence:
+        return replace(beam, text=self._tokenizer.decode(beam.tokens), logprobs=decoded(self._tokenizer, beam.logprobs))
+
     def _token_ids(self, prompt: Prompt) -> list[int]:
         if isinstance(prompt, str):
             return self._tokenizer.encode(prompt)
@@ -89,21 +128,25 @@ class LLM:
             self._samples(ids, each, choice_ids.get(tuple(each.choices or ())))
             for ids, each in zip(token_ids, params, strict=True)
         ]
+        answers = self._answers(prompts)
+        return [self._output(samples, text, answers) for samples, text in zip(prompts, texts, strict=True)]
+
+    def _answers(self, prompts: Sequence[Sequence[Request]]) -> dict[str, list[RequestEvent]]:
+        """The events of every request; each prompt has one or more."""
         try:
             self._add_all(prompts)
-            answers = self._drain()
+            return self._drain()
         finally:
             # After an error or Ctrl-C nothing of this call may run on in the next one.
             for request in chain.from_iterable(prompts):
                 self._engine.abort(request.request_id)
-        return [self._output(samples, text, answers) for samples, text in zip(prompts, texts, strict=True)]
 
     def _samples(
         self, prompt: list[int], params: SamplingParams, choice_token_ids: tuple[tuple[int, ...], ...] | None
     ) -> list[Request]:
         """The requests that answer a prompt, one for each of its `n` samples.
 
-        They are neighbours in the queue: the first computes the prompt's full blocks, the others share them.
+        The first computes the prompt, the others fork from it.
         """
         request_id = str(next(self._ids))
         return [
@@ -114,6 +157,7 @@ class LLM:
                 params.of_sample(index),
                 choice_token_ids,
                 StopStrings.of(self._tokenizer, params),
+                fork_of=request_id if index else None,
             )
             for index in range(params.n)
         ]
@@ -151,7 +195,15 @@ class LLM:
                 for index, request in enumerate(samples)
             ],
             num_cached_tokens=answers[first.request_id][-1].num_cached_tokens,
+            prompt_logprobs=prompt_logprobs(self._tokenizer, answers[first.request_id]),
         )
+
+
+def _offered(event: RequestEvent) -> TokenLogprobs:
+    """The next tokens that a step of beam search may take."""
+    if event.finish_reason is FinishReason.ERROR:
+        raise EngineError(f"beam search could not go on: {event.error}")
+    return event.logprobs[0]
 
 
 def _is_one(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:

@@ -1,16 +1,16 @@
 """One step on the device: the model, its KV cache, and where they live."""
 
-import math
-from collections.abc import Sequence
-
-import numpy
 import torch
 from torch import Tensor
 
+from ..kernels.linear import supports_int8
 from .batch import Batch
-from .config import EngineConfig, ModelConfig
+from .config import EngineConfig
 from .errors import ConfigError
+from .kv_memory import KVMemory, num_blocks_in
+from .model_config import ModelConfig
 from .models import load_model
+from .swap import PreemptionCosts
 
 
 class ModelRunner:
@@ -21,50 +21,54 @@ class ModelRunner:
             torch.set_num_threads(config.num_threads)
         self.device = resolve_device(config.device)
         self.dtype = resolve_dtype(config.dtype, model_config.checkpoint_dtype, self.device)
+        require_quantization(config.quantization, self.dtype, self.device)
         self.vocab_size = model_config.vocab_size
-        self.num_blocks = config.num_gpu_blocks_override or num_blocks_in(
+        windows = model_config.sliding_windows
+        self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
+        num_blocks = config.num_gpu_blocks_override or num_blocks_in(
             config.kv_cache_memory_bytes, model_config, config.block_size, self.dtype
         )
         self._model = load_model(model_config, config, self.dtype, self.device)
-        self._model.prepack()
-        shape = (
-            2,
-            model_config.num_hidden_layers,
-            self.num_blocks,
-            config.block_size,
-            model_config.num_key_value_heads,
-            model_config.head_dim,
-        )
-        # Zeros, not empty: a stale NaN in an unwritten slot would pass through a mask as 0 × NaN.
-        self._kv_cache = zeros(shape, self.dtype, self.device)
+        num_parameters = sum(slot.destination.numel() for slot in self._model.weight_slots())
+        self.preemption_costs = preemption_costs(num_parameters, self.device)
+        self._model.prepack(config.quantization)
+        self.memory = KVMemory(model_config, num_blocks, config.block_size, self.dtype, self.device)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
-        """Compute the batch's tokens; returns the logits of its `last_token_index`: [num_sampling, vocab] float32."""
-        hidden = self._model.forward(batch.token_ids, batch.positions, self._kv_cache, batch.slots, batch.attention)
+        """Compute the batch's tokens; returns the logits of its `last_token_index`: [num_sampling, vocab].
+
+        Its prompt reader, if it has one, is shown the logits it wants.
+        """
+        hidden = self._model.forward(batch.token_ids, batch.positions, self.memory.cache, batch.slots, batch.attention)
+        if batch.prompt_reader is not None:
+            batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
         return self._model.logits(hidden[batch.last_token_index])
 
 
-def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero tensor; on the CPU its pages take no memory before they are written (calloc, which torch does not use)."""
-    if device.type != "cpu":
-        return torch.zeros(tuple(shape), dtype=dtype, device=device)
-    num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(numpy.zeros(num_bytes, dtype=numpy.uint8)).view(dtype).view(tuple(shape))
+def preemption_costs(num_parameters: int, device: torch.device) -> PreemptionCosts:
+    """What it takes to get KV back on such a device, to within a factor of two or so.
+
+    Rates that models reach in prefill and copies of scattered blocks over PCIe 5, and on two CPU cores.
+    """
+    flops_per_second, bytes_per_second = (3e14, 2e10) if device.type == "cuda" else (3e11, 5e9)
+    return PreemptionCosts(
+        seconds_per_token=2 * num_parameters / flops_per_second,
+        seconds_per_byte=1 / bytes_per_second,
+        seconds_per_swap=1e-4,
+    )
 
 
-def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """Bytes one KV block takes over all layers, keys and values."""
-    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * dtype.itemsize
-    return per_token * block_size
+def require_quantization(quantization: str | None, dtype: torch.dtype, device: torch.device) -> None:
+    """Raises `ConfigError` where int8 would be computed the long way round.
 
-
-def num_blocks_in(memory_bytes: int, model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """How many KV blocks fit. Raises `ConfigError` when not even one does."""
-    size = block_bytes(model, block_size, dtype)
-    if memory_bytes < size:
-        raise ConfigError(f"kv_cache_memory_bytes={memory_bytes} is less than one KV block of {size} bytes")
-    return memory_bytes // size
+    Whoever asks for it wants speed: a model many times slower is a worse answer than one line that says why.
+    """
+    if quantization == "int8" and not supports_int8(dtype, device):
+        raise ConfigError(
+            "quantization int8 needs the compiled kernels, a CPU with AVX-512, VNNI and bfloat16, and dtype bfloat16 "
+            f"or float32; here are {device.type} and {str(dtype).removeprefix('torch.')}: leave it out"
+        )
 
 
 def resolve_device(device: str) -> torch.device:

@@ -1,9 +1,10 @@
 """What the offline face returns, with vLLM's names."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from .detokenizer import answer_text
+from .logprobs import Logprob, TokenLogprobs
 from .request import Request, RequestEvent
 from .tokenizer import Tokenizer
 
@@ -13,8 +14,9 @@ class CompletionOutput:
     """One answer.
 
     With `SamplingParams.choices`, `probabilities` has each choice's. With `SamplingParams.logprobs`, `logprobs` has
-    for each token a mapping of token ids to log-probabilities (its own first, then the likeliest), and
-    `cumulative_logprob` is the sum of the tokens' own. Otherwise they are None.
+    for each token a mapping of token ids to `Logprob` (its own first, then the likeliest), and `cumulative_logprob`
+    is the sum of the tokens' own. Otherwise they are None. `error` says what went wrong where `finish_reason` is
+    "error".
     """
 
     index: int
@@ -23,12 +25,18 @@ class CompletionOutput:
     finish_reason: str
     probabilities: dict[str, float] | None = None
     cumulative_logprob: float | None = None
-    logprobs: list[dict[int, float]] | None = None
+    logprobs: list[dict[int, Logprob]] | None = None
+    error: str | None = None
 
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A prompt with its answers. `num_cached_tokens`: prompt tokens whose KV the first of them found cached."""
+    """A prompt with its answers.
+
+    `num_cached_tokens`: prompt tokens whose KV the first of them found cached. With `SamplingParams.prompt_logprobs`,
+    `prompt_logprobs` has for each prompt token what `CompletionOutput.logprobs` has for an answer's, but None for the
+    first.
+    """
 
     request_id: str
     prompt: str | None
@@ -36,6 +44,7 @@ class RequestOutput:
     outputs: list[CompletionOutput]
     num_cached_tokens: int
     finished: bool = True
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
 def completion(tokenizer: Tokenizer, index: int, request: Request, events: Sequence[RequestEvent]) -> CompletionOutput:
@@ -48,7 +57,7 @@ def completion(tokenizer: Tokenizer, index: int, request: Request, events: Seque
         return CompletionOutput(index, choices[last.choice_index], token_ids, str(last.finish_reason), probabilities)
     logprobs = None
     if request.params.logprobs is not None:
-        logprobs = [each for event in events for each in event.logprobs]
+        logprobs = decoded(tokenizer, [each for event in events for each in event.logprobs])
     return CompletionOutput(
         index=index,
         text=answer_text(tokenizer, request, token_ids, last.finish_reason),
@@ -56,8 +65,27 @@ def completion(tokenizer: Tokenizer, index: int, request: Request, events: Seque
         finish_reason=str(last.finish_reason),
         cumulative_logprob=None if logprobs is None else _own_sum(token_ids, logprobs),
         logprobs=logprobs,
+        error=last.error,
     )
 
 
-def _own_sum(token_ids: Sequence[int], logprobs: Sequence[dict[int, float]]) -> float:
-    return sum(each[token] for token, each in zip(token_ids, logprobs, strict=True))
+def prompt_logprobs(tokenizer: Tokenizer, events: Sequence[RequestEvent]) -> list[dict[int, Logprob] | None] | None:
+    """What a request's events say of its prompt's tokens; None where it did not ask."""
+    for event in events:
+        if event.prompt_logprobs is not None:
+            known = [each for each in event.prompt_logprobs if each is not None]
+            return [None, *decoded(tokenizer, known)]
+    return None
+
+
+def decoded(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
+    """The same with each token's text."""
+    tokens = list({token for each in logprobs for token in each})
+    text_of = dict(zip(tokens, tokenizer.decode_each(tokens), strict=True))
+    return [
+        {token: replace(logprob, decoded_token=text_of[token]) for token, logprob in each.items()} for each in logprobs
+    ]
+
+
+def _own_sum(token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]]) -> float:
+    return sum(each[token].logprob for token, each in zip(token_ids, logprobs, strict=True))

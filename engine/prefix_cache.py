@@ -2,11 +2,11 @@
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from itertools import chain
 
-from .block_pool import BlockPool
+from .block_pool import NULL_BLOCK, BlockPool
 
 BlockHash = bytes
 _ROOT: BlockHash = b"\0" * 16
@@ -30,9 +30,10 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, known: Sequence[Block
 
 
 class PrefixCache:
-    """Hands out KV blocks: cached ones by their hash, fresh ones by evicting the least recently used.
+    """Hands out KV blocks: cached ones by their hash, fresh ones by evicting what is wanted least.
 
-    Conservation: free + idle + owned blocks are all blocks, at any time (`check`).
+    Evicted first are idle blocks that no announced request waits for (`expect`), of those the least recently used.
+    Conservation: free + idle + owned + tainted blocks are all blocks, at any time (`check`).
     """
 
     def __init__(self, pool: BlockPool, enabled: bool = True) -> None:
@@ -40,16 +41,37 @@ class PrefixCache:
         self._enabled = enabled
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
-        # Idle blocks, least recently used first.
+        # Idle blocks, least recently used first: those that nobody waits for, and those that somebody does.
         self._idle: OrderedDict[int, None] = OrderedDict()
+        self._awaited: OrderedDict[int, None] = OrderedDict()
+        # How many announced prefixes go through each block.
+        self._expected: Counter[BlockHash] = Counter()
+        # Blocks whose content would harm whoever gets them, and those of them that nobody owns any more.
+        self._tainted: set[int] = set()
+        self._to_be_zeroed: list[int] = []
+
+    @property
+    def num_blocks(self) -> int:
+        return self._pool.num_blocks
 
     @property
     def num_available(self) -> int:
         """How many blocks `allocate` can hand out now."""
-        return self._pool.num_free + len(self._idle)
+        return self._pool.num_free + len(self._idle) + len(self._awaited)
 
-    def match(self, hashes: Sequence[BlockHash]) -> list[int]:
-        """The longest run of cached blocks from the first hash on. Changes nothing."""
+    def match(self, hashes: Sequence[BlockHash], num_needed: int | None = None) -> list[int]:
+        """The longest prefix whose cached blocks suffice to go on after it. Changes nothing.
+
+        All blocks up to its end, or only the last `num_needed` where a sliding window hides those before: these are
+        `NULL_BLOCK` in the result.
+        """
+        if num_needed is None:
+            return self._first_run(hashes)
+        end = self._last_run(hashes, num_needed)
+        first = max(0, end - num_needed)
+        return [NULL_BLOCK] * first + [self._block_of[block_hash] for block_hash in hashes[first:end]]
+
+    def _first_run(self, hashes: Sequence[BlockHash]) -> list[int]:
         blocks = []
         for block_hash in hashes:
             block = self._block_of.get(block_hash)
@@ -58,11 +80,30 @@ class PrefixCache:
             blocks.append(block)
         return blocks
 
-    def share(self, blocks: Sequence[int]) -> None:
+    def _last_run(self, hashes: Sequence[BlockHash], num_needed: int) -> int:
+        """Where the last run of `num_needed` cached blocks ends, or one that begins at the start."""
+        length, end = 0, 0
+        for index, block_hash in enumerate(hashes, start=1):
+            length = length + 1 if block_hash in self._block_of else 0
+            if length >= min(index, num_needed):
+                end = index
+        return end
+
+    def share(self, blocks: Iterable[int]) -> None:
         """Make the caller an owner of blocks that `match` returned."""
         for block in blocks:
-            if self._pool.share(block):
-                del self._idle[block]
+            if block != NULL_BLOCK and self._pool.share(block):
+                del (self._idle if block in self._idle else self._awaited)[block]
+
+    def share_owned(self, blocks: Iterable[int]) -> None:
+        """Make the caller a further owner of blocks that have one."""
+        for block in blocks:
+            if block != NULL_BLOCK:
+                self._pool.share(block)
+
+    def is_held_by_others(self, block: int) -> bool:
+        """Whether a block of the caller's can be found later too, because others own it as well."""
+        return block in self._hash_of and self._pool.is_shared(block)
 
     def allocate(self, count: int) -> list[int]:
         """Take `count` fresh blocks, evicting idle ones where none is free.
@@ -90,27 +131,72 @@ class PrefixCache:
         Released from the end, so that the start of a prefix, which more rows can use, is evicted last.
         """
         for block in reversed(blocks):
-            if not self._pool.release(block):
+            if block == NULL_BLOCK or not self._pool.release(block):
                 continue
-            if block in self._hash_of:
-                self._idle[block] = None
+            if (block_hash := self._hash_of.get(block)) is not None:
+                (self._awaited if block_hash in self._expected else self._idle)[block] = None
+            elif block in self._tainted:
+                self._to_be_zeroed.append(block)
             else:
                 self._pool.reclaim(block)
 
+    def expect(self, hashes: Iterable[BlockHash]) -> None:
+        """Announce a prefix that requests to come begin with: its blocks are evicted after all others."""
+        for block_hash in hashes:
+            self._expected[block_hash] += 1
+            block = self._block_of.get(block_hash, NULL_BLOCK)
+            if block in self._idle:
+                del self._idle[block]
+                self._awaited[block] = None
+
+    def expect_no_more(self, hashes: Sequence[BlockHash]) -> None:
+        """Take an announcement back."""
+        for block_hash in reversed(hashes):
+            self._expected[block_hash] -= 1
+            if self._expected[block_hash]:
+                continue
+            del self._expected[block_hash]
+            block = self._block_of.get(block_hash, NULL_BLOCK)
+            if block in self._awaited:
+                del self._awaited[block]
+                self._idle[block] = None
+
+    def taint(self, blocks: Iterable[int]) -> None:
+        """Note that owned blocks hold NaNs, which a mask lets through as 0 × NaN: nobody may find or inherit them."""
+        for block in blocks:
+            if block != NULL_BLOCK:
+                self.forget(block)
+                self._tainted.add(block)
+
+    def to_be_zeroed(self) -> tuple[int, ...]:
+        """Tainted blocks that nobody owns any more; to be overwritten with zeros, then passed to `zeroed`."""
+        return tuple(self._to_be_zeroed)
+
+    def zeroed(self, blocks: Iterable[int]) -> None:
+        """Make blocks free that were tainted."""
+        for block in blocks:
+            self._to_be_zeroed.remove(block)
+            self._tainted.remove(block)
+            self._pool.reclaim(block)
+
     def _evict_one(self) -> None:
-        block, _ = self._idle.popitem(last=False)
+        block, _ = (self._idle or self._awaited).popitem(last=False)
         self.forget(block)
         self._pool.reclaim(block)
 
-    def check(self, block_tables: Sequence[Sequence[int]]) -> None:
+    def check(self, block_tables: Iterable[Sequence[int]]) -> None:
         """Assert the conservation law; `block_tables` are those of all owners. For tests: linear in the blocks."""
-        owners = Counter(chain.from_iterable(block_tables))
+        owners = Counter(block for block in chain.from_iterable(block_tables) if block != NULL_BLOCK)
         assert owners == self._pool.owners(), "a block has other owners than its count says"
-        free, idle, owned = set(self._pool.free()), set(self._idle), set(owners)
-        assert len(free) == self._pool.num_free, "a block is free twice"
-        in_two_states = (free & idle) | (free & owned) | (idle & owned)
-        assert not in_two_states, f"blocks in two states: {in_two_states}"
-        assert len(free) + len(idle) + len(owned) == self._pool.num_blocks, "a block is lost"
-        assert idle <= set(self._hash_of), "an idle block cannot be found"
-        assert not free & set(self._hash_of), "a free block can be found"
+        states = [set(self._pool.free()), set(self._idle), set(self._awaited), set(owners), set(self._to_be_zeroed)]
+        assert len(states[0]) == self._pool.num_free, "a block is free twice"
+        assert sum(map(len, states)) == self._pool.num_blocks, "a block is lost, or in two states"
+        assert set().union(*states) == set(range(1, self._pool.num_blocks + 1)), "a block is lost, or in two states"
+        free, idle, awaited, _, to_be_zeroed = states
+        findable = set(self._hash_of)
+        assert idle | awaited <= findable, "an idle block cannot be found"
+        assert not (free | self._tainted) & findable, "a free or tainted block can be found"
+        assert to_be_zeroed <= self._tainted <= to_be_zeroed | set(owners), "a tainted block is free"
         assert {block: key for key, block in self._block_of.items()} == self._hash_of, "the two indexes differ"
+        for block in idle | awaited:
+            assert (self._hash_of[block] in self._expected) == (block in awaited), "a block is in the wrong queue"

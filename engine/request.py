@@ -6,19 +6,22 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from numbers import Integral, Real
+from typing import TypeGuard
 
 from .errors import InvalidRequestError
+from .logprobs import TokenLogprobs
 
 # Told each new token, in the engine's thread; true when it completes a stop. It must be quick and must not raise.
 StopChecker = Callable[[int], bool]
 
 
 class FinishReason(StrEnum):
-    """Why a request ended, in the OpenAI API's words; `ABORT` is ours."""
+    """Why a request ended, in the OpenAI API's words; `ABORT` and `ERROR` are ours."""
 
     STOP = "stop"
     LENGTH = "length"
     ABORT = "abort"
+    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,8 @@ class SamplingParams:
     the output. `logit_bias` maps token ids to what is added to their logits. `stop`: the answer ends where one of
     these texts appears, and before it unless `include_stop_str_in_output`. Up to `min_tokens` tokens neither the end
     token nor a stop ends an answer. `logprobs=k` reports, for each token, its log-probability and those of the k
-    likeliest, as the model gives them before any of the above.
+    likeliest, as the model gives them before any of the above; `prompt_logprobs=k` does for the prompt's tokens. Such
+    a prompt is computed afresh, as what the prefix cache holds comes without them.
 
     Raises `InvalidRequestError` naming the field that is out of range.
     """
@@ -55,6 +59,7 @@ class SamplingParams:
     max_tokens: int | None = 16
     min_tokens: int = 0
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     choices: Sequence[str] | None = None
 
@@ -74,8 +79,11 @@ class SamplingParams:
         most = math.inf if self.max_tokens is None else self.max_tokens
         _require(0 <= self.min_tokens <= most, "min_tokens", "≥ 0 and at most max_tokens", self.min_tokens)
         _require(self.logprobs is None or self.logprobs >= 0, "logprobs", "≥ 0", self.logprobs)
+        at_prompt = self.prompt_logprobs
+        _require(at_prompt is None or at_prompt >= 0, "prompt_logprobs", "≥ 0", at_prompt)
         _check_logit_bias(self.logit_bias)
         _check_stop(self.stop)
+        _check_stop_token_ids(self.stop_token_ids)
         if self.choices is not None:
             _check_choices(self.choices)
             self._check_fits_choices()
@@ -96,25 +104,30 @@ class SamplingParams:
         """The parameters of one of the `n` samples, with a seed of its own."""
         if self.n == 1:
             return self
-        if self.seed is None or index == 0:
+        if index == 0:
             return replace(self, n=1)
+        # The prompt is the same for all: once is enough.
+        if self.seed is None:
+            return replace(self, n=1, prompt_logprobs=None)
         digest = blake2b(f"{self.seed}/{index}".encode(), digest_size=8).digest()
-        return replace(self, n=1, seed=int.from_bytes(digest) >> 1)
+        return replace(self, n=1, prompt_logprobs=None, seed=int.from_bytes(digest) >> 1)
 
     def _check_types(self) -> None:
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
-            _require(isinstance(getattr(self, name), Real), name, "a number", repr(getattr(self, name)))
+            _require(_is_number(getattr(self, name)), name, "a number", repr(getattr(self, name)))
         for name in ("n", "top_k", "min_tokens"):
-            _require(isinstance(getattr(self, name), Integral), name, "a whole number", repr(getattr(self, name)))
-        for name in ("seed", "max_tokens", "logprobs"):
+            _require(_is_whole(getattr(self, name)), name, "a whole number", repr(getattr(self, name)))
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
             value = getattr(self, name)
-            _require(value is None or isinstance(value, Integral), name, "a whole number", repr(value))
+            _require(value is None or _is_whole(value), name, "a whole number", repr(value))
+        for name in ("ignore_eos", "include_stop_str_in_output"):
+            _require(isinstance(getattr(self, name), bool), name, "true or false", repr(getattr(self, name)))
 
     def _check_fits_choices(self) -> None:
         """Refuse what a choice among whole texts has no use for, rather than ignore it."""
         for name in _NOT_WITH_CHOICES:
             if getattr(self, name) not in (type(self).__dataclass_fields__[name].default, (), {}):
-                raise InvalidRequestError(f"{name} has no meaning with choices: leave out one of the two")
+                raise InvalidRequestError(f"{name} has no meaning with choices: leave out one of the two", name)
 
 
 _NOT_WITH_CHOICES = (
@@ -124,41 +137,62 @@ _NOT_WITH_CHOICES = (
     "stop",
     "min_tokens",
     "logprobs",
+    "prompt_logprobs",
     "logit_bias",
 )
 
 
 def _require(holds: bool, name: str, expected: str, value: object) -> None:
     if not holds:
-        raise InvalidRequestError(f"{name} must be {expected}, not {value}")
+        raise InvalidRequestError(f"{name} must be {expected}, not {value}", name)
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Python counts true and false among the numbers; here they are a mistake."""
+    return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_token_id(value: object) -> bool:
+    return _is_whole(value) and value >= 0
 
 
 def _check_logit_bias(logit_bias: Mapping[int, float] | None) -> None:
-    """Of the token ids only that they are whole numbers: the engine knows the vocabulary."""
+    """Of the token ids only that they may be such: the engine knows the vocabulary."""
     if logit_bias is None:
         return
-    if not isinstance(logit_bias, Mapping):
-        raise InvalidRequestError("logit_bias must be a mapping of token ids to numbers")
+    expected = "a mapping of token ids to numbers"
+    _require(isinstance(logit_bias, Mapping), "logit_bias", expected, repr(logit_bias))
     for token, bias in logit_bias.items():
-        _require(isinstance(token, Integral), "logit_bias", "a mapping of token ids to numbers", f"keyed by {token!r}")
-        fits = isinstance(bias, Real) and -100 <= bias <= 100
-        _require(fits, "logit_bias", "in [-100, 100]", f"{bias} (token {token})")
+        _require(_is_token_id(token), "logit_bias", expected, f"keyed by {token!r}")
+        fits = _is_number(bias) and -100 <= bias <= 100
+        _require(fits, "logit_bias", "in [-100, 100]", f"{bias!r} (token {token})")
 
 
 def _check_stop(stop: str | Sequence[str] | None) -> None:
     texts = (stop,) if isinstance(stop, str) else () if stop is None else stop
-    if not isinstance(texts, Sequence) or not all(isinstance(text, str) for text in texts):
-        raise InvalidRequestError(f"stop must be a text or a list of texts, not {stop!r}")
+    fits = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
+    _require(fits, "stop", "a text or a list of texts", repr(stop))
     _require(all(texts), "stop", "without an empty text", repr(stop))
 
 
+def _check_stop_token_ids(token_ids: Sequence[int]) -> None:
+    """As of biases: what the engine needs no model to know."""
+    fits = isinstance(token_ids, Sequence) and all(map(_is_token_id, token_ids))
+    _require(fits, "stop_token_ids", "a list of token ids", repr(token_ids))
+
+
 def _check_choices(choices: Sequence[str]) -> None:
-    if isinstance(choices, str) or not choices:
-        raise InvalidRequestError("choices must be a non-empty list of texts")
-    if any(not choice for choice in choices):
-        raise InvalidRequestError("choices must not hold an empty text")
+    fits = isinstance(choices, Sequence) and not isinstance(choices, str)
+    fits = fits and bool(choices) and all(isinstance(choice, str) for choice in choices)
+    _require(fits, "choices", "a non-empty list of texts", repr(choices))
+    if not all(choices):
+        raise InvalidRequestError("choices must not hold an empty text", "choices")
     if len(set(choices)) != len(choices):
-        raise InvalidRequestError("choices must be different from each other")
+        raise InvalidRequestError("choices must be different from each other", "choices")
 
 
 @dataclass(frozen=True)
@@ -168,7 +202,12 @@ class Request:
     The engine knows no tokenizer, so whoever adds a request brings what depends on texts. `choice_token_ids`: the
     token ids of each of `params.choices`, in order. `stop_checker`, called with each new token, ends the request when
     it says so: the place for `params.stop`, since it sees a stop in the step that completes it, and no token is
-    computed in vain. It keeps the state of one run, so a request with one is added once.
+    computed in vain. It keeps the state of one run, so a request with one is added once. `logprobs_temperature`
+    divides the logits of which `params.logprobs` are reported.
+
+    `priority`: a request of a lower value is served first; of equal ones the earlier. `fork_of` names a request with
+    the same prompt: while that one's is not computed yet, this one waits for it and shares its KV blocks. So the
+    samples of a prompt cost one prefill, and are requests of their own in everything else.
     """
 
     request_id: str
@@ -176,6 +215,9 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     choice_token_ids: tuple[tuple[int, ...], ...] | None = None
     stop_checker: StopChecker | None = None
+    logprobs_temperature: float = 1.0
+    priority: int = 0
+    fork_of: str | None = None
 
 
 @dataclass(frozen=True)
@@ -185,7 +227,9 @@ class RequestEvent:
     `new_token_ids` follow those of earlier events. The last event has a `finish_reason`; with choices it also
     has `choice_index` and `choice_probabilities` (in the order of the choices, summing to one).
     `logprobs`: where the request asks for them, one mapping of token ids for each new token, its own first.
-    `num_cached_tokens`: prompt tokens whose KV was found in the prefix cache.
+    `prompt_logprobs`: likewise, one for each token of the prompt but the first; the first event has them.
+    `num_cached_tokens`: prompt tokens whose KV was found in the prefix cache, or computed for a request with the same
+    prompt. `error`: what went wrong, in one line, where the `finish_reason` is `ERROR`.
     """
 
     request_id: str
@@ -194,7 +238,9 @@ class RequestEvent:
     num_cached_tokens: int = 0
     choice_index: int | None = None
     choice_probabilities: tuple[float, ...] | None = None
-    logprobs: tuple[dict[int, float], ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    error: str | None = None
 
     @property
     def finished(self) -> bool:

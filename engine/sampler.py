@@ -8,9 +8,10 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from ..kernels.sampling import philox_uniform, sample_tokens
+from ..kernels.sampling import likeliest_tokens, philox_uniform, sample_tokens
 from .adjustment import Adjustment, adjust_
 from .choices import ChoiceNode
+from .logprobs import Logprob
 from .request import SamplingParams
 
 Key = TypeVar("Key", bound=Hashable)
@@ -32,15 +33,33 @@ class SampleRow:
 def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """One token a row. A row's token depends on its own logits, seed, counter and adjustment only.
 
-    logits: [n, vocab] float32; rows that have an adjustment are changed in place.
+    logits: [n, vocab] of any float type; they are not changed.
     """
-    adjustments = {index: row.adjustment for index, row in enumerate(rows) if row.adjustment is not None}
-    if adjustments:
-        adjust_(logits, adjustments)
-    tokens = logits.argmax(-1)
+    adjusted = [index for index, row in enumerate(rows) if row.adjustment is not None]
+    if not adjusted:
+        return _choose(logits, rows)
+    tokens = [0] * len(rows)
+    plain = [index for index, row in enumerate(rows) if row.adjustment is None]
+    for members in (plain, adjusted):
+        chosen = [rows[index] for index in members]
+        part = logits[members]
+        if members is adjusted:
+            part = part.float()
+            adjust_(part, {place: row.adjustment for place, row in enumerate(chosen) if row.adjustment is not None})
+        for index, token in zip(members, _choose(part, chosen), strict=True):
+            tokens[index] = token
+    return tokens
+
+
+def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+    """As `sample`, of logits that are adjusted already."""
     drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
-    if drawn:
-        tokens[drawn] = _draw(logits[drawn], [rows[index] for index in drawn])
+    if len(drawn) == len(rows):
+        tokens = _draw(logits, rows)
+    else:
+        tokens = likeliest_tokens(logits).tokens
+        if drawn:
+            tokens[drawn] = _draw(logits[drawn], [rows[index] for index in drawn])
     return [int(token) for token in tokens.tolist()]
 
 
@@ -67,28 +86,48 @@ def _uniforms(seeds: list[int], counters: list[int], device: torch.device) -> Te
     )
 
 
-def token_logprobs(logits: Tensor, tokens: Sequence[int], nums: Sequence[int]) -> list[dict[int, float]]:
-    """For each row its token's log-probability, first, and those of its `num` likeliest tokens, in their order.
+@dataclass(frozen=True, slots=True)
+class LogprobRow:
+    """What is to be reported of a row: its token, and its `num_top` likeliest. `temperature` divides its logits."""
 
-    logits: [n, vocab] float32, as the model gave them.
+    token: int
+    num_top: int
+    temperature: float = 1.0
+
+
+def token_logprobs(logits: Tensor, rows: Sequence[LogprobRow]) -> list[dict[int, Logprob]]:
+    """For each row its token, first, and its likeliest tokens, in their order.
+
+    logits: [n, vocab] of any float type, as the model gave them. A token's rank is its place among the likeliest, or
+    where it is not reported as one of them, how many tokens are at least as likely.
     """
-    result: list[dict[int, float]] = [{} for _ in tokens]
+    result: list[dict[int, Logprob]] = [{} for _ in rows]
     # Grouped, because which of two equally likely tokens is among the k likeliest depends on k.
-    for num, members in _grouped(nums).items():
-        logprobs = logits[members].log_softmax(-1)
-        own = logprobs.gather(1, torch.tensor([[tokens[index]] for index in members], device=logits.device))
-        top = logprobs.topk(min(num, logits.shape[1]), dim=-1)
-        for index, value, ids, values in zip(
-            members, own.squeeze(1).tolist(), top.indices.tolist(), top.values.tolist(), strict=True
-        ):
-            result[index] = {tokens[index]: value, **dict(zip(ids, values, strict=True))}
+    for (num, temperature), members in _grouped([(row.num_top, row.temperature) for row in rows]).items():
+        part = logits if len(members) == len(rows) else logits[members]
+        own = torch.tensor([[rows[index].token] for index in members], device=logits.device)
+        reported = _reported(part if temperature == 1 else part.float() / temperature, own, num)
+        for index, ids, values, rank in zip(members, *(part.tolist() for part in reported), strict=True):
+            ranks = (rank, *range(1, len(ids)))
+            # A token that is its row's own and among the likeliest keeps the first place and the latter rank.
+            result[index] = {token: Logprob(value, rank) for token, value, rank in zip(ids, values, ranks, strict=True)}
     return result
+
+
+def _reported(logits: Tensor, own: Tensor, num: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids and log-probabilities ([n, 1 + num]) of each row's own token ([n, 1]) and likeliest, and the own's rank."""
+    own_logits = logits.gather(1, own)
+    top = logits.topk(min(num, logits.shape[1]), dim=-1)
+    ids, values = torch.cat([own, top.indices], 1), torch.cat([own_logits, top.values], 1).float()
+    log_sum_exps = likeliest_tokens(logits, with_log_sum_exp=True).log_sum_exps
+    assert log_sum_exps is not None
+    return ids, values - log_sum_exps.unsqueeze(1), (logits >= own_logits).sum(-1)
 
 
 def score_choices(logits: Tensor, nodes: Sequence[ChoiceNode]) -> list[list[float]]:
     """Log-probabilities of each row's node's children, normalised among them.
 
-    logits: [n, vocab] float32, one row a node. Rows of equal children are computed together.
+    logits: [n, vocab] of any float type, one row a node. Rows of equal children are computed together.
     """
     scores: list[list[float]] = [[] for _ in nodes]
     for children, members in _grouped([node.children for node in nodes]).items():

@@ -1,164 +1,203 @@
 """Which sequences compute how many tokens in the next step. Policy only: no torch."""
 
-from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Container
 
-from .prefix_cache import PrefixCache
+from .block_tables import BlockTables
+from .expected_prefixes import ExpectedPrefixes
 from .sequence import Sequence
-
-
-@dataclass(frozen=True, slots=True)
-class ScheduledSequence:
-    """`num_tokens` of `sequence`, from its first uncomputed one on, are computed in this step."""
-
-    sequence: Sequence
-    num_tokens: int
-
-    @property
-    def reaches_end(self) -> bool:
-        """Whether the step computes the sequence's last token, so that its logits are wanted."""
-        return self.num_tokens == self.sequence.num_uncomputed_tokens
+from .step_plan import StepPlan
+from .token_budget import TokenBudget
+from .waiting_queue import WaitingQueue
 
 
 class Scheduler:
-    """Continuous batching over one token budget a step, with chunked prefill and preemption by recompute.
+    """Continuous batching over one token budget a step, with chunked prefill, priorities and preemption.
 
-    Every sequence added must fit the KV memory when alone; then some sequence always advances.
+    No sequence is served in a step while a more urgent one goes short of tokens, seats or blocks. Every sequence added
+    must fit the KV memory when alone; then the most urgent one always advances.
     """
 
-    def __init__(self, cache: PrefixCache, max_num_seqs: int, max_num_batched_tokens: int) -> None:
-        self._cache = cache
+    def __init__(self, tables: BlockTables, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+        self._tables = tables
         self._max_num_seqs = max_num_seqs
-        self._max_num_batched_tokens = max_num_batched_tokens
-        self.waiting: deque[Sequence] = deque()
-        # In order of admission: the last one is the first to be preempted.
+        self.budget = TokenBudget(max_num_batched_tokens)
+        self.expected = ExpectedPrefixes(tables.cache)
+        self.waiting = WaitingQueue()
+        # The most urgent first, then in order of admission: the last one is the first to be preempted.
         self.running: list[Sequence] = []
         self.num_preemptions = 0
 
-    @property
-    def has_work(self) -> bool:
-        return bool(self.waiting or self.running)
-
     def add(self, sequence: Sequence) -> None:
-        self.waiting.append(sequence)
+        self.waiting.push(sequence)
 
-    def add_first(self, sequences: Iterable[Sequence]) -> None:
-        """Put sequences at the head of the queue: they continue a request that has already been served in part."""
-        self.waiting.extendleft(reversed(list(sequences)))
-
-    def schedule(self) -> list[ScheduledSequence]:
+    def schedule(self, among: Container[str] | None = None) -> StepPlan:
         """Choose the next step's work; allocates its blocks and makes them findable for later sequences.
+
+        Priority by priority what runs goes on, then newcomers are admitted. With `among`, only running sequences of
+        the requests it names are served.
 
         Blocks are findable as soon as the step that fills them is chosen: within a step every layer writes all its
         KV before attention reads any, so that sequences with the same new prefix compute it once even when they
         are admitted together.
         """
-        scheduled: list[ScheduledSequence] = []
-        preempted_before = self.num_preemptions
-        budget = self._continue_running(scheduled, self._max_num_batched_tokens)
-        if self.num_preemptions == preempted_before:
-            self._admit_waiting(scheduled, budget)
-        return scheduled
-
-    def _continue_running(self, scheduled: list[ScheduledSequence], budget: int) -> int:
-        """Phase 1: what runs goes on; where blocks run out, the latest comer gives up its own.
-
-        Returns what is left of the budget.
-        """
+        plan = StepPlan(self.budget.tokens)
         position = 0
-        while position < len(self.running) and budget > 0:
-            sequence = self.running[position]
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            while not self._can_grow(sequence, num_tokens) and self.running[-1] is not sequence:
-                self._preempt(self.running[-1])
-            if not self._can_grow(sequence, num_tokens):
-                self._preempt(sequence)
+        while plan.budget > 0:
+            if self.waiting and among is None and self._is_newcomers_turn(position):
+                goes_on = self._admit_first(plan)
+            elif position < len(self.running):
+                sequence = self.running[position]
+                is_chosen = among is None or sequence.request_id in among
+                goes_on = self._continue(sequence, plan) if is_chosen else True
+            else:
                 break
-            scheduled.append(self._grow(sequence, num_tokens))
-            budget -= num_tokens
+            if not goes_on:
+                break
             position += 1
-        return budget
+        return plan
 
-    def _admit_waiting(self, scheduled: list[ScheduledSequence], budget: int) -> None:
-        """Phase 2: newcomers in order, as far as budget, slots and blocks reach."""
-        while self.waiting and budget > 0 and len(self.running) < self._max_num_seqs:
-            sequence = self.waiting[0]
-            self._attach_cached_prefix(sequence)
-            num_tokens = min(sequence.num_uncomputed_tokens, budget)
-            if not self._can_grow(sequence, num_tokens):
-                self._detach(sequence)
-                return
-            self.waiting.popleft()
-            self.running.append(sequence)
-            sequence.was_admitted = True
-            scheduled.append(self._grow(sequence, num_tokens))
-            budget -= num_tokens
+    def _is_newcomers_turn(self, position: int) -> bool:
+        return position == len(self.running) or self.waiting.first.priority < self.running[position].priority
 
-    def _attach_cached_prefix(self, sequence: Sequence) -> None:
-        """Own the cached blocks of the sequence's beginning; its last token is always left to compute."""
-        usable = (sequence.num_tokens - 1) // sequence.block_size
-        blocks = self._cache.match(sequence.hashes()[:usable])
-        self._cache.share(blocks)
-        sequence.block_table = blocks
-        sequence.num_computed_tokens = len(blocks) * sequence.block_size
+    def _continue(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Let a running sequence go on; where blocks run out, the last in line gives up its own.
+
+        False when that was the sequence itself.
+        """
+        if self._tables.decodes_in_place(sequence):
+            plan.schedule(sequence, 1, is_new=False)
+            return True
+        # Whoever was in a step that was undone may have lost its blocks, but not its seat.
+        is_new = not sequence.num_computed_tokens
+        if is_new:
+            self._tables.attach(sequence)
+        else:
+            self._tables.slide(sequence)
+        num_tokens = self._tables.chunk(sequence, plan.budget)
+        while not self._tables.can_grow(sequence, num_tokens):
+            victim = self.running[-1]
+            self._preempt(victim, plan)
+            if victim is sequence:
+                return False
+        self._tables.grow(sequence, num_tokens, plan, is_new)
+        return True
+
+    def _admit_first(self, plan: StepPlan) -> bool:
+        """Admit the first in the queue, if need be in place of the less urgent; false when it has to wait."""
+        sequence = self.waiting.first
+        if not plan.admits(sequence):
+            return False
+        while not self._can_begin(sequence, plan):
+            if not self.running or self.running[-1].priority <= sequence.priority:
+                return False
+            self._preempt(self.running[-1], plan)
+        self.waiting.remove(sequence)
+        self._seat(sequence)
         if not sequence.was_admitted:
-            sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+            self._note_arrival(sequence)
+        self._tables.grow(sequence, self._tables.chunk(sequence, plan.budget), plan, is_new=True)
+        return True
 
-    def _num_new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
-        needed = sequence.num_blocks_for(sequence.num_computed_tokens + num_tokens)
-        return needed - len(sequence.block_table)
+    def _can_begin(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Whether there is a seat and room for the sequence's next chunk; it owns its cached blocks if so."""
+        if len(self.running) >= self._max_num_seqs:
+            return False
+        self._tables.attach(sequence)
+        if self._tables.can_grow(sequence, self._tables.chunk(sequence, plan.budget)):
+            return True
+        self._tables.detach(sequence)
+        return False
 
-    def _can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        return self._num_new_blocks(sequence, num_tokens) <= self._cache.num_available
+    def _seat(self, sequence: Sequence) -> None:
+        self.running.insert(bisect_right(self.running, sequence.priority, key=_priority), sequence)
 
-    def _grow(self, sequence: Sequence, num_tokens: int) -> ScheduledSequence:
-        sequence.block_table += self._cache.allocate(self._num_new_blocks(sequence, num_tokens))
-        first_full = sequence.num_computed_tokens // sequence.block_size
-        last_full = (sequence.num_computed_tokens + num_tokens) // sequence.block_size
-        hashes = sequence.hashes()
-        for index in range(first_full, last_full):
-            self._cache.insert(sequence.block_table[index], hashes[index])
-        return ScheduledSequence(sequence, num_tokens)
+    def _note_arrival(self, sequence: Sequence) -> None:
+        sequence.was_admitted = True
+        sequence.num_cached_tokens = min(sequence.num_computed_tokens, sequence.num_prompt_tokens)
+        self.expected.arrived(sequence)
 
-    def complete(self, scheduled: Iterable[ScheduledSequence]) -> None:
+    def fork(self, parent: Sequence, child: Sequence) -> list[tuple[int, int]]:
+        """Start `child`, whose tokens are those that the parent has computed, from the parent's KV.
+
+        Returns the (source, destination) pairs of blocks to be copied. Without a seat or a block for it the child
+        waits, and finds what is cached when its turn comes.
+        """
+        child.was_admitted = True
+        child.num_cached_tokens = child.num_prompt_tokens
+        self.expected.arrived(child)
+        if len(self.running) >= self._max_num_seqs or not self._tables.can_fork(parent):
+            self.waiting.push(child)
+            return []
+        self._seat(child)
+        return self._tables.fork(parent, child)
+
+    def complete(self, plan: StepPlan) -> None:
         """Record that a step's tokens are computed."""
-        for item in scheduled:
-            item.sequence.num_computed_tokens += item.num_tokens
+        for sequence, num_tokens, _, is_new in plan.scheduled:
+            sequence.num_computed_tokens += num_tokens
+            if is_new:
+                self._tables.drop_swapped(sequence)
+        self.budget.step_succeeded()
 
-    def roll_back(self, scheduled: list[ScheduledSequence]) -> None:
-        """Undo a step that failed: its sequences wait again, and no block it was to fill can be found."""
-        for item in scheduled:
-            first_unwritten = item.sequence.num_computed_tokens // item.sequence.block_size
-            for block in item.sequence.block_table[first_unwritten:]:
-                self._cache.forget(block)
-        for item in reversed(scheduled):
-            self._requeue(item.sequence)
+    def undo(self, plan: StepPlan) -> None:
+        """Take back a step that failed: no block it was to fill can be found, nobody has more than before.
+
+        Newcomers keep their seats, without blocks; those preempted for the step stay so.
+        """
+        for item in plan.scheduled:
+            self._tables.forget_unwritten(item.sequence)
+        for item in plan.scheduled:
+            if item.is_new:
+                self._tables.detach(item.sequence)
+            else:
+                self._tables.shrink(item.sequence)
+        for sequence, _ in plan.swapped_out:
+            if sequence.swapped is not None and sequence.swapped.content is None:
+                self._tables.drop_swapped(sequence)
+
+    def start_over(self, sequence: Sequence) -> None:
+        """Give up a running sequence's blocks and let it wait, its sampled tokens kept."""
+        self.running.remove(sequence)
+        self._tables.detach(sequence)
+        self.waiting.push(sequence)
 
     def finish(self, sequence: Sequence) -> None:
         """Take a running or waiting sequence out and give up its blocks."""
-        if sequence in self.running:
-            self.running.remove(sequence)
-        else:
+        if sequence in self.waiting:
             self.waiting.remove(sequence)
-        self._detach(sequence)
+        else:
+            self.running.remove(sequence)
+        self.leave(sequence)
+
+    def leave(self, sequence: Sequence) -> None:
+        """Give up the blocks of a sequence that is in no queue, and what it was expected for."""
+        if not sequence.was_admitted:
+            self.expected.arrived(sequence)
+        self._tables.detach(sequence)
+        self._tables.drop_swapped(sequence)
 
     def check(self) -> None:
         """Assert that every block is accounted for and owned by running sequences alone. For tests."""
-        assert not any(sequence.block_table for sequence in self.waiting), "a waiting sequence owns blocks"
-        self._cache.check([sequence.block_table for sequence in self.running])
+        assert self.running == sorted(self.running, key=_priority), "running sequences are out of order"
+        assert len(self.running) <= self._max_num_seqs, "more sequences run than there are seats"
+        self._tables.check(self.running, list(self.waiting))
 
-    def _preempt(self, sequence: Sequence) -> None:
-        self._requeue(sequence)
+    def check_order(self, plan: StepPlan) -> None:
+        """Assert that nobody is served in a step while someone more urgent goes short. For tests."""
+        served = {item.sequence.turn: item.sequence for item in plan.scheduled}
+        left = [each.priority for each in (*self.waiting, *self.running) if each.turn not in served]
+        left += [item.sequence.priority for item in plan.scheduled if not item.reaches_end]
+        most_urgent_left = min(left, default=None)
+        for sequence in served.values():
+            assert most_urgent_left is None or sequence.priority <= most_urgent_left, "bulk is before the urgent"
+
+    def _preempt(self, sequence: Sequence, plan: StepPlan) -> None:
+        self._tables.swap_out(sequence, plan)
+        self.start_over(sequence)
         self.num_preemptions += 1
+        plan.preempted_priority = sequence.priority
 
-    def _requeue(self, sequence: Sequence) -> None:
-        """Give up a running sequence's blocks and let it start over, its sampled tokens kept."""
-        self.running.remove(sequence)
-        self._detach(sequence)
-        self.waiting.appendleft(sequence)
 
-    def _detach(self, sequence: Sequence) -> None:
-        self._cache.release(sequence.block_table)
-        sequence.block_table = []
-        sequence.num_computed_tokens = 0
+def _priority(sequence: Sequence) -> int:
+    return sequence.priority

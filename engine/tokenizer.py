@@ -9,8 +9,8 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
-from .config import read_json_object
 from .errors import InvalidRequestError, ModelError
+from .model_config import read_json_object
 from .segments import SegmentEncoder
 
 

@@ -10,8 +10,8 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from .config import read_json_object
 from .errors import ModelError
+from .model_config import read_json_object
 
 # Buffers some exporters write that are computed, not learned.
 _COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
@@ -19,10 +19,25 @@ _COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
 
 @dataclass(frozen=True)
 class WeightSlot:
-    """Where a checkpoint's tensor `name` belongs; `destination` may be a view into a fused parameter."""
+    """Where a checkpoint's tensor `name` belongs, with `offset` added.
+
+    `destination` may be a view into a fused parameter.
+    """
 
     name: str
     destination: Tensor
+    offset: float = 0.0
+
+    def fill(self, tensor: Tensor) -> None:
+        """Take over what the checkpoint has."""
+        with torch.no_grad():
+            self.destination.copy_(tensor)
+            if self.offset:
+                self.destination.add_(self.offset)
+
+    def stored(self) -> Tensor:
+        """What a checkpoint has for this weight: a copy."""
+        return self.destination - self.offset if self.offset else self.destination.clone()
 
 
 def load_weights(folder: Path, slots: Iterable[WeightSlot], ignored: Iterable[str] = ()) -> None:
@@ -95,5 +110,4 @@ def _fill(folder: Path, tensors: dict[str, Any], slot: WeightSlot) -> None:
             f"tensor {slot.name} in {folder} has shape {tuple(tensor.shape)}; "
             f"config.json asks for {tuple(slot.destination.shape)}"
         )
-    with torch.no_grad():
-        slot.destination.copy_(tensor)
+    slot.fill(tensor)

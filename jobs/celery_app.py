@@ -29,9 +29,10 @@ BULK_PRIORITY = 6
 _BATCH_MESSAGES = 500
 
 
-def shard_queue(model: str, dtype: str) -> str:
-    """Name the queue that workers with this model in this dtype listen to."""
-    key = hashlib.sha256(f"{model}|{dtype}".encode()).hexdigest()[:12]
+def shard_queue(model: str, dtype: str, quantization: str | None = None) -> str:
+    """Name the queue that workers with this model in this precision listen to."""
+    precision = dtype if quantization is None else f"{dtype}|{quantization}"
+    key = hashlib.sha256(f"{model}|{precision}".encode()).hexdigest()[:12]
     return f"headrace.bulk.{key}"
 
 

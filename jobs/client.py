@@ -12,10 +12,11 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from ..engine.hub import model_name
 from ..storage.errors import LedgerUnavailable
 from ..storage.ledger import Ledger
 from ..storage.output_dir import OutputMode
-from ..storage.readers import fingerprint, open_input
+from ..storage.readers import InputSource, open_input
 from ..storage.records import JobRecord, JobState, Progress
 from .celery_app import create_app
 from .embedded import redis_urls
@@ -63,7 +64,7 @@ class Client:
 
     def submit(
         self,
-        input: str | Path | Iterable[Mapping[str, Any]],
+        input: str | Path | InputSource | Iterable[Mapping[str, Any]],
         model: str | Path,
         output: str | Path,
         *,
@@ -71,40 +72,46 @@ class Client:
         system: str | None = None,
         choices: Sequence[str] | None = None,
         dtype: str = "auto",
+        quantization: str | None = None,
+        revision: str | None = None,
         limit: int | None = None,
         mode: OutputMode | str = OutputMode.NEW,
         **sampling: Any,
     ) -> "Job":
-        """Queue a job over `input`, a JSONL, CSV or Parquet file or rows as mappings; it writes into `output`.
+        """Queue a job over `input`, which writes into `output`.
 
+        `model`: a folder, or a Hugging Face id, whose `revision` is a branch (default: main), a tag or a commit.
+        `input`: a path or URL (see `open_input`), an open source (`open_sql`), or rows as mappings.
         `prompt` is a template over the columns (`"{text}"`); without one rows bring `messages`. `sampling` takes
         the fields of `SamplingSpec` (`temperature`, `max_tokens`, `stop`, …). `mode`: `new`, `resume` or `overwrite`.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
-            model=str(model),
+            model=model_name(model, revision),
             dtype=dtype,
+            quantization=quantization,
             system=system,
             prompt=prompt,
             choices=tuple(choices) if choices is not None else None,
             sampling=sampling,
             limit=limit,
         )
+        if isinstance(input, InputSource):
+            return self.submit_spec(input, spec, Path(output), OutputMode(mode))
         if isinstance(input, str | Path):
-            return self.submit_spec(Path(input), spec, Path(output), OutputMode(mode))
+            return self.submit_spec(open_input(input, limit), spec, Path(output), OutputMode(mode))
         with self.rows_file(input) as path:
-            return self.submit_spec(path, spec, Path(output), OutputMode(mode))
+            return self.submit_spec(open_input(path, limit), spec, Path(output), OutputMode(mode))
 
     def submit_spec(
-        self, path: Path, spec: JobSpec, output: Path, mode: OutputMode, job_id: str | None = None
+        self, source: InputSource, spec: JobSpec, output: Path, mode: OutputMode, job_id: str | None = None
     ) -> "Job":
         """Queue a job that is described already; see `submit`."""
         # Before anything is written: a job that cannot be rung for would lie there until somebody resumes it.
         self.ping_redis()
-        source = open_input(path, spec.limit)
         jobs_folder = self.settings.data_dir / "jobs"
         producer = Producer(self.ledger, self._app, jobs_folder, self.settings.shard_rows)
-        return Job(self, producer.submit(source, fingerprint(path), spec, output.absolute(), mode, job_id))
+        return Job(self, producer.submit(source, spec, output.absolute(), mode, job_id))
 
     @contextmanager
     def rows_file(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
@@ -129,10 +136,11 @@ class Client:
     def local_worker(self, job: "Job", options: Sequence[str] = ()) -> LocalWorker:
         """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
         spec = job.spec
+        quantization = ["--quantization", spec.quantization] if spec.quantization else []
         return LocalWorker(
             self._presence,
             job.record.queue,
-            ["--model", spec.model, "--dtype", spec.dtype, *options],
+            ["--model", spec.model, "--dtype", spec.dtype, *quantization, *options],
             self.settings.data_dir / "logs" / f"worker-{job.id}.log",
         )
 

@@ -9,6 +9,7 @@ from typing import Self
 
 from ..engine.engine import Engine, EngineStats
 from ..engine.errors import InvalidRequestError
+from ..engine.logprobs import TokenLogprobs
 from ..engine.request import FinishReason, Request, RequestEvent
 
 logger = logging.getLogger(__name__)
@@ -16,7 +17,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Answer:
-    """A request's whole answer. The choice fields are None where the request had no choices."""
+    """A request's whole answer. The choice fields are None where the request had no choices.
+
+    `logprobs`: one for each token, where the request asked for them.
+    """
 
     request_id: str
     token_ids: tuple[int, ...]
@@ -24,11 +28,12 @@ class Answer:
     num_cached_tokens: int
     choice_index: int | None
     choice_probabilities: tuple[float, ...] | None
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that can never run: its own fault."""
+    """A request that can never run, or failed by itself: its own fault."""
 
     request_id: str
     error: str
@@ -51,6 +56,7 @@ Sink = Callable[[Outcome], None]
 class _Pending:
     sink: Sink
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
 
 
 class EngineHost:
@@ -79,8 +85,12 @@ class EngineHost:
         return self._engine.stats
 
     def submit(self, requests: Sequence[Request], sink: Sink) -> None:
-        """Hand requests over; `sink` gets one outcome for each, unless it is aborted. Returns at once."""
-        self._command(lambda: self._add(requests, sink))
+        """Hand requests over; `sink` gets one outcome for each, unless it is aborted. Returns at once.
+
+        What all their prompts begin with stays in the prefix cache until the last of them has begun, as far as it can.
+        """
+        prefix = _common_prefix([request.prompt_token_ids for request in requests])
+        self._command(lambda: self._add(requests, sink, prefix))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests and free their KV blocks; those that have ended already are left alone. Returns at once."""
@@ -105,7 +115,8 @@ class EngineHost:
             self._wake.wait_for(lambda: self._stopping or self._commands or self._engine.has_work)
             return not self._stopping
 
-    def _add(self, requests: Sequence[Request], sink: Sink) -> None:
+    def _add(self, requests: Sequence[Request], sink: Sink, prefix: Sequence[int]) -> None:
+        num_added = 0
         for request in requests:
             try:
                 self._engine.add(request)
@@ -117,6 +128,10 @@ class EngineHost:
                 sink(EngineFailure(request.request_id, _one_line(error)))
             else:
                 self._pending[request.request_id] = _Pending(sink)
+                num_added += 1
+        # One alone shares with nobody.
+        if num_added > 1:
+            self._engine.expect_prefix(prefix, num_added)
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -131,12 +146,18 @@ class EngineHost:
             logger.exception("the engine's step failed")
             self._fail_all(_one_line(error))
             return
+        # Beside rows that got through an error is the row's own. Where none did, another attempt may do better.
+        kind = EngineFailure if all(event.error is not None for event in events) else Refusal
         for event in events:
-            self._deliver(event)
+            if event.error is not None:
+                self._pending.pop(event.request_id).sink(kind(event.request_id, event.error))
+            else:
+                self._deliver(event)
 
     def _deliver(self, event: RequestEvent) -> None:
         pending = self._pending[event.request_id]
         pending.token_ids += event.new_token_ids
+        pending.logprobs += event.logprobs
         if event.finish_reason is None:
             return
         del self._pending[event.request_id]
@@ -148,6 +169,7 @@ class EngineHost:
                 num_cached_tokens=event.num_cached_tokens,
                 choice_index=event.choice_index,
                 choice_probabilities=event.choice_probabilities,
+                logprobs=tuple(pending.logprobs),
             )
         )
 
@@ -155,6 +177,15 @@ class EngineHost:
         for request_id in list(self._pending):
             self._engine.abort(request_id)
             self._pending.pop(request_id).sink(EngineFailure(request_id, error))
+
+
+def _common_prefix(prompts: Sequence[Sequence[int]]) -> Sequence[int]:
+    """What all prompts begin with; as long as the first and the last in their order have in common."""
+    if not prompts:
+        return ()
+    first, last = min(prompts, key=tuple), max(prompts, key=tuple)
+    pairs = zip(first, last, strict=False)
+    return first[: next((length for length, (one, other) in enumerate(pairs) if one != other), len(first))]
 
 
 def _one_line(error: Exception) -> str:

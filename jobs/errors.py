@@ -6,7 +6,11 @@ class JobError(Exception):
 
 
 class SpecError(JobError, ValueError):
-    """A job that can not be run as described: the message names the option."""
+    """A job that can not be run as described: the message names the option, `field` its place in the description."""
+
+    def __init__(self, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.field = field
 
 
 class JobMismatchError(JobError):

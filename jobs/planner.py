@@ -4,31 +4,31 @@ A job may be larger than memory: between the first step and the last, its rows a
 """
 
 import pickle
+import sys
+from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from ..engine.choices import build_choice_tree
-from ..engine.config import ModelConfig
+from ..engine.model_config import ModelConfig
 from ..engine.tokenizer import Tokenizer
 from ..storage.columns import SchemaUnifier, custom_id_of
 from ..storage.external_sort import ExternalSorter
 from ..storage.readers import InputRow, InputSource
 from ..storage.spool import PlannedRow
+from .custom_ids import CustomIds
 from .rendering import PromptRenderer, RowError
 from .schemas import JobSpec
 from .shard_cutter import PrefixSharing, ShardCutter
 
 _BATCH_ROWS = 1024
 _SORT_MEMORY_BYTES = 256 * 1024**2
-# Big-endian: as bytes, token sequences then sort as the sequences do.
-_KEY_TYPE = np.dtype(">u4")
 
 
 @dataclass
@@ -42,11 +42,19 @@ class Plan:
     num_rows: int
     num_errors: int
     _sorted_rows: ExternalSorter
+    # Rows whose custom_id a row before has, with that row.
+    _duplicates: dict[int, int]
     _cutter: ShardCutter
 
     def shards(self) -> Iterator[list[PlannedRow]]:
         """The rows of one shard after the other, read from disk as they are taken; once."""
-        return self._cutter.cut(_planned(key, payload) for key, payload in self._sorted_rows)
+        return self._cutter.cut(self._checked(_planned(key, payload)) for key, payload in self._sorted_rows)
+
+    def _checked(self, row: PlannedRow) -> PlannedRow:
+        if (first := self._duplicates.get(row.row)) is None:
+            return row
+        error = f"custom_id {row.custom_id!r} is also that of row {first}"
+        return replace(row, prompt_token_ids=None, error=error)
 
     @property
     def sharing(self) -> PrefixSharing:
@@ -70,6 +78,7 @@ class Planner:
 
     def check(self, source: InputSource) -> PromptRenderer:
         """Refuse what can be refused before any work. Raises `SpecError`, `InputError`."""
+        self.spec.sampling.check_vocabulary(self.model.vocab_size)
         if self.spec.choices is not None:
             end = self.model.eos_token_ids[0] if self.model.eos_token_ids else None
             build_choice_tree(self.tokenizer.encode_choices(self.spec.choices), end)
@@ -85,13 +94,20 @@ class Planner:
         renderer = self.check(source)
         unifier = source.unifier()
         num_rows = num_errors = 0
-        with ExternalSorter(self.sort_folder, self.sort_memory_bytes) as sorter:
+        with self._sorter() as sorter, self._sorter() as id_sorter:
+            ids = CustomIds(id_sorter)
             for batch in _batches(source):
                 for row in self._plan_batch(renderer, unifier, batch):
                     sorter.add(*_item(row))
+                    ids.add(row)
                     num_rows += 1
                     num_errors += row.error is not None
-            yield Plan(unifier.schema(), num_rows, num_errors, sorter, ShardCutter(self.shard_rows))
+            duplicates = ids.duplicates()
+            num_errors += len(duplicates)
+            yield Plan(unifier.schema(), num_rows, num_errors, sorter, duplicates, ShardCutter(self.shard_rows))
+
+    def _sorter(self) -> ExternalSorter:
+        return ExternalSorter(self.sort_folder, self.sort_memory_bytes)
 
     def _plan_batch(
         self, renderer: PromptRenderer, unifier: SchemaUnifier, batch: list[InputRow]
@@ -139,14 +155,21 @@ def _item(row: PlannedRow) -> tuple[bytes, bytes]:
 
     Rows without tokens come first: they cost the engine nothing.
     """
-    key = b"" if row.prompt_token_ids is None else np.asarray(row.prompt_token_ids, _KEY_TYPE).tobytes()
+    key = b"" if row.prompt_token_ids is None else _big_endian(array("i", row.prompt_token_ids)).tobytes()
     return key, pickle.dumps((row.row, row.custom_id, row.values, row.error), pickle.HIGHEST_PROTOCOL)
 
 
 def _planned(key: bytes, payload: bytes) -> PlannedRow:
     number, custom_id, values, error = pickle.loads(payload)
-    token_ids = None if error else np.frombuffer(key, _KEY_TYPE).astype(np.int32)
+    token_ids = None if error else _big_endian(array("i", key))
     return PlannedRow(number, custom_id, values, token_ids, error)
+
+
+def _big_endian(token_ids: "array[int]") -> "array[int]":
+    """Turned from this machine's order of bytes to big-endian, or back: as bytes, they then sort as numbers do."""
+    if sys.byteorder == "little":
+        token_ids.byteswap()
+    return token_ids
 
 
 def _batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:

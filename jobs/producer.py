@@ -9,7 +9,8 @@ from typing import Any
 
 from celery import Celery
 
-from ..engine.config import ModelConfig
+from ..engine.hub import locate_model
+from ..engine.model_config import ModelConfig
 from ..engine.tokenizer import Tokenizer
 from ..storage.errors import ManifestDamaged, UnknownJob
 from ..storage.ledger import Ledger
@@ -35,7 +36,6 @@ class Producer:
     def submit(
         self,
         source: InputSource,
-        input_fingerprint: str,
         spec: JobSpec,
         output: Path,
         mode: OutputMode,
@@ -48,15 +48,18 @@ class Producer:
         Everything that can be refused is refused before anything is written: raises `ModelError`, `SpecError`,
         `InputError`, `OutputNotEmpty`, `JobMismatchError`.
         """
+        located = locate_model(spec.model, with_weights=False)
+        # With the commit that a branch is at now: every attempt at the job has the same weights.
+        spec = spec.model_copy(update={"model": located.name})
         planner = Planner(
             spec,
-            ModelConfig.from_pretrained(spec.model),
-            Tokenizer.from_pretrained(spec.model),
+            ModelConfig.from_pretrained(located.folder),
+            Tokenizer.from_pretrained(located.folder),
             self.shard_rows,
             sort_folder=self.jobs_folder,
         )
         planner.check(source)
-        fingerprint = spec.fingerprint(input_fingerprint)
+        fingerprint = spec.fingerprint(source.fingerprint())
         if mode is OutputMode.OVERWRITE:
             self._cancel_owner(output)
         manifest = prepare_output_dir(output, mode)
@@ -111,7 +114,7 @@ class Producer:
 
     def _create(self, job_id: str, fingerprint: str, spec: JobSpec, plan: Plan, output: Path) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, `--resume` finds it consistent."""
-        queue = shard_queue(spec.model, spec.dtype)
+        queue = shard_queue(spec.model, spec.dtype, spec.quantization)
         spool = self.jobs_folder / job_id
         shutil.rmtree(spool, ignore_errors=True)
         shards = []

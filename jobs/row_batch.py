@@ -1,28 +1,47 @@
 """A shard's open rows: as requests for the engine, and as output rows once they are answered."""
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..engine.detokenizer import StopStrings, answer_text
+from ..engine.detokenizer import StopStrings
 from ..engine.errors import InvalidRequestError
 from ..engine.request import Request
 from ..engine.tokenizer import Tokenizer
 from ..storage.parts import output_schema
 from ..storage.spool import input_fields
 from .engine_host import Answer, EngineFailure, Outcome, Refusal
+from .row_answers import answer_columns, error_columns
 from .schemas import JobSpec
 
 
 @dataclass(frozen=True)
 class _Finished:
-    """An answered row: where it stands in the shard's table, and its output columns."""
+    """A row that is done: where it stands in the shard's table, and its output columns."""
 
     index: int
     columns: dict[str, Any]
+
+
+@dataclass
+class _OpenRow:
+    """A row that waits for what becomes of its requests, one for each of its `n` answers."""
+
+    index: int
+    requests: list[Request]
+    outcomes: dict[str, Answer | Refusal] = field(default_factory=dict)
+
+    def columns(self, tokenizer: Tokenizer) -> dict[str, Any]:
+        samples = []
+        for request in self.requests:
+            outcome = self.outcomes[request.request_id]
+            if isinstance(outcome, Refusal):
+                return error_columns(outcome.error, len(request.prompt_token_ids))
+            samples.append((request, outcome))
+        return answer_columns(tokenizer, samples)
 
 
 class RowBatch:
@@ -34,9 +53,14 @@ class RowBatch:
         self._table = table
         self._spec = spec
         self._tokenizer = tokenizer
-        self._schema = output_schema(input_fields(table.schema), spec.choices is not None)
+        self._schema = output_schema(
+            input_fields(table.schema),
+            with_probabilities=spec.choices is not None,
+            with_outputs=spec.sampling.n > 1,
+            with_logprobs=spec.sampling.logprobs,
+        )
         self._choice_token_ids = tokenizer.encode_choices(spec.choices) if spec.choices else None
-        self._open: dict[str, tuple[int, Request]] = {}
+        self._open: dict[str, tuple[_OpenRow, Request]] = {}
         self._failed: dict[str, EngineFailure] = {}
         self._finished: list[_Finished] = []
         columns = (table[name].to_pylist() for name in ("row", "prompt_token_ids", "plan_error"))
@@ -44,7 +68,7 @@ class RowBatch:
             if row in done:
                 continue
             if error is not None:
-                self._finished.append(_Finished(index, _error_columns(error, 0)))
+                self._finished.append(_Finished(index, error_columns(error, 0)))
             else:
                 self._ask(f"{prefix}/{row}", index, row, token_ids)
 
@@ -52,15 +76,28 @@ class RowBatch:
         try:
             params = self._spec.sampling.params(row, self._spec.choices)
         except InvalidRequestError as error:
-            self._finished.append(_Finished(index, _error_columns(str(error), len(token_ids))))
+            self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
         else:
-            stop_checker = StopStrings.of(self._tokenizer, params)
-            request = Request(request_id, token_ids, params, self._choice_token_ids, stop_checker)
-            self._open[request_id] = index, request
+            # The first computes the prompt, the others fork from it.
+            open_row = _OpenRow(
+                index,
+                [
+                    Request(
+                        f"{request_id}/{sample}" if sample else request_id,
+                        token_ids,
+                        params.of_sample(sample),
+                        self._choice_token_ids,
+                        StopStrings.of(self._tokenizer, params),
+                        fork_of=request_id if sample else None,
+                    )
+                    for sample in range(params.n)
+                ],
+            )
+            self._open.update((request.request_id, (open_row, request)) for request in open_row.requests)
 
     @property
     def requests(self) -> list[Request]:
-        """The rows that still want an answer."""
+        """What is still to be answered."""
         return [request for _, request in self._open.values()]
 
     @property
@@ -87,20 +124,19 @@ class RowBatch:
         if isinstance(outcome, EngineFailure):
             self._failed[outcome.request_id] = outcome
             return
-        index, request = self._open.pop(outcome.request_id)
-        if isinstance(outcome, Refusal):
-            columns = _error_columns(outcome.error, len(request.prompt_token_ids))
-        else:
-            columns = self._answer_columns(request, outcome)
-        self._finished.append(_Finished(index, columns))
+        self._settle(outcome)
 
     def refuse_failed(self, prefix: str) -> None:
         """Turn the rows that the engine dropped into error rows; their errors begin with `prefix`."""
         for request_id, failed in self._failed.items():
-            index, request = self._open.pop(request_id)
-            columns = _error_columns(prefix + failed.error, len(request.prompt_token_ids))
-            self._finished.append(_Finished(index, columns))
+            self._settle(Refusal(request_id, prefix + failed.error))
         self._failed.clear()
+
+    def _settle(self, outcome: Answer | Refusal) -> None:
+        row, _ = self._open.pop(outcome.request_id)
+        row.outcomes[outcome.request_id] = outcome
+        if len(row.outcomes) == len(row.requests):
+            self._finished.append(_Finished(row.index, row.columns(self._tokenizer)))
 
     def take_finished(self) -> pa.Table:
         """The rows answered since the last call, with the output's columns."""
@@ -114,37 +150,6 @@ class RowBatch:
         )
         columns = [carried[name] if name in names else answers[name] for name in self._schema.names]
         return pa.table(columns, schema=self._schema)
-
-    def _answer_columns(self, request: Request, answer: Answer) -> dict[str, Any]:
-        choices, probabilities, index = self._spec.choices, answer.choice_probabilities, answer.choice_index
-        label = None
-        if choices is not None and probabilities is not None and index is not None:
-            label = {
-                "label": choices[index],
-                "confidence": probabilities[index],
-                "probabilities": list(zip(choices, probabilities, strict=True)),
-            }
-        text = label["label"] if label else self._text(request, answer)
-        return {
-            "output": text,
-            **(label or {}),
-            "finish_reason": str(answer.finish_reason),
-            "prompt_tokens": len(request.prompt_token_ids),
-            "cached_tokens": answer.num_cached_tokens,
-            "completion_tokens": len(answer.token_ids),
-        }
-
-    def _text(self, request: Request, answer: Answer) -> str:
-        return answer_text(self._tokenizer, request, answer.token_ids, answer.finish_reason)
-
-
-def _error_columns(error: str, num_prompt_tokens: int) -> dict[str, Any]:
-    return {
-        "error": error,
-        "prompt_tokens": num_prompt_tokens,
-        "cached_tokens": 0,
-        "completion_tokens": 0,
-    }
 
 
 def sum_column(table: pa.Table, name: str) -> int:

@@ -1,15 +1,18 @@
 """What users send: a job's description, checked once."""
 
 import hashlib
-from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from ..engine.errors import InvalidRequestError
+from ..engine.hub import model_name
 from ..engine.request import SamplingParams
 from .errors import SpecError
 
+# A longer text is not repeated in the message about it.
+_SHORT = 40
 Texts = TypeVar("Texts", str, None, tuple[str, ...])
 
 
@@ -17,11 +20,13 @@ class SamplingSpec(BaseModel):
     """How every row of a job is sampled. Greedy unless a temperature is given, as bulk jobs are mostly repeated.
 
     `seed` is the job's; each row draws with a seed of its own derived from it and its number, so that a row's
-    answer depends neither on its neighbours nor on which attempt computed it.
+    answer depends neither on its neighbours nor on which attempt computed it. `n` answers each row that many times.
+    `logprobs` and `top_logprobs` mean what they mean in OpenAI's chat API. The others are `SamplingParams`'.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    n: int = 1
     temperature: float = 0.0
     top_p: float = 1.0
     top_k: int = 0
@@ -30,7 +35,13 @@ class SamplingSpec(BaseModel):
     frequency_penalty: float = 0.0
     repetition_penalty: float = 1.0
     stop: tuple[str, ...] = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
     max_tokens: Annotated[int, Field(ge=1)] = 256
+    min_tokens: int = 0
+    logit_bias: dict[int, float] = Field(default={}, description="What is added to the logits of these token ids")
+    logprobs: bool = False
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
 
     @field_validator("stop", mode="before")
@@ -43,21 +54,30 @@ class SamplingSpec(BaseModel):
     def _is_text(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         return _storable(value)
 
+    @field_validator("top_logprobs")
+    @classmethod
+    def _needs_logprobs(cls, value: int, info: ValidationInfo) -> int:
+        if value and not info.data.get("logprobs"):
+            raise ValueError("has no meaning without logprobs")
+        return value
+
     def params(self, row: int, choices: tuple[str, ...] | None) -> SamplingParams:
         """One row's parameters for the engine. Raises `InvalidRequestError` naming the field out of range."""
         return SamplingParams(
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            repetition_penalty=self.repetition_penalty,
-            stop=self.stop,
-            max_tokens=self.max_tokens,
+            **self.model_dump(exclude={"logprobs", "top_logprobs", "seed"}),
+            logprobs=self.top_logprobs if self.logprobs else None,
             seed=row_seed(self.seed, row),
             choices=choices,
         )
+
+    def check_vocabulary(self, vocab_size: int) -> None:
+        """Raises `SpecError` for a token id that the model does not have."""
+        for name, token_ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
+            for token in token_ids:
+                if token >= vocab_size:
+                    raise SpecError(
+                        f"{name}: token id {token} is outside the vocabulary of {vocab_size} tokens", f"sampling.{name}"
+                    )
 
 
 class JobSpec(BaseModel):
@@ -71,6 +91,7 @@ class JobSpec(BaseModel):
 
     model: str
     dtype: str = "auto"
+    quantization: Literal["int8"] | None = None
     system: str | None = None
     prompt: str | None = None
     choices: tuple[str, ...] | None = None
@@ -80,7 +101,7 @@ class JobSpec(BaseModel):
     @field_validator("model")
     @classmethod
     def _absolute(cls, model: str) -> str:
-        return str(Path(model).expanduser().absolute())
+        return model_name(model)
 
     @field_validator("model", "system", "prompt", "choices")
     @classmethod
@@ -95,16 +116,27 @@ class JobSpec(BaseModel):
             spec.sampling.params(0, spec.choices)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            name = ".".join(str(part) for part in first["loc"] if part != "sampling")
-            raise SpecError(f"{name}: {first['msg'].removeprefix('Value error, ')}") from error
+            path = [str(part) for part in first["loc"]]
+            name = ".".join(part for part in path if part != "sampling")
+            raise SpecError(f"{name}: {problem(first)}", ".".join(path)) from error
         except InvalidRequestError as error:
-            raise SpecError(str(error)) from error
+            field = error.field if error.field in cls.model_fields else f"sampling.{error.field}"
+            raise SpecError(str(error), field) from error
         return spec
 
     def fingerprint(self, input_fingerprint: str) -> str:
         """The same for the same work: the input's content and every option that can change an answer."""
         text = f"{input_fingerprint}\n{self.model_dump_json()}"
         return hashlib.sha256(text.encode()).hexdigest()
+
+
+def problem(error: Mapping[str, Any]) -> str:
+    """One of pydantic's errors in our words: what is allowed, and what was given."""
+    if error["type"] == "extra_forbidden":
+        return "there is no such option"
+    message, given = str(error["msg"]).removeprefix("Value error, "), error["input"]
+    is_short = isinstance(given, bool | int | float) or (isinstance(given, str) and len(given) <= _SHORT)
+    return f"{message}, not {given!r}" if is_short else message
 
 
 def _storable(value: Texts) -> Texts:

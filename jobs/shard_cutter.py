@@ -1,11 +1,11 @@
 """Cutting ordered rows into shards where their prompts have least in common."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..storage.spool import PlannedRow, TokenIds
+from ..storage.spool import PlannedRow
 
 # Less in common than this makes no difference to a prefix cache, which keeps whole blocks.
 _BLOCK_TOKENS = 16
@@ -73,7 +73,7 @@ def _common_prefix(one: PlannedRow, other: PlannedRow) -> int:
     return common_prefix_length(one.prompt_token_ids, other.prompt_token_ids)
 
 
-def common_prefix_length(one: TokenIds, other: TokenIds) -> int:
+def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
     """With how many equal tokens two prompts begin."""
     length = min(len(one), len(other))
     differs = np.asarray(one[:length]) != np.asarray(other[:length])

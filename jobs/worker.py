@@ -11,8 +11,10 @@ from pathlib import Path
 from celery import Celery
 from kombu.exceptions import ChannelError
 
-from ..engine.config import EngineConfig, ModelConfig
+from ..engine.config import EngineConfig
 from ..engine.engine import Engine
+from ..engine.hub import LocatedModel
+from ..engine.model_config import ModelConfig
 from ..engine.tokenizer import Tokenizer
 from ..storage.errors import LeaseLost, LedgerUnavailable, StorageError
 from ..storage.ledger import Ledger
@@ -133,13 +135,13 @@ class Sweeper:
 class WorkerOptions:
     """Which model a worker serves, and with what engine. `concurrency`: shards in flight at a time."""
 
-    model: str
+    model: LocatedModel
     engine: EngineConfig
     concurrency: int
 
     @property
     def queue(self) -> str:
-        return shard_queue(self.model, self.engine.dtype)
+        return shard_queue(self.model.name, self.engine.dtype, self.engine.quantization)
 
 
 def serve(settings: Settings, options: WorkerOptions) -> int:
@@ -149,12 +151,12 @@ def serve(settings: Settings, options: WorkerOptions) -> int:
     order: take no more shards, hand back or finish those in flight, stop the engine, leave.
     """
     # Before the tokenizer: it could not tell a folder that is no model from a model without one.
-    ModelConfig.from_pretrained(options.model)
-    tokenizer = Tokenizer.from_pretrained(options.model)
+    ModelConfig.from_pretrained(options.model.folder)
+    tokenizer = Tokenizer.from_pretrained(options.model.folder)
     with ExitStack() as stack:
         ledger = stack.enter_context(open_ledger(settings))
         urls = stack.enter_context(redis_urls(settings))
-        engine = Engine.from_pretrained(options.model, options.engine)
+        engine = Engine.from_pretrained(options.model.folder, options.engine)
         host = stack.enter_context(EngineHost(engine))
         tools = AttemptTools(ledger, host, tokenizer, settings.flush_seconds)
         worker_id = WorkerId.own()
@@ -168,7 +170,8 @@ def serve(settings: Settings, options: WorkerOptions) -> int:
             ("presence", RENEW_SECONDS, _announcer(urls, options.queue, worker_id, stack)),
         ):
             stack.enter_context(Periodic(name, seconds, action))
-        logger.info("serving %s, up to %d tokens a sequence, as %s", options.model, engine.max_model_len, worker_id)
+        name, context = options.model.name, engine.max_model_len
+        logger.info("serving %s, up to %d tokens a sequence, as %s", name, context, worker_id)
         status = run_worker(app, [options.queue], options.concurrency, runner.drain)
     logger.info("stopped")
     return status

@@ -18,6 +18,9 @@ from .files import sync_folder, write_parquet
 
 _TEMPORARY_NAME = re.compile(r"\.part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+\.parquet\.tmp")
 
+_TOKEN = (pa.field("token", pa.string()), pa.field("token_id", pa.int32()), pa.field("logprob", pa.float64()))
+_LOGPROBS = pa.list_(pa.struct([*_TOKEN, pa.field("top", pa.list_(pa.struct(_TOKEN)))]))
+
 
 @dataclass(frozen=True)
 class Recovered:
@@ -32,8 +35,17 @@ def part_file_name(shard_number: int, attempt_id: int, sequence: int) -> str:
     return f"part-{shard_number:05d}-{attempt_id:02d}-{sequence:03d}.parquet"
 
 
-def output_schema(input_fields: Sequence[pa.Field], with_probabilities: bool = False) -> pa.Schema:
-    """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`."""
+def output_schema(
+    input_fields: Sequence[pa.Field],
+    with_probabilities: bool = False,
+    with_outputs: bool = False,
+    with_logprobs: bool = False,
+) -> pa.Schema:
+    """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`.
+
+    `probabilities` are those of a job's choices, `outputs` all answers where a row gets several, and `logprobs` the
+    first answer's tokens, each with the likeliest in its place.
+    """
     probabilities = [pa.field("probabilities", pa.map_(pa.string(), pa.float64()))]
     return pa.schema(
         [
@@ -41,9 +53,11 @@ def output_schema(input_fields: Sequence[pa.Field], with_probabilities: bool = F
             pa.field("custom_id", pa.string()),
             *input_fields,
             pa.field("output", pa.string()),
+            *([pa.field("outputs", pa.list_(pa.string()))] if with_outputs else []),
             pa.field("label", pa.string()),
             pa.field("confidence", pa.float64()),
             *(probabilities if with_probabilities else []),
+            *([pa.field("logprobs", _LOGPROBS)] if with_logprobs else []),
             pa.field("finish_reason", pa.string()),
             pa.field("prompt_tokens", pa.int32()),
             pa.field("cached_tokens", pa.int32()),

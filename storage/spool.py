@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -18,8 +17,6 @@ _LEADING = (pa.field("row", pa.int64()), pa.field("custom_id", pa.string()))
 _TRAILING = (pa.field("prompt_token_ids", pa.list_(pa.int32())), pa.field("plan_error", pa.string()))
 _OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING))
 
-TokenIds = Sequence[int] | npt.NDArray[np.int32]
-
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedRow:
@@ -28,7 +25,7 @@ class PlannedRow:
     row: int
     custom_id: str
     values: dict[str, Any]
-    prompt_token_ids: TokenIds | None
+    prompt_token_ids: Sequence[int] | None
     error: str | None
 
 
@@ -51,7 +48,7 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema) -> No
     write_parquet(path, pa.table(columns, schema=pa.schema(fields)))
 
 
-def _token_lists(prompts: Sequence[TokenIds | None]) -> pa.ListArray:
+def _token_lists(prompts: Sequence[Sequence[int] | None]) -> pa.ListArray:
     offsets = np.zeros(len(prompts) + 1, dtype=np.int32)
     np.cumsum([0 if tokens is None else len(tokens) for tokens in prompts], out=offsets[1:])
     flat = [np.asarray(tokens, dtype=np.int32) for tokens in prompts if tokens is not None]

@@ -4,18 +4,18 @@ Rows are sorted by the tokens they want, so that a batch ends together.
 """
 
 import copy
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 import transformers
-from protocol import Generate, serve
+from protocol import Generate, Prompts, by_prefix, serve
 
 BATCH = 32
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16"}
 
 
 @torch.inference_mode()
-def continue_batch(model: Any, past: Any, prefix: int, prompts: list[list[int]], max_tokens: list[int]) -> Any:
+def continue_batch(model: Any, past: Any, prefix: int, prompts: Prompts, max_tokens: list[int]) -> Any:
     """Greedy tokens after each prompt, [rows, longest of max_tokens]; `past` holds the `prefix` first tokens of all."""
     rows, longest = len(prompts), max(map(len, prompts)) - prefix
     # Padded on the left, so that every row's last token is in the last column.
@@ -33,15 +33,6 @@ def continue_batch(model: Any, past: Any, prefix: int, prompts: list[list[int]],
     return torch.cat(found, dim=1).tolist()
 
 
-def groups(prompts: list[list[int]], shared: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Each distinct prefix of `shared` tokens with the rows under it."""
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for row, prompt in enumerate(prompts):
-        rows.setdefault(tuple(prompt[:shared]), []).append(row)
-    for prefix, members in rows.items():
-        yield list(prefix), members
-
-
 @torch.inference_mode()
 def prefix_cache(model: Any, prefix: list[int]) -> Any:
     if not prefix:
@@ -57,12 +48,12 @@ def expanded(cache: Any, rows: int) -> Any:
     return own
 
 
-def load(model: str, dtype: str, _: int) -> Generate:
-    engine = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=dtype).eval()
+def load(model: str, precision: str, _: int) -> Generate:
+    engine = transformers.AutoModelForCausalLM.from_pretrained(model, dtype=precision).eval()
 
-    def generate(prompts: list[list[int]], max_tokens: list[int], shared: int) -> list[list[int]]:
+    def generate(prompts: Prompts, max_tokens: list[int], shared: int) -> list[list[int]]:
         found: list[list[int]] = [[]] * len(prompts)
-        for prefix, rows in groups(prompts, shared):
+        for prefix, rows in by_prefix(prompts, shared):
             cache = prefix_cache(engine, prefix)
             rows.sort(key=lambda row: max_tokens[row])
             for start in range(0, len(rows), BATCH):
@@ -78,4 +69,4 @@ def load(model: str, dtype: str, _: int) -> Generate:
 
 
 if __name__ == "__main__":
-    serve(transformers.__version__, load)
+    serve(transformers.__version__, PRECISIONS, load)

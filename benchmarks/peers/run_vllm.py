@@ -5,11 +5,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from protocol import Generate, serve
+from protocol import Generate, Prompts, num_threads, serve
+
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "int8 W8A8"}
 
 ENVIRONMENT = {
-    "VLLM_CPU_KVCACHE_SPACE": "4",
-    "VLLM_CPU_OMP_THREADS_BIND": f"0-{(os.cpu_count() or 1) - 1}",
+    # GiB: more than any workload fills.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": f"0-{num_threads() - 1}",
     "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_NO_USAGE_STATS": "1",
@@ -27,20 +30,20 @@ def restart_with_environment() -> None:
     os.execve(sys.executable, [sys.executable, *sys.argv], environment)
 
 
-def load(model: str, dtype: str, max_model_len: int) -> Generate:
+def load(model: str, precision: str, max_model_len: int) -> Generate:
     from vllm import LLM, SamplingParams
 
     llm: Any = LLM(
         model,
-        dtype=dtype,
+        dtype="bfloat16" if precision == "int8" else precision,
         skip_tokenizer_init=True,
         max_model_len=max_model_len,
-        max_num_seqs=128,
+        max_num_seqs=256,
         max_num_batched_tokens=8192,
         enable_prefix_caching=True,
     )
 
-    def generate(prompts: list[list[int]], max_tokens: list[int], _: int) -> list[list[int]]:
+    def generate(prompts: Prompts, max_tokens: list[int], _: int) -> list[list[int]]:
         params = [
             SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False) for count in max_tokens
         ]
@@ -54,4 +57,4 @@ if __name__ == "__main__":
     restart_with_environment()
     from vllm import __version__
 
-    serve(__version__, load)
+    serve(__version__, PRECISIONS, load)

@@ -1,29 +1,28 @@
-"""One file an architecture family, and the registry that finds it."""
+"""Decoders of all supported families: shared building blocks, and a layer for each way to stand the norms."""
 
 import torch
 
-from ..config import EngineConfig, ModelConfig
-from .llama import LlamaModel
+from ..config import EngineConfig
+from ..model_config import ModelConfig
+from .decoder import Decoder, MakeLayer
+from .gemma import GemmaLayer
+from .llama import LlamaLayer
 
-_FAMILIES = {
-    "LlamaForCausalLM": LlamaModel,
-    "MistralForCausalLM": LlamaModel,
-    "Qwen2ForCausalLM": LlamaModel,
-    "Qwen3ForCausalLM": LlamaModel,
-}
+_LAYERS: dict[str, MakeLayer] = {"llama": LlamaLayer, "gemma": GemmaLayer}
 
 
-def load_model(config: ModelConfig, options: EngineConfig, dtype: torch.dtype, device: torch.device) -> LlamaModel:
+def load_model(config: ModelConfig, options: EngineConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
     """The model with the weights of its checkpoint, or random ones where `options.load_format` is "dummy".
 
     Raises `ModelError` when the checkpoint's weights do not fit the config.
     """
-    model = _FAMILIES[config.architecture](config, dtype, device)
+    max_model_len = options.max_model_len or config.max_position_embeddings
+    model = Decoder(config, max_model_len, _LAYERS[config.decoder_layer], dtype, device)
     if options.load_format == "dummy":
         model.draw(options.seed)
     else:
-        model.load(config.path)
+        model.load()
     return model
 
 
-__all__ = ["LlamaModel", "load_model"]
+__all__ = ["Decoder", "load_model"]

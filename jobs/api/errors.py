@@ -16,6 +16,7 @@ from ...engine.errors import InvalidRequestError
 from ...storage.errors import InputError, LedgerUnavailable
 from ..embedded import EmbeddedValkeyError
 from ..errors import SpecError
+from ..schemas import problem
 
 logger = logging.getLogger(__name__)
 
@@ -87,7 +88,7 @@ def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResp
     if first["type"] == "json_invalid":
         return _invalid_json(f"{first['ctx']['error']} at character {first['loc'][-1]}")
     param = _param(first["loc"])
-    message = first["msg"].removeprefix("Value error, ")
+    message = problem(first)
     return error_response(422, f"{param}: {message}" if param else message, "invalid_value", param)
 
 
@@ -102,7 +103,8 @@ def _param(location: Sequence[Any]) -> str | None:
 
 def _answer_refused(request: Request, error: Exception) -> JSONResponse:
     # These messages are shared with the command line, whose options are the fields of a request.
-    return error_response(422, str(error).replace("--prompt", "prompt"), "invalid_value")
+    param = error.field if isinstance(error, SpecError) else None
+    return error_response(422, str(error).replace("--prompt", "prompt"), "invalid_value", param)
 
 
 def _answer_away(request: Request, error: Exception) -> JSONResponse:

@@ -1,38 +1,44 @@
 """Which models a request may name: those the operator has listed, never a path of the client's choice."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Self
 
-from ...engine.config import ModelConfig
+from ...engine.hub import locate_model
+from ...engine.model_config import ModelConfig
 from ...engine.tokenizer import Tokenizer
 from ..errors import SpecError
 from .errors import ApiError
 
 
 class ServedModels:
-    """The models by name, each a folder; a name is the folder's last part."""
+    """The models by the names that requests may use: of a folder its last part, of a Hugging Face model its id."""
 
-    def __init__(self, folders: dict[str, Path]) -> None:
-        self._folders = folders
+    def __init__(self, exact_names: dict[str, str]) -> None:
+        """`exact_names`: for each, what `headrace worker` and the queues call it (see `locate_model`)."""
+        self._exact_names = exact_names
 
     @classmethod
-    def of(cls, paths: Sequence[str]) -> Self:
-        """Check the folders and name them. Raises `ModelError`, or `SpecError` when two have the same name."""
-        folders: dict[str, Path] = {}
-        for path in paths:
-            # As `headrace worker` has it: the queue is named after this path.
-            folder = Path(path).expanduser().absolute()
-            ModelConfig.from_pretrained(folder)
-            Tokenizer.from_pretrained(folder)
-            if folders.setdefault(folder.name, folder) != folder:
-                raise SpecError(f"--model {folder} and {folders[folder.name]} share a name: link one under another")
-        return cls(folders)
+    def of(cls, models: Sequence[str]) -> Self:
+        """Check the models and name them. Raises `ModelError`, or `SpecError` when two have the same name."""
+        exact_names: dict[str, str] = {}
+        for model in models:
+            located = locate_model(model, with_weights=False)
+            ModelConfig.from_pretrained(located.folder)
+            Tokenizer.from_pretrained(located.folder)
+            name = public_name(located.name)
+            if (other := exact_names.setdefault(name, located.name)) != located.name:
+                raise SpecError(f"--model {located.name} and {other} share a name: link one under another")
+        return cls(exact_names)
 
-    def folder(self, model: str) -> Path:
-        """The folder of a model by its name or by that folder's path. Raises `ApiError` (404)."""
-        for name, folder in self._folders.items():
-            if model in (name, str(folder)):
-                return folder
-        known = ", ".join(self._folders)
+    def exact_name(self, model: str) -> str:
+        """A model by its name or its exact name. Raises `ApiError` (404)."""
+        for name, exact_name in self._exact_names.items():
+            if model in (name, exact_name):
+                return exact_name
+        known = ", ".join(self._exact_names)
         raise ApiError(404, f"model {model!r} is not served here: use {known}", "model_not_found", "model")
+
+
+def public_name(exact_name: str) -> str:
+    """What clients call a model: a folder by its last part, a Hugging Face model by its id without the commit."""
+    return exact_name.rpartition("/")[2] if exact_name.startswith("/") else exact_name.partition("@")[0]

@@ -7,6 +7,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, Jso
 
 from ...storage.records import JobRecord, JobState, Progress
 from ..schemas import SamplingSpec
+from .models import public_name
 
 _EXAMPLE: dict[str, JsonValue] = {
     "model": "model",
@@ -47,6 +48,7 @@ class JobRequest(BaseModel):
     choices: tuple[Text, ...] | None = None
     sampling: SamplingSpec = SamplingSpec()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["int8"] | None = None
 
 
 class RowCounts(BaseModel):
@@ -81,6 +83,7 @@ class JobAnswer(BaseModel):
     state: JobState
     model: str
     dtype: str
+    quantization: str | None
     created_at: float
     started_at: float | None
     finished_at: float | None
@@ -95,8 +98,10 @@ class JobAnswer(BaseModel):
         return cls(
             id=job.id,
             state=progress.state,
-            model=job.model.rpartition("/")[2],
+            model=public_name(job.model),
             dtype=job.spec["dtype"],
+            # Jobs of before there was a choice do not say.
+            quantization=job.spec.get("quantization"),
             created_at=job.created_at,
             started_at=job.started_at,
             finished_at=job.finished_at,

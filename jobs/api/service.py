@@ -11,6 +11,7 @@ from kombu.exceptions import OperationalError
 from ...engine.errors import EngineError
 from ...storage.errors import InputError, UnknownJob
 from ...storage.output_dir import OutputMode
+from ...storage.readers import open_input
 from ...storage.records import JobRecord
 from ..client import Client
 from ..errors import JobError
@@ -42,7 +43,7 @@ class JobService:
         When the ledger or Redis is away: `LedgerUnavailable`, redis' errors; nothing is queued then.
         """
         spec = JobSpec.parse(
-            **request.model_dump(exclude={"rows", "model"}), model=str(self.models.folder(request.model))
+            **request.model_dump(exclude={"rows", "model"}), model=self.models.exact_name(request.model)
         )
         with self.client.rows_file(request.rows) as path:
             job_id = new_job_id()
@@ -77,7 +78,7 @@ class JobService:
     def _submit(self, path: Path, spec: JobSpec, job_id: str) -> None:
         output = self.client.settings.data_dir / "outputs" / job_id
         try:
-            self.client.submit_spec(path, spec, output, OutputMode.NEW, job_id)
+            self.client.submit_spec(open_input(path, spec.limit), spec, output, OutputMode.NEW, job_id)
         except (EngineError, JobError, InputError):
             shutil.rmtree(output, ignore_errors=True)
             raise

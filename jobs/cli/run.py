@@ -12,19 +12,43 @@ from typing import Annotated
 import typer
 
 from ...engine.config import EngineConfig
+from ...engine.hub import model_name
 from ...storage.output_dir import OutputMode
 from ...storage.records import JobState, Progress
 from ..client import Client, Job, first_error
 from ..errors import SpecError
 from ..schemas import JobSpec
 from .display import Pace, RunDisplay, counted, summary
-from .options import DType, EnablePrefixCaching, MaxModelLen, MaxNumBatchedTokens, MaxNumSeqs, Model
+from .inputs import opened_source, text_or_file
+from .options import (
+    DType,
+    EnablePrefixCaching,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Model,
+    Quantization,
+    Revision,
+)
 
 
 def run(
-    input: Annotated[Path, typer.Argument(metavar="INPUT", help="JSONL, CSV or Parquet file.")],
     model: Model,
     output: Annotated[Path, typer.Option("--output", help="Folder of the Parquet data set.")],
+    input: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[INPUT]",
+            help="JSONL, CSV (both also .gz, .zst) or Parquet: a file, a folder of files or a URL; - reads a pipe.",
+        ),
+    ] = None,
+    input_format: Annotated[
+        str, typer.Option("--input-format", metavar="EXTENSION", help="What is piped in: jsonl, csv, jsonl.gz, ...")
+    ] = "jsonl",
+    sql: Annotated[str | None, typer.Option("--sql", metavar="URL", help="Read from this database instead.")] = None,
+    query: Annotated[
+        str | None, typer.Option("--query", metavar="SELECT|@FILE", help="With --sql: the rows to read.")
+    ] = None,
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Template over the input's columns, such as '{text}'.")
     ] = None,
@@ -51,11 +75,29 @@ def run(
     stop: Annotated[
         list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before this text; repeatable.")
     ] = None,
+    stop_token_ids: Annotated[
+        str | None, typer.Option("--stop-token-ids", metavar="ID,ID", help="End an answer at one of these tokens.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    min_tokens: Annotated[int, typer.Option("--min-tokens", help="No end before this many tokens.")] = 0,
+    logit_bias: Annotated[
+        str | None,
+        typer.Option("--logit-bias", metavar="ID:BIAS,...", help="Add to these tokens' logits, in [-100, 100]."),
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="Answers to each row, in the column 'outputs'.")] = 1,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Each token's log-probability, in the column 'logprobs'.")
+    ] = False,
+    top_logprobs: Annotated[
+        int, typer.Option("--top-logprobs", help="With --logprobs: also the likeliest tokens', up to 20.")
+    ] = 0,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Finish what an interrupted run left open.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder's data set.")] = False,
+    revision: Revision = None,
     dtype: DType = "auto",
+    quantization: Quantization = None,
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
     max_model_len: MaxModelLen = None,
@@ -66,9 +108,10 @@ def run(
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
     spec = JobSpec.parse(
-        model=model,
+        model=model_name(model, revision),
         dtype=dtype,
-        system=_system_text(system),
+        quantization=quantization,
+        system=None if system is None else text_or_file("--system", system),
         prompt=prompt,
         choices=_split_choices(choices),
         sampling={
@@ -80,13 +123,21 @@ def run(
             "frequency_penalty": frequency_penalty,
             "repetition_penalty": repetition_penalty,
             "stop": stop or (),
+            "stop_token_ids": _numbers(stop_token_ids),
+            "ignore_eos": ignore_eos,
             "max_tokens": max_tokens,
+            "min_tokens": min_tokens,
+            "logit_bias": _biases(logit_bias),
+            "n": n,
+            "logprobs": logprobs,
+            "top_logprobs": top_logprobs,
             "seed": seed,
         },
         limit=limit,
     )
     engine = EngineConfig(
         dtype=dtype,
+        quantization=quantization,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
@@ -95,8 +146,10 @@ def run(
     mode = _mode(resume, overwrite)
     with _termination_as_interrupt(), Client() as client:
         job = None
+        inputs = client.settings.data_dir / "inputs"
         try:
-            job = client.submit_spec(input, spec, output, mode)
+            with opened_source(input, input_format, sql, query, limit, inputs) as source:
+                job = client.submit_spec(source, spec, output, mode)
             progress = _follow(client, job, _worker_options(engine))
         except KeyboardInterrupt:
             typer.echo(_farewell(job, mode), err=True)
@@ -154,19 +207,23 @@ def _mode(resume: bool, overwrite: bool) -> OutputMode:
     return OutputMode.OVERWRITE if overwrite else OutputMode.NEW
 
 
-def _system_text(system: str | None) -> str | None:
-    if system is None or not system.startswith("@"):
-        return system
-    try:
-        return Path(system[1:]).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"--system {system} cannot be read: {error}") from error
-
-
 def _split_choices(choices: str | None) -> tuple[str, ...] | None:
     if choices is None:
         return None
     return tuple(choice.strip() for choice in choices.split(","))
+
+
+def _numbers(texts: str | None) -> list[str]:
+    """The parts of a list; whether they are numbers is checked with the rest."""
+    return texts.split(",") if texts else []
+
+
+def _biases(text: str | None) -> dict[str, str]:
+    pairs = [pair.partition(":") for pair in _numbers(text)]
+    for token, colon, _ in pairs:
+        if not colon:
+            raise SpecError(f"--logit-bias must be a list of ID:BIAS, not {text!r} ({token!r} has no bias)")
+    return {token.strip(): bias for token, _, bias in pairs}
 
 
 def _worker_options(engine: EngineConfig) -> list[str]:

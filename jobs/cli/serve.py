@@ -11,7 +11,10 @@ from ..settings import Settings
 def serve(
     model: Annotated[
         list[str],
-        typer.Option("--model", help="Model folder that requests may name, by its last part. May be repeated."),
+        typer.Option(
+            "--model",
+            help="Model that requests may name: a folder, by its last part, or a Hugging Face id. May be repeated.",
+        ),
     ],
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 picks a free one.")] = 8000,

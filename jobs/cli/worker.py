@@ -3,19 +3,30 @@
 import logging
 import os
 import signal
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ...engine.hub import locate_model
 from ..processes import die_with_parent
 from ..settings import Settings
-from .options import DType, EnablePrefixCaching, MaxModelLen, MaxNumBatchedTokens, MaxNumSeqs, Model
+from .options import (
+    DType,
+    EnablePrefixCaching,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Model,
+    Quantization,
+    Revision,
+)
 
 
 def worker(
     model: Model,
+    revision: Revision = None,
     dtype: DType = "auto",
+    quantization: Quantization = None,
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
     max_model_len: MaxModelLen = None,
@@ -34,13 +45,14 @@ def worker(
 
     engine = EngineConfig(
         dtype=dtype,
+        quantization=quantization,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching,
     )
-    folder = str(Path(model).expanduser().absolute())
-    raise typer.Exit(serve(settings, WorkerOptions(folder, engine, settings.worker_concurrency)))
+    located = locate_model(model, revision)
+    raise typer.Exit(serve(settings, WorkerOptions(located, engine, settings.worker_concurrency)))
 
 
 def _share_the_cores() -> None:

@@ -2,12 +2,31 @@
 
 from torch import Tensor
 
-from .reference import silu_and_mul_reference
+from ..device import runs_triton
+from ..native import runs_native
+from .native import gelu_tanh_and_mul_native, silu_and_mul_native
+from .reference import gelu_tanh_and_mul_reference, silu_and_mul_reference
 
 
 def silu_and_mul(gate_up: Tensor) -> Tensor:
     """silu(gate) * up. gate_up: [num_tokens, 2 * size], gate first. Returns [num_tokens, size]; changes nothing."""
-    return silu_and_mul_reference(gate_up)
+    if runs_triton(gate_up):
+        from .triton import silu_and_mul_triton
+
+        return silu_and_mul_triton(gate_up)
+    return silu_and_mul_native(gate_up) if runs_native(gate_up) else silu_and_mul_reference(gate_up)
 
 
-__all__ = ["silu_and_mul"]
+def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
+    """gelu(gate) * up, gelu in its approximation by tanh (Hendrycks & Gimpel, arXiv 1606.08415).
+
+    Shapes as in `silu_and_mul`; changes nothing.
+    """
+    if runs_triton(gate_up):
+        from .triton import gelu_tanh_and_mul_triton
+
+        return gelu_tanh_and_mul_triton(gate_up)
+    return gelu_tanh_and_mul_native(gate_up) if runs_native(gate_up) else gelu_tanh_and_mul_reference(gate_up)
+
+
+__all__ = ["gelu_tanh_and_mul", "silu_and_mul"]

@@ -7,6 +7,15 @@ _TYPES = {"p": ctypes.c_void_p, "i": ctypes.c_int64, "f": ctypes.c_float}
 SIGNATURES = {
     "headrace_rms_norm": "pippiif",
     "headrace_add_rms_norm": "ppppiif",
+    "headrace_rotate_and_write": "pipppppppfpiiiii",
+    "headrace_silu_and_mul": "pipii",
+    "headrace_gelu_tanh_and_mul": "pipii",
+    "headrace_linear": "pippppiii",
+    "headrace_argmax_bfloat16": "pipppii",
+    "headrace_argmax_float32": "pipppii",
+    "headrace_int8_linear_bfloat16": "p",
+    "headrace_int8_linear_float32": "p",
+    "headrace_paged_attention": "p",
 }
 
 

@@ -2,8 +2,9 @@
 
 from torch import Tensor
 
+from ..device import runs_triton
 from ..native import runs_native
-from .native import add_rms_norm_native, rms_norm_native
+from .native import add_rms_norm_native, rms_norm_native, rotate_and_write_native
 from .reference import (
     add_rms_norm_reference,
     apply_rotary,
@@ -16,10 +17,15 @@ from .reference import (
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """Root-mean-square normalisation over the last dimension, in float32 (Zhang & Sennrich, arXiv 1910.07467).
 
-    x: [..., size]; weight: [size]. Returns x's shape and dtype; changes nothing.
+    x: [..., size]; weight: [size], of x's dtype, or float32 where x should not be rounded before it is multiplied.
+    Returns x's shape and dtype; changes nothing.
     """
     if x.ndim == 2 and runs_native(x, weight):
         return rms_norm_native(x, weight, eps)
+    if runs_triton(x):
+        from .triton import rms_norm_triton
+
+        return rms_norm_triton(x, weight, eps)
     return rms_norm_reference(x, weight, eps)
 
 
@@ -30,6 +36,10 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
     """
     if x.is_contiguous() and residual.is_contiguous() and runs_native(x, residual, weight):
         return add_rms_norm_native(x, residual, weight, eps)
+    if runs_triton(x):
+        from .triton import add_rms_norm_triton
+
+        return add_rms_norm_triton(x, residual, weight, eps)
     return add_rms_norm_reference(x, residual, weight, eps)
 
 
@@ -47,10 +57,19 @@ def rotate_and_write(
     """From a layer's projections to rotated queries, with rotated keys and values stored in the KV cache.
 
     qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, then keys, then values. cos, sin:
-    [num_tokens, head_dim / 2], of qkv's dtype. key_cache, value_cache, slots: as `write_kv` has them; both caches are
-    changed in place. query_norm, key_norm: [head_dim], the weights of an RMSNorm over each head before it is
-    rotated, both or neither; `eps` is theirs. Returns the queries: [num_tokens, num_heads, head_dim].
+    [num_tokens, rotary_dim / 2], of qkv's dtype; what a head has beyond `rotary_dim` is not rotated. key_cache,
+    value_cache, slots: as `write_kv` has them; both caches are changed in place. query_norm, key_norm: [head_dim], the
+    weights of an RMSNorm over each head before it is rotated, both or neither; `eps` is theirs. Returns the queries:
+    [num_tokens, num_heads, head_dim].
     """
+    dense = (cos, sin, key_cache, value_cache)
+    norms = (norm for norm in (query_norm, key_norm) if norm is not None)
+    if runs_native(qkv, *dense, *norms) and all(tensor.is_contiguous() for tensor in (*dense, slots)):
+        return rotate_and_write_native(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps)
+    if runs_triton(qkv):
+        from .triton import rotate_and_write_triton
+
+        return rotate_and_write_triton(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps)
     return rotate_and_write_reference(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps)
 
 

@@ -24,3 +24,39 @@ def add_rms_norm_native(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), output.data_ptr(), num_rows, size, eps
     )
     return output
+
+
+def rotate_and_write_native(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+    eps: float,
+) -> Tensor:
+    """See `rotate_and_write`; cos, sin, slots and the caches are contiguous. Rounds once, after the rotation."""
+    num_tokens, (num_kv_heads, head_dim) = len(qkv), key_cache.shape[2:]
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    query = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype)
+    require_native_library().headrace_rotate_and_write(
+        qkv.data_ptr(),
+        qkv.stride(0),
+        cos.data_ptr(),
+        sin.data_ptr(),
+        key_cache.data_ptr(),
+        value_cache.data_ptr(),
+        slots.data_ptr(),
+        query_norm.data_ptr() if query_norm is not None else None,
+        key_norm.data_ptr() if key_norm is not None else None,
+        eps,
+        query.data_ptr(),
+        num_tokens,
+        num_heads,
+        num_kv_heads,
+        head_dim,
+        cos.shape[1],
+    )
+    return query

@@ -10,7 +10,7 @@ def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `rms_norm`."""
     wide = x.float()
     scaled = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
-    return weight * scaled.to(x.dtype)
+    return (weight * scaled.to(weight.dtype)).to(x.dtype)
 
 
 def add_rms_norm_reference(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -31,7 +31,7 @@ def rotate_and_write_reference(
 ) -> Tensor:
     """See `rotate_and_write`."""
     num_kv_heads, head_dim = key_cache.shape[2:]
-    heads = qkv.view(len(qkv), -1, head_dim)
+    heads = qkv.view(len(qkv), qkv.shape[1] // head_dim, head_dim)
     query, key, value = heads.split_with_sizes([heads.shape[1] - 2 * num_kv_heads, num_kv_heads, num_kv_heads], dim=1)
     if query_norm is not None and key_norm is not None:
         query = rms_norm_reference(query, query_norm, eps)
@@ -43,7 +43,7 @@ def rotate_and_write_reference(
 def rotary_table(inverse_frequencies: Tensor, num_positions: int) -> Tensor:
     """Cosines and sines of every position's angles.
 
-    inverse_frequencies: [head_dim / 2] float32. Returns [2, num_positions, head_dim / 2] float32.
+    inverse_frequencies: [rotary_dim / 2] float32. Returns [2, num_positions, rotary_dim / 2] float32.
     """
     positions = torch.arange(num_positions, dtype=torch.float32, device=inverse_frequencies.device)
     angles = torch.outer(positions, inverse_frequencies)
@@ -53,9 +53,10 @@ def rotary_table(inverse_frequencies: Tensor, num_positions: int) -> Tensor:
 def apply_rotary(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate each head's two halves against each other (RoFormer, arXiv 2104.09864, in the half-split layout).
 
-    x: [num_tokens, num_heads, head_dim]; cos, sin: [num_tokens, head_dim / 2] of x's dtype. Returns a new tensor
-    like x.
+    x: [num_tokens, num_heads, head_dim]; cos, sin: [num_tokens, rotary_dim / 2] of x's dtype. What a head has beyond
+    its first `rotary_dim` elements stays as it is. Returns a new tensor like x.
     """
+    half = cos.shape[-1]
     cos, sin = cos.unsqueeze(1), sin.unsqueeze(1)
-    first, second = x.chunk(2, dim=-1)
-    return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
+    first, second, unturned = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    return torch.cat((first * cos - second * sin, second * cos + first * sin, unturned), dim=-1)

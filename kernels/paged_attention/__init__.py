@@ -2,8 +2,10 @@
 
 from torch import Tensor
 
+from ..device import runs_triton
 from .cpu import paged_attention_padded
 from .metadata import AttentionMetadata
+from .native import paged_attention_native, takes_native
 from .reference import paged_attention_reference
 
 
@@ -14,17 +16,25 @@ def paged_attention(
     metadata: AttentionMetadata,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """Causal attention for prefill chunks and decodes in one batch.
 
     query: [num_tokens, num_heads, head_dim], the sequences one after the other as `metadata` says, each sequence's
     queries being its last tokens. key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], the
     new tokens' entries already written. num_heads is a multiple of num_kv_heads. `sliding_window`: a token
-    attends to itself and the `sliding_window - 1` tokens before it. Returns query's shape and dtype; changes nothing.
+    attends to itself and the `sliding_window - 1` tokens before it. `soft_cap`: a score x, scaled, counts as
+    soft_cap · tanh(x / soft_cap). Returns query's shape and dtype; changes nothing.
     Raises `ValueError` naming the argument whose shape does not fit.
     """
     _check(query, key_cache, value_cache, metadata)
-    return paged_attention_padded(query, key_cache, value_cache, metadata, scale, sliding_window)
+    if runs_triton(query):
+        from .triton import paged_attention_triton
+
+        return paged_attention_triton(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)
+    if takes_native(query, key_cache, value_cache, scale):
+        return paged_attention_native(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)
+    return paged_attention_padded(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:

@@ -15,6 +15,7 @@ def paged_attention_padded(
     metadata: AttentionMetadata,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """See `paged_attention`; sequences of similar lengths are computed together, shared prefixes once where it pays."""
     output = torch.empty_like(query)
@@ -22,9 +23,9 @@ def paged_attention_padded(
     groups = metadata.shared_groups if sliding_window is None else metadata.padded_groups
     for group in groups:
         if group.prefix_blocks is not None:
-            attended = attend_shared_prefix(query, key_cache, value_cache, group, group.prefix_blocks, scale)
+            attended = attend_shared_prefix(query, key_cache, value_cache, group, group.prefix_blocks, scale, soft_cap)
         else:
-            attended = _attend(query, key_cache, value_cache, group, scale, sliding_window)
+            attended = _attend(query, key_cache, value_cache, group, scale, sliding_window, soft_cap)
         output[group.tokens] = attended[group.is_query]
     return output
 
@@ -36,17 +37,31 @@ def _attend(
     group: PaddedGroup,
     scale: float,
     sliding_window: int | None,
+    soft_cap: float | None,
 ) -> Tensor:
     """[n, max_query, num_heads, head_dim] of one group; what stands at padded queries means nothing."""
     queries = query[group.token_index].transpose(1, 2)
     keys = key_cache[group.blocks].flatten(1, 2).transpose(1, 2)
     values = value_cache[group.blocks].flatten(1, 2).transpose(1, 2)
+    mask = group.mask(keys.shape[2], sliding_window)
+    if soft_cap is not None:
+        return _attend_capped(queries, keys, values, mask, scale, soft_cap).transpose(1, 2)
     attended = scaled_dot_product_attention(
         queries,
         keys,
         values,
-        attn_mask=group.mask(keys.shape[2], sliding_window),
+        attn_mask=mask,
         scale=scale,
         enable_gqa=query.shape[1] != key_cache.shape[2],
     )
     return attended.transpose(1, 2)
+
+
+def _attend_capped(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, soft_cap: float
+) -> Tensor:
+    """[n, num_heads, max_query, head_dim]: what torch's own attention cannot do."""
+    num_groups = queries.shape[1] // keys.shape[1]
+    keys, values = (each.repeat_interleave(num_groups, dim=1) for each in (keys, values))
+    scores = (queries * (scale / soft_cap)) @ keys.transpose(-1, -2)
+    return scores.tanh_().mul_(soft_cap).masked_fill_(~mask, float("-inf")).softmax(-1) @ values

@@ -1,13 +1,18 @@
 """A batch's layout, worked out once a step and used by every layer."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .native_layout import NativeLayout
 from .prefix_groups import PrefixGroup, prefix_groups
+
+if TYPE_CHECKING:
+    from .device_plan import DevicePlan
 
 # Where sharing pays on a CPU (benchmarks/bench_shared_prefix.py): where it spares the reading of this many keys, and
 # where each sequence has few queries, since with many the prefix is read for them all in one go anyway.
@@ -28,6 +33,8 @@ class AttentionMetadata:
     block_tables: Sequence[Sequence[int]]
     block_size: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    # The GPU's plans of this batch, by what else they depend on: filled by `triton.py`.
+    device_plans: dict[Hashable, "DevicePlan"] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -41,6 +48,11 @@ class AttentionMetadata:
             starts.append(total)
             total += length
         return starts
+
+    @cached_property
+    def native_layout(self) -> NativeLayout:
+        """The same as flat arrays, for the compiled kernel."""
+        return NativeLayout.build(self.query_lens, self.context_lens, self.block_tables, self.block_size)
 
     @cached_property
     def padded_groups(self) -> list["PaddedGroup"]:

@@ -13,9 +13,27 @@ def paged_attention_reference(
     metadata: AttentionMetadata,
     scale: float,
     sliding_window: int | None = None,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """See `paged_attention`; one sequence and one head at a time, in float32."""
+    return paged_attention_with_lse(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)[0]
+
+
+def paged_attention_with_lse(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The output, and the natural log of the sum of the scores' exponentials: [num_tokens, num_heads] float32.
+
+    With a `soft_cap`, scores become cap · tanh(score / cap), as Gemma 2 has it.
+    """
     output = torch.empty_like(query)
+    lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
     group = query.shape[1] // key_cache.shape[2]
     for start, length, context, table in zip(
         metadata.query_starts, metadata.query_lens, metadata.context_lens, metadata.block_tables, strict=True
@@ -29,6 +47,9 @@ def paged_attention_reference(
             visible &= key_positions > positions - sliding_window
         for head in range(query.shape[1]):
             scores = query[start : start + length, head].float() @ keys[:, head // group].T * scale
-            weights = scores.masked_fill(~visible.to(scores.device), float("-inf")).softmax(-1)
-            output[start : start + length, head] = (weights @ values[:, head // group]).to(query.dtype)
-    return output
+            if soft_cap is not None:
+                scores = soft_cap * torch.tanh(scores / soft_cap)
+            scores = scores.masked_fill(~visible.to(scores.device), float("-inf"))
+            lse[start : start + length, head] = scores.logsumexp(-1)
+            output[start : start + length, head] = (scores.softmax(-1) @ values[:, head // group]).to(query.dtype)
+    return output, lse

@@ -11,7 +11,13 @@ from .metadata import PaddedGroup
 
 
 def attend_shared_prefix(
-    query: Tensor, key_cache: Tensor, value_cache: Tensor, group: PaddedGroup, prefix_blocks: Tensor, scale: float
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    group: PaddedGroup,
+    prefix_blocks: Tensor,
+    scale: float,
+    soft_cap: float | None = None,
 ) -> Tensor:
     """[n, max_query, num_heads, head_dim] of one group; what stands at padded queries means nothing.
 
@@ -36,6 +42,8 @@ def attend_shared_prefix(
     torch.bmm(rows, prefix_keys.permute(1, 2, 0), out=scores[..., :num_prefix])
     own_scores = torch.bmm(own_rows, own_keys.transpose(1, 2))
     scores[..., num_prefix:] = own_scores.view(num_kv_heads, -1, num_own)
+    if soft_cap is not None:
+        scores.div_(soft_cap).tanh_().mul_(soft_cap)
     visible = group.mask(num_own, None).unsqueeze(3)
     by_query = scores[..., num_prefix:].view(num_kv_heads, num_sequences, max_query, -1, num_own)
     by_query.masked_fill_(~visible.transpose(0, 1), float("-inf"))

@@ -1,7 +1,56 @@
 """From logits to tokens, repeatable by seed and counter."""
 
+import torch
+from torch import Tensor
+
+from ..device import runs_triton
+from ..native import native_library
+from .cpu import sample_tokens_cpu
+from .native import likeliest_tokens_native
 from .penalties import penalize_
 from .philox import philox_uniform
-from .reference import sample_tokens
+from .reference import Likeliest, likeliest_tokens_reference, sample_tokens_reference
 
-__all__ = ["penalize_", "philox_uniform", "sample_tokens"]
+
+def likeliest_tokens(logits: Tensor, with_log_sum_exp: bool = False) -> Likeliest:
+    """Each row's token with the largest logit, of equals the first, and what its log-probability needs.
+
+    logits: [n, vocab] float32 or bfloat16. A token's log-probability is its logit less the row's log-sum-exp.
+    """
+    if _is_native(logits):
+        return likeliest_tokens_native(logits, with_log_sum_exp)
+    if runs_triton(logits):
+        from .triton import likeliest_tokens_triton
+
+        return likeliest_tokens_triton(logits, with_log_sum_exp)
+    return likeliest_tokens_reference(logits, with_log_sum_exp)
+
+
+def sample_tokens(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """One token a row, by inverting the cumulative distribution over the kept tokens at the row's uniform number.
+
+    logits: [n, vocab] of any float type. temperature (> 0), top_p, min_p: [n] float64; top_k: [n] int64, 0 keeps all;
+    uniforms: [n] float64 in (0, 1). Top-k keeps the k likeliest tokens; top-p those of them before which less than
+    that share of their mass lies; min-p those at least that likely beside the likeliest. Of equally likely tokens all
+    or none are kept, so which of them comes first in a sort makes no difference. Returns [n] int64.
+    """
+    if runs_triton(logits):
+        from .triton import sample_tokens_triton
+
+        return sample_tokens_triton(logits, temperature, top_k, top_p, min_p, uniforms)
+    draw = sample_tokens_cpu if logits.device.type == "cpu" else sample_tokens_reference
+    return draw(logits, temperature, top_k, top_p, min_p, uniforms)
+
+
+def _is_native(logits: Tensor) -> bool:
+    return (
+        native_library() is not None
+        and logits.device.type == "cpu"
+        and logits.dtype in (torch.bfloat16, torch.float32)
+        and logits.stride(1) == 1
+    )
+
+
+__all__ = ["Likeliest", "likeliest_tokens", "penalize_", "philox_uniform", "sample_tokens"]

@@ -7,6 +7,8 @@ Source: Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011. T
 import torch
 from torch import Tensor
 
+from ..device import runs_triton
+
 _MASK = 0xFFFFFFFF
 _MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
 _WEYL = (0x9E3779B9, 0xBB67AE85)
@@ -18,6 +20,10 @@ def philox_uniform(seeds: Tensor, counters: Tensor) -> Tensor:
 
     seeds, counters: [n] int64, not negative. Returns [n] float64 with 32 random bits each.
     """
+    if runs_triton(seeds):
+        from .triton import philox_uniform_triton
+
+        return philox_uniform_triton(seeds, counters)
     zeros = torch.zeros_like(counters)
     words = philox_4x32(
         (counters & _MASK, counters >> 32, zeros, zeros),

@@ -1,31 +1,49 @@
 """The obvious torch; also the path that runs where no faster one exists."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 
-def sample_tokens(
+@dataclass(frozen=True)
+class Likeliest:
+    """Each row's likeliest token [n] int64, its logit [n] float32, and unless not wanted the rows' log-sum-exps [n].
+
+    A row that has a NaN has a NaN for its logit, and no meaningful token.
+    """
+
+    tokens: Tensor
+    logits: Tensor
+    log_sum_exps: Tensor | None
+
+    @property
+    def are_finite(self) -> Tensor:
+        """[n] bool: the row has no NaN, no positive infinity, and a token that is not masked by a negative one."""
+        return self.logits.isfinite()
+
+
+def likeliest_tokens_reference(logits: Tensor, with_log_sum_exp: bool) -> Likeliest:
+    """See `likeliest_tokens`."""
+    log_sum_exps = logits.float().logsumexp(-1) if with_log_sum_exp else None
+    return Likeliest(logits.argmax(-1), logits.amax(-1).float(), log_sum_exps)
+
+
+def sample_tokens_reference(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
 ) -> Tensor:
-    """One token a row, by inverting the cumulative distribution at the row's uniform number.
-
-    logits: [n, vocab]. temperature (> 0), top_p, min_p: [n] float; top_k: [n] int64, 0 keeps all; uniforms: [n]
-    float64 in (0, 1). Filters apply in the order temperature, top-k, top-p (over what top-k left), min-p
-    (against the most likely token). Returns [n] int64.
-    """
-    scaled = logits.double() / temperature.double().unsqueeze(1)
-    probs, tokens = scaled.softmax(-1).sort(dim=-1, descending=True, stable=True)
-    ranks = torch.arange(probs.shape[1], device=probs.device)
-    limit = torch.where(top_k > 0, top_k, probs.shape[1]).unsqueeze(1)
-    probs = probs.masked_fill(ranks >= limit, 0.0)
-    probs = probs / probs.sum(-1, keepdim=True)
-    mass_before = probs.cumsum(-1) - probs
-    keep = (mass_before < top_p.double().unsqueeze(1)) & (probs >= min_p.double().unsqueeze(1) * probs[:, :1])
-    kept = probs * keep
-    cumulative = kept.cumsum(-1)
-    targets = uniforms.unsqueeze(1) * cumulative[:, -1:]
-    picked = torch.searchsorted(cumulative, targets).clamp(max=probs.shape[1] - 1)
-    return tokens.gather(1, picked).squeeze(1)
+    """See `sample_tokens`."""
+    probs = (logits.double() / temperature.double().unsqueeze(1)).softmax(-1)
+    ranked = probs.sort(dim=-1, descending=True).values
+    is_kept = torch.arange(probs.shape[1], device=probs.device) < torch.where(top_k > 0, top_k, probs.shape[1])[:, None]
+    mass = (ranked * is_kept).cumsum(-1)
+    is_kept &= mass - ranked < top_p.double().unsqueeze(1) * mass[:, -1:]
+    least = (
+        ranked.masked_fill(~is_kept, 1.0).amin(-1, keepdim=True).maximum(min_p.double().unsqueeze(1) * ranked[:, :1])
+    )
+    cumulative = (probs * (probs >= least)).cumsum(-1)
+    picked = torch.searchsorted(cumulative, uniforms.unsqueeze(1) * cumulative[:, -1:])
+    return picked.squeeze(1)
 
 
 def penalized(

@@ -1,7 +1,9 @@
-"""The engine benchmark: what its workloads hold, and that its gate stops engines that answer differently."""
+"""The engine benchmark: what its workloads hold, what its gate stops, and what becomes of peers that fail."""
 
 import importlib
+import os
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -9,16 +11,20 @@ import pytest
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 ADAPTER = """
-import sys
+import sys, time
 sys.path.insert(0, {peers!r})
-from protocol import serve
+from protocol import CannotRunError, serve
 
-def load(model, dtype, max_model_len):
+def load(model, precision, max_model_len):
     print("libraries talk on stdout")
-    return lambda prompts, max_tokens, shared: [[{token}] * count for count in max_tokens]
+    return generate
 
-serve("1.0", load)
+def generate(prompts, max_tokens, shared):
+    {body}
+
+serve("1.0", dict(float32="f32", bfloat16="bf16"), load)
 """
+SEVENS = "return [[7] * count for count in max_tokens]"
 
 
 @pytest.fixture
@@ -64,36 +70,132 @@ def test_a_workload_is_the_seeds_alone(script):
     assert recipe.draw(1, 300, 16) == recipe.draw(1, 300, 16) != recipe.draw(2, 300, 16)
 
 
+@pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4", "W5", "W6"])
+def test_a_cut_workload_keeps_its_prefixes(script, name):
+    recipe = script("workloads").RECIPES[name]
+    cut = recipe.cut(1000)
+    prompts = cut.draw(3, 49152).prompts
+    assert len(prompts) == cut.rows == min(recipe.rows, 8)
+
+
 @pytest.fixture
 def adapters(script, tmp_path, monkeypatch) -> Path:
     """An empty folder in place of the real adapters."""
     monkeypatch.setattr(script("processes"), "ADAPTERS", tmp_path)
+    monkeypatch.setattr(script("processes"), "VENVS", tmp_path)
     monkeypatch.setattr(script("processes"), "LOGS", tmp_path)
     monkeypatch.setattr(script("shapes"), "FOLDER", tmp_path)
     return Path(tmp_path)
 
 
-def write_adapter(folder: Path, engine: str, token: int) -> None:
-    (folder / f"run_{engine}.py").write_text(ADAPTER.format(peers=str(BENCHMARKS / "peers"), token=token))
+def write_adapter(folder: Path, engine: str, body: str = SEVENS) -> None:
+    (folder / f"run_{engine}.py").write_text(ADAPTER.format(peers=str(BENCHMARKS / "peers"), body=body))
 
 
-def test_the_gate_lets_equal_tokens_pass(script, adapters, capsys):
+def contender(script, engine: str, precision: str = "float32"):
+    return script("processes").Contender(engine, precision)
+
+
+def test_the_gate_lets_equal_tokens_pass(script, adapters):
     for engine in ("headrace", "transformers"):
-        write_adapter(adapters, engine, 7)
-    script("bench_engine").check_tokens(["headrace", "transformers"])
-    assert "the same in headrace, transformers" in capsys.readouterr().out
+        write_adapter(adapters, engine)
+    verdicts = script("gate").check_tokens([contender(script, "headrace", "bfloat16")], 60)
+    assert verdicts == {
+        "headrace float32": "passed: tokens of 24 of 24 rows are those of transformers in float32",
+        "headrace bfloat16": "passed: first tokens of 24 of 24 rows are those of transformers in float32",
+    }
 
 
-def test_the_gate_stops_other_tokens(script, adapters):
-    write_adapter(adapters, "headrace", 7)
-    write_adapter(adapters, "transformers", 8)
-    with pytest.raises(SystemExit, match=r"transformers and headrace differ in rows \[0, 1, .*no speed is worth"):
-        script("bench_engine").check_tokens(["headrace", "transformers"])
+def test_the_gate_ends_the_run_when_our_tokens_are_others(script, adapters):
+    write_adapter(adapters, "headrace", "return [[7] * (count - 1) + [8] for count in max_tokens]")
+    write_adapter(adapters, "transformers")
+    with pytest.raises(SystemExit, match="no speed is worth printing"):
+        script("gate").check_tokens([contender(script, "headrace")], 60)
 
 
-def test_an_engine_that_dies_is_named_with_its_log(script, adapters):
-    (adapters / "run_headrace.py").write_text("raise SystemExit('no such model')")
-    failure = script("processes").EngineFailure
-    with pytest.raises(failure, match=r"headrace ended: see .*headrace\.log"):
-        script("bench_engine").check_tokens(["headrace"])
-    assert (adapters / "headrace.log").read_text().strip() == "no such model"
+def test_the_gate_tells_of_a_peer_with_other_tokens_and_goes_on(script, adapters):
+    for engine in ("headrace", "transformers"):
+        write_adapter(adapters, engine)
+    write_adapter(adapters, "vllm", "return [[8] * count for count in max_tokens]")
+    contenders = [contender(script, engine) for engine in ("headrace", "vllm")]
+    verdicts = script("gate").check_tokens(contenders, 60)
+    assert verdicts["vllm float32"] == "failed: tokens of 0 of 24 rows are those of transformers in float32"
+
+
+def test_an_engine_that_ends_is_named_with_its_status_and_log(script, adapters):
+    (adapters / "run_vllm.py").write_text("raise SystemExit('no such model')")
+    processes = script("processes")
+    folder = script("shapes").checkpoint("gate")
+    with pytest.raises(processes.EngineFailure, match=r"vllm float32 ended with status 1: see .*vllm-float32\.log"):
+        processes.EngineProcess(contender(script, "vllm"), folder, 256, 60)
+    assert (adapters / "vllm-float32.log").read_text().strip() == "no such model"
+
+
+def test_a_checkpoint_is_converted_once_and_anew_when_it_changes(script, adapters):
+    count = adapters / "count"
+    convert = f"import pathlib, sys; pathlib.Path(sys.argv[3]).mkdir(); open({str(count)!r}, 'a').write('x')"
+    (adapters / "convert_openvino.py").write_text(convert)
+    write_adapter(adapters, "openvino")
+    folder, processes = script("shapes").checkpoint("gate"), script("processes")
+    conversions = []
+    for age in (0, 0, 10):
+        changed = time.time() + age if age else (folder / "config.json").stat().st_mtime
+        os.utime(folder / "model.safetensors", (changed, changed))
+        with processes.EngineProcess(contender(script, "openvino"), folder, 256, 60):
+            conversions.append(len(count.read_text()))
+    assert conversions == [1, 1, 2]
+
+
+@pytest.fixture
+def measured(script, adapters):
+    """Runs two rounds of a small workload: our engine and one peer that does as `body` says."""
+
+    def run(body: str, timeout_seconds: float = 60, ours: str = SEVENS):
+        write_adapter(adapters, "headrace", ours)
+        write_adapter(adapters, "vllm", body)
+        rounds, figures = script("rounds"), script("figures")
+        recipes = {"W4": script("workloads").RECIPES["W4"]}
+        contenders = [contender(script, engine) for engine in ("headrace", "vllm")]
+        plan = rounds.Plan("gate", contenders, recipes, 2, timeout_seconds)
+        found = figures.figures_of(plan, rounds.measure(plan), {})
+        own, peer = found["contenders"]
+        assert own["workloads"]["W4"]["rounds"] == 2
+        return peer, "\n".join(figures.Table(found).lines())
+
+    return run
+
+
+def test_engines_take_turns_and_are_compared(measured):
+    twentieth = f"time.sleep(0.05); {SEVENS}"
+    peer, table = measured(twentieth, ours=twentieth)
+    assert peer["workloads"]["W4"]["rounds"] == 2
+    assert "as the fastest peer of float32, vllm float32" in table
+
+
+def test_a_slow_peer_has_one_round(measured):
+    peer, table = measured(f"time.sleep(0.1); {SEVENS}")
+    assert peer["workloads"]["W4"]["rounds"] == 1
+    assert "(one round)" in table
+
+
+def test_a_peer_that_cannot_run_a_workload_gets_a_footnote(measured):
+    peer, table = measured("raise CannotRunError('too many rows')")
+    assert peer["workloads"]["W4"] == {"cannot_run": "too many rows"}
+    assert "– [1]" in table
+    assert "[1] too many rows" in table
+
+
+def test_a_peer_that_dies_is_reported_and_the_rest_go_on(measured):
+    peer, table = measured("import os; os._exit(3)")
+    assert "vllm float32 ended with status 3" in peer["failure"]
+    assert "– [1]" in table
+
+
+def test_a_peer_that_hangs_is_reported_and_the_rest_go_on(measured):
+    peer, _ = measured("import signal; signal.pause()", timeout_seconds=5)
+    assert "vllm float32 gave no answer in 5 s" in peer["failure"]
+
+
+def test_a_peer_that_gives_too_few_tokens_is_reported(measured):
+    peer, _ = measured("return [[7] for _ in max_tokens]")
+    assert "did not generate as many tokens" in peer["failure"]

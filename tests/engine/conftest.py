@@ -9,61 +9,13 @@ from typing import Any
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import (
-    AutoModelForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen3Config,
-)
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
+from .families import FAMILIES, ODD_SIZES, VOCAB_SIZE
+
 NUM_NEW_TOKENS = 64
-VOCAB_SIZE = 307
 PROMPT_LENGTHS = (1, 7, 33, 61)
-ODD_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 72,
-    "intermediate_size": 101,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    # Large, so that the logits differ enough for outputs that wander.
-    "initializer_range": 0.3,
-}
-LLAMA3_ROPE = {
-    "rope_type": "llama3",
-    "rope_theta": 10000.0,
-    "factor": 4.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 48,
-}
-FAMILIES: dict[str, Any] = {
-    "llama": LlamaConfig(**ODD_SIZES),
-    "llama-bias-tied-rope3": LlamaConfig(
-        **ODD_SIZES,
-        attention_bias=True,
-        mlp_bias=True,
-        tie_word_embeddings=True,
-        rope_parameters=LLAMA3_ROPE,
-    ),
-    "mistral-window": MistralConfig(**ODD_SIZES, sliding_window=19),
-    "qwen2-window": Qwen2Config(**ODD_SIZES, use_sliding_window=True, sliding_window=17, max_window_layers=1),
-    "qwen3": Qwen3Config(**ODD_SIZES, head_dim=20),
-    "qwen3-bias-tied-windows": Qwen3Config(
-        **ODD_SIZES,
-        head_dim=16,
-        attention_bias=True,
-        tie_word_embeddings=True,
-        use_sliding_window=True,
-        sliding_window=11,
-        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -103,7 +55,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Chec
 def save_random_model(config: Any, folder: Path) -> Any:
     """A model with random weights, in norms and biases too, which transformers starts at ones and zeros."""
     torch.manual_seed(1)
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    # Its grouped products of experts want aligned sizes.
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, experts_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

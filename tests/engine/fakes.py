@@ -3,6 +3,7 @@
 import math
 import zlib
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 
 import torch
@@ -14,6 +15,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request
 from headrace.engine.sampler import SampleRow, sample
+from headrace.engine.swap import PreemptionCosts
 
 VOCAB_SIZE = 11
 END_TOKEN_ID = 0
@@ -26,32 +28,81 @@ def fake_logits(tokens: Sequence[int]) -> Tensor:
     return 4 * torch.sin(angle * torch.arange(1, VOCAB_SIZE + 1))
 
 
+class FakeMemory:
+    """Blocks that remember, for each slot, the token and the position last written to it."""
+
+    block_bytes = 1
+
+    def __init__(self, num_blocks: int, block_size: int) -> None:
+        self.num_blocks = num_blocks
+        self.block_size = block_size
+        self.slots: dict[int, tuple[int, int]] = {}
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        sources, destinations = zip(*pairs, strict=True)
+        assert len({*sources, *destinations}) == len(set(sources)) + len(destinations)
+        for source, destination in pairs:
+            self._write(destination, self._read(source))
+
+    def zero(self, blocks: Sequence[int]) -> None:
+        for block in blocks:
+            self._write(block, [None] * self.block_size)
+
+    def swap_out(self, blocks: Sequence[int]) -> list[list[tuple[int, int] | None]]:
+        return [self._read(block) for block in blocks]
+
+    def swap_in(self, content: list[list[tuple[int, int] | None]], first: int, blocks: Sequence[int]) -> None:
+        for block, slots in zip(blocks, content[first:], strict=True):
+            self._write(block, slots)
+
+    def _read(self, block: int) -> list[tuple[int, int] | None]:
+        assert 1 <= block <= self.num_blocks
+        return [self.slots.get(block * self.block_size + offset) for offset in range(self.block_size)]
+
+    def _write(self, block: int, slots: Sequence[tuple[int, int] | None]) -> None:
+        assert 1 <= block <= self.num_blocks
+        for offset, slot in enumerate(slots):
+            if slot is None:
+                self.slots.pop(block * self.block_size + offset, None)
+            else:
+                self.slots[block * self.block_size + offset] = slot
+
+
 class FakeRunner:
     """A model without weights: its logits are a function of the tokens it finds in its paged memory.
 
     Like a real one it writes a step's tokens to their slots and then reads each sequence's whole context back
     through its block table, so a block that is lost, mixed up or read before it was written shows.
-    `fail_next`: the next step raises this before it writes.
+    With a `sliding_window` it reads, and answers by, that many last tokens. `fail_next`: the next step raises this
+    before it writes. `poison`: a step with this token in it raises. `fits`: with more tokens a step runs out of memory.
+    `breaks`: the logits after this token are NaN.
     """
 
     vocab_size = VOCAB_SIZE
     device = torch.device("cpu")
+    # Moving is always the cheaper way.
+    preemption_costs = PreemptionCosts(seconds_per_token=1.0, seconds_per_byte=0.0, seconds_per_swap=0.0)
 
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
+    def __init__(self, num_blocks: int, block_size: int, sliding_window: int | None = None) -> None:
+        self.memory = FakeMemory(num_blocks, block_size)
+        self.sliding_window = sliding_window
         self.fail_next: type[BaseException] | None = None
-        self._block_size = block_size
-        # The token and the position last written to each slot.
-        self._memory: dict[int, tuple[int, int]] = {}
+        self.poison: int | None = None
+        self.breaks: int | None = None
+        self.fits: int | None = None
 
     def execute(self, batch: Batch) -> Tensor:
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
             raise error("asked for by the test")
         slots = batch.slots.tolist()
+        if self.poison in batch.token_ids.tolist():
+            raise RuntimeError("poisoned\nrow")
+        if self.fits is not None and len(slots) > self.fits:
+            raise torch.OutOfMemoryError("asked for by the test")
         assert len(set(slots)) == len(slots), "two tokens are written to one slot"
         written = zip(batch.token_ids.tolist(), batch.positions.tolist(), strict=True)
-        self._memory.update(zip(slots, written, strict=True))
+        self.memory.slots.update(zip(slots, written, strict=True))
         sequence_of_end = {
             start + length - 1: index
             for index, (start, length) in enumerate(
@@ -59,16 +110,31 @@ class FakeRunner:
             )
         }
         wanted = [sequence_of_end[token] for token in batch.last_token_index.tolist()]
-        rows = [fake_logits(self._context(batch, index)) for index in wanted]
+        if batch.prompt_reader is not None:
+            batch.prompt_reader.read(lambda index: self._prompt_logits(batch, index), self.vocab_size, self.device)
+        rows = [self._logits(self._context(batch, index)) for index in wanted]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
 
+    def _prompt_logits(self, batch: Batch, tokens: Tensor) -> Tensor:
+        """What the model says after each of the batch's tokens that `tokens` names."""
+        rows = []
+        for token in tokens.tolist():
+            index = bisect_right(batch.attention.query_starts, token) - 1
+            position = int(batch.positions[token])
+            rows.append(fake_logits(self._context(batch, index)[: position + 1]))
+        return torch.stack(rows)
+
+    def _logits(self, context: list[int]) -> Tensor:
+        return fake_logits(context) if context[-1] != self.breaks else torch.full((VOCAB_SIZE,), torch.nan)
+
     def _context(self, batch: Batch, index: int) -> list[int]:
-        """All tokens of one of the batch's sequences, as its blocks hold them."""
-        block_table = batch.attention.block_tables[index]
+        """The tokens of one of the batch's sequences that its last token sees, as its blocks hold them."""
+        block_table, block_size = batch.attention.block_tables[index], self.memory.block_size
+        end = batch.attention.context_lens[index]
         tokens = []
-        for position in range(batch.attention.context_lens[index]):
-            block, offset = divmod(position, self._block_size)
-            token, written_position = self._memory[block_table[block] * self._block_size + offset]
+        for position in range(0 if self.sliding_window is None else max(0, end - self.sliding_window), end):
+            block, offset = divmod(position, block_size)
+            token, written_position = self.memory.slots[block_table[block] * block_size + offset]
             assert written_position == position, "a slot holds another position's token"
             tokens.append(token)
         return tokens
@@ -78,7 +144,15 @@ def fake_engine(runner: FakeRunner, config: EngineConfig) -> Engine:
     return Engine(runner, config, CONTEXT, [END_TOKEN_ID])
 
 
-def fake_answer(request: Request, max_model_len: int) -> list[int]:
+def make_engine(
+    num_blocks: int = 32, sliding_window: int | None = None, **options: int | bool
+) -> tuple[Engine, FakeRunner]:
+    config = EngineConfig(**{"block_size": 8, **options})  # type: ignore[arg-type]
+    runner = FakeRunner(num_blocks, config.block_size, sliding_window)
+    return fake_engine(runner, config), runner
+
+
+def fake_answer(request: Request, max_model_len: int, sliding_window: int | None = None) -> list[int]:
     """What the fake model generates for a request that has it for itself."""
     prompt, params = list(request.prompt_token_ids), request.params
     stops = {*params.stop_token_ids, *(() if params.ignore_eos else (END_TOKEN_ID,))}
@@ -89,5 +163,7 @@ def fake_answer(request: Request, max_model_len: int) -> list[int]:
         adjustment = Adjustment.of(params, list(stops), len(prompt))
         adjustment = adjustment and adjustment.after(prompt + answer)
         row = SampleRow(params, params.seed or 0, len(answer), adjustment)
-        answer += sample(fake_logits(prompt + answer).unsqueeze(0), [row])
+        tokens = prompt + answer
+        seen = tokens if sliding_window is None else tokens[-sliding_window:]
+        answer += sample(fake_logits(seen).unsqueeze(0), [row])
     return answer

@@ -173,6 +173,4 @@ def test_a_frequency_penalty_keeps_an_answer_from_going_round_in_circles(llm):
 def test_a_bias_outside_the_vocabulary_is_refused_and_named(llm):
     with pytest.raises(InvalidRequestError, match=r"logit_bias: token id 307 is outside the vocabulary of 307 tokens"):
         llm.generate("x", SamplingParams(logit_bias={307: 1.0}))
-    with pytest.raises(InvalidRequestError, match="logit_bias: token id -1 is outside"):
-        llm.generate("x", SamplingParams(logit_bias={-1: 1.0}))
     assert not llm.engine.has_work

@@ -158,6 +158,27 @@ def test_a_stop_token_is_in_the_text_only_if_asked_for():
         assert answer_text(fast, Request("r", [1], params), ids, FinishReason.STOP) == expected
 
 
+def test_an_end_token_that_the_tokenizer_does_not_know_as_special_is_no_text():
+    fast = tokenizer("byte level")
+    assert answer_text(fast, Request("r", [1], SamplingParams()), fast.encode("abc"), FinishReason.STOP) == "ab"
+
+
+def test_only_stop_strings_make_the_engine_wait_for_text():
+    fast = tokenizer("byte level")
+    assert StopStrings.of(fast, SamplingParams(stop_token_ids=[3], min_tokens=2, logprobs=1)) is None
+    assert StopStrings.of(fast, SamplingParams(stop=[])) is None
+    assert StopStrings.of(fast, SamplingParams(stop="a")) is not None
+
+
+@kinds
+def test_stops_of_any_length_are_found_in_a_long_answer(kind):
+    text = "ab " * 300 + "abba abb"
+    for stop in ("b", "abba", "ab ab", "ab " * 40 + "abba"):
+        checker = StopStrings(tokenizer(kind), SamplingParams(stop=[stop, "never to be found in it" * 9]))
+        assert any(map(checker, tokenizer(kind).encode(text)))
+        assert checker.answer == text[: text.index(stop)]
+
+
 @pytest.fixture(scope="module")
 def llm(chat_folder) -> LLM:
     return LLM(chat_folder, num_gpu_blocks_override=128, max_num_seqs=3, max_num_batched_tokens=20)

@@ -1,18 +1,26 @@
 """Greedy output equals transformers' in float32, however the work is scheduled."""
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
-from headrace.engine.config import EngineConfig, ModelConfig
+from headrace.engine import model_runner
+from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.request import Request
+from headrace.engine.model_config import ModelConfig
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.swap import PreemptionCosts
 from headrace.kernels.paged_attention import cpu, metadata
 from headrace.kernels.paged_attention.shared_prefix import attend_shared_prefix
 
-from .conftest import FAMILIES, NUM_NEW_TOKENS, Checkpoint
+from .conftest import NUM_NEW_TOKENS, Checkpoint
+from .families import FAMILIES, VOCAB_SIZE
 from .running import greedy_params, run_all, token_ids
 
 MakeCheckpoint = Callable[[str], Checkpoint]
@@ -39,6 +47,13 @@ def family(request: pytest.FixtureRequest, checkpoint: MakeCheckpoint) -> Checkp
     return checkpoint(request.param)
 
 
+@pytest.fixture
+def always_swap(monkeypatch) -> None:
+    """Models so small compute their KV faster than they could copy it."""
+    costs = PreemptionCosts(seconds_per_token=1.0, seconds_per_byte=0.0, seconds_per_swap=0.0)
+    monkeypatch.setattr(model_runner, "preemption_costs", lambda *_: costs)
+
+
 def load(checkpoint: Checkpoint, **options: Any) -> Engine:
     return Engine.from_pretrained(
         checkpoint.folder, EngineConfig(**{"num_gpu_blocks_override": 100, "max_model_len": 150, **options})
@@ -51,6 +66,23 @@ def generate(engine: Engine, prompts: list[list[int]], prefix: str = "") -> list
     ]
     events = run_all(engine, requests)
     return [token_ids(events[request.request_id]) for request in requests]
+
+
+def generate_beside(engine: Engine, prompts: list[list[int]], prefix: str) -> list[list[int]]:
+    """As `generate`, while a request that is to fail runs too."""
+    answers: dict[str, list[int]] = {f"{prefix}{index}": [] for index in range(len(prompts))}
+    for request_id, prompt in zip(answers, prompts, strict=True):
+        engine.add(Request(request_id, prompt, greedy_params(NUM_NEW_TOKENS)))
+    failed = []
+    while engine.has_work:
+        for event in engine.step():
+            if event.finish_reason is FinishReason.ERROR:
+                failed.append(event)
+            else:
+                answers[event.request_id] += event.new_token_ids
+        engine.check()
+    assert len(failed) == 1
+    return list(answers.values())
 
 
 def test_the_expected_outputs_are_varied_enough_to_compare(family):
@@ -95,8 +127,68 @@ def test_a_cached_prefix_of_another_prompt(family):
 
 def test_preempted_for_want_of_blocks(family):
     engine = load(family, block_size=8, num_gpu_blocks_override=20, max_num_batched_tokens=29)
-    assert generate(engine, family.prompts) == family.expected
+    # Where every layer has a window blocks slide out, and there is room for twice as many.
+    copies = 1 if None in ModelConfig.from_pretrained(family.folder).sliding_windows else 2
+    assert generate(engine, family.prompts * copies) == family.expected * copies
     assert engine.stats.num_preemptions > 0
+
+
+def test_preempted_by_swap(family, always_swap):
+    engine = load(family, block_size=8, num_gpu_blocks_override=20, max_num_batched_tokens=29, swap_space_bytes=2**30)
+    assert generate(engine, family.prompts * 2) == family.expected * 2
+    assert engine.stats.num_swaps > 0
+
+
+def test_beside_31_others(family):
+    engine = load(family, num_gpu_blocks_override=300)
+    generator = torch.Generator().manual_seed(3)
+    for index in range(31):
+        prompt = torch.randint(0, VOCAB_SIZE, (1 + 2 * index,), generator=generator).tolist()
+        engine.add(Request(f"other{index}", prompt, greedy_params(1 + index % 16)))
+    request = Request("asked", family.prompts[-1], greedy_params(NUM_NEW_TOKENS))
+    engine.add(request)
+    events = []
+    while engine.has_work:
+        events += [event for event in engine.step() if event.request_id == "asked"]
+    assert token_ids(events) == family.expected[-1]
+
+
+@pytest.mark.parametrize("chunk_size", range(1, 65))
+def test_every_chunk_size(checkpoint, chunk_size):
+    made = checkpoint("llama")
+    engine = load(made, block_size=8, max_num_batched_tokens=chunk_size)
+    events = run_all(engine, [Request("r", made.prompts[-1], greedy_params(8))])["r"]
+    assert token_ids(events) == made.expected[-1][:8]
+
+
+@pytest.mark.parametrize("swap_space_bytes", [0, 2**30])
+def test_under_a_window_sequences_outgrow_the_memory(checkpoint, always_swap, swap_space_bytes):
+    """Forty tokens of memory; the longest sequence comes to 125."""
+    made = checkpoint("mistral-window")
+    engine = load(
+        made,
+        block_size=8,
+        num_gpu_blocks_override=5,
+        max_num_batched_tokens=32,
+        swap_space_bytes=swap_space_bytes,
+    )
+    assert generate(engine, made.prompts) == made.expected
+
+
+def test_nan_does_not_spread(checkpoint, tmp_path):
+    """A token whose embedding is NaN, first beside the others, then in blocks that they get afterwards."""
+    made = checkpoint("llama")
+    broken = max(set(range(VOCAB_SIZE)) - set(chain.from_iterable(made.prompts + made.expected)))
+    folder = tmp_path / "broken"
+    shutil.copytree(made.folder, folder)
+    weights = load_file(folder / "model.safetensors")
+    weights["model.embed_tokens.weight"][broken] = torch.nan
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    engine = load(Checkpoint(folder, made.prompts, made.expected), block_size=8, num_gpu_blocks_override=40)
+    for turn in range(2):
+        bad = Request(f"bad{turn}", [*made.prompts[1][:3], broken, *made.prompts[-1]], greedy_params(3))
+        engine.add(bad)
+        assert generate_beside(engine, made.prompts, f"{turn}/") == made.expected
 
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "apart"])

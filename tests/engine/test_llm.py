@@ -152,15 +152,35 @@ def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
         ({"stop": ""}, "stop must be without an empty text"),
         ({"stop": ["a", 1]}, "stop must be a text or a list of texts"),
         ({"stop": b"a"}, "stop must be a text or a list of texts"),
-        ({"stop": 0}, "stop must be a text or a list of texts"),
+        ({"stop": 0}, "stop must be a text or a list of texts, not 0"),
+        ({"stop_token_ids": 7}, "stop_token_ids must be a list of token ids, not 7"),
+        ({"stop_token_ids": ["a"]}, r"stop_token_ids must be a list of token ids, not \['a'\]"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids must be a list of token ids"),
+        ({"ignore_eos": "no"}, "ignore_eos must be true or false, not 'no'"),
+        ({"temperature": True}, "temperature must be a number, not True"),
+        ({"n": True}, "n must be a whole number, not True"),
+        ({"n": 2.0}, "n must be a whole number, not 2.0"),
+        ({"max_tokens": -3}, "max_tokens must be ≥ 1, not -3"),
+        ({"top_p": -0.1}, "top_p must be"),
+        ({"top_k": 2.5}, "top_k must be a whole number, not 2.5"),
+        ({"min_p": float("nan")}, "min_p must be in"),
+        ({"prompt_logprobs": -1}, "prompt_logprobs must be ≥ 0, not -1"),
+        ({"prompt_logprobs": "3"}, "prompt_logprobs must be a whole number, not '3'"),
+        ({"logit_bias": {-1: 1.0}}, "logit_bias must be a mapping of token ids to numbers, not keyed by -1"),
+        ({"logit_bias": {5: "up"}}, r"logit_bias must be in \[-100, 100\], not 'up' \(token 5\)"),
+        ({"choices": "ab"}, "choices must be a non-empty list of texts, not 'ab'"),
+        ({"choices": []}, r"choices must be a non-empty list of texts, not \[\]"),
+        ({"choices": [1, 2]}, "choices must be a non-empty list of texts"),
+        ({"choices": ["a"], "prompt_logprobs": 1}, "prompt_logprobs has no meaning with choices"),
         ({"choices": ["a"], "stop": "b"}, "stop has no meaning with choices"),
         ({"choices": ["a"], "logprobs": 0}, "logprobs has no meaning with choices"),
         ({"choices": ["a"], "logit_bias": {1: 1}}, "logit_bias has no meaning with choices"),
     ],
 )
 def test_sampling_parameters_out_of_range(params, message):
-    with pytest.raises(InvalidRequestError, match=message):
+    with pytest.raises(InvalidRequestError, match=message) as error:
         SamplingParams(**params)
+    assert error.value.field in params
 
 
 def test_an_unknown_option_is_named_with_the_known_ones(chat_folder):

@@ -1,16 +1,20 @@
 """Whatever arrives, in whatever order, in however little memory: no block is lost and no answer changes."""
 
+from collections.abc import Container
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from torch import Tensor
 
+from headrace.engine.choices import build_choice_tree
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.step_plan import StepPlan
 
 from .brute_force import choice_probabilities
 from .fakes import END_TOKEN_ID, VOCAB_SIZE, FakeRunner, fake_answer, fake_engine, fake_logits
@@ -28,7 +32,7 @@ params = st.builds(
     min_tokens=st.sampled_from([0, 0, 1]),
     logit_bias=st.sampled_from([None, None, {END_TOKEN_ID: 1.5, 3: -2.0}]),
     logprobs=st.sampled_from([None, None, 0, 3]),
-    temperature=st.sampled_from([0.0, 0.7, 1.5]),
+    temperature=st.sampled_from([0.0, 0.0, 0.7, 1.5]),
     top_k=st.sampled_from([0, 3]),
     top_p=st.sampled_from([1.0, 0.8]),
     max_tokens=st.one_of(st.none(), st.integers(1, 12)),
@@ -44,9 +48,14 @@ configs = st.builds(
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 24),
     enable_prefix_caching=st.booleans(),
+    swap_space_bytes=st.sampled_from([0, 0, 4, 100]),
 )
+windows = st.sampled_from([None, None, 1, 5, 8])
+priorities = st.sampled_from([0, 0, 0, -1, 2])
 # Longest prompt, longest choice, one token to generate.
 LONGEST_REQUEST = 8 + 6 + 4 + 1
+# A step that computes this token raises; after this one the logits are NaN.
+POISON, BREAKS = 10, 9
 
 
 class EngineMachine(RuleBasedStateMachine):
@@ -55,29 +64,45 @@ class EngineMachine(RuleBasedStateMachine):
     engine: Engine
     runner: FakeRunner
 
-    @initialize(config=configs, spare_blocks=st.integers(0, 6))
-    def start(self, config: EngineConfig, spare_blocks: int) -> None:
-        num_blocks = -(-LONGEST_REQUEST // config.block_size) + spare_blocks
-        self.runner = FakeRunner(num_blocks, config.block_size)
+    @initialize(config=configs, window=windows, spare_blocks=st.integers(0, 6), is_harsh=st.booleans())
+    def start(self, config: EngineConfig, window: int | None, spare_blocks: int, is_harsh: bool) -> None:
+        longest = LONGEST_REQUEST if window is None else window - 1 + config.block_size
+        num_blocks = -(-longest // config.block_size) + spare_blocks
+        self.runner = FakeRunner(num_blocks, config.block_size, window)
+        if is_harsh:
+            self.runner.poison, self.runner.breaks = POISON, BREAKS
         self.engine = fake_engine(self.runner, config)
+        check_every_plan(self.engine)
         self.live: dict[str, Request] = {}
-        self.events: dict[str, list[Any]] = {}
+        self.events: dict[str, list[RequestEvent]] = {}
         self.num_added = 0
 
-    @rule(prompt=prompts, params=params)
-    def add(self, prompt: list[int], params: SamplingParams) -> None:
-        self._add(Request(str(self.num_added), prompt, params))
+    @rule(prompt=prompts, params=params, priority=priorities)
+    def add(self, prompt: list[int], params: SamplingParams, priority: int) -> None:
+        self._add(Request(str(self.num_added), prompt, params, priority=priority))
 
-    @rule(prompt=prompts, choices=choices)
-    def add_choices(self, prompt: list[int], choices: tuple[tuple[int, ...], ...]) -> None:
+    @rule(prompt=prompts, params=params, num_samples=st.integers(2, 4), priority=priorities)
+    def add_samples(self, prompt: list[int], params: SamplingParams, num_samples: int, priority: int) -> None:
+        first = str(self.num_added)
+        for index in range(num_samples):
+            fork_of = first if index else None
+            sample = replace(params, seed=index, temperature=1.0)
+            self._add(Request(str(self.num_added), prompt, sample, priority=priority, fork_of=fork_of))
+
+    @rule(prompt=prompts, choices=choices, priority=priorities)
+    def add_choices(self, prompt: list[int], choices: tuple[tuple[int, ...], ...], priority: int) -> None:
         greedy = SamplingParams(temperature=0, choices=[str(choice) for choice in choices])
-        self._add(Request(str(self.num_added), prompt, greedy, choices))
+        self._add(Request(str(self.num_added), prompt, greedy, choices, priority=priority))
 
     def _add(self, request: Request) -> None:
         self.engine.add(request)
         self.live[request.request_id] = request
         self.events[request.request_id] = []
         self.num_added += 1
+
+    @rule(prompt=prompts, count=st.integers(-2, 5))
+    def expect(self, prompt: list[int], count: int) -> None:
+        self.engine.expect_prefix(prompt, count)
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -91,12 +116,17 @@ class EngineMachine(RuleBasedStateMachine):
         for _ in range(count):
             self._step()
 
+    @rule(fits=st.one_of(st.none(), st.integers(1, 10)))
+    def limit_device_memory(self, fits: int | None) -> None:
+        self.runner.fits = fits
+
     @precondition(lambda self: self.engine.stats.num_running or self.engine.stats.num_waiting)
     @rule()
-    def fail(self) -> None:
-        self.runner.fail_next = MemoryError
-        with pytest.raises(MemoryError):
-            self.engine.step()
+    def interrupt(self) -> None:
+        self.runner.fail_next = KeyboardInterrupt
+        with suppress(KeyboardInterrupt):
+            self._step()
+        self.runner.fail_next = None
 
     def _step(self) -> None:
         for event in self.engine.step():
@@ -110,13 +140,43 @@ class EngineMachine(RuleBasedStateMachine):
         assert [event.finished for event in events] == [False] * (len(events) - 1) + [True]
         assert 0 <= events[-1].num_cached_tokens <= len(request.prompt_token_ids)
         if request.choice_token_ids is None:
-            assert token_ids(events) == fake_answer(request, self.engine.max_model_len)
-            expected_logprobs = request.params.logprobs is not None
-            assert all(len(event.logprobs) == expected_logprobs * len(event.new_token_ids) for event in events)
+            self._check_tokens(request, events)
+        else:
+            self._check_choice(request, events[-1])
+
+    def _check_tokens(self, request: Request, events: list[RequestEvent]) -> None:
+        answer = fake_answer(request, self.engine.max_model_len, self.runner.sliding_window)
+        prompt = list(request.prompt_token_ids)
+        fails_at = self._first_failure(prompt, answer)
+        assert token_ids(events) == (answer if fails_at is None else answer[:fails_at])
+        assert (events[-1].finish_reason is FinishReason.ERROR) == (fails_at is not None)
+        expected_logprobs = request.params.logprobs is not None
+        assert all(len(event.logprobs) == expected_logprobs * len(event.new_token_ids) for event in events)
+
+    def _first_failure(self, prompt: list[int], answer: list[int]) -> int | None:
+        """After how many tokens of its answer a request fails, if it does."""
+        for length in range(len(answer)):
+            tokens = prompt + answer[:length]
+            if self.runner.poison in tokens or tokens[-1] == self.runner.breaks:
+                return length
+        return None
+
+    def _check_choice(self, request: Request, event: RequestEvent) -> None:
+        assert request.choice_token_ids is not None
+        nodes = build_choice_tree(request.choice_token_ids, END_TOKEN_ID).nodes
+        prompt, window = request.prompt_token_ids, self.runner.sliding_window
+        ends_broken = prompt[-1] == self.runner.breaks and bool(nodes) and not nodes[0].path
+        if (nodes and self.runner.poison in prompt) or ends_broken:
+            assert event.finish_reason is FinishReason.ERROR
             return
-        expected = choice_probabilities(fake_logits, request.prompt_token_ids, request.choice_token_ids, END_TOKEN_ID)
-        assert events[-1].choice_probabilities == pytest.approx(expected, abs=1e-6)
-        assert expected[events[-1].choice_index] == pytest.approx(max(expected))
+
+        def seen_logits(tokens: list[int]) -> Tensor:
+            return fake_logits(tokens if window is None else tokens[-window:])
+
+        expected = choice_probabilities(seen_logits, prompt, request.choice_token_ids, END_TOKEN_ID)
+        assert event.choice_index is not None
+        assert event.choice_probabilities == pytest.approx(expected, abs=1e-6)
+        assert expected[event.choice_index] == pytest.approx(max(expected))
 
     @invariant()
     def no_block_is_lost(self) -> None:
@@ -134,8 +194,22 @@ class EngineMachine(RuleBasedStateMachine):
         assert (self.engine.stats.num_running, self.engine.stats.num_waiting) == (0, 0)
 
 
+def check_every_plan(engine: Engine) -> None:
+    """Has every step but the ones that look for a failure's cause checked for who is served before whom."""
+    scheduler = engine._scheduler
+    schedule = scheduler.schedule
+
+    def checked(among: Container[str] | None = None) -> StepPlan:
+        plan = schedule(among)
+        if among is None:
+            scheduler.check_order(plan)
+        return plan
+
+    scheduler.schedule = checked  # type: ignore[method-assign]
+
+
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestEngine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
 def test_the_machine_meets_preemption_and_the_prefix_cache():

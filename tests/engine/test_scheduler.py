@@ -1,23 +1,14 @@
 """What the engine computes, step by step, with a model that has no weights."""
 
 import pytest
-import torch
 
-from headrace.engine.config import EngineConfig
-from headrace.engine.engine import Engine
 from headrace.engine.errors import ConfigError, InvalidRequestError
 from headrace.engine.request import FinishReason, Request, SamplingParams
 
-from .fakes import CONTEXT, END_TOKEN_ID, VOCAB_SIZE, FakeRunner, fake_answer, fake_engine
+from .fakes import CONTEXT, END_TOKEN_ID, VOCAB_SIZE, fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids
 
 PREFIX = [token % 10 + 1 for token in range(32)]
-
-
-def make_engine(num_blocks: int = 32, **options: int | bool) -> tuple[Engine, FakeRunner]:
-    config = EngineConfig(**{"block_size": 8, **options})  # type: ignore[arg-type]
-    runner = FakeRunner(num_blocks, config.block_size)
-    return fake_engine(runner, config), runner
 
 
 def test_requests_with_the_same_new_prefix_compute_it_once_when_admitted_together():
@@ -108,76 +99,6 @@ def test_least_recently_used_prefixes_are_evicted_from_their_end():
         for name, prompt in (("newer", newer), ("older", older))
     ]
     assert cached == [32, 8]
-
-
-def test_a_failed_step_leaves_nothing_behind_that_could_be_found():
-    engine, runner = make_engine()
-    requests = [Request(str(tail), [*PREFIX, tail], greedy_params(5)) for tail in (1, 2)]
-    for request in requests:
-        engine.add(request)
-    runner.fail_next = MemoryError
-    with pytest.raises(MemoryError):
-        engine.step()
-    engine.check()
-    assert engine.stats.num_running == 0
-    assert engine.stats.num_computed_tokens == 0
-    assert engine.abort("1")
-    assert engine.abort("2")
-    late = Request("late", [*PREFIX, 3], greedy_params(5))
-    events = run_all(engine, [late])["late"]
-    assert events[-1].num_cached_tokens == 0
-    assert token_ids(events) == fake_answer(late, engine.max_model_len)
-
-
-@pytest.mark.parametrize("failing_step", range(1, 7))
-def test_after_a_failed_step_the_next_one_goes_on_as_if_nothing_had_been(failing_step):
-    engine, runner = make_engine(max_num_batched_tokens=20)
-    requests = [Request(str(tail), [*PREFIX, tail], greedy_params(5)) for tail in (1, 2, 3)]
-    for request in requests:
-        engine.add(request)
-    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
-    steps = 0
-    while engine.has_work:
-        steps += 1
-        if steps == failing_step:
-            runner.fail_next = KeyboardInterrupt
-            with pytest.raises(KeyboardInterrupt):
-                engine.step()
-            engine.check()
-        for event in engine.step():
-            answers[event.request_id] += event.new_token_ids
-        engine.check()
-    assert steps >= failing_step
-    assert answers == {request.request_id: fake_answer(request, engine.max_model_len) for request in requests}
-
-
-def test_a_step_whose_sampling_fails_is_undone_as_well(monkeypatch):
-    engine, _ = make_engine()
-    request = Request("a", PREFIX, greedy_params(5))
-    engine.add(request)
-
-    def out_of_memory(*_: object) -> list[int]:
-        raise torch.OutOfMemoryError("asked for by the test")
-
-    with monkeypatch.context() as patch:
-        patch.setattr("headrace.engine.engine.sample", out_of_memory)
-        with pytest.raises(torch.OutOfMemoryError):
-            engine.step()
-    engine.check()
-    events = [event for _ in range(5) for event in engine.step()]
-    assert token_ids(events) == fake_answer(request, engine.max_model_len)
-    assert not engine.has_work
-
-
-def test_a_request_that_needs_no_step_survives_the_failure_of_one():
-    engine, runner = make_engine()
-    engine.add(Request("decided", PREFIX, SamplingParams(temperature=0, choices=["x"]), ((4, 5),)))
-    engine.add(Request("other", PREFIX, greedy_params(1)))
-    runner.fail_next = MemoryError
-    with pytest.raises(MemoryError):
-        engine.step()
-    finished = {event.request_id for event in engine.step() if event.finished}
-    assert finished == {"decided", "other"}
 
 
 def test_an_aborted_request_is_never_heard_of_again_and_its_blocks_are_free():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from shutil import copy, copytree
 from typing import Any
@@ -12,17 +13,19 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from headrace.engine.config import EngineConfig, ModelConfig
+from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import ConfigError, ModelError
+from headrace.engine.model_config import ModelConfig
 from headrace.engine.models import load_model
 from headrace.engine.request import Request
 
-from .conftest import FAMILIES
+from .families import FAMILIES
 from .running import greedy_params, run_all, token_ids
 
 NORM = "model.layers.1.input_layernorm.weight"
 KEY = "model.layers.0.self_attn.k_proj.weight"
+EXPERT = "model.layers.2.block_sparse_moe.experts.3.w2.weight"
 
 
 @pytest.fixture
@@ -34,13 +37,13 @@ def folder(tmp_path, chat_folder) -> Path:
 @pytest.fixture
 def rewrite(folder) -> Callable[[Callable[[dict[str, Tensor]], Any]], None]:
     """Lets a function change the checkpoint's tensors."""
+    return partial(change_tensors, folder)
 
-    def rewrite_with(change: Callable[[dict[str, Tensor]], Any]) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        change(tensors)
-        save_file(tensors, folder / "model.safetensors")
 
-    return rewrite_with
+def change_tensors(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
 
 
 def load(folder: Path, **options: Any) -> Engine:
@@ -62,6 +65,28 @@ def test_a_misshapen_tensor(folder, rewrite, name):
     rewrite(lambda tensors: tensors.update({name: tensors[name][:-1].clone()}))
     with pytest.raises(ModelError, match=rf"tensor {name} .* has shape \(\d+.*; config.json asks for \(\d+"):
         load(folder)
+
+
+@pytest.fixture
+def mixture(tmp_path, checkpoint) -> Path:
+    return Path(copytree(checkpoint("mixtral").folder, tmp_path / "mixture"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda tensors: tensors.pop(EXPERT), f"lacks the tensor {EXPERT}"),
+        (
+            lambda tensors: tensors.update({EXPERT: torch.ones(3, 4)}),
+            rf"tensor {EXPERT} .* has shape \(3, 4\); config.json asks for \(72, 101\)",
+        ),
+    ],
+    ids=["missing", "misshapen"],
+)
+def test_a_tensor_of_an_expert(mixture, change, message):
+    change_tensors(mixture, change)
+    with pytest.raises(ModelError, match=message):
+        load(mixture)
 
 
 def test_a_tensor_too_many(folder, rewrite):
@@ -173,7 +198,9 @@ def test_dummy_weights_are_rounded_to_the_dtype_after_they_are_drawn(bare_folder
     exact = load_model(config, options, torch.float32, cpu).weight_slots()
     model = load_model(config, options, dtype, cpu)
     for slot, other in zip(exact, model.weight_slots(), strict=True):
-        assert torch.equal(slot.destination.to(dtype), other.destination), slot.name
+        # Gemma's norms stay in float32.
+        assert other.destination.dtype == (torch.float32 if slot.offset else dtype)
+        assert torch.equal(slot.destination.to(other.destination.dtype), other.destination), slot.name
         assert slot.destination.std() > 0, slot.name
 
 
@@ -181,10 +208,12 @@ def test_dummy_weights_saved_are_a_checkpoint_that_answers_the_same(bare_folder)
     expected = answer(bare_folder, load_format="dummy", seed=5)
     config, options = ModelConfig.from_pretrained(bare_folder), EngineConfig(load_format="dummy", seed=5)
     model = load_model(config, options, torch.float32, torch.device("cpu"))
-    tensors = {slot.name: slot.destination.clone() for slot in model.weight_slots()}
+    tensors = {slot.name: slot.stored() for slot in model.weight_slots()}
     save_file(tensors, bare_folder / "model.safetensors", metadata={"format": "pt"})
     assert answer(bare_folder) == expected
-    oracle = AutoModelForCausalLM.from_pretrained(bare_folder, dtype=torch.float32).eval()
+    oracle = AutoModelForCausalLM.from_pretrained(
+        bare_folder, dtype=torch.float32, experts_implementation="eager"
+    ).eval()
     with torch.inference_mode():
         assert int(oracle(torch.tensor([[5, 6, 7]])).logits[0, -1].argmax()) == expected[0]
 

@@ -15,6 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 from tokenizers import Tokenizer
 
+from headrace import LLM, SamplingParams
+from headrace.kernels.native import native_library
+
 FOLDER = Path(__file__).parents[2] / "examples" / "tickets"
 MODEL = FOLDER / "model"
 
@@ -150,3 +153,20 @@ def test_score_counts_the_expected_rows(tmp_path: Path, score: ModuleType, capsy
     assert score.main([str(tmp_path), "--rows", "5"]) == 1
     assert capsys.readouterr().err == "score: 3 of 5 rows are missing, the first is row 2\n"
     assert score.main([str(tmp_path / "nothing")]) == 1
+
+
+@pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")
+def test_the_model_in_int8_labels_as_well(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    tickets = list(generate.generate("heldout", 400, 12))
+    system = load("evaluate", monkeypatch).system_prompt()
+    params = SamplingParams(temperature=0, choices=list(generate.CATEGORIES))
+    chats = [
+        [{"role": "system", "content": system}, {"role": "user", "content": ticket["text"]}] for ticket in tickets
+    ]
+
+    def num_right(quantization: str | None) -> int:
+        llm = LLM(MODEL, quantization=quantization, kv_cache_memory_bytes=2**26)
+        answers = [output.outputs[0].text for output in llm.chat(chats, params)]
+        return sum(answer == ticket["category"] for answer, ticket in zip(answers, tickets, strict=True))
+
+    assert num_right("int8") >= num_right(None) - 0.005 * len(tickets)

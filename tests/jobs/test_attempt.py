@@ -8,11 +8,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.engine.config import ModelConfig
+from headrace.engine.model_config import ModelConfig
 from headrace.engine.request import Request
 from headrace.jobs.attempt import ShardAttempt, Stopped
 from headrace.jobs.planner import Planner
@@ -23,7 +24,7 @@ from headrace.storage.readers import open_input
 from headrace.storage.records import AttemptOutcome, Claim, JobState, NewJob, NewShard, ShardState
 from headrace.storage.spool import PlannedRow
 
-from ..engine.fakes import CONTEXT, fake_answer
+from ..engine.fakes import CONTEXT, fake_answer, fake_logits
 from .answers import GatedRunner, hosted
 from .conftest import wait_until
 from .models import WORDS, write_model_folder
@@ -118,6 +119,81 @@ def test_sampled_answers_depend_on_the_row_alone(shop):
     shop.attempt().run()
     shop.assert_complete()
     assert len(set(shop.table()["output"].to_pylist())) > 1
+
+
+def test_several_answers_stand_in_a_list_the_first_in_its_own_column_too(shop):
+    rows = [*ROWS[:3], PlannedRow(3, "3", {}, None, "prompt is empty"), *ask((8,), (8,), (8,), (8,), (7, 8))[4:]]
+    shop.create(rows, sampling={"max_tokens": 6, "temperature": 1.5, "n": 3})
+    shop.attempt().run()
+    shop.assert_settled()
+    decode = shop.tools.tokenizer.decode
+    for row, values in zip(rows, shop.table().to_pylist(), strict=True):
+        if row.error:
+            assert (values["output"], values["outputs"], values["error"]) == (None, None, "prompt is empty")
+            continue
+        params = shop.spec.sampling.params(row.row, None)
+        samples = [Request("r", list(row.prompt_token_ids or ()), params.of_sample(index)) for index in range(3)]
+        answers = [fake_answer(request, CONTEXT) for request in samples]
+        assert values["outputs"] == [*map(decode, answers)]
+        assert values["output"] == values["outputs"][0]
+        assert values["completion_tokens"] == sum(map(len, answers))
+    assert len(set(values["outputs"])) > 1
+
+
+def test_several_draws_from_choices(shop):
+    shop.create(ROWS, choices=("a", "b", "c d"), sampling={"temperature": 3.0, "n": 8})
+    shop.attempt().run()
+    outputs = [values["outputs"] for values in shop.table().to_pylist()]
+    assert {label for labels in outputs for label in labels} == {"a", "b", "c d"}
+    assert [labels[0] for labels in outputs] == shop.table()["label"].to_pylist()
+    shop.assert_settled()
+
+
+def test_log_probabilities_are_a_column_that_sql_reads(shop):
+    shop.create(ROWS, sampling={"max_tokens": 4, "logprobs": True, "top_logprobs": 3})
+    shop.attempt().run()
+    shop.assert_complete()
+    for row, values in zip(ROWS, shop.table().to_pylist(), strict=True):
+        tokens = list(row.prompt_token_ids or [])
+        assert len(values["logprobs"]) == values["completion_tokens"]
+        for token, found in zip(shop.answer(row.row), values["logprobs"], strict=True):
+            expected = fake_logits(tokens).double().log_softmax(-1)
+            likeliest = expected.argsort(descending=True)[:3].tolist()
+            assert (found["token_id"], found["token"]) == (token, " " + WORDS[token])
+            assert found["logprob"] == pytest.approx(float(expected[token]), abs=1e-5)
+            assert [each["token_id"] for each in found["top"]] == likeliest
+            assert [each["logprob"] for each in found["top"]] == pytest.approx(expected[likeliest].tolist(), abs=1e-5)
+            tokens.append(token)
+    query = "SELECT row, len(logprobs[1].top), list_sum([each.logprob for each in logprobs]) FROM '{}/*.parquet'"
+    for row, num_top, total in duckdb.sql(query.format(shop.output)).fetchall():
+        column = shop.table()["logprobs"].to_pylist()[row]
+        assert (num_top, total) == (3, pytest.approx(sum(each["logprob"] for each in column)))
+
+
+def test_the_token_itself_is_reported_where_none_of_the_likeliest_is(shop):
+    shop.create(ROWS[:2], sampling={"max_tokens": 6, "temperature": 8.0, "logprobs": True, "ignore_eos": True})
+    shop.attempt().run()
+    for values in shop.table().to_pylist():
+        assert [each["top"] for each in values["logprobs"]] == [[]] * 6
+        assert [each["token_id"] for each in values["logprobs"]] == shop.answer(values["row"])
+
+
+def test_answers_end_at_a_stop_token(shop):
+    shop.create(ROWS, sampling={"max_tokens": 12, "ignore_eos": True, "stop_token_ids": [7, 9]})
+    shop.attempt().run()
+    reasons = []
+    for values in shop.table().to_pylist():
+        answer = shop.answer(values["row"])
+        assert values["output"] == shop.tools.tokenizer.decode([token for token in answer if token not in (7, 9)])
+        reasons.append(values["finish_reason"])
+    assert set(reasons) == {"stop", "length"}
+
+
+def test_biases_and_minimum_length_reach_the_engine(shop):
+    shop.create(ROWS, sampling={"max_tokens": 5, "min_tokens": 3, "logit_bias": {0: 100, 4: 50}})
+    shop.attempt().run()
+    for values in shop.table().to_pylist():
+        assert (values["output"], values["completion_tokens"], values["finish_reason"]) == ("d d d", 4, "stop")
 
 
 def test_finished_rows_do_not_wait_for_the_others(shop, start):

@@ -114,6 +114,7 @@ def ids(prefix: str, count: int) -> list[str]:
 def test_the_queues_name_is_stable():
     assert shard_queue("models/tickets", "float32") == "headrace.bulk.464e3d393146"
     assert shard_queue("models/tickets", "bfloat16") != shard_queue("models/tickets", "float32")
+    assert shard_queue("models/tickets", "float32", "int8") != shard_queue("models/tickets", "float32")
 
 
 def test_what_is_sent_lies_in_the_queue_and_nowhere_else(broker):

@@ -1,8 +1,12 @@
 """The command line as its users meet it: what it refuses and how, what it prints, what it leaves."""
 
+import gzip
 import json
 import shutil
+import sqlite3
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.engine.config import SUPPORTED_ARCHITECTURES
+from headrace.engine.model_config import SUPPORTED_ARCHITECTURES
 
 from .models import write_model_folder
 from .running import LABELS, MODEL, Result, label_arguments
@@ -139,10 +143,24 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--repetition-penalty", "0"], ["repetition_penalty", "> 0"]),
         (["--stop", "END", "--stop", ""], ["stop", "empty"]),
         (["--choices", "a,b", "--stop", "c"], ["stop", "choices"]),
+        (["--temperature", "nan"], ["temperature", "≥ 0", "nan"]),
+        (["--n", "0"], ["n must be ≥ 1, not 0"]),
+        (["--n", "2"], ["n must be 1 with temperature 0"]),
+        (["--min-tokens", "300"], ["min_tokens", "max_tokens", "300"]),
+        (["--stop-token-ids", "1,x"], ["stop_token_ids.1", "integer", "'x'"]),
+        (["--stop-token-ids", "999999"], ["stop_token_ids", "999999", "vocabulary"]),
+        (["--logit-bias", "5:101"], ["logit_bias", "[-100, 100]", "101"]),
+        (["--logit-bias", "5"], ["--logit-bias", "ID:BIAS", "5"]),
+        (["--logit-bias", "five:1"], ["logit_bias", "integer", "five"]),
+        (["--logit-bias", "999999:1"], ["logit_bias", "999999", "vocabulary"]),
+        (["--top-logprobs", "2"], ["top_logprobs", "without logprobs"]),
+        (["--logprobs", "--top-logprobs", "21"], ["top_logprobs", "20", "21"]),
+        (["--best-of", "2"], ["--best-of", "headrace run --help"]),
         (["--max-tokens", "0"], ["max_tokens"]),
         (["--seed", "-1"], ["seed"]),
         (["--limit", "0"], ["--limit"]),
         (["--dtype", "int3"], ["dtype", "auto, float32"]),
+        (["--quantization", "int3"], ["quantization", "'int8'"]),
         (["--max-num-seqs", "0"], ["--max-num-seqs"]),
         (["--system", "@nowhere.txt"], ["--system", "nowhere.txt"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
@@ -162,7 +180,7 @@ def test_text_that_is_no_text_is_refused(refused):
 
 
 def test_a_missing_argument_or_command_is_refused_in_one_line(served, headrace):
-    assert_refused(headrace(served, "run"), "INPUT", "headrace run --help")
+    assert_refused(headrace(served, "run"), "--model", "headrace run --help")
     assert_refused(headrace(served, "show"), "JOB", "headrace show --help")
     assert_refused(headrace(served, "rnu"), "rnu", "headrace --help")
 
@@ -264,7 +282,14 @@ def formats(few, tmp_path_factory) -> dict[str, Path]:
     table = pa.Table.from_pylist([json.loads(line) for line in few.read_text().splitlines()])
     pq.write_table(table, folder / "few.parquet")
     pa.csv.write_csv(table, folder / "few.csv")
-    return {"jsonl": few, "csv": folder / "few.csv", "parquet": folder / "few.parquet"}
+    packed = folder / "few.jsonl.gz"
+    packed.write_bytes(gzip.compress(few.read_bytes()))
+    several = folder / "several"
+    several.mkdir()
+    for name, part in (("a", table.slice(0, 7)), ("b", table.slice(7))):
+        pq.write_table(part, several / f"{name}.parquet")
+    formats = {"jsonl": few, "csv": folder / "few.csv", "parquet": folder / "few.parquet"}
+    return {**formats, "gzip": packed, "folder": several}
 
 
 def test_the_format_of_the_input_does_not_matter(served, headrace, formats, tmp_path):
@@ -279,6 +304,49 @@ def test_the_format_of_the_input_does_not_matter(served, headrace, formats, tmp_
         assert table.column_names == first.column_names
         for column in ("row", "ticket_id", "text", "category", "label", "prompt_tokens", "error"):
             assert table[column].to_pylist() == first[column].to_pylist()
+
+
+@pytest.fixture
+def shop_database(few, tmp_path) -> str:
+    """A database with the same tickets."""
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database, database:
+        database.execute("create table tickets (ticket_id text, text text)")
+        rows = [json.loads(line) for line in few.read_text().splitlines()]
+        database.executemany("insert into tickets values (:ticket_id, :text)", rows)
+    return f"sqlite:///{tmp_path / 'shop.db'}"
+
+
+def test_rows_from_a_pipe_and_from_a_query(served, headrace, few, shop_database, tmp_path, monkeypatch):
+    def labels(name: str, *arguments: str) -> list[str]:
+        command, _, *options = label_arguments(few, tmp_path / name)
+        result = headrace(served, command, *options, *arguments)
+        assert result.status == 0, result.err
+        return results(tmp_path / name)["label"].to_pylist()
+
+    expected = labels("file", str(few))
+    with few.open() as piped, monkeypatch.context() as patch:
+        patch.setattr(sys, "stdin", piped)
+        assert labels("pipe", "-") == expected
+    query = write(tmp_path / "query.sql", "select ticket_id, text from tickets order by rowid")
+    assert labels("query", "--sql", shop_database, "--query", f"@{query}") == expected
+    assert not list((served / "inputs").glob("*"))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ([], ["pass an INPUT, or --sql and --query"]),
+        (["rows.csv", "--sql", "sqlite://", "--query", "select 1"], ["one of the two"]),
+        (["--sql", "sqlite://"], ["--sql and --query belong together"]),
+        (["--sql", "sqlite://", "--query", "select * from nothing"], ["--query failed", "nothing"]),
+        (["--sql", "sqlite://", "--query", "@nowhere.sql"], ["--query @nowhere.sql cannot be read"]),
+        (["nosuch://host/rows.csv"], ["nosuch://host/rows.csv", "Protocol not known"]),
+    ],
+)
+def test_an_input_that_cannot_be_told_is_refused(served, headrace, tmp_path, arguments, words):
+    options = ["--model", MODEL, "--prompt", "{text}", "--output", tmp_path / "out"]
+    assert_refused(headrace(served, "run", *arguments, *options), *words)
+    assert not (tmp_path / "out").exists()
 
 
 def test_the_summary_and_what_jobs_show_and_results_say(served, headrace, few, tmp_path):
@@ -340,6 +408,11 @@ def test_text_is_generated_where_there_are_no_choices(served, headrace, few, tmp
     assert texts(generate("stopped", "--stop", "never to be", "--stop", stop)) == [
         text.split(stop)[0] for text in texts(greedy)
     ]
+    (answer,) = set(texts(generate("biased", "--logit-bias", "40:100,41:-100", "--ignore-eos")))
+    assert answer
+    several = generate("several", "--temperature", "1", "--n", "3", "--logprobs", "--top-logprobs", "2")
+    assert all(len(row["outputs"]) == 3 and row["outputs"][0] == row["output"] for row in several)
+    assert all(len(token["top"]) == 2 for row in several for token in row["logprobs"])
     hot = ("--temperature", "5", "--seed")
     assert texts(generate("seed 1", *hot, "1")) == texts(generate("seed 1 again", *hot, "1"))
     assert texts(generate("seed 2", *hot, "2")) != texts(generate("seed 1 once more", *hot, "1"))

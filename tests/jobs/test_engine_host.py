@@ -107,18 +107,32 @@ def test_a_step_that_raises_fails_all_and_the_next_requests_run(runner, host, ou
     for _ in range(3):
         runner.wait_until_reached()
     runner.fail = RuntimeError("out of\n  memory")
-    runner.permit(1)
+    runner.open()
     failures = take(outcomes, 10)
     assert {type(outcome) for outcome in failures.values()} == {EngineFailure}
     assert {outcome.error for outcome in failures.values() if isinstance(outcome, EngineFailure)} == {
         "RuntimeError: out of memory"
     }
     runner.fail = None
-    runner.open()
     host.submit(asked, outcomes.put)
     answers = take(outcomes, 10)
     for one in asked:
         assert_answered(answers[one.request_id], one)
+
+
+def test_a_row_that_makes_every_step_raise_is_refused_and_its_neighbours_are_answered(runner, host, outcomes):
+    runner.poison = 10
+    harmless = replace(PARAMS, logit_bias={10: -100})
+    good = [request(str(number), number + 1, params=harmless) for number in range(6)]
+    runner.close()
+    host.submit([*good[:3], request("bad", 1, 10), *good[3:]], outcomes.put)
+    runner.open()
+    heard = take(outcomes, 7)
+    refusal = heard.pop("bad")
+    assert isinstance(refusal, Refusal)
+    assert refusal.error == "RuntimeError: poisoned row"
+    for one in good:
+        assert_answered(heard[one.request_id], one)
 
 
 @pytest.mark.parametrize(

@@ -11,13 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.engine.config import ModelConfig
 from headrace.engine.errors import InvalidRequestError
+from headrace.engine.model_config import ModelConfig
 from headrace.engine.tokenizer import Tokenizer
+from headrace.jobs import custom_ids
 from headrace.jobs.errors import SpecError
 from headrace.jobs.planner import Planner
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shard_cutter import PrefixSharing
+from headrace.storage.errors import InputError
 from headrace.storage.readers import open_input
 from headrace.storage.spool import PlannedRow
 
@@ -101,6 +103,28 @@ def test_every_row_is_planned_once_with_its_number_and_values(plan):
 def test_the_inputs_custom_id_is_kept(plan):
     result = plan([{"text": "a", "custom_id": "x-1"}, {"text": "b"}, {"text": "c", "custom_id": 7}])
     assert {row.row: row.custom_id for row in planned(result)} == {0: "x-1", 1: "1", 2: "7"}
+
+
+@pytest.mark.parametrize("sort_memory_bytes", [1, 10**8])
+def test_a_custom_id_that_a_row_before_has_is_that_rows_error(plan, sort_memory_bytes):
+    """Rows without an id of their own are named by their numbers, which others may bring."""
+    own = [None, "x", "x", "0", None, "3", "x", 5, "y"]
+    rows = [{"text": "a", "custom_id": custom_id} if custom_id else {"text": "a"} for custom_id in own]
+    rows[6]["text"] = " "
+    result = plan(rows, sort_memory_bytes)
+    assert errors(result) == {
+        2: "custom_id 'x' is also that of row 1",
+        3: "custom_id '0' is also that of row 0",
+        6: "prompt is empty",
+    }
+    assert result.num_errors == 3
+
+
+def test_a_custom_id_column_that_names_no_rows_is_refused(plan, monkeypatch):
+    monkeypatch.setattr(custom_ids, "_MAX_DUPLICATES", 5)
+    assert plan([{"text": "a", "custom_id": "same"}] * 6).num_errors == 5
+    with pytest.raises(InputError, match="column 'custom_id': more than 5 rows repeat"):
+        plan([{"text": "a", "custom_id": "same"}] * 7)
 
 
 def test_prompts_are_tokenized_as_rendered(plan):

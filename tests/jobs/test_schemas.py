@@ -1,5 +1,6 @@
 """A job's description: what is refused, and what makes two jobs the same."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,27 @@ from headrace.jobs.schemas import JobSpec, row_seed
         ("repetition_penalty", 0, "repetition_penalty must be > 0"),
         ("stop", [""], "stop must be without an empty text"),
         ("stop", [3], "stop.*string"),
+        ("stop", 7, "stop: .*, not 7"),
+        ("temperature", float("inf"), "temperature must be ≥ 0, not inf"),
+        ("top_p", float("nan"), "top_p must be in"),
+        ("top_k", 1.5, "top_k: .*integer.*, not 1.5"),
+        ("n", 0, "n must be ≥ 1, not 0"),
+        ("n", 2, "n must be 1 with temperature 0"),
+        ("n", "two", "n: .*integer.*, not 'two'"),
+        ("min_tokens", -1, "min_tokens must be ≥ 0"),
+        ("min_tokens", 257, "min_tokens must be ≥ 0 and at most max_tokens, not 257"),
+        ("max_tokens", -1, "max_tokens: .*greater than or equal to 1, not -1"),
+        ("logit_bias", {5: 101}, r"logit_bias must be in \[-100, 100\], not 101.0 \(token 5\)"),
+        ("logit_bias", {"5": float("nan")}, "logit_bias must be in"),
+        ("logit_bias", {"five": 1}, "logit_bias.*integer.*, not 'five'"),
+        ("logit_bias", {-5: 1}, "logit_bias must be a mapping of token ids to numbers, not keyed by -5"),
+        ("logit_bias", [5], "logit_bias.*dictionary"),
+        ("stop_token_ids", [-1], "stop_token_ids must be a list of token ids"),
+        ("stop_token_ids", ["a"], "stop_token_ids.0: .*integer.*, not 'a'"),
+        ("ignore_eos", "perhaps", "ignore_eos: .*boolean.*, not 'perhaps'"),
+        ("logprobs", 5, "logprobs: .*boolean.*, not 5"),
+        ("top_logprobs", 3, "top_logprobs: has no meaning without logprobs, not 3"),
+        ("best_of", 3, "best_of: there is no such option"),
         ("stop", ["\udcff"], "stop: is not valid UTF-8"),
         ("top_q", 1, "top_q"),
     ],
@@ -35,6 +57,30 @@ def test_sampling_out_of_range_is_refused_and_named(field, value, problem):
     with pytest.raises(SpecError, match=problem) as refusal:
         JobSpec.parse(model="m", sampling={field: value})
     assert "\n" not in str(refusal.value)
+    assert refusal.value.field is not None
+    assert refusal.value.field.split(".")[:2] == ["sampling", field]
+
+
+def test_more_likeliest_tokens_than_the_api_knows_are_refused():
+    with pytest.raises(SpecError, match=r"top_logprobs: .*less than or equal to 20, not 21"):
+        JobSpec.parse(model="m", sampling={"logprobs": True, "top_logprobs": 21})
+
+
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
+def test_token_ids_are_checked_against_the_models_vocabulary(name):
+    value = {6: 1.0, 7: 1.0} if name == "logit_bias" else [6, 7]
+    sampling = JobSpec.parse(model="m", sampling={name: value}).sampling
+    sampling.check_vocabulary(8)
+    with pytest.raises(SpecError, match=f"{name}: token id 7 is outside the vocabulary of 7 tokens") as refusal:
+        sampling.check_vocabulary(7)
+    assert refusal.value.field == f"sampling.{name}"
+
+
+def test_log_probabilities_are_asked_for_as_in_openais_chat_api():
+    asked = {"logprobs": True, "top_logprobs": 5}
+    assert JobSpec.parse(model="m", sampling=asked).sampling.params(0, None).logprobs == 5
+    assert JobSpec.parse(model="m", sampling={"logprobs": True}).sampling.params(0, None).logprobs == 0
+    assert JobSpec.parse(model="m").sampling.params(0, None).logprobs is None
 
 
 @pytest.mark.parametrize(
@@ -74,6 +120,11 @@ def test_what_choices_have_no_use_for_is_refused():
 def test_a_description_survives_the_ledger():
     spec = JobSpec.parse(model="m", choices=("a", "b"), system="s", sampling={"temperature": 0.5, "seed": 3})
     assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+    biased = JobSpec.parse(
+        model="m", sampling={"logit_bias": {5: 1.5}, "stop_token_ids": [2], "n": 2, "temperature": 1}
+    )
+    stored = json.loads(json.dumps(biased.model_dump(mode="json")))
+    assert JobSpec.model_validate(stored) == biased
 
 
 BASE = {"model": "/m", "prompt": "{text}"}
@@ -87,12 +138,17 @@ BASE = {"model": "/m", "prompt": "{text}"}
         {"system": "s"},
         {"choices": ("a", "b")},
         {"dtype": "float32"},
+        {"quantization": "int8"},
         {"limit": 5},
         {"sampling": {"temperature": 0.5}},
         {"sampling": {"seed": 1}},
         {"sampling": {"max_tokens": 5}},
         {"sampling": {"stop": ("END",)}},
         {"sampling": {"repetition_penalty": 1.1}},
+        {"sampling": {"logit_bias": {5: 1}}},
+        {"sampling": {"min_tokens": 1}},
+        {"sampling": {"ignore_eos": True}},
+        {"sampling": {"logprobs": True}},
     ],
     ids=str,
 )

@@ -1,4 +1,4 @@
-"""Small tensors: one thread is the faster."""
+"""Small tensors: one thread is the faster. Triton's kernels are tested in the dtypes that are right where they run."""
 
 from collections.abc import Iterator
 
@@ -12,3 +12,18 @@ def _single_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "triton_dtype" in metafunc.fixturenames:
+        # The interpreter's bfloat16 arithmetic is wrong.
+        dtypes = [torch.float32, torch.bfloat16 if metafunc.config.getoption("--device") == "cuda" else torch.float16]
+        metafunc.parametrize("triton_dtype", dtypes, ids=lambda dtype: str(dtype).removeprefix("torch."))
+
+
+@pytest.fixture
+def _nan_filled_outputs() -> Iterator[None]:
+    """What a kernel allocates and leaves unwritten is NaN."""
+    torch.use_deterministic_algorithms(True)
+    yield
+    torch.use_deterministic_algorithms(False)

@@ -8,10 +8,17 @@ from headrace.kernels.linear import Linear
 
 from .tolerances import DTYPES, assert_close
 
+pytestmark = pytest.mark.usefixtures("_nan_filled_outputs")
+
+# Shapes that the compiled kernel multiplies in blocks: one row, all tails, and more rows than it takes.
+TILED = [(1, 64, 96), (16, 32, 32), (17, 96, 64), (31, 32, 160), (48, 64, 64), (128, 32, 64), (129, 32, 64)]
+
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize(("rows", "outputs", "inputs"), [(1, 7, 5), (3, 33, 64), (0, 16, 8), (65, 96, 72), (300, 1, 9)])
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs"), [(1, 7, 5), (3, 33, 64), (0, 16, 8), (65, 96, 72), (300, 1, 9), *TILED]
+)
 def test_against_the_plain_product(rows, outputs, inputs, with_bias, dtype):
     generator = torch.Generator().manual_seed(0)
     weight = (torch.randn(outputs, inputs, generator=generator) * inputs**-0.5).to(dtype)

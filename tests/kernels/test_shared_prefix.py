@@ -1,46 +1,16 @@
 """Sequences that share KV blocks: found, grouped, and attended to as if they did not."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from headrace.kernels.paged_attention import AttentionMetadata, paged_attention, paged_attention_reference
 from headrace.kernels.paged_attention import metadata as metadata_module
+from headrace.kernels.paged_attention import paged_attention, paged_attention_reference
 from headrace.kernels.paged_attention.prefix_groups import Gate, PrefixGroup, prefix_groups
 
+from .shared_prefix_cases import BATCHES, FIRST, NESTED, SECOND, SYSTEM, Row, build, tensors
 from .tolerances import DTYPES, assert_close
-
-# A system prompt of ten blocks, two examples after it, and a prompt of its own.
-SYSTEM = list(range(100, 110))
-FIRST, SECOND = [*SYSTEM, 200, 201, 202], [*SYSTEM, 300]
-OTHER = list(range(400, 408))
-
-
-@dataclass(frozen=True)
-class Row:
-    """A sequence: the blocks it shares with others, its own tokens after them, and how many of those are new."""
-
-    prefix: list[int]
-    own_tokens: int
-    new_tokens: int = 1
-
-
-NESTED = [
-    *(Row(FIRST, own, 1) for own in (1, 5, 16, 17, 40)),
-    *(Row(SECOND, own, 2) for own in (2, 30, 31)),
-    *(Row(OTHER, own, 1) for own in (1, 1)),
-    Row([], 70, 70),
-    Row([], 9, 1),
-]
-BATCHES = {
-    "decodes": [Row(SYSTEM, own) for own in (1, 2, 16, 33)],
-    "nested": NESTED,
-    "chunks": [Row(SYSTEM, own, new) for own, new in ((40, 16), (20, 9), (3, 3), (1, 1))],
-    "long-chunks-apart": [Row(SYSTEM, 60, 50), Row(SYSTEM, 1), Row(SYSTEM, 2), Row(SYSTEM, 80, 80)],
-}
 
 
 @pytest.fixture(autouse=True)
@@ -50,21 +20,6 @@ def _small_batches_are_worth_it(monkeypatch):
 
 def at_least(members: int, blocks: int) -> Gate:
     return lambda num_members, num_blocks: num_members >= members and num_blocks >= blocks
-
-
-def build(rows: list[Row], block_size: int = 16) -> AttentionMetadata:
-    """The batch's layout; own blocks are numbered from 1000 on."""
-    fresh = iter(range(1000, 2000))
-    tables = [[*row.prefix, *(next(fresh) for _ in range(-(-row.own_tokens // block_size)))] for row in rows]
-    contexts = [len(row.prefix) * block_size + row.own_tokens for row in rows]
-    return AttentionMetadata([row.new_tokens for row in rows], contexts, tables, block_size)
-
-
-def tensors(metadata: AttentionMetadata, heads: int, kv_heads: int, dim: int, dtype: torch.dtype):
-    generator = torch.Generator().manual_seed(1)
-    query = torch.randn(metadata.num_tokens, heads, dim, generator=generator)
-    caches = torch.randn(2, 1100, metadata.block_size, kv_heads, dim, generator=generator)
-    return query.to(dtype), caches[0].to(dtype), caches[1].to(dtype)
 
 
 @pytest.mark.parametrize("sliding_window", [None, 50])

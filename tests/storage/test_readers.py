@@ -2,19 +2,24 @@
 
 import codecs
 import datetime
+import gzip
 import hashlib
 import json
 from pathlib import Path
+from random import Random
 from typing import Any
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from sqlalchemy import create_engine
+from sqlalchemy import text as text_clause
 
 from headrace.storage.errors import InputError
-from headrace.storage.readers import InputRow, fingerprint, open_input
+from headrace.storage.readers import InputRow, open_input, open_sql
 
 
 def write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -129,9 +134,12 @@ def test_parquet_of_several_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "x", "the format '.txt' is not known: use .jsonl, .ndjson, .csv or .parquet"),
+        ("a.txt", "x", "the format '.txt' is not known: use .jsonl, .ndjson, .csv (also with .gz or .zst) or .parquet"),
         ("a", "x", "a file without an extension is not known"),
-        ("a.jsonl.gz", "x", "the format '.gz' is not known"),
+        ("a.txt.gz", "x", "the format '.txt' is not known"),
+        ("a.gz", "x", "a file without an extension is not known"),
+        ("a.jsonl.gz", "x", "cannot be read: Not a gzipped file"),
+        ("a.jsonl.zst", "x", "cannot be read: ZSTD decompress failed"),
         ("a.jsonl", "", "has no rows"),
         ("a.jsonl", "\n \n", "has no rows"),
         ("a.csv", "", "has no header"),
@@ -157,10 +165,8 @@ def test_unusable_input(name: str, content: str | bytes, message: str, tmp_path:
 def test_input_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist: check the path"):
         open_input(tmp_path / "missing.csv")
-    with pytest.raises(InputError, match="is not a file: name one file"):
+    with pytest.raises(InputError, match=r"has no file that ends in \.jsonl, \.ndjson, \.csv, \.parquet"):
         open_input(tmp_path)
-    with pytest.raises(InputError, match="cannot be read: No such file"):
-        fingerprint(tmp_path / "missing.csv")
 
 
 def test_parquet_without_rows_or_with_two_columns_of_one_name(tmp_path: Path) -> None:
@@ -207,7 +213,7 @@ def test_reading_is_a_stream(tmp_path: Path) -> None:
 
 def test_fingerprint(tmp_path: Path) -> None:
     path = write(tmp_path, "a.csv", "a\n1\n")
-    assert fingerprint(path) == hashlib.sha256(b"a\n1\n").hexdigest()
+    assert open_input(path).fingerprint() == hashlib.sha256(b"a\n1\n").hexdigest()
 
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
@@ -219,3 +225,192 @@ scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False,
 def test_any_json_comes_back(objects: list[dict[str, Any]], ascii_only: bool, tmp_path: Path) -> None:
     lines = "\n".join(json.dumps(value, ensure_ascii=ascii_only) for value in objects)
     assert [row.values for row in rows(write(tmp_path, "any.jsonl", lines))] == objects
+
+
+def compressed(content: bytes, suffix: str) -> bytes:
+    if suffix == ".gz":
+        return gzip.compress(content)
+    sink = pa.BufferOutputStream()
+    with pa.CompressedOutputStream(sink, "zstd") as stream:
+        stream.write(content)
+    return sink.getvalue().to_pybytes()
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst", ".GZ"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_compressed_text(name: str, suffix: str, tmp_path: Path) -> None:
+    content = '{"a": "é"}\n{\n{"a": "3"}\n' if name == "a.jsonl" else "a\né\n1,1\n3\n"
+    plain = write(tmp_path, name, content)
+    # Two compressed streams, one after the other, are one file: logs are written so.
+    data = b"".join(compressed(part, suffix.lower()) for part in (content.encode()[:7], content.encode()[7:]))
+    assert rows(write(tmp_path, name + suffix, data)) == rows(plain)
+
+
+@pytest.mark.parametrize("suffix", [".gz", ".zst"])
+def test_truncated_compressed_text_is_named(suffix: str, tmp_path: Path) -> None:
+    lines = "".join(json.dumps({"a": str(Random(n).random())}) + "\n" for n in range(200_000))
+    path = write(tmp_path, f"a.jsonl{suffix}", compressed(lines.encode(), suffix)[:-1000])
+    source = open_input(path)
+    with pytest.raises(InputError, match="cannot be read"):
+        list(source)
+
+
+def test_a_folder_of_text_files_is_read_in_the_order_of_their_names(tmp_path: Path) -> None:
+    write(tmp_path, "b.jsonl", '{"a": 3}\n{\n')
+    write(tmp_path, "a.jsonl", '{"a": 1}\n{"b": 2}\n')
+    write(tmp_path, "_SUCCESS", "")
+    write(tmp_path, ".hidden.csv", "")
+    write(tmp_path, "notes.txt", "")
+    source = open_input(tmp_path)
+    first, second, third, bad = source
+    assert [row.row for row in (first, second, third, bad)] == [0, 1, 2, 3]
+    assert [row.values for row in (first, second, third)] == [{"a": 1}, {"b": 2}, {"a": 3}]
+    assert bad.error == f"{tmp_path}/b.jsonl: line 2: not valid JSON: {bad.error.rpartition('JSON: ')[2]}"
+    assert source.columns == ["a", "b"]
+    assert len(rows(tmp_path, limit=3)) == 3
+
+
+def test_a_folders_fingerprint_tells_its_content_and_order(tmp_path: Path) -> None:
+    for folder, names in (("one", "ab"), ("same", "ab"), ("turned", "ba"), ("less", "a")):
+        (tmp_path / folder).mkdir()
+        for number, name in enumerate(names):
+            write(tmp_path / folder, f"{name}.csv", f"n\n{number}\n")
+    prints = [open_input(tmp_path / name).fingerprint() for name in ("one", "same", "turned", "less")]
+    assert prints[0] == prints[1]
+    assert len(set(prints)) == 3
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"a.csv": "x\n1\n", "b.csv": "y\n1\n"}, "b.csv has the columns y; .*a.csv has x"),
+        ({"a.csv": "x\n1\n", "b.jsonl": "{}\n"}, "several formats .*csv, .jsonl.: keep one"),
+        ({"a.csv": "x\n", "b.csv": "x\n"}, "has no rows"),
+    ],
+)
+def test_an_unusable_folder(files: dict[str, str], message: str, tmp_path: Path) -> None:
+    for name, content in files.items():
+        write(tmp_path, name, content)
+    with pytest.raises(InputError, match=message):
+        open_input(tmp_path)
+
+
+def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
+    for number in range(3):
+        pq.write_table(pa.table({"n": [number, number]}), tmp_path / f"{number}.parquet")
+    assert [(row.row, row.values["n"]) for row in open_input(tmp_path)] == list(enumerate([0, 0, 1, 1, 2, 2]))
+
+
+@pytest.mark.parametrize(
+    ("other", "message"),
+    [
+        (pa.table({"n": ["x"], "m": [1]}), "b.parquet: column 'n' is string, in .*a.parquet it is int64"),
+        (pa.table({"n": [1]}), "b.parquet: column 'm' is missing, in .*a.parquet it is int64"),
+        (pa.table({"n": [1], "m": [1], "k": [1]}), "b.parquet: column 'k' is int64, in .*a.parquet it is missing"),
+    ],
+)
+def test_parquet_files_whose_columns_differ_are_refused(other: pa.Table, message: str, tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1], "m": [1]}), tmp_path / "a.parquet")
+    pq.write_table(other, tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=message):
+        open_input(tmp_path)
+
+
+def test_the_order_of_columns_is_no_difference(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [1], "m": ["x"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"m": ["y"], "n": [2]}), tmp_path / "b.parquet")
+    assert [row.values for row in open_input(tmp_path)] == [{"n": 1, "m": "x"}, {"n": 2, "m": "y"}]
+
+
+def saved_dataset(folder: Path, table: pa.Table) -> Path:
+    """As `Dataset.save_to_disk` of `datasets` 4 lays it out, with two shards."""
+    folder.mkdir(parents=True)
+    names = [f"data-0000{number}-of-00002.arrow" for number in range(2)]
+    half = len(table) // 2
+    for name, part in zip(names, (table.slice(0, half), table.slice(half)), strict=True):
+        with pa.OSFile(str(folder / name), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
+            stream.write_table(part)
+    state = {"_data_files": [{"filename": name} for name in names], "_fingerprint": "x", "_split": "train"}
+    write(folder, "state.json", json.dumps(state))
+    write(folder, "dataset_info.json", "{}")
+    return folder
+
+
+def test_a_data_set_saved_by_hugging_face(tmp_path: Path) -> None:
+    table = pa.table({"text": [f"t{n}" for n in range(5000)], "n": range(5000)})
+    source = open_input(saved_dataset(tmp_path / "train", table))
+    assert [row.values for row in source] == table.to_pylist()
+    assert source.unifier().schema() == table.schema
+
+
+def test_of_a_saved_dictionary_of_splits_one_must_be_named(tmp_path: Path) -> None:
+    saved_dataset(tmp_path / "train", pa.table({"a": [1, 2]}))
+    write(tmp_path, "dataset_dict.json", '{"splits": ["train"]}')
+    with pytest.raises(InputError, match=f"several splits: name one of {tmp_path}/train"):
+        open_input(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl.gz", "folder"])
+def test_a_url(name: str, tmp_path: Path) -> None:
+    """fsspec's own memory file system: no server, but no local file either."""
+    filesystem = fsspec.filesystem("memory")
+    path = f"/{tmp_path.name}/{name}"
+    filesystem.pipe(path if name == "a.jsonl.gz" else f"{path}/a.jsonl.gz", gzip.compress(b'{"a": 1}\n'))
+    assert [row.values for row in open_input(f"memory:/{path}")] == [{"a": 1}]
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        ("memory://nowhere.csv", "input memory://nowhere.csv does not exist"),
+        ("nosuch://user:secret@host/a.csv", "input nosuch://host/a.csv cannot be opened: Protocol not known: nosuch"),
+    ],
+)
+def test_an_unusable_url(url: str, message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        open_input(url)
+    assert str(caught.value).startswith(message)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.fixture
+def shop_url(database_url: str) -> str:
+    engine = create_engine(database_url)
+    with engine.begin() as connection:
+        connection.execute(text_clause("create table orders (id integer, note text)"))
+        insert = text_clause("insert into orders values (:id, :note)")
+        connection.execute(insert, [{"id": number, "note": f"n{number}"} for number in range(3000)])
+    engine.dispose()
+    return database_url
+
+
+def test_a_query(shop_url: str) -> None:
+    source = open_sql(shop_url, "select note, id * 2 as twice from orders order by id")
+    assert source.columns == ["note", "twice"]
+    assert [(row.row, row.values) for row in source] == [
+        (number, {"note": f"n{number}", "twice": 2 * number}) for number in range(3000)
+    ]
+    assert len(list(open_sql(shop_url, "select * from orders", limit=5))) == 5
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("select * from nothing", "--query failed: .*nothing"),
+        ("selct", "--query failed: "),
+        ("select * from orders where id < 0", "has no rows"),
+        ("select id, note as id from orders", "2 columns named 'id'"),
+        ("delete from orders", "--query (returns no rows: use a SELECT|failed: syntax error)"),
+    ],
+)
+def test_an_unusable_query(query: str, message: str, shop_url: str) -> None:
+    with pytest.raises(InputError, match=message) as caught:
+        open_sql(shop_url, query)
+    assert "\n" not in str(caught.value)
+    assert len(list(open_sql(shop_url, "select id from orders"))) == 3000
+
+
+@pytest.mark.parametrize("url", ["nosuch://x", "no url", "sqlite:////no/such/folder/a.db"])
+def test_an_unusable_database(url: str) -> None:
+    with pytest.raises(InputError, match=r"--sql is not a database|--query failed"):
+        open_sql(url, "select 1")

@@ -52,4 +52,9 @@ HEADRACE_INLINE __mmask16 tail_mask(std::int64_t size) {
     return static_cast<__mmask16>((1u << (size % 16)) - 1);
 }
 
+// The lanes of the vector that begins at element `i` of `size`: all, but at the end.
+HEADRACE_INLINE __mmask16 lanes(std::int64_t i, std::int64_t size) {
+    return i + 16 <= size ? static_cast<__mmask16>(0xffff) : tail_mask(size - i);
+}
+
 #endif

@@ -23,7 +23,7 @@ HEADRACE_AVX512 float sum_of_squares(const bf16* row, std::int64_t size) {
 HEADRACE_AVX512 float add_and_sum_of_squares(bf16* residual, const bf16* x, std::int64_t size) {
     __m512 total = _mm512_setzero_ps();
     for (std::int64_t i = 0; i < size; i += 16) {
-        const __mmask16 mask = i + 16 <= size ? __mmask16(0xffff) : tail_mask(size);
+        const __mmask16 mask = lanes(i, size);
         const __m512 sum = _mm512_add_ps(load(residual + i, mask), load(x + i, mask));
         const __m256i stored = narrow(sum);
         _mm256_mask_storeu_epi16(residual + i, mask, stored);
@@ -37,7 +37,7 @@ HEADRACE_AVX512 float add_and_sum_of_squares(bf16* residual, const bf16* x, std:
 HEADRACE_AVX512 void scale_row(const bf16* row, const bf16* weight, float scale, bf16* output, std::int64_t size) {
     const __m512 factor = _mm512_set1_ps(scale);
     for (std::int64_t i = 0; i < size; i += 16) {
-        const __mmask16 mask = i + 16 <= size ? __mmask16(0xffff) : tail_mask(size);
+        const __mmask16 mask = lanes(i, size);
         const __m512 scaled = widen(narrow(_mm512_mul_ps(load(row + i, mask), factor)));
         store(output + i, _mm512_mul_ps(scaled, load(weight + i, mask)), mask);
     }

@@ -1,0 +1,202 @@
+"""What the engine's own work costs, with a model that computes nothing.
+
+    python benchmarks/bench_scheduler.py [--requests 10000] [--pairs 15] [--steady-requests 50000]
+
+Host time of a step by batch size, the cost of a prefix cache that never hits, and whether memory stays flat. The
+no-op model returns the same logits for every row: all that is measured is ours. The last line is JSON.
+"""
+
+import argparse
+import gc
+import random
+import resource
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import torch
+from report import print_result, spread
+from torch import Tensor
+
+from headrace.engine.batch import Batch
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.request import Request, SamplingParams
+from headrace.engine.swap import PreemptionCosts
+
+VOCAB_SIZE = 32
+CONTEXT = 4096
+BATCH_SIZES = (1, 4, 16, 64, 256)
+WARM_UP_STEPS = 20
+TIMED_STEPS = 200
+
+
+class NoMemory:
+    """Blocks without content."""
+
+    block_bytes = 1
+
+    def __init__(self, num_blocks: int) -> None:
+        self.num_blocks = num_blocks
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None: ...
+
+    def zero(self, blocks: Sequence[int]) -> None: ...
+
+    def swap_out(self, blocks: Sequence[int]) -> None: ...
+
+    def swap_in(self, content: None, first: int, blocks: Sequence[int]) -> None: ...
+
+
+class NoOpRunner:
+    """Gives every row the same logits."""
+
+    vocab_size = VOCAB_SIZE
+    device = torch.device("cpu")
+    sliding_window: int | None = None
+    preemption_costs = PreemptionCosts(1.0, 1.0, 1.0)
+
+    def __init__(self, num_blocks: int) -> None:
+        self.memory = NoMemory(num_blocks)
+        self._logits = torch.arange(VOCAB_SIZE, dtype=torch.float32)
+
+    def execute(self, batch: Batch) -> Tensor:
+        return self._logits.expand(len(batch.last_token_index), -1)
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Requests of random prompts, so that no two share a block."""
+
+    prompt_tokens: int
+    new_tokens: int
+
+    def requests(self, number: int, seed: int = 0) -> Iterator[Request]:
+        generator = random.Random(seed)
+        params = SamplingParams(temperature=0, max_tokens=self.new_tokens, ignore_eos=True)
+        for index in range(number):
+            prompt = [generator.randrange(VOCAB_SIZE) for _ in range(self.prompt_tokens)]
+            yield Request(f"{seed}/{index}", prompt, params)
+
+
+def new_engine(**options: Any) -> Engine:
+    config = EngineConfig(**{"max_num_seqs": 256, "max_num_batched_tokens": 8192, **options})
+    return Engine(NoOpRunner(num_blocks=20_000), config, CONTEXT)
+
+
+def drain(engine: Engine, requests: Iterator[Request], in_flight: int) -> None:
+    """Run all requests, never more than `in_flight` in the engine."""
+    live = 0
+    exhausted = False
+    while live or not exhausted:
+        while live < in_flight and not exhausted:
+            request = next(requests, None)
+            exhausted = request is None
+            if request is not None:
+                engine.add(request)
+                live += 1
+        live -= sum(event.finished for event in engine.step())
+
+
+def decode_step_seconds(batch_size: int) -> dict[str, float]:
+    """A step that decodes one token of each of `batch_size` sequences, all of it: schedule, batch, sample, events."""
+    engine = new_engine()
+    for request in Traffic(64, WARM_UP_STEPS + TIMED_STEPS + 10).requests(batch_size):
+        engine.add(request)
+    for _ in range(WARM_UP_STEPS):
+        engine.step()
+    seconds = []
+    gc.collect()
+    for _ in range(TIMED_STEPS):
+        start = time.perf_counter()
+        events = engine.step()
+        seconds.append(time.perf_counter() - start)
+        assert len(events) == batch_size
+    return spread(seconds)
+
+
+def all_requests(number: int) -> dict[str, Any]:
+    """Requests through the engine, 256 at a time."""
+    engine = new_engine()
+    start = time.perf_counter()
+    drain(engine, Traffic(64, 16).requests(number), in_flight=512)
+    seconds = time.perf_counter() - start
+    stats = engine.stats
+    return {
+        "requests": number,
+        "seconds": seconds,
+        "requests_per_second": number / seconds,
+        "host_ms_per_step": 1000 * seconds / stats.num_steps,
+    }
+
+
+def prefix_cache_cost(pairs: int, requests: int = 512) -> dict[str, float]:
+    """Percent of host time that the prefix cache adds where nothing is ever found, in interleaved pairs.
+
+    Of host time, which a model's own time comes on top of: what a user sees is a fraction of it.
+    """
+    costs = []
+    for pair in range(pairs):
+        seconds = {}
+        # Which goes first alternates, so that neither profits from its place.
+        for enabled in (True, False) if pair % 2 else (False, True):
+            engine = new_engine(enable_prefix_caching=enabled)
+            asked = list(Traffic(64, 64).requests(requests, seed=pair))
+            gc.collect()
+            start = time.perf_counter()
+            drain(engine, iter(asked), in_flight=requests)
+            seconds[enabled] = time.perf_counter() - start
+        costs.append(100 * (seconds[True] / seconds[False] - 1))
+    return spread(costs)
+
+
+def steady_memory(number: int, reports: int = 10) -> list[dict[str, float]]:
+    """Resident memory while so many requests pass through one engine."""
+    engine = new_engine(num_gpu_blocks_override=None)
+    seen: list[dict[str, float]] = []
+    numbers = count()
+    for _ in range(reports):
+        drain(engine, Traffic(16, 2).requests(number // reports, seed=next(numbers)), in_flight=512)
+        gc.collect()
+        seen.append({"requests": number // reports * (len(seen) + 1), "rss_mib": resident_mib()})
+        print(f"  {seen[-1]['requests']:>9,} requests  {seen[-1]['rss_mib']:8.1f} MiB")
+    return seen
+
+
+def resident_mib() -> float:
+    status = Path("/proc/self/statm")
+    if status.exists():
+        return int(status.read_text().split()[1]) * resource.getpagesize() / 2**20
+    # Elsewhere only the peak is to be had, in KiB or, on macOS, bytes.
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=10_000)
+    parser.add_argument("--pairs", type=int, default=15)
+    parser.add_argument("--steady-requests", type=int, default=50_000)
+    options = parser.parse_args()
+    figures: dict[str, Any] = {"decode_step_seconds": {}}
+    for batch_size in BATCH_SIZES:
+        seconds = figures["decode_step_seconds"][batch_size] = decode_step_seconds(batch_size)
+        print(f"batch {batch_size:>4}  {1e6 * seconds['median']:8.0f} µs a step")
+    if options.requests:
+        figures["all_requests"] = done = all_requests(options.requests)
+        print(f"{done['requests']:,} requests at {done['requests_per_second']:,.0f}/s")
+    if options.pairs:
+        figures["prefix_cache_cost_percent"] = cost = prefix_cache_cost(options.pairs)
+        print(
+            f"prefix cache without a hit: {cost['median']:+.2f} % of host time "
+            f"({cost['min']:+.2f} to {cost['max']:+.2f})"
+        )
+    if options.steady_requests:
+        figures["memory"] = steady_memory(options.steady_requests)
+    print_result("scheduler", figures)
+
+
+if __name__ == "__main__":
+    main()

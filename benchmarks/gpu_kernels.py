@@ -1,0 +1,276 @@
+"""The GPU kernels' figures for `gpu.py`: each against what the device can do, or against torch."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+from headrace.kernels.activation.triton import silu_and_mul_triton
+from headrace.kernels.norm_rotary.triton import add_rms_norm_triton
+from headrace.kernels.paged_attention import AttentionMetadata, paged_attention_reference
+from headrace.kernels.paged_attention.device_plan import DevicePlan
+from headrace.kernels.paged_attention.prefix_groups import Gate
+from headrace.kernels.paged_attention.triton import AttentionShape, attend_planned, plan_attention
+from headrace.kernels.sampling.triton import likeliest_tokens_triton, sample_tokens_triton
+
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """How large everything is: as published for Llama-3-8B on a GPU, or just enough to run on a CPU."""
+
+    device: torch.device
+    dtype: torch.dtype
+    heads: int
+    kv_heads: int
+    head_dim: int
+    batch: int
+    prefixes: tuple[int, ...]
+    own_tokens: int
+    decode_batch: int
+    decode_context: int
+    prefill_tokens: int
+    groups: int
+    hidden: int
+    vocab: int
+    copy_bytes: int
+    matrix: int
+    rounds: int
+
+    @property
+    def attention(self) -> AttentionShape:
+        return AttentionShape(self.heads, self.kv_heads, self.head_dim, self.dtype)
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of a token's keys and values in one layer."""
+        return 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+
+GPU = Sizes(
+    torch.device("cuda"), torch.bfloat16, 32, 8, 128, batch=256, prefixes=(2048, 8192), own_tokens=128,
+    decode_batch=32, decode_context=4096, prefill_tokens=8192, groups=8, hidden=4096, vocab=128256,
+    copy_bytes=4 * 2**30, matrix=8192, rounds=20,
+)  # fmt: skip
+DRY = Sizes(
+    torch.device("cpu"), torch.float32, 4, 2, 64, batch=4, prefixes=(64,), own_tokens=8,
+    decode_batch=2, decode_context=300, prefill_tokens=40, groups=2, hidden=64, vocab=500,
+    copy_bytes=2**20, matrix=64, rounds=2,
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What the device was measured to do: bytes copied (read and written) and products, per second."""
+
+    bytes_per_second: float
+    flops_per_second: float
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: a figure, its unit, its fraction of a limit or ratio to a rival, and the goal for that."""
+
+    name: str
+    value: float
+    unit: str
+    ratio: float | None = None
+    goal: float | None = None
+
+
+def seconds(call: Callable[[], object], sizes: Sizes) -> float:
+    """Median time of a call, after one to warm up. On a GPU the call is replayed from a CUDA graph."""
+    call()
+    if sizes.device.type != "cuda":
+        return _host_seconds(call, sizes.rounds)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    times = []
+    for _ in range(sizes.rounds):
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1000)
+    return median(times)
+
+
+def _host_seconds(call: Callable[[], object], rounds: int) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return median(times)
+
+
+def measure_limits(sizes: Sizes) -> Limits:
+    source = torch.empty(sizes.copy_bytes, dtype=torch.uint8, device=sizes.device)
+    destination = torch.empty_like(source)
+    copy = seconds(lambda: destination.copy_(source), sizes)
+    a, b = torch.randn(2, sizes.matrix, sizes.matrix, device=sizes.device).to(sizes.dtype)
+    product = seconds(lambda: a @ b, sizes)
+    return Limits(2 * sizes.copy_bytes / copy, 2 * sizes.matrix**3 / product)
+
+
+@dataclass(frozen=True)
+class AttentionCase:
+    """One layer's queries and cache, and where each sequence's blocks are."""
+
+    query: Tensor
+    caches: Tensor
+    metadata: AttentionMetadata
+
+    @classmethod
+    def build(cls, sizes: Sizes, query_lens: list[int], contexts: list[int], prefixes: list[range]) -> "AttentionCase":
+        """`prefixes[i]`: the blocks that sequence i begins with; its own follow."""
+        fresh = max((blocks.stop for blocks in prefixes), default=0)
+        tables = []
+        for context, prefix in zip(contexts, prefixes, strict=True):
+            own = -(-context // BLOCK_SIZE) - len(prefix)
+            tables.append([*prefix, *range(fresh, fresh + own)])
+            fresh += own
+        metadata = AttentionMetadata(query_lens, contexts, tables, BLOCK_SIZE, sizes.device)
+        generator = torch.Generator(sizes.device).manual_seed(0)
+
+        def randn(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator, device=sizes.device, dtype=sizes.dtype)
+
+        query = randn(sum(query_lens), sizes.heads, sizes.head_dim)
+        return cls(query, randn(2, fresh, BLOCK_SIZE, sizes.kv_heads, sizes.head_dim), metadata)
+
+    @classmethod
+    def decode(cls, sizes: Sizes, prefix: int, groups: int = 1) -> "AttentionCase":
+        """`sizes.batch` sequences with one new token each, in groups that share a prefix of their own."""
+        per_group = prefix // BLOCK_SIZE
+        prefixes = [range(index % groups * per_group, (index % groups + 1) * per_group) for index in range(sizes.batch)]
+        return cls.build(sizes, [1] * sizes.batch, [prefix + sizes.own_tokens] * sizes.batch, prefixes)
+
+    def runner(self, sizes: Sizes, gate: Gate) -> tuple[Callable[[], object], Tensor]:
+        """A call that attends, and the tensor it fills."""
+        plan = plan_attention(self.metadata, sizes.attention, None, gate)
+        held = DevicePlan.holding(plan, sizes.heads, sizes.head_dim, sizes.device)
+        output = torch.full_like(self.query, torch.nan)
+        scale = sizes.head_dim**-0.5
+        keys, values = self.caches
+        return lambda: attend_planned(self.query, keys, values, held, scale, output), output
+
+
+def always(num_sequences: int, num_tokens: int) -> bool:
+    return True
+
+
+def never(num_sequences: int, num_tokens: int) -> bool:
+    return False
+
+
+def check_attention(sizes: Sizes) -> None:
+    """A mixed batch, shared and not, against the reference. Raises `AssertionError`."""
+    prefix = range(4)
+    case = AttentionCase.build(
+        sizes, [1, 1, 9, 40, 1], [70, 65, 90, 40, 700], [prefix, prefix, prefix, range(0), range(0)]
+    )
+    keys, values = case.caches
+    expected = paged_attention_reference(case.query, keys, values, case.metadata, sizes.head_dim**-0.5)
+    tolerance = 2e-2 if sizes.dtype == torch.bfloat16 else 2e-5
+    for gate in (never, always):
+        run, output = case.runner(sizes, gate)
+        run()
+        torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+
+
+def attention_lines(sizes: Sizes, limits: Limits) -> list[Line]:
+    lines = []
+    goals = {2048: 4.0, 8192: 8.0}
+    for prefix in sizes.prefixes:
+        case = AttentionCase.decode(sizes, prefix)
+        plain, shared = (seconds(case.runner(sizes, gate)[0], sizes) for gate in (never, always))
+        floor = _decode_floor(sizes, limits, prefix, groups=1)
+        lines += [
+            Line(f"decode, {sizes.batch} rows, {prefix} shared: plain paged", plain * 1e3, "ms"),
+            Line("  shared: times as fast as plain", shared * 1e3, "ms", plain / shared, goals.get(prefix)),
+            Line("  shared: fraction of the roofline", shared * 1e3, "ms", floor / shared, 0.75),
+        ]
+        grouped = seconds(AttentionCase.decode(sizes, prefix, sizes.groups).runner(sizes, always)[0], sizes)
+        lines.append(
+            Line(f"  {sizes.groups} groups: speed of one group's", grouped * 1e3, "ms", shared / grouped, 0.85)
+        )
+    return [*lines, _plain_decode_line(sizes, limits), *_prefill_lines(sizes, limits)]
+
+
+def _decode_floor(sizes: Sizes, limits: Limits, prefix: int, groups: int) -> float:
+    num_bytes = sizes.kv_bytes * (groups * prefix + sizes.batch * sizes.own_tokens)
+    flops = 4 * sizes.heads * sizes.head_dim * sizes.batch * (prefix + sizes.own_tokens)
+    return max(num_bytes / limits.bytes_per_second, flops / limits.flops_per_second)
+
+
+def _plain_decode_line(sizes: Sizes, limits: Limits) -> Line:
+    rows, context = sizes.decode_batch, sizes.decode_context
+    case = AttentionCase.build(sizes, [1] * rows, [context] * rows, [range(0)] * rows)
+    rate = sizes.kv_bytes * rows * context / seconds(case.runner(sizes, never)[0], sizes)
+    name = f"decode, {rows} rows of {context}: fraction of copy bandwidth"
+    return Line(name, rate / 1e9, "GB/s", rate / limits.bytes_per_second, 0.9)
+
+
+def _prefill_lines(sizes: Sizes, limits: Limits) -> list[Line]:
+    tokens = sizes.prefill_tokens
+    case = AttentionCase.build(sizes, [tokens], [tokens], [range(0)])
+    ours = seconds(case.runner(sizes, never)[0], sizes)
+    flops = 2 * sizes.heads * sizes.head_dim * tokens**2
+    best = min(_sdpa_seconds(sizes, tokens))
+    return [
+        Line(f"prefill of {tokens}: speed of the best torch SDPA", flops / ours / 1e12, "TFLOP/s", best / ours, 0.85),
+        Line("  fraction of the matrix rate", flops / ours / 1e12, "TFLOP/s", flops / ours / limits.flops_per_second),
+    ]
+
+
+def _sdpa_seconds(sizes: Sizes, tokens: int) -> list[float]:
+    shape = (1, sizes.heads, tokens, sizes.head_dim)
+    query, key, value = (torch.randn(shape, device=sizes.device, dtype=sizes.dtype) for _ in range(3))
+    backends = [SDPBackend.MATH]
+    if sizes.device.type == "cuda":
+        backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
+    times = []
+    for backend in backends:
+        with sdpa_kernel(backend):
+            times.append(seconds(lambda: scaled_dot_product_attention(query, key, value, is_causal=True), sizes))
+    return times
+
+
+def small_lines(sizes: Sizes, limits: Limits) -> list[Line]:
+    """Kernels that read and write, against copying; and sampling."""
+
+    def randn(*shape: int) -> Tensor:
+        return torch.randn(shape, device=sizes.device, dtype=sizes.dtype)
+
+    rows = 16 * sizes.batch
+    x, residual, weight = randn(rows, sizes.hidden), randn(rows, sizes.hidden), randn(sizes.hidden)
+    gate_up = randn(rows, 8 * sizes.hidden)
+    logits = randn(sizes.batch, sizes.vocab)
+    ones = torch.ones(sizes.batch, dtype=torch.float64, device=sizes.device)
+    top_k = torch.full((sizes.batch,), 50, device=sizes.device)
+    size = sizes.dtype.itemsize
+
+    def rate(name: str, num_bytes: int, call: Callable[[], object]) -> Line:
+        measured = num_bytes / seconds(call, sizes)
+        return Line(f"{name}: fraction of copy bandwidth", measured / 1e9, "GB/s", measured / limits.bytes_per_second)
+
+    def sampling(name: str, call: Callable[[], object]) -> Line:
+        return Line(f"sampling, {sizes.batch} rows, {name}", seconds(call, sizes) * 1e3, "ms")
+
+    return [
+        rate("RMSNorm and residual", 4 * x.numel() * size, lambda: add_rms_norm_triton(x, residual, weight, 1e-5)),
+        rate("silu(gate) * up", gate_up.numel() * size * 3 // 2, lambda: silu_and_mul_triton(gate_up)),
+        sampling("greedy", lambda: likeliest_tokens_triton(logits, False)),
+        sampling("no filter", lambda: sample_tokens_triton(logits, ones, top_k * 0, ones, ones * 0, ones / 2)),
+        sampling("top-k 50", lambda: sample_tokens_triton(logits, ones, top_k, ones, ones * 0, ones / 2)),
+        sampling("top-p 0.9", lambda: sample_tokens_triton(logits, ones, top_k * 0, ones * 0.9, ones * 0, ones / 2)),
+    ]

@@ -1,0 +1,107 @@
+"""What the engine takes on: requests that can run, in contexts that fit its memory."""
+
+from array import array
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import blake2b
+from itertools import chain
+
+from .choices import ChoiceTree, build_choice_tree
+from .config import EngineConfig
+from .errors import ConfigError, InvalidRequestError
+from .live_request import LiveRequest
+from .request import Request
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Turns requests into live ones, or refuses what could never run. `max_model_len`: prompt and answer together."""
+
+    max_model_len: int
+    vocab_size: int
+    eos_token_ids: tuple[int, ...]
+    block_size: int
+    seed: int
+
+    def accept(self, request: Request, arrival: int) -> LiveRequest:
+        """Raises `InvalidRequestError` naming what is wrong."""
+        self._check(request)
+        params = request.params
+        room = self.max_model_len - len(request.prompt_token_ids)
+        return LiveRequest(
+            request=request,
+            arrival=arrival,
+            seed=params.seed if params.seed is not None else self._derived_seed(request.request_id),
+            max_tokens=min(params.max_tokens or room, room),
+            stop_token_ids=frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))),
+            block_size=self.block_size,
+            tree=self._choice_tree(request),
+        )
+
+    def _derived_seed(self, request_id: str) -> int:
+        digest = blake2b(f"{self.seed}/{request_id}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1
+
+    def _choice_tree(self, request: Request) -> ChoiceTree | None:
+        if request.choice_token_ids is None:
+            return None
+        end = self.eos_token_ids[0] if self.eos_token_ids else None
+        tree = build_choice_tree(request.choice_token_ids, end)
+        longest = max(len(choice) for choice in tree.choices)
+        if len(request.prompt_token_ids) + longest > self.max_model_len:
+            raise InvalidRequestError(
+                f"prompt of {len(request.prompt_token_ids)} tokens and a choice of {longest} exceed "
+                f"max_model_len={self.max_model_len}"
+            )
+        return tree
+
+    def _check(self, request: Request) -> None:
+        prompt = request.prompt_token_ids
+        if not prompt:
+            raise InvalidRequestError("prompt is empty")
+        if len(prompt) >= self.max_model_len:
+            raise InvalidRequestError(
+                f"prompt has {len(prompt)} tokens; with one to generate at most {self.max_model_len} fit "
+                "(max_model_len): shorten it"
+            )
+        self._check_tokens(prompt)
+        if request.params.n != 1:
+            raise InvalidRequestError(f"n must be 1 here, not {request.params.n}: add a request for each sample")
+        if not isinstance(request.priority, int):
+            raise InvalidRequestError(f"priority must be a whole number, not {request.priority!r}")
+        self._check_tokens(request.params.stop_token_ids, "stop_token_ids: ")
+        self._check_tokens(request.params.logit_bias or (), "logit_bias: ")
+        self._check_tokens(chain.from_iterable(request.choice_token_ids or ()))
+
+    def _check_tokens(self, token_ids: Iterable[int], where: str = "") -> None:
+        try:
+            values = array("q", token_ids)
+        except (TypeError, OverflowError) as error:
+            raise InvalidRequestError(f"{where}token ids must be whole numbers: {error}") from error
+        for token in (min(values, default=0), max(values, default=0)):
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"{where}token id {token} is outside the vocabulary of {self.vocab_size} tokens"
+                )
+
+
+def resolve_max_model_len(
+    config: EngineConfig, num_blocks: int, sliding_window: int | None, max_position_embeddings: int
+) -> int:
+    """The model's context, or less where the caller or the KV memory says so. Raises `ConfigError`."""
+    capacity: int | None = num_blocks * config.block_size
+    # Where a window and one more token always fit, a sequence may outgrow the memory: what it left behind is released.
+    if sliding_window is not None and sliding_window <= (num_blocks - 1) * config.block_size + 1:
+        capacity = None
+    if config.max_model_len is None:
+        return max_position_embeddings if capacity is None else min(max_position_embeddings, capacity)
+    if config.max_model_len > max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} exceeds the model's context of {max_position_embeddings} tokens"
+        )
+    if capacity is not None and config.max_model_len > capacity:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} needs {-(-config.max_model_len // config.block_size)} KV blocks "
+            f"of {config.block_size} tokens, but KV memory holds {num_blocks}: raise kv_cache_memory_bytes"
+        )
+    return config.max_model_len

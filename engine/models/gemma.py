@@ -1,0 +1,48 @@
+"""The layer of Gemma 2 and 3: norms before and after attention, before and after the MLP."""
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+from ...kernels.linear import Linear
+from ...kernels.norm_rotary import add_rms_norm, rms_norm
+from ..weights import WeightSlot
+from .blocks import Attention, BlankWeights, GatedMlp, MlpNames, Step
+
+
+class GemmaLayer:
+    """See `DecoderLayer`."""
+
+    def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
+        config = blank.config
+        self._eps = config.rms_norm_eps
+        self._norm_offset = config.norm_offset
+        self.input_norm = blank.norm(config.hidden_size)
+        self.attention = Attention(blank, rope, config.sliding_windows[index])
+        self.post_attention_norm = blank.norm(config.hidden_size)
+        self.mlp_norm = blank.norm(config.hidden_size)
+        self.mlp = GatedMlp(blank, config.intermediate_size, MlpNames())
+        self.post_mlp_norm = blank.norm(config.hidden_size)
+
+    def __call__(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+        normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
+        attended = self.attention(normed, key_cache, value_cache, step)
+        attended = rms_norm(attended, self.post_attention_norm, self._eps)
+        normed = add_rms_norm(attended, residual, self.mlp_norm, self._eps)
+        return rms_norm(self.mlp(normed), self.post_mlp_norm, self._eps)
+
+    def projections(self) -> Iterator[Linear]:
+        yield from self.attention.projections()
+        yield from self.mlp.projections()
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        norms = {
+            "input_layernorm": self.input_norm,
+            "post_attention_layernorm": self.post_attention_norm,
+            "pre_feedforward_layernorm": self.mlp_norm,
+            "post_feedforward_layernorm": self.post_mlp_norm,
+        }
+        for name, norm in norms.items():
+            yield WeightSlot(f"{prefix}.{name}.weight", norm, self._norm_offset)
+        yield from self.attention.weight_slots(f"{prefix}.self_attn")
+        yield from self.mlp.weight_slots(f"{prefix}.mlp")

@@ -1,0 +1,84 @@
+"""The MLP of Mixtral and the Qwen mixtures: a router sends each token to a few experts; some add one for all."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.linear import Linear
+from ...kernels.moe import choose_experts, mix_experts
+from ..model_config import MoeConfig
+from ..weights import WeightSlot
+from .blocks import BlankWeights, GatedMlp, MlpNames, linear_slots
+
+
+@dataclass(frozen=True)
+class _Naming:
+    """What a checkpoint calls a mixture, below its layer, and the parts of an expert."""
+
+    mixture: str
+    expert: MlpNames
+
+
+_NAMINGS = {
+    "mixtral": _Naming("block_sparse_moe", MlpNames(("w1", "w3"), "w2")),
+    "qwen": _Naming("mlp", MlpNames()),
+}
+
+
+class ExpertsMlp:
+    """Σ share · expert(x) over the experts chosen, and gate · shared expert(x) where there is one.
+
+    `name` is what checkpoints call it where an ordinary layer has its `mlp`.
+    """
+
+    def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
+        self._moe = moe
+        naming = _NAMINGS[moe.naming]
+        self.name, names = naming.mixture, naming.expert
+        hidden_size = blank.config.hidden_size
+        # Small, and a rounding here would change who computes: never in int8.
+        self.router = blank.linear(moe.num_experts, hidden_size, quantizable=False)
+        self.experts = [GatedMlp(blank, moe.intermediate_size, names) for _ in range(moe.num_experts)]
+        shared_size = moe.shared_expert_intermediate_size
+        self.shared = SharedExpert(blank, shared_size, names) if shared_size else None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden_size]. Returns the same shape."""
+        ids, shares = choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob)
+        mixed = mix_experts(x, self.experts, ids, shares)
+        return mixed if self.shared is None else mixed + self.shared(x)
+
+    def projections(self) -> Iterator[Linear]:
+        yield self.router
+        for expert in self.experts:
+            yield from expert.projections()
+        if self.shared is not None:
+            yield from self.shared.projections()
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from linear_slots(self.router, [f"{prefix}.gate"])
+        for index, expert in enumerate(self.experts):
+            yield from expert.weight_slots(f"{prefix}.experts.{index}")
+        if self.shared is not None:
+            yield from self.shared.weight_slots(f"{prefix}.shared_expert")
+
+
+class SharedExpert:
+    """An expert that every token has, weighed by a gate of its own."""
+
+    def __init__(self, blank: BlankWeights, inner_size: int, names: MlpNames) -> None:
+        self.mlp = GatedMlp(blank, inner_size, names)
+        self.gate = blank.linear(1, blank.config.hidden_size, quantizable=False)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return torch.sigmoid(self.gate(x)) * self.mlp(x)
+
+    def projections(self) -> Iterator[Linear]:
+        yield from self.mlp.projections()
+        yield self.gate
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self.mlp.weight_slots(prefix)
+        yield from linear_slots(self.gate, [f"{prefix}_gate"])

@@ -1,0 +1,58 @@
+"""What one step is to do. Free of torch."""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from .sequence import Sequence
+from .swap import SwappedBlocks
+
+
+class ScheduledSequence(NamedTuple):
+    """`num_tokens` of `sequence`, from its first uncomputed one on, are computed in this step.
+
+    `reaches_end`: the last of them is the sequence's last, so that its logits are wanted. `is_new`: before the step
+    the sequence owned no blocks. (A tuple: there is one for each sequence in each step.)
+    """
+
+    sequence: Sequence
+    num_tokens: int
+    reaches_end: bool
+    is_new: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Put a sequence's KV back: `blocks` get the content of `swapped` from its `first`-th block on."""
+
+    swapped: SwappedBlocks
+    first: int
+    blocks: list[int]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step's work: blocks go out to the host, then others come back, then the scheduled tokens are computed.
+
+    `budget`: how many more tokens may be scheduled; `num_tokens`: how many are.
+    """
+
+    budget: int
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    swapped_out: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    swapped_in: list[SwapIn] = field(default_factory=list)
+    # The most urgent priority of those preempted for this step.
+    preempted_priority: int | None = None
+    num_tokens: int = 0
+
+    def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool) -> None:
+        reaches_end = num_tokens == len(sequence.token_ids) - sequence.num_computed_tokens
+        self.scheduled.append(ScheduledSequence(sequence, num_tokens, reaches_end, is_new))
+        self.num_tokens += num_tokens
+        self.budget -= num_tokens
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may begin: not if it would take the blocks that one as urgent has just given up.
+
+        It would have to give them up again in the next step.
+        """
+        return self.preempted_priority is None or sequence.priority < self.preempted_priority

@@ -1,0 +1,41 @@
+"""Sequences that wait, in the order in which they are to be served."""
+
+import heapq
+from collections.abc import Iterator
+
+from .sequence import Sequence
+
+Turn = tuple[int, int, int]
+
+
+class WaitingQueue:
+    """A heap by `Sequence.turn`: lower priority values first, then earlier arrivals."""
+
+    def __init__(self) -> None:
+        self._heap: list[Turn] = []
+        # Those removed from the middle are gone from here at once, and from the heap when they come to its top.
+        self._sequences: dict[Turn, Sequence] = {}
+
+    def __len__(self) -> int:
+        return len(self._sequences)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        return iter(self._sequences.values())
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence.turn in self._sequences
+
+    @property
+    def first(self) -> Sequence:
+        while self._heap[0] not in self._sequences:
+            heapq.heappop(self._heap)
+        return self._sequences[self._heap[0]]
+
+    def push(self, sequence: Sequence) -> None:
+        self._sequences[sequence.turn] = sequence
+        heapq.heappush(self._heap, sequence.turn)
+
+    def remove(self, sequence: Sequence) -> None:
+        del self._sequences[sequence.turn]
+        if not self._sequences:
+            self._heap.clear()

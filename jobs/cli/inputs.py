@@ -1,0 +1,59 @@
+"""What `headrace run` reads: a file or folder, a query's rows, or what is piped into it."""
+
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ...storage.readers import InputSource, open_input, open_sql
+from ..errors import SpecError
+
+_STDIN = "-"
+
+
+@contextmanager
+def opened_source(
+    address: str | None,
+    input_format: str,
+    sql: str | None,
+    query: str | None,
+    limit: int | None,
+    folder: Path,
+) -> Iterator[InputSource]:
+    """The input that the options name, for as long as it is read. What is piped in is kept in `folder` meanwhile.
+
+    Raises `SpecError` when they name none or two, `InputError`.
+    """
+    if (sql is None) != (query is None):
+        raise SpecError("--sql and --query belong together: pass both, or an INPUT")
+    if (address is None) == (sql is None):
+        raise SpecError("pass an INPUT, or --sql and --query: one of the two")
+    if sql is not None and query is not None:
+        yield open_sql(sql, text_or_file("--query", query), limit)
+    elif address == _STDIN:
+        with _spooled_stdin(input_format, folder) as path:
+            yield open_input(path, limit)
+    elif address is not None:
+        yield open_input(address, limit)
+
+
+@contextmanager
+def _spooled_stdin(input_format: str, folder: Path) -> Iterator[Path]:
+    """Standard input as a file: it is read several times."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="stdin-", suffix=f".{input_format}") as file:
+        shutil.copyfileobj(sys.stdin.buffer, file)
+        file.flush()
+        yield Path(file.name)
+
+
+def text_or_file(option: str, value: str) -> str:
+    """An option's text, or with @ in front the content of the file it names. Raises `SpecError`."""
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"{option} {value} cannot be read: {error}") from error

@@ -1,0 +1,71 @@
+"""A row's answers as output columns."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..engine.detokenizer import answer_text
+from ..engine.logprobs import Logprob, TokenLogprobs
+from ..engine.outputs import decoded
+from ..engine.request import Request
+from ..engine.tokenizer import Tokenizer
+from .engine_host import Answer
+
+Answered = tuple[Request, Answer]
+
+
+def answer_columns(tokenizer: Tokenizer, samples: Sequence[Answered]) -> dict[str, Any]:
+    """The columns of a row that was answered, once or several times; `output` and its like are the first answer's."""
+    request, answer = samples[0]
+    texts = [_text(tokenizer, *sample) for sample in samples]
+    columns = {
+        "output": texts[0],
+        **_label(request, answer),
+        "finish_reason": str(answer.finish_reason),
+        "prompt_tokens": len(request.prompt_token_ids),
+        "cached_tokens": answer.num_cached_tokens,
+        "completion_tokens": sum(len(each.token_ids) for _, each in samples),
+    }
+    if len(samples) > 1:
+        columns["outputs"] = texts
+    num_top = request.params.logprobs
+    if num_top is not None:
+        columns["logprobs"] = _logprobs(tokenizer, answer.token_ids, answer.logprobs, num_top)
+    return columns
+
+
+def error_columns(error: str, num_prompt_tokens: int) -> dict[str, Any]:
+    """The columns of a row that has no answer."""
+    return {"error": error, "prompt_tokens": num_prompt_tokens, "cached_tokens": 0, "completion_tokens": 0}
+
+
+def _text(tokenizer: Tokenizer, request: Request, answer: Answer) -> str:
+    choices, index = request.params.choices, answer.choice_index
+    if choices is not None and index is not None:
+        return choices[index]
+    return answer_text(tokenizer, request, answer.token_ids, answer.finish_reason)
+
+
+def _label(request: Request, answer: Answer) -> dict[str, Any]:
+    choices, probabilities, index = request.params.choices, answer.choice_probabilities, answer.choice_index
+    if choices is None or probabilities is None or index is None:
+        return {}
+    return {
+        "label": choices[index],
+        "confidence": probabilities[index],
+        "probabilities": list(zip(choices, probabilities, strict=True)),
+    }
+
+
+def _logprobs(
+    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
+) -> list[dict[str, Any]]:
+    """One entry a token: the token itself, and under `top` the `num_top` likeliest in its place, in their order."""
+    entries = []
+    for own, place in zip(token_ids, decoded(tokenizer, logprobs), strict=True):
+        top = sorted((each.rank, token) for token, each in place.items() if each.rank <= num_top)
+        entries.append({**_token(own, place[own]), "top": [_token(token, place[token]) for _, token in top]})
+    return entries
+
+
+def _token(token_id: int, logprob: Logprob) -> dict[str, Any]:
+    return {"token": logprob.decoded_token, "token_id": token_id, "logprob": logprob.logprob}

@@ -1,0 +1,35 @@
+"""Gated activations on the GPU: checks, and launches."""
+
+import torch
+import triton
+from torch import Tensor
+
+from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from .triton_kernels import gate_kernel
+
+_COLUMNS_PER_PROGRAM = 1024
+
+
+def silu_and_mul_triton(gate_up: Tensor) -> Tensor:
+    """See `silu_and_mul`."""
+    return _gate(gate_up, is_silu=True)
+
+
+def gelu_tanh_and_mul_triton(gate_up: Tensor) -> Tensor:
+    """See `gelu_tanh_and_mul`."""
+    return _gate(gate_up, is_silu=False)
+
+
+def _gate(gate_up: Tensor, is_silu: bool) -> Tensor:
+    check_launch("gate_up", gate_up, gate_kernel)
+    check_tensor("gate_up", gate_up, (None, None), FLOAT_DTYPES, gate_up.device, is_contiguous=False)
+    if gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up {tuple(gate_up.shape)} must have an even number of columns, gate and up")
+    num_rows, size = gate_up.shape[0], gate_up.shape[1] // 2
+    output = torch.empty(num_rows, size, dtype=gate_up.dtype, device=gate_up.device)
+    if output.numel():
+        grid = (num_rows, triton.cdiv(size, _COLUMNS_PER_PROGRAM))
+        gate_kernel[grid](
+            output, gate_up, size, gate_up.stride(0), IS_SILU=is_silu, COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
+        )
+    return output

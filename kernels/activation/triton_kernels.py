@@ -1,0 +1,24 @@
+"""Gated activations on the GPU; numbers are float32 between loading and storing."""
+
+import triton
+import triton.language as tl
+
+SQRT_8_OVER_PI = tl.constexpr(1.5957691216057308)
+
+
+@triton.jit
+def gate_kernel(output, gate_up, size, gate_up_stride, IS_SILU: tl.constexpr, COLUMNS: tl.constexpr):
+    """One program is a row and `COLUMNS` of its outputs."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < size
+    gate = tl.load(gate_up + row * gate_up_stride + column, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(gate_up + row * gate_up_stride + size + column, mask=is_column, other=0.0).to(tl.float32)
+    if IS_SILU:
+        activated = gate * tl.sigmoid(gate)
+    else:
+        # 0.5 * (1 + tanh(x)) is sigmoid(2 * x).
+        activated = gate * tl.sigmoid((gate + 0.044715 * gate * gate * gate) * SQRT_8_OVER_PI)
+    # Rounded before it is multiplied, as the reference does.
+    gated = activated.to(output.dtype.element_ty).to(tl.float32) * up
+    tl.store(output + row * size + column, gated.to(output.dtype.element_ty), mask=is_column)

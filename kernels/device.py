@@ -1,0 +1,56 @@
+"""Whether an operation runs as a Triton kernel, and what such a kernel has to know of its device."""
+
+import warnings
+from functools import cache
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+# The kernels use bfloat16 products, which came with Ampere.
+MIN_CAPABILITY = (8, 0)
+# What the interpreter pretends to have: enough that work is shared out.
+_INTERPRETED_PROCESSORS = 2
+
+
+class UnsupportedGpuError(RuntimeError):
+    """The GPU or its driver is older than the kernels need."""
+
+
+def runs_triton(tensor: Tensor) -> bool:
+    """Whether operations on `tensor` are Triton's: it is on a CUDA GPU and Triton is installed.
+
+    Raises `UnsupportedGpuError` when the GPU is too old for the kernels.
+    """
+    return tensor.is_cuda and _has_triton() and _is_new_enough(tensor.device)
+
+
+@cache
+def _has_triton() -> bool:
+    if find_spec("triton") is not None:
+        return True
+    warnings.warn(
+        "Triton is not installed: on the GPU everything runs as plain torch, correctly but slowly. "
+        "`pip install triton` (or headrace[gpu]) mends that.",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+    return False
+
+
+@cache
+def _is_new_enough(device: torch.device) -> bool:
+    capability = torch.cuda.get_device_capability(device)
+    if capability < MIN_CAPABILITY:
+        needed, found = (".".join(map(str, version)) for version in (MIN_CAPABILITY, capability))
+        name = torch.cuda.get_device_name(device)
+        raise UnsupportedGpuError(f"{name} has compute capability {found}; the kernels need {needed} (Ampere) or newer")
+    return True
+
+
+@cache
+def num_processors(device: torch.device) -> int:
+    """Streaming multiprocessors of a GPU."""
+    if device.type != "cuda":
+        return _INTERPRETED_PROCESSORS
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)

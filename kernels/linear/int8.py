@@ -1,0 +1,96 @@
+"""Products in int8 on a CPU: the weight quantised once, the activations as they come (W8A8, dynamic, symmetric)."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..native import InstructionSet, instruction_set, native_library, require_native_library
+from .int8_reference import quantize_rows
+
+# Of the tiles that the weight is cut into, and of the blocks of two by two tiles that are computed at a time.
+_TILE_ROWS = 16
+_TILE_BYTES = 64
+_BLOCK = 32
+# What makes the left side unsigned, as VNNI wants it, is taken from the sums again.
+_UNSIGNED_OFFSET = 128
+
+
+_DTYPES = (torch.bfloat16, torch.float32)
+
+
+class _Call(ctypes.Structure):
+    """The same as `Call` in kernels/native/src/int8_linear.cpp."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("input", "weight", "column_scales", "biases", "starts")),
+        *((name, ctypes.c_void_p) for name in ("output", "quantized", "row_scales")),
+        *((name, ctypes.c_int64) for name in ("input_stride", "num_rows", "num_outputs", "num_inputs", "uses_amx")),
+    )
+
+
+def supports_int8(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether the compiled kernels are there, and multiply activations of this dtype in int8."""
+    return device.type == "cpu" and dtype in _DTYPES and native_library() is not None
+
+
+class Int8Product:
+    """x @ weightᵀ + bias, the weight's rows and those of x in int8 with a scale each.
+
+    weight: [out, in]; bias: [out] or None. Both may be freed afterwards. `instructions` to compute with, by default
+    all that the processor has; there must be the compiled kernels.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None, instructions: InstructionSet | None = None) -> None:
+        self._num_outputs, self._num_inputs = weight.shape
+        quantized, scales = quantize_rows(weight)
+        missing = -self._num_outputs % _BLOCK
+        self._weight = _tiles(pad(quantized, (0, -self._num_inputs % _TILE_BYTES, 0, missing)))
+        self._scales = pad(scales, (0, missing))
+        self._biases = torch.zeros_like(self._scales) if bias is None else pad(bias.float(), (0, missing))
+        self._starts = pad(-_UNSIGNED_OFFSET * quantized.sum(1, dtype=torch.int32), (0, missing))
+        self._uses_amx = (instructions or instruction_set()) >= InstructionSet.AMX
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n, in], bfloat16 or float32. Returns [n, out] of x's dtype.
+
+        A row with something that is not finite gives a row in which nothing is.
+        """
+        assert x.shape[1] == self._num_inputs
+        assert x.dtype in _DTYPES
+        if x.stride(1) != 1:
+            x = x.contiguous()
+        num_rows = len(x)
+        output = torch.empty(num_rows, self._num_outputs, dtype=x.dtype)
+        padded_rows = num_rows + -num_rows % _BLOCK
+        quantized = torch.empty(padded_rows, self._num_inputs + -self._num_inputs % _TILE_BYTES, dtype=torch.int8)
+        row_scales = torch.empty(padded_rows)
+        call = _Call(
+            input=x.data_ptr(),
+            weight=self._weight.data_ptr(),
+            column_scales=self._scales.data_ptr(),
+            biases=self._biases.data_ptr(),
+            starts=self._starts.data_ptr(),
+            output=output.data_ptr(),
+            quantized=quantized.data_ptr(),
+            row_scales=row_scales.data_ptr(),
+            input_stride=x.stride(0),
+            num_rows=num_rows,
+            num_outputs=self._num_outputs,
+            num_inputs=self._num_inputs,
+            uses_amx=self._uses_amx,
+        )
+        library = require_native_library()
+        compute = (
+            library.headrace_int8_linear_bfloat16 if x.dtype == torch.bfloat16 else library.headrace_int8_linear_float32
+        )
+        compute(ctypes.byref(call))
+        return output
+
+
+def _tiles(weight: Tensor) -> Tensor:
+    """[out, in] to [out / 16, in / 64] tiles: of sixteen rows four bytes each, then the next four, as AMX has it."""
+    rows, columns = weight.shape
+    tiles = weight.view(rows // _TILE_ROWS, _TILE_ROWS, columns // _TILE_BYTES, _TILE_BYTES // 4, 4)
+    return tiles.permute(0, 2, 3, 1, 4).contiguous()

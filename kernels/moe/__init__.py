@@ -1,0 +1,41 @@
+"""A mixture of experts: which of them a token goes to, and their outputs mixed."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from .reference import mix_experts_reference
+
+Expert = Callable[[Tensor], Tensor]
+
+
+def choose_experts(router_logits: Tensor, num_chosen: int, normalise: bool) -> tuple[Tensor, Tensor]:
+    """The likeliest experts of each token, and their shares.
+
+    router_logits: [num_tokens, num_experts]. Returns expert ids [num_tokens, num_chosen] int64 and shares
+    [num_tokens, num_chosen] float32: probabilities among all experts, or with `normalise` among the chosen.
+    """
+    shares, ids = router_logits.float().softmax(-1).topk(num_chosen, dim=-1)
+    return ids, shares / shares.sum(-1, keepdim=True) if normalise else shares
+
+
+def mix_experts(x: Tensor, experts: Sequence[Expert], ids: Tensor, shares: Tensor) -> Tensor:
+    """Each token's chosen experts applied to it, and the outputs summed by their shares.
+
+    x: [num_tokens, size], one token or more; ids, shares: as `choose_experts` gives them. Tokens are sorted by
+    expert, so that each is called at most once, with all its tokens; one that nobody chose is not called. Returns
+    [num_tokens, size of an output], of x's dtype; changes nothing.
+    """
+    num_tokens, num_chosen = ids.shape
+    order = ids.flatten().argsort(stable=True)
+    rows = x[order // num_chosen]
+    counts = ids.flatten().bincount(minlength=len(experts)).tolist()
+    chosen = zip(experts, rows.split_with_sizes(counts), strict=True)
+    by_expert = torch.cat([expert(part) for expert, part in chosen if len(part)])
+    outputs = torch.empty_like(by_expert)
+    outputs[order] = by_expert
+    return torch.bmm(shares.to(x.dtype).unsqueeze(1), outputs.view(num_tokens, num_chosen, -1)).squeeze(1)
+
+
+__all__ = ["Expert", "choose_experts", "mix_experts", "mix_experts_reference"]

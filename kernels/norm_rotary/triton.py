@@ -1,0 +1,141 @@
+"""RMSNorm and rotary positions on the GPU: checks, and launches."""
+
+import torch
+import triton
+from torch import Tensor
+
+from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from .triton_kernels import rms_norm_kernel, rotate_and_write_kernel
+
+# A row is one program's registers.
+MAX_NORM_SIZE = 65536
+_HEADS_PER_PROGRAM = 8
+
+
+def rms_norm_triton(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `rms_norm`."""
+    check_launch("x", x, rms_norm_kernel)
+    rows = x.reshape(-1, x.shape[-1])
+    return _normalise(rows, None, weight, eps).view(x.shape)
+
+
+def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """See `add_rms_norm`."""
+    check_launch("x", x, rms_norm_kernel)
+    check_tensor("residual", residual, x.shape, (x.dtype,), x.device, is_contiguous=False)
+    return _normalise(x, residual, weight, eps)
+
+
+def _normalise(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
+    check_tensor("x", x, (None, None), FLOAT_DTYPES, x.device, is_contiguous=False)
+    check_tensor("weight", weight, x.shape[1:], (x.dtype, torch.float32), x.device)
+    num_rows, size = x.shape
+    if size > MAX_NORM_SIZE:
+        raise ValueError(f"x {tuple(x.shape)} has rows of {size} numbers; at most {MAX_NORM_SIZE} are supported")
+    output = torch.empty(num_rows, size, dtype=x.dtype, device=x.device)
+    if not num_rows:
+        return output
+    padded = triton.next_power_of_2(size)
+    rms_norm_kernel[(num_rows,)](
+        output,
+        x,
+        x if residual is None else residual,
+        weight,
+        eps,
+        size,
+        x.stride(0),
+        0 if residual is None else residual.stride(0),
+        HAS_RESIDUAL=residual is not None,
+        PADDED_SIZE=padded,
+        num_warps=min(max(padded // 512, 1), 16),
+    )
+    return output
+
+
+def rotate_and_write_triton(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    query_norm: Tensor | None = None,
+    key_norm: Tensor | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """See `rotate_and_write`."""
+    num_heads = _check(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm)
+    num_tokens, (num_kv_heads, head_dim), half = len(qkv), key_cache.shape[2:], cos.shape[1]
+    output = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
+    if not num_tokens:
+        return output
+    num_chunks = triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_PER_PROGRAM)
+    rotate_and_write_kernel[(num_tokens, num_chunks)](
+        output,
+        key_cache,
+        value_cache,
+        qkv,
+        cos,
+        sin,
+        slots,
+        cos if query_norm is None else query_norm,
+        cos if key_norm is None else key_norm,
+        eps,
+        num_heads,
+        num_kv_heads,
+        key_cache.shape[1],
+        qkv.stride(0),
+        key_cache.stride(0),
+        key_cache.stride(1),
+        key_cache.stride(2),
+        HEAD_DIM=head_dim,
+        HALF=half,
+        PADDED_HALF=triton.next_power_of_2(half),
+        REST=head_dim - 2 * half,
+        PADDED_REST=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
+        HEADS=_HEADS_PER_PROGRAM,
+        HAS_NORM=query_norm is not None,
+        num_warps=4,
+    )
+    return output
+
+
+def _check(
+    qkv: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    query_norm: Tensor | None,
+    key_norm: Tensor | None,
+) -> int:
+    """The number of query heads, when all fits together."""
+    check_launch("qkv", qkv, rotate_and_write_kernel)
+    check_tensor("qkv", qkv, (None, None), FLOAT_DTYPES, qkv.device, is_contiguous=False)
+    same = ((qkv.dtype,), qkv.device)
+    check_tensor("key_cache", key_cache, (None, None, None, None), *same, is_contiguous=False)
+    check_tensor("value_cache", value_cache, key_cache.shape, *same, is_contiguous=False)
+    if key_cache.stride() != value_cache.stride():
+        raise ValueError(
+            f"value_cache {tuple(value_cache.shape)} has strides {value_cache.stride()}, and must have key_cache's, "
+            f"{key_cache.stride()}"
+        )
+    num_kv_heads, head_dim = key_cache.shape[2:]
+    num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
+    if qkv.shape[1] % head_dim or num_heads < 1:
+        raise ValueError(
+            f"qkv {tuple(qkv.shape)} must have columns for at least one query head, {num_kv_heads} key heads and "
+            f"{num_kv_heads} value heads of {head_dim}"
+        )
+    check_tensor("cos", cos, (len(qkv), None), *same)
+    if not 0 < 2 * cos.shape[1] <= head_dim:
+        raise ValueError(f"cos {tuple(cos.shape)} must have at most half as many columns as a head has, {head_dim}")
+    check_tensor("sin", sin, cos.shape, *same)
+    check_tensor("slots", slots, (len(qkv),), (torch.int64,), qkv.device)
+    if (query_norm is None) != (key_norm is None):
+        raise ValueError("query_norm and key_norm must be given both or neither")
+    for name, norm in (("query_norm", query_norm), ("key_norm", key_norm)):
+        if norm is not None:
+            check_tensor(name, norm, (head_dim,), (qkv.dtype, torch.float32), qkv.device)
+    return num_heads

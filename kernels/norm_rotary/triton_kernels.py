@@ -1,0 +1,128 @@
+"""RMSNorm and rotary positions on the GPU; numbers are float32 between loading and storing."""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm_kernel(
+    output,
+    x,
+    residual,
+    weight,
+    eps,
+    size,
+    x_stride,
+    residual_stride,
+    HAS_RESIDUAL: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+):
+    """One program a row. With a residual, x is added to it in place and the sum is normalised."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, PADDED_SIZE)
+    is_column = column < size
+    wide = tl.load(x + row * x_stride + column, mask=is_column, other=0.0).to(tl.float32)
+    if HAS_RESIDUAL:
+        stream = residual + row * residual_stride + column
+        summed = (wide + tl.load(stream, mask=is_column, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
+        tl.store(stream, summed, mask=is_column)
+        wide = summed.to(tl.float32)
+    scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
+    factors = tl.load(weight + column, mask=is_column, other=0.0)
+    # Rounded to the weight's type before it is weighted, as the reference and the models' own code do.
+    weighted = scaled.to(factors.dtype).to(tl.float32) * factors.to(tl.float32)
+    tl.store(output + row * size + column, weighted.to(output.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def rotate_and_write_kernel(
+    output,
+    key_cache,
+    value_cache,
+    qkv,
+    cos,
+    sin,
+    slots,
+    query_norm,
+    key_norm,
+    eps,
+    num_heads,
+    num_kv_heads,
+    block_size,
+    qkv_stride,
+    cache_block_stride,
+    cache_slot_stride,
+    cache_head_stride,
+    HEAD_DIM: tl.constexpr,
+    HALF: tl.constexpr,
+    PADDED_HALF: tl.constexpr,
+    REST: tl.constexpr,
+    PADDED_REST: tl.constexpr,
+    HEADS: tl.constexpr,
+    HAS_NORM: tl.constexpr,
+):
+    """One program is a token and `HEADS` of its query, key and value heads, taken as two halves and the rest."""
+    token = tl.program_id(0).to(tl.int64)
+    head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
+    is_head = head < num_heads + 2 * num_kv_heads
+    is_query = head < num_heads
+    is_value = head >= num_heads + num_kv_heads
+    half = tl.arange(0, PADDED_HALF)
+    is_half = half < HALF
+    is_read = is_head[:, None] & is_half[None, :]
+
+    heads = qkv + token * qkv_stride + head[:, None] * HEAD_DIM
+    first = tl.load(heads + half[None, :], mask=is_read, other=0.0).to(tl.float32)
+    second = tl.load(heads + HALF + half[None, :], mask=is_read, other=0.0).to(tl.float32)
+    if REST:
+        rest = 2 * HALF + tl.arange(0, PADDED_REST)
+        is_rest = rest < HEAD_DIM
+        unturned = tl.load(heads + rest[None, :], mask=is_head[:, None] & is_rest[None, :], other=0.0).to(tl.float32)
+    if HAS_NORM:
+        squares = tl.sum(first * first, 1) + tl.sum(second * second, 1)
+        if REST:
+            squares += tl.sum(unturned * unturned, 1)
+        factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
+        first = _weighted(first, factor, is_query, is_value, query_norm + half, key_norm + half, is_half, output)
+        second = _weighted(
+            second, factor, is_query, is_value, query_norm + HALF + half, key_norm + HALF + half, is_half, output
+        )
+        if REST:
+            unturned = _weighted(
+                unturned, factor, is_query, is_value, query_norm + rest, key_norm + rest, is_rest, output
+            )
+
+    # Values are not turned.
+    cosine = tl.load(cos + token * HALF + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
+    sine = tl.load(sin + token * HALF + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
+    turned_first = tl.where(is_value[:, None], first, first * cosine - second * sine).to(output.dtype.element_ty)
+    turned_second = tl.where(is_value[:, None], second, second * cosine + first * sine).to(output.dtype.element_ty)
+
+    slot = tl.load(slots + token)
+    place = slot // block_size * cache_block_stride + slot % block_size * cache_slot_stride
+    queries = output + (token * num_heads + head[:, None]) * HEAD_DIM
+    keys = key_cache + place + (head - num_heads)[:, None] * cache_head_stride
+    values = value_cache + place + (head - num_heads - num_kv_heads)[:, None] * cache_head_stride
+    is_key_write = (is_head & ~is_query & ~is_value)[:, None]
+    is_value_write = (is_head & is_value)[:, None]
+    tl.store(queries + half[None, :], turned_first, mask=is_query[:, None] & is_half[None, :])
+    tl.store(queries + HALF + half[None, :], turned_second, mask=is_query[:, None] & is_half[None, :])
+    tl.store(keys + half[None, :], turned_first, mask=is_key_write & is_half[None, :])
+    tl.store(keys + HALF + half[None, :], turned_second, mask=is_key_write & is_half[None, :])
+    tl.store(values + half[None, :], turned_first, mask=is_value_write & is_half[None, :])
+    tl.store(values + HALF + half[None, :], turned_second, mask=is_value_write & is_half[None, :])
+    if REST:
+        kept = unturned.to(output.dtype.element_ty)
+        tl.store(queries + rest[None, :], kept, mask=is_query[:, None] & is_rest[None, :])
+        tl.store(keys + rest[None, :], kept, mask=is_key_write & is_rest[None, :])
+        tl.store(values + rest[None, :], kept, mask=is_value_write & is_rest[None, :])
+
+
+@triton.jit
+def _weighted(x, factor, is_query, is_value, query_norm, key_norm, is_read, output):
+    """Queries and keys normalised with their own weights, rounded as the reference rounds; values as they are."""
+    query_weight = tl.load(query_norm, mask=is_read, other=0.0)
+    key_weight = tl.load(key_norm, mask=is_read, other=0.0)
+    weight = tl.where(is_query[:, None], query_weight[None, :], key_weight[None, :])
+    weighted = (x * factor).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
+    return tl.where(is_value[:, None], x, weighted.to(output.dtype.element_ty).to(tl.float32))

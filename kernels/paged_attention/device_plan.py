@@ -1,0 +1,103 @@
+"""An attention plan in device memory, at addresses that stay when the next step's plan takes its place."""
+
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy
+import torch
+from torch import Tensor
+
+from .plan import ITEM_FIELDS, AttentionPlan, Ints
+
+
+class PlanTooLargeError(ValueError):
+    """A plan does not fit into the memory set aside for plans."""
+
+
+@dataclass(frozen=True)
+class PlanCapacity:
+    """How many of each thing a plan may have."""
+
+    narrow: int
+    wide: int
+    query_tokens: int
+    blocks: int
+    merge_tokens: int
+    merge_rows: int
+
+    @classmethod
+    def of(cls, plan: AttentionPlan) -> "PlanCapacity":
+        """Room for this plan and no more."""
+        return cls(**{field.name: len(getattr(plan, field.name)) for field in fields(cls)})
+
+    @cached_property
+    def sections(self) -> dict[str, slice]:
+        """Where each array lies in one buffer of int32, each from a multiple of 16 bytes on: a kernel is compiled once
+        for such addresses, and again for others."""
+        sizes = {
+            "num_narrow": 1,
+            "num_wide": 1,
+            "num_merges": 1,
+            "narrow": self.narrow * len(ITEM_FIELDS),
+            "wide": self.wide * len(ITEM_FIELDS),
+            "query_tokens": self.query_tokens,
+            "blocks": self.blocks,
+            "merge_tokens": self.merge_tokens,
+            "merge_starts": self.merge_tokens + 1,
+            "merge_rows": self.merge_rows,
+        }
+        sections, start = {}, 0
+        for name, size in sizes.items():
+            sections[name] = slice(start, start + size)
+            start += -(-size // 4) * 4
+        return sections
+
+    @property
+    def size(self) -> int:
+        return self.sections["merge_rows"].stop
+
+
+class DevicePlan:
+    """A plan where the kernels read it, and the workspace for its parts.
+
+    Made once with room for any step, it is what a captured launch reads: `load` puts in the next step's plan.
+    """
+
+    def __init__(self, capacity: PlanCapacity, num_heads: int, head_dim: int, device: torch.device) -> None:
+        self.capacity = capacity
+        self._buffer = torch.zeros(capacity.size, dtype=torch.int32, device=device)
+        rows = capacity.merge_rows
+        self.partial_output = torch.empty(rows, num_heads, head_dim, dtype=torch.float32, device=device)
+        self.partial_lse = torch.empty(rows, num_heads, dtype=torch.float32, device=device)
+
+    @classmethod
+    def holding(cls, plan: AttentionPlan, num_heads: int, head_dim: int, device: torch.device) -> "DevicePlan":
+        """Just large enough for `plan`, with it loaded."""
+        result = cls(PlanCapacity.of(plan), num_heads, head_dim, device)
+        result.load(plan)
+        return result
+
+    def load(self, plan: AttentionPlan) -> None:
+        """Replace the plan, in one copy that the host does not wait for. Raises `PlanTooLargeError`."""
+        packed = torch.from_numpy(self._packed(plan))
+        if self._buffer.is_cuda:
+            # The allocator of pinned memory knows of the copy, and does not reuse this before it is done.
+            packed = packed.pin_memory()
+        self._buffer.copy_(packed, non_blocking=True)
+
+    def _packed(self, plan: AttentionPlan) -> Ints:
+        packed = numpy.zeros(self.capacity.size, dtype=numpy.int32)
+        counts = {
+            "num_narrow": len(plan.narrow),
+            "num_wide": len(plan.wide),
+            "num_merges": len(plan.merge_tokens),
+        }
+        for name, section in self.capacity.sections.items():
+            values = numpy.array([counts[name]]) if name in counts else getattr(plan, name).ravel()
+            if len(values) > section.stop - section.start:
+                raise PlanTooLargeError(f"{name} takes {len(values)} of {section.stop - section.start} numbers")
+            packed[section.start : section.start + len(values)] = values
+        return packed
+
+    def section(self, name: str) -> Tensor:
+        return self._buffer[self.capacity.sections[name]]

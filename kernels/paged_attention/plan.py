@@ -1,0 +1,249 @@
+"""What the GPU's attention kernel is to do in one step, worked out on the host.
+
+Everything that attention does is one kind of work item: some queries over a range of some block table's keys. A
+decode, a chunk of a prefill, a segment of a long context and many sequences' queries over their shared prefix differ
+in their numbers only. Queries with several items have their parts merged by log-sum-exp afterwards (Hydragen, arXiv
+2402.05099; the item list read by a persistent grid: "The Anatomy of a Triton Attention Kernel", arXiv 2511.11581).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+import numpy
+from numpy.typing import NDArray
+
+from .metadata import AttentionMetadata
+from .prefix_levels import SharedSpan
+
+Ints = NDArray[numpy.int32]
+
+# An item's numbers, in this order; the kernel reads them by position.
+ITEM_FIELDS = (
+    "first_query",  # its first query's place in `query_tokens`
+    "num_queries",
+    "table",  # what to add to a key's block number to find the block in `blocks`
+    "kv_begin",  # its keys' positions
+    "kv_end",
+    "first_position",  # of its first query; each further one stands one later, and sees the keys up to itself
+    "is_final",  # 1: the result is the output; 0: it is a part, to be merged
+    "first_partial",  # the part's first row in the workspace
+)
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """How the kernel cuts its work.
+
+    narrow_queries, wide_queries: queries in a Q-block of its two shapes. tile: segments are of a multiple of so many
+    keys. narrow_programs, wide_programs: how many work units, one an item and KV head, the device runs at once.
+    """
+
+    narrow_queries: int
+    wide_queries: int
+    tile: int
+    num_kv_heads: int
+    narrow_programs: int
+    wide_programs: int
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """narrow, wide: [n, len(ITEM_FIELDS)], longest first, so that a step does not end on a long one.
+
+    query_tokens: which of the batch's tokens the items' queries are. blocks: all block tables, one after the other.
+    merge_tokens: [m] tokens with several parts; those of the i-th are the workspace's rows
+    `merge_rows[merge_starts[i] : merge_starts[i + 1]]`.
+    """
+
+    narrow: Ints
+    wide: Ints
+    query_tokens: Ints
+    blocks: Ints
+    merge_tokens: Ints
+    merge_starts: Ints
+    merge_rows: Ints
+
+    @property
+    def num_partial_rows(self) -> int:
+        return len(self.merge_rows)
+
+    @classmethod
+    def build(
+        cls,
+        metadata: AttentionMetadata,
+        tiling: Tiling,
+        spans: Sequence[SharedSpan] = (),
+        sliding_window: int | None = None,
+    ) -> "AttentionPlan":
+        """`spans`: what is computed once for several sequences; to be empty under a sliding window."""
+        assert not (spans and sliding_window), "under a window queries see different parts of a shared prefix"
+        runs = _Runs.of(metadata, spans)
+        is_narrow = runs.num_queries <= tiling.narrow_queries
+        narrow_cut = _Cut(tiling.narrow_queries, tiling.tile, tiling.narrow_programs / tiling.num_kv_heads)
+        wide_cut = _Cut(tiling.wide_queries, tiling.tile, tiling.wide_programs / tiling.num_kv_heads)
+        narrow = narrow_cut.items(runs.where(is_narrow), sliding_window)
+        wide = wide_cut.items(runs.where(~is_narrow), sliding_window)
+        num_partial = _number_partials(narrow, 0)
+        _number_partials(wide, num_partial)
+        return cls(narrow, wide, runs.query_tokens, runs.blocks, *_merges(narrow, wide, runs.query_tokens))
+
+
+@dataclass(frozen=True)
+class _Runs:
+    """Consecutive entries of `query_tokens` over one range of keys, before they are cut into items; [n] each."""
+
+    first_query: Ints
+    num_queries: Ints
+    table: Ints
+    kv_begin: Ints
+    kv_end: Ints
+    first_position: Ints
+    is_only: NDArray[numpy.bool_]
+    query_tokens: Ints
+    blocks: Ints
+
+    @classmethod
+    def of(cls, metadata: AttentionMetadata, spans: Sequence[SharedSpan]) -> "_Runs":
+        """One run a sequence over the keys that no span holds, and one a span."""
+        size = metadata.block_size
+        query_lens, contexts = _ints(metadata.query_lens), _ints(metadata.context_lens)
+        starts = _starts(query_lens)
+        covered = numpy.zeros_like(contexts)
+        for span in spans:
+            covered[span.members] = span.end
+        shared = [_joined_ranges(starts[span.members], query_lens[span.members]) for span in spans]
+        span_lens = _ints([len(tokens) for tokens in shared])
+        span_begins, span_ends = _ints([span.begin for span in spans]), _ints([span.end for span in spans])
+
+        begins = numpy.concatenate((covered, span_begins))
+        tables = [
+            *(
+                table[begin:end]
+                for table, begin, end in zip(metadata.block_tables, covered, -(-contexts // size), strict=True)
+            ),
+            *(metadata.block_tables[span.members[0]][span.begin : span.end] for span in spans),
+        ]
+        table_starts = _starts(_ints([len(table) for table in tables]))
+        return cls(
+            first_query=numpy.concatenate((starts, query_lens.sum(dtype=numpy.int32) + _starts(span_lens))),
+            num_queries=numpy.concatenate((query_lens, span_lens)),
+            table=table_starts - begins,
+            kv_begin=begins * size,
+            kv_end=numpy.concatenate((contexts, span_ends * size)),
+            # A span's queries all stand after it, and so see it whole.
+            first_position=numpy.concatenate((contexts - query_lens, span_ends * size)),
+            is_only=numpy.concatenate((covered == 0, numpy.zeros(len(spans), dtype=numpy.bool_))),
+            query_tokens=numpy.concatenate((numpy.arange(query_lens.sum(), dtype=numpy.int32), *shared)),
+            blocks=numpy.fromiter(chain.from_iterable(tables), dtype=numpy.int32),
+        )
+
+    def where(self, chosen: NDArray[numpy.bool_]) -> "_Runs":
+        """Those of the runs that are chosen."""
+        per_run = ("first_query", "num_queries", "table", "kv_begin", "kv_end", "first_position", "is_only")
+        return _Runs(
+            **{name: getattr(self, name)[chosen] for name in per_run},
+            query_tokens=self.query_tokens,
+            blocks=self.blocks,
+        )
+
+
+# Two units a program even out what differs between them; segments below this length cost more to merge than they gain.
+_UNITS_PER_PROGRAM = 2
+_MIN_SEGMENT = 256
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """Runs into items of at most `max_queries`, in segments so short that `concurrency` items at once share evenly."""
+
+    max_queries: int
+    tile: int
+    concurrency: float
+
+    def items(self, runs: _Runs, sliding_window: int | None) -> Ints:
+        run, nth = _expand(-(-runs.num_queries // self.max_queries))
+        offset = nth * self.max_queries
+        num_queries = numpy.minimum(self.max_queries, runs.num_queries[run] - offset)
+        first_position = runs.first_position[run] + offset
+        begin = runs.kv_begin[run]
+        if sliding_window is not None:
+            begin = numpy.maximum(begin, first_position - sliding_window + 1)
+        end = numpy.minimum(runs.kv_end[run], first_position + num_queries)
+
+        item, kv_begin, kv_end, is_whole = self._segments(begin, end)
+        items = numpy.stack(
+            (
+                runs.first_query[run][item] + offset[item],
+                num_queries[item],
+                runs.table[run][item],
+                kv_begin,
+                kv_end,
+                first_position[item],
+                runs.is_only[run][item] & is_whole,
+                numpy.zeros_like(item),
+            ),
+            axis=1,
+        ).astype(numpy.int32)
+        return items[numpy.argsort(kv_begin - kv_end, kind="stable")]
+
+    def _segments(self, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints, NDArray[numpy.bool_]]:
+        """For each segment: which range it is of, its begin and end, and whether it is all of its range."""
+        length = end - begin
+        share = int(length.sum() / (self.concurrency * _UNITS_PER_PROGRAM))
+        longest = max(_MIN_SEGMENT, _round_up(share, self.tile))
+        # Equally long up to whole tiles, and then no more of them than that needs.
+        wanted = numpy.maximum(1, -(-length // longest))
+        size = numpy.maximum(self.tile, -(-length // (wanted * self.tile)) * self.tile)
+        count = numpy.maximum(1, -(-length // size))
+        owner, nth = _expand(count)
+        kv_begin = begin[owner] + nth * size[owner]
+        return owner, kv_begin, numpy.minimum(end[owner], kv_begin + size[owner]), count[owner] == 1
+
+
+def _number_partials(items: Ints, first: int) -> int:
+    """Give each part its rows of the workspace, from `first` on; returns the first row that is left."""
+    rows = numpy.where(items[:, _FIELD["is_final"]] == 1, 0, items[:, _FIELD["num_queries"]])
+    items[:, _FIELD["first_partial"]] = first + _starts(rows)
+    return first + int(rows.sum())
+
+
+def _merges(narrow: Ints, wide: Ints, query_tokens: Ints) -> tuple[Ints, Ints, Ints]:
+    """`merge_tokens`, `merge_starts` and `merge_rows` of the parts."""
+    items = numpy.concatenate((narrow, wide))
+    parts = items[items[:, _FIELD["is_final"]] == 0]
+    num_queries = parts[:, _FIELD["num_queries"]]
+    rows = _joined_ranges(parts[:, _FIELD["first_partial"]], num_queries)
+    tokens = query_tokens[_joined_ranges(parts[:, _FIELD["first_query"]], num_queries)]
+    order = numpy.argsort(tokens, kind="stable")
+    merge_tokens, starts = numpy.unique(tokens[order], return_index=True)
+    merge_starts = numpy.append(starts, len(tokens)).astype(numpy.int32)
+    return merge_tokens, merge_starts, rows[order]
+
+
+_FIELD = {name: index for index, name in enumerate(ITEM_FIELDS)}
+
+
+def _round_up(value: int, unit: int) -> int:
+    return -(-value // unit) * unit
+
+
+def _ints(values: Sequence[int]) -> Ints:
+    return numpy.asarray(values, dtype=numpy.int32)
+
+
+def _starts(lengths: Ints) -> Ints:
+    """Where each of some ranges begins when they are put one after the other."""
+    return numpy.cumsum(lengths, dtype=numpy.int32) - lengths
+
+
+def _expand(counts: Ints) -> tuple[Ints, Ints]:
+    """For `counts[i]` entries of each i: which i each entry is of, and its number among them."""
+    owner = numpy.repeat(numpy.arange(len(counts), dtype=numpy.int32), counts)
+    return owner, numpy.arange(len(owner), dtype=numpy.int32) - _starts(counts)[owner]
+
+
+def _joined_ranges(starts: Ints, lengths: Ints) -> Ints:
+    """The numbers of the ranges, one range after the other."""
+    owner, nth = _expand(lengths)
+    return starts[owner] + nth

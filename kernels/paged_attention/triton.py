@@ -1,0 +1,265 @@
+"""Attention on the GPU: plans a step, launches the kernels, checks what they are given."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from ..device import num_processors
+from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from .device_plan import DevicePlan
+from .metadata import AttentionMetadata
+from .plan import AttentionPlan, Tiling
+from .prefix_groups import Gate
+from .prefix_levels import shared_spans
+from .sharing_gate import is_worth_sharing
+from .triton_kernels import attend_kernel, merge_kernel
+
+MAX_HEAD_DIM = 256
+_MERGED_HEADS = 8
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """One of the attention kernel's two shapes: rows of a Q-block, keys at a time, and how it is compiled."""
+
+    rows: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_processor: int
+
+
+@dataclass(frozen=True)
+class AttentionShape:
+    """What of a model and its cache the kernels are compiled for."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    @property
+    def group(self) -> int:
+        """Query heads of one KV head, whose queries share a tile."""
+        return self.num_heads // self.num_kv_heads
+
+    @property
+    def narrow(self) -> KernelShape:
+        """For one or a few queries, where reading keys is all the work."""
+        rows = max(16, triton.next_power_of_2(self.group))
+        return KernelShape(rows, 32 if self._is_large else 64, num_warps=4, num_stages=3, programs_per_processor=4)
+
+    @property
+    def wide(self) -> KernelShape:
+        """For prefill chunks and shared prefixes, where the products are."""
+        if self._is_large:
+            rows = max(32 if self.dtype == torch.float32 else 64, triton.next_power_of_2(self.group))
+            return KernelShape(rows, 32, num_warps=4, num_stages=2, programs_per_processor=2)
+        rows = max(128, triton.next_power_of_2(self.group))
+        return KernelShape(rows, 64, num_warps=8, num_stages=3, programs_per_processor=1)
+
+    @property
+    def _is_large(self) -> bool:
+        """Whether tiles of this are to have fewer rows: long heads, and float32, which has no tensor cores."""
+        return self.head_dim > 128 or self.dtype == torch.float32
+
+    def tiling(self, device: torch.device) -> Tiling:
+        processors = num_processors(device)
+        return Tiling(
+            narrow_queries=self.narrow.rows // self.group,
+            wide_queries=self.wide.rows // self.group,
+            tile=max(self.narrow.tile, self.wide.tile),
+            num_kv_heads=self.num_kv_heads,
+            narrow_programs=processors * self.narrow.programs_per_processor,
+            wide_programs=processors * self.wide.programs_per_processor,
+        )
+
+
+def paged_attention_triton(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    metadata: AttentionMetadata,
+    scale: float,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> Tensor:
+    """See `paged_attention`. A prefix that sequences share is computed once for all of them, where that pays."""
+    _check(query, key_cache, value_cache, metadata)
+    plan = _plan_of(metadata, _shape_of(query, key_cache), sliding_window, query.device)
+    output = torch.empty_like(query)
+    attend_planned(query, key_cache, value_cache, plan, scale, output, None, sliding_window, soft_cap)
+    return output
+
+
+def plan_attention(
+    metadata: AttentionMetadata,
+    shape: AttentionShape,
+    sliding_window: int | None = None,
+    gate: Gate = is_worth_sharing,
+) -> AttentionPlan:
+    """A step's work list for layers with this window; `gate` is asked with numbers of sequences and of tokens.
+
+    Under a window nothing is shared: queries at different positions see different parts of a prefix.
+    """
+    tiling, size = shape.tiling(metadata.device), metadata.block_size
+    if sliding_window is not None:
+        return AttentionPlan.build(metadata, tiling, (), sliding_window)
+    # Whoever fills a Q-block alone gains nothing from sharing one.
+    usable = [
+        (context - queries) // size if queries <= tiling.wide_queries else 0
+        for queries, context in zip(metadata.query_lens, metadata.context_lens, strict=True)
+    ]
+    spans = shared_spans(metadata.block_tables, usable, lambda members, blocks: gate(members, blocks * size))
+    return AttentionPlan.build(metadata, tiling, spans)
+
+
+def attend_planned(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: DevicePlan,
+    scale: float,
+    output: Tensor,
+    lse: Tensor | None = None,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+) -> None:
+    """Fill `output` (like query) and, where given, `lse` ([num_tokens, num_heads] float32, the natural log-sum-exps).
+
+    The plan's window has to be this one. Launches depend on the plan's capacity alone, never on what it holds, so
+    that they can be captured in a CUDA graph.
+    """
+    shape = _shape_of(query, key_cache)
+    check_tensor("output", output, query.shape, (query.dtype,), query.device, is_contiguous=False)
+    if lse is not None:
+        check_tensor("lse", lse, query.shape[:2], (torch.float32,), query.device)
+    launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape)
+    if plan.capacity.narrow:
+        launch.attend("narrow", shape.narrow, scale, sliding_window, soft_cap)
+    if plan.capacity.wide:
+        launch.attend("wide", shape.wide, scale, sliding_window, soft_cap)
+    if plan.capacity.merge_tokens:
+        launch.merge()
+
+
+@dataclass(frozen=True)
+class _Launch:
+    """The kernels on one layer's tensors."""
+
+    query: Tensor
+    key_cache: Tensor
+    value_cache: Tensor
+    plan: DevicePlan
+    output: Tensor
+    lse: Tensor | None
+    shape: AttentionShape
+
+    def attend(
+        self,
+        items: str,
+        kernel: KernelShape,
+        scale: float,
+        sliding_window: int | None,
+        soft_cap: float | None,
+    ) -> None:
+        plan, shape = self.plan, self.shape
+        grid = (num_processors(self.query.device) * kernel.programs_per_processor,)
+        attend_kernel[grid](
+            **self._results(),
+            query=self.query,
+            key_cache=self.key_cache,
+            value_cache=self.value_cache,
+            items=plan.section(items),
+            num_items=plan.section(f"num_{items}"),
+            query_tokens=plan.section("query_tokens"),
+            blocks=plan.section("blocks"),
+            scale=scale,
+            soft_cap=soft_cap or 0.0,
+            sliding_window=sliding_window or 0,
+            num_kv_heads=shape.num_kv_heads,
+            query_token_stride=self.query.stride(0),
+            query_head_stride=self.query.stride(1),
+            cache_block_stride=self.key_cache.stride(0),
+            cache_slot_stride=self.key_cache.stride(1),
+            cache_head_stride=self.key_cache.stride(2),
+            GROUP=shape.group,
+            BLOCK_SIZE=self.key_cache.shape[1],
+            ROWS=kernel.rows,
+            TILE=kernel.tile,
+            HAS_WINDOW=sliding_window is not None,
+            HAS_SOFT_CAP=soft_cap is not None,
+            # Exact products in float32; TF32 would cost three digits.
+            PRECISION="ieee" if shape.dtype == torch.float32 else "tf32",
+            num_warps=kernel.num_warps,
+            num_stages=kernel.num_stages,
+        )
+
+    def merge(self) -> None:
+        plan = self.plan
+        grid = (num_processors(self.query.device) * 4,)
+        merge_kernel[grid](
+            **self._results(),
+            merge_tokens=plan.section("merge_tokens"),
+            merge_starts=plan.section("merge_starts"),
+            merge_rows=plan.section("merge_rows"),
+            num_merges=plan.section("num_merges"),
+            num_heads=self.shape.num_heads,
+            HEADS=min(_MERGED_HEADS, triton.next_power_of_2(self.shape.num_heads)),
+        )
+
+    def _results(self) -> dict[str, Any]:
+        return {
+            "output": self.output,
+            # Not written without HAS_LSE, but a pointer it has to be.
+            "lse": self.plan.partial_lse if self.lse is None else self.lse,
+            "partial_output": self.plan.partial_output,
+            "partial_lse": self.plan.partial_lse,
+            "output_token_stride": self.output.stride(0),
+            "output_head_stride": self.output.stride(1),
+            "HEAD_DIM": self.shape.head_dim,
+            "PADDED_DIM": triton.next_power_of_2(self.shape.head_dim),
+            "HAS_LSE": self.lse is not None,
+        }
+
+
+def _shape_of(query: Tensor, key_cache: Tensor) -> AttentionShape:
+    return AttentionShape(query.shape[1], key_cache.shape[2], query.shape[2], query.dtype)
+
+
+def _plan_of(
+    metadata: AttentionMetadata, shape: AttentionShape, sliding_window: int | None, device: torch.device
+) -> DevicePlan:
+    """The step's plan for layers of this shape and window, worked out by the first of them."""
+    key = (shape, sliding_window)
+    if key not in metadata.device_plans:
+        plan = plan_attention(metadata, shape, sliding_window)
+        metadata.device_plans[key] = DevicePlan.holding(plan, shape.num_heads, shape.head_dim, device)
+    return metadata.device_plans[key]
+
+
+def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
+    check_launch("query", query, attend_kernel)
+    check_tensor("query", query, (metadata.num_tokens, None, None), FLOAT_DTYPES, query.device, is_contiguous=False)
+    head_dim = query.shape[2]
+    if not 16 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"query {tuple(query.shape)} has heads of {head_dim}; from 16 to {MAX_HEAD_DIM} are supported")
+    caches = (None, metadata.block_size, None, head_dim)
+    for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
+        check_tensor(name, cache, caches, (query.dtype,), query.device, is_contiguous=False)
+    if key_cache.shape != value_cache.shape or key_cache.stride() != value_cache.stride():
+        raise ValueError(
+            f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)} must have one shape and "
+            f"layout, and have strides {key_cache.stride()} and {value_cache.stride()}"
+        )
+    if metadata.block_size & (metadata.block_size - 1):
+        raise ValueError(
+            f"key_cache {tuple(key_cache.shape)} has blocks of {metadata.block_size}; needs a power of two"
+        )
+    if query.shape[1] % key_cache.shape[2]:
+        raise ValueError(
+            f"query {tuple(query.shape)} must have a multiple of {key_cache.shape[2]} heads, as key_cache has"
+        )

@@ -1,0 +1,27 @@
+"""The compiled kernels: bfloat16 or float32 logits on a CPU."""
+
+import torch
+from torch import Tensor
+
+from ..native import require_native_library
+from .reference import Likeliest
+
+
+def likeliest_tokens_native(logits: Tensor, with_log_sum_exp: bool) -> Likeliest:
+    """See `likeliest_tokens`; a row's elements are next to each other. Reads the logits once and widens no copy."""
+    num_rows, vocab_size = logits.shape
+    library = require_native_library()
+    reduce = library.headrace_argmax_bfloat16 if logits.dtype == torch.bfloat16 else library.headrace_argmax_float32
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    maxima = torch.empty(num_rows)
+    log_sum_exps = torch.empty(num_rows) if with_log_sum_exp else None
+    reduce(
+        logits.data_ptr(),
+        logits.stride(0),
+        tokens.data_ptr(),
+        maxima.data_ptr(),
+        log_sum_exps.data_ptr() if log_sum_exps is not None else None,
+        num_rows,
+        vocab_size,
+    )
+    return Likeliest(tokens, maxima, log_sum_exps)

@@ -1,0 +1,77 @@
+"""Any input as a stream of rows. A bad row is an error row with its line; a bad input raises InputError."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ..errors import InputError
+from .arrow import Parquet, SavedDataset
+from .csv_lines import Csv
+from .folder import Concatenated, files_of_one_format
+from .json_lines import JsonLines
+from .location import Location
+from .source import InputRow, InputSource, readable
+from .sql import SqlQuery
+
+_TEXT_FORMATS: dict[str, Callable[[Location, int | None], InputSource]] = {
+    ".jsonl": JsonLines,
+    ".ndjson": JsonLines,
+    ".csv": Csv,
+}
+_FORMATS = (*_TEXT_FORMATS, ".parquet")
+
+
+def open_input(address: str | Path, limit: int | None = None) -> InputSource:
+    """The input at a path or URL by its extension, of its first `limit` rows. Raises InputError, in one line.
+
+    A file (.jsonl, .ndjson or .csv, also with .gz or .zst after it; .parquet), a folder of such files, or a folder
+    that Hugging Face's `datasets` saved. The header and the first row are read, so that what is empty or unreadable
+    is refused here.
+    """
+    location = Location(str(address))
+    if not location.exists():
+        raise InputError(f"input {location.name} does not exist: check the path")
+    with readable(location.name):
+        source = _open_folder(location, limit) if location.is_folder() else _open_file(location, limit)
+    return _checked(source, limit)
+
+
+def open_sql(url: str, query: str, limit: int | None = None) -> InputSource:
+    """The rows that a query returns. Raises InputError, in one line."""
+    return _checked(SqlQuery(url, query, limit), limit)
+
+
+def _checked(source: InputSource, limit: int | None) -> InputSource:
+    if limit is not None and limit < 1:
+        raise InputError(f"--limit {limit} leaves no rows: pass 1 or more")
+    if next(iter(source), None) is None:
+        raise InputError(f"input {source.name} has no rows: give it at least one")
+    return source
+
+
+def _open_file(location: Location, limit: int | None) -> InputSource:
+    if location.format == ".parquet":
+        return Parquet(location.name, [location], limit)
+    if location.format not in _TEXT_FORMATS:
+        kind = f"the format {location.format!r}" if location.format else "a file without an extension"
+        raise InputError(
+            f"input {location.name}: {kind} is not known: use {', '.join(_TEXT_FORMATS)} (also with .gz or .zst) "
+            "or .parquet"
+        )
+    return _TEXT_FORMATS[location.format](location, limit)
+
+
+def _open_folder(folder: Location, limit: int | None) -> InputSource:
+    children = folder.children()
+    names = {child.file_name for child in children}
+    if "dataset_dict.json" in names:
+        splits = ", ".join(child.name for child in children if child.is_folder())
+        raise InputError(f"input {folder.name} is a data set of several splits: name one of {splits}")
+    if {"state.json", "dataset_info.json"} <= names:
+        return SavedDataset(folder, limit)
+    files = files_of_one_format(folder, _FORMATS)
+    if files[0].format == ".parquet":
+        return Parquet(folder.name, files, limit)
+    return Concatenated(folder.name, [_open_file(file, None) for file in files], limit)
+
+
+__all__ = ["InputRow", "InputSource", "open_input", "open_sql"]

@@ -1,0 +1,105 @@
+"""Inputs that are Arrow tables on disk: Parquet files, and data sets that Hugging Face's `datasets` saved."""
+
+import hashlib
+import json
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..columns import SchemaUnifier, python_values
+from ..errors import InputError
+from .location import Location
+from .source import InputRow, InputSource, readable, refuse_duplicates
+
+_BATCH_ROWS = 1024
+
+
+class ArrowSource(InputSource):
+    """Files of record batches, one after the other. Their columns keep their types."""
+
+    def __init__(self, name: str, files: Sequence[Location], limit: int | None) -> None:
+        """Raises InputError when the files' columns differ."""
+        super().__init__(name, limit)
+        self._files = files
+        self._schema = self._read_schema(files[0])
+        refuse_duplicates(name, self._schema.names)
+        for file in files[1:]:
+            _refuse_drift(files[0], self._schema, file, self._read_schema(file))
+        self._columns = dict.fromkeys(self._schema.names)
+
+    def unifier(self) -> SchemaUnifier:
+        return SchemaUnifier(exact=self._schema)
+
+    def fingerprint(self) -> str:
+        digests = [file.fingerprint() for file in self._files]
+        return digests[0] if len(digests) == 1 else hashlib.sha256("".join(digests).encode()).hexdigest()
+
+    @abstractmethod
+    def _read_schema(self, file: Location) -> pa.Schema: ...
+
+    @abstractmethod
+    def _batches(self, file: Location) -> Iterator[pa.RecordBatch]: ...
+
+    def _rows(self) -> Iterator[InputRow]:
+        row = 0
+        for file in self._files:
+            for batch in self._batches(file):
+                columns = [python_values(column) for column in batch.select(self._schema.names).columns]
+                for values in zip(*columns, strict=True):
+                    yield InputRow(row, dict(zip(self._columns, values, strict=True)))
+                    row += 1
+
+
+class Parquet(ArrowSource):
+    """Parquet files."""
+
+    def _read_schema(self, file: Location) -> pa.Schema:
+        with readable(file.name), file.open_raw() as raw, pq.ParquetFile(raw) as parquet:
+            return parquet.schema_arrow
+
+    def _batches(self, file: Location) -> Iterator[pa.RecordBatch]:
+        # Unbuffered: a file may be one row group, larger than memory.
+        with file.open_raw() as raw, pq.ParquetFile(raw, pre_buffer=False) as parquet:
+            for group in range(parquet.num_row_groups):
+                with readable(f"{file.name}, row group {group},"):
+                    yield from parquet.iter_batches(_BATCH_ROWS, row_groups=[group])
+
+
+class SavedDataset(ArrowSource):
+    """A folder that `Dataset.save_to_disk` of Hugging Face's `datasets` wrote: streams of Arrow batches."""
+
+    def __init__(self, folder: Location, limit: int | None) -> None:
+        with readable(folder.name), _child(folder, "state.json").open() as file:
+            state = json.load(file)
+        files = [_child(folder, entry["filename"]) for entry in state["_data_files"]]
+        if not files:
+            raise InputError(f"input {folder.name} has no rows: give it at least one")
+        super().__init__(folder.name, files, limit)
+
+    def _read_schema(self, file: Location) -> pa.Schema:
+        with readable(file.name), file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
+            # What `datasets` notes about itself there is not ours to hand on.
+            return stream.schema.remove_metadata()
+
+    def _batches(self, file: Location) -> Iterator[pa.RecordBatch]:
+        with file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
+            for batch in stream:
+                for start in range(0, batch.num_rows, _BATCH_ROWS):
+                    yield batch.slice(start, _BATCH_ROWS)
+
+
+def _child(folder: Location, name: str) -> Location:
+    return Location(f"{folder.address.rstrip('/')}/{name}")
+
+
+def _refuse_drift(first: Location, schema: pa.Schema, other: Location, found: pa.Schema) -> None:
+    for name in dict.fromkeys((*schema.names, *found.names)):
+        before = schema.field(name).type if name in schema.names else "missing"
+        now = found.field(name).type if name in found.names else "missing"
+        if before != now:
+            raise InputError(
+                f"input {other.name}: column {name!r} is {now}, in {first.name} it is {before}: give all files the "
+                "same columns"
+            )

@@ -1,0 +1,56 @@
+"""Several files of one text format as one input."""
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ..errors import InputError
+from .location import Location
+from .source import InputRow, InputSource
+
+
+class Concatenated(InputSource):
+    """The rows of several sources one after the other, numbered through; a bad row's error names its file."""
+
+    def __init__(self, name: str, sources: Sequence[InputSource], limit: int | None) -> None:
+        """Raises InputError when sources with fixed columns have different ones."""
+        super().__init__(name, limit)
+        self._sources = sources
+        self.has_fixed_columns = all(source.has_fixed_columns for source in sources)
+        if self.has_fixed_columns:
+            self._refuse_drift()
+
+    @property
+    def columns(self) -> list[str]:
+        return list(dict.fromkeys(name for source in self._sources for name in source.columns))
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256("".join(source.fingerprint() for source in self._sources).encode()).hexdigest()
+
+    def _rows(self) -> Iterator[InputRow]:
+        number = 0
+        for source in self._sources:
+            for row in source:
+                error = None if row.error is None else f"{source.name}: {row.error}"
+                yield replace(row, row=number, error=error)
+                number += 1
+
+    def _refuse_drift(self) -> None:
+        first = self._sources[0]
+        for source in self._sources[1:]:
+            if source.columns != first.columns:
+                raise InputError(
+                    f"input {source.name} has the columns {', '.join(source.columns)}; {first.name} has "
+                    f"{', '.join(first.columns)}: give all files the same columns"
+                )
+
+
+def files_of_one_format(folder: Location, formats: Sequence[str]) -> list[Location]:
+    """The files of a folder in a known format. Raises InputError when there is none, or files of two formats."""
+    files = [child for child in folder.children() if child.format in formats]
+    if not files:
+        raise InputError(f"input folder {folder.name} has no file that ends in {', '.join(formats)}")
+    found = sorted({file.format for file in files})
+    if len(found) > 1:
+        raise InputError(f"input folder {folder.name} has files of several formats ({', '.join(found)}): keep one")
+    return files

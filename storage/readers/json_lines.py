@@ -1,0 +1,80 @@
+"""JSON lines."""
+
+import codecs
+import json
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+from .location import Location
+from .source import InputRow, InputSource, is_unicode
+from .text import refuse_utf16
+
+
+class JsonLines(InputSource):
+    """One JSON object a line, UTF-8. Blank lines are no rows."""
+
+    has_fixed_columns = False
+
+    def __init__(self, location: Location, limit: int | None) -> None:
+        super().__init__(location.name, limit)
+        self._location = location
+        refuse_utf16(location)
+
+    def fingerprint(self) -> str:
+        return self._location.fingerprint()
+
+    def _rows(self) -> Iterator[InputRow]:
+        row = 0
+        with self._location.open() as file:
+            for line_number, line in enumerate(file, start=1):
+                line = line.removeprefix(codecs.BOM_UTF8) if line_number == 1 else line
+                if not line.strip():
+                    continue
+                yield self._row(row, line_number, line)
+                row += 1
+
+    def _row(self, row: int, line_number: int, line: bytes) -> InputRow:
+        try:
+            values = _parse_object(line)
+        except _BadRow as error:
+            return InputRow(row, {}, f"line {line_number}: {error}")
+        self._columns.update(dict.fromkeys(values))
+        return InputRow(row, values)
+
+
+class _BadRow(Exception):
+    pass
+
+
+def _parse_object(line: bytes) -> dict[str, Any]:
+    try:
+        value = json.loads(line.rstrip().decode(), parse_constant=_refuse_constant)
+    except UnicodeDecodeError as error:
+        raise _BadRow("not valid UTF-8") from error
+    except json.JSONDecodeError as error:
+        raise _BadRow(f"not valid JSON: {error.msg} at column {error.colno}") from error
+    except ValueError as error:
+        # Python refuses to convert integers of thousands of digits.
+        raise _BadRow("not valid JSON: a number is too long") from error
+    except RecursionError as error:
+        raise _BadRow("not valid JSON: nested too deep") from error
+    if not isinstance(value, dict):
+        raise _BadRow(f"not a JSON object but {_JSON_NAMES[type(value)]}")
+    # JSON can spell half of a surrogate pair, which is no text. Escapes are rare, so few rows pay for this.
+    if b"\\u" in line and not is_unicode(json.dumps(value, ensure_ascii=False)):
+        raise _BadRow("not valid text: an escape is half of a surrogate pair")
+    return value
+
+
+_JSON_NAMES = {
+    list: "an array",
+    str: "a string",
+    int: "a number",
+    float: "a number",
+    bool: "a boolean",
+    type(None): "null",
+}
+
+
+def _refuse_constant(name: str) -> NoReturn:
+    raise _BadRow(f"not valid JSON: {name} is not a number in JSON")

@@ -1,0 +1,199 @@
+"""A step that raises: whose fault it was, and that nobody else notices."""
+
+import logging
+from dataclasses import replace
+
+import pytest
+import torch
+
+from headrace.engine import step_result
+from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+
+from .fakes import fake_answer, make_engine
+from .running import greedy_params, run_all, token_ids
+
+PREFIX = [token % 5 + 1 for token in range(32)]
+POISON = 9
+logging.getLogger("headrace.engine.engine").setLevel(logging.CRITICAL)
+
+
+def assert_failed(events: list[RequestEvent], message: str) -> None:
+    assert events[-1].finish_reason is FinishReason.ERROR
+    assert message in (events[-1].error or "")
+    assert "\n" not in (events[-1].error or "")
+
+
+def test_a_failed_step_leaves_nothing_behind_that_could_be_found():
+    engine, runner = make_engine()
+    requests = [Request(str(tail), [*PREFIX, tail], greedy_params(5)) for tail in (1, 2)]
+    for request in requests:
+        engine.add(request)
+    runner.fail_next = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.check()
+    assert engine.stats.num_computed_tokens == 0
+    assert engine.abort("1")
+    assert engine.abort("2")
+    late = Request("late", [*PREFIX, 3], greedy_params(5))
+    events = run_all(engine, [late])["late"]
+    assert events[-1].num_cached_tokens == 0
+    assert token_ids(events) == fake_answer(late, engine.max_model_len)
+
+
+@pytest.mark.parametrize("failing_step", range(1, 7))
+def test_after_a_failed_step_the_next_one_goes_on_as_if_nothing_had_been(failing_step):
+    engine, runner = make_engine(max_num_batched_tokens=20)
+    requests = [Request(str(tail), [*PREFIX, tail], greedy_params(5)) for tail in (1, 2, 3)]
+    for request in requests:
+        engine.add(request)
+    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    steps = 0
+    while engine.has_work:
+        steps += 1
+        if steps == failing_step:
+            runner.fail_next = KeyboardInterrupt
+            with pytest.raises(KeyboardInterrupt):
+                engine.step()
+            engine.check()
+        for event in engine.step():
+            answers[event.request_id] += event.new_token_ids
+        engine.check()
+    assert steps >= failing_step
+    assert answers == {request.request_id: fake_answer(request, engine.max_model_len) for request in requests}
+
+
+def test_a_request_that_needs_no_step_survives_the_failure_of_one():
+    engine, runner = make_engine()
+    engine.add(Request("decided", PREFIX, SamplingParams(temperature=0, choices=["x"]), ((4, 5),)))
+    engine.add(Request("other", PREFIX, greedy_params(1)))
+    runner.fail_next = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    finished = {event.request_id for event in engine.step() if event.finished}
+    assert finished == {"decided", "other"}
+
+
+@pytest.mark.parametrize("num_blocks", [6, 32])
+@pytest.mark.parametrize("is_caching", [True, False])
+@pytest.mark.parametrize("num_poisoned", [1, 2, 6])
+def test_requests_that_fail_alone_end_with_their_error_and_the_others_go_on(num_poisoned, is_caching, num_blocks):
+    engine, runner = make_engine(num_blocks, enable_prefix_caching=is_caching, max_num_batched_tokens=50)
+    runner.poison = POISON
+    harmless = replace(greedy_params(5), logit_bias={POISON: -100})
+    requests = [
+        Request(str(index), [*PREFIX[:18], POISON if index % 6 < num_poisoned else 6, index + 1], harmless)
+        for index in range(8)
+    ]
+    events = run_all(engine, requests)
+    for request in requests:
+        if POISON in request.prompt_token_ids:
+            assert_failed(events[request.request_id], "RuntimeError: poisoned row")
+        else:
+            assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
+    assert engine.stats.num_running == engine.stats.num_waiting == 0
+
+
+def test_a_row_that_fails_while_it_generates_keeps_what_it_said_before():
+    engine, runner = make_engine()
+    requests = [Request(str(first), [first, 2, 3], greedy_params(20)) for first in range(1, 6)]
+    answers = {request.request_id: fake_answer(request, engine.max_model_len) for request in requests}
+    runner.poison = answers["1"][7]
+    events = run_all(engine, requests)
+    for request_id, answer in answers.items():
+        if runner.poison in answer[:-1]:
+            assert_failed(events[request_id], "poisoned")
+            answer = answer[: answer.index(runner.poison) + 1]
+        assert token_ids(events[request_id]) == answer
+    assert {events[request_id][-1].finish_reason for request_id in answers} >= {FinishReason.ERROR}
+
+
+def test_an_error_that_does_not_come_back_costs_nobody_anything(monkeypatch):
+    engine, _ = make_engine()
+    requests = [Request(str(first), [first, 2, 3], greedy_params(5)) for first in range(1, 6)]
+    errors = iter([RuntimeError("once"), torch.OutOfMemoryError("once")])
+
+    def fails_twice(*arguments: object) -> list[int]:
+        for error in errors:
+            raise error
+        return sample(*arguments)  # type: ignore[arg-type]
+
+    sample = step_result.sample
+    monkeypatch.setattr(step_result, "sample", fails_twice)
+    events = run_all(engine, requests)
+    for request in requests:
+        assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
+
+
+@pytest.mark.parametrize("fits", [1, 3, 20])
+def test_out_of_memory_shrinks_the_steps_until_they_fit(fits):
+    engine, runner = make_engine()
+    runner.fits = fits
+    requests = [Request(str(first), [*PREFIX, first], greedy_params(10)) for first in range(1, 8)]
+    events = run_all(engine, requests)
+    for request in requests:
+        assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
+
+
+def test_after_out_of_memory_the_budget_comes_back():
+    engine, runner = make_engine(max_num_batched_tokens=32)
+    engine.add(Request("long", [1], greedy_params(60)))
+    engine.step()
+    runner.fits = 20
+    engine.add(Request("wide", PREFIX[:31], greedy_params(1)))
+    engine.step()
+    runner.fits = None
+    for _ in range(40):
+        engine.step()
+    before = engine.stats.num_computed_tokens
+    engine.add(Request("wide", PREFIX[::-1][:31], greedy_params(1)))
+    engine.step()
+    assert engine.stats.num_computed_tokens - before == 32
+
+
+def test_a_request_that_has_no_memory_for_one_token_fails_alone():
+    engine, runner = make_engine()
+    runner.fits = 0
+    events = run_all(engine, [Request("a", PREFIX, greedy_params(3))])
+    assert_failed(events["a"], "OutOfMemoryError")
+    runner.fits = None
+    run_all(engine, [Request("b", PREFIX, greedy_params(3))])
+
+
+def test_logits_that_are_not_finite_end_their_row_alone_and_leave_nothing_behind():
+    engine, runner = make_engine(num_blocks=8)
+    runner.breaks = POISON
+    requests = [Request("broken", [*PREFIX[:20], POISON], greedy_params(5)), Request("good", [5, 6], greedy_params(1))]
+    events = run_all(engine, requests)
+    assert_failed(events["broken"], "not finite")
+    assert token_ids(events["good"]) == fake_answer(requests[1], engine.max_model_len)
+    # Its three blocks and the other's, which still lie there, are zeroed before anybody gets them.
+    engine.step()
+    assert not any(slot for slot in runner.memory.slots.values() if slot[0] == POISON)
+    runner.breaks = None
+    again = run_all(engine, [Request("again", [*PREFIX[:20], POISON], greedy_params(5))])["again"]
+    assert again[-1].num_cached_tokens == 0
+    assert len(token_ids(again)) == 5
+
+
+def test_a_choice_that_is_not_finite_ends_its_request():
+    engine, runner = make_engine()
+    runner.breaks = 2
+    params = SamplingParams(temperature=0, choices=["a", "b", "c"])
+    events = run_all(engine, [Request("a", [5, 6], params, ((2, 1), (2, 3), (1, 1)))])
+    assert_failed(events["a"], "not finite")
+
+
+def test_a_stop_checker_that_raises_ends_its_request_alone():
+    engine, _ = make_engine()
+
+    def check(token: int) -> bool:
+        raise ValueError("not my token")
+
+    requests = [
+        Request("bad", PREFIX, greedy_params(5), stop_checker=check),
+        Request("good", PREFIX, greedy_params(5)),
+    ]
+    events = run_all(engine, requests)
+    assert_failed(events["bad"], "ValueError: not my token")
+    assert token_ids(events["good"]) == fake_answer(requests[1], engine.max_model_len)

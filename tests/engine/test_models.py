@@ -1,0 +1,37 @@
+"""Every family in half precision, where no oracle's tokens can be compared: it stays close to itself in float32."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.model_config import ModelConfig
+from headrace.engine.models import load_model
+from headrace.kernels.paged_attention import AttentionMetadata
+
+from .families import FAMILIES
+
+BLOCK_SIZE, NUM_TOKENS = 16, 70
+BLOCKS = list(range(-(-NUM_TOKENS // BLOCK_SIZE)))
+
+
+@torch.inference_mode()
+def logits(config: ModelConfig, dtype: torch.dtype) -> Tensor:
+    """Of one prompt in one go: [NUM_TOKENS, vocab_size] float32."""
+    model = load_model(config, EngineConfig(load_format="dummy"), dtype, torch.device("cpu"))
+    model.prepack()
+    shape = (2, config.num_hidden_layers, len(BLOCKS), BLOCK_SIZE, config.num_key_value_heads, config.head_dim)
+    positions = torch.arange(NUM_TOKENS)
+    metadata = AttentionMetadata([NUM_TOKENS], [NUM_TOKENS], [BLOCKS], BLOCK_SIZE)
+    token_ids = positions * 3 % config.vocab_size
+    hidden = model.forward(token_ids, positions, torch.zeros(shape, dtype=dtype), positions, metadata)
+    return model.logits(hidden).float()
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_bfloat16_stays_close_to_float32(checkpoint, name):
+    config = ModelConfig.from_pretrained(checkpoint(name).folder)
+    exact, rounded = logits(config, torch.float32), logits(config, torch.bfloat16)
+    # The median: a rounding may send a few tokens to other experts.
+    errors = (rounded - exact).norm(dim=-1) / exact.norm(dim=-1)
+    assert errors.median() < 0.04

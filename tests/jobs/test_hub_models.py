@@ -1,0 +1,81 @@
+"""Jobs for a model of the Hugging Face Hub: what they are tied to is its commit, wherever it is said."""
+
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from headrace.jobs.api.errors import ApiError
+from headrace.jobs.api.models import ServedModels, public_name
+from headrace.jobs.client import Client
+from headrace.jobs.settings import Settings
+
+from .running import MODEL, environment, label_arguments
+
+FIRST, SECOND = "1" * 40, "2" * 40
+
+
+class Cache:
+    """A cache as the Hub's library lays it out, with `org/tickets` in it; offline."""
+
+    def __init__(self, home: Path) -> None:
+        self._folder = home / "hub/models--org--tickets"
+        for commit in (FIRST, SECOND):
+            snapshot = self._folder / "snapshots" / commit
+            snapshot.mkdir(parents=True)
+            for file in MODEL.iterdir():
+                (snapshot / file.name).symlink_to(file)
+        (self._folder / "refs").mkdir()
+        self.move_main(FIRST)
+
+    def move_main(self, commit: str) -> None:
+        (self._folder / "refs/main").write_text(commit)
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
+    cache = Cache(tmp_path)
+    # For the processes started from here, and for this one, which may have read its environment already.
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    return cache
+
+
+def test_a_job_keeps_the_commit_it_began_with(served, headrace, tickets, tmp_path, cache):
+    arguments = label_arguments(tickets, tmp_path / "out")
+    arguments[arguments.index(str(MODEL))] = "org/tickets"
+    arguments += ["--limit", "5"]
+    done = headrace(served, *arguments)
+    assert done.status == 0, done
+    with Client(Settings.from_environment(environment(served))) as client:
+        (job,) = [job for job in client.jobs() if job.record.output_dir == str(tmp_path / "out")]
+    assert job.record.model == job.spec.model == f"org/tickets@{FIRST}"
+
+    cache.move_main(SECOND)
+    moved = headrace(served, *arguments, "--resume")
+    assert (moved.status, "another model" in moved.err) == (2, True), moved
+    resumed = headrace(served, *arguments, "--resume", "--revision", FIRST)
+    assert "5 of 5: 0 generated, 5 kept from before, 0 failed" in resumed.out
+
+
+def test_a_model_that_is_not_there_is_refused_before_any_work(served, headrace, tickets, tmp_path, cache):
+    arguments = label_arguments(tickets, tmp_path / "out")
+    arguments[arguments.index(str(MODEL))] = "org/nothing"
+    refused = headrace(served, *arguments)
+    assert refused.status == 2
+    assert refused.err.startswith("headrace: model org/nothing is not whole in ")
+    assert refused.err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.usefixtures("cache")
+def test_requests_name_a_served_model_by_its_id_or_with_its_commit():
+    models = ServedModels.of(["org/tickets", str(MODEL)])
+    exact = f"org/tickets@{FIRST}"
+    assert models.exact_name("org/tickets") == models.exact_name(exact) == exact
+    assert models.exact_name("model") == models.exact_name(str(MODEL)) == str(MODEL)
+    with pytest.raises(ApiError, match=f"'org/tickets@{SECOND}' is not served here: use org/tickets, model"):
+        models.exact_name(f"org/tickets@{SECOND}")
+    assert (public_name(exact), public_name(str(MODEL))) == ("org/tickets", "model")

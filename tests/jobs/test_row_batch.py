@@ -1,0 +1,78 @@
+"""A row with several answers: whatever becomes of each of them, the row is told of once."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from headrace.engine.request import FinishReason, Request
+from headrace.engine.tokenizer import Tokenizer
+from headrace.jobs.engine_host import Answer, EngineFailure, Refusal
+from headrace.jobs.row_batch import RowBatch
+from headrace.jobs.schemas import JobSpec
+
+from .models import write_model_folder
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("models") / "plain")
+
+
+@pytest.fixture
+def batch(model) -> RowBatch:
+    table = pa.table(
+        {
+            "row": [0, 1],
+            "custom_id": ["0", "1"],
+            "prompt_token_ids": [[1, 2], [3]],
+            "plan_error": pa.array([None, None], pa.string()),
+        }
+    )
+    spec = JobSpec.parse(model=str(model), sampling={"n": 3, "temperature": 1.0})
+    return RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7")
+
+
+def answer(request: Request, token: int) -> Answer:
+    return Answer(request.request_id, (token,), FinishReason.LENGTH, 0, None, None)
+
+
+def test_each_answer_has_a_request_with_an_id_and_a_seed_of_its_own(batch):
+    assert [request.request_id for request in batch.requests] == ["7/0", "7/0/1", "7/0/2", "7/1", "7/1/1", "7/1/2"]
+    assert len({request.params.seed for request in batch.requests}) == 6
+    assert {request.params.n for request in batch.requests} == {1}
+
+
+def test_a_row_is_finished_with_its_last_answer_in_whatever_order_they_come(batch):
+    requests = batch.requests[:3]
+    for request, token in zip(requests[:0:-1], (5, 6), strict=True):
+        batch.record(answer(request, token))
+        assert not batch.has_finished
+    batch.record(answer(requests[0], 4))
+    (row,) = batch.take_finished().to_pylist()
+    assert (row["output"], row["outputs"], row["completion_tokens"]) == ("d", ["d", "f", "e"], 3)
+    assert not batch.is_answered
+    assert len(batch.requests) == 3
+
+
+def test_one_refusal_refuses_the_row_once(batch):
+    first, second, third = batch.requests[3:]
+    batch.record(Refusal(first.request_id, "too long"))
+    batch.record(answer(second, 4))
+    batch.record(Refusal(third.request_id, "too long as well"))
+    (row,) = batch.take_finished().to_pylist()
+    assert (row["row"], row["error"], row["outputs"], row["completion_tokens"]) == (1, "too long", None, 0)
+
+
+def test_an_answer_the_engine_dropped_leaves_its_row_open_until_it_is_refused(batch):
+    first, second, third, *others = batch.requests
+    for request in (second, third, *others):
+        batch.record(answer(request, 4))
+    batch.record(EngineFailure(first.request_id, "out of memory"))
+    assert batch.is_answered
+    assert batch.failure == "out of memory"
+    assert batch.take_finished()["row"].to_pylist() == [1]
+    assert not batch.is_complete
+    batch.refuse_failed("engine failed: ")
+    assert batch.take_finished()["error"].to_pylist() == ["engine failed: out of memory"]
+    assert batch.is_complete

@@ -1,0 +1,105 @@
+"""Compiles what the Triton wrappers would launch on an H200, on a machine without a GPU; prints a JSON line a kernel.
+
+Started by `test_triton_compiles.py` in a process of its own, since there Triton must not be interpreting. The
+interpreter is lenient with types, and knows nothing of shared memory.
+"""
+
+import json
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from triton.runtime.jit import JITFunction
+
+from headrace.kernels.activation import triton as activation
+from headrace.kernels.kv_cache import triton as kv_cache
+from headrace.kernels.norm_rotary import triton as norm_rotary
+from headrace.kernels.paged_attention import AttentionMetadata
+from headrace.kernels.paged_attention import triton as attention
+from headrace.kernels.sampling import triton as sampling
+
+H200 = GPUTarget("cuda", 90, 32)
+BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+TYPE_NAMES = {
+    BF16: "bf16",
+    F16: "fp16",
+    F32: "fp32",
+    F64: "fp64",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+}
+
+
+def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+    """In place of a launch: compile the kernel for these arguments, as a launch would."""
+    names = [parameter.name for parameter in kernel.params]
+    arguments = {**dict(zip(names, args, strict=False)), **{k: v for k, v in kwargs.items() if k in names}}
+    options = {name: value for name, value in kwargs.items() if name not in names}
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], list[list[Any]]] = {}
+    for index, parameter in enumerate(kernel.params):
+        value = arguments[parameter.name]
+        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+            signature[parameter.name], constants[index,] = "constexpr", value
+            continue
+        if isinstance(value, torch.Tensor):
+            signature[parameter.name] = "*" + TYPE_NAMES[value.dtype]
+        else:
+            signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
+        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+            attributes[index,] = [["tt.divisibility", 16]]
+    source = ASTSource(kernel, signature, constants, attributes)
+    compiled = triton.compile(source, target=H200, options=options)
+    shapes = {name: value for name, value in arguments.items() if name.isupper()}
+    print(json.dumps({"kernel": kernel.fn.__name__, "shared_bytes": compiled.metadata.shared, **shapes}), flush=True)
+
+
+def attend(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *options: Any) -> None:
+    """A batch that has narrow items, wide ones and merges."""
+    tables = [list(range(first, first + count)) for first, count in ((0, 63), (63, 2), (65, 19))]
+    metadata = AttentionMetadata([1, 1, 300], [1000, 20, 300], tables, 16)
+    query = torch.zeros(302, heads, head_dim, dtype=dtype)
+    keys, values = torch.zeros(2, 84, 16, kv_heads, head_dim, dtype=dtype)
+    attention.paged_attention_triton(query, keys, values, metadata, 0.1, *options)
+
+
+def compile_attention() -> None:
+    attend(32, 8, 128, BF16)
+    attend(14, 2, 64, BF16, 100, 30.0)
+    attend(8, 4, 256, BF16)
+    attend(8, 1, 80, F16)
+    attend(6, 2, 64, F32)
+    attend(6, 2, 256, F32)
+
+
+def compile_the_rest() -> None:
+    for dtype in (BF16, F32):
+        x = torch.zeros(4, 4096, dtype=dtype)
+        norm_rotary.add_rms_norm_triton(x, x.clone(), x[0], 1e-5)
+        norm_rotary.rms_norm_triton(x, x[0].float(), 1e-5)
+        activation.silu_and_mul_triton(x)
+        activation.gelu_tanh_and_mul_triton(x)
+        for half, norm in ((64, None), (24, torch.zeros(128, dtype=dtype))):
+            angles, cache = torch.zeros(4, half, dtype=dtype), torch.zeros(9, 16, 8, 128, dtype=dtype)
+            qkv = torch.zeros(4, 48 * 128, dtype=dtype)
+            norm_rotary.rotate_and_write_triton(qkv, angles, angles, cache, cache, torch.arange(4), norm, norm, 1e-5)
+        logits, doubles, counts = torch.zeros(4, 128256, dtype=dtype), torch.ones(4, dtype=F64), torch.arange(4)
+        sampling.sample_tokens_triton(logits, doubles, counts, doubles, doubles, doubles)
+        sampling.likeliest_tokens_triton(logits, True)
+        sampling.apply_bit_mask_triton(logits, torch.zeros(4, 4008, dtype=torch.int32))
+    sampling.philox_uniform_triton(counts, counts)
+    sampling.penalize_triton(logits, counts, counts, counts, *torch.ones(3, 4))
+    kv_cache.copy_blocks_triton(torch.zeros(2, 3, 9, 16, 8, 128, dtype=BF16), counts, counts + 4)
+
+
+if __name__ == "__main__":
+    JITFunction.run = compile_instead
+    for module in (activation, attention, kv_cache, norm_rotary, sampling):
+        # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.
+        module.check_launch = lambda name, tensor, kernel: None
+    compile_attention()
+    compile_the_rest()

@@ -1,0 +1,58 @@
+"""KV blocks copied to other blocks, and out to the host and back."""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+
+from headrace.kernels.kv_cache.block_copy import copy_blocks, copy_blocks_reference, swap_in, swap_out
+from headrace.kernels.kv_cache.triton import copy_blocks_triton
+
+
+def cache(dtype: torch.dtype, device: torch.device) -> Tensor:
+    return torch.randn(2, 3, 7, 4, 2, 17).to(device, dtype)
+
+
+@pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_reference, copy_blocks_triton])
+@pytest.mark.parametrize(
+    ("sources", "destinations"), [([], []), ([6], [0]), ([1, 1, 2], [4, 5, 0])], ids=["none", "one", "fork"]
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_copied_blocks_are_equal_and_the_others_untouched(dtype, sources, destinations, copy, device):
+    before = cache(dtype, device)
+    after = before.clone()
+    pair = [torch.tensor(blocks, dtype=torch.int64, device=device) for blocks in (sources, destinations)]
+    copy(after, *pair)
+    origin = list(range(7))
+    for source, destination in zip(sources, destinations, strict=True):
+        origin[destination] = source
+    assert torch.equal(bits(after), bits(before)[:, :, origin])
+
+
+def bits(tensor: Tensor) -> Tensor:
+    return tensor.view(torch.uint8)
+
+
+def test_blocks_swapped_out_come_back_anywhere(device):
+    kv_cache = cache(torch.bfloat16, device)
+    before = kv_cache.clone()
+    held = swap_out(kv_cache, torch.tensor([5, 1], device=device))
+    assert held.device.type == "cpu"
+    kv_cache[:, :, [5, 1]] = 0
+    swap_in(kv_cache, torch.tensor([1, 3], device=device), held)
+    assert torch.equal(kv_cache[:, :, [1, 3]], before[:, :, [5, 1]])
+    assert torch.equal(kv_cache[:, :, [0, 2, 4, 6]], before[:, :, [0, 2, 4, 6]])
+
+
+def test_what_does_not_fit_is_named(device):
+    kv_cache = cache(torch.float32, device)
+    one, two = torch.tensor([1], device=device), torch.tensor([2, 3], device=device)
+    with pytest.raises(ValueError, match=r"held \(2, 3, 1, 4, 2, 17\) is torch.float32; must have 2 blocks"):
+        swap_in(kv_cache, two, swap_out(kv_cache, one))
+    with pytest.raises(ValueError, match=r"destinations \(2,\) must have the shape \[1\]"):
+        copy_blocks_triton(kv_cache, one, two)
+    with pytest.raises(ValueError, match=r"sources \(1,\) is int32, and must be int64"):
+        copy_blocks_triton(kv_cache, one.int(), one)
+    with pytest.raises(ValueError, match=r"kv_cache \(2, 3, 7, 2, 4, 17\) must be contiguous"):
+        copy_blocks_triton(kv_cache.transpose(3, 4), one, one)

@@ -1,0 +1,226 @@
+"""The GPU's attention against the one-head-at-a-time reference."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+
+from headrace.kernels.paged_attention.device_plan import DevicePlan, PlanCapacity, PlanTooLargeError
+from headrace.kernels.paged_attention.plan import ITEM_FIELDS, AttentionPlan
+from headrace.kernels.paged_attention.prefix_groups import Gate
+from headrace.kernels.paged_attention.reference import paged_attention_with_lse
+from headrace.kernels.paged_attention.triton import (
+    AttentionShape,
+    attend_planned,
+    paged_attention_triton,
+    plan_attention,
+)
+
+from .attention_cases import MIXED, Case, Shape
+from .shared_prefix_cases import BATCHES, SYSTEM, Row, build, tensors
+from .tolerances import assert_close
+
+LONG = Shape(query_lens=(1, 1, 3, 40), context_lens=(1, 900, 700, 300))
+SHAPES = [
+    Shape((1,), (1,)),
+    Shape((1, 1, 1), (1, 17, 200), head_dim=64),
+    Shape((7,), (7,), head_dim=256),
+    Shape((3, 64), (35, 65), head_dim=128),
+    replace(MIXED, num_heads=3, num_kv_heads=3, head_dim=80),
+    replace(MIXED, num_heads=6, num_kv_heads=3, head_dim=64, block_size=8),
+    replace(MIXED, num_heads=3, num_kv_heads=1, head_dim=96),
+    replace(MIXED, num_heads=8, num_kv_heads=2, head_dim=128, block_size=32),
+    replace(MIXED, num_heads=5, num_kv_heads=1, head_dim=64),
+    replace(MIXED, num_heads=6, num_kv_heads=1, head_dim=80, block_size=8),
+    replace(MIXED, num_heads=7, num_kv_heads=1, head_dim=64, block_size=32),
+    replace(MIXED, num_heads=8, num_kv_heads=1, head_dim=128),
+    replace(MIXED, num_heads=20, num_kv_heads=1, head_dim=64),
+    LONG,
+]
+
+
+def never(num_sequences: int, num_tokens: int) -> bool:
+    return False
+
+
+def always(num_sequences: int, num_tokens: int) -> bool:
+    return True
+
+
+def shape_of(case: Case) -> AttentionShape:
+    return AttentionShape(case.query.shape[1], case.key_cache.shape[2], case.query.shape[2], case.query.dtype)
+
+
+def hold(case: Case, plan: AttentionPlan) -> DevicePlan:
+    return DevicePlan.holding(plan, case.query.shape[1], case.query.shape[2], case.query.device)
+
+
+def attend(
+    case: Case, plan: DevicePlan, sliding_window: int | None = None, soft_cap: float | None = None
+) -> tuple[Tensor, Tensor]:
+    """Output and log-sum-exps, written over NaN."""
+    output = torch.full_like(case.query, torch.nan)
+    lse = torch.full(case.query.shape[:2], torch.nan, device=case.query.device)
+    plan.partial_output.fill_(torch.nan)
+    plan.partial_lse.fill_(torch.nan)
+    attend_planned(
+        case.query, case.key_cache, case.value_cache, plan, case.scale, output, lse, sliding_window, soft_cap
+    )
+    return output, lse
+
+
+def check(case: Case, gate: Gate = never, sliding_window: int | None = None, soft_cap: float | None = None) -> None:
+    plan = hold(case, plan_attention(case.metadata, shape_of(case), sliding_window, gate))
+    output, lse = attend(case, plan, sliding_window, soft_cap)
+    expected, expected_lse = paged_attention_with_lse(
+        case.query, case.key_cache, case.value_cache, case.metadata, case.scale, sliding_window, soft_cap
+    )
+    assert_close(output, expected)
+    assert_close(lse, expected_lse)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_against_the_reference(shape, triton_dtype, device):
+    check(Case.build(shape, triton_dtype, device))
+
+
+@pytest.mark.parametrize("sliding_window", [1, 13, 300, 1000])
+@pytest.mark.parametrize("shape", [MIXED, LONG], ids=["mixed", "long"])
+def test_a_window(shape, sliding_window, triton_dtype, device):
+    check(Case.build(shape, triton_dtype, device), sliding_window=sliding_window)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 13])
+@pytest.mark.parametrize("soft_cap", [0.5, 30.0])
+def test_a_soft_cap(soft_cap, sliding_window, triton_dtype, device):
+    check(Case.build(MIXED, triton_dtype, device), soft_cap=soft_cap, sliding_window=sliding_window)
+
+
+def test_long_contexts_are_split_and_short_ones_are_not(device):
+    case = Case.build(LONG, device=device)
+    plan = plan_attention(case.metadata, shape_of(case), None, never)
+    assert set(range(1, 5)) <= set(plan.merge_tokens.tolist())
+    assert 0 not in plan.merge_tokens
+
+
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 64), (6, 2, 80), (7, 1, 128)])
+@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize("name", BATCHES)
+def test_shared_prefixes(name, block_size, heads, kv_heads, dim, triton_dtype, device):
+    metadata = build(BATCHES[name], block_size, device)
+    case = Case(*tensors(metadata, heads, kv_heads, dim, triton_dtype), metadata, dim**-0.5)
+    assert plan_attention(metadata, shape_of(case), None, always).num_partial_rows
+    check(case, always)
+
+
+def test_a_shared_prefix_longer_than_a_segment(device):
+    rows = [Row(list(range(40)), own) for own in (1, 7, 30)]
+    metadata = build(rows, device=device)
+    case = Case(*tensors(metadata, 4, 2, 64, torch.float32), metadata, 0.125)
+    check(case, always)
+    check(case, always, soft_cap=2.0)
+
+
+def test_a_part_without_keys_has_no_weight(device):
+    """No engine makes one; the parts' arithmetic must stand it."""
+    metadata = build([Row(SYSTEM, 1)] * 3, device=device)
+    case = Case(*tensors(metadata, 4, 2, 64, torch.float32), metadata, 0.125)
+    plan = plan_attention(metadata, shape_of(case), None, always)
+    begin, end = ITEM_FIELDS.index("kv_begin"), ITEM_FIELDS.index("kv_end")
+    suffixes = plan.narrow[:, begin] == 160
+    assert suffixes.sum() == 3
+    plan.narrow[suffixes, end] = 160
+    output, lse = attend(case, hold(case, plan))
+    prefix_alone = replace(metadata, context_lens=[160] * 3)
+    expected, expected_lse = paged_attention_with_lse(
+        case.query, case.key_cache, case.value_cache, prefix_alone, case.scale
+    )
+    assert_close(output, expected)
+    assert_close(lse, expected_lse)
+
+
+def test_a_query_without_keys_is_zero(device):
+    case = Case.build(Shape((1,), (1,)), device=device)
+    plan = plan_attention(case.metadata, shape_of(case))
+    plan.narrow[:, ITEM_FIELDS.index("kv_end")] = 0
+    output, lse = attend(case, hold(case, plan))
+    assert not output.any()
+    assert torch.isneginf(lse).all()
+
+
+def test_one_plan_memory_serves_any_mix(device):
+    first, second = Case.build(MIXED, device=device), Case.build(LONG, device=device)
+    plans = [plan_attention(case.metadata, shape_of(case), None, never) for case in (first, second, first)]
+    capacity = PlanCapacity(narrow=50, wide=20, query_tokens=100, blocks=200, merge_tokens=50, merge_rows=500)
+    held = DevicePlan(capacity, first.query.shape[1], first.query.shape[2], device)
+    for case, plan in zip((first, second, first), plans, strict=True):
+        held.load(plan)
+        output, lse = attend(case, held)
+        expected, expected_lse = attend(case, hold(case, plan))
+        assert torch.equal(output, expected)
+        assert torch.equal(lse, expected_lse)
+
+
+def test_a_plan_that_does_not_fit_is_refused(device):
+    case = Case.build(MIXED, device=device)
+    plan = plan_attention(case.metadata, shape_of(case))
+    held = DevicePlan(replace(PlanCapacity.of(plan), blocks=3), 4, 16, device)
+    with pytest.raises(PlanTooLargeError, match=r"blocks takes \d+ of 3"):
+        held.load(plan)
+
+
+def test_what_lies_beyond_a_sequences_tokens_does_not_matter(device):
+    case = Case.build(MIXED, device=device)
+    expected = run(case)
+    written = torch.zeros(case.key_cache.shape[:2], dtype=torch.bool)
+    for table, length in zip(case.metadata.block_tables, case.metadata.context_lens, strict=True):
+        for position in range(length):
+            written[table[position // 16], position % 16] = True
+    case.key_cache[~written] = torch.nan
+    case.value_cache[~written] = torch.nan
+    assert torch.equal(run(case), expected)
+
+
+def run(case: Case, sliding_window: int | None = None) -> Tensor:
+    return paged_attention_triton(
+        case.query, case.key_cache, case.value_cache, case.metadata, case.scale, sliding_window
+    )
+
+
+def test_layers_with_different_windows_share_a_batchs_metadata(device):
+    case = Case.build(MIXED, device=device)
+    for sliding_window in (13, None, 5, 13, None):
+        assert_close(run(case, sliding_window), case.reference(sliding_window))
+
+
+def test_tensors_may_be_parts_of_wider_ones(device):
+    """Queries as a slice of the fused projection, caches as a layer of the whole cache."""
+    case = Case.build(MIXED, device=device)
+    wide = torch.randn(len(case.query), 9, 16, device=device)
+    wide[:, 2:6] = case.query
+    both = torch.stack((case.key_cache, case.value_cache))
+    assert torch.equal(run(replace(case, query=wide[:, 2:6], key_cache=both[0], value_cache=both[1])), run(case))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda case: {"query": case.query[1:]}, r"query \(59, 4, 16\) must have the shape \[60, any, any\]"),
+        (lambda case: {"query": case.query.double()}, r"query \(60, 4, 16\) is float64"),
+        (lambda case: {"query": case.query[:, :3]}, "a multiple of 2 heads"),
+        (lambda case: {"query": case.query[..., :8]}, r"query \(60, 4, 8\) has heads of 8"),
+        (lambda case: {"query": case.query.repeat(1, 1, 17)}, "has heads of 272"),
+        (lambda case: {"query": case.query.transpose(1, 2).contiguous().transpose(1, 2)}, "last dimension"),
+        (lambda case: {"key_cache": case.key_cache.half()}, r"key_cache \(.*\) is float16, and must be float32"),
+        (lambda case: {"value_cache": case.value_cache[1:]}, r"value_cache \(.*\) must have one shape"),
+        (lambda case: {"value_cache": case.value_cache.to("meta")}, r"value_cache .* is on meta"),
+        (lambda case: {"metadata": replace(case.metadata, block_size=8)}, r"key_cache .* must have the shape \[any, 8"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change, message, device):
+    case = Case.build(MIXED, device=device)
+    with pytest.raises(ValueError, match=message):
+        run(replace(case, **change(case)))

@@ -1,0 +1,174 @@
+"""Sampling on the GPU against the reference that sorts in float64."""
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+
+from headrace.kernels.sampling import penalize_, philox_uniform
+from headrace.kernels.sampling.bit_mask import apply_bit_mask, apply_bit_mask_reference
+from headrace.kernels.sampling.reference import likeliest_tokens_reference, sample_tokens_reference
+from headrace.kernels.sampling.triton import (
+    apply_bit_mask_triton,
+    likeliest_tokens_triton,
+    penalize_triton,
+    philox_uniform_triton,
+    sample_tokens_triton,
+)
+
+from .tolerances import assert_close
+
+# What the interpreter says of infinities that are meant.
+pytestmark = [
+    pytest.mark.usefixtures("_nan_filled_outputs"),
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
+
+FILTERS: dict[str, dict[str, float]] = {
+    "plain": {},
+    "cold": {"temperature": 0.3},
+    "freezing": {"temperature": 1e-300},
+    "top_k": {"top_k": 5},
+    "top_k=1": {"top_k": 1},
+    "top_k=vocabulary": {"top_k": 1000},
+    "top_p": {"top_p": 0.7},
+    "tiny top_p": {"top_p": 1e-9},
+    "min_p": {"min_p": 0.1},
+    "min_p=1": {"min_p": 1.0},
+    "all": {"temperature": 1.7, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
+}
+VOCAB_SIZE = 1000
+
+
+def random_logits(rows: int, vocab_size: int, device: torch.device) -> Tensor:
+    return (torch.randn(rows, vocab_size, generator=torch.Generator().manual_seed(vocab_size)) * 2).to(device)
+
+
+def parameters(
+    rows: int, device: torch.device, temperature: float = 1, top_k: float = 0, top_p: float = 1, min_p: float = 0
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Each row its own uniform number, spread evenly."""
+    doubles = [torch.full((rows,), value, dtype=torch.float64, device=device) for value in (temperature, top_p, min_p)]
+    uniforms = (torch.arange(rows, dtype=torch.float64, device=device) + 0.5) / rows
+    return doubles[0], torch.full((rows,), int(top_k), device=device), *doubles[1:], uniforms
+
+
+@pytest.mark.parametrize("name", FILTERS)
+def test_the_tokens_are_the_references(name, device):
+    logits = random_logits(1, VOCAB_SIZE, device).expand(20, -1)
+    arguments = (logits, *parameters(20, device, **FILTERS[name]))
+    assert sample_tokens_triton(*arguments).tolist() == sample_tokens_reference(*arguments).tolist()
+
+
+@pytest.mark.parametrize("vocab_size", [1, 2, 37, 4096, 9001])
+def test_any_size_of_vocabulary_and_rows_of_different_wishes(vocab_size, triton_dtype, device):
+    rows = len(FILTERS)
+    logits = random_logits(rows, vocab_size + 3, device).to(triton_dtype)[:, :vocab_size]
+    each = [parameters(rows, device, **wishes) for wishes in FILTERS.values()]
+    arguments = [torch.stack([each[row][index][row] for row in range(rows)]) for index in range(5)]
+    assert sample_tokens_triton(logits, *arguments).tolist() == sample_tokens_reference(logits, *arguments).tolist()
+
+
+@pytest.mark.parametrize("name", ["plain", "top_k", "top_p", "min_p", "all"])
+def test_equal_logits_are_kept_or_dropped_together(name, device):
+    """Few different logits, zeros of both signs and masked tokens among them."""
+    generator = torch.Generator().manual_seed(0)
+    values = torch.tensor([-torch.inf, -1.5, -0.0, 0.0, 1.0, 2.0])
+    logits = values[torch.randint(0, 6, (20, 50), generator=generator)].to(device)
+    arguments = (logits, *parameters(20, device, **FILTERS[name]))
+    assert sample_tokens_triton(*arguments).tolist() == sample_tokens_reference(*arguments).tolist()
+
+
+@pytest.mark.parametrize("name", ["plain", "top_k", "all"])
+def test_a_target_at_either_end_finds_a_kept_token(name, device):
+    logits = random_logits(2, VOCAB_SIZE, device)
+    arguments = parameters(2, device, **FILTERS[name])
+    ends = torch.tensor([1e-12, 1 - 1e-12], dtype=torch.float64, device=device)
+    tokens = sample_tokens_triton(logits, *arguments[:4], ends)
+    assert tokens.tolist() == sample_tokens_reference(logits, *arguments[:4], ends).tolist()
+
+
+def test_uniform_numbers_are_bit_for_bit_the_same(device):
+    large = 2**62 + 12345
+    seeds = torch.tensor([0, 0, 1, large, large + 2**40, 2**63 - 1] * 60, device=device)
+    counters = torch.tensor([0, 1, 0, 2**40, 2**40 + 2**35, 7] * 60, device=device) + torch.arange(360, device=device)
+    assert torch.equal(philox_uniform_triton(seeds, counters), philox_uniform(seeds, counters))
+
+
+@pytest.mark.parametrize("with_log_sum_exp", [False, True])
+@pytest.mark.parametrize("vocab_size", [1, 37, 9001])
+def test_likeliest_tokens(vocab_size, with_log_sum_exp, triton_dtype, device):
+    logits = random_logits(5, vocab_size, device).to(triton_dtype)
+    logits[1] = 1.25
+    logits[2, : vocab_size // 2] = -torch.inf
+    actual = likeliest_tokens_triton(logits, with_log_sum_exp)
+    expected = likeliest_tokens_reference(logits, with_log_sum_exp)
+    assert actual.tokens.tolist() == expected.tokens.tolist()
+    assert torch.equal(actual.logits, expected.logits)
+    if with_log_sum_exp:
+        assert_close(actual.log_sum_exps, expected.log_sum_exps)
+    else:
+        assert actual.log_sum_exps is None
+
+
+def test_rows_that_are_not_finite_are_seen(device):
+    logits = random_logits(4, 300, device)
+    logits[0, 200], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
+    assert likeliest_tokens_triton(logits, True).are_finite.tolist() == [False, False, False, True]
+
+
+@pytest.mark.parametrize("pairs", [0, 1, 300])
+def test_penalties(pairs, device):
+    generator = torch.Generator().manual_seed(pairs)
+    logits = random_logits(7, 97, device)
+    logits[3] = -torch.inf
+    places = torch.randperm(7 * 97, generator=generator)[:pairs].to(device)
+    counts = torch.randint(0, 4, (pairs,), generator=generator).to(device)
+    penalties = (torch.rand(3, pairs, generator=generator) + 0.5).to(device)
+    expected = logits.clone()
+    penalize_(expected, places // 97, places % 97, counts, *penalties)
+    penalize_triton(logits, places // 97, places % 97, counts, *penalties)
+    assert_close(logits, expected)
+
+
+@pytest.mark.parametrize("apply", [apply_bit_mask, apply_bit_mask_reference, apply_bit_mask_triton])
+@pytest.mark.parametrize("vocab_size", [1, 32, 33, 5001])
+def test_a_bit_mask(vocab_size, apply, triton_dtype, device):
+    logits = random_logits(3, vocab_size, device).to(triton_dtype)
+    generator = torch.Generator().manual_seed(1)
+    mask = torch.randint(-(2**31), 2**31, (3, -(-vocab_size // 32)), generator=generator, dtype=torch.int32).to(device)
+    allowed = [[bool(mask[row, token // 32] >> token % 32 & 1) for token in range(vocab_size)] for row in range(3)]
+    expected = logits.masked_fill(~torch.tensor(allowed, device=device), -torch.inf)
+    apply(logits, mask)
+    assert torch.equal(logits, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": torch.zeros(8)}, r"logits \(8,\) must have the shape \[any, any\]"),
+        ({"logits": torch.zeros(2, 8, dtype=torch.float64)}, r"logits \(2, 8\) is float64"),
+        ({"logits": torch.zeros(8, 2).T}, r"logits \(2, 8\) must be contiguous in its last dimension"),
+        ({"top_k": torch.zeros(2)}, r"top_k \(2,\) is float32, and must be int64"),
+        ({"top_p": torch.zeros(3).double()}, r"top_p \(3,\) must have the shape \[2\]"),
+        ({"uniforms": torch.zeros(2)}, r"uniforms \(2,\) is float32, and must be float64"),
+        ({"min_p": torch.zeros(2, device="meta").double()}, r"min_p \(2,\) is on meta"),
+    ],
+)
+def test_arguments_that_do_not_fit_are_named(change, message, device):
+    names = ("temperature", "top_k", "top_p", "min_p", "uniforms")
+    arguments = {
+        "logits": torch.zeros(2, 8),
+        **dict(zip(names, parameters(2, torch.device("cpu")), strict=True)),
+        **change,
+    }
+    with pytest.raises(ValueError, match=message):
+        sample_tokens_triton(
+            **{name: tensor if tensor.is_meta else tensor.to(device) for name, tensor in arguments.items()}
+        )
+
+
+def test_a_bit_mask_of_the_wrong_width_is_named(device):
+    with pytest.raises(ValueError, match=r"bit_mask \(1, 1\) must have the shape \[1, 2\]"):
+        apply_bit_mask_triton(torch.zeros(1, 33, device=device), torch.zeros(1, 1, dtype=torch.int32, device=device))
