@@ -11,6 +11,7 @@ import random
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from statistics import median
 from typing import Any
 
@@ -78,10 +79,8 @@ def compare(metadata: AttentionMetadata) -> dict[str, float]:
         actual = paged_attention_native(*arguments, instructions=instructions)
         if not torch.allclose(actual.float(), expected, atol=TOLERANCE, rtol=TOLERANCE):
             sys.exit(f"{instructions.name} and torch differ: no speed is worth printing")
-        # Bound now: the loop moves on.
-        times[instructions.name] = microseconds(
-            lambda instructions=instructions: paged_attention_native(*arguments, instructions=instructions)
-        )
+        native = partial(paged_attention_native, *arguments, instructions=instructions)
+        times[instructions.name] = microseconds(native)
     return times
 
 

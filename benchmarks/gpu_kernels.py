@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -92,9 +93,10 @@ def seconds(call: Callable[[], object], sizes: Sizes) -> float:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         call()
-    times = []
+    times: list[float] = []
+    new_event: Callable[..., Any] = torch.cuda.Event
     for _ in range(sizes.rounds):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start, end = new_event(enable_timing=True), new_event(enable_timing=True)
         start.record()
         graph.replay()
         end.record()

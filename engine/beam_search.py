@@ -36,6 +36,10 @@ class BeamSearchParams:
             value = getattr(self, name)
             if not isinstance(value, Real) or not math.isfinite(value):
                 raise InvalidRequestError(f"{name} must be a finite number, not {value!r}", name)
+        if not -10 <= self.length_penalty <= 10:
+            raise InvalidRequestError(
+                f"length_penalty must be in [-10, 10], not {self.length_penalty}", "length_penalty"
+            )
         if self.temperature < 0:
             raise InvalidRequestError(f"temperature must be ≥ 0, not {self.temperature}", "temperature")
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
+from traceback import clear_frames
 
 import torch
 
@@ -154,12 +155,13 @@ class Engine:
             self._scheduler.undo(plan)
             if not isinstance(error, Exception):
                 raise
+            # The failed step's tensors hang on its frames: they are not to be in the way of the next try.
+            clear_frames(error.__traceback__)
             return self._recover(plan, error, among)
         return self._record(plan, result)
 
     def _recover(self, plan: StepPlan, error: Exception, among: Container[str] | None) -> list[RequestEvent]:
-        is_out_of_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
-        if is_out_of_memory and self._scheduler.budget.shrink(plan.num_tokens):
+        if _is_out_of_memory(error) and self._scheduler.budget.shrink(plan.num_tokens):
             logger.warning("out of memory with %d tokens in a step, trying half: %s", plan.num_tokens, error)
             return self._step(among)
         suspects = list(dict.fromkeys(item.sequence.request_id for item in plan.scheduled))
@@ -298,6 +300,11 @@ def _swap_space(runner: Runner, config: EngineConfig) -> SwapSpace | None:
         num_bytes = 4 * 1024**3 if runner.device.type == "cuda" else 0
     num_blocks = num_bytes // runner.memory.block_bytes
     return SwapSpace(num_blocks, runner.memory.block_bytes, runner.preemption_costs) if num_blocks else None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # On a CPU torch raises a bare RuntimeError.
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
 
 
 def _one_line(error: Exception) -> str:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from hashlib import blake2b
 from numbers import Integral, Real
-from typing import TypeGuard
+from typing import NamedTuple, TypeGuard
 
 from .errors import InvalidRequestError
 from .logprobs import TokenLogprobs
@@ -220,9 +220,8 @@ class Request:
     fork_of: str | None = None
 
 
-@dataclass(frozen=True)
-class RequestEvent:
-    """What one step brought for one request.
+class RequestEvent(NamedTuple):
+    """What one step brought for one request. (A tuple: each step makes as many as it has rows.)
 
     `new_token_ids` follow those of earlier events. The last event has a `finish_reason`; with choices it also
     has `choice_index` and `choice_probabilities` (in the order of the choices, summing to one).

@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,8 +17,7 @@ from .request import SamplingParams
 Key = TypeVar("Key", bound=Hashable)
 
 
-@dataclass(frozen=True)
-class SampleRow:
+class SampleRow(NamedTuple):
     """How one row is sampled: its parameters, its seed, and how many tokens were drawn with that seed before.
 
     `adjustment`, up to date, changes the row's logits first.
@@ -30,34 +29,35 @@ class SampleRow:
     adjustment: Adjustment | None = None
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+def sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> list[int]:
     """One token a row. A row's token depends on its own logits, seed, counter and adjustment only.
 
-    logits: [n, vocab] of any float type; they are not changed.
+    logits: [n, vocab] of any float type; they are not changed. likeliest: [n] int64, each row's token with the largest
+    logit, where that is known already.
     """
     adjusted = [index for index, row in enumerate(rows) if row.adjustment is not None]
     if not adjusted:
-        return _choose(logits, rows)
+        return _choose(logits, rows, likeliest)
     tokens = [0] * len(rows)
     plain = [index for index, row in enumerate(rows) if row.adjustment is None]
     for members in (plain, adjusted):
         chosen = [rows[index] for index in members]
-        part = logits[members]
+        part, known = logits[members], likeliest[members] if likeliest is not None else None
         if members is adjusted:
-            part = part.float()
+            part, known = part.float(), None
             adjust_(part, {place: row.adjustment for place, row in enumerate(chosen) if row.adjustment is not None})
-        for index, token in zip(members, _choose(part, chosen), strict=True):
+        for index, token in zip(members, _choose(part, chosen, known), strict=True):
             tokens[index] = token
     return tokens
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
+def _choose(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None) -> list[int]:
     """As `sample`, of logits that are adjusted already."""
     drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
     if len(drawn) == len(rows):
         tokens = _draw(logits, rows)
     else:
-        tokens = likeliest_tokens(logits).tokens
+        tokens = likeliest_tokens(logits).tokens if likeliest is None else likeliest.clone()
         if drawn:
             tokens[drawn] = _draw(logits[drawn], [rows[index] for index in drawn])
     return [int(token) for token in tokens.tolist()]

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+from ..kernels.sampling import likeliest_tokens
 from .live_request import LiveRequest
 from .logprobs import TokenLogprobs
 from .sampler import LogprobRow, SampleRow, sample, score_choices, token_logprobs
@@ -39,7 +40,9 @@ def read_logits(logits: Tensor, ended: SequenceOf[Sequence], requests: Mapping[s
 
     logits: [n, vocab], one row for each of `ended`. From a prompt's row its followers draw their first tokens too.
     """
-    finite = _is_finite(logits)
+    likeliest = likeliest_tokens(logits)
+    # A NaN anywhere, or nothing but infinities, shows in a row's largest logit.
+    finite = likeliest.are_finite.tolist()
     sampled: list[_Sampled] = []
     scored: list[tuple[int, Sequence]] = []
     for row, sequence in enumerate(ended):
@@ -53,23 +56,19 @@ def read_logits(logits: Tensor, ended: SequenceOf[Sequence], requests: Mapping[s
         if live.followers:
             sampled += [(row, follower, follower.sequences[0]) for follower in live.followers]
     return StepResult(
-        drawn=_draw(logits, sampled) if sampled else [],
+        drawn=_draw(logits, likeliest.tokens, sampled) if sampled else [],
         scores=_score(logits, scored) if scored else [],
         broken=[sequence for sequence, is_finite in zip(ended, finite, strict=True) if not is_finite],
     )
 
 
-def _is_finite(logits: Tensor) -> list[bool]:
-    """Whether each row is of use: a NaN anywhere, or nothing but infinities, shows in its maximum."""
-    return [bool(each) for each in logits.amax(-1).isfinite().tolist()]
-
-
-def _draw(logits: Tensor, sampled: SequenceOf[_Sampled]) -> list[DrawnToken]:
+def _draw(logits: Tensor, likeliest: Tensor, sampled: SequenceOf[_Sampled]) -> list[DrawnToken]:
     rows = [row for row, _, _ in sampled]
     # Mostly every row is sampled once: no copy then.
-    own = logits if rows == list(range(len(logits))) else logits[rows]
-    tokens = sample(own, [_sample_row(live, sequence) for _, live, sequence in sampled])
-    logprobs = _logprobs(own, sampled, tokens)
+    if rows != list(range(len(logits))):
+        logits, likeliest = logits[rows], likeliest[rows]
+    tokens = sample(logits, [_sample_row(live, sequence) for _, live, sequence in sampled], likeliest)
+    logprobs = _logprobs(logits, sampled, tokens)
     return [
         DrawnToken(live, sequence, token, logprobs.get(index, ()))
         for index, ((_, live, sequence), token) in enumerate(zip(sampled, tokens, strict=True))

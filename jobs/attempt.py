@@ -1,5 +1,6 @@
 """One attempt at a shard: feed its rows to the engine, write what comes back as parts, commit them."""
 
+import functools
 import logging
 import queue
 import threading
@@ -21,10 +22,14 @@ from ..storage.parts import (
     recover_shard,
     write_part,
 )
-from ..storage.records import Claim, JobRecord, JobState, NewPart
+from ..storage.records import Claim, JobRecord, JobState
 from ..storage.spool import read_shard
+from .deadline import expire
 from .engine_host import EngineHost, Outcome
-from .row_batch import RowBatch, sum_column
+from .errors import Stopped
+from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
+from .retrying import Retrial
+from .row_batch import RowBatch, part_summary
 from .schemas import JobSpec
 
 logger = logging.getLogger(__name__)
@@ -34,16 +39,12 @@ _LEDGER_RETRY_SECONDS = 0.5
 _ENGINE_FAILED = "engine failed: "
 
 
-class Stopped(Exception):
-    """The attempt was told to end: the worker shuts down, or the lease is gone."""
-
-
 @dataclass(frozen=True)
 class AttemptTools:
     """What every attempt of a worker uses.
 
     `flush_seconds`: how long a finished row waits for its part at most. `max_failures`: after how many attempts that
-    ended in an engine failure the shard's open rows become error rows.
+    ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine.
     """
 
     ledger: Ledger
@@ -51,6 +52,7 @@ class AttemptTools:
     tokenizer: Tokenizer
     flush_seconds: float
     max_failures: int = 3
+    room: EngineRoom = field(default_factory=EngineRoom)
 
 
 @dataclass
@@ -67,6 +69,7 @@ class ShardAttempt:
     def __post_init__(self) -> None:
         self._spec = JobSpec.model_validate(self.job.spec)
         self._folder = Path(self.job.output_dir)
+        self._retrial = Retrial(self.tools.ledger, self.claim, self._folder)
 
     def stop(self) -> None:
         """Make `run` end soon. What is finished is committed if the lease still allows it."""
@@ -80,17 +83,44 @@ class ShardAttempt:
         `StorageError` when the shard can be tried again. Rows committed before stay committed.
         """
         table = read_shard(Path(self.claim.spool_path))
-        done = self._recover()
+        done = self._recover() | self._retrial.rows_to_leave(table)
+        if self.claim.is_expired:
+            table = expire(table)
+        history = self._crashes()
+        if history.asks_for_trials:
+            self._answer_apart(rows_of(table, set(table["row"].to_pylist()) - done), history)
+        else:
+            with self.tools.room.together(self._stop):
+                self._answer(table, done)
+        return self._persistently(lambda: self.tools.ledger.finish_shard(self.claim))
+
+    def _crashes(self) -> CrashHistory:
+        # Nearly always the first attempt: nothing is asked of the ledger then.
+        is_first = self.claim.attempt_number == 1
+        return CrashHistory.of(() if is_first else self.tools.ledger.attempts(self.claim.shard_id))
+
+    def _answer_apart(self, table: pa.Table, history: CrashHistory) -> None:
+        """Answer some rows at a time, with nothing else in the engine, so that a crash tells whose fault it was."""
+        guilty = rows_of(table, history.culprits)
+        self._answer(condemned(guilty, WORKER_CRASHED))
+        with self.tools.room.alone(self._stop):
+            for group in history.groups(row for row in table["row"].to_pylist() if row not in history.culprits):
+                logger.info("shard %s: trying %d rows apart", self.claim.shard_id, len(group))
+                self._persistently(functools.partial(self.tools.ledger.begin_trial, self.claim, group))
+                self._answer(rows_of(table, group))
+
+    def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
+        """Have the rows of `table` answered that are not done, and commit them."""
         batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix=str(self.claim.attempt_id))
         try:
             self.tools.host.submit(batch.requests, self._outcomes.put)
             self._collect(batch)
         finally:
             self.tools.host.abort(request.request_id for request in batch.requests)
-        return self._persistently(lambda: self.tools.ledger.finish_shard(self.claim))
 
     def _recover(self) -> frozenset[int]:
         """Finish what earlier attempts at this shard had committed; returns the rows that are done."""
+        self._retrial.settle()
         parts = self.tools.ledger.parts(self.claim.job_id, self.claim.shard_number)
         recovered = recover_shard(
             self._folder,
@@ -133,17 +163,27 @@ class ShardAttempt:
 
     def _commit(self, table: pa.Table) -> None:
         """Write, commit, publish: in this order, so that a reader of the folder sees committed rows only."""
+        name = self._next_name()
+        write_part(self._folder, name, table)
+        part = part_summary(name, table)
+        replaced = self._retrial.replace(table["row"].to_pylist(), self._next_name)
+        replacing = [each.replacement for each in replaced]
+        try:
+            self._persistently(lambda: self.tools.ledger.commit_part(self.claim, part, replacing))
+        except LeaseLost:
+            discard(self._folder, name)
+            for each in replaced:
+                each.discard(self._folder)
+            raise
+        for each in replaced:
+            each.publish(self._folder)
+        publish(self._folder, name)
+
+    def _next_name(self) -> str:
         # The attempt's id, not its number: a job that was overwritten may still be writing into the same folder.
         name = part_file_name(self.claim.shard_number, self.claim.attempt_id, self._num_parts)
         self._num_parts += 1
-        write_part(self._folder, name, table)
-        part = _summary(name, table)
-        try:
-            self._persistently(lambda: self.tools.ledger.commit_part(self.claim, part))
-        except LeaseLost:
-            discard(self._folder, name)
-            raise
-        publish(self._folder, name)
+        return name
 
     def _persistently(self, call: Callable[[], T]) -> T:
         """Try again while the database is away: finished rows are kept meanwhile."""
@@ -158,14 +198,3 @@ class ShardAttempt:
 
 class EngineFailed(StorageError):
     """A step of the engine failed; the shard's open rows can be tried again."""
-
-
-def _summary(file_name: str, table: pa.Table) -> NewPart:
-    return NewPart(
-        file_name=file_name,
-        num_rows=table.num_rows,
-        num_failed=table.num_rows - table["error"].null_count,
-        prompt_tokens=sum_column(table, "prompt_tokens"),
-        cached_tokens=sum_column(table, "cached_tokens"),
-        completion_tokens=sum_column(table, "completion_tokens"),
-    )

@@ -3,11 +3,11 @@
 import json
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -16,9 +16,10 @@ from ..engine.hub import model_name
 from ..storage.errors import LedgerUnavailable
 from ..storage.ledger import Ledger
 from ..storage.output_dir import OutputMode
+from ..storage.parts import committed_file
 from ..storage.readers import InputSource, open_input
 from ..storage.records import JobRecord, JobState, Progress
-from .celery_app import create_app
+from .celery_app import create_app, send_shards
 from .embedded import redis_urls
 from .errors import JobError
 from .local_worker import LocalWorker
@@ -27,8 +28,11 @@ from .presence import WorkerPresence
 from .producer import Producer
 from .schemas import JobSpec
 from .settings import Settings
+from .verbs import cancel_job, delete_job, retry_job
 
+T = TypeVar("T")
 _POLL_SECONDS = 0.25
+_MAX_READS = 5
 
 
 class JobTimeoutError(JobError, TimeoutError):
@@ -76,6 +80,8 @@ class Client:
         revision: str | None = None,
         limit: int | None = None,
         mode: OutputMode | str = OutputMode.NEW,
+        within_seconds: float | None = None,
+        idempotency_key: str | None = None,
         **sampling: Any,
     ) -> "Job":
         """Queue a job over `input`, which writes into `output`.
@@ -84,6 +90,8 @@ class Client:
         `input`: a path or URL (see `open_input`), an open source (`open_sql`), or rows as mappings.
         `prompt` is a template over the columns (`"{text}"`); without one rows bring `messages`. `sampling` takes
         the fields of `SamplingSpec` (`temperature`, `max_tokens`, `stop`, …). `mode`: `new`, `resume` or `overwrite`.
+        Rows of shards that no worker has taken `within_seconds` expire. The job that was submitted with the same
+        `idempotency_key` is returned instead of a second one.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
@@ -96,22 +104,54 @@ class Client:
             sampling=sampling,
             limit=limit,
         )
+        with self._opened(input, limit) as source:
+            return self.submit_spec(
+                source,
+                spec,
+                Path(output),
+                OutputMode(mode),
+                within_seconds=within_seconds,
+                idempotency_key=idempotency_key,
+            )
+
+    @contextmanager
+    def _opened(
+        self, input: str | Path | InputSource | Iterable[Mapping[str, Any]], limit: int | None
+    ) -> Iterator[InputSource]:
         if isinstance(input, InputSource):
-            return self.submit_spec(input, spec, Path(output), OutputMode(mode))
-        if isinstance(input, str | Path):
-            return self.submit_spec(open_input(input, limit), spec, Path(output), OutputMode(mode))
-        with self.rows_file(input) as path:
-            return self.submit_spec(open_input(path, limit), spec, Path(output), OutputMode(mode))
+            yield input
+        elif isinstance(input, str | Path):
+            yield open_input(input, limit)
+        else:
+            with self.rows_file(input) as path:
+                yield open_input(path, limit)
 
     def submit_spec(
-        self, source: InputSource, spec: JobSpec, output: Path, mode: OutputMode, job_id: str | None = None
+        self,
+        source: InputSource,
+        spec: JobSpec,
+        output: Path,
+        mode: OutputMode,
+        job_id: str | None = None,
+        within_seconds: float | None = None,
+        idempotency_key: str | None = None,
     ) -> "Job":
         """Queue a job that is described already; see `submit`."""
         # Before anything is written: a job that cannot be rung for would lie there until somebody resumes it.
         self.ping_redis()
-        jobs_folder = self.settings.data_dir / "jobs"
-        producer = Producer(self.ledger, self._app, jobs_folder, self.settings.shard_rows)
-        return Job(self, producer.submit(source, spec, output.absolute(), mode, job_id))
+        producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows)
+        job = producer.submit(source, spec, output.absolute(), mode, job_id, within_seconds, idempotency_key)
+        return Job(self, job)
+
+    @property
+    def jobs_folder(self) -> Path:
+        """Where the jobs' spools are."""
+        return self.settings.data_dir / "jobs"
+
+    def ring(self, job: "Job", shard_ids: Sequence[str]) -> None:
+        """Send workers a message for each of these shards of a job. Raises kombu's `OperationalError`."""
+        self.ensure_redis()
+        send_shards(self._app, job.record.queue, shard_ids)
 
     @contextmanager
     def rows_file(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
@@ -195,7 +235,7 @@ class Job:
             except LedgerUnavailable as error:
                 progress = replace(progress, error=str(error))
             yield progress
-            if progress.state is not JobState.RUNNING:
+            if progress.state.has_ended:
                 return
             if deadline is not None and time.monotonic() > deadline:
                 raise JobTimeoutError(f"job {self.id} did not end in {timeout} s")
@@ -212,6 +252,26 @@ class Job:
                     worker.tick(progress.rows_done)
         return progress
 
+    def cancel(self) -> None:
+        """Stop the job for good; what is committed stays. Raises `JobEnded` when it has completed."""
+        cancel_job(self.client.ledger, self.id)
+
+    def pause(self) -> None:
+        """Have no more rows begun until `resume`. Raises `JobEnded`."""
+        self.client.ledger.pause_job(self.id)
+
+    def resume(self) -> None:
+        """Let a paused job go on. Raises `JobEnded`."""
+        self.client.ring(self, self.client.ledger.resume_job(self.id))
+
+    def retry(self) -> None:
+        """Try the failed rows of a completed job again, in the same data set. Raises `JobError`, `StorageError`."""
+        self.client.ring(self, retry_job(self.client.ledger, self.id))
+
+    def delete(self, with_output: bool = False) -> None:
+        """Forget the job, and with `with_output` remove its data set; one that has not ended is cancelled."""
+        delete_job(self.client.ledger, self.client.jobs_folder, self.id, with_output)
+
     def results(self) -> pa.Table:
         """All rows committed so far, in the input's order."""
         return read_results(self.client.ledger, self.record)
@@ -219,27 +279,40 @@ class Job:
 
 def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
     """All rows of a job committed so far, in the input's order."""
-    published = published_parts(ledger, job)
-    if not published:
-        return pa.table({})
-    table: pa.Table = ds.dataset(published, format="parquet").to_table()
-    return table.sort_by("row")
+    return read_parts(ledger, job, _sorted_rows)
 
 
-def published_parts(ledger: Ledger, job: JobRecord) -> list[str]:
-    """The files of a job's committed parts."""
+def _sorted_rows(parts: ds.Dataset) -> pa.Table:
+    return parts.to_table().sort_by("row") if parts.files else pa.table({})
+
+
+def read_parts(ledger: Ledger, job: JobRecord, read: Callable[[ds.Dataset], T]) -> T:
+    """What `read` makes of a job's committed parts, each row in them once.
+
+    It is called again when a part was renamed or replaced under its hands.
+    """
+    for _ in range(_MAX_READS - 1):
+        with suppress(FileNotFoundError):
+            return read(_committed_parts(ledger, job))
+    return read(_committed_parts(ledger, job))
+
+
+def _committed_parts(ledger: Ledger, job: JobRecord) -> ds.Dataset:
     folder = Path(job.output_dir)
-    files = [folder / part.file_name for part in ledger.parts(job.id)]
-    # A part that is committed but not yet renamed belongs to a run that is alive: it is there next time.
-    return [str(file) for file in files if file.exists()]
+    files = (committed_file(folder, part.file_name) for part in ledger.parts(job.id))
+    # A part may have been deleted by hand: what is there can still be read.
+    return ds.dataset([str(file) for file in files if file is not None], format="parquet")
 
 
 def first_error(ledger: Ledger, job: JobRecord) -> str | None:
     """The error of the first of a job's failed rows."""
-    files = published_parts(ledger, job)
-    if not files:
+    return read_parts(ledger, job, _first_error)
+
+
+def _first_error(parts: ds.Dataset) -> str | None:
+    if not parts.files:
         return None
-    failed = ds.dataset(files, format="parquet").to_table(columns=["row", "error"], filter=ds.field("error").is_valid())
+    failed = parts.to_table(columns=["row", "error"], filter=ds.field("error").is_valid())
     if not len(failed):
         return None
     first = failed.sort_by("row").slice(0, 1).to_pylist()[0]

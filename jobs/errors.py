@@ -17,5 +17,13 @@ class JobMismatchError(JobError):
     """An output folder belongs to a job with another input or other options."""
 
 
+class NotRetriable(JobError):
+    """There is no row of the job to try again, or it has not completed."""
+
+
+class Stopped(JobError):
+    """An attempt was told to end: the worker shuts down, or the lease is gone."""
+
+
 class WorkerFailedError(JobError):
     """The workers started for a job keep dying without progress."""

@@ -12,7 +12,8 @@ from .errors import WorkerFailedError
 from .presence import WorkerPresence
 
 _STOP_SECONDS = 15.0
-_MAX_FRUITLESS_STARTS = 3
+# A row that takes its worker with it is found at the latest in the fifth, and refused by the sixth.
+_MAX_FRUITLESS_STARTS = 6
 
 
 class LocalWorker:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pyarrow as pa
 
 from ..engine.choices import build_choice_tree
+from ..engine.hub import locate_model
 from ..engine.model_config import ModelConfig
 from ..engine.tokenizer import Tokenizer
 from ..storage.columns import SchemaUnifier, custom_id_of
@@ -135,6 +136,21 @@ class Planner:
         if num_tokens >= limit:
             return f"prompt has {num_tokens} tokens; the model's context holds {limit} with the answer"
         return None
+
+
+def make_planner(spec: JobSpec, shard_rows: int, sort_folder: Path) -> Planner:
+    """A planner for the job's model. Raises `ModelError`.
+
+    Its `spec` names the commit that a branch is at now: every attempt at the job has the same weights.
+    """
+    located = locate_model(spec.model, with_weights=False)
+    return Planner(
+        spec.model_copy(update={"model": located.name}),
+        ModelConfig.from_pretrained(located.folder),
+        Tokenizer.from_pretrained(located.folder),
+        shard_rows,
+        sort_folder,
+    )
 
 
 def _columns(source: InputSource) -> list[str]:

@@ -9,18 +9,16 @@ from typing import Any
 
 from celery import Celery
 
-from ..engine.hub import locate_model
-from ..engine.model_config import ModelConfig
-from ..engine.tokenizer import Tokenizer
 from ..storage.errors import ManifestDamaged, UnknownJob
 from ..storage.ledger import Ledger
 from ..storage.output_dir import Manifest, OutputMode, prepare_output_dir, read_manifest, write_manifest
+from ..storage.parts import committed_file
 from ..storage.readers import InputSource
 from ..storage.records import JobRecord, JobState, NewJob, NewShard, ShardState
 from ..storage.spool import write_shard
 from .celery_app import send_shards, shard_queue
 from .errors import JobMismatchError
-from .planner import Plan, Planner
+from .planner import Plan, make_planner
 from .schemas import JobSpec
 
 
@@ -40,26 +38,24 @@ class Producer:
         output: Path,
         mode: OutputMode,
         job_id: str | None = None,
+        within_seconds: float | None = None,
+        idempotency_key: str | None = None,
     ) -> JobRecord:
         """Submit a job that writes into `output`, or take up the one that does already (`OutputMode.RESUME`).
 
-        `job_id` names a new job, for callers that must know it beforehand (see `new_job_id`).
+        `job_id` names a new job, for callers that must know it beforehand (see `new_job_id`). `within_seconds`: a new
+        job's deadline, from the moment it is recorded. A job that has the `idempotency_key` is returned as it is.
 
         Everything that can be refused is refused before anything is written: raises `ModelError`, `SpecError`,
         `InputError`, `OutputNotEmpty`, `JobMismatchError`.
         """
-        located = locate_model(spec.model, with_weights=False)
-        # With the commit that a branch is at now: every attempt at the job has the same weights.
-        spec = spec.model_copy(update={"model": located.name})
-        planner = Planner(
-            spec,
-            ModelConfig.from_pretrained(located.folder),
-            Tokenizer.from_pretrained(located.folder),
-            self.shard_rows,
-            sort_folder=self.jobs_folder,
-        )
+        planner = make_planner(spec, self.shard_rows, sort_folder=self.jobs_folder)
+        spec = planner.spec
         planner.check(source)
         fingerprint = spec.fingerprint(source.fingerprint())
+        if idempotency_key is not None and (job := self.ledger.job_of_key(idempotency_key)) is not None:
+            _refuse_other(job, fingerprint, spec, f"idempotency key {idempotency_key!r}", "choose another key")
+            return job
         if mode is OutputMode.OVERWRITE:
             self._cancel_owner(output)
         manifest = prepare_output_dir(output, mode)
@@ -69,7 +65,7 @@ class Producer:
         if manifest is None:
             write_manifest(output, Manifest(job_id, fingerprint))
         with planner.plan(source) as plan:
-            return self._create(job_id, fingerprint, spec, plan, output)
+            return self._create(job_id, fingerprint, spec, plan, output, within_seconds, idempotency_key)
 
     def _cancel_owner(self, output: Path) -> None:
         """Keep the workers of the job that is about to be replaced from writing on."""
@@ -106,13 +102,22 @@ class Producer:
         shards = self.ledger.shards(job.id)
         done = {shard.id for shard in shards if shard.state is ShardState.DONE}
         for part in self.ledger.parts(job.id):
-            if part.shard_id in done and not (path := Path(job.output_dir, part.file_name)).exists():
+            if part.shard_id in done and committed_file(Path(job.output_dir), part.file_name) is None:
+                path = Path(job.output_dir, part.file_name)
                 raise JobMismatchError(f"{path} is gone and its rows were done: pass --overwrite to run all again")
-        queued = [shard.id for shard in shards if shard.state is ShardState.QUEUED]
-        send_shards(self.app, job.queue, queued)
-        self.ledger.mark_enqueued(queued)
+        if not job.state.has_ended:
+            send_shards(self.app, job.queue, self.ledger.resume_job(job.id))
 
-    def _create(self, job_id: str, fingerprint: str, spec: JobSpec, plan: Plan, output: Path) -> JobRecord:
+    def _create(
+        self,
+        job_id: str,
+        fingerprint: str,
+        spec: JobSpec,
+        plan: Plan,
+        output: Path,
+        within_seconds: float | None,
+        idempotency_key: str | None,
+    ) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, `--resume` finds it consistent."""
         queue = shard_queue(spec.model, spec.dtype, spec.quantization)
         spool = self.jobs_folder / job_id
@@ -131,6 +136,8 @@ class Producer:
             num_rows=plan.num_rows,
             spec=spec.model_dump(mode="json"),
             num_planned_errors=plan.num_errors,
+            within_seconds=within_seconds,
+            idempotency_key=idempotency_key,
             **asdict(plan.sharing),
         )
         self.ledger.create_job(job, shards)
@@ -140,6 +147,12 @@ class Producer:
 
 def new_job_id() -> str:
     return f"job_{uuid.uuid4().hex[:16]}"
+
+
+def _refuse_other(job: JobRecord, fingerprint: str, spec: JobSpec, what: str, advice: str) -> None:
+    """Raises `JobMismatchError` when this is not the job that is asked for."""
+    if job.fingerprint != fingerprint:
+        raise JobMismatchError(f"{what} belongs to job {job.id} with {_difference(job, spec)}: {advice}")
 
 
 def _difference(job: JobRecord | None, spec: JobSpec) -> str:

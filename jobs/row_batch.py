@@ -12,6 +12,7 @@ from ..engine.errors import InvalidRequestError
 from ..engine.request import Request
 from ..engine.tokenizer import Tokenizer
 from ..storage.parts import output_schema
+from ..storage.records import NewPart
 from ..storage.spool import input_fields
 from .engine_host import Answer, EngineFailure, Outcome, Refusal
 from .row_answers import answer_columns, error_columns
@@ -152,6 +153,17 @@ class RowBatch:
         return pa.table(columns, schema=self._schema)
 
 
-def sum_column(table: pa.Table, name: str) -> int:
-    """Sum of an integer column; 0 for an empty one."""
+def part_summary(file_name: str, table: pa.Table) -> NewPart:
+    """What the ledger is told of a part."""
+    return NewPart(
+        file_name=file_name,
+        num_rows=table.num_rows,
+        num_failed=table.num_rows - table["error"].null_count,
+        prompt_tokens=_sum(table, "prompt_tokens"),
+        cached_tokens=_sum(table, "cached_tokens"),
+        completion_tokens=_sum(table, "completion_tokens"),
+    )
+
+
+def _sum(table: pa.Table, name: str) -> int:
     return int(pc.sum(table[name]).as_py() or 0)

@@ -1,7 +1,6 @@
 """A worker: one engine, the shards it works on, and what keeps them alive."""
 
 import logging
-import shutil
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -19,10 +18,12 @@ from ..engine.tokenizer import Tokenizer
 from ..storage.errors import LeaseLost, LedgerUnavailable, StorageError
 from ..storage.ledger import Ledger
 from ..storage.records import Claim, JobState
-from .attempt import AttemptTools, ShardAttempt, Stopped
+from .attempt import AttemptTools, ShardAttempt
 from .celery_app import RESCUE_PRIORITY, create_app, run_worker, send_shards, shard_queue
 from .embedded import RedisUrls, redis_urls
 from .engine_host import EngineHost
+from .errors import Stopped
+from .finishing import finish_job
 from .open_ledger import open_ledger
 from .periodic import Periodic
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
@@ -60,9 +61,10 @@ class ShardRunner:
             state = self._attempt(claim)
             logger.info("shard %s is done, its job %s", shard_id, state)
             if state is JobState.COMPLETED:
-                shutil.rmtree(Path(claim.spool_path).parent, ignore_errors=True)
+                finish_job(self.tools.ledger, self.tools.ledger.job(claim.job_id))
         except LeaseLost as error:
             logger.warning("%s", error)
+            self._release(claim, None)
         except Stopped:
             self._release(claim, None)
         # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
@@ -118,6 +120,7 @@ class Sweeper:
         if expired:
             logger.warning("leases ran out, putting back: %s", ", ".join(expired))
             send_shards(self.app, self.queue, expired, RESCUE_PRIORITY)
+        send_shards(self.app, self.queue, self.ledger.due_retries(self.queue), RESCUE_PRIORITY)
         if self._queue_is_empty():
             lost = self.ledger.unclaimed(self.queue, _LOST_MESSAGE_SECONDS, _SWEEP_SHARDS)
             send_shards(self.app, self.queue, lost, RESCUE_PRIORITY)
@@ -144,8 +147,12 @@ class WorkerOptions:
         return shard_queue(self.model.name, self.engine.dtype, self.engine.quantization)
 
 
-def serve(settings: Settings, options: WorkerOptions) -> int:
-    """Work until SIGTERM or SIGINT, in the main thread; returns the exit status.
+def serve(
+    settings: Settings,
+    options: WorkerOptions,
+    load: Callable[[Path, EngineConfig], Engine] = Engine.from_pretrained,
+) -> int:
+    """Work until SIGTERM or SIGINT, in the main thread; returns the exit status. `load` makes the engine.
 
     Raises `ModelError`, `ConfigError`, `LedgerError` or `EmbeddedValkeyError` when it cannot start. Ends in the
     order: take no more shards, hand back or finish those in flight, stop the engine, leave.
@@ -156,7 +163,7 @@ def serve(settings: Settings, options: WorkerOptions) -> int:
     with ExitStack() as stack:
         ledger = stack.enter_context(open_ledger(settings))
         urls = stack.enter_context(redis_urls(settings))
-        engine = Engine.from_pretrained(options.model.folder, options.engine)
+        engine = load(options.model.folder, options.engine)
         host = stack.enter_context(EngineHost(engine))
         tools = AttemptTools(ledger, host, tokenizer, settings.flush_seconds)
         worker_id = WorkerId.own()

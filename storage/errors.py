@@ -33,5 +33,9 @@ class LeaseLost(LedgerError):
     """The attempt no longer owns its shard, so nothing of the call was recorded."""
 
 
+class JobEnded(LedgerError):
+    """The job has ended, so there is nothing left to stop, pause or go on with."""
+
+
 class UnknownJob(LedgerError):
     """No job has that id."""

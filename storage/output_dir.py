@@ -3,9 +3,11 @@
 import json
 import os
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
 from .errors import ManifestDamaged, OutputNotEmpty, StorageError
 from .files import sync_folder
@@ -23,7 +25,7 @@ class OutputMode(StrEnum):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The job that owns an output folder, and the fingerprint of what was asked for."""
+    """The job that owns an output folder, and the fingerprint of what was asked for. The file may say more."""
 
     job_id: str
     fingerprint: str
@@ -65,16 +67,31 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         raise StorageError(f"cannot write {path}: {error.strerror}") from error
 
 
+def complete_manifest(folder: Path, manifest: Manifest, report: Mapping[str, Any]) -> None:
+    """Add how the job went; at any moment the file is whole. Does nothing when the folder is another job's.
+
+    Raises StorageError.
+    """
+    if read_manifest(folder) != manifest:
+        return
+    path = folder / MANIFEST_NAME
+    try:
+        _write_atomically(path, json.dumps({**asdict(manifest), **report}, indent=2, ensure_ascii=False) + "\n")
+    except OSError as error:
+        raise StorageError(f"cannot write {path}: {error.strerror}") from error
+
+
 def read_manifest(folder: Path) -> Manifest | None:
     """The folder's manifest, or None. Raises ManifestDamaged, StorageError when it cannot be read."""
     path = folder / MANIFEST_NAME
     try:
-        return Manifest(**json.loads(path.read_bytes()))
+        values = json.loads(path.read_bytes())
+        return Manifest(values["job_id"], values["fingerprint"])
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         raise StorageError(f"cannot read {path}: {error.strerror}") from error
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ManifestDamaged(f"{path} is damaged: pass --overwrite to replace the data set") from error
 
 

@@ -6,7 +6,8 @@
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -82,6 +83,36 @@ def publish(folder: Path, file_name: str) -> None:
     except OSError as error:
         raise StorageError(f"cannot publish {folder / file_name}: {error.strerror}") from error
     sync_folder(folder)
+
+
+def committed_file(folder: Path, file_name: str) -> Path | None:
+    """Where a committed part is: under its final name, or for a moment still under its temporary one."""
+    # The final name once more: it may have got it between the first look and the second.
+    places = (folder / file_name, _temporary(folder, file_name), folder / file_name)
+    return next((place for place in places if place.exists()), None)
+
+
+def withdraw(folder: Path, file_name: str) -> None:
+    """Remove a part that the ledger no longer knows; does nothing when it is gone."""
+    (folder / file_name).unlink(missing_ok=True)
+
+
+def settle(folder: Path, published: Iterable[str], committed: Collection[str]) -> None:
+    """Complete what was committed before a kill: withdraw what was replaced, then publish what replaces it.
+
+    `published`, of `published_names`, has to be older than `committed`, the ledger's parts: a part is committed before
+    it is published, so one that is not in the ledger was replaced. Raises StorageError.
+    """
+    for file_name in set(published) - set(committed):
+        withdraw(folder, file_name)
+    for file_name in committed:
+        with suppress(PartMissing):
+            publish(folder, file_name)
+
+
+def published_names(folder: Path) -> list[str]:
+    """The final names of the parts in a folder."""
+    return [path.name for path in folder.glob("part-*.parquet")]
 
 
 def discard(folder: Path, file_name: str) -> None:

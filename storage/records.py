@@ -6,9 +6,16 @@ from typing import Any
 
 
 class JobState(StrEnum):
+    """A paused job's shards are neither claimed nor renewed; what an attempt has finished is still committed."""
+
     RUNNING = "running"
+    PAUSED = "paused"
     COMPLETED = "completed"
     CANCELLED = "cancelled"
+
+    @property
+    def has_ended(self) -> bool:
+        return self in (JobState.COMPLETED, JobState.CANCELLED)
 
 
 class ShardState(StrEnum):
@@ -18,6 +25,8 @@ class ShardState(StrEnum):
 
 
 class AttemptOutcome(StrEnum):
+    """`LOST`: its worker was not heard of again, and has died unless it is heard of later."""
+
     DONE = "done"
     RELEASED = "released"
     FAILED = "failed"
@@ -28,6 +37,7 @@ class AttemptOutcome(StrEnum):
 class NewJob:
     """A job to record. `spec` is JSON; `num_planned_errors` counts the rows that the planner refused.
 
+    `within_seconds` from now on, no worker begins a row any more. No two jobs have the same `idempotency_key`.
     Of the `prompt_tokens`, `shareable_tokens` also begin the prompt planned before theirs, `shared_tokens` one in the
     same shard.
     """
@@ -43,13 +53,18 @@ class NewJob:
     prompt_tokens: int = 0
     shareable_tokens: int = 0
     shared_tokens: int = 0
+    within_seconds: float | None = None
+    idempotency_key: str | None = None
 
 
 @dataclass(frozen=True)
 class NewShard:
+    """A shard to record. With `retry_of` it tries rows of the shard of that number again, from the same spool."""
+
     number: int
     num_rows: int
     spool_path: str
+    retry_of: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,12 +98,17 @@ class JobRecord:
     created_at: float
     started_at: float | None
     finished_at: float | None
+    deadline_at: float | None
+    idempotency_key: str | None
     error: str | None
 
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """`attempt_id` is the latest attempt's; it owns the shard only while the state is running."""
+    """`attempt_id` is the latest attempt's; it owns the shard only while the state is running.
+
+    `retry_at`: when a shard that failed is offered again.
+    """
 
     id: str
     job_id: str
@@ -101,10 +121,14 @@ class ShardRecord:
     lease_owner: str | None
     lease_expires_at: float | None
     enqueued_at: float | None
+    retry_at: float | None
+    retry_of: int | None
 
 
 @dataclass(frozen=True)
 class AttemptRecord:
+    """`trial_rows`: those it last gave to the engine alone, to learn whether they kill the worker."""
+
     id: int
     shard_id: str
     number: int
@@ -113,6 +137,7 @@ class AttemptRecord:
     ended_at: float | None
     outcome: AttemptOutcome | None
     error: str | None
+    trial_rows: list[int] | None
 
 
 @dataclass(frozen=True)
@@ -131,8 +156,19 @@ class PartRecord:
 
 
 @dataclass(frozen=True)
+class Replacement:
+    """A committed part that goes, and what of its rows stays: None when nothing does."""
+
+    part_id: int
+    by: NewPart | None
+
+
+@dataclass(frozen=True)
 class Claim:
-    """An attempt's right to a shard, as proof to hand back to the ledger. `attempt_number` counts from 1."""
+    """An attempt's right to a shard, as proof to hand back to the ledger. `attempt_number` counts from 1.
+
+    `is_expired`: the job's deadline had passed. `retry_of` is the shard's.
+    """
 
     shard_id: str
     job_id: str
@@ -142,11 +178,16 @@ class Claim:
     owner: str
     num_rows: int
     spool_path: str
+    retry_of: int | None
+    is_expired: bool
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Sums over the committed parts of a job; `rows_done` includes `rows_failed`."""
+    """Sums over the committed parts of a job; `rows_done` includes `rows_failed`.
+
+    `error`: why shards of it wait, while some do.
+    """
 
     job_id: str
     state: JobState

@@ -8,7 +8,7 @@ from sqlalchemy import UniqueConstraint as Unique
 from .records import AttemptOutcome, JobState, ShardState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0002"
+SCHEMA_REVISION = "0004"
 
 metadata = MetaData(
     naming_convention={
@@ -44,7 +44,11 @@ jobs = Table(
     Column("created_at", Double, nullable=False, index=True),
     Column("started_at", Double),
     Column("finished_at", Double),
+    # After this no worker begins a row.
+    Column("deadline_at", Double),
+    Column("idempotency_key", Text),
     Column("error", Text),
+    Index(None, "idempotency_key", unique=True),
 )
 
 shards = Table(
@@ -62,6 +66,10 @@ shards = Table(
     Column("lease_owner", Text),
     Column("lease_expires_at", Double),
     Column("enqueued_at", Double),
+    # Of a queued shard that failed: not to be offered before.
+    Column("retry_at", Double, index=True),
+    # The number of the shard whose rows this one tries again where they failed; the spool is the same.
+    Column("retry_of", Integer),
     Unique("job_id", "number"),
     Index(None, "state", "lease_expires_at"),
     Index(None, "state", "enqueued_at"),
@@ -78,6 +86,8 @@ attempts = Table(
     Column("ended_at", Double),
     Column("outcome", _state(AttemptOutcome)),
     Column("error", Text),
+    # The rows that the engine has to itself, while rows are tried apart.
+    Column("trial_rows", JSON(none_as_null=True)),
     Unique("shard_id", "number"),
 )
 

@@ -13,9 +13,9 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
 from ...engine.errors import InvalidRequestError
-from ...storage.errors import InputError, LedgerUnavailable
+from ...storage.errors import InputError, JobEnded, LedgerUnavailable
 from ..embedded import EmbeddedValkeyError
-from ..errors import SpecError
+from ..errors import NotRetriable, SpecError
 from ..schemas import problem
 
 logger = logging.getLogger(__name__)
@@ -52,6 +52,8 @@ def answer_errors(app: FastAPI) -> None:
     app.exception_handler(RequestValidationError)(_answer_invalid)
     for refused in (SpecError, InvalidRequestError, InputError):
         app.exception_handler(refused)(_answer_refused)
+    for conflict in (JobEnded, NotRetriable):
+        app.exception_handler(conflict)(_answer_conflict)
     for away in (LedgerUnavailable, RedisError, OperationalError, EmbeddedValkeyError):
         app.exception_handler(away)(_answer_away)
     app.exception_handler(Exception)(_answer_fault)
@@ -105,6 +107,10 @@ def _answer_refused(request: Request, error: Exception) -> JSONResponse:
     # These messages are shared with the command line, whose options are the fields of a request.
     param = error.field if isinstance(error, SpecError) else None
     return error_response(422, str(error).replace("--prompt", "prompt"), "invalid_value", param)
+
+
+def _answer_conflict(request: Request, error: Exception) -> JSONResponse:
+    return error_response(409, str(error), "job_state", "job_id")
 
 
 def _answer_away(request: Request, error: Exception) -> JSONResponse:

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 
 from ...storage.ledger import Ledger
 from ...storage.records import JobRecord
-from ..client import published_parts
+from ..client import read_parts
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,12 @@ def read_page(ledger: Ledger, job: JobRecord, after_row: int | None, limit: int)
 
     Takes memory for the page and for the numbers of all rows that follow it.
     """
-    files = published_parts(ledger, job)
-    if not files:
+    return read_parts(ledger, job, lambda parts: _page_of(parts, after_row, limit))
+
+
+def _page_of(parts: ds.Dataset, after_row: int | None, limit: int) -> Page:
+    if not parts.files:
         return Page([], has_more=False)
-    parts = ds.dataset(files, format="parquet")
     is_after = ds.field("row") > after_row if after_row is not None else None
     numbers = parts.to_table(columns=["row"], filter=is_after)["row"]
     wanted = numbers.take(pc.select_k_unstable(numbers, min(limit, len(numbers)), [("row", "ascending")]))

@@ -11,6 +11,7 @@ from .service import JobService
 _MAX_INT64 = 2**63 - 1
 _Responses = dict[int | str, dict[str, Any]]
 _NOT_FOUND: _Responses = {404: {"model": ErrorBody, "description": "There is no such job"}}
+_ENDED: _Responses = {409: {"model": ErrorBody, "description": "The job's state does not allow it"}}
 _EVERYWHERE: _Responses = {
     422: {"model": ErrorBody, "description": "A field is missing, unknown or can not be used"},
     503: {"model": ErrorBody, "description": "The ledger or Redis does not answer"},
@@ -75,3 +76,21 @@ def get_results(
 def cancel_job(job_id: str, service: Service) -> JobAnswer:
     """Stop a job. What is finished stays readable; a job that has ended stays as it is."""
     return service.cancel(job_id)
+
+
+@router.post("/{job_id}/pause", responses=_NOT_FOUND | _ENDED)
+def pause_job(job_id: str, service: Service) -> JobAnswer:
+    """Begin no more rows of a job until it is resumed. What is finished stays readable."""
+    return service.pause(job_id)
+
+
+@router.post("/{job_id}/resume", responses=_NOT_FOUND | _ENDED)
+def resume_job(job_id: str, service: Service) -> JobAnswer:
+    """Let a paused job go on; a running one stays as it is."""
+    return service.resume(job_id)
+
+
+@router.post("/{job_id}/retry", responses=_NOT_FOUND | _ENDED)
+def retry_job(job_id: str, service: Service) -> JobAnswer:
+    """Try a completed job's failed rows again. Their answers take the places of their errors."""
+    return service.retry(job_id)

@@ -3,6 +3,7 @@
 import logging
 import re
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from ...storage.errors import InputError, UnknownJob
 from ...storage.output_dir import OutputMode
 from ...storage.readers import open_input
 from ...storage.records import JobRecord
-from ..client import Client
+from ..client import Client, Job
 from ..errors import JobError
 from ..producer import new_job_id
 from ..schemas import JobSpec
@@ -66,6 +67,27 @@ class JobService:
         """A job that has ended stays as it is. Raises `ApiError` (404)."""
         self._record(job_id)
         self.client.ledger.cancel_job(job_id)
+        return self.job(job_id)
+
+    def pause(self, job_id: str) -> JobAnswer:
+        """Raises `ApiError` (404), `JobEnded`."""
+        self._record(job_id)
+        self.client.ledger.pause_job(job_id)
+        return self.job(job_id)
+
+    def resume(self, job_id: str) -> JobAnswer:
+        """Raises `ApiError` (404), `JobEnded`."""
+        return self._rung_for(job_id, Job.resume)
+
+    def retry(self, job_id: str) -> JobAnswer:
+        """Raises `ApiError` (404), `JobError` when there is nothing to retry."""
+        return self._rung_for(job_id, Job.retry)
+
+    def _rung_for(self, job_id: str, verb: Callable[[Job], None]) -> JobAnswer:
+        try:
+            verb(Job(self.client, self._record(job_id)))
+        except OperationalError as error:
+            logger.warning("job %s waits for a sweeper, Redis does not answer: %s", job_id, error)
         return self.job(job_id)
 
     def results(self, job_id: str, after_row: int | None, limit: int) -> ResultPage:

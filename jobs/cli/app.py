@@ -14,7 +14,7 @@ from ...storage.errors import LedgerUnavailable, StorageError
 from ..embedded import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
 from ..settings import SettingsError
-from . import inspect, run, serve, worker
+from . import dry_run, inspect, run, serve, verbs, worker
 
 _REFUSED, _FAILED, _INTERRUPTED = 2, 1, 130
 # What a command line that cannot be parsed raises: typer exports none of it but this child.
@@ -28,9 +28,17 @@ app = typer.Typer(
     rich_markup_mode=None,
 )
 app.command("run")(run.run)
+app.command("submit")(run.submit)
+app.command("dry-run")(dry_run.dry_run)
+app.command("watch")(run.watch)
 app.command("jobs")(inspect.jobs)
 app.command("show")(inspect.show)
 app.command("results")(inspect.results)
+app.command("pause")(verbs.pause)
+app.command("resume")(verbs.resume)
+app.command("cancel")(verbs.cancel)
+app.command("retry")(verbs.retry)
+app.command("delete")(verbs.delete)
 app.command("worker")(worker.worker)
 app.command("serve")(serve.serve)
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
-from ...storage.records import Progress
+from ...storage.records import JobState, Progress
 
 _PLAIN_LINE_SECONDS = 5.0
 
@@ -88,7 +88,7 @@ class RunDisplay:
     def __enter__(self) -> Self:
         if self._bar is not None:
             self._bar.start()
-            self._task = self._bar.add_task("rows", total=self._pace.first.rows_total, figures="starting the worker")
+            self._task = self._bar.add_task("rows", total=self._pace.first.rows_total, figures="waiting for a worker")
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -105,10 +105,12 @@ class RunDisplay:
 
     def _figures(self, progress: Progress) -> str:
         pace = self._pace
+        if progress.state is JobState.PAUSED:
+            return f"paused: headrace resume {progress.job_id}"
         if progress.error:
             return f"waiting: {progress.error}"
         if pace.ready_at is None:
-            return "starting the worker"
+            return "waiting for a worker"
         eta = pace.eta_seconds(progress)
         return (
             f"{pace.rows_per_second(progress):,.0f} rows/s  {pace.tokens_per_second(progress):,.0f} tokens/s  "

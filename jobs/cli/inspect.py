@@ -62,6 +62,7 @@ def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
         ("shards", f"{progress.shards_done} of {progress.shards_total}"),
         ("tokens", f"{progress.prompt_tokens} prompt ({cached:.1%} cached), {progress.completion_tokens} completion"),
         ("created", _time(job.created_at)),
+        *([("deadline", _time(job.deadline_at))] if job.deadline_at is not None else []),
         ("finished", _time(job.finished_at) if job.finished_at is not None else "-"),
         ("output", job.output_dir),
     ]

@@ -54,7 +54,7 @@ class PlanCapacity:
 
     @property
     def size(self) -> int:
-        return self.sections["merge_rows"].stop
+        return int(self.sections["merge_rows"].stop)
 
 
 class DevicePlan:

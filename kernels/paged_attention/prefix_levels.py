@@ -57,7 +57,7 @@ class _Search:
 
     def _common_length(self, members: list[int]) -> int:
         """How many usable blocks all members begin with: as many as the first and the last in their order do."""
-        tables = [self.block_tables[index][: self.num_usable[index]] for index in members]
+        tables = [list(self.block_tables[index][: self.num_usable[index]]) for index in members]
         first, last = min(tables), max(tables)
         for index, (block, other) in enumerate(zip(first, last, strict=False)):
             if block != other:

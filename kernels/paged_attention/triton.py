@@ -23,7 +23,11 @@ _MERGED_HEADS = 8
 
 @dataclass(frozen=True)
 class KernelShape:
-    """One of the attention kernel's two shapes: rows of a Q-block, keys at a time, and how it is compiled."""
+    """One of the attention kernel's two shapes: rows of a Q-block, keys at a time, and how it is compiled.
+
+    A tile's keys are found by way of the block table, and each of the two loads takes stages of the pipeline: it needs
+    five before a second tile is on its way while one is computed (seen in the shared memory of what was compiled).
+    """
 
     rows: int
     tile: int
@@ -50,16 +54,16 @@ class AttentionShape:
     def narrow(self) -> KernelShape:
         """For one or a few queries, where reading keys is all the work."""
         rows = max(16, triton.next_power_of_2(self.group))
-        return KernelShape(rows, 32 if self._is_large else 64, num_warps=4, num_stages=3, programs_per_processor=4)
+        return KernelShape(rows, 32 if self._is_large else 64, num_warps=4, num_stages=5, programs_per_processor=3)
 
     @property
     def wide(self) -> KernelShape:
         """For prefill chunks and shared prefixes, where the products are."""
         if self._is_large:
             rows = max(32 if self.dtype == torch.float32 else 64, triton.next_power_of_2(self.group))
-            return KernelShape(rows, 32, num_warps=4, num_stages=2, programs_per_processor=2)
+            return KernelShape(rows, 32, num_warps=4, num_stages=5, programs_per_processor=1)
         rows = max(128, triton.next_power_of_2(self.group))
-        return KernelShape(rows, 64, num_warps=8, num_stages=3, programs_per_processor=1)
+        return KernelShape(rows, 64, num_warps=8, num_stages=5, programs_per_processor=1)
 
     @property
     def _is_large(self) -> bool:

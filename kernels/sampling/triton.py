@@ -126,4 +126,4 @@ def apply_bit_mask_triton(logits: Tensor, bit_mask: Tensor) -> None:
 
 
 def _columns(vocab_size: int) -> int:
-    return min(_COLUMNS_AT_A_TIME, triton.next_power_of_2(vocab_size))
+    return min(_COLUMNS_AT_A_TIME, int(triton.next_power_of_2(vocab_size)))

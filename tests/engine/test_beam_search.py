@@ -189,6 +189,7 @@ def test_a_beam_wide_enough_finds_the_best_of_all_answers(penalty):
         ({"temperature": -1}, "temperature must be ≥ 0, not -1"),
         ({"temperature": float("nan")}, "temperature must be"),
         ({"length_penalty": float("inf")}, "length_penalty must be a finite number, not inf"),
+        ({"length_penalty": 11}, r"length_penalty must be in \[-10, 10\], not 11"),
         ({"length_penalty": "1"}, "length_penalty must be a finite number, not '1'"),
     ],
 )

@@ -1,13 +1,16 @@
 """A step that raises: whose fault it was, and that nobody else notices."""
 
 import logging
+import weakref
 from dataclasses import replace
 
 import pytest
 import torch
 
 from headrace.engine import step_result
+from headrace.engine.batch import Batch
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.sampler import sample
 
 from .fakes import fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids
@@ -118,7 +121,6 @@ def test_an_error_that_does_not_come_back_costs_nobody_anything(monkeypatch):
             raise error
         return sample(*arguments)  # type: ignore[arg-type]
 
-    sample = step_result.sample
     monkeypatch.setattr(step_result, "sample", fails_twice)
     events = run_all(engine, requests)
     for request in requests:
@@ -133,6 +135,24 @@ def test_out_of_memory_shrinks_the_steps_until_they_fit(fits):
     events = run_all(engine, requests)
     for request in requests:
         assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
+
+
+def test_the_tensors_of_a_failed_step_are_gone_when_the_next_is_tried(monkeypatch):
+    engine, runner = make_engine()
+    held: list[weakref.ref[torch.Tensor]] = []
+    execute = runner.execute
+
+    def run_out_once(batch: Batch) -> torch.Tensor:
+        if not held:
+            activations = torch.empty(1000)
+            held.append(weakref.ref(activations))
+            raise RuntimeError("DefaultCPUAllocator: can't allocate memory")
+        assert held[0]() is None
+        return execute(batch)
+
+    monkeypatch.setattr(runner, "execute", run_out_once)
+    request = Request("a", PREFIX, greedy_params(3))
+    assert token_ids(run_all(engine, [request])["a"]) == fake_answer(request, engine.max_model_len)
 
 
 def test_after_out_of_memory_the_budget_comes_back():

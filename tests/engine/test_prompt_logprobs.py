@@ -81,6 +81,7 @@ def test_preemption_loses_none(make_llm, chat_model):
 
 def test_a_slice_of_logits_at_a_time_gives_the_same(make_llm, chat_model, monkeypatch):
     rows: list[int] = []
+
     def counted(logits: torch.Tensor, wanted: Sequence[LogprobRow]) -> list[dict[int, Logprob]]:
         rows.append(len(logits))
         return token_logprobs(logits, wanted)

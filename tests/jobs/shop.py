@@ -52,7 +52,13 @@ class Shop:
     def tools(self) -> AttemptTools:
         return AttemptTools(self.ledger, self.host, Tokenizer.from_pretrained(self.model), flush_seconds=0.01)
 
-    def create(self, rows: Sequence[PlannedRow], types: pa.Schema = NO_TYPES, **spec: Any) -> None:
+    def create(
+        self,
+        rows: Sequence[PlannedRow],
+        types: pa.Schema = NO_TYPES,
+        within_seconds: float | None = None,
+        **spec: Any,
+    ) -> None:
         self.rows = list(rows)
         self.spec = JobSpec.parse(model=str(self.model), **spec)
         spool = self.folder / "jobs" / JOB / "shard.parquet"
@@ -66,6 +72,7 @@ class Shop:
             fingerprint="f",
             num_rows=len(rows),
             spec=self.spec.model_dump(mode="json"),
+            within_seconds=within_seconds,
         )
         self.ledger.create_job(job, [NewShard(0, len(rows), str(spool))])
 

@@ -15,7 +15,8 @@ import pytest
 
 from headrace.engine.model_config import ModelConfig
 from headrace.engine.request import Request
-from headrace.jobs.attempt import ShardAttempt, Stopped
+from headrace.jobs.attempt import ShardAttempt
+from headrace.jobs.errors import Stopped
 from headrace.jobs.planner import Planner
 from headrace.jobs.schemas import JobSpec, SamplingSpec
 from headrace.storage.errors import LeaseLost, LedgerUnavailable

@@ -200,7 +200,7 @@ def test_an_output_that_is_a_file_is_refused(served, headrace, few, tmp_path):
 
 
 def test_an_unknown_job_is_refused(served, headrace):
-    for command in ("show", "results"):
+    for command in ("show", "results", "watch", "pause", "resume", "cancel", "retry", "delete"):
         assert_refused(headrace(served, command, "job_x"), "'job_x' is unknown", "headrace jobs")
 
 
@@ -272,7 +272,7 @@ def test_help_names_every_command(served, headrace):
     for arguments in ([], ["--help"]):
         result = headrace(served, *arguments)
         assert result.status == 0
-        for command in ("run", "jobs", "show", "results", "worker"):
+        for command in ("run", "submit", "watch", "pause", "retry", "jobs", "show", "results", "worker"):
             assert f"\n  {command} " in result.out
 
 

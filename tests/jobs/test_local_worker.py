@@ -91,9 +91,9 @@ def test_a_worker_that_dies_is_started_again(worker, program, wait_until):
 def test_a_worker_that_keeps_dying_is_given_up_with_its_last_words(worker, program, wait_until, tmp_path):
     program(f"echo x >> {tmp_path}/starts; echo first; echo 'out of memory' >&2; exit 3")
     failure = tick_until_it_fails(worker, wait_until, iter(lambda: 0, None))
-    assert "died 3 times without finishing a row (exit status 3;" in failure
+    assert "died 6 times without finishing a row (exit status 3;" in failure
     assert failure.endswith(": out of memory")
-    assert len((tmp_path / "starts").read_text().split()) == 3
+    assert len((tmp_path / "starts").read_text().split()) == 6
 
 
 def test_a_worker_that_dies_but_gets_on_is_not_given_up(worker, program, wait_until, tmp_path):

@@ -24,6 +24,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.fixture
 def _nan_filled_outputs() -> Iterator[None]:
     """What a kernel allocates and leaves unwritten is NaN."""
-    torch.use_deterministic_algorithms(True)
+    # Some references have no deterministic way on a GPU.
+    torch.use_deterministic_algorithms(True, warn_only=True)
     yield
     torch.use_deterministic_algorithms(False)

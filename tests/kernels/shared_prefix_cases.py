@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from headrace.kernels.paged_attention import AttentionMetadata
 
@@ -46,9 +47,11 @@ def build(rows: list[Row], block_size: int = 16, device: torch.device = CPU) -> 
     return AttentionMetadata([row.new_tokens for row in rows], contexts, tables, block_size, device)
 
 
-def tensors(metadata: AttentionMetadata, heads: int, kv_heads: int, dim: int, dtype: torch.dtype):
+def tensors(
+    metadata: AttentionMetadata, heads: int, kv_heads: int, dim: int, dtype: torch.dtype
+) -> tuple[Tensor, Tensor, Tensor]:
     """Queries, keys and values."""
     generator = torch.Generator().manual_seed(1)
     query = torch.randn(metadata.num_tokens, heads, dim, generator=generator)
-    caches = torch.randn(2, 1100, metadata.block_size, kv_heads, dim, generator=generator)
-    return tuple(tensor.to(metadata.device, dtype) for tensor in (query, *caches))
+    caches = torch.randn(2, 1100, metadata.block_size, kv_heads, dim, generator=generator).to(metadata.device, dtype)
+    return query.to(metadata.device, dtype), caches[0], caches[1]

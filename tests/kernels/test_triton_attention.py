@@ -106,8 +106,7 @@ def test_long_contexts_are_split_and_short_ones_are_not(device):
     assert 0 not in plan.merge_tokens
 
 
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(4, 4, 64), (6, 2, 80), (7, 1, 128)])
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+@pytest.mark.parametrize(("block_size", "heads", "kv_heads", "dim"), [(8, 4, 4, 64), (16, 6, 2, 80), (32, 7, 1, 128)])
 @pytest.mark.parametrize("name", BATCHES)
 def test_shared_prefixes(name, block_size, heads, kv_heads, dim, triton_dtype, device):
     metadata = build(BATCHES[name], block_size, device)

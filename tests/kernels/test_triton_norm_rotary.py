@@ -67,14 +67,14 @@ def test_rotate_and_write(tokens, heads, kv_heads, head_dim, rotary_dim, norm_dt
     qkv = draw(tokens, (heads + 2 * kv_heads) * head_dim + 3)[:, :-3]
     cos, sin = draw(2, tokens, rotary_dim // 2)
     slots = torch.randperm(24, generator=generator)[:tokens].to(device)
-    norms = [draw(head_dim), draw(head_dim)] if norm_dtype else [None, None]
-    if norm_dtype == "float32":
-        norms = [norm.float() for norm in norms if norm is not None]
+    query_norm = key_norm = None
+    if norm_dtype is not None:
+        query_norm, key_norm = draw(2, head_dim).to(torch.float32 if norm_dtype == "float32" else triton_dtype)
     empty = torch.full((2, 2, 6, 4, kv_heads, head_dim), torch.nan, device=device).to(triton_dtype)
     caches, expected_caches = empty[0], empty[1]
-    queries = rotate_and_write_triton(qkv, cos, sin, caches[0], caches[1], slots, *norms, 1e-5)
+    queries = rotate_and_write_triton(qkv, cos, sin, caches[0], caches[1], slots, query_norm, key_norm, 1e-5)
     expected = rotate_and_write_reference(
-        qkv.contiguous(), cos, sin, expected_caches[0], expected_caches[1], slots, *norms, 1e-5
+        qkv.contiguous(), cos, sin, expected_caches[0], expected_caches[1], slots, query_norm, key_norm, 1e-5
     )
     assert_close(queries, expected)
     tolerance = TOLERANCES[triton_dtype]

@@ -49,9 +49,9 @@ def parameters(
     rows: int, device: torch.device, temperature: float = 1, top_k: float = 0, top_p: float = 1, min_p: float = 0
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """Each row its own uniform number, spread evenly."""
-    doubles = [torch.full((rows,), value, dtype=torch.float64, device=device) for value in (temperature, top_p, min_p)]
+    wishes = torch.tensor([[temperature], [top_p], [min_p]], dtype=torch.float64, device=device).repeat(1, rows)
     uniforms = (torch.arange(rows, dtype=torch.float64, device=device) + 0.5) / rows
-    return doubles[0], torch.full((rows,), int(top_k), device=device), *doubles[1:], uniforms
+    return wishes[0], torch.full((rows,), int(top_k), device=device), wishes[1], wishes[2], uniforms
 
 
 @pytest.mark.parametrize("name", FILTERS)
@@ -106,10 +106,9 @@ def test_likeliest_tokens(vocab_size, with_log_sum_exp, triton_dtype, device):
     expected = likeliest_tokens_reference(logits, with_log_sum_exp)
     assert actual.tokens.tolist() == expected.tokens.tolist()
     assert torch.equal(actual.logits, expected.logits)
-    if with_log_sum_exp:
+    assert (actual.log_sum_exps is not None) == with_log_sum_exp
+    if actual.log_sum_exps is not None and expected.log_sum_exps is not None:
         assert_close(actual.log_sum_exps, expected.log_sum_exps)
-    else:
-        assert actual.log_sum_exps is None
 
 
 def test_rows_that_are_not_finite_are_seen(device):

@@ -6,9 +6,18 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from headrace.storage.errors import LeaseLost, LedgerError, UnknownJob
+from headrace.storage.errors import JobEnded, LeaseLost, LedgerError, UnknownJob
 from headrace.storage.ledger import Ledger
-from headrace.storage.records import AttemptOutcome, Claim, JobState, NewJob, NewPart, ShardState
+from headrace.storage.records import (
+    AttemptOutcome,
+    Claim,
+    JobState,
+    NewJob,
+    NewPart,
+    NewShard,
+    Replacement,
+    ShardState,
+)
 
 CreateJob = Callable[..., str]
 PART = NewPart("part-00000-01-000.parquet", num_rows=2, num_failed=1, prompt_tokens=20, completion_tokens=4)
@@ -149,7 +158,7 @@ def test_takeover_of_an_expired_lease(ledger: Ledger, create_job: CreateJob) -> 
     assert ledger.job("job-1").error is None
     ledger.commit_part(new, PART)
     ledger.finish_shard(new)
-    assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.LOST, AttemptOutcome.DONE]
+    assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.RELEASED, AttemptOutcome.DONE]
 
 
 def test_expired_lease_that_nobody_took_still_commits(ledger: Ledger, create_job: CreateJob) -> None:
@@ -322,3 +331,140 @@ def test_last_shards_finishing_together_complete_the_job(ledger: Ledger, create_
             states = list(pool.map(finish, claims))
         assert JobState.COMPLETED in states
         assert ledger.job(job_id).state is JobState.COMPLETED
+
+
+def test_a_paused_job_is_neither_claimed_nor_renewed_but_committed_to(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job(num_shards=3)
+    running = claimed(ledger, "job-1/00000")
+    claimed(ledger, "job-1/00001", lease_seconds=-1)
+    for _ in range(2):
+        ledger.pause_job("job-1")
+        assert ledger.job("job-1").state is JobState.PAUSED
+    assert ledger.claim("job-1/00002", "worker-b", 60) is None
+    assert ledger.renew("worker-a", [running.attempt_id], 60) == set()
+    assert ledger.requeue_expired("bulk") == []
+    assert ledger.unclaimed("bulk", older_than_seconds=0, limit=10) == []
+    ledger.commit_part(running, PART)
+    ledger.release(running)
+    assert ledger.progress("job-1").rows_done == 2
+
+
+def test_a_resumed_job_names_the_shards_to_ring_for(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job(num_shards=3)
+    held = claimed(ledger, "job-1/00001")
+    ledger.pause_job("job-1")
+    for _ in range(2):
+        assert ledger.resume_job("job-1") == ["job-1/00000", "job-1/00002"]
+        assert ledger.job("job-1").state is JobState.RUNNING
+    assert ledger.renew("worker-a", [held.attempt_id], 60) == {held.attempt_id}
+    assert ledger.unclaimed("bulk", older_than_seconds=60, limit=10) == []
+
+
+def test_a_paused_job_completes_when_its_last_shard_was_already_answered(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job(num_shards=1)
+    claim = claimed(ledger, "job-1/00000")
+    ledger.pause_job("job-1")
+    assert ledger.finish_shard(claim) is JobState.COMPLETED
+
+
+def test_a_paused_job_can_be_cancelled(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job()
+    ledger.pause_job("job-1")
+    assert ledger.cancel_job("job-1") is JobState.CANCELLED
+
+
+@pytest.mark.parametrize("verb", ["pause_job", "resume_job"])
+def test_a_job_that_has_ended_is_not_paused_or_resumed(ledger: Ledger, create_job: CreateJob, verb: str) -> None:
+    create_job("done", num_shards=1)
+    ledger.finish_shard(claimed(ledger, "done/00000"))
+    ledger.cancel_job(create_job("stopped"))
+    for job_id, state in (("done", "completed"), ("stopped", "cancelled")):
+        with pytest.raises(JobEnded, match=f"job {job_id} has ended: it is {state}"):
+            getattr(ledger, verb)(job_id)
+    with pytest.raises(UnknownJob):
+        getattr(ledger, verb)("nope")
+
+
+def test_a_completed_job_runs_again_with_more_shards(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job(num_shards=1)
+    again = [NewShard(1, 1, "/spool/0.parquet", retry_of=0)]
+    assert not ledger.retry_job("job-1", again)
+    first = claimed(ledger, "job-1/00000")
+    ledger.commit_part(first, PART)
+    ledger.finish_shard(first)
+    assert ledger.retry_job("job-1", again)
+    assert not ledger.retry_job("job-1", again)
+    job = ledger.job("job-1")
+    assert (job.state, job.finished_at) == (JobState.RUNNING, None)
+    claim = claimed(ledger, "job-1/00001")
+    assert (claim.retry_of, claim.spool_path) == (0, "/spool/0.parquet")
+    (old,) = ledger.parts("job-1")
+    rest = NewPart("part-00001-02-001.parquet", num_rows=1, prompt_tokens=10)
+    new = NewPart("part-00001-02-000.parquet", num_rows=1, prompt_tokens=9)
+    for _ in range(2):
+        ledger.commit_part(claim, new, [Replacement(old.id, rest)])
+    progress = ledger.progress("job-1")
+    assert (progress.rows_done, progress.rows_failed, progress.prompt_tokens) == (2, 0, 19)
+    assert [part.file_name for part in ledger.parts("job-1", shard_number=0)] == [rest.file_name]
+    assert [part.file_name for part in ledger.parts("job-1", shard_number=1)] == [new.file_name]
+    assert ledger.finish_shard(claim) is JobState.COMPLETED
+
+
+def test_a_part_of_which_nothing_stays_goes(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job()
+    claim, other = claimed(ledger, "job-1/00000"), claimed(ledger, "job-1/00001")
+    ledger.commit_part(claim, PART)
+    (old,) = ledger.parts("job-1")
+    ledger.commit_part(other, NewPart("new", num_rows=2), [Replacement(old.id, None)])
+    assert [part.file_name for part in ledger.parts("job-1")] == ["new"]
+
+
+def test_a_stale_attempt_replaces_nothing(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job()
+    ledger.commit_part(claimed(ledger, "job-1/00000"), PART)
+    (old,) = ledger.parts("job-1")
+    stale = claimed(ledger, "job-1/00001", lease_seconds=-1)
+    claimed(ledger, "job-1/00001", "worker-b")
+    with pytest.raises(LeaseLost):
+        ledger.commit_part(stale, NewPart("new", num_rows=1), [Replacement(old.id, None)])
+    assert ledger.parts("job-1") == [old]
+
+
+def test_a_claim_says_whether_the_deadline_has_passed(ledger: Ledger) -> None:
+    for job_id, seconds in (("late", -1.0), ("early", 60.0), ("any", None)):
+        job = NewJob(job_id, "bulk", "tiny", "/out", "abc", num_rows=1, within_seconds=seconds)
+        ledger.create_job(job, [NewShard(0, 1, "/spool")])
+    assert claimed(ledger, "late/00000").is_expired
+    assert not claimed(ledger, "early/00000").is_expired
+    assert not claimed(ledger, "any/00000").is_expired
+    job = ledger.job("early")
+    assert job.deadline_at == pytest.approx(job.created_at + 60, abs=1)
+    assert ledger.job("any").deadline_at is None
+
+
+def test_a_job_is_found_by_its_key_and_no_second_one_has_it(ledger: Ledger) -> None:
+    def keyed(job_id: str) -> NewJob:
+        return NewJob(job_id, "bulk", "tiny", "/out", "abc", num_rows=0, idempotency_key="nightly")
+
+    assert ledger.job_of_key("nightly") is None
+    ledger.create_job(keyed("one"), [])
+    found = ledger.job_of_key("nightly")
+    assert found is not None
+    assert found.id == "one"
+    with pytest.raises(LedgerError):
+        ledger.create_job(keyed("two"), [])
+
+
+def test_a_deleted_job_leaves_nothing_and_others_alone(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job("gone")
+    create_job("kept")
+    for job_id in ("gone", "kept"):
+        ledger.commit_part(claimed(ledger, f"{job_id}/00000"), PART)
+    ledger.delete_job("gone")
+    with pytest.raises(UnknownJob):
+        ledger.job("gone")
+    assert (ledger.shards("gone"), ledger.parts("gone"), ledger.attempts("gone/00000")) == ([], [], [])
+    assert ledger.progress("kept").rows_done == 2
+    assert len(ledger.attempts("kept/00000")) == 1
+    with pytest.raises(UnknownJob):
+        ledger.delete_job("gone")

@@ -142,8 +142,9 @@ public:
     HEADRACE_AVX512 void attend(int split) {
         load_queries();
         const std::int64_t length = last_key_ - first_key_;
-        split_first_ = split == 0 ? 0 : align(first_key_ + length * split / plan_.num_splits);
-        split_last_ = split + 1 == plan_.num_splits ? last_key_ : align(first_key_ + length * (split + 1) / plan_.num_splits);
+        const int num_splits = plan_.num_splits, next = split + 1;
+        split_first_ = split == 0 ? 0 : align(first_key_ + length * split / num_splits);
+        split_last_ = next == num_splits ? last_key_ : align(first_key_ + length * next / num_splits);
         attend(first_sequence_, end_sequence_, 0);
     }
 

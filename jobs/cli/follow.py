@@ -1,0 +1,43 @@
+"""A job's way to its end: the live display, the summary, and whether it succeeded."""
+
+from collections.abc import Callable, Iterable
+
+import typer
+
+from ...storage.records import JobState, Progress
+from ..client import Client, Job, first_error
+from .display import Pace, RunDisplay, counted, summary
+
+
+def opening(job: Job, progress: Progress) -> str:
+    bad, tokens, shared = job.record.num_planned_errors, job.record.prompt_tokens, job.record.shared_tokens
+    return (
+        f"{job.id}: {counted(progress.rows_total, 'row')} in {counted(progress.shards_total, 'shard')}"
+        + (f", {progress.rows_done} done before" if progress.rows_done else "")
+        + (f", {shared / tokens:.0%} of {tokens:,} prompt tokens in shared prefixes" if tokens and shared else "")
+        + (f", {bad} that cannot be asked (see the column 'error')" if bad else "")
+    )
+
+
+def follow(client: Client, job: Job, progresses: Iterable[Progress], act: Callable[[Progress], None]) -> Progress:
+    """Show each progress until the job has ended, then its summary; `act` is called with those of a running job."""
+    progress = job.progress()
+    pace = Pace(progress)
+    with RunDisplay(pace) as display:
+        for progress in progresses:
+            display.show(progress)
+            if progress.state is JobState.RUNNING:
+                act(progress)
+                if pace.ready_at is None and client.is_served(job):
+                    pace.worker_is_ready()
+        pace.end()
+    typer.echo(summary(pace, progress, job.record.output_dir))
+    if progress.rows_failed:
+        typer.echo(f"first error {first_error(client.ledger, job.record)}")
+    return progress
+
+
+def exit_status(progress: Progress) -> int:
+    """0 when the job has completed with at least one answer."""
+    succeeded = progress.state is JobState.COMPLETED and progress.rows_failed < progress.rows_total
+    return 0 if succeeded else 1

@@ -1,0 +1,183 @@
+"""What jobs are described by on the command line: options that `run`, `submit` and `dry-run` share."""
+
+import functools
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ...engine.config import EngineConfig
+from ...engine.hub import model_name
+from ...storage.output_dir import OutputMode
+from ...storage.readers import InputSource
+from ..deadline import parse_duration
+from ..errors import SpecError
+from ..schemas import JobSpec
+from .inputs import opened_source, text_or_file
+from .options import DType, Model, Quantization, Revision
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Which rows are to be answered, and how. `open_source` is given a folder for what is piped in."""
+
+    spec: JobSpec
+    open_source: Callable[[Path], AbstractContextManager[InputSource]]
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where a job writes, until when, and what keeps it from being submitted twice."""
+
+    output: Path
+    mode: OutputMode
+    within_seconds: float | None
+    idempotency_key: str | None
+
+
+def asked(
+    model: Model,
+    input: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[INPUT]",
+            help="JSONL, CSV (both also .gz, .zst) or Parquet: a file, a folder of files or a URL; - reads a pipe.",
+        ),
+    ] = None,
+    input_format: Annotated[
+        str, typer.Option("--input-format", metavar="EXTENSION", help="What is piped in: jsonl, csv, jsonl.gz, ...")
+    ] = "jsonl",
+    sql: Annotated[str | None, typer.Option("--sql", metavar="URL", help="Read from this database instead.")] = None,
+    query: Annotated[
+        str | None, typer.Option("--query", metavar="SELECT|@FILE", help="With --sql: the rows to read.")
+    ] = None,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", help="Template over the input's columns, such as '{text}'.")
+    ] = None,
+    system: Annotated[
+        str | None, typer.Option("--system", metavar="TEXT|@FILE", help="System prompt, or @ and a file with it.")
+    ] = None,
+    choices: Annotated[
+        str | None, typer.Option("--choices", metavar="a,b,c", help="Answer with one of these; gives label columns.")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens of an answer.")] = 256,
+    temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling, in (0, 1].")] = 1.0,
+    top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0 is all.")] = 0,
+    min_p: Annotated[float, typer.Option("--min-p", help="Least probability, as a share of the likeliest's.")] = 0.0,
+    presence_penalty: Annotated[
+        float, typer.Option("--presence-penalty", help="Against tokens the answer has, in [-2, 2].")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option("--frequency-penalty", help="The same, for each time it has them.")
+    ] = 0.0,
+    repetition_penalty: Annotated[
+        float, typer.Option("--repetition-penalty", help="Above 1: against tokens that prompt or answer have.")
+    ] = 1.0,
+    stop: Annotated[
+        list[str] | None, typer.Option("--stop", metavar="TEXT", help="End an answer before this text; repeatable.")
+    ] = None,
+    stop_token_ids: Annotated[
+        str | None, typer.Option("--stop-token-ids", metavar="ID,ID", help="End an answer at one of these tokens.")
+    ] = None,
+    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
+    min_tokens: Annotated[int, typer.Option("--min-tokens", help="No end before this many tokens.")] = 0,
+    logit_bias: Annotated[
+        str | None,
+        typer.Option("--logit-bias", metavar="ID:BIAS,...", help="Add to these tokens' logits, in [-100, 100]."),
+    ] = None,
+    n: Annotated[int, typer.Option("--n", help="Answers to each row, in the column 'outputs'.")] = 1,
+    logprobs: Annotated[
+        bool, typer.Option("--logprobs", help="Each token's log-probability, in the column 'logprobs'.")
+    ] = False,
+    top_logprobs: Annotated[
+        int, typer.Option("--top-logprobs", help="With --logprobs: also the likeliest tokens', up to 20.")
+    ] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
+    revision: Revision = None,
+    dtype: DType = "auto",
+    quantization: Quantization = None,
+) -> Asked:
+    """Raises `SpecError`, `ConfigError`."""
+    asked = Asked(
+        JobSpec.parse(
+            model=model_name(model, revision),
+            dtype=dtype,
+            quantization=quantization,
+            system=None if system is None else text_or_file("--system", system),
+            prompt=prompt,
+            choices=_split_choices(choices),
+            sampling={
+                "temperature": temperature,
+                "top_p": top_p,
+                "top_k": top_k,
+                "min_p": min_p,
+                "presence_penalty": presence_penalty,
+                "frequency_penalty": frequency_penalty,
+                "repetition_penalty": repetition_penalty,
+                "stop": stop or (),
+                "stop_token_ids": _numbers(stop_token_ids),
+                "ignore_eos": ignore_eos,
+                "max_tokens": max_tokens,
+                "min_tokens": min_tokens,
+                "logit_bias": _biases(logit_bias),
+                "n": n,
+                "logprobs": logprobs,
+                "top_logprobs": top_logprobs,
+                "seed": seed,
+            },
+            limit=limit,
+        ),
+        functools.partial(opened_source, input, input_format, sql, query, limit),
+    )
+    # A worker for it has to be possible.
+    EngineConfig(dtype=dtype, quantization=quantization)
+    return asked
+
+
+def target(
+    output: Annotated[Path, typer.Option("--output", help="Folder of the Parquet data set.")],
+    resume: Annotated[bool, typer.Option("--resume", help="Finish what an interrupted run left open.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder's data set.")] = False,
+    within: Annotated[
+        str | None,
+        typer.Option("--within", metavar="24h", help="Rows of shards that no worker has taken by then expire."),
+    ] = None,
+    idempotency_key: Annotated[
+        str | None, typer.Option("--idempotency-key", help="The job that was submitted with this key, if there is one.")
+    ] = None,
+) -> Target:
+    """Raises `SpecError`."""
+    within_seconds = None if within is None else parse_duration("--within", within)
+    return Target(output, _mode(resume, overwrite), within_seconds, idempotency_key)
+
+
+def _mode(resume: bool, overwrite: bool) -> OutputMode:
+    if resume and overwrite:
+        raise SpecError("--resume and --overwrite exclude each other: pass one")
+    if resume:
+        return OutputMode.RESUME
+    return OutputMode.OVERWRITE if overwrite else OutputMode.NEW
+
+
+def _split_choices(choices: str | None) -> tuple[str, ...] | None:
+    if choices is None:
+        return None
+    return tuple(choice.strip() for choice in choices.split(","))
+
+
+def _numbers(texts: str | None) -> list[str]:
+    """The parts of a list; whether they are numbers is checked with the rest."""
+    return texts.split(",") if texts else []
+
+
+def _biases(text: str | None) -> dict[str, str]:
+    pairs = [pair.partition(":") for pair in _numbers(text)]
+    for token, colon, _ in pairs:
+        if not colon:
+            raise SpecError(f"--logit-bias must be a list of ID:BIAS, not {text!r} ({token!r} has no bias)")
+    return {token.strip(): bias for token, _, bias in pairs}

@@ -1,0 +1,49 @@
+"""`headrace pause`, `resume`, `cancel`, `retry` and `delete`: what can be done with a job that is there."""
+
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from ..client import Client, Job
+from .inspect import JobId
+
+
+def pause(job_id: JobId) -> None:
+    """Begin no more rows of a job until it is resumed; what is finished is kept."""
+    _do(job_id, Job.pause)
+
+
+def resume(job_id: JobId) -> None:
+    """Let a paused job go on."""
+    _do(job_id, Job.resume)
+
+
+def cancel(job_id: JobId) -> None:
+    """Stop a job for good; what is finished is kept."""
+    _do(job_id, Job.cancel)
+
+
+def retry(job_id: JobId) -> None:
+    """Try the failed rows of a completed job again, in the same data set."""
+    _do(job_id, Job.retry)
+
+
+def delete(
+    job_id: JobId,
+    output_too: Annotated[bool, typer.Option("--output-too", help="Also remove its data set.")] = False,
+) -> None:
+    """Forget a job; one that has not ended is cancelled. Its data set stays."""
+    with Client() as client:
+        job = client.job(job_id)
+        job.delete(output_too)
+    kept = "" if output_too else f"; its data set stays in {job.record.output_dir}"
+    typer.echo(f"{job_id} is deleted{kept}")
+
+
+def _do(job_id: str, verb: Callable[[Job], None]) -> None:
+    with Client() as client:
+        job = client.job(job_id)
+        verb(job)
+        now = job.progress()
+    typer.echo(f"{job_id} is {now.state}: {now.rows_done} of {now.rows_total} rows are committed")

@@ -1,0 +1,68 @@
+"""What a job would be, found out by planning it: nothing is queued and nothing is kept."""
+
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..engine.config import EngineConfig
+from ..engine.model_config import ModelConfig
+from ..storage.readers import InputSource
+from ..storage.spool import PlannedRow
+from .planner import make_planner
+from .schemas import JobSpec
+from .shard_cutter import PrefixSharing
+
+_ERRORS_SHOWN = 5
+
+
+@dataclass
+class Forecast:
+    """The rows of a job as planned; tokens are prompt tokens.
+
+    `context_tokens` is what a prompt and its answer may have, `kv_tokens` what a worker's KV memory holds by default
+    with `dtype`. `errors` are those of the first rows at fault, in the input's order.
+    """
+
+    num_rows: int
+    num_errors: int
+    context_tokens: int
+    kv_tokens: int
+    dtype: str
+    num_shards: int = 0
+    largest_prompt: int = 0
+    sharing: PrefixSharing = field(default_factory=PrefixSharing)
+    errors: list[tuple[int, str]] = field(default_factory=list)
+
+
+def forecast(source: InputSource, spec: JobSpec, shard_rows: int) -> Forecast:
+    """Plan a job without submitting it. Raises what `Producer.submit` raises for what it refuses."""
+    with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder:
+        planner = make_planner(spec, shard_rows, Path(folder))
+        with planner.plan(source) as plan:
+            dtype = planner.model.checkpoint_dtype if spec.dtype == "auto" else spec.dtype
+            found = Forecast(
+                plan.num_rows,
+                plan.num_errors,
+                planner.model.max_position_embeddings,
+                _kv_tokens(planner.model, dtype),
+                dtype,
+                sharing=plan.sharing,
+            )
+            _observe(found, plan.shards())
+    return found
+
+
+def _observe(found: Forecast, shards: Iterator[list[PlannedRow]]) -> None:
+    for shard in shards:
+        found.num_shards += 1
+        for row in shard:
+            found.largest_prompt = max(found.largest_prompt, len(row.prompt_token_ids or ()))
+        faults = ((row.row, row.error) for row in shard if row.error is not None)
+        found.errors = sorted((*found.errors, *faults))[:_ERRORS_SHOWN]
+
+
+def _kv_tokens(model: ModelConfig, dtype: str) -> int:
+    item_bytes = 4 if dtype == "float32" else 2
+    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * item_bytes
+    return EngineConfig().kv_cache_memory_bytes // per_token

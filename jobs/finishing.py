@@ -1,0 +1,102 @@
+"""What is left to do when a job has completed: make room, and write down in its folder how it went."""
+
+import logging
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ..storage.errors import StorageError
+from ..storage.ledger import Ledger
+from ..storage.output_dir import Manifest, complete_manifest
+from ..storage.records import JobRecord, Progress, ShardRecord
+from ..storage.spool import read_shard
+from .retrying import unretriable_rows
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SpooledShard:
+    """A spooled shard some of whose rows are error rows in the data set though they could be asked."""
+
+    number: int
+    path: Path
+    num_retriable: int
+
+
+def finish_job(ledger: Ledger, job: JobRecord) -> None:
+    """Remove what a completed job needs no more and complete its manifest. What fails of it is only logged."""
+    try:
+        remove_spool(ledger, job)
+        report = _report(job, ledger.progress(job.id))
+        complete_manifest(Path(job.output_dir), Manifest(job.id, job.fingerprint), report)
+    except StorageError as error:
+        logger.warning("job %s has completed, but not all is tidy: %s", job.id, error)
+
+
+def retriable_shards(ledger: Ledger, job: JobRecord) -> list[SpooledShard]:
+    """The spooled shards with rows to try again. Raises StorageError when a spool or a part cannot be read."""
+    failed = {part.shard_id for part in ledger.parts(job.id) if part.num_failed}
+    shards = ledger.shards(job.id)
+    roots = {shard.number: shard for shard in shards if shard.retry_of is None}
+    numbers = {_root(shard) for shard in shards if shard.id in failed}
+    found = (_retriable(ledger, job, roots[number]) for number in sorted(numbers))
+    return [shard for shard in found if shard.num_retriable]
+
+
+def remove_spool(ledger: Ledger, job: JobRecord) -> None:
+    """Remove the spooled shards of a completed job, but for those with rows that can be tried again."""
+    spooled = {Path(shard.spool_path) for shard in ledger.shards(job.id)}
+    kept = {shard.path for shard in retriable_shards(ledger, job)}
+    for path in spooled - kept:
+        path.unlink(missing_ok=True)
+    if not kept:
+        _remove_folders(spooled)
+
+
+def _remove_folders(paths: Iterable[Path]) -> None:
+    for folder in {path.parent for path in paths}:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShard:
+    path = Path(root.spool_path)
+    if not path.exists():
+        # Removed when the job completed, as none of its rows could be tried again.
+        return SpooledShard(root.number, path, 0)
+    table = read_shard(path)
+    left = unretriable_rows(table, Path(job.output_dir), ledger.retried_parts(job.id, root.number))
+    return SpooledShard(root.number, path, table.num_rows - len(left))
+
+
+def _report(job: JobRecord, progress: Progress) -> dict[str, Any]:
+    # A folder's path has no revision, whatever characters it has.
+    name, _, revision = (job.model, "", "") if Path(job.model).is_absolute() else job.model.partition("@")
+    return {
+        "state": str(progress.state),
+        "created_at": _utc(job.created_at),
+        "started_at": _utc(job.started_at),
+        "finished_at": _utc(job.finished_at),
+        "rows": {"total": progress.rows_total, "done": progress.rows_done, "failed": progress.rows_failed},
+        "tokens": {
+            "prompt": progress.prompt_tokens,
+            "cached": progress.cached_tokens,
+            "completion": progress.completion_tokens,
+        },
+        "model": name,
+        "revision": revision or None,
+        "options": job.spec,
+        "versions": {package: version(package) for package in ("headrace", "torch")},
+    }
+
+
+def _utc(seconds: float | None) -> str | None:
+    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
+
+
+def _root(shard: ShardRecord) -> int:
+    return shard.number if shard.retry_of is None else shard.retry_of

@@ -1,0 +1,125 @@
+"""Trying failed rows again: a later shard over the same spooled rows, whose answers take their error rows' places.
+
+Parts are never changed. When rows are answered anew, each part that held their error rows gives way to one without
+them, in the transaction that commits the answers. On disk the old part is removed before its rows come back in new
+ones: who reads the folder may miss a row for a moment but never sees it twice. Who asks the ledger which parts there
+are sees each row once at any moment.
+"""
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from ..storage.errors import StorageError
+from ..storage.ledger import Ledger
+from ..storage.parts import (
+    committed_file,
+    discard,
+    publish,
+    published_names,
+    settle,
+    withdraw,
+    write_part,
+)
+from ..storage.records import Claim, NewPart, PartRecord, Replacement
+from .row_batch import part_summary
+
+
+@dataclass(frozen=True)
+class ReplacedPart:
+    """A part that gives way to `rest`, which is written under its temporary name; None when nothing stays."""
+
+    old: PartRecord
+    rest: NewPart | None
+
+    @property
+    def replacement(self) -> Replacement:
+        return Replacement(self.old.id, self.rest)
+
+    def discard(self, folder: Path) -> None:
+        """The commit was refused: the old part stays."""
+        if self.rest is not None:
+            discard(folder, self.rest.file_name)
+
+    def publish(self, folder: Path) -> None:
+        """The commit has taken place. Raises StorageError."""
+        withdraw(folder, self.old.file_name)
+        if self.rest is not None:
+            publish(folder, self.rest.file_name)
+
+
+@dataclass(frozen=True)
+class Retrial:
+    """What an attempt at a shard has to look after that tries another's rows again; nothing for other shards."""
+
+    ledger: Ledger
+    claim: Claim
+    folder: Path
+
+    def settle(self) -> None:
+        """Complete what an attempt that was killed had committed; before anything else. Raises StorageError."""
+        if self.claim.retry_of is not None:
+            published = published_names(self.folder)
+            settle(self.folder, published, [part.file_name for part in self.ledger.parts(self.claim.job_id)])
+
+    def rows_to_leave(self, spooled: pa.Table) -> frozenset[int]:
+        """The rows that other shards have answered, or that cannot be asked."""
+        if self.claim.retry_of is None:
+            return frozenset()
+        return unretriable_rows(spooled, self.folder, self._others())
+
+    def replace(self, rows: Collection[int], next_name: Callable[[], str]) -> list[ReplacedPart]:
+        """Write what stays of the parts that hold these rows' errors. Raises StorageError."""
+        if self.claim.retry_of is None:
+            return []
+        wanted = pa.array(list(rows), pa.int64())
+        return [
+            self._replace(part, wanted, next_name)
+            for part in self._others()
+            if part.num_failed and pc.any(pc.is_in(_column(self.folder, part, "row"), wanted)).as_py()
+        ]
+
+    def _replace(self, part: PartRecord, rows: pa.Array, next_name: Callable[[], str]) -> ReplacedPart:
+        table = _read(self.folder, part)
+        rest = table.filter(pc.invert(pc.is_in(table["row"], rows)))
+        if not rest.num_rows:
+            return ReplacedPart(part, None)
+        name = next_name()
+        write_part(self.folder, name, rest)
+        return ReplacedPart(part, part_summary(name, rest))
+
+    def _others(self) -> list[PartRecord]:
+        assert self.claim.retry_of is not None
+        family = self.ledger.retried_parts(self.claim.job_id, self.claim.retry_of)
+        return [part for part in family if part.shard_id != self.claim.shard_id]
+
+
+def unretriable_rows(spooled: pa.Table, folder: Path, parts: Collection[PartRecord]) -> frozenset[int]:
+    """The rows of a spooled shard that these parts answer, or that cannot be asked. Raises StorageError."""
+    refused = spooled.filter(spooled["plan_error"].is_valid())["row"].to_pylist()
+    answered = [row for part in parts for row in _answered_rows(folder, part)]
+    return frozenset((*refused, *answered))
+
+
+def _answered_rows(folder: Path, part: PartRecord) -> list[int]:
+    table = _read(folder, part, ["row", "error"])
+    rows: list[int] = table.filter(table["error"].is_null())["row"].to_pylist()
+    return rows
+
+
+def _column(folder: Path, part: PartRecord, name: str) -> pa.ChunkedArray:
+    return _read(folder, part, [name])[name]
+
+
+def _read(folder: Path, part: PartRecord, columns: list[str] | None = None) -> pa.Table:
+    path = committed_file(folder, part.file_name)
+    if path is None:
+        raise StorageError(f"part {folder / part.file_name} is gone: run the job again with --overwrite")
+    try:
+        return pq.read_table(path, columns=columns, partitioning=None)
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"part {path} cannot be read: {error}") from error

@@ -1,0 +1,53 @@
+"""What can be done with a job that is there, beside waiting for it."""
+
+import shutil
+from pathlib import Path
+
+from ..storage.errors import JobEnded
+from ..storage.ledger import Ledger
+from ..storage.output_dir import OutputMode, prepare_output_dir, read_manifest
+from ..storage.records import JobState, NewShard, shard_id_of
+from .errors import NotRetriable
+from .finishing import retriable_shards
+
+
+def cancel_job(ledger: Ledger, job_id: str) -> None:
+    """Stop a job for good; what is committed stays. Raises `UnknownJob`, `JobEnded` when it has completed."""
+    if (state := ledger.cancel_job(job_id)) is not JobState.CANCELLED:
+        raise JobEnded(f"job {job_id} has ended: it is {state}")
+
+
+def retry_job(ledger: Ledger, job_id: str) -> list[str]:
+    """Let a completed job run again for the rows that failed though they could be asked.
+
+    Returns the ids of the shards to ring for. Raises `UnknownJob`, `NotRetriable`,
+    `StorageError` when the rows cannot be read any more.
+    """
+    job = ledger.job(job_id)
+    if job.state is not JobState.COMPLETED:
+        raise NotRetriable(f"job {job_id} is {job.state}: only a job that has completed can be retried")
+    first = len(ledger.shards(job_id))
+    new_shards = [
+        NewShard(first + index, shard.num_retriable, str(shard.path), retry_of=shard.number)
+        for index, shard in enumerate(retriable_shards(ledger, job))
+    ]
+    if not new_shards:
+        raise NotRetriable(f"job {job_id} has no failed row that could be tried again")
+    if not ledger.retry_job(job_id, new_shards):
+        raise NotRetriable(f"job {job_id} is being retried already")
+    return [shard_id_of(job_id, shard.number) for shard in new_shards]
+
+
+def delete_job(ledger: Ledger, jobs_folder: Path, job_id: str, with_output: bool) -> None:
+    """Forget a job and remove its spool, and with `with_output` its data set; one that has not ended is stopped.
+
+    Raises `UnknownJob`, `OutputNotEmpty` when the output folder holds something that is not ours.
+    """
+    job, output = ledger.job(job_id), Path(ledger.job(job_id).output_dir)
+    # First, so that no attempt writes any more.
+    ledger.cancel_job(job_id)
+    if with_output and (manifest := read_manifest(output)) is not None and manifest.job_id == job.id:
+        prepare_output_dir(output, OutputMode.OVERWRITE)
+        output.rmdir()
+    shutil.rmtree(jobs_folder / job_id, ignore_errors=True)
+    ledger.delete_job(job_id)

@@ -1,0 +1,77 @@
+"""Rows that kill the worker: a real one, which a certain token makes kill itself."""
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from headrace.engine.request import Request
+from headrace.jobs.client import Client
+from headrace.jobs.settings import Settings
+from headrace.storage.records import JobState
+
+from ..engine.fakes import CONTEXT, fake_answer
+from .conftest import wait_until
+from .forked_worker import KILLER
+from .models import WORDS, write_model_folder
+from .running import ROOT, environment, processes_of
+
+SECONDS = 60.0
+ROWS, SHARD_ROWS = 40, 20
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return write_model_folder(tmp_path / "model")
+
+
+@pytest.fixture
+def client(tmp_path, model) -> Iterator[Client]:
+    """With workers of `forked_worker`, in whose place a new one comes when one dies."""
+    data = tmp_path / "data"
+    more = {"HEADRACE_SHARD_ROWS": str(SHARD_ROWS), "HEADRACE_LEASE_SECONDS": "1"}
+    env = environment(data, **more)
+    command = [sys.executable, "-m", "tests.jobs.forked_worker", str(model), str(tmp_path / "pids")]
+    with (
+        Client(Settings.from_environment(env)) as client,
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) as workers,
+    ):
+        yield client
+        workers.terminate()
+        assert workers.wait(30) == 0, (tmp_path / "log").read_text()
+    wait_until(lambda: not processes_of(data), "nothing is left")
+
+
+def prompts(poisoned: set[int]) -> list[list[int]]:
+    generator = Random(5)
+    return [
+        [KILLER if row in poisoned else generator.randrange(1, KILLER), *generator.choices(range(1, 11), k=4)]
+        for row in range(ROWS)
+    ]
+
+
+def test_rows_that_kill_their_worker_are_found_and_their_neighbours_finish(client, model, tmp_path):
+    poisoned = {0, 7}
+    asked = prompts(poisoned)
+    rows = [{"text": " ".join(WORDS[token] for token in prompt)} for prompt in asked]
+    job = client.submit(rows, model, tmp_path / "out", prompt="{text}", max_tokens=6)
+    assert job.wait(SECONDS, start_worker=False).state is JobState.COMPLETED
+    table = job.results()
+    assert table["row"].to_pylist() == list(range(ROWS))
+    for row, (output, error) in enumerate(zip(table["output"].to_pylist(), table["error"].to_pylist(), strict=True)):
+        if row in poisoned:
+            assert error.startswith("worker_crashed: ")
+        else:
+            assert (output, error) == (expected(asked[row], job.spec.sampling.params(row, None)), None)
+    num_workers = len((tmp_path / "pids").read_text().split())
+    # Two crashes of all rows together; then each culprit's sixteenth of its shard, and twice the culprit alone.
+    assert num_workers <= 1 + 2 + 3 * len(poisoned)
+
+
+def expected(prompt, params) -> str:
+    answer = fake_answer(Request("r", prompt, params), CONTEXT)
+    return " ".join(WORDS[token] for token in answer if token != 0)

@@ -1,0 +1,209 @@
+"""Failed rows tried again: in the same data set, each row there once however the attempt ends."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.jobs import attempt as attempt_module
+from headrace.jobs import retrying as retrying_module
+from headrace.jobs.client import read_results
+from headrace.jobs.engine_host import Refusal
+from headrace.jobs.errors import NotRetriable
+from headrace.jobs.verbs import retry_job
+from headrace.storage.ledger import Ledger
+from headrace.storage.output_dir import Manifest, read_manifest, write_manifest
+from headrace.storage.records import JobState
+from headrace.storage.spool import PlannedRow
+
+from .answers import GatedRunner, hosted
+from .models import write_model_folder
+from .shop import JOB, SHARD, Shop
+
+RETRY = f"{JOB}/00001"
+REFUSED = PlannedRow(3, "3", {}, None, "prompt is empty")
+ROWS = [
+    *(PlannedRow(row, str(row), {}, tokens, None) for row, tokens in enumerate([[1, 2], [3], [4, 5, 6]])),
+    REFUSED,
+    PlannedRow(4, "4", {}, [7, 8], None),
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("models") / "plain")
+
+
+@pytest.fixture
+def shop(tmp_path, model) -> Iterator[Shop]:
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.migrate()
+    runner = GatedRunner()
+    with hosted(runner, max_num_seqs=1) as (host, _):
+        yield Shop(tmp_path, model, ledger, runner, host, iter(range(100)))
+    ledger.close()
+
+
+class Killed(BaseException):
+    """Stands for the death of the process: nothing after it runs."""
+
+
+def kill(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: int) -> None:
+    """Die at the call number `after` of a function, before it does anything."""
+    original: Callable[..., Any] = getattr(module, name)
+    calls = iter(range(10**6))
+
+    def die(*arguments: Any) -> Any:
+        if next(calls) == after:
+            raise Killed
+        return original(*arguments)
+
+    monkeypatch.setattr(module, name, die)
+
+
+def fail_rows(shop: Shop, *rows: int) -> None:
+    """Run the job so that these rows become error rows and the others are answered, in two parts."""
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    monkey = pytest.MonkeyPatch()
+    original = attempt_module.RowBatch.record
+
+    def record(batch: Any, outcome: Any) -> None:
+        if int(outcome.request_id.split("/")[1]) in rows:
+            outcome = Refusal(outcome.request_id, "out of luck")
+        original(batch, outcome)
+
+    with monkey.context() as patch:
+        patch.setattr(attempt_module.RowBatch, "record", record)
+        shop.shard_runner().run(SHARD)
+    assert shop.ledger.job(JOB).state is JobState.COMPLETED
+    assert failed(shop) == sorted((*rows, REFUSED.row))
+
+
+def failed(shop: Shop) -> list[int]:
+    table = shop.table()
+    return sorted(table.filter(table["error"].is_valid())["row"].to_pylist())
+
+
+def rows_by_the_ledger(shop: Shop) -> list[int]:
+    return read_results(shop.ledger, shop.ledger.job(JOB))["row"].to_pylist()
+
+
+def test_only_failed_rows_are_tried_again_and_their_errors_go(shop):
+    fail_rows(shop, 1, 4)
+    started = shop.runner.num_sequences_started
+    before = {row["row"]: row for row in shop.table().to_pylist()}
+    assert retry_job(shop.ledger, JOB) == [RETRY]
+    assert shop.ledger.job(JOB).state is JobState.RUNNING
+    shop.shard_runner().run(RETRY)
+    assert shop.runner.num_sequences_started == started + 2
+    assert failed(shop) == [REFUSED.row]
+    table = shop.table()
+    assert table["row"].to_pylist() == [0, 1, 2, 3, 4]
+    for row in table.to_pylist():
+        if row["row"] in (1, 4):
+            assert row["output"] == shop.text(row["row"])
+        else:
+            assert row == before[row["row"]]
+    progress = shop.ledger.progress(JOB)
+    assert (progress.state, progress.rows_done, progress.rows_failed) == (JobState.COMPLETED, 5, 1)
+    assert progress.completion_tokens == sum(table["completion_tokens"].to_pylist())
+    assert sorted(part.file_name for part in shop.ledger.parts(JOB)) == sorted(
+        path.name for path in shop.output.glob("*.parquet")
+    )
+    assert not list(shop.output.glob(".part*"))
+
+
+def test_what_fails_again_can_be_tried_again_until_nothing_is_left(shop):
+    fail_rows(shop, 0, 1, 2, 4)
+    retry_job(shop.ledger, JOB)
+    monkey = pytest.MonkeyPatch()
+    original = attempt_module.RowBatch.record
+    with monkey.context() as patch:
+        patch.setattr(
+            attempt_module.RowBatch,
+            "record",
+            lambda batch, outcome: original(
+                batch, Refusal(outcome.request_id, "out of luck") if outcome.request_id.endswith("/2") else outcome
+            ),
+        )
+        shop.shard_runner().run(RETRY)
+    assert failed(shop) == [2, REFUSED.row]
+    assert retry_job(shop.ledger, JOB) == [f"{JOB}/00002"]
+    shop.shard_runner().run(f"{JOB}/00002")
+    assert failed(shop) == [REFUSED.row]
+    assert shop.table()["row"].to_pylist() == [0, 1, 2, 3, 4]
+    assert not (shop.folder / "jobs" / JOB).exists()
+    with pytest.raises(NotRetriable, match="no failed row that could be tried again"):
+        retry_job(shop.ledger, JOB)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "after"),
+    [
+        (retrying_module, "write_part", 0),
+        (retrying_module, "withdraw", 0),
+        (retrying_module, "publish", 0),
+        (attempt_module, "publish", 0),
+    ],
+    ids=["before the commit", "committed", "old part gone", "rest published"],
+)
+def test_wherever_a_retry_is_killed_each_row_is_there_once(shop, monkeypatch, module, name, after):
+    fail_rows(shop, 1, 4)
+    retry_job(shop.ledger, JOB)
+    claim = shop.ledger.claim(RETRY, "doomed", -1)
+    assert claim is not None
+    with monkeypatch.context() as patch:
+        kill(patch, module, name, after)
+        with pytest.raises(Killed):
+            shop.attempt(claim).run()
+    assert rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
+    seen = [row for path in shop.output.glob("*.parquet") for row in pq.read_table(path)["row"].to_pylist()]
+    assert len(seen) == len(set(seen))
+    shop.shard_runner().run(RETRY)
+    assert failed(shop) == [REFUSED.row]
+    assert shop.table()["row"].to_pylist() == rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
+    assert not list(shop.output.glob(".part*"))
+    assert shop.ledger.progress(JOB).rows_done == 5
+
+
+def test_a_job_that_runs_or_was_cancelled_is_not_retried(shop):
+    shop.create(ROWS)
+    with pytest.raises(NotRetriable, match="is running"):
+        retry_job(shop.ledger, JOB)
+    shop.ledger.cancel_job(JOB)
+    with pytest.raises(NotRetriable, match="is cancelled"):
+        retry_job(shop.ledger, JOB)
+
+
+def test_the_manifest_says_how_the_job_went(shop):
+    shop.output.mkdir()
+    write_manifest(shop.output, Manifest(JOB, "f"))
+    shop.output.rename(shop.folder / "kept")
+    fail_rows(shop, 1)
+    (shop.folder / "kept/_headrace.json").rename(shop.output / "_headrace.json")
+    retry_job(shop.ledger, JOB)
+    shop.shard_runner().run(RETRY)
+    written = json.loads((shop.output / "_headrace.json").read_text())
+    assert written["state"] == "completed"
+    assert written["rows"] == {"total": 5, "done": 5, "failed": 1}
+    assert written["tokens"]["completion"] == sum(shop.table()["completion_tokens"].to_pylist())
+    assert written["model"] == str(shop.model)
+    assert written["options"]["sampling"]["max_tokens"] == 4
+    assert written["versions"].keys() == {"headrace", "torch"}
+    assert written["created_at"] <= written["started_at"] <= written["finished_at"]
+    assert read_manifest(shop.output) == Manifest(JOB, "f")
+
+
+def test_rows_overtaken_by_the_deadline_expire_and_can_be_tried_again(shop):
+    shop.create(ROWS, within_seconds=-1.0, sampling={"max_tokens": 4})
+    shop.shard_runner().run(SHARD)
+    assert shop.runner.num_sequences_started == 0
+    errors: pa.ChunkedArray = shop.table()["error"]
+    assert {error.split(":")[0] for error in errors.to_pylist()} == {"expired", "prompt is empty"}
+    retry_job(shop.ledger, JOB)
+    shop.shard_runner().run(RETRY)
+    assert failed(shop) == [REFUSED.row]

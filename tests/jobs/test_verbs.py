@@ -1,0 +1,200 @@
+"""Jobs that are queued, held up, let go on, stopped, tried again and forgotten: by command, from Python, over HTTP."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pytest
+from fastapi.testclient import TestClient
+
+from headrace.jobs.api.app import create_app
+from headrace.jobs.api.models import ServedModels
+from headrace.jobs.client import Client
+from headrace.jobs.errors import JobMismatchError, NotRetriable
+from headrace.jobs.settings import Settings
+from headrace.storage.errors import JobEnded, UnknownJob
+from headrace.storage.records import JobState, ShardState
+
+from .running import LABELS, MODEL, Result, environment, label_arguments
+
+SECONDS = 60.0
+FAST: dict[str, Any] = {"prompt": "{text}", "choices": LABELS}
+ROWS = [{"text": f"Where is parcel {number}?"} for number in range(80)]
+# So hot that every token is as likely as the one that ends: most rows take their thousand tokens.
+SLOW: dict[str, Any] = {"prompt": "{text}", "max_tokens": 1000, "temperature": 10_000}
+
+
+@pytest.fixture
+def client(served) -> Iterator[Client]:
+    with Client(Settings.from_environment(environment(served))) as client:
+        yield client
+
+
+@pytest.fixture
+def unserved(tmp_path) -> Iterator[Client]:
+    """A client whose jobs nobody works on."""
+    with Client(Settings.from_environment(environment(tmp_path / "unserved"))) as client:
+        yield client
+
+
+@pytest.fixture
+def few(tickets, tmp_path) -> Path:
+    path = tmp_path / "few.jsonl"
+    path.write_text("".join(tickets.read_text().splitlines(keepends=True)[:12]))
+    return path
+
+
+def submitted(result: Result) -> str:
+    assert result.status == 0, result.err
+    (job_id,) = result.out.split()
+    return job_id
+
+
+def refused_in_one_line(result: Result, *words: str) -> None:
+    assert (result.status, result.out) == (2, ""), result
+    assert result.err.count("\n") == 1
+    for word in words:
+        assert word in result.err
+
+
+def test_submit_queues_and_watch_follows_to_the_end(served, headrace, few, tmp_path):
+    arguments = ["submit", *label_arguments(few, tmp_path / "out")[1:]]
+    job_id = submitted(headrace(served, *arguments))
+    watched = headrace(served, "watch", job_id)
+    assert watched.status == 0
+    assert f"{job_id} completed" in watched.out
+    assert "12 of 12" in watched.out
+    assert ds.dataset(str(tmp_path / "out"), exclude_invalid_files=True).count_rows() == 12
+
+
+def test_watching_a_job_without_answers_fails_as_its_run_would(served, headrace, tmp_path):
+    (tmp_path / "bad.jsonl").write_text('{"text": ""}\n')
+    job_id = submitted(headrace(served, "submit", *label_arguments(tmp_path / "bad.jsonl", tmp_path / "out")[1:]))
+    assert headrace(served, "watch", job_id).status == 1
+
+
+def test_a_job_nobody_serves_says_how_to_serve_it(headrace, few, tmp_path):
+    result = headrace(tmp_path / "data", "submit", *label_arguments(few, tmp_path / "out")[1:])
+    assert submitted(result).startswith("job_")
+    assert f"headrace worker --model {MODEL}" in result.err
+
+
+def test_commands_hold_up_let_go_on_and_stop_a_job(headrace, few, tmp_path):
+    data = tmp_path / "data"
+    job_id = submitted(headrace(data, "submit", *label_arguments(few, tmp_path / "out")[1:]))
+    for command, state in (("pause", "paused"), ("pause", "paused"), ("resume", "running"), ("resume", "running")):
+        result = headrace(data, command, job_id)
+        assert (result.status, result.out) == (0, f"{job_id} is {state}: 0 of 12 rows are committed\n")
+    for _ in range(2):
+        assert headrace(data, "cancel", job_id).status == 0
+    assert headrace(data, "watch", job_id).status == 1
+    for command in ("pause", "resume"):
+        refused_in_one_line(headrace(data, command, job_id), f"job {job_id} has ended: it is cancelled")
+    refused_in_one_line(headrace(data, "retry", job_id), "is cancelled", "only a job that has completed")
+
+
+def test_a_paused_job_stands_still_keeps_what_it_has_and_goes_on(client, tmp_path, wait_until):
+    job = client.submit(ROWS, MODEL, tmp_path / "out", **SLOW)
+    wait_until(lambda: job.progress().rows_done > 0, "something is committed", SECONDS)
+    job.pause()
+
+    def stands_still() -> bool:
+        return all(shard.state is not ShardState.RUNNING for shard in client.ledger.shards(job.id))
+
+    wait_until(stands_still, "the attempts have handed back", SECONDS)
+    done = job.progress().rows_done
+    assert 0 < done < 80
+    assert job.progress().state is JobState.PAUSED
+    kept = {row["row"]: row for row in job.results().to_pylist()}
+    job.resume()
+    wait_until(lambda: job.progress().rows_done > done, "more is committed", SECONDS)
+    job.cancel()
+    assert job.progress().state is JobState.CANCELLED
+    rows = {row["row"]: row for row in job.results().to_pylist()}
+    assert rows.items() >= kept.items()
+
+
+def test_what_has_completed_is_not_cancelled_and_has_nothing_to_retry(client, tmp_path):
+    job = client.submit(ROWS[:2], MODEL, tmp_path / "out", **FAST)
+    job.wait(SECONDS, start_worker=False)
+    for verb in (job.cancel, job.pause, job.resume):
+        with pytest.raises(JobEnded, match="has ended: it is completed"):
+            verb()
+    with pytest.raises(NotRetriable, match="no failed row"):
+        job.retry()
+
+
+def test_rows_that_expired_are_in_the_data_set_and_a_retry_answers_them(served, headrace, few, tmp_path):
+    arguments = ["submit", *label_arguments(few, tmp_path / "out")[1:], "--within"]
+    job_id = submitted(headrace(served, *arguments, "0.000001s"))
+    watched = headrace(served, "watch", job_id)
+    assert watched.status == 1
+    assert "12 failed" in watched.out
+    assert "expired: no worker had begun this row" in watched.out
+    assert "\ndeadline" in headrace(served, "show", job_id).out
+    assert headrace(served, "retry", job_id).status == 0
+    watched = headrace(served, "watch", job_id)
+    assert (watched.status, "0 failed" in watched.out) == (0, True)
+    rows = [json.loads(line) for line in headrace(served, "results", job_id).out.splitlines()]
+    assert [row["row"] for row in rows] == list(range(12))
+    assert all(row["label"] in LABELS for row in rows)
+
+
+@pytest.mark.parametrize("text", ["soon", "0h", "-1h", "24"])
+def test_a_deadline_that_cannot_be_is_refused(served, headrace, few, tmp_path, text):
+    result = headrace(served, *label_arguments(few, tmp_path / "out"), "--within", text)
+    refused_in_one_line(result, "--within", "24h", text)
+    assert not (tmp_path / "out").exists()
+
+
+def test_the_same_key_is_the_same_job(unserved, tmp_path):
+    first = unserved.submit(ROWS, MODEL, tmp_path / "one", idempotency_key="nightly", **FAST)
+    again = unserved.submit(ROWS, MODEL, tmp_path / "two", idempotency_key="nightly", **FAST)
+    assert again.id == first.id
+    assert not (tmp_path / "two").exists()
+    with pytest.raises(JobMismatchError, match=r"'nightly' belongs to job job_\w+ with another prompt"):
+        unserved.submit(
+            ROWS, MODEL, tmp_path / "two", idempotency_key="nightly", prompt="Ticket: {text}", choices=LABELS
+        )
+    other = unserved.submit(ROWS, MODEL, tmp_path / "two", idempotency_key="daily", **FAST)
+    assert other.id != first.id
+
+
+def test_a_deleted_job_leaves_its_data_set_unless_told(client, headrace, served, tmp_path):
+    for name, more in (("kept", []), ("gone", ["--output-too"])):
+        job = client.submit(ROWS[:3], MODEL, tmp_path / name, **FAST)
+        job.wait(SECONDS, start_worker=False)
+        assert headrace(served, "delete", job.id, *more).status == 0
+        with pytest.raises(UnknownJob):
+            client.job(job.id)
+    assert list((tmp_path / "kept").glob("*.parquet"))
+    assert not (tmp_path / "gone").exists()
+
+
+def test_deleting_a_job_that_waits_removes_its_spool(unserved, tmp_path):
+    job = unserved.submit(ROWS, MODEL, tmp_path / "out", **FAST)
+    assert (unserved.jobs_folder / job.id).exists()
+    job.delete()
+    assert not (unserved.jobs_folder / job.id).exists()
+
+
+def test_a_data_set_with_something_else_in_it_is_not_deleted(unserved, tmp_path, headrace):
+    job = unserved.submit(ROWS, MODEL, tmp_path / "out", **FAST)
+    (tmp_path / "out/mine.txt").write_text("keep")
+    refused_in_one_line(headrace(tmp_path / "unserved", "delete", job.id, "--output-too"), "mine.txt")
+    assert (tmp_path / "out/mine.txt").read_text() == "keep"
+    assert unserved.job(job.id).id == job.id
+
+
+def test_http_clients_hold_up_jobs_too(unserved, tmp_path):
+    job = unserved.submit(ROWS, MODEL, tmp_path / "out", **FAST)
+    with TestClient(create_app(unserved, ServedModels.of([str(MODEL)]))) as http:
+        for verb, state in (("pause", "paused"), ("resume", "running"), ("cancel", "cancelled")):
+            answer = http.post(f"/jobs/{job.id}/{verb}")
+            assert (answer.status_code, answer.json()["state"]) == (200, state)
+        for verb in ("pause", "resume", "retry"):
+            answer = http.post(f"/jobs/{job.id}/{verb}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_state")
+            assert http.post(f"/jobs/job_x/{verb}").status_code == 404
