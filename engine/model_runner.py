@@ -7,6 +7,7 @@ from ..kernels.linear import supports_int8
 from .batch import Batch
 from .config import EngineConfig
 from .errors import ConfigError
+from .host_memory import keep_freed_memory
 from .kv_memory import KVMemory, num_blocks_in
 from .model_config import ModelConfig
 from .models import load_model
@@ -20,6 +21,8 @@ class ModelRunner:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         self.device = resolve_device(config.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
         self.dtype = resolve_dtype(config.dtype, model_config.checkpoint_dtype, self.device)
         require_quantization(config.quantization, self.dtype, self.device)
         self.vocab_size = model_config.vocab_size

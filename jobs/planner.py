@@ -123,11 +123,11 @@ class Planner:
                 errors[row.row] = str(error)
         token_ids = iter(self.tokenizer.encode_batch(texts, renderer.adds_special_tokens))
         for row in batch:
-            error = errors.get(row.row)
-            ids = None if error else next(token_ids)
-            if ids is not None and (error := self._length_error(len(ids))):
+            problem = errors.get(row.row)
+            ids = None if problem else next(token_ids)
+            if ids is not None and (problem := self._length_error(len(ids))):
                 ids = None
-            yield PlannedRow(row.row, custom_id_of(row.values, row.row), row.values, ids, error)
+            yield PlannedRow(row.row, custom_id_of(row.values, row.row), row.values, ids, problem)
 
     def _length_error(self, num_tokens: int) -> str | None:
         limit = self.model.max_position_embeddings

@@ -109,7 +109,7 @@ class Location:
     def fingerprint(self) -> str:
         """The SHA-256 of the stored bytes, in hexadecimal. Raises InputError."""
         with readable(self.name), self.open_raw() as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            return hashlib.file_digest(cast(io.BufferedReader, file), "sha256").hexdigest()
 
     @cached_property
     def _path(self) -> PurePosixPath:

@@ -128,8 +128,10 @@ public:
         : call_(call), plan_(plan), scratch_(Scratch::of_this_thread()) {
         head_dim_ = static_cast<int>(call.head_dim);
         group_ = static_cast<int>(call.num_heads / call.num_kv_heads);
-        kv_head_ = index / plan.items_per_head;
-        const int first_tile = index % plan.items_per_head * plan.tiles_per_item;
+        // The heads' keys lie side by side: taken one after the other, each reads lines next to those just read.
+        const int num_kv_heads = static_cast<int>(call.num_kv_heads);
+        kv_head_ = index % num_kv_heads;
+        const int first_tile = index / num_kv_heads * plan.tiles_per_item;
         num_tiles_ = std::min(plan.tiles_per_item, plan.num_tiles - first_tile);
         first_lane_ = first_tile * kLanes;
         end_lane_ = std::min(first_lane_ + num_tiles_ * kLanes, plan.lane_starts.back());
