@@ -11,6 +11,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 _PREFIX = "HEADRACE_"
 # Switches of the test suite, which runs our processes with its own environment.
 _IGNORED_PREFIX = "HEADRACE_TEST_"
+# The kernels read it themselves: they run without this package too.
+_READ_ELSEWHERE = frozenset(("HEADRACE_NATIVE_KERNELS",))
 
 
 class SettingsError(ValueError):
@@ -70,7 +72,7 @@ class Settings(BaseModel):
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith(_PREFIX) and not name.startswith(_IGNORED_PREFIX)
+    return name.startswith(_PREFIX) and not name.startswith(_IGNORED_PREFIX) and name not in _READ_ELSEWHERE
 
 
 def _refuse_unknown(name: str, known_fields: Mapping[str, object]) -> None:

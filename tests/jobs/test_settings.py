@@ -26,6 +26,10 @@ def test_defaults():
     )
 
 
+def test_the_kernels_switch_is_theirs_to_read():
+    assert read(HEADRACE_NATIVE_KERNELS="0") == read()
+
+
 def test_every_variable_is_read():
     settings = read(
         HEADRACE_REDIS_URL="redis://cache:6379/1",
