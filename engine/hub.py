@@ -56,6 +56,11 @@ def locate_model(model: str | Path, revision: str | None = None, *, with_weights
     return LocatedModel(f"{match['id']}@{folder.name}", folder)
 
 
+def public_name(exact_name: str) -> str:
+    """What clients call a model: a folder by its last part, a Hugging Face model by its id without the commit."""
+    return exact_name.rpartition("/")[2] if exact_name.startswith("/") else exact_name.partition("@")[0]
+
+
 def _fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
     """The snapshot's folder, which is named after its commit."""
     # Imported here: a model in a folder needs none of it.

@@ -5,7 +5,7 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -18,18 +18,20 @@ from ..storage.ledger import Ledger
 from ..storage.parts import (
     discard,
     part_file_name,
+    part_summary,
     publish,
     recover_shard,
     write_part,
 )
 from ..storage.records import Claim, JobRecord, JobState
+from ..storage.sinks import SinkSpec, SqlSink
 from ..storage.spool import read_shard
 from .deadline import expire
 from .engine_host import EngineHost, Outcome
 from .errors import Stopped
 from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
 from .retrying import Retrial
-from .row_batch import RowBatch, part_summary
+from .row_batch import RowBatch
 from .schemas import JobSpec
 
 logger = logging.getLogger(__name__)
@@ -149,9 +151,11 @@ class ShardAttempt:
 
     def _gather(self, batch: RowBatch) -> None:
         deadline = time.monotonic() + self.tools.flush_seconds
-        while not batch.is_answered and not self._stop.is_set():
+        while not batch.is_answered:
+            # Told to stop, take what the engine has answered by now.
+            patience = 0.0 if self._stop.is_set() else max(0.0, deadline - time.monotonic())
             try:
-                outcome = self._outcomes.get(timeout=max(0.0, deadline - time.monotonic()))
+                outcome = self._outcomes.get(timeout=patience)
             except queue.Empty:
                 return
             if outcome is not None:
@@ -163,6 +167,9 @@ class ShardAttempt:
 
     def _commit(self, table: pa.Table) -> None:
         """Write, commit, publish: in this order, so that a reader of the folder sees committed rows only."""
+        if (sink := SinkSpec.of(self.job.sink)) is not None:
+            rows = SqlSink(sink, table.schema)
+            self._persistently(lambda: rows.upsert(self.claim.job_id, self.claim.attempt_id, table))
         name = self._next_name()
         write_part(self._folder, name, table)
         part = part_summary(name, table)
@@ -171,13 +178,18 @@ class ShardAttempt:
         try:
             self._persistently(lambda: self.tools.ledger.commit_part(self.claim, part, replacing))
         except LeaseLost:
-            discard(self._folder, name)
-            for each in replaced:
-                each.discard(self._folder)
+            self._discard_uncommitted([name, *(each.rest.file_name for each in replaced if each.rest is not None)])
             raise
         for each in replaced:
             each.publish(self._folder)
         publish(self._folder, name)
+
+    def _discard_uncommitted(self, names: Sequence[str]) -> None:
+        # A commit whose answer was lost may have been followed by the loss of the lease.
+        committed = {part.file_name for part in self.tools.ledger.parts(self.claim.job_id)}
+        for name in names:
+            if name not in committed:
+                discard(self._folder, name)
 
     def _next_name(self) -> str:
         # The attempt's id, not its number: a job that was overwritten may still be writing into the same folder.

@@ -19,13 +19,14 @@ from ..storage.output_dir import OutputMode
 from ..storage.parts import committed_file
 from ..storage.readers import InputSource, open_input
 from ..storage.records import JobRecord, JobState, Progress
+from ..storage.sinks import DEFAULT_TABLE, SinkSpec
 from .celery_app import create_app, send_shards
 from .embedded import redis_urls
 from .errors import JobError
 from .local_worker import LocalWorker
 from .open_ledger import open_ledger
 from .presence import WorkerPresence
-from .producer import Producer
+from .producer import NO_TERMS, Producer, Terms
 from .schemas import JobSpec
 from .settings import Settings
 from .verbs import cancel_job, delete_job, retry_job
@@ -82,6 +83,8 @@ class Client:
         mode: OutputMode | str = OutputMode.NEW,
         within_seconds: float | None = None,
         idempotency_key: str | None = None,
+        sink: str | None = None,
+        sink_table: str = DEFAULT_TABLE,
         **sampling: Any,
     ) -> "Job":
         """Queue a job over `input`, which writes into `output`.
@@ -91,7 +94,8 @@ class Client:
         `prompt` is a template over the columns (`"{text}"`); without one rows bring `messages`. `sampling` takes
         the fields of `SamplingSpec` (`temperature`, `max_tokens`, `stop`, …). `mode`: `new`, `resume` or `overwrite`.
         Rows of shards that no worker has taken `within_seconds` expire. The job that was submitted with the same
-        `idempotency_key` is returned instead of a second one.
+        `idempotency_key` is returned instead of a second one. The rows are also written into a `sink`, the URL of a
+        PostgreSQL database or SQLite file, where `sink_table` is made if there is none.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
@@ -104,15 +108,9 @@ class Client:
             sampling=sampling,
             limit=limit,
         )
+        terms = Terms(within_seconds, idempotency_key, None if sink is None else SinkSpec.parse(sink, sink_table))
         with self._opened(input, limit) as source:
-            return self.submit_spec(
-                source,
-                spec,
-                Path(output),
-                OutputMode(mode),
-                within_seconds=within_seconds,
-                idempotency_key=idempotency_key,
-            )
+            return self.submit_spec(source, spec, Path(output), OutputMode(mode), terms=terms)
 
     @contextmanager
     def _opened(
@@ -133,15 +131,13 @@ class Client:
         output: Path,
         mode: OutputMode,
         job_id: str | None = None,
-        within_seconds: float | None = None,
-        idempotency_key: str | None = None,
+        terms: Terms = NO_TERMS,
     ) -> "Job":
         """Queue a job that is described already; see `submit`."""
         # Before anything is written: a job that cannot be rung for would lie there until somebody resumes it.
         self.ping_redis()
         producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows)
-        job = producer.submit(source, spec, output.absolute(), mode, job_id, within_seconds, idempotency_key)
-        return Job(self, job)
+        return Job(self, producer.submit(source, spec, output.absolute(), mode, job_id, terms))
 
     @property
     def jobs_folder(self) -> Path:

@@ -1,6 +1,5 @@
 """What a job would be, found out by planning it: nothing is queued and nothing is kept."""
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,21 +34,20 @@ class Forecast:
     errors: list[tuple[int, str]] = field(default_factory=list)
 
 
-def forecast(source: InputSource, spec: JobSpec, shard_rows: int) -> Forecast:
-    """Plan a job without submitting it. Raises what `Producer.submit` raises for what it refuses."""
-    with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder:
-        planner = make_planner(spec, shard_rows, Path(folder))
-        with planner.plan(source) as plan:
-            dtype = planner.model.checkpoint_dtype if spec.dtype == "auto" else spec.dtype
-            found = Forecast(
-                plan.num_rows,
-                plan.num_errors,
-                planner.model.max_position_embeddings,
-                _kv_tokens(planner.model, dtype),
-                dtype,
-                sharing=plan.sharing,
-            )
-            _observe(found, plan.shards())
+def forecast(source: InputSource, spec: JobSpec, shard_rows: int, sort_folder: Path) -> Forecast:
+    """Plan a job without submitting it; nothing is left in `sort_folder`. Raises what `Producer.submit` does."""
+    planner = make_planner(spec, shard_rows, sort_folder)
+    with planner.plan(source) as plan:
+        dtype = planner.model.checkpoint_dtype if spec.dtype == "auto" else spec.dtype
+        found = Forecast(
+            plan.num_rows,
+            plan.num_errors,
+            planner.model.max_position_embeddings,
+            _kv_tokens(planner.model, dtype),
+            dtype,
+            sharing=plan.sharing,
+        )
+        _observe(found, plan.shards())
     return found
 
 

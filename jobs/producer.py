@@ -7,19 +7,38 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from celery import Celery
 
-from ..storage.errors import ManifestDamaged, UnknownJob
+from ..storage.errors import LedgerError, ManifestDamaged, SinkError, UnknownJob
 from ..storage.ledger import Ledger
 from ..storage.output_dir import Manifest, OutputMode, prepare_output_dir, read_manifest, write_manifest
 from ..storage.parts import committed_file
 from ..storage.readers import InputSource
 from ..storage.records import JobRecord, JobState, NewJob, NewShard, ShardState
-from ..storage.spool import write_shard
+from ..storage.sinks import SinkSpec, SqlSink, check_reachable
+from ..storage.spool import carried_fields, write_shard
 from .celery_app import send_shards, shard_queue
 from .errors import JobMismatchError
+from .part_schema import part_schema
 from .planner import Plan, make_planner
 from .schemas import JobSpec
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a job is held to beside its answers.
+
+    `within_seconds` after it is recorded, no worker takes up a shard of it. Of two jobs with one `idempotency_key` the
+    second is the first. Its rows also go to the `sink`.
+    """
+
+    within_seconds: float | None = None
+    idempotency_key: str | None = None
+    sink: SinkSpec | None = None
+
+
+NO_TERMS = Terms()
 
 
 @dataclass(frozen=True)
@@ -38,24 +57,24 @@ class Producer:
         output: Path,
         mode: OutputMode,
         job_id: str | None = None,
-        within_seconds: float | None = None,
-        idempotency_key: str | None = None,
+        terms: Terms = NO_TERMS,
     ) -> JobRecord:
         """Submit a job that writes into `output`, or take up the one that does already (`OutputMode.RESUME`).
 
-        `job_id` names a new job, for callers that must know it beforehand (see `new_job_id`). `within_seconds`: a new
-        job's deadline, from the moment it is recorded. A job that has the `idempotency_key` is returned as it is.
+        `job_id` names a new job, for callers that must know it beforehand (see `new_job_id`). `terms` are a new
+        job's; one that has their `idempotency_key` is returned as it is.
 
         Everything that can be refused is refused before anything is written: raises `ModelError`, `SpecError`,
-        `InputError`, `OutputNotEmpty`, `JobMismatchError`.
+        `InputError`, `OutputNotEmpty`, `JobMismatchError`, `SinkError`.
         """
         planner = make_planner(spec, self.shard_rows, sort_folder=self.jobs_folder)
         spec = planner.spec
         planner.check(source)
         fingerprint = spec.fingerprint(source.fingerprint())
-        if idempotency_key is not None and (job := self.ledger.job_of_key(idempotency_key)) is not None:
-            _refuse_other(job, fingerprint, spec, f"idempotency key {idempotency_key!r}", "choose another key")
+        if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
+        if terms.sink is not None:
+            check_reachable(terms.sink)
         if mode is OutputMode.OVERWRITE:
             self._cancel_owner(output)
         manifest = prepare_output_dir(output, mode)
@@ -65,7 +84,18 @@ class Producer:
         if manifest is None:
             write_manifest(output, Manifest(job_id, fingerprint))
         with planner.plan(source) as plan:
-            return self._create(job_id, fingerprint, spec, plan, output, within_seconds, idempotency_key)
+            if terms.sink is not None:
+                _prepare_sink(terms.sink, part_schema(spec, carried_fields(plan.schema)), output)
+            return self._create(job_id, fingerprint, spec, plan, output, terms)
+
+    def _job_of_key(self, terms: Terms, fingerprint: str, spec: JobSpec) -> JobRecord | None:
+        """Raises `JobMismatchError` when another job has the key."""
+        if (key := terms.idempotency_key) is None or (job := self.ledger.job_of_key(key)) is None:
+            return None
+        if job.fingerprint != fingerprint:
+            difference = _difference(job, spec)
+            raise JobMismatchError(f"idempotency key {key!r} belongs to job {job.id} with {difference}: choose another")
+        return job
 
     def _cancel_owner(self, output: Path) -> None:
         """Keep the workers of the job that is about to be replaced from writing on."""
@@ -109,24 +139,11 @@ class Producer:
             send_shards(self.app, job.queue, self.ledger.resume_job(job.id))
 
     def _create(
-        self,
-        job_id: str,
-        fingerprint: str,
-        spec: JobSpec,
-        plan: Plan,
-        output: Path,
-        within_seconds: float | None,
-        idempotency_key: str | None,
+        self, job_id: str, fingerprint: str, spec: JobSpec, plan: Plan, output: Path, terms: Terms
     ) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, `--resume` finds it consistent."""
         queue = shard_queue(spec.model, spec.dtype, spec.quantization)
-        spool = self.jobs_folder / job_id
-        shutil.rmtree(spool, ignore_errors=True)
-        shards = []
-        for number, rows in enumerate(plan.shards()):
-            path = spool / f"shard-{number:05d}.parquet"
-            write_shard(path, rows, plan.schema)
-            shards.append(NewShard(number, len(rows), str(path)))
+        shards = self._spool(job_id, plan)
         job = NewJob(
             id=job_id,
             queue=queue,
@@ -136,23 +153,51 @@ class Producer:
             num_rows=plan.num_rows,
             spec=spec.model_dump(mode="json"),
             num_planned_errors=plan.num_errors,
-            within_seconds=within_seconds,
-            idempotency_key=idempotency_key,
+            within_seconds=terms.within_seconds,
+            idempotency_key=terms.idempotency_key,
+            sink=None if terms.sink is None else terms.sink.as_dict(),
             **asdict(plan.sharing),
         )
-        self.ledger.create_job(job, shards)
+        try:
+            self.ledger.create_job(job, shards)
+        except LedgerError:
+            # Of two with one key that came at the same time, the other may have been recorded first.
+            if (first := self._job_of_key(terms, fingerprint, spec)) is None:
+                raise
+            shutil.rmtree(self.jobs_folder / job_id)
+            _free(output)
+            return first
         send_shards(self.app, queue, [shard.id for shard in self.ledger.shards(job_id)])
         return self.ledger.job(job_id)
+
+    def _spool(self, job_id: str, plan: Plan) -> list[NewShard]:
+        spool = self.jobs_folder / job_id
+        shutil.rmtree(spool, ignore_errors=True)
+        shards = []
+        for number, rows in enumerate(plan.shards()):
+            path = spool / f"shard-{number:05d}.parquet"
+            write_shard(path, rows, plan.schema)
+            shards.append(NewShard(number, len(rows), str(path)))
+        return shards
 
 
 def new_job_id() -> str:
     return f"job_{uuid.uuid4().hex[:16]}"
 
 
-def _refuse_other(job: JobRecord, fingerprint: str, spec: JobSpec, what: str, advice: str) -> None:
-    """Raises `JobMismatchError` when this is not the job that is asked for."""
-    if job.fingerprint != fingerprint:
-        raise JobMismatchError(f"{what} belongs to job {job.id} with {_difference(job, spec)}: {advice}")
+def _prepare_sink(sink: SinkSpec, schema: pa.Schema, output: Path) -> None:
+    """Raises `SinkError`; the output folder is free again then."""
+    try:
+        SqlSink(sink, schema).prepare()
+    except SinkError:
+        _free(output)
+        raise
+
+
+def _free(output: Path) -> None:
+    """Give back the folder that was taken for a job which is not to be."""
+    prepare_output_dir(output, OutputMode.OVERWRITE)
+    output.rmdir()
 
 
 def _difference(job: JobRecord | None, spec: JobSpec) -> str:

@@ -18,15 +18,14 @@ from ..storage.errors import StorageError
 from ..storage.ledger import Ledger
 from ..storage.parts import (
     committed_file,
-    discard,
+    part_summary,
     publish,
-    published_names,
+    published_by,
     settle,
     withdraw,
     write_part,
 )
 from ..storage.records import Claim, NewPart, PartRecord, Replacement
-from .row_batch import part_summary
 
 
 @dataclass(frozen=True)
@@ -39,11 +38,6 @@ class ReplacedPart:
     @property
     def replacement(self) -> Replacement:
         return Replacement(self.old.id, self.rest)
-
-    def discard(self, folder: Path) -> None:
-        """The commit was refused: the old part stays."""
-        if self.rest is not None:
-            discard(folder, self.rest.file_name)
 
     def publish(self, folder: Path) -> None:
         """The commit has taken place. Raises StorageError."""
@@ -62,9 +56,13 @@ class Retrial:
 
     def settle(self) -> None:
         """Complete what an attempt that was killed had committed; before anything else. Raises StorageError."""
-        if self.claim.retry_of is not None:
-            published = published_names(self.folder)
-            settle(self.folder, published, [part.file_name for part in self.ledger.parts(self.claim.job_id)])
+        if (retry_of := self.claim.retry_of) is None:
+            return
+        # Only theirs: should the job have been overwritten, the folder is another's by now.
+        attempt_ids = self.ledger.retrying_attempts(self.claim.job_id, retry_of)
+        published = published_by(self.folder, attempt_ids)
+        committed = self.ledger.retried_parts(self.claim.job_id, retry_of)
+        settle(self.folder, published, [part.file_name for part in committed])
 
     def rows_to_leave(self, spooled: pa.Table) -> frozenset[int]:
         """The rows that other shards have answered, or that cannot be asked."""

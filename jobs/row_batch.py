@@ -5,16 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..engine.detokenizer import StopStrings
 from ..engine.errors import InvalidRequestError
 from ..engine.request import Request
 from ..engine.tokenizer import Tokenizer
-from ..storage.parts import output_schema
-from ..storage.records import NewPart
 from ..storage.spool import input_fields
 from .engine_host import Answer, EngineFailure, Outcome, Refusal
+from .part_schema import part_schema
 from .row_answers import answer_columns, error_columns
 from .schemas import JobSpec
 
@@ -54,12 +52,7 @@ class RowBatch:
         self._table = table
         self._spec = spec
         self._tokenizer = tokenizer
-        self._schema = output_schema(
-            input_fields(table.schema),
-            with_probabilities=spec.choices is not None,
-            with_outputs=spec.sampling.n > 1,
-            with_logprobs=spec.sampling.logprobs,
-        )
+        self._schema = part_schema(spec, input_fields(table.schema))
         self._choice_token_ids = tokenizer.encode_choices(spec.choices) if spec.choices else None
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
         self._failed: dict[str, EngineFailure] = {}
@@ -151,19 +144,3 @@ class RowBatch:
         )
         columns = [carried[name] if name in names else answers[name] for name in self._schema.names]
         return pa.table(columns, schema=self._schema)
-
-
-def part_summary(file_name: str, table: pa.Table) -> NewPart:
-    """What the ledger is told of a part."""
-    return NewPart(
-        file_name=file_name,
-        num_rows=table.num_rows,
-        num_failed=table.num_rows - table["error"].null_count,
-        prompt_tokens=_sum(table, "prompt_tokens"),
-        cached_tokens=_sum(table, "cached_tokens"),
-        completion_tokens=_sum(table, "completion_tokens"),
-    )
-
-
-def _sum(table: pa.Table, name: str) -> int:
-    return int(pc.sum(table[name]).as_py() or 0)

@@ -17,6 +17,7 @@ from ..engine.model_config import ModelConfig
 from ..engine.tokenizer import Tokenizer
 from ..storage.errors import LeaseLost, LedgerUnavailable, StorageError
 from ..storage.ledger import Ledger
+from ..storage.parts import remove_all_strays
 from ..storage.records import Claim, JobState
 from .attempt import AttemptTools, ShardAttempt
 from .celery_app import RESCUE_PRIORITY, create_app, run_worker, send_shards, shard_queue
@@ -61,7 +62,9 @@ class ShardRunner:
             state = self._attempt(claim)
             logger.info("shard %s is done, its job %s", shard_id, state)
             if state is JobState.COMPLETED:
-                finish_job(self.tools.ledger, self.tools.ledger.job(claim.job_id))
+                job = self.tools.ledger.job(claim.job_id)
+                remove_all_strays(Path(job.output_dir), claim.attempt_id)
+                finish_job(self.tools.ledger, job)
         except LeaseLost as error:
             logger.warning("%s", error)
             self._release(claim, None)

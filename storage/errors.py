@@ -29,6 +29,14 @@ class LedgerUnavailable(LedgerError):
     """The database did not answer or is busy, locked or full: the same call may work when tried again."""
 
 
+class SinkError(StorageError):
+    """The table that a job's rows go to cannot be used as it is."""
+
+
+class SinkUnavailable(LedgerUnavailable, SinkError):
+    """The sink's database did not answer or is busy, locked or full: the same call may work when tried again."""
+
+
 class LeaseLost(LedgerError):
     """The attempt no longer owns its shard, so nothing of the call was recorded."""
 

@@ -1,6 +1,7 @@
 """Files that are whole and on the disk, or not there."""
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +23,18 @@ def write_parquet(path: Path, table: pa.Table) -> None:
         sync_folder(path.parent)
     except OSError as error:
         path.unlink(missing_ok=True)
+        raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+
+
+def write_lines(path: Path, lines: Iterable[str]) -> None:
+    """Write a text file, which is there only once it is whole. Raises StorageError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        temporary.rename(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 

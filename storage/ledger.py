@@ -164,11 +164,15 @@ class Ledger:
 
     def retried_parts(self, job_id: str, retry_of: int) -> list[PartRecord]:
         """The committed parts of a shard and of all that try its rows again, in the order of their commits."""
-        family = select(shards.c.id).where(shards.c.job_id == job_id)
-        family = family.where(or_(shards.c.number == retry_of, shards.c.retry_of == retry_of))
-        of_family = select(parts).where(parts.c.shard_id.in_(family)).order_by(parts.c.id)
+        of_family = select(parts).where(parts.c.shard_id.in_(_family(job_id, retry_of))).order_by(parts.c.id)
         with self._database.read() as connection:
             return [PartRecord(**row._mapping) for row in connection.execute(of_family)]
+
+    def retrying_attempts(self, job_id: str, retry_of: int) -> set[int]:
+        """The ids of all attempts at a shard and at those that try its rows again."""
+        of_family = select(attempts.c.id).where(attempts.c.shard_id.in_(_family(job_id, retry_of)))
+        with self._database.read() as connection:
+            return set(connection.scalars(of_family))
 
     # An attempt: claim, renew while it lasts, commit parts, then finish or release.
 
@@ -362,6 +366,12 @@ def _insert_shards(connection: Connection, job_id: str, new_shards: Sequence[New
         # Counted as enqueued: the producer is about to, and if it dies the sweeper makes up for it.
         queued = insert(shards).values(state=ShardState.QUEUED, num_attempts=0, enqueued_at=now())
         connection.execute(queued, rows)
+
+
+def _family(job_id: str, number: int) -> Select[tuple[str]]:
+    """A shard of a job and those that try its rows again."""
+    same_rows = or_(shards.c.number == number, shards.c.retry_of == number)
+    return select(shards.c.id).where(shards.c.job_id == job_id, same_rows)
 
 
 def _running_jobs() -> Select[tuple[str]]:

@@ -12,12 +12,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from .errors import PartMissing, StorageError
 from .files import sync_folder, write_parquet
+from .records import NewPart
 
 _TEMPORARY_NAME = re.compile(r"\.part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+\.parquet\.tmp")
+
+_FINAL_NAME = re.compile(r"part-\d+-(?P<attempt>\d+)-\d+\.parquet")
 
 _TOKEN = (pa.field("token", pa.string()), pa.field("token_id", pa.int32()), pa.field("logprob", pa.float64()))
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, pa.field("top", pa.list_(pa.struct(_TOKEN)))]))
@@ -68,6 +72,22 @@ def output_schema(
     )
 
 
+def part_summary(file_name: str, table: pa.Table) -> NewPart:
+    """What the ledger is told of a part."""
+    return NewPart(
+        file_name=file_name,
+        num_rows=table.num_rows,
+        num_failed=table.num_rows - table["error"].null_count,
+        prompt_tokens=_sum(table, "prompt_tokens"),
+        cached_tokens=_sum(table, "cached_tokens"),
+        completion_tokens=_sum(table, "completion_tokens"),
+    )
+
+
+def _sum(table: pa.Table, name: str) -> int:
+    return int(pc.sum(table[name]).as_py() or 0)
+
+
 def write_part(folder: Path, file_name: str, table: pa.Table) -> None:
     """Write and sync a part under its temporary name. Raises StorageError, leaving no file."""
     write_parquet(_temporary(folder, file_name), table)
@@ -100,8 +120,8 @@ def withdraw(folder: Path, file_name: str) -> None:
 def settle(folder: Path, published: Iterable[str], committed: Collection[str]) -> None:
     """Complete what was committed before a kill: withdraw what was replaced, then publish what replaces it.
 
-    `published`, of `published_names`, has to be older than `committed`, the ledger's parts: a part is committed before
-    it is published, so one that is not in the ledger was replaced. Raises StorageError.
+    `published` is `published_by` the attempts whose parts the ledger then said were `committed`: a part is committed
+    before it is published, so one that is not among these was replaced. Raises StorageError.
     """
     for file_name in set(published) - set(committed):
         withdraw(folder, file_name)
@@ -110,9 +130,10 @@ def settle(folder: Path, published: Iterable[str], committed: Collection[str]) -
             publish(folder, file_name)
 
 
-def published_names(folder: Path) -> list[str]:
-    """The final names of the parts in a folder."""
-    return [path.name for path in folder.glob("part-*.parquet")]
+def published_by(folder: Path, attempt_ids: Collection[int]) -> list[str]:
+    """The final names of the parts that these attempts have written."""
+    matches = (_FINAL_NAME.fullmatch(path.name) for path in folder.glob("part-*.parquet"))
+    return [match[0] for match in matches if match and int(match["attempt"]) in attempt_ids]
 
 
 def discard(folder: Path, file_name: str) -> None:
@@ -136,6 +157,18 @@ def recover_shard(folder: Path, shard_number: int, attempt_id: int, committed: S
             missing.append(file_name)
     _remove_strays(folder, shard_number, attempt_id)
     return Recovered(rows=frozenset(rows), missing=tuple(missing))
+
+
+def remove_all_strays(folder: Path, attempt_id: int) -> None:
+    """Remove what attempts before this one wrote, at whatever shard, without committing.
+
+    To be called by the attempt that completed the job: all parts are published, and none of these can commit another.
+    An attempt that was stopped past its lease may have written after the shard's next attempt had tidied up.
+    """
+    for path in folder.glob(".part-*.tmp"):
+        match = _TEMPORARY_NAME.fullmatch(path.name)
+        if match and int(match["attempt"]) < attempt_id:
+            path.unlink(missing_ok=True)
 
 
 def _remove_strays(folder: Path, shard_number: int, attempt_id: int) -> None:

@@ -38,6 +38,7 @@ class NewJob:
     """A job to record. `spec` is JSON; `num_planned_errors` counts the rows that the planner refused.
 
     `within_seconds` from now on, no worker begins a row any more. No two jobs have the same `idempotency_key`.
+    `sink` is a `SinkSpec` as a dictionary.
     Of the `prompt_tokens`, `shareable_tokens` also begin the prompt planned before theirs, `shared_tokens` one in the
     same shard.
     """
@@ -55,6 +56,7 @@ class NewJob:
     shared_tokens: int = 0
     within_seconds: float | None = None
     idempotency_key: str | None = None
+    sink: dict[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,7 @@ class JobRecord:
     finished_at: float | None
     deadline_at: float | None
     idempotency_key: str | None
+    sink: dict[str, str] | None
     error: str | None
 
 

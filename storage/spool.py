@@ -34,8 +34,7 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema) -> No
 
     Raises StorageError.
     """
-    carried = carried_names(schema.names)
-    inputs = [field for field in schema if field.name in carried]
+    inputs = [field for field in schema if field.name in carried_names(schema.names)]
     columns = [
         pa.array([row.row for row in rows], pa.int64()),
         pa.array([row.custom_id for row in rows], pa.string()),
@@ -43,9 +42,15 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema) -> No
         _token_lists([row.prompt_token_ids for row in rows]),
         pa.array([row.error for row in rows], pa.string()),
     ]
-    fields = [*_LEADING, *(field.with_name(carried[field.name]) for field in inputs), *_TRAILING]
+    fields = [*_LEADING, *carried_fields(schema), *_TRAILING]
     path.parent.mkdir(parents=True, exist_ok=True)
     write_parquet(path, pa.table(columns, schema=pa.schema(fields)))
+
+
+def carried_fields(schema: pa.Schema) -> list[pa.Field]:
+    """A job's input columns under the names that the output uses."""
+    carried = carried_names(schema.names)
+    return [field.with_name(carried[field.name]) for field in schema if field.name in carried]
 
 
 def _token_lists(prompts: Sequence[Sequence[int] | None]) -> pa.ListArray:

@@ -47,6 +47,7 @@ jobs = Table(
     # After this no worker begins a row.
     Column("deadline_at", Double),
     Column("idempotency_key", Text),
+    Column("sink", JSON(none_as_null=True)),
     Column("error", Text),
     Index(None, "idempotency_key", unique=True),
 )

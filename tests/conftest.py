@@ -8,7 +8,7 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where the Triton kernels run")
-    parser.addoption("--chaos-seeds", type=int, default=2, help="how many jobs tests/chaos disturbs, each in its own way")
+    parser.addoption("--chaos-seeds", type=int, default=2, help="how many jobs tests/chaos disturbs")
 
 
 def pytest_configure(config: pytest.Config) -> None:

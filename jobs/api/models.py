@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Self
 
-from ...engine.hub import locate_model
+from ...engine.hub import locate_model, public_name
 from ...engine.model_config import ModelConfig
 from ...engine.tokenizer import Tokenizer
 from ..errors import SpecError
@@ -37,8 +37,3 @@ class ServedModels:
                 return exact_name
         known = ", ".join(self._exact_names)
         raise ApiError(404, f"model {model!r} is not served here: use {known}", "model_not_found", "model")
-
-
-def public_name(exact_name: str) -> str:
-    """What clients call a model: a folder by its last part, a Hugging Face model by its id without the commit."""
-    return exact_name.rpartition("/")[2] if exact_name.startswith("/") else exact_name.partition("@")[0]

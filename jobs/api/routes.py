@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Header, Query, Request, Response
 
 from .errors import ApiError, ErrorBody
 from .schemas import JobAnswer, JobList, JobRequest, ResultPage
@@ -19,6 +19,7 @@ _EVERYWHERE: _Responses = {
 _CREATE: _Responses = {
     400: {"model": ErrorBody, "description": "The body is not JSON"},
     404: {"model": ErrorBody, "description": "The model is not served here"},
+    409: {"model": ErrorBody, "description": "The Idempotency-Key belongs to another job"},
     413: {"model": ErrorBody, "description": "The body is too large"},
     415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
 }
@@ -35,14 +36,17 @@ def _expect_json(request: Request) -> None:
         raise ApiError(415, "send the job as JSON, with the header Content-Type: application/json", "not_json")
 
 
+Key = Annotated[
+    str | None, Header(min_length=1, max_length=255, description="The job created with this key, if there is one.")
+]
 Service = Annotated[JobService, Depends(_service)]
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=_EVERYWHERE)
 
 
 @router.post("", status_code=201, responses=_CREATE, dependencies=[Depends(_expect_json)])
-def create_job(job: JobRequest, service: Service, response: Response) -> JobAnswer:
+def create_job(job: JobRequest, service: Service, response: Response, idempotency_key: Key = None) -> JobAnswer:
     """Queue a job over the rows given. A worker for its model (and dtype) has to run for it to get on."""
-    created = service.submit(job)
+    created = service.submit(job, idempotency_key)
     response.headers["Location"] = f"/jobs/{created.id}"
     return created
 

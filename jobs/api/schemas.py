@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, JsonValue
 
+from ...engine.hub import public_name
 from ...storage.records import JobRecord, JobState, Progress
 from ..schemas import SamplingSpec
-from .models import public_name
 
 _EXAMPLE: dict[str, JsonValue] = {
     "model": "model",

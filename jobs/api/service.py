@@ -15,8 +15,8 @@ from ...storage.output_dir import OutputMode
 from ...storage.readers import open_input
 from ...storage.records import JobRecord
 from ..client import Client, Job
-from ..errors import JobError
-from ..producer import new_job_id
+from ..errors import JobError, JobMismatchError
+from ..producer import Terms, new_job_id
 from ..schemas import JobSpec
 from .errors import ApiError
 from .models import ServedModels
@@ -38,8 +38,10 @@ class JobService:
     client: Client
     models: ServedModels
 
-    def submit(self, request: JobRequest) -> JobAnswer:
-        """Raises `ApiError` for an unknown model, `SpecError`, `InputError` or `InvalidRequestError`.
+    def submit(self, request: JobRequest, idempotency_key: str | None = None) -> JobAnswer:
+        """Queue a job, or find the one that has the key.
+
+        Raises `ApiError` for an unknown model or another job's key, `SpecError`, `InputError`, `InvalidRequestError`.
 
         When the ledger or Redis is away: `LedgerUnavailable`, redis' errors; nothing is queued then.
         """
@@ -47,9 +49,7 @@ class JobService:
             **request.model_dump(exclude={"rows", "model"}), model=self.models.exact_name(request.model)
         )
         with self.client.rows_file(request.rows) as path:
-            job_id = new_job_id()
-            self._submit(path, spec, job_id)
-        return self.job(job_id)
+            return self.job(self._submit(path, spec, new_job_id(), Terms(idempotency_key=idempotency_key)))
 
     def job(self, job_id: str) -> JobAnswer:
         """Raises `ApiError` (404)."""
@@ -97,16 +97,20 @@ class JobService:
         page = read_page(self.client.ledger, job, after_row, limit)
         return ResultPage(state=job.state, data=page.rows, last_row=page.last_row, has_more=page.has_more)
 
-    def _submit(self, path: Path, spec: JobSpec, job_id: str) -> None:
+    def _submit(self, path: Path, spec: JobSpec, job_id: str, terms: Terms) -> str:
+        """The id of the job that was submitted, now or before with the same key."""
         output = self.client.settings.data_dir / "outputs" / job_id
         try:
-            self.client.submit_spec(open_input(path, spec.limit), spec, output, OutputMode.NEW, job_id)
+            return self.client.submit_spec(open_input(path, spec.limit), spec, output, OutputMode.NEW, job_id, terms).id
+        except JobMismatchError as error:
+            raise ApiError(409, str(error), "idempotency_key_reused") from error
         except (EngineError, JobError, InputError):
             shutil.rmtree(output, ignore_errors=True)
             raise
         except OperationalError as error:
             # The messages are the last of a submission: the job is recorded, and a worker's sweeper finds it.
             logger.warning("job %s waits for a sweeper, Redis does not answer: %s", job_id, error)
+            return job_id
 
     def _record(self, job_id: str) -> JobRecord:
         if _JOB_ID.fullmatch(job_id):

@@ -1,5 +1,8 @@
 """`headrace dry-run`: what a job would be, without running it."""
 
+import tempfile
+from pathlib import Path
+
 import typer
 
 from ..dry_run import Forecast, forecast
@@ -13,8 +16,9 @@ from .signatures import takes
 def dry_run(asked: Asked) -> None:
     """Plan every row of INPUT and say what running it would mean: rows at fault, tokens, shared prefixes, fit."""
     settings = Settings.from_environment()
-    with asked.open_source(settings.data_dir / "inputs") as source:
-        found = forecast(source, asked.spec, settings.shard_rows)
+    # The only thing that is written, and only for as long as it takes.
+    with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:
+        found = forecast(source, asked.spec, settings.shard_rows, Path(folder))
     for name, value in _lines(found, asked.spec.sampling.max_tokens):
         typer.echo(f"{name:<16}{value}")
 

@@ -2,18 +2,28 @@
 
 import json
 from datetime import datetime
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ...storage.files import write_lines
 from ...storage.records import JobRecord, Progress
+from ...storage.sinks import SinkSpec
 from ..client import read_results
+from ..json_lines import json_rows, openai_lines
 from ..open_ledger import open_ledger
 from ..settings import Settings
 
 _MAX_SHOWN = 400
 
 JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `headrace jobs` lists them.")]
+
+
+class ResultFormat(StrEnum):
+    JSONL = "jsonl"
+    OPENAI = "openai"
 
 
 def jobs(limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20) -> None:
@@ -43,14 +53,23 @@ def show(job_id: JobId) -> None:
 def results(
     job_id: JobId,
     head: Annotated[int | None, typer.Option("--head", min=1, help="Only the first N rows.")] = None,
+    format: Annotated[
+        ResultFormat, typer.Option("--format", help="jsonl has the data set's columns, openai is a batch's output.")
+    ] = ResultFormat.JSONL,
+    output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write into this file.")] = None,
 ) -> None:
     """Print a job's rows as JSON lines, in the input's order; those committed so far while it runs."""
     with open_ledger(Settings.from_environment()) as ledger:
-        table = read_results(ledger, ledger.job(job_id))
+        job = ledger.job(job_id)
+        table = read_results(ledger, job)
     rows = table.slice(0, head) if head is not None else table
-    for batch in rows.to_batches():
-        for row in batch.to_pylist(maps_as_pydicts="strict"):
-            typer.echo(json.dumps(row, ensure_ascii=False, default=str))
+    lines = openai_lines(job, rows) if format is ResultFormat.OPENAI else json_rows(rows)
+    texts = (json.dumps(line, ensure_ascii=False, default=str) for line in lines)
+    if output is not None:
+        write_lines(output, texts)
+        return
+    for text in texts:
+        typer.echo(text)
 
 
 def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
@@ -65,6 +84,7 @@ def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
         *([("deadline", _time(job.deadline_at))] if job.deadline_at is not None else []),
         ("finished", _time(job.finished_at) if job.finished_at is not None else "-"),
         ("output", job.output_dir),
+        *([("sink", str(SinkSpec.of(job.sink)))] if job.sink is not None else []),
     ]
     options = [(name, _clipped(value)) for name, value in job.spec.items() if value is not None]
     errors = [("error", progress.error)] if progress.error else []

@@ -13,8 +13,10 @@ from ...engine.config import EngineConfig
 from ...engine.hub import model_name
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
+from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..deadline import parse_duration
 from ..errors import SpecError
+from ..producer import Terms
 from ..schemas import JobSpec
 from .inputs import opened_source, text_or_file
 from .options import DType, Model, Quantization, Revision
@@ -30,12 +32,11 @@ class Asked:
 
 @dataclass(frozen=True)
 class Target:
-    """Where a job writes, until when, and what keeps it from being submitted twice."""
+    """Where a job writes, and on what terms."""
 
     output: Path
     mode: OutputMode
-    within_seconds: float | None
-    idempotency_key: str | None
+    terms: Terms
 
 
 def asked(
@@ -103,7 +104,7 @@ def asked(
     quantization: Quantization = None,
 ) -> Asked:
     """Raises `SpecError`, `ConfigError`."""
-    asked = Asked(
+    request = Asked(
         JobSpec.parse(
             model=model_name(model, revision),
             dtype=dtype,
@@ -136,7 +137,7 @@ def asked(
     )
     # A worker for it has to be possible.
     EngineConfig(dtype=dtype, quantization=quantization)
-    return asked
+    return request
 
 
 def target(
@@ -150,10 +151,21 @@ def target(
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", help="The job that was submitted with this key, if there is one.")
     ] = None,
+    sink: Annotated[
+        str | None,
+        typer.Option("--sink", metavar="URL", help="Also write rows to this database: postgresql:// or sqlite:///."),
+    ] = None,
+    sink_table: Annotated[
+        str, typer.Option("--sink-table", metavar="NAME", help="With --sink: the table, made if there is none.")
+    ] = DEFAULT_TABLE,
 ) -> Target:
-    """Raises `SpecError`."""
-    within_seconds = None if within is None else parse_duration("--within", within)
-    return Target(output, _mode(resume, overwrite), within_seconds, idempotency_key)
+    """Raises `SpecError`, `SinkError`."""
+    terms = Terms(
+        None if within is None else parse_duration("--within", within),
+        idempotency_key,
+        None if sink is None else SinkSpec.parse(sink, sink_table),
+    )
+    return Target(output, _mode(resume, overwrite), terms)
 
 
 def _mode(resume: bool, overwrite: bool) -> OutputMode:

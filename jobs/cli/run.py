@@ -85,14 +85,7 @@ def watch(job_id: JobId) -> None:
 def _submitted(client: Client, asked: Asked, target: Target) -> Job:
     inputs = client.settings.data_dir / "inputs"
     with asked.open_source(inputs) as source:
-        return client.submit_spec(
-            source,
-            asked.spec,
-            target.output,
-            target.mode,
-            within_seconds=target.within_seconds,
-            idempotency_key=target.idempotency_key,
-        )
+        return client.submit_spec(source, asked.spec, target.output, target.mode, terms=target.terms)
 
 
 def _worker_command(job: Job) -> str:

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from headrace.jobs.celery_app import create_app, send_shards
 from headrace.jobs.client import Client, Job
 from headrace.jobs.embedded import redis_urls
+from headrace.jobs.processes import is_alive
 from headrace.jobs.settings import Settings
 
 from ..jobs.conftest import wait_until
@@ -41,6 +42,10 @@ _SETTINGS = {
 def prompt_of(row: int) -> list[int]:
     """Unlike any other row's, and not one that kills workers."""
     return [1 + row % 8, *(1 + int(digit) for digit in f"{row // 8:03d}")]
+
+
+def _last_pid(path: Path) -> int:
+    return int(path.read_text().split()[-1])
 
 
 class Site:
@@ -90,8 +95,9 @@ class Site:
 
     def worker(self) -> psutil.Process:
         """One of the workers that are there now."""
-        wait_until(lambda: all(path.exists() for path in self._pids), "the workers have started", 60)
-        return psutil.Process(int(self._random.choice(self._pids).read_text().split()[-1]))
+        path = self._random.choice(self._pids)
+        wait_until(lambda: path.exists() and is_alive(_last_pid(path)), "the worker has started", 60)
+        return psutil.Process(_last_pid(path))
 
     def kill_worker(self) -> None:
         self.worker().kill()
@@ -100,7 +106,7 @@ class Site:
         worker = self.worker()
         worker.send_signal(signal.SIGSTOP)
         try:
-            time.sleep(2.5 * LEASE_SECONDS)
+            time.sleep(1.6 * LEASE_SECONDS)
         finally:
             worker.send_signal(signal.SIGCONT)
 
@@ -138,7 +144,7 @@ class Site:
         connection = sqlite3.connect(self.data_dir / "headrace.db", timeout=20, isolation_level=None)
         try:
             connection.execute("BEGIN IMMEDIATE")
-            time.sleep(1.5 * LEASE_SECONDS)
+            time.sleep(1.2 * LEASE_SECONDS)
             connection.execute("ROLLBACK")
         finally:
             connection.close()

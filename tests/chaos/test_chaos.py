@@ -1,6 +1,6 @@
 """A job whose workers, Redis, database and disk are disturbed all the time, and that ends as if they had not been.
 
-    python -m pytest tests/chaos --chaos-seeds 20
+python -m pytest tests/chaos --chaos-seeds 20
 """
 
 from contextlib import ExitStack
@@ -17,8 +17,8 @@ from ..jobs.models import WORDS
 from ..jobs.running import processes_of
 from .site import SHARD_ROWS, Site, prompt_of
 
-ROWS = 320
-STEP_SECONDS = 0.02
+ROWS = 288
+STEP_SECONDS = 0.015
 SECONDS = 60.0
 
 

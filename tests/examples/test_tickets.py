@@ -160,9 +160,7 @@ def test_the_model_in_int8_labels_as_well(generate: ModuleType, monkeypatch: pyt
     tickets = list(generate.generate("heldout", 400, 12))
     system = load("evaluate", monkeypatch).system_prompt()
     params = SamplingParams(temperature=0, choices=list(generate.CATEGORIES))
-    chats = [
-        [{"role": "system", "content": system}, {"role": "user", "content": ticket["text"]}] for ticket in tickets
-    ]
+    chats = [[{"role": "system", "content": system}, {"role": "user", "content": ticket["text"]}] for ticket in tickets]
 
     def num_right(quantization: str | None) -> int:
         llm = LLM(MODEL, quantization=quantization, kv_cache_memory_bytes=2**26)

@@ -11,7 +11,9 @@ import os
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from types import FrameType
 
 from torch import Tensor
 
@@ -53,6 +55,10 @@ def work(model: str) -> int:
     return serve(settings, WorkerOptions(locate_model(model, None), CONFIG, settings.worker_concurrency), load)
 
 
+def _pass_on(child: int, signum: int, frame: FrameType | None) -> None:
+    os.kill(child, signum)
+
+
 def main(model: str, pids: Path) -> int:
     parent = os.getpid()
     while True:
@@ -61,7 +67,7 @@ def main(model: str, pids: Path) -> int:
         if child == 0:
             die_with_parent(parent, signal.SIGKILL)
             sys.exit(work(model))
-        signal.signal(signal.SIGTERM, lambda *_: os.kill(child, signal.SIGTERM))
+        signal.signal(signal.SIGTERM, partial(_pass_on, child))
         with pids.open("a") as file:
             file.write(f"{child}\n")
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -323,6 +323,9 @@ def test_the_routes_are_described(server: Server) -> None:
         "/jobs/{job_id}",
         "/jobs/{job_id}/results",
         "/jobs/{job_id}/cancel",
+        "/jobs/{job_id}/pause",
+        "/jobs/{job_id}/resume",
+        "/jobs/{job_id}/retry",
     }
     refused = description["paths"]["/jobs"]["post"]["responses"]["422"]["content"]["application/json"]
     assert refused["schema"] == {"$ref": "#/components/schemas/ErrorBody"}

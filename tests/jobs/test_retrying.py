@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from headrace.jobs import retrying as retrying_module
 from headrace.jobs.client import read_results
 from headrace.jobs.engine_host import Refusal
 from headrace.jobs.errors import NotRetriable
+from headrace.jobs.row_batch import RowBatch
 from headrace.jobs.verbs import retry_job
+from headrace.storage.errors import LeaseLost, LedgerUnavailable
 from headrace.storage.ledger import Ledger
 from headrace.storage.output_dir import Manifest, read_manifest, write_manifest
 from headrace.storage.records import JobState
@@ -22,7 +25,7 @@ from headrace.storage.spool import PlannedRow
 
 from .answers import GatedRunner, hosted
 from .models import write_model_folder
-from .shop import JOB, SHARD, Shop
+from .shop import JOB, OVER, SHARD, Shop
 
 RETRY = f"{JOB}/00001"
 REFUSED = PlannedRow(3, "3", {}, None, "prompt is empty")
@@ -69,7 +72,7 @@ def fail_rows(shop: Shop, *rows: int) -> None:
     """Run the job so that these rows become error rows and the others are answered, in two parts."""
     shop.create(ROWS, sampling={"max_tokens": 4})
     monkey = pytest.MonkeyPatch()
-    original = attempt_module.RowBatch.record
+    original = RowBatch.record
 
     def record(batch: Any, outcome: Any) -> None:
         if int(outcome.request_id.split("/")[1]) in rows:
@@ -77,7 +80,7 @@ def fail_rows(shop: Shop, *rows: int) -> None:
         original(batch, outcome)
 
     with monkey.context() as patch:
-        patch.setattr(attempt_module.RowBatch, "record", record)
+        patch.setattr(RowBatch, "record", record)
         shop.shard_runner().run(SHARD)
     assert shop.ledger.job(JOB).state is JobState.COMPLETED
     assert failed(shop) == sorted((*rows, REFUSED.row))
@@ -121,10 +124,10 @@ def test_what_fails_again_can_be_tried_again_until_nothing_is_left(shop):
     fail_rows(shop, 0, 1, 2, 4)
     retry_job(shop.ledger, JOB)
     monkey = pytest.MonkeyPatch()
-    original = attempt_module.RowBatch.record
+    original = RowBatch.record
     with monkey.context() as patch:
         patch.setattr(
-            attempt_module.RowBatch,
+            RowBatch,
             "record",
             lambda batch, outcome: original(
                 batch, Refusal(outcome.request_id, "out of luck") if outcome.request_id.endswith("/2") else outcome
@@ -207,3 +210,63 @@ def test_rows_overtaken_by_the_deadline_expire_and_can_be_tried_again(shop):
     retry_job(shop.ledger, JOB)
     shop.shard_runner().run(RETRY)
     assert failed(shop) == [REFUSED.row]
+
+
+def test_a_commit_whose_answer_is_lost_with_the_lease_stands(shop, monkeypatch):
+    fail_rows(shop, 1, 4)
+    retry_job(shop.ledger, JOB)
+    claim = shop.ledger.claim(RETRY, "slow", OVER)
+    assert claim is not None
+    commit = Ledger.commit_part
+
+    def commit_without_answer(ledger: Ledger, *arguments: Any) -> None:
+        commit(ledger, *arguments)
+        assert ledger.claim(RETRY, "quick", OVER) is not None
+        monkeypatch.setattr(Ledger, "commit_part", commit)
+        raise LedgerUnavailable("the connection was reset")
+
+    monkeypatch.setattr(Ledger, "commit_part", commit_without_answer)
+    with pytest.raises(LeaseLost):
+        shop.attempt(claim).run()
+    assert rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
+    shop.shard_runner().run(RETRY)
+    assert failed(shop) == [REFUSED.row]
+    assert shop.table()["row"].to_pylist() == rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
+    assert not list(shop.output.glob(".part*"))
+
+
+def test_a_retry_leaves_the_parts_of_another_job_alone(shop):
+    fail_rows(shop, 1)
+    retry_job(shop.ledger, JOB)
+    other = shop.output / "part-00000-77-000.parquet"
+    other.write_bytes(b"of the job that this folder has come to belong to")
+    shop.shard_runner().run(RETRY)
+    assert other.exists()
+
+
+def test_failed_rows_of_several_parts_are_tried_again(shop, wait_until):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    monkey = pytest.MonkeyPatch()
+    record = RowBatch.record
+    shop.runner.close()
+    with monkey.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(
+            RowBatch,
+            "record",
+            lambda batch, outcome: record(
+                batch, Refusal(outcome.request_id, "no") if outcome.request_id[-1] in "14" else outcome
+            ),
+        )
+        run = pool.submit(shop.shard_runner().run, SHARD)
+        for row in (0, 1, 2):
+            committed = shop.num_committed()
+            shop.permit_rows(row)
+            wait_until(lambda before=committed: shop.num_committed() > before, f"row {row} is committed")
+        shop.runner.open()
+        run.result(20)
+    assert len(shop.ledger.parts(JOB)) > 2
+    retry_job(shop.ledger, JOB)
+    shop.shard_runner().run(RETRY)
+    assert failed(shop) == [REFUSED.row]
+    assert shop.table()["row"].to_pylist() == rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
+    assert shop.ledger.progress(JOB).rows_done == 5

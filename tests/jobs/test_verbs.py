@@ -1,7 +1,11 @@
 """Jobs that are queued, held up, let go on, stopped, tried again and forgotten: by command, from Python, over HTTP."""
 
 import json
+import sqlite3
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -198,3 +202,64 @@ def test_http_clients_hold_up_jobs_too(unserved, tmp_path):
             answer = http.post(f"/jobs/{job.id}/{verb}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_state")
             assert http.post(f"/jobs/job_x/{verb}").status_code == 404
+
+
+def sink_rows(path: Path, table: str = "headrace_results") -> list[dict[str, Any]]:
+    with closing(sqlite3.connect(path)) as database:
+        database.row_factory = sqlite3.Row
+        return [dict(row) for row in database.execute(f"select * from {table} order by job_id, row")]
+
+
+def test_rows_go_to_a_table_too_and_a_retry_mends_them(served, headrace, few, tmp_path):
+    sink = f"sqlite:///{tmp_path / 'answers.db'}"
+    options = [*label_arguments(few, tmp_path / "out")[1:], "--sink", sink, "--sink-table", "labels"]
+    job_id = submitted(headrace(served, "submit", *options, "--within", "0.000001s"))
+    headrace(served, "watch", job_id)
+    assert all(row["error"].startswith("expired") for row in sink_rows(tmp_path / "answers.db", "labels"))
+    headrace(served, "retry", job_id)
+    assert headrace(served, "watch", job_id).status == 0
+    rows = sink_rows(tmp_path / "answers.db", "labels")
+    stored = [json.loads(line) for line in headrace(served, "results", job_id).out.splitlines()]
+    names = ("row", "custom_id", "text", "label", "confidence", "error", "prompt_tokens")
+    assert [{name: row[name] for name in names} for row in rows] == [{n: row[n] for n in names} for row in stored]
+    assert f"{tmp_path / 'answers.db'}, table labels" in headrace(served, "show", job_id).out
+
+
+def test_a_sink_that_does_not_fit_is_refused_before_anything_is_queued(served, headrace, few, tmp_path):
+    with closing(sqlite3.connect(tmp_path / "answers.db")) as database, database:
+        database.execute("create table headrace_results (job_id text, row bigint, tag text)")
+    jobs = headrace(served, "jobs").out
+    options = label_arguments(few, tmp_path / "out")
+    result = headrace(served, *options, "--sink", f"sqlite:///{tmp_path / 'answers.db'}")
+    refused_in_one_line(result, "has no column 'attempt_id'")
+    refused_in_one_line(headrace(served, *options, "--sink", "mysql://host/name"), "mysql")
+    assert headrace(served, *options, "--sink", f"sqlite:///{tmp_path}/nowhere/answers.db").status == 1
+    assert headrace(served, "jobs").out == jobs
+    assert not (tmp_path / "out").exists()
+
+
+def test_http_clients_may_send_a_key(unserved):
+    body = {"model": "model", "rows": ROWS[:2], "prompt": "{text}", "choices": LABELS}
+    with TestClient(create_app(unserved, ServedModels.of([str(MODEL)]))) as http:
+        answers = [http.post("/jobs", json=body, headers={"Idempotency-Key": "nightly"}) for _ in range(2)]
+        assert [answer.status_code for answer in answers] == [201, 201]
+        assert answers[0].json()["id"] == answers[1].json()["id"]
+        other = http.post("/jobs", json=body | {"rows": ROWS[:3]}, headers={"Idempotency-Key": "nightly"})
+        assert (other.status_code, other.json()["error"]["code"]) == (409, "idempotency_key_reused")
+        assert len(http.get("/jobs").json()["data"]) == 1
+    assert len(list((unserved.settings.data_dir / "outputs").iterdir())) == 1
+
+
+def test_two_that_come_with_one_key_at_the_same_time_are_one_job(unserved, tmp_path):
+    start = threading.Barrier(2)
+
+    def submit(name: str) -> str:
+        start.wait(10)
+        return unserved.submit(ROWS, MODEL, tmp_path / name, idempotency_key="nightly", **FAST).id
+
+    with ThreadPoolExecutor(2) as pool:
+        ids = set(pool.map(submit, ("one", "two")))
+    assert len(ids) == 1
+    assert [job.id for job in unserved.jobs()] == list(ids)
+    assert [path.name for path in unserved.jobs_folder.iterdir()] == list(ids)
+    assert sum(path.exists() for path in (tmp_path / "one", tmp_path / "two")) == 1

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from headrace.storage import ledger as ledger_module
 from headrace.storage.errors import JobEnded, LeaseLost, LedgerError, UnknownJob
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import (
@@ -437,8 +438,8 @@ def test_a_claim_says_whether_the_deadline_has_passed(ledger: Ledger) -> None:
     assert claimed(ledger, "late/00000").is_expired
     assert not claimed(ledger, "early/00000").is_expired
     assert not claimed(ledger, "any/00000").is_expired
-    job = ledger.job("early")
-    assert job.deadline_at == pytest.approx(job.created_at + 60, abs=1)
+    early = ledger.job("early")
+    assert early.deadline_at == pytest.approx(early.created_at + 60, abs=1)
     assert ledger.job("any").deadline_at is None
 
 
@@ -468,3 +469,64 @@ def test_a_deleted_job_leaves_nothing_and_others_alone(ledger: Ledger, create_jo
     assert len(ledger.attempts("kept/00000")) == 1
     with pytest.raises(UnknownJob):
         ledger.delete_job("gone")
+
+
+def test_the_parts_and_attempts_of_a_shard_and_its_retries(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job(num_shards=2)
+    first, other = claimed(ledger, "job-1/00000"), claimed(ledger, "job-1/00001")
+    for claim, name in ((first, "a"), (other, "b")):
+        ledger.commit_part(claim, NewPart(name, num_rows=2, num_failed=1))
+        ledger.finish_shard(claim)
+    assert ledger.retry_job("job-1", [NewShard(2, 1, "/spool/0.parquet", retry_of=0)])
+    again = claimed(ledger, "job-1/00002")
+    ledger.commit_part(again, NewPart("c", num_rows=1))
+    assert [part.file_name for part in ledger.retried_parts("job-1", 0)] == ["a", "c"]
+    assert ledger.retrying_attempts("job-1", 0) == {first.attempt_id, again.attempt_id}
+    assert ledger.retrying_attempts("job-1", 1) == {other.attempt_id}
+
+
+def pause_seconds(ledger: Ledger) -> int:
+    (shard,) = ledger.shards("job-1")
+    assert shard.retry_at is not None
+    assert shard.enqueued_at is not None
+    return round(shard.retry_at - shard.enqueued_at)
+
+
+def test_a_shard_that_fails_is_offered_again_after_ever_longer_pauses(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job(num_shards=1)
+    pauses = []
+    for _ in range(7):
+        ledger.release(claimed(ledger, "job-1/00000"), "disk full")
+        pauses.append(pause_seconds(ledger))
+        assert ledger.unclaimed("bulk", older_than_seconds=0, limit=10) == []
+        assert ledger.due_retries("bulk") == []
+        assert ledger.progress("job-1").error == "disk full"
+    assert pauses == [2, 4, 8, 16, 32, 60, 60]
+    # An attempt that does not fail makes the next pause short again, and the job no longer waits.
+    ledger.release(claimed(ledger, "job-1/00000"))
+    assert ledger.progress("job-1").error is None
+    ledger.release(claimed(ledger, "job-1/00000"), "disk full")
+    assert pause_seconds(ledger) == 2
+
+
+def test_a_pause_ends(ledger: Ledger, create_job: CreateJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ledger_module, "_FIRST_PAUSE_SECONDS", 0.0)
+    create_job(num_shards=1)
+    ledger.release(claimed(ledger, "job-1/00000"), "disk full")
+    assert ledger.due_retries("another") == []
+    assert ledger.due_retries("bulk") == ["job-1/00000"]
+    assert ledger.due_retries("bulk") == []
+    assert ledger.progress("job-1").error is None
+
+
+def test_only_an_attempt_that_is_not_heard_of_again_is_lost(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job(num_shards=1)
+    stopped = claimed(ledger, "job-1/00000", lease_seconds=-1)
+    ledger.begin_trial(stopped, [4, 5])
+    claimed(ledger, "job-1/00000", "worker-b")
+    assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.LOST, None]
+    with pytest.raises(LeaseLost):
+        ledger.begin_trial(stopped, [6])
+    ledger.release(stopped)
+    assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.RELEASED, None]
+    assert [attempt.trial_rows for attempt in ledger.attempts("job-1/00000")] == [[4, 5], None]

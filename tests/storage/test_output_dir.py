@@ -1,5 +1,6 @@
 """Who may write into an output folder."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from headrace.storage.output_dir import (
     MANIFEST_NAME,
     Manifest,
     OutputMode,
+    complete_manifest,
     prepare_output_dir,
     read_manifest,
     write_manifest,
@@ -98,3 +100,21 @@ def test_damaged_manifest(content: str, used: Path) -> None:
     with pytest.raises(ManifestDamaged, match="damaged: pass --overwrite"):
         prepare_output_dir(used, OutputMode.RESUME)
     prepare_output_dir(used, OutputMode.OVERWRITE)
+
+
+def test_a_completed_manifest_says_more_and_still_whose_it_is(tmp_path: Path) -> None:
+    write_manifest(tmp_path, MANIFEST)
+    complete_manifest(tmp_path, MANIFEST, {"rows": {"total": 3}})
+    written = json.loads((tmp_path / MANIFEST_NAME).read_text())
+    assert written == {"job_id": "job-1", "fingerprint": "abc", "rows": {"total": 3}}
+    assert read_manifest(tmp_path) == MANIFEST
+    complete_manifest(tmp_path, MANIFEST, {"rows": {"total": 4}})
+    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["rows"] == {"total": 4}
+
+
+def test_the_manifest_of_another_job_is_left_alone(tmp_path: Path) -> None:
+    complete_manifest(tmp_path, MANIFEST, {"rows": 1})
+    assert not list(tmp_path.iterdir())
+    write_manifest(tmp_path, Manifest("job-2", "abc"))
+    complete_manifest(tmp_path, MANIFEST, {"rows": 1})
+    assert "rows" not in (tmp_path / MANIFEST_NAME).read_text()

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.storage import parts
 from headrace.storage.errors import PartMissing, StorageError
+from headrace.storage.records import NewPart
 
 NAME = "part-00003-01-000.parquet"
 
@@ -112,3 +113,30 @@ def test_probabilities_are_there_on_demand() -> None:
         "completion_tokens",
         "error",
     ]
+
+
+def test_a_committed_part_is_found_under_whichever_name_it_has(tmp_path: Path) -> None:
+    assert parts.committed_file(tmp_path, NAME) is None
+    parts.write_part(tmp_path, NAME, table(1))
+    assert parts.committed_file(tmp_path, NAME) == tmp_path / f".{NAME}.tmp"
+    parts.publish(tmp_path, NAME)
+    assert parts.committed_file(tmp_path, NAME) == tmp_path / NAME
+
+
+def test_settling_withdraws_what_was_replaced_and_publishes_the_rest(tmp_path: Path) -> None:
+    old, kept, foreign = "part-00000-01-000.parquet", "part-00000-01-001.parquet", "part-00000-07-000.parquet"
+    new = "part-00002-03-000.parquet"
+    for name in (old, kept, foreign):
+        parts.write_part(tmp_path, name, table(1))
+        parts.publish(tmp_path, name)
+    parts.write_part(tmp_path, new, table(2))
+    for _ in range(2):
+        published = parts.published_by(tmp_path, {1, 3})
+        parts.settle(tmp_path, published, [kept, new])
+        assert names(tmp_path) == [kept, foreign, new]
+
+
+def test_a_part_is_summed_up(tmp_path: Path) -> None:
+    rows = [{"row": 0, "prompt_tokens": 5, "completion_tokens": 2}, {"row": 1, "prompt_tokens": 3, "error": "no"}]
+    summary = parts.part_summary(NAME, pa.Table.from_pylist(rows, schema=parts.output_schema([])))
+    assert summary == NewPart(NAME, num_rows=2, num_failed=1, prompt_tokens=8, completion_tokens=2)

@@ -1,4 +1,4 @@
-"""Deadlines, idempotency keys, and shards that try another shard's failed rows again."""
+"""Deadlines, idempotency keys, sinks, and shards that try another shard's failed rows again."""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,6 +12,7 @@ depends_on = None
 def upgrade() -> None:
     op.add_column("jobs", sa.Column("deadline_at", sa.Double))
     op.add_column("jobs", sa.Column("idempotency_key", sa.Text))
+    op.add_column("jobs", sa.Column("sink", sa.JSON(none_as_null=True)))
     op.create_index("ix_jobs_idempotency_key", "jobs", ["idempotency_key"], unique=True)
     op.add_column("shards", sa.Column("retry_of", sa.Integer))
 
@@ -21,5 +22,6 @@ def downgrade() -> None:
         table.drop_column("retry_of")
     op.drop_index("ix_jobs_idempotency_key", "jobs")
     with op.batch_alter_table("jobs") as table:
+        table.drop_column("sink")
         table.drop_column("idempotency_key")
         table.drop_column("deadline_at")

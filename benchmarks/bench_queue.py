@@ -1,0 +1,202 @@
+"""Rows through the whole queue path, from submit to committed Parquet, with a model that answers at once.
+
+    python benchmarks/bench_queue.py [--rows 20000] [--celery-rows 5000] [--shard-rows 1024]
+
+The worker is a process of its own, as in production, with the ticket model's tokenizer and an engine whose model
+computes nothing. For comparison the same rows as one Celery task each, through the same Valkey, with the answers in a
+Redis list. The last line is JSON.
+"""
+
+import argparse
+import json
+import logging
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import torch
+from bench_scheduler import NoOpRunner
+from celery import Celery
+from redis import Redis
+from report import ROOT, print_result
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.hub import locate_model
+from headrace.engine.model_config import ModelConfig
+from headrace.jobs.client import Client
+from headrace.jobs.embedded import redis_urls
+from headrace.jobs.settings import Settings
+from headrace.jobs.worker import WorkerOptions, serve
+from headrace.storage.records import JobState
+
+MODEL = ROOT / "examples" / "tickets" / "model"
+ENGINE = EngineConfig(max_num_seqs=1024, max_num_batched_tokens=65536)
+# What a pool of threads was fastest with, when one task was one prompt.
+CELERY_THREADS = 8
+CELERY_QUEUE, ANSWERS = "bench.celery", "bench:answers"
+PATIENCE_SECONDS = 600.0
+
+
+def load(folder: Path, config: EngineConfig) -> Engine:
+    """An engine whose model says token 0 whatever it is asked."""
+    model = ModelConfig.from_pretrained(folder)
+    runner = NoOpRunner(num_blocks=100_000)
+    runner.vocab_size = model.vocab_size
+    runner._logits = torch.eye(1, model.vocab_size)[0]
+    return Engine(runner, config, model.max_position_embeddings)
+
+
+def work() -> None:
+    logging.basicConfig(level=logging.INFO)
+    settings = Settings.from_environment()
+    options = WorkerOptions(locate_model(str(MODEL), None), ENGINE, settings.worker_concurrency)
+    serve(settings, options, load)
+    print(peak_bytes(), flush=True)
+
+
+def celery_app(broker: str) -> Celery:
+    app = Celery("bench", broker=broker, set_as_current=False)
+    app.conf.update(task_ignore_result=True, worker_enable_remote_control=False)
+    return app
+
+
+def work_for_celery(broker: str, redis_url: str) -> None:
+    app = celery_app(broker)
+    redis = Redis.from_url(redis_url)
+
+    def answer(row: int, text: str) -> None:
+        redis.rpush(ANSWERS, json.dumps({"row": row, "text": text, "output": ""}))
+
+    app.task(name="bench.answer")(answer)
+    options = ["--pool", "threads", "--concurrency", str(CELERY_THREADS), "--queues", CELERY_QUEUE]
+    app.worker_main(["worker", "--loglevel", "WARNING", "--without-gossip", "--without-mingle", *options])
+
+
+def peak_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+@contextmanager
+def started(arguments: list[str], env: dict[str, str], log: Path) -> "Iterator[subprocess.Popen[str]]":
+    """This script in a worker's role."""
+    command = [sys.executable, __file__, *arguments]
+    with (
+        log.open("w") as err,
+        subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=err, text=True) as process,
+    ):
+        try:
+            yield process
+        finally:
+            process.terminate()
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"nothing happened for {PATIENCE_SECONDS:.0f} s")
+        time.sleep(0.01)
+
+
+def write_input(path: Path, num_rows: int) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        for row in range(num_rows):
+            file.write(json.dumps(row_of(row)) + "\n")
+
+
+def row_of(row: int) -> dict[str, str]:
+    return {"text": f"Ticket {row}: my parcel {row * 7919 % 100_003} has not arrived, please refund the order."}
+
+
+def measure_headrace(folder: Path, num_rows: int, env: dict[str, str]) -> dict[str, Any]:
+    settings = Settings.from_environment(env)
+    source = folder / "input.jsonl"
+    write_input(source, num_rows)
+    with Client(settings) as client, started(["--work"], env, folder / "worker.log") as worker:
+        wait_until(lambda: "serving" in (folder / "worker.log").read_text())
+        start = time.perf_counter()
+        job = client.submit(source, MODEL, folder / "out", prompt="{text}", max_tokens=1)
+        submitted = time.perf_counter()
+        progress = job.wait(PATIENCE_SECONDS, start_worker=False)
+        end = time.perf_counter()
+        ledger_bytes = sum(file.stat().st_size for file in settings.data_dir.glob("headrace.db*"))
+        worker.terminate()
+        assert worker.stdout is not None
+        worker_bytes = int(worker.stdout.read())
+    rows = ds.dataset(sorted(map(str, (folder / "out").glob("*.parquet")))).to_table(columns=["row", "error"])
+    assert progress.state is JobState.COMPLETED
+    assert sorted(rows["row"].to_pylist()) == list(range(num_rows))
+    assert rows["error"].null_count == num_rows
+    return {
+        "rows": num_rows,
+        "submit_seconds": submitted - start,
+        "seconds": end - start,
+        "rows_per_second": num_rows / (end - start),
+        "rows_per_second_after_submit": num_rows / (end - submitted),
+        "submit_peak_bytes": peak_bytes(),
+        "worker_peak_bytes": worker_bytes,
+        "ledger_bytes": ledger_bytes,
+    }
+
+
+def measure_celery(folder: Path, num_rows: int, env: dict[str, str]) -> dict[str, Any]:
+    with redis_urls(Settings.from_environment(env)) as urls, Redis.from_url(urls.redis) as redis:
+        app = celery_app(urls.broker)
+        with started(["--celery-work", urls.broker, urls.redis], env, folder / "celery.log"):
+            app.send_task("bench.answer", args=[-1, "warm-up"], queue=CELERY_QUEUE)
+            wait_until(lambda: redis.llen(ANSWERS) == 1)
+            start = time.perf_counter()
+            for row in range(num_rows):
+                app.send_task("bench.answer", args=[row, row_of(row)["text"]], queue=CELERY_QUEUE)
+            wait_until(lambda: redis.llen(ANSWERS) == num_rows + 1)
+            seconds = time.perf_counter() - start
+        app.close()
+    return {"rows": num_rows, "seconds": seconds, "rows_per_second": num_rows / seconds}
+
+
+def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    env = {**os.environ, "HEADRACE_DATA_DIR": str(folder / "data"), "HEADRACE_SHARD_ROWS": str(options.shard_rows)}
+    headrace = measure_headrace(folder, options.rows, env)
+    seconds, mib, kib = (
+        headrace["submit_seconds"],
+        headrace["worker_peak_bytes"] / 2**20,
+        headrace["ledger_bytes"] / 2**10,
+    )
+    print(f"{headrace['rows']:,} rows at {headrace['rows_per_second']:,.0f}/s, {seconds:.1f} s of it to submit")
+    print(f"worker {mib:,.0f} MiB, ledger {kib:,.0f} KiB")
+    if not options.celery_rows:
+        return {"headrace": headrace}
+    celery = measure_celery(folder, options.celery_rows, env)
+    ratio = headrace["rows_per_second"] / celery["rows_per_second"]
+    print(f"{celery['rows']:,} rows as one Celery task each: {celery['rows_per_second']:,.0f}/s, 1/{ratio:.1f} of that")
+    return {"headrace": headrace, "celery": celery, "ratio": ratio}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", type=int, default=20_000)
+    parser.add_argument("--celery-rows", type=int, default=5_000)
+    parser.add_argument("--shard-rows", type=int, default=1024)
+    parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--celery-work", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.work:
+        work()
+    elif options.celery_work:
+        work_for_celery(*options.celery_work)
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            print_result("queue", measure(options, Path(folder)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,82 @@
+"""A job's rows as JSON objects: with the data set's columns, or as lines of an OpenAI batch's files."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from ..engine.hub import public_name
+from ..storage.records import JobRecord
+
+_SERVER_FAULTS = ("engine failed", "worker_crashed")
+
+
+def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
+    """One object a row, in the table's order."""
+    for batch in table.to_batches():
+        yield from batch.to_pylist(maps_as_pydicts="strict")
+
+
+def openai_lines(job: JobRecord, table: pa.Table) -> Iterator[dict[str, Any]]:
+    """One object a row, in the table's order: answers as chat completions, errors as in an error file.
+
+    Source: OpenAI's Batch API, the output of `POST /v1/batches`.
+    """
+    for batch in table.to_batches():
+        for row in batch.to_pylist(maps_as_pydicts="lossy"):
+            yield _line(job, row)
+
+
+def _line(job: JobRecord, row: Mapping[str, Any]) -> dict[str, Any]:
+    request_id = f"{job.id}-{row['row']}"
+    line = {"id": f"batch_req_{request_id}", "custom_id": row["custom_id"], "response": None, "error": None}
+    if row["error"] is None:
+        return line | {"response": _response(request_id, 200, _completion(job, request_id, row))}
+    kind, _, _ = row["error"].partition(":")
+    if kind == "expired":
+        return line | {"error": {"code": "batch_expired", "message": row["error"]}}
+    is_ours = kind in _SERVER_FAULTS
+    error = {"message": row["error"], "type": "server_error" if is_ours else "invalid_request_error"}
+    body = {"error": error | {"param": None, "code": None}}
+    return line | {"response": _response(request_id, 500 if is_ours else 400, body)}
+
+
+def _response(request_id: str, status_code: int, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status_code, "request_id": f"req_{request_id}", "body": body}
+
+
+def _completion(job: JobRecord, request_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    prompt, completion = row["prompt_tokens"], row["completion_tokens"]
+    return {
+        "id": f"chatcmpl-{request_id}",
+        "object": "chat.completion",
+        "created": int(job.created_at),
+        "model": public_name(job.model),
+        "choices": [_choice(row, index, text) for index, text in enumerate(row.get("outputs") or [row["output"]])],
+        "usage": {
+            "prompt_tokens": prompt,
+            "completion_tokens": completion,
+            "total_tokens": prompt + completion,
+            "prompt_tokens_details": {"cached_tokens": row["cached_tokens"]},
+        },
+    }
+
+
+def _choice(row: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
+    """The finish reason and the log-probabilities are known of the first answer."""
+    logprobs = row.get("logprobs") if index == 0 else None
+    return {
+        "index": index,
+        "message": {"role": "assistant", "content": text, "refusal": None},
+        "logprobs": None if logprobs is None else {"content": [_token(token) for token in logprobs], "refusal": None},
+        "finish_reason": row["finish_reason"],
+    }
+
+
+def _token(token: Mapping[str, Any]) -> dict[str, Any]:
+    top = [_plain_token(each) for each in token["top"] or ()]
+    return {**_plain_token(token), "top_logprobs": top}
+
+
+def _plain_token(token: Mapping[str, Any]) -> dict[str, Any]:
+    return {"token": token["token"], "logprob": token["logprob"], "bytes": list(token["token"].encode())}

@@ -1,0 +1,18 @@
+"""The columns of a job's data set."""
+
+from collections.abc import Sequence
+
+import pyarrow as pa
+
+from ..storage.parts import output_schema
+from .schemas import JobSpec
+
+
+def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:
+    """The columns of a job's parts. `input_fields` are the input's, under the names that the output uses."""
+    return output_schema(
+        input_fields,
+        with_probabilities=spec.choices is not None,
+        with_outputs=spec.sampling.n > 1,
+        with_logprobs=spec.sampling.logprobs,
+    )

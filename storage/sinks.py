@@ -1,0 +1,238 @@
+"""A job's rows in a SQL table of the user's: typed columns, each row once.
+
+A row is written before the ledger learns that it is done, so that none is missing. What an attempt has written that
+then fails to commit is written over by the next: rows are keyed by job and row, and an older attempt never overwrites
+a newer one's.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import pyarrow as pa
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Date,
+    DateTime,
+    Double,
+    Engine,
+    LargeBinary,
+    MetaData,
+    Numeric,
+    PrimaryKeyConstraint,
+    Table,
+    Text,
+    create_engine,
+    inspect,
+)
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import (
+    ArgumentError,
+    InterfaceError,
+    NoSuchModuleError,
+    OperationalError,
+    SQLAlchemyError,
+)
+from sqlalchemy.pool import NullPool
+from sqlalchemy.types import TypeEngine
+
+from .errors import SinkError, SinkUnavailable
+
+DEFAULT_TABLE = "headrace_results"
+_KEY = ("job_id", "row")
+_OWN_COLUMNS = ("job_id", "attempt_id")
+_INSERTS: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
+    "sqlite": sqlite.insert,
+    "postgresql": postgresql.insert,
+}
+_PROBE: dict[str, Any] = {"job_id": "", "row": 0, "attempt_id": 0}
+
+
+@dataclass(frozen=True)
+class SinkSpec:
+    """Where a job's rows go: a database and a table in it, in PostgreSQL also `schema.table`."""
+
+    url: str
+    table: str = DEFAULT_TABLE
+
+    @classmethod
+    def parse(cls, url: str, table: str = DEFAULT_TABLE) -> Self:
+        """Check a URL; a file of SQLite gets its absolute path. Raises SinkError."""
+        try:
+            parsed = make_url(url)
+        except ArgumentError as error:
+            raise SinkError("--sink must be postgresql://user@host/name or sqlite:///path/to/file.db") from error
+        if parsed.drivername in ("postgresql", "postgres"):
+            parsed = parsed.set(drivername="postgresql+psycopg")
+        name = parsed.get_backend_name()
+        if name not in _INSERTS:
+            raise SinkError(f"--sink cannot be {name}: use postgresql:// or sqlite://")
+        if name == "sqlite":
+            if parsed.database in (None, "", ":memory:"):
+                raise SinkError("--sink needs a file for sqlite: sqlite:///path/to/file.db")
+            parsed = parsed.set(database=str(Path(str(parsed.database)).absolute()))
+        return cls(parsed.render_as_string(hide_password=False), table)
+
+    @classmethod
+    def of(cls, values: Mapping[str, str] | None) -> Self | None:
+        """What `as_dict` has made, or None of None."""
+        return None if values is None else cls(**values)
+
+    def as_dict(self) -> dict[str, str]:
+        return asdict(self)
+
+    def __str__(self) -> str:
+        """Without the password."""
+        return f"{make_url(self.url).render_as_string(hide_password=True)}, table {self.table}"
+
+
+class SqlSink:
+    """Writes rows with the columns of `schema`, which is a part's. Each call opens a connection of its own.
+
+    Raises SinkUnavailable where another try may help, else SinkError.
+    """
+
+    def __init__(self, spec: SinkSpec, schema: pa.Schema) -> None:
+        self._spec = spec
+        schema_name, _, name = spec.table.rpartition(".")
+        self._table = Table(
+            name,
+            MetaData(schema=schema_name or None),
+            Column("job_id", Text, nullable=False),
+            Column("attempt_id", BigInteger, nullable=False),
+            *(Column(field.name, _sql_type(field.type), nullable=field.name not in _KEY) for field in _checked(schema)),
+            PrimaryKeyConstraint(*_KEY),
+        )
+
+    def prepare(self) -> None:
+        """Create the table, or make sure that the one there is can be written to; leaves no row."""
+        with _connected(self._spec) as connection, connection.begin():
+            if inspect(connection).has_table(self._table.name, self._table.schema):
+                self._refuse_other_columns(connection)
+            else:
+                self._table.create(connection)
+            with connection.begin_nested() as probe:
+                self._upsert(connection, [_PROBE | dict.fromkeys(self._answer_columns)])
+                probe.rollback()
+
+    def upsert(self, job_id: str, attempt_id: int, part: pa.Table) -> None:
+        """Write a part's rows, over those that this or an earlier attempt has written."""
+        own = {"job_id": job_id, "attempt_id": attempt_id}
+        rows = [
+            own | {name: _plain(value) for name, value in row.items()}
+            for row in part.to_pylist(maps_as_pydicts="lossy")
+        ]
+        with _connected(self._spec) as connection, connection.begin():
+            self._upsert(connection, rows)
+
+    @property
+    def _answer_columns(self) -> list[str]:
+        return [column.name for column in self._table.columns if column.name not in _PROBE]
+
+    def _upsert(self, connection: Connection, rows: list[dict[str, Any]]) -> None:
+        insert = _INSERTS[connection.dialect.name](self._table)
+        changed = {column.name: insert.excluded[column.name] for column in self._table.columns}
+        is_newer = self._table.c.attempt_id <= insert.excluded.attempt_id
+        connection.execute(insert.on_conflict_do_update(index_elements=_KEY, set_=changed, where=is_newer), rows)
+
+    def _refuse_other_columns(self, connection: Connection) -> None:
+        there = inspect(connection)
+        place = (self._table.name, self._table.schema)
+        types = {column["name"]: column["type"] for column in there.get_columns(*place)}
+        wanted = {column.name: column.type for column in self._table.columns}
+        if missing := [name for name in wanted if name not in types]:
+            raise SinkError(f"sink {self._spec} has no column {missing[0]!r}: choose another --sink-table")
+        if foreign := [name for name in types if name not in wanted]:
+            raise SinkError(f"sink {self._spec} has a column {foreign[0]!r} of another kind of job: choose another")
+        for name, kind in wanted.items():
+            if _python_type(kind) is not _python_type(types[name]):
+                raise SinkError(f"sink {self._spec} has {types[name]} in column {name!r} where {kind} is written")
+        if set(there.get_pk_constraint(*place)["constrained_columns"]) != set(_KEY):
+            raise SinkError(f"sink {self._spec} is not keyed by job_id and row: choose another --sink-table")
+
+
+def check_reachable(spec: SinkSpec) -> None:
+    """Raises SinkUnavailable, SinkError."""
+    with _connected(spec):
+        pass
+
+
+@contextmanager
+def _connected(spec: SinkSpec) -> Iterator[Connection]:
+    try:
+        with _engine(spec.url).connect() as connection:
+            yield connection
+    except SQLAlchemyError as error:
+        reason = " ".join(str(getattr(error, "orig", None) or error).split())
+        may_pass = isinstance(error, OperationalError | InterfaceError)
+        kind = SinkUnavailable if may_pass else SinkError
+        raise kind(f"sink {spec}: {reason}") from error
+
+
+def _engine(url: str) -> Engine:
+    options = {"connect_timeout": 10} if url.startswith("postgresql") else {"timeout": 30}
+    try:
+        return create_engine(url, poolclass=NullPool, connect_args=options)
+    except ModuleNotFoundError as error:
+        raise SinkError(f"{error.name} is missing: install headrace with its postgres extra") from error
+    except NoSuchModuleError as error:
+        raise SinkError(f"--sink names an unknown database driver: {error}") from error
+
+
+def _checked(schema: pa.Schema) -> pa.Schema:
+    for name in schema.names:
+        if name.casefold() in _OWN_COLUMNS:
+            raise SinkError(f"the input's column {name!r} is one that the sink has itself: rename it")
+    return schema
+
+
+_TYPES: tuple[tuple[Callable[[pa.DataType], bool], type[TypeEngine[Any]]], ...] = (
+    (pa.types.is_boolean, Boolean),
+    (pa.types.is_uint64, Numeric),
+    (pa.types.is_integer, BigInteger),
+    (pa.types.is_floating, Double),
+    (pa.types.is_decimal, Numeric),
+    (pa.types.is_date, Date),
+    (pa.types.is_binary, LargeBinary),
+    (pa.types.is_large_binary, LargeBinary),
+)
+
+
+def _sql_type(kind: pa.DataType) -> TypeEngine[Any]:
+    """The column for an Arrow type; what SQL has no type for, such as a duration, is text."""
+    if pa.types.is_timestamp(kind):
+        return DateTime(timezone=kind.tz is not None)
+    if pa.types.is_nested(kind):
+        return JSON(none_as_null=True)
+    return next((sql_type() for is_kind, sql_type in _TYPES if is_kind(kind)), Text())
+
+
+def _python_type(kind: TypeEngine[Any]) -> type:
+    # PostgreSQL's JSONB and others say nothing of theirs.
+    return dict if isinstance(kind, JSON) else kind.python_type
+
+
+def _plain(value: Any) -> Any:
+    """What both databases take: no NUL in texts; nested values as JSON has them."""
+    if isinstance(value, str):
+        return value.replace("\0", "\ufffd")
+    if isinstance(value, dict | list):
+        return json.loads(json.dumps(_finite(value), default=str).replace("\\u0000", "\\ufffd"))
+    return value
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _finite(item) for name, item in value.items()}
+    return [_finite(item) for item in value] if isinstance(value, list) else value

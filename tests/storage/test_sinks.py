@@ -1,0 +1,164 @@
+"""Rows in SQL tables, on both databases, as other readers find them."""
+
+import datetime as dt
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from sqlalchemy import create_engine, text
+
+from headrace.storage.errors import SinkError, SinkUnavailable
+from headrace.storage.parts import output_schema
+from headrace.storage.sinks import SinkSpec, SqlSink
+
+INPUTS = [
+    pa.field("text", pa.string()),
+    pa.field("stars", pa.int64()),
+    pa.field("price", pa.decimal128(8, 2)),
+    pa.field("day", pa.date32()),
+    pa.field("at", pa.timestamp("us", "UTC")),
+    pa.field("paid", pa.bool_()),
+]
+SCHEMA = output_schema(INPUTS, with_probabilities=True)
+
+
+@pytest.fixture
+def spec(database_url: str) -> SinkSpec:
+    return SinkSpec.parse(database_url, "answers")
+
+
+@pytest.fixture
+def sink(spec: SinkSpec) -> SqlSink:
+    sink = SqlSink(spec, SCHEMA)
+    sink.prepare()
+    return sink
+
+
+def part(*rows: dict[str, Any]) -> pa.Table:
+    return pa.Table.from_pylist(list(rows), schema=SCHEMA)
+
+
+def execute(spec: SinkSpec, statement: str) -> list[dict[str, Any]]:
+    engine = create_engine(spec.url)
+    with engine.begin() as connection:
+        result = connection.execute(text(statement))
+        found = [dict(row) for row in result.mappings()] if result.returns_rows else []
+    engine.dispose()
+    return found
+
+
+def test_rows_have_typed_columns(spec, sink):
+    at = dt.datetime(2026, 3, 4, 5, 6, tzinfo=dt.UTC)
+    row = {"row": 7, "custom_id": "x", "text": "naïve", "stars": 2**40, "paid": True, "label": "a", "confidence": 0.75}
+    more = {"price": Decimal("12.50"), "day": at.date(), "at": at, "probabilities": [("a", 0.75), ("b", 0.25)]}
+    sink.upsert("job", 1, part(row | more, {"row": 8, "custom_id": "y", "error": "no"}))
+    first, second = execute(spec, "select * from answers order by row")
+    assert (first["job_id"], first["row"], first["text"], first["stars"]) == ("job", 7, "naïve", 2**40)
+    assert (first["label"], first["confidence"], bool(first["paid"])) == ("a", 0.75, True)
+    assert Decimal(str(first["price"])) == Decimal("12.5")
+    assert str(first["day"]) == "2026-03-04"
+    assert (second["error"], second["label"], second["probabilities"]) == ("no", None, None)
+    assert execute(spec, "select sum(confidence) as total from answers where stars > 1000") == [{"total": 0.75}]
+
+
+def test_a_row_written_again_is_there_once(spec, sink):
+    sink.upsert("job", 1, part({"row": 0, "error": "failed"}, {"row": 1, "output": "b"}))
+    sink.upsert("job", 2, part({"row": 0, "output": "a"}))
+    sink.upsert("other", 1, part({"row": 0, "output": "c"}))
+    found = execute(spec, "select job_id, row, output, error from answers order by job_id, row")
+    assert [tuple(row.values()) for row in found] == [
+        ("job", 0, "a", None),
+        ("job", 1, "b", None),
+        ("other", 0, "c", None),
+    ]
+
+
+def test_an_attempt_that_was_overtaken_overwrites_nothing(spec, sink):
+    sink.upsert("job", 2, part({"row": 0, "output": "newer"}))
+    sink.upsert("job", 1, part({"row": 0, "output": "older"}))
+    assert execute(spec, "select output from answers") == [{"output": "newer"}]
+
+
+def test_what_a_database_cannot_hold_becomes_what_it_can(spec, sink):
+    sink.upsert("job", 1, part({"row": 0, "text": "a\0b", "probabilities": [("a\0", float("nan"))]}))
+    (row,) = execute(spec, "select * from answers")
+    assert row["text"] == "a\ufffdb"
+    assert "NaN" not in str(row["probabilities"])
+
+
+def test_preparing_leaves_no_row_and_can_be_repeated(spec, sink):
+    sink.prepare()
+    assert execute(spec, "select * from answers") == []
+    sink.upsert("job", 1, part({"row": 0}))
+    sink.prepare()
+    assert len(execute(spec, "select * from answers")) == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ("alter table answers rename column label to tag", "no column 'label'"),
+        ("alter table answers add column mine integer", "column 'mine'"),
+        ("alter table answers drop column stars; alter table answers add column stars text", "TEXT in column 'stars'"),
+    ],
+)
+def test_a_table_with_other_columns_is_refused_by_name(spec, sink, change, problem):
+    for statement in change.split(";"):
+        execute(spec, statement)
+    with pytest.raises(SinkError, match=problem):
+        sink.prepare()
+
+
+def test_a_table_without_the_key_is_refused(spec):
+    columns = ", ".join(f"{name} text" for name in ("job_id", "attempt_id", "row"))
+    execute(spec, f"create table answers ({columns})")
+    with pytest.raises(SinkError, match="no column 'custom_id'"):
+        SqlSink(spec, SCHEMA).prepare()
+
+
+def test_an_input_column_of_the_sinks_own_name_is_refused(spec):
+    with pytest.raises(SinkError, match="'Job_ID'"):
+        SqlSink(spec, output_schema([pa.field("Job_ID", pa.string())]))
+
+
+@pytest.mark.parametrize(
+    ("url", "problem"),
+    [("mysql://host/name", "mysql"), ("nonsense", "postgresql://"), ("sqlite://", "needs a file")],
+)
+def test_what_is_no_sink_is_refused(url, problem):
+    with pytest.raises(SinkError, match=problem):
+        SinkSpec.parse(url)
+
+
+def test_a_file_is_meant_from_where_the_job_is_submitted(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert SinkSpec.parse("sqlite:///answers.db").url == f"sqlite:///{tmp_path / 'answers.db'}"
+
+
+def test_a_password_is_not_shown_but_kept():
+    spec = SinkSpec.parse("postgresql://me:secret@host/name")
+    assert "secret" not in str(spec)
+    assert SinkSpec.of(spec.as_dict()) == spec
+    assert "secret" in spec.url
+
+
+def test_a_database_that_does_not_answer_may_be_tried_again(tmp_path: Path):
+    for url in (f"sqlite:///{tmp_path}/nowhere/answers.db", f"postgresql://me@/name?host={tmp_path}"):
+        with pytest.raises(SinkUnavailable, match="sink "):
+            SqlSink(SinkSpec.parse(url), SCHEMA).prepare()
+
+
+def test_a_user_without_permission_is_told(postgres_server):
+    admin = SinkSpec.parse(postgres_server, "guarded")
+    SqlSink(admin, SCHEMA).prepare()
+    try:
+        execute(admin, "create role reader login")
+        execute(admin, "grant select on guarded to reader")
+        reader = SinkSpec.parse(postgres_server.replace("postgres@", "reader@"), "guarded")
+        with pytest.raises(SinkError, match="permission denied"):
+            SqlSink(reader, SCHEMA).prepare()
+    finally:
+        execute(admin, "drop table guarded")
+        execute(admin, "drop role reader")
