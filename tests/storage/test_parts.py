@@ -140,3 +140,12 @@ def test_a_part_is_summed_up(tmp_path: Path) -> None:
     rows = [{"row": 0, "prompt_tokens": 5, "completion_tokens": 2}, {"row": 1, "prompt_tokens": 3, "error": "no"}]
     summary = parts.part_summary(NAME, pa.Table.from_pylist(rows, schema=parts.output_schema([])))
     assert summary == NewPart(NAME, num_rows=2, num_failed=1, prompt_tokens=8, completion_tokens=2)
+
+
+def test_the_last_attempt_of_a_job_tidies_up_after_those_before_it_at_any_shard(tmp_path: Path) -> None:
+    names_of = {attempt: parts.part_file_name(shard, attempt, 0) for shard, attempt in ((3, 1), (5, 2), (4, 7), (3, 9))}
+    for name in names_of.values():
+        parts.write_part(tmp_path, name, table(1))
+    parts.publish(tmp_path, names_of[1])
+    parts.remove_all_strays(tmp_path, attempt_id=7)
+    assert names(tmp_path) == sorted([names_of[1], f".{names_of[7]}.tmp", f".{names_of[9]}.tmp"])
