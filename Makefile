@@ -66,7 +66,7 @@ $(bin)/python:
 
 .venv/.dev: .venv/.runtime
 	@echo "Installing the tools for tests and linting."
-	@$(pip) --editable '.[dev,postgres]'
+	@$(pip) --editable '.[dev,grpc,postgres]'
 	@touch $@
 
 .venv/.bench: .venv/.runtime

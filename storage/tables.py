@@ -8,7 +8,7 @@ from sqlalchemy import UniqueConstraint as Unique
 from .records import AttemptOutcome, JobState, ShardState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0004"
+SCHEMA_REVISION = "0008"
 
 metadata = MetaData(
     naming_convention={
