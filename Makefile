@@ -59,7 +59,7 @@ $(bin)/python:
 		echo "$(PYTHON) cannot make virtual environments: install the package python3-venv" >&2; exit 1; }
 	@$(PYTHON) -m venv .venv
 
-.venv/.runtime: pyproject.toml constraints.txt | $(bin)/python
+.venv/.runtime: pyproject.toml constraints.txt $(wildcard kernels/native/src/*) | $(bin)/python
 	@echo "Installing headrace into .venv: about a minute, and only this once."
 	@$(pip) --editable .
 	@touch $@

@@ -3,15 +3,14 @@
     python benchmarks/bench_queue.py [--rows 20000] [--celery-rows 5000] [--shard-rows 1024]
 
 The worker is a process of its own, as in production, with the ticket model's tokenizer and an engine whose model
-computes nothing. For comparison the same rows as one Celery task each, through the same Valkey, with the answers in a
-Redis list. The last line is JSON.
+computes nothing. Then each phase by itself, in one process, for 20,000 rows at most. For comparison the same rows as
+one Celery task each, through the same Valkey, with the answers in a Redis list. The last line is JSON.
 """
 
 import argparse
 import json
 import logging
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -25,6 +24,7 @@ import pyarrow.dataset as ds
 import torch
 from bench_scheduler import NoOpRunner
 from celery import Celery
+from queue_phases import measure_phases
 from redis import Redis
 from report import ROOT, print_result
 
@@ -36,6 +36,7 @@ from headrace.jobs.client import Client
 from headrace.jobs.embedded import redis_urls
 from headrace.jobs.settings import Settings
 from headrace.jobs.worker import WorkerOptions, serve
+from headrace.storage.readers import open_input
 from headrace.storage.records import JobState
 
 MODEL = ROOT / "examples" / "tickets" / "model"
@@ -44,6 +45,7 @@ ENGINE = EngineConfig(max_num_seqs=1024, max_num_batched_tokens=65536)
 CELERY_THREADS = 8
 CELERY_QUEUE, ANSWERS = "bench.celery", "bench:answers"
 PATIENCE_SECONDS = 600.0
+PHASE_ROWS = 20_000
 
 
 def load(folder: Path, config: EngineConfig) -> Engine:
@@ -82,7 +84,9 @@ def work_for_celery(broker: str, redis_url: str) -> None:
 
 
 def peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+    """This process's own peak: `ru_maxrss` begins with its parent's."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
 @contextmanager
@@ -172,13 +176,19 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         headrace["ledger_bytes"] / 2**10,
     )
     print(f"{headrace['rows']:,} rows at {headrace['rows_per_second']:,.0f}/s, {seconds:.1f} s of it to submit")
-    print(f"worker {mib:,.0f} MiB, ledger {kib:,.0f} KiB")
+    submitter = headrace["submit_peak_bytes"] / 2**20
+    print(f"peak memory: submitter {submitter:,.0f} MiB, worker {mib:,.0f} MiB; ledger {kib:,.0f} KiB")
+    source = open_input(folder / "input.jsonl", PHASE_ROWS)
+    phases = measure_phases(folder, source, MODEL, load(MODEL, ENGINE), options.shard_rows)
+    num_rows = min(PHASE_ROWS, options.rows)
+    for phase, seconds in phases.items():
+        print(f"  {phase}: {seconds / num_rows * 1e6:.1f} µs a row")
     if not options.celery_rows:
-        return {"headrace": headrace}
+        return {"headrace": headrace, "phase_seconds": phases}
     celery = measure_celery(folder, options.celery_rows, env)
     ratio = headrace["rows_per_second"] / celery["rows_per_second"]
     print(f"{celery['rows']:,} rows as one Celery task each: {celery['rows_per_second']:,.0f}/s, 1/{ratio:.1f} of that")
-    return {"headrace": headrace, "celery": celery, "ratio": ratio}
+    return {"headrace": headrace, "phase_seconds": phases, "celery": celery, "ratio": ratio}
 
 
 def main() -> None:

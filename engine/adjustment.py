@@ -1,4 +1,4 @@
-"""What a request does to its logits before a token is chosen: minimum length, biases, penalties."""
+"""What a request does to its logits before a token is chosen: minimum length, biases, penalties, a grammar."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -8,7 +8,8 @@ import numpy
 import torch
 from torch import Tensor
 
-from ..kernels.sampling import penalize_
+from ..kernels.sampling import apply_bit_mask, penalize_
+from .guide import Guide
 from .request import SamplingParams
 
 
@@ -37,12 +38,22 @@ class TokenHistory:
 
 
 class Adjustment:
-    """One request's wishes, and what they depend on. Only requests with wishes have one: others cost nothing."""
+    """One request's wishes, and what they depend on. Only requests with wishes have one: others cost nothing.
 
-    __slots__ = ("_num_prompt_tokens", "history", "num_output_tokens", "params", "stop_token_ids")
+    `guide`, which its owner keeps up to date, knows the tokens that a grammar allows.
+    """
 
-    def __init__(self, params: SamplingParams, stop_token_ids: Sequence[int], num_prompt_tokens: int) -> None:
+    __slots__ = ("_num_prompt_tokens", "guide", "history", "num_output_tokens", "params", "stop_token_ids")
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        stop_token_ids: Sequence[int],
+        num_prompt_tokens: int,
+        guide: Guide | None = None,
+    ) -> None:
         self.params = params
+        self.guide = guide
         self.stop_token_ids = tuple(stop_token_ids)
         self.num_output_tokens = 0
         self._num_prompt_tokens = num_prompt_tokens
@@ -51,10 +62,23 @@ class Adjustment:
         self.history = TokenHistory(first, num_prompt_tokens) if params.has_penalties else None
 
     @classmethod
-    def of(cls, params: SamplingParams, stop_token_ids: Sequence[int], num_prompt_tokens: int) -> Self | None:
+    def of(
+        cls,
+        params: SamplingParams,
+        stop_token_ids: Sequence[int],
+        num_prompt_tokens: int,
+        guide: Guide | None = None,
+    ) -> Self | None:
         """The adjustment these parameters ask for, if any."""
-        wanted = params.has_penalties or params.logit_bias or params.min_tokens
-        return cls(params, stop_token_ids, num_prompt_tokens) if wanted else None
+        wanted = params.has_penalties or params.logit_bias or params.min_tokens or guide is not None
+        return cls(params, stop_token_ids, num_prompt_tokens, guide) if wanted else None
+
+    @property
+    def forbids_stops(self) -> bool:
+        """Whether the answer is to go on, being too short. Not where a grammar leaves nothing but stopping."""
+        if self.num_output_tokens >= self.params.min_tokens:
+            return False
+        return self.guide is None or self.guide.allows_other_than(self.stop_token_ids)
 
     def after(self, token_ids: Sequence[int]) -> Self:
         """Itself, brought up to date with its sequence's tokens (prompt and output)."""
@@ -67,20 +91,17 @@ class Adjustment:
 def adjust_(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
     """Change rows of `logits` ([n, vocab] float32) in place: those named by the keys, each by its adjustment.
 
-    In vLLM's order: stop tokens are masked before `min_tokens`, then biases are added, then penalties taken.
+    In vLLM's order: stop tokens are masked before `min_tokens`, then biases are added, then penalties taken. What a
+    grammar forbids is masked last: nothing of the others changes a logit that is minus infinity.
     """
     _mask_stops(logits, adjustments)
     _add_biases(logits, adjustments)
     _penalize(logits, adjustments)
+    _mask_forbidden(logits, adjustments)
 
 
 def _mask_stops(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
-    pairs = [
-        (row, token)
-        for row, each in adjustments.items()
-        if each.num_output_tokens < each.params.min_tokens
-        for token in each.stop_token_ids
-    ]
+    pairs = [(row, token) for row, each in adjustments.items() if each.forbids_stops for token in each.stop_token_ids]
     if pairs:
         rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
         logits[rows, tokens] = -torch.inf
@@ -118,6 +139,20 @@ def _penalize(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
         presence=of_row([each.presence_penalty for each in params], logits.dtype),
         frequency=of_row([each.frequency_penalty for each in params], logits.dtype),
     )
+
+
+def _mask_forbidden(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
+    guides = {row: each.guide for row, each in adjustments.items() if each.guide is not None}
+    if not guides:
+        return
+    masks = torch.from_numpy(numpy.stack([guide.mask for guide in guides.values()])).to(logits.device)
+    if len(guides) == len(logits):
+        apply_bit_mask(logits, masks)
+        return
+    rows = torch.tensor(list(guides), device=logits.device)
+    masked = logits[rows]
+    apply_bit_mask(masked, masks)
+    logits[rows] = masked
 
 
 def _joined(arrays: Sequence["array[int]"], device: torch.device) -> Tensor:

@@ -9,6 +9,7 @@ from itertools import chain
 from .choices import ChoiceTree, build_choice_tree
 from .config import EngineConfig
 from .errors import ConfigError, InvalidRequestError
+from .guide import Guide
 from .live_request import LiveRequest
 from .request import Request
 
@@ -28,7 +29,7 @@ class Admission:
         self._check(request)
         params = request.params
         room = self.max_model_len - len(request.prompt_token_ids)
-        return LiveRequest(
+        live = LiveRequest(
             request=request,
             arrival=arrival,
             seed=params.seed if params.seed is not None else self._derived_seed(request.request_id),
@@ -36,7 +37,29 @@ class Admission:
             stop_token_ids=frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))),
             block_size=self.block_size,
             tree=self._choice_tree(request),
+            guide=self._guide(request),
+            end_token_id=self.eos_token_ids[0] if self.eos_token_ids else None,
         )
+        self._resume(live)
+        return live
+
+    def _resume(self, live: LiveRequest) -> None:
+        num_known = len(live.request.resume_token_ids)
+        if live.tree is None and num_known > live.max_tokens:
+            raise InvalidRequestError(
+                f"resume_token_ids are {num_known} tokens, but the answer may have at most {live.max_tokens} "
+                f"(max_tokens={live.request.params.max_tokens}, max_model_len={self.max_model_len})",
+                "resume_token_ids",
+            )
+        try:
+            live.resume()
+        except InvalidRequestError:
+            raise
+        # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.
+        except Exception as error:
+            raise InvalidRequestError(
+                f"resume_token_ids cannot be this answer's: {error}", "resume_token_ids"
+            ) from error
 
     def _derived_seed(self, request_id: str) -> int:
         digest = blake2b(f"{self.seed}/{request_id}".encode(), digest_size=8).digest()
@@ -55,6 +78,19 @@ class Admission:
             )
         return tree
 
+    def _guide(self, request: Request) -> Guide | None:
+        if request.grammar is None:
+            if request.params.structured_outputs is not None:
+                raise InvalidRequestError("structured_outputs need Request.grammar", "structured_outputs")
+            return None
+        if not self.eos_token_ids or request.params.ignore_eos:
+            raise InvalidRequestError(
+                "structured_outputs need an end token, and "
+                + ("ignore_eos is set" if self.eos_token_ids else "the model has none"),
+                "structured_outputs",
+            )
+        return Guide(request.grammar, self.eos_token_ids, self.vocab_size)
+
     def _check(self, request: Request) -> None:
         prompt = request.prompt_token_ids
         if not prompt:
@@ -71,6 +107,7 @@ class Admission:
             raise InvalidRequestError(f"priority must be a whole number, not {request.priority!r}")
         self._check_tokens(request.params.stop_token_ids, "stop_token_ids: ")
         self._check_tokens(request.params.logit_bias or (), "logit_bias: ")
+        self._check_tokens(request.resume_token_ids, "resume_token_ids: ")
         self._check_tokens(chain.from_iterable(request.choice_token_ids or ()))
 
     def _check_tokens(self, token_ids: Iterable[int], where: str = "") -> None:

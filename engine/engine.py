@@ -43,6 +43,9 @@ class EngineStats:
     num_computed_tokens: int
     num_preemptions: int
     num_swaps: int
+    num_blocks: int
+    # Free, or cached by nobody's need.
+    num_available_blocks: int
 
 
 class Engine:
@@ -70,6 +73,7 @@ class Engine:
         self._arrivals = count()
         # Requests whose answer needs no computation; they end at the next step.
         self._decided: list[LiveRequest] = []
+        self._num_guided = 0
         self._num_steps = 0
         self._num_computed_tokens = 0
 
@@ -94,6 +98,8 @@ class Engine:
             num_computed_tokens=self._num_computed_tokens,
             num_preemptions=self._scheduler.num_preemptions,
             num_swaps=self._tables.num_swaps,
+            num_blocks=self._cache.num_blocks,
+            num_available_blocks=self._cache.num_available,
         )
 
     def add(self, request: Request) -> None:
@@ -103,6 +109,7 @@ class Engine:
         live = self._admission.accept(request, next(self._arrivals))
         leader = self._leader_of(live)
         self._requests[request.request_id] = live
+        self._num_guided += live.guide is not None
         if live.is_decided:
             self._decided.append(live)
             return
@@ -182,7 +189,17 @@ class Engine:
             return StepResult([], [], [])
         logits = self._runner.execute(Batch.build(plan.scheduled, self._config.block_size, self._runner.device))
         ended = [item.sequence for item in plan.scheduled if item.reaches_end]
+        if self._num_guided:
+            # On a GPU, while it computes.
+            self._compute_masks(ended)
         return read_logits(logits, ended, self._requests)
+
+    def _compute_masks(self, ended: SequenceOf[Sequence]) -> None:
+        for sequence in ended:
+            live = self._requests[sequence.request_id]
+            for each in (live, *live.followers):
+                if each.guide is not None:
+                    each.guide.refresh()
 
     def _record(self, plan: StepPlan, result: StepResult) -> list[RequestEvent]:
         if not plan.scheduled:
@@ -208,18 +225,18 @@ class Engine:
         sequence.token_ids.append(token)
         try:
             reason = live.finish_reason(sequence)
-        # The stop checker is the caller's: whatever it raises is that request's fault alone.
+        # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.
         except Exception as error:
-            logger.exception("the stop checker of request %s failed", sequence.request_id)
+            logger.exception("request %s failed on its token %d", sequence.request_id, token)
             return self._fail(live, _one_line(error))
         collected = sequence.prompt_logprobs
         event = RequestEvent(
             sequence.request_id,
-            (token,),
+            (token, *live.forced),
             reason,
             sequence.num_cached_tokens,
             logprobs=logprobs,
-            prompt_logprobs=collected.entries() if collected is not None and sequence.num_output_tokens == 1 else None,
+            prompt_logprobs=collected.entries() if collected is not None and live.is_first(sequence) else None,
         )
         return event if reason is None else self._end(live, event)
 
@@ -239,6 +256,9 @@ class Engine:
         request = live.request
         leader = self._requests.get(request.fork_of) if request.fork_of is not None else None
         if leader is None or live.tree is not None or request.params.prompt_logprobs is not None:
+            return None
+        # Its first token does not come from the prompt's logits.
+        if request.resume_token_ids:
             return None
         if list(leader.request.prompt_token_ids) != list(request.prompt_token_ids):
             raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another prompt")
@@ -274,6 +294,7 @@ class Engine:
     def _drop(self, live: LiveRequest) -> None:
         """Forget a request; the first of those that waited for its prompt computes it for the others."""
         del self._requests[live.request.request_id]
+        self._num_guided -= live.guide is not None
         for sequence in live.sequences:
             if live.leader is None:
                 self._scheduler.finish(sequence)

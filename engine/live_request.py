@@ -6,6 +6,8 @@ from itertools import count
 
 from .adjustment import Adjustment
 from .choices import ChoiceNode, ChoiceTree
+from .errors import InvalidRequestError
+from .guide import Guide
 from .logprobs import PromptLogprobs
 from .request import FinishReason, Request, RequestEvent
 from .sampler import pick_choice
@@ -16,7 +18,9 @@ from .sequence import Sequence
 class LiveRequest:
     """A request, the sequences that still compute for it, and what is known of its answer.
 
-    `followers` wait to share this one's prompt, `leader` is whom this one waits for.
+    `followers` wait to share this one's prompt, `leader` is whom this one waits for. `ended`: why the answer was over
+    before anything was computed, if the tokens it resumes from complete it. `guide`: where it stands in its grammar.
+    `forced`: the end token where the grammar leaves nothing else, so that no step is spent on it.
     """
 
     request: Request
@@ -26,27 +30,52 @@ class LiveRequest:
     stop_token_ids: frozenset[int]
     block_size: int
     tree: ChoiceTree | None
+    guide: Guide | None = None
+    end_token_id: int | None = None
     adjustment: Adjustment | None = field(init=False)
     sequences: list[Sequence] = field(default_factory=list)
     followers: list["LiveRequest"] = field(default_factory=list)
     leader: "LiveRequest | None" = None
+    ended: FinishReason | None = None
+    forced: tuple[int, ...] = ()
     num_cached_tokens: int = 0
     _node_logprobs: dict[ChoiceNode, list[float]] = field(default_factory=dict)
     _branches: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
         num_prompt_tokens = len(self.request.prompt_token_ids)
-        self.adjustment = Adjustment.of(self.request.params, tuple(self.stop_token_ids), num_prompt_tokens)
+        self.adjustment = Adjustment.of(self.request.params, tuple(self.stop_token_ids), num_prompt_tokens, self.guide)
 
     @property
     def is_decided(self) -> bool:
-        """Whether the answer needs no computation: there is only one choice."""
-        return self.tree is not None and not self.tree.nodes
+        """Whether the answer needs no computation: it is complete, or there is only one choice."""
+        return self.ended is not None or (self.tree is not None and not self.tree.nodes)
 
     @property
     def waits_for_prompt(self) -> bool:
         """Whether it is about to compute its prompt for the first time, so that others may join."""
-        return self.tree is None and self.leader is None and not self.sequences[0].num_output_tokens
+        if self.is_decided or self.tree is not None or self.leader is not None:
+            return False
+        return not self.sequences[0].num_output_tokens
+
+    def resume(self) -> None:
+        """Take in the tokens that the request resumes from; the answer may end with the last of them.
+
+        Tells the stop checker. Raises `InvalidRequestError` when they cannot be this request's.
+        """
+        known = tuple(self.request.resume_token_ids)
+        if self.tree is not None:
+            if known and known not in self.tree.choices:
+                raise _cannot_resume("are none of the choices, and an answer with choices comes whole")
+            return
+        for length, token in enumerate(known, 1):
+            if self.forced and token in self.stop_token_ids:
+                # It came with the token before.
+                self.forced = ()
+            elif self.ended is not None:
+                raise _cannot_resume(f"go on after token {length - 1}, with which the answer ends")
+            else:
+                self.ended = self._finish_reason(token, length)
 
     def new_sequence(self, node: ChoiceNode | None = None) -> Sequence:
         """A further sequence of this request, at its beginning or at one of its choices' nodes."""
@@ -54,7 +83,7 @@ class LiveRequest:
         num_top = self.request.params.prompt_logprobs
         sequence = Sequence(
             request_id=self.request.request_id,
-            token_ids=prompt + list(node.path if node else ()),
+            token_ids=prompt + list(node.path if node else self.request.resume_token_ids),
             num_prompt_tokens=len(prompt),
             block_size=self.block_size,
             choice_node=node,
@@ -67,11 +96,33 @@ class LiveRequest:
         return sequence
 
     def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Whether and why the sequence's last token ends it. Tells the stop checker, so to be asked once a token."""
-        token, stop_checker = sequence.token_ids[-1], self.request.stop_checker
+        """Whether and why the sequence's last token ends it, perhaps with what is then `forced`.
+
+        Tells the stop checker and the guide, so to be asked once a token. Raises what they raise.
+        """
+        return self._finish_reason(sequence.token_ids[-1], sequence.num_output_tokens)
+
+    def _finish_reason(self, token: int, num_output_tokens: int) -> FinishReason | None:
+        stop_checker = self.request.stop_checker
         if token in self.stop_token_ids or (stop_checker is not None and stop_checker(token)):
             return FinishReason.STOP
-        return FinishReason.LENGTH if sequence.num_output_tokens >= self.max_tokens else None
+        if num_output_tokens >= self.max_tokens:
+            return FinishReason.LENGTH
+        return self._guided_end(token) if self.guide is not None else None
+
+    def _guided_end(self, token: int) -> FinishReason | None:
+        assert self.guide is not None
+        assert self.end_token_id is not None
+        self.guide.advance(token)
+        # Its log-probability would have to be computed.
+        if not self.guide.is_complete or self.request.params.logprobs is not None:
+            return None
+        self.forced = (self.end_token_id,)
+        return FinishReason.STOP
+
+    def is_first(self, sequence: Sequence) -> bool:
+        """Whether the sequence's last token is the first one that was computed for this request."""
+        return sequence.num_output_tokens == len(self.request.resume_token_ids) + 1
 
     def reach(self, sequence: Sequence, logprobs: list[float]) -> list[Sequence]:
         """Note the scores at the choice node that ends `sequence`; returns the sequences that are wanted next.
@@ -88,15 +139,22 @@ class LiveRequest:
         return [self.new_sequence(node) for node in self.tree.nodes[1:]]
 
     def decide(self) -> RequestEvent:
-        """The last event of a request with choices, all of whose nodes are known."""
-        assert self.tree is not None
+        """The last event of a request that is complete, or has choices all of whose nodes are known."""
+        if self.tree is None:
+            return RequestEvent(self.request.request_id, self.forced, self.ended)
         probabilities = self.tree.probabilities(self._node_logprobs)
-        chosen = pick_choice(probabilities, self.request.params, self.seed)
+        known = tuple(self.request.resume_token_ids)
+        # What was told to somebody already stands, even should it be computed otherwise here.
+        chosen = self.tree.choices.index(known) if known else pick_choice(probabilities, self.request.params, self.seed)
         return RequestEvent(
             self.request.request_id,
-            self.tree.choices[chosen],
+            () if known else self.tree.choices[chosen],
             FinishReason.STOP,
             self.num_cached_tokens,
             chosen,
             probabilities,
         )
+
+
+def _cannot_resume(why: str) -> InvalidRequestError:
+    return InvalidRequestError(f"resume_token_ids {why}: leave them out", "resume_token_ids")

@@ -149,6 +149,7 @@ class LLM:
         The first computes the prompt, the others fork from it.
         """
         request_id = str(next(self._ids))
+        grammar = self._tokenizer.grammar(params.structured_outputs)
         return [
             Request(
                 # The first has the id, and with it the derived seed, that it has when `n` is 1.
@@ -157,6 +158,7 @@ class LLM:
                 params.of_sample(index),
                 choice_token_ids,
                 StopStrings.of(self._tokenizer, params),
+                grammar,
                 fork_of=request_id if index else None,
             )
             for index in range(params.n)

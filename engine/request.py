@@ -9,7 +9,9 @@ from numbers import Integral, Real
 from typing import NamedTuple, TypeGuard
 
 from .errors import InvalidRequestError
+from .grammar import Grammar
 from .logprobs import TokenLogprobs
+from .structured_outputs import StructuredOutputsParams
 
 # Told each new token, in the engine's thread; true when it completes a stop. It must be quick and must not raise.
 StopChecker = Callable[[int], bool]
@@ -38,7 +40,9 @@ class SamplingParams:
     these texts appears, and before it unless `include_stop_str_in_output`. Up to `min_tokens` tokens neither the end
     token nor a stop ends an answer. `logprobs=k` reports, for each token, its log-probability and those of the k
     likeliest, as the model gives them before any of the above; `prompt_logprobs=k` does for the prompt's tokens. Such
-    a prompt is computed afresh, as what the prefix cache holds comes without them.
+    a prompt is computed afresh, as what the prefix cache holds comes without them. `structured_outputs`: the answer
+    follows a grammar. It ends where the grammar leaves nothing to say, whatever `min_tokens`; where `max_tokens` end
+    it before that, its finish reason is "length".
 
     Raises `InvalidRequestError` naming the field that is out of range.
     """
@@ -62,6 +66,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     choices: Sequence[str] | None = None
+    structured_outputs: StructuredOutputsParams | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -84,6 +89,7 @@ class SamplingParams:
         _check_logit_bias(self.logit_bias)
         _check_stop(self.stop)
         _check_stop_token_ids(self.stop_token_ids)
+        self._check_structured_outputs()
         if self.choices is not None:
             _check_choices(self.choices)
             self._check_fits_choices()
@@ -112,6 +118,12 @@ class SamplingParams:
         digest = blake2b(f"{self.seed}/{index}".encode(), digest_size=8).digest()
         return replace(self, n=1, prompt_logprobs=None, seed=int.from_bytes(digest) >> 1)
 
+    def with_seed(self, seed: int) -> "SamplingParams":
+        """The same with this seed, in [0, 2**63); nothing is checked again, as a job does it for each of its rows."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, seed=seed)
+        return other
+
     def _check_types(self) -> None:
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
             _require(_is_number(getattr(self, name)), name, "a number", repr(getattr(self, name)))
@@ -122,6 +134,13 @@ class SamplingParams:
             _require(value is None or _is_whole(value), name, "a whole number", repr(value))
         for name in ("ignore_eos", "include_stop_str_in_output"):
             _require(isinstance(getattr(self, name), bool), name, "true or false", repr(getattr(self, name)))
+
+    def _check_structured_outputs(self) -> None:
+        given = self.structured_outputs
+        fits = given is None or isinstance(given, StructuredOutputsParams)
+        _require(fits, "structured_outputs", "a StructuredOutputsParams", repr(given))
+        if given is not None and self.ignore_eos:
+            raise InvalidRequestError("ignore_eos has no meaning with structured_outputs: leave it out", "ignore_eos")
 
     def _check_fits_choices(self) -> None:
         """Refuse what a choice among whole texts has no use for, rather than ignore it."""
@@ -139,6 +158,7 @@ _NOT_WITH_CHOICES = (
     "logprobs",
     "prompt_logprobs",
     "logit_bias",
+    "structured_outputs",
 )
 
 
@@ -202,12 +222,20 @@ class Request:
     The engine knows no tokenizer, so whoever adds a request brings what depends on texts. `choice_token_ids`: the
     token ids of each of `params.choices`, in order. `stop_checker`, called with each new token, ends the request when
     it says so: the place for `params.stop`, since it sees a stop in the step that completes it, and no token is
-    computed in vain. It keeps the state of one run, so a request with one is added once. `logprobs_temperature`
-    divides the logits of which `params.logprobs` are reported.
+    computed in vain. It keeps the state of one run, so a request with one is added once. `grammar`:
+    `params.structured_outputs`, compiled. `logprobs_temperature` divides the logits of which `params.logprobs` are
+    reported.
 
     `priority`: a request of a lower value is served first; of equal ones the earlier. `fork_of` names a request with
     the same prompt: while that one's is not computed yet, this one waits for it and shares its KV blocks. So the
     samples of a prompt cost one prefill, and are requests of their own in everything else.
+
+    `resume_token_ids`: the answer's first tokens where they are known already, from an attempt that was cut short.
+    They are computed with the prompt and count as the answer's own in everything (`max_tokens`, penalties, stops, the
+    place in the seed's sequence), so that the rest is what the undisturbed run would have given; events bring only
+    that. The stop checker is told of them when the request is added. Where they complete the answer already nothing is
+    computed. Such a request computes its prompt itself, whatever it is a `fork_of`. With choices, whose answers come
+    whole, they are one of the choices.
     """
 
     request_id: str
@@ -215,9 +243,11 @@ class Request:
     params: SamplingParams = field(default_factory=SamplingParams)
     choice_token_ids: tuple[tuple[int, ...], ...] | None = None
     stop_checker: StopChecker | None = None
+    grammar: Grammar | None = None
     logprobs_temperature: float = 1.0
     priority: int = 0
     fork_of: str | None = None
+    resume_token_ids: Sequence[int] = ()
 
 
 class RequestEvent(NamedTuple):

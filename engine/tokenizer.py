@@ -10,8 +10,10 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
 from .errors import InvalidRequestError, ModelError
+from .grammar import Grammar, GrammarCompiler
 from .model_config import read_json_object
 from .segments import SegmentEncoder
+from .structured_outputs import StructuredOutputsParams
 
 
 class Tokenizer:
@@ -81,6 +83,14 @@ class Tokenizer:
         doubled = self._fast.decode_batch([[token, token] for token in token_ids], skip_special_tokens=False)
         single = self._fast.decode_batch([[token] for token in token_ids], skip_special_tokens=False)
         return [two[len(one) :] for two, one in zip(doubled, single, strict=True)]
+
+    def grammar(self, params: StructuredOutputsParams | None) -> Grammar | None:
+        """The grammar of `SamplingParams.structured_outputs`, if any, compiled once. Raises `InvalidRequestError`."""
+        return None if params is None else self._grammars.compile(params)
+
+    @cached_property
+    def _grammars(self) -> GrammarCompiler:
+        return GrammarCompiler(self.fast)
 
     @property
     def has_chat_template(self) -> bool:

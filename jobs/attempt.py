@@ -6,6 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
@@ -32,6 +33,7 @@ from .errors import Stopped
 from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
 from .retrying import Retrial
 from .row_batch import RowBatch
+from .row_streams import RowStreams
 from .schemas import JobSpec
 
 logger = logging.getLogger(__name__)
@@ -46,7 +48,8 @@ class AttemptTools:
     """What every attempt of a worker uses.
 
     `flush_seconds`: how long a finished row waits for its part at most. `max_failures`: after how many attempts that
-    ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine.
+    ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine. `row_streams`:
+    for rows that somebody watches.
     """
 
     ledger: Ledger
@@ -55,6 +58,7 @@ class AttemptTools:
     flush_seconds: float
     max_failures: int = 3
     room: EngineRoom = field(default_factory=EngineRoom)
+    row_streams: RowStreams | None = None
 
 
 @dataclass
@@ -116,9 +120,14 @@ class ShardAttempt:
         batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix=str(self.claim.attempt_id))
         try:
             self.tools.host.submit(batch.requests, self._outcomes.put)
-            self._collect(batch)
+            with self._watchable(batch):
+                self._collect(batch)
         finally:
             self.tools.host.abort(request.request_id for request in batch.requests)
+
+    def _watchable(self, batch: RowBatch) -> AbstractContextManager[None]:
+        streams = self.tools.row_streams
+        return nullcontext() if streams is None else streams.offered(self.claim, batch)
 
     def _recover(self) -> frozenset[int]:
         """Finish what earlier attempts at this shard had committed; returns the rows that are done."""

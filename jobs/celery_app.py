@@ -5,22 +5,28 @@ sweeper, a doubled one by the ledger's lease, and no visibility timeout has to o
 """
 
 import hashlib
+import logging
 import signal
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from types import FrameType
 from typing import Any
 
-from celery import Celery, signals
+from celery import Celery, bootsteps, signals
 from celery.apps.worker import Worker
 from celery.concurrency.thread import ApplyResult, TaskPool
 from celery.exceptions import SecurityWarning
 from celery.worker import state as worker_state
 from kombu.asynchronous.hub import Hub
 from kombu.entity import Exchange, Queue
-from kombu.exceptions import BatchPublishError, OperationalError
+from kombu.exceptions import BatchPublishError, ChannelError, OperationalError
+from kombu.message import Message
+from kombu.messaging import Consumer
+
+logger = logging.getLogger(__name__)
 
 RUN_SHARD = "headrace.run_shard"
 # On Redis 0 is the highest priority: what the sweeper puts back goes ahead of what waits.
@@ -31,9 +37,17 @@ _BATCH_MESSAGES = 500
 
 def shard_queue(model: str, dtype: str, quantization: str | None = None) -> str:
     """Name the queue that workers with this model in this precision listen to."""
+    return f"headrace.bulk.{_model_key(model, dtype, quantization)}"
+
+
+def live_queue(model: str, dtype: str, quantization: str | None = None) -> str:
+    """Name the queue of the same workers for interactive requests."""
+    return f"headrace.live.{_model_key(model, dtype, quantization)}"
+
+
+def _model_key(model: str, dtype: str, quantization: str | None) -> str:
     precision = dtype if quantization is None else f"{dtype}|{quantization}"
-    key = hashlib.sha256(f"{model}|{precision}".encode()).hexdigest()[:12]
-    return f"headrace.bulk.{key}"
+    return hashlib.sha256(f"{model}|{precision}".encode()).hexdigest()[:12]
 
 
 def create_app(broker_url: str) -> Celery:
@@ -79,7 +93,28 @@ def send_shards(app: Celery, queue: str, shard_ids: Sequence[str], priority: int
         raise OperationalError(str(error.__cause__)) from error
 
 
-def run_worker(app: Celery, queues: Sequence[str], concurrency: int, on_shutdown: Callable[[], None]) -> int:
+def send_request(app: Celery, queue: str, request_id: str) -> None:
+    """Ring for an interactive request. Raises kombu's OperationalError when Redis cannot be reached."""
+    with app.producer_pool.acquire(block=True) as producer:
+        # Not through `send_task`, which takes ten times as long for headers that nobody would read.
+        producer.publish(request_id, exchange="", routing_key=queue, serializer="json", priority=RESCUE_PRIORITY)
+
+
+@dataclass(frozen=True)
+class Bells:
+    """A queue whose messages name interactive requests, and who is told of them: in the event loop, so at once."""
+
+    queue: str
+    on_ring: Callable[[str], None]
+
+
+def run_worker(
+    app: Celery,
+    queues: Sequence[str],
+    concurrency: int,
+    on_shutdown: Callable[[], None],
+    bells: Bells | None = None,
+) -> int:
     """Consume the queues in this (main) thread until SIGTERM or SIGINT; returns the exit status.
 
     Tasks run in `concurrency` threads. When told to stop, takes no more messages, calls `on_shutdown` once in
@@ -90,6 +125,8 @@ def run_worker(app: Celery, queues: Sequence[str], concurrency: int, on_shutdown
     # Its advice against root is about pickled messages, which are refused anyway.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     app.conf.task_queues = [_queue(name) for name in queues]
+    if bells is not None:
+        app.steps["consumer"].add(_bell_step(bells))
     with _signal_arrivals() as arrivals:
         worker = _Worker(
             app=app,
@@ -104,6 +141,37 @@ def run_worker(app: Celery, queues: Sequence[str], concurrency: int, on_shutdown
         )
         worker.start()
     return int(worker.exitcode or 0)
+
+
+def _bell_step(bells: Bells) -> type[bootsteps.ConsumerStep]:
+    """Listens to a queue beside the tasks', on a channel of its own.
+
+    A channel asks Redis for the next message only while its worker has room, and what it has asked for it cannot take
+    back. So one channel for both queues would have to leave the tasks' out while every thread is busy, and would then
+    notice a free thread late.
+    """
+
+    class BellStep(bootsteps.ConsumerStep):
+        def get_consumers(self, channel: Any) -> list[Consumer]:
+            return [Consumer(channel, [_queue(bells.queue)], no_ack=True, callbacks=[self.hear], accept=["json"])]
+
+        def hear(self, body: Any, message: Message) -> None:
+            if isinstance(body, str):
+                bells.on_ring(body)
+            else:
+                logger.warning("%s: no request's id: %.100r", bells.queue, body)
+
+    return BellStep
+
+
+def queue_is_empty(app: Celery, queue: str) -> bool:
+    """Whether no message waits. Raises kombu's OperationalError or redis' errors when Redis cannot be reached."""
+    with app.connection_for_read() as connection, connection.channel() as channel:
+        try:
+            return bool(channel.queue_declare(queue, passive=True).message_count == 0)
+        except ChannelError:
+            # Redis has no empty lists: a drained queue does not exist.
+            return True
 
 
 def _queue(name: str) -> Queue:

@@ -3,14 +3,16 @@
 import json
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+from celery import Celery
 
 from ..engine.hub import model_name
 from ..storage.errors import LedgerUnavailable
@@ -20,15 +22,18 @@ from ..storage.parts import committed_file
 from ..storage.readers import InputSource, open_input
 from ..storage.records import JobRecord, JobState, Progress
 from ..storage.sinks import DEFAULT_TABLE, SinkSpec
-from .celery_app import create_app, send_shards
+from .celery_app import create_app, send_shards, shard_queue
 from .embedded import redis_urls
 from .errors import JobError
+from .live.asking import Generated, LiveStreams, Messages, new_request
+from .live.requests import LiveRequests
 from .local_worker import LocalWorker
 from .open_ledger import open_ledger
 from .presence import WorkerPresence
 from .producer import NO_TERMS, Producer, Terms
 from .schemas import JobSpec
 from .settings import Settings
+from .streams.events import StreamEvent
 from .verbs import cancel_job, delete_job, retry_job
 
 T = TypeVar("T")
@@ -140,6 +145,15 @@ class Client:
         return Job(self, producer.submit(source, spec, output.absolute(), mode, job_id, terms))
 
     @property
+    def redis_url(self) -> str:
+        return self._redis.redis
+
+    @property
+    def celery(self) -> Celery:
+        """The application that rings for workers."""
+        return self._app
+
+    @property
     def jobs_folder(self) -> Path:
         """Where the jobs' spools are."""
         return self.settings.data_dir / "jobs"
@@ -172,13 +186,61 @@ class Client:
     def local_worker(self, job: "Job", options: Sequence[str] = ()) -> LocalWorker:
         """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
         spec = job.spec
-        quantization = ["--quantization", spec.quantization] if spec.quantization else []
-        return LocalWorker(
-            self._presence,
-            job.record.queue,
-            ["--model", spec.model, "--dtype", spec.dtype, *quantization, *options],
-            self.settings.data_dir / "logs" / f"worker-{job.id}.log",
-        )
+        return self._worker_for(job.record.queue, spec.model, spec.dtype, spec.quantization, options, job.id)
+
+    def _worker_for(
+        self, queue: str, model: str, dtype: str, quantization: str | None, options: Sequence[str], name: str
+    ) -> LocalWorker:
+        precision = ["--dtype", dtype, *(["--quantization", quantization] if quantization else [])]
+        log = self.settings.data_dir / "logs" / f"worker-{name}.log"
+        return LocalWorker(self._presence, queue, ["--model", model, *precision, *options], log)
+
+    @cached_property
+    def live(self) -> LiveRequests:
+        """Interactive requests, for those who describe them themselves."""
+        return self._stack.enter_context(LiveRequests(self._redis.redis, self._app, self.settings.stream_ttl_seconds))
+
+    @cached_property
+    def _streams(self) -> LiveStreams:
+        return LiveStreams(self._redis.redis, self.live)
+
+    def ask(self, prompt: str | Messages, model: str | Path, **options: Any) -> str:
+        """Queue one prompt ahead of all jobs and return its id, for `stream`.
+
+        `options` are those of `new_request`: `system`, `choices`, `timeout_seconds`, …, and the fields of
+        `SamplingSpec`. Raises `SpecError` or `InvalidRequestError` naming the field at fault, `ModelError`.
+        """
+        request = new_request(prompt, model, **options)
+        self.ensure_redis()
+        self.live.submit(request)
+        return request.id
+
+    def generate(
+        self, prompt: str | Messages, model: str | Path, *, start_worker: bool = True, **options: Any
+    ) -> Generated:
+        """Answer one prompt, ahead of all jobs; starts a worker for that time if its queue has none.
+
+        `options` as for `ask`. Raises what that does, `GenerationError` when there is no answer, and
+        `WorkerFailedError` when the worker can not run.
+        """
+        request = new_request(prompt, model, **options)
+        self.ensure_redis()
+        self.live.submit(request)
+        dtype, quantization = options.get("dtype", "auto"), options.get("quantization")
+        queue = shard_queue(request.model, dtype, quantization)
+        with self._worker_for(queue, request.model, dtype, quantization, (), request.id) as worker:
+            return self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
+
+    def stream(self, stream_id: str, after: int = 0) -> Iterator[StreamEvent]:
+        """The tokens of an answer as they come: of a request, of its sample k (`ID/k`) or of a job's row (`JOB/ROW`).
+
+        Begins after the token `after` and ends with the answer. Raises `UnknownRequest`, `StreamIdError`.
+        """
+        return self._streams.follow(stream_id, after)
+
+    def astream(self, stream_id: str, after: int = 0) -> AsyncIterator[StreamEvent]:
+        """As `stream`, for `async for`."""
+        return self._streams.afollow(stream_id, after)
 
     def ensure_redis(self) -> None:
         """Bring the embedded server back should it be gone."""
@@ -259,6 +321,10 @@ class Job:
     def resume(self) -> None:
         """Let a paused job go on. Raises `JobEnded`."""
         self.client.ring(self, self.client.ledger.resume_job(self.id))
+
+    def set_priority(self, priority: int) -> None:
+        """Have its rows begun before those of jobs with a lower priority (default: 0). Raises `JobEnded`."""
+        self.client.ledger.set_priority(self.id, priority)
 
     def retry(self) -> None:
         """Try the failed rows of a completed job again, in the same data set. Raises `JobError`, `StorageError`."""

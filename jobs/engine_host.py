@@ -33,10 +33,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class Refusal:
-    """A request that can never run, or failed by itself: its own fault."""
+    """A request that can never run, or failed by itself: its own fault. `has_run`: it was the latter."""
 
     request_id: str
     error: str
+    has_run: bool = True
 
 
 @dataclass(frozen=True)
@@ -50,11 +51,14 @@ class EngineFailure:
 Outcome = Answer | Refusal | EngineFailure
 # Called in the engine's thread: it must be quick and must not raise.
 Sink = Callable[[Outcome], None]
+# Likewise: called with every event that brings tokens, the last one included, before the outcome.
+TokenSink = Callable[[RequestEvent], None]
 
 
 @dataclass(slots=True)
 class _Pending:
     sink: Sink
+    on_tokens: TokenSink | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
@@ -84,13 +88,26 @@ class EngineHost:
     def stats(self) -> EngineStats:
         return self._engine.stats
 
-    def submit(self, requests: Sequence[Request], sink: Sink) -> None:
+    @property
+    def max_model_len(self) -> int:
+        """How many tokens a prompt and its answer may have together."""
+        return self._engine.max_model_len
+
+    def submit(self, requests: Sequence[Request], sink: Sink, on_tokens: TokenSink | None = None) -> None:
         """Hand requests over; `sink` gets one outcome for each, unless it is aborted. Returns at once.
 
+        `on_tokens` is told of their tokens as they come.
         What all their prompts begin with stays in the prefix cache until the last of them has begun, as far as it can.
         """
         prefix = _common_prefix([request.prompt_token_ids for request in requests])
-        self._command(lambda: self._add(requests, sink, prefix))
+        self._command(lambda: self._add(requests, sink, on_tokens, prefix))
+
+    def watch(self, request_id: str, sink: Sink, on_tokens: TokenSink) -> None:
+        """Tell another of a request's tokens, those it has by now first, and of its outcome. Returns at once.
+
+        Does nothing when it has ended.
+        """
+        self._command(lambda: self._watch(request_id, sink, on_tokens))
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests and free their KV blocks; those that have ended already are left alone. Returns at once."""
@@ -115,23 +132,31 @@ class EngineHost:
             self._wake.wait_for(lambda: self._stopping or self._commands or self._engine.has_work)
             return not self._stopping
 
-    def _add(self, requests: Sequence[Request], sink: Sink, prefix: Sequence[int]) -> None:
+    def _add(self, requests: Sequence[Request], sink: Sink, on_tokens: TokenSink | None, prefix: Sequence[int]) -> None:
         num_added = 0
         for request in requests:
             try:
                 self._engine.add(request)
             except InvalidRequestError as error:
-                sink(Refusal(request.request_id, str(error)))
+                sink(Refusal(request.request_id, str(error), has_run=False))
             # Nothing else is expected of `add`; were it to happen, its caller must hear of it and the thread live.
             except Exception as error:
                 logger.exception("the engine did not take request %s", request.request_id)
                 sink(EngineFailure(request.request_id, _one_line(error)))
             else:
-                self._pending[request.request_id] = _Pending(sink)
+                self._pending[request.request_id] = _Pending(sink, on_tokens)
                 num_added += 1
         # One alone shares with nobody.
         if num_added > 1:
             self._engine.expect_prefix(prefix, num_added)
+
+    def _watch(self, request_id: str, sink: Sink, on_tokens: TokenSink) -> None:
+        pending = self._pending.get(request_id)
+        if pending is None:
+            return
+        if pending.token_ids:
+            on_tokens(RequestEvent(request_id, tuple(pending.token_ids), logprobs=tuple(pending.logprobs)))
+        pending.sink, pending.on_tokens = _both(sink, pending.sink), on_tokens
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -158,6 +183,8 @@ class EngineHost:
         pending = self._pending[event.request_id]
         pending.token_ids += event.new_token_ids
         pending.logprobs += event.logprobs
+        if pending.on_tokens is not None and event.new_token_ids:
+            pending.on_tokens(event)
         if event.finish_reason is None:
             return
         del self._pending[event.request_id]
@@ -177,6 +204,14 @@ class EngineHost:
         for request_id in list(self._pending):
             self._engine.abort(request_id)
             self._pending.pop(request_id).sink(EngineFailure(request_id, error))
+
+
+def _both(first: Sink, second: Sink) -> Sink:
+    def tell(outcome: Outcome) -> None:
+        first(outcome)
+        second(outcome)
+
+    return tell
 
 
 def _common_prefix(prompts: Sequence[Sequence[int]]) -> Sequence[int]:

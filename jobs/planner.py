@@ -28,6 +28,8 @@ from .rendering import PromptRenderer, RowError
 from .schemas import JobSpec
 from .shard_cutter import PrefixSharing, ShardCutter
 
+# How the error of a prompt begins that is too long for the model.
+TOO_LONG = "prompt has"
 _BATCH_ROWS = 1024
 _SORT_MEMORY_BYTES = 256 * 1024**2
 
@@ -43,6 +45,7 @@ class Plan:
     num_rows: int
     num_errors: int
     _sorted_rows: ExternalSorter
+    has_row_sampling: bool
     # Rows whose custom_id a row before has, with that row.
     _duplicates: dict[int, int]
     _cutter: ShardCutter
@@ -105,7 +108,9 @@ class Planner:
                     num_errors += row.error is not None
             duplicates = ids.duplicates()
             num_errors += len(duplicates)
-            yield Plan(unifier.schema(), num_rows, num_errors, sorter, duplicates, ShardCutter(self.shard_rows))
+            cutter = ShardCutter(self.shard_rows)
+            own = self.spec.samples_each_row
+            yield Plan(unifier.schema(), num_rows, num_errors, sorter, own, duplicates, cutter)
 
     def _sorter(self) -> ExternalSorter:
         return ExternalSorter(self.sort_folder, self.sort_memory_bytes)
@@ -115,26 +120,33 @@ class Planner:
     ) -> Iterator[PlannedRow]:
         texts: list[str] = []
         errors: dict[int, str] = {}
+        encoded: dict[int, list[int]] = {}
         for row in batch:
             unifier.observe(row.values)
             try:
-                texts.append(_render(renderer, row))
+                prompt = _render(renderer, row)
             except RowError as error:
                 errors[row.row] = str(error)
+            else:
+                if isinstance(prompt, str):
+                    texts.append(prompt)
+                else:
+                    encoded[row.row] = prompt
         token_ids = iter(self.tokenizer.encode_batch(texts, renderer.adds_special_tokens))
         for row in batch:
             problem = errors.get(row.row)
-            ids = None if problem else next(token_ids)
+            ids = None if problem else encoded.get(row.row) or next(token_ids)
             if ids is not None and (problem := self._length_error(len(ids))):
                 ids = None
-            yield PlannedRow(row.row, custom_id_of(row.values, row.row), row.values, ids, problem)
+            custom_id = custom_id_of(row.values, row.row)
+            yield PlannedRow(row.row, custom_id, row.values, ids, problem, row.sampling)
 
     def _length_error(self, num_tokens: int) -> str | None:
         limit = self.model.max_position_embeddings
         if num_tokens == 0:
             return "prompt is empty"
         if num_tokens >= limit:
-            return f"prompt has {num_tokens} tokens; the model's context holds {limit} with the answer"
+            return f"{TOO_LONG} {num_tokens} tokens; the model's context holds {limit} with the answer"
         return None
 
 
@@ -160,7 +172,7 @@ def _columns(source: InputSource) -> list[str]:
     return source.columns
 
 
-def _render(renderer: PromptRenderer, row: InputRow) -> str:
+def _render(renderer: PromptRenderer, row: InputRow) -> str | list[int]:
     if row.error is not None:
         raise RowError(row.error)
     return renderer.render(row.values)
@@ -172,13 +184,14 @@ def _item(row: PlannedRow) -> tuple[bytes, bytes]:
     Rows without tokens come first: they cost the engine nothing.
     """
     key = b"" if row.prompt_token_ids is None else _big_endian(array("i", row.prompt_token_ids)).tobytes()
-    return key, pickle.dumps((row.row, row.custom_id, row.values, row.error), pickle.HIGHEST_PROTOCOL)
+    payload = (row.row, row.custom_id, row.values, row.error, row.sampling)
+    return key, pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
 
 
 def _planned(key: bytes, payload: bytes) -> PlannedRow:
-    number, custom_id, values, error = pickle.loads(payload)
+    number, custom_id, values, error, sampling = pickle.loads(payload)
     token_ids = None if error else _big_endian(array("i", key))
-    return PlannedRow(number, custom_id, values, token_ids, error)
+    return PlannedRow(number, custom_id, values, token_ids, error, sampling)
 
 
 def _big_endian(token_ids: "array[int]") -> "array[int]":

@@ -3,6 +3,7 @@
 import os
 import socket
 import uuid
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
@@ -42,8 +43,20 @@ class WorkerId:
         return self.host == socket.gethostname() and not is_alive(self.pid)
 
 
+@dataclass(frozen=True)
+class Worker:
+    """One that is alive. `stats`: of its engine, by the names of `EngineStats`."""
+
+    name: str
+    queue: str
+    stats: Mapping[str, float]
+
+
 class WorkerPresence:
-    """Keys `headrace:workers:<queue>`; members are worker ids, scores seconds of the Redis server's clock."""
+    """Keys `headrace:workers:<queue>`; members are worker ids, scores seconds of the Redis server's clock.
+
+    Beside them a hash `headrace:engine:<worker id>` with what a worker tells of its engine.
+    """
 
     def __init__(self, redis_url: str) -> None:
         self._redis = Redis.from_url(redis_url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=2.0)
@@ -52,13 +65,16 @@ class WorkerPresence:
         """Raises redis' errors when the server does not answer."""
         self._redis.ping()
 
-    def announce(self, queue: str, worker: WorkerId) -> None:
-        """Be alive for the next `TTL_SECONDS`. Raises redis' errors."""
+    def announce(self, queue: str, worker: WorkerId, stats: Mapping[str, float] | None = None) -> None:
+        """Be alive for the next `TTL_SECONDS`, with what there is to tell of the engine. Raises redis' errors."""
         now = self._now()
         with self._redis.pipeline() as pipe:
             pipe.zremrangebyscore(_key(queue), 0, now)
             pipe.zadd(_key(queue), {str(worker): now + TTL_SECONDS})
             pipe.pexpire(_key(queue), int(TTL_SECONDS * 1000))
+            if stats:
+                pipe.hset(_stats_key(worker), items=[item for pair in stats.items() for item in pair])
+                pipe.pexpire(_stats_key(worker), int(TTL_SECONDS * 1000))
             pipe.execute()
 
     def withdraw(self, queue: str, worker: WorkerId) -> None:
@@ -80,6 +96,20 @@ class WorkerPresence:
         queues = self._redis.scan_iter(_key("*"))
         return {WorkerId.parse(str(w)).host for key in queues for w in self._redis.zrange(key, *alive, byscore=True)}
 
+    def workers(self) -> list[Worker]:
+        """All that are alive, of whatever queue, and what they tell. Raises redis' errors."""
+        alive = (f"({self._now()}", "+inf")
+        queues = sorted(self._redis.scan_iter(_key("*")))
+        found = [(key, name) for key in queues for name in self._redis.zrange(key, *alive, byscore=True)]
+        with self._redis.pipeline(transaction=False) as pipe:
+            for _, name in found:
+                pipe.hgetall(_stats_key(name))
+            told = pipe.execute() if found else []
+        return [
+            Worker(str(name), key.removeprefix(_key("")), {stat: float(value) for stat, value in stats.items()})
+            for (key, name), stats in zip(found, told, strict=True)
+        ]
+
     def __enter__(self) -> Self:
         return self
 
@@ -93,3 +123,7 @@ class WorkerPresence:
 
 def _key(queue: str) -> str:
     return f"headrace:workers:{queue}"
+
+
+def _stats_key(worker: object) -> str:
+    return f"headrace:engine:{worker}"

@@ -14,8 +14,9 @@ from ..storage.errors import LedgerError, ManifestDamaged, SinkError, UnknownJob
 from ..storage.ledger import Ledger
 from ..storage.output_dir import Manifest, OutputMode, prepare_output_dir, read_manifest, write_manifest
 from ..storage.parts import committed_file
+from ..storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ..storage.readers import InputSource
-from ..storage.records import JobRecord, JobState, NewJob, NewShard, ShardState
+from ..storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewShard, NewWebhook, ShardState
 from ..storage.sinks import SinkSpec, SqlSink, check_reachable
 from ..storage.spool import carried_fields, write_shard
 from .celery_app import send_shards, shard_queue
@@ -29,13 +30,18 @@ from .schemas import JobSpec
 class Terms:
     """What a job is held to beside its answers.
 
-    `within_seconds` after it is recorded, no worker takes up a shard of it. Of two jobs with one `idempotency_key` the
-    second is the first. Its rows also go to the `sink`.
+    `within_seconds` after it is recorded, no worker takes up a shard of it. Of two jobs of a tenant with one
+    `idempotency_key` the second is the first. Its rows also go to the `sink`; its end is told to the
+    `webhook`. Jobs with a higher `priority` come first. It is not taken beyond the `quota`.
     """
 
     within_seconds: float | None = None
     idempotency_key: str | None = None
     sink: SinkSpec | None = None
+    webhook: NewWebhook | None = None
+    priority: int = 0
+    tenant: str = DEFAULT_TENANT
+    quota: Quota = NO_QUOTA
 
 
 NO_TERMS = Terms()
@@ -65,7 +71,7 @@ class Producer:
         job's; one that has their `idempotency_key` is returned as it is.
 
         Everything that can be refused is refused before anything is written: raises `ModelError`, `SpecError`,
-        `InputError`, `OutputNotEmpty`, `JobMismatchError`, `SinkError`.
+        `InputError`, `OutputNotEmpty`, `JobMismatchError`, `SinkError`, `QuotaExceeded`.
         """
         planner = make_planner(spec, self.shard_rows, sort_folder=self.jobs_folder)
         spec = planner.spec
@@ -73,6 +79,8 @@ class Producer:
         fingerprint = spec.fingerprint(source.fingerprint())
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
+        # Once before the work, and again with the job's tokens when it is recorded.
+        self.ledger.check_quota(terms.tenant, terms.quota)
         if terms.sink is not None:
             check_reachable(terms.sink)
         if mode is OutputMode.OVERWRITE:
@@ -90,7 +98,7 @@ class Producer:
 
     def _job_of_key(self, terms: Terms, fingerprint: str, spec: JobSpec) -> JobRecord | None:
         """Raises `JobMismatchError` when another job has the key."""
-        if (key := terms.idempotency_key) is None or (job := self.ledger.job_of_key(key)) is None:
+        if (key := terms.idempotency_key) is None or (job := self.ledger.job_of_key(key, terms.tenant)) is None:
             return None
         if job.fingerprint != fingerprint:
             difference = _difference(job, spec)
@@ -156,19 +164,29 @@ class Producer:
             within_seconds=terms.within_seconds,
             idempotency_key=terms.idempotency_key,
             sink=None if terms.sink is None else terms.sink.as_dict(),
+            webhook=terms.webhook,
+            priority=terms.priority,
+            tenant=terms.tenant,
             **asdict(plan.sharing),
         )
         try:
-            self.ledger.create_job(job, shards)
+            self.ledger.create_job(job, shards, terms.quota)
+        except QuotaExceeded:
+            self._forget(job_id, output)
+            raise
         except LedgerError:
             # Of two with one key that came at the same time, the other may have been recorded first.
             if (first := self._job_of_key(terms, fingerprint, spec)) is None:
                 raise
-            shutil.rmtree(self.jobs_folder / job_id)
-            _free(output)
+            self._forget(job_id, output)
             return first
         send_shards(self.app, queue, [shard.id for shard in self.ledger.shards(job_id)])
         return self.ledger.job(job_id)
+
+    def _forget(self, job_id: str, output: Path) -> None:
+        """Remove what was written for a job that is not to be."""
+        shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
+        _free(output)
 
     def _spool(self, job_id: str, plan: Plan) -> list[NewShard]:
         spool = self.jobs_folder / job_id
@@ -176,7 +194,7 @@ class Producer:
         shards = []
         for number, rows in enumerate(plan.shards()):
             path = spool / f"shard-{number:05d}.parquet"
-            write_shard(path, rows, plan.schema)
+            write_shard(path, rows, plan.schema, with_sampling=plan.has_row_sampling)
             shards.append(NewShard(number, len(rows), str(path)))
         return shards
 

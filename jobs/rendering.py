@@ -10,6 +10,8 @@ from ..engine.tokenizer import Tokenizer
 from .errors import SpecError
 from .schemas import JobSpec
 
+_EMPTY = "are empty"
+
 
 class RowError(Exception):
     """A row that can not be asked; its neighbours are not affected. The message becomes the row's error."""
@@ -53,19 +55,26 @@ def _text(values: Mapping[str, Any], name: str) -> str:
 class PromptRenderer:
     """Turns rows into prompts for one job and model.
 
-    A model with a chat template gets a conversation, one without gets plain text, the system text in front.
+    A model with a chat template gets a conversation, one without gets plain text, the system text in front. Requests to
+    `/v1/completions` bring the text, or its tokens, as the model is to continue it.
     """
 
     def __init__(self, spec: JobSpec, tokenizer: Tokenizer, columns: Sequence[str]) -> None:
         """Raises `SpecError` when no row of the input could be rendered: `columns` are the input's."""
         self._tokenizer = tokenizer
         self._system = spec.system
-        self._template = _template(spec, columns)
-        if self._template is None and not tokenizer.has_chat_template:
+        self._is_raw = spec.endpoint == "/v1/completions"
+        self._template = None if self._is_raw else _template(spec, columns)
+        if self._template is None and not self._is_raw and not tokenizer.has_chat_template:
             raise SpecError(f"model {spec.model} has no chat template for the column 'messages': pass --prompt")
 
-    def render(self, values: Mapping[str, Any]) -> str:
-        """The whole prompt, to be encoded with special tokens as `adds_special_tokens` says. Raises `RowError`."""
+    def render(self, values: Mapping[str, Any]) -> str | list[int]:
+        """The whole prompt, to be encoded with special tokens as `adds_special_tokens` says, unless it is in tokens.
+
+        Raises `RowError`.
+        """
+        if self._is_raw:
+            return values["prompt"]  # type: ignore[no-any-return]
         if self._template is None:
             return self._chat(_messages(values, self._system))
         text = self._template.render(values)
@@ -79,7 +88,7 @@ class PromptRenderer:
     @property
     def adds_special_tokens(self) -> bool:
         """A chat template writes the special tokens itself."""
-        return not self._tokenizer.has_chat_template
+        return self._is_raw or not self._tokenizer.has_chat_template
 
     def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
         try:
@@ -106,6 +115,17 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
     )
 
 
+def messages_problem(messages: Any) -> str | None:
+    """What is wrong with a conversation, as the end of a sentence about it; None if it can be put into a template."""
+    if not isinstance(messages, list) or not messages:
+        return "must be a non-empty list"
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            return "must hold objects with 'role' and 'content'"
+    has_text = any(str(message.get("content") or "").strip() for message in messages)
+    return None if has_text else _EMPTY
+
+
 def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str, Any]]:
     """A row's conversation; the job's system text goes in front unless the row brings its own."""
     messages = values.get("messages")
@@ -114,13 +134,10 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
             messages = json.loads(messages)
         except json.JSONDecodeError as error:
             raise RowError(f"column 'messages' is not valid JSON: {error.msg}") from error
-    if not isinstance(messages, list) or not messages:
-        raise RowError("column 'messages' must be a non-empty list")
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise RowError("column 'messages' must hold objects with 'role' and 'content'")
-    if not any(str(message.get("content") or "").strip() for message in messages):
-        raise RowError("prompt is empty")
+    problem = messages_problem(messages)
+    if problem is not None:
+        raise RowError("prompt is empty" if problem == _EMPTY else f"column 'messages' {problem}")
+    assert isinstance(messages, list)
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     return messages

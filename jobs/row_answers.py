@@ -13,8 +13,11 @@ from .engine_host import Answer
 Answered = tuple[Request, Answer]
 
 
-def answer_columns(tokenizer: Tokenizer, samples: Sequence[Answered]) -> dict[str, Any]:
-    """The columns of a row that was answered, once or several times; `output` and its like are the first answer's."""
+def answer_columns(tokenizer: Tokenizer, samples: Sequence[Answered], with_all_answers: bool = False) -> dict[str, Any]:
+    """The columns of a row that was answered, once or several times; `output` and its like are the first answer's.
+
+    `with_all_answers`: of several answers, also how each ended and each one's log-probabilities.
+    """
     request, answer = samples[0]
     texts = [_text(tokenizer, *sample) for sample in samples]
     columns = {
@@ -29,7 +32,12 @@ def answer_columns(tokenizer: Tokenizer, samples: Sequence[Answered]) -> dict[st
         columns["outputs"] = texts
     num_top = request.params.logprobs
     if num_top is not None:
-        columns["logprobs"] = _logprobs(tokenizer, answer.token_ids, answer.logprobs, num_top)
+        columns["logprobs"] = logprob_entries(tokenizer, answer.token_ids, answer.logprobs, num_top)
+    if with_all_answers and len(samples) > 1:
+        columns["finish_reasons"] = [str(each.finish_reason) for _, each in samples]
+        if num_top is not None:
+            others = (logprob_entries(tokenizer, each.token_ids, each.logprobs, num_top) for _, each in samples[1:])
+            columns["outputs_logprobs"] = [columns["logprobs"], *others]
     return columns
 
 
@@ -56,7 +64,7 @@ def _label(request: Request, answer: Answer) -> dict[str, Any]:
     }
 
 
-def _logprobs(
+def logprob_entries(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
 ) -> list[dict[str, Any]]:
     """One entry a token: the token itself, and under `top` the `num_top` likeliest in its place, in their order."""

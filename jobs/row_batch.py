@@ -2,19 +2,24 @@
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import repeat
 from typing import Any
 
 import pyarrow as pa
 
 from ..engine.detokenizer import StopStrings
 from ..engine.errors import InvalidRequestError
-from ..engine.request import Request
+from ..engine.request import Request, SamplingParams
 from ..engine.tokenizer import Tokenizer
-from ..storage.spool import input_fields
+from ..storage.spool import input_fields, prompt_token_lists
 from .engine_host import Answer, EngineFailure, Outcome, Refusal
 from .part_schema import part_schema
 from .row_answers import answer_columns, error_columns
-from .schemas import JobSpec
+from .row_sampling import RowSampling
+from .schemas import JobSpec, row_seed
+
+TokenLists = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -33,14 +38,14 @@ class _OpenRow:
     requests: list[Request]
     outcomes: dict[str, Answer | Refusal] = field(default_factory=dict)
 
-    def columns(self, tokenizer: Tokenizer) -> dict[str, Any]:
+    def columns(self, tokenizer: Tokenizer, with_all_answers: bool) -> dict[str, Any]:
         samples = []
         for request in self.requests:
             outcome = self.outcomes[request.request_id]
             if isinstance(outcome, Refusal):
                 return error_columns(outcome.error, len(request.prompt_token_ids))
             samples.append((request, outcome))
-        return answer_columns(tokenizer, samples)
+        return answer_columns(tokenizer, samples, with_all_answers)
 
 
 class RowBatch:
@@ -50,6 +55,7 @@ class RowBatch:
         self, table: pa.Table, done: Collection[int], spec: JobSpec, tokenizer: Tokenizer, prefix: str
     ) -> None:
         self._table = table
+        self._prefix = prefix
         self._spec = spec
         self._tokenizer = tokenizer
         self._schema = part_schema(spec, input_fields(table.schema))
@@ -57,18 +63,20 @@ class RowBatch:
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
         self._failed: dict[str, EngineFailure] = {}
         self._finished: list[_Finished] = []
-        columns = (table[name].to_pylist() for name in ("row", "prompt_token_ids", "plan_error"))
-        for index, (row, token_ids, error) in enumerate(zip(*columns, strict=True)):
+        columns = (table["row"].to_pylist(), prompt_token_lists(table), table["plan_error"].to_pylist())
+        own = table["row_sampling"].to_pylist() if spec.samples_each_row else repeat(None)
+        for index, (row, token_ids, error, sampling) in enumerate(zip(*columns, own, strict=False)):
             if row in done:
                 continue
             if error is not None:
                 self._finished.append(_Finished(index, error_columns(error, 0)))
             else:
-                self._ask(f"{prefix}/{row}", index, row, token_ids)
+                self._ask(f"{prefix}/{row}", index, row, token_ids, sampling)
 
-    def _ask(self, request_id: str, index: int, row: int, token_ids: list[int]) -> None:
+    def _ask(self, request_id: str, index: int, row: int, token_ids: list[int], sampling: str | None) -> None:
         try:
-            params = self._spec.sampling.params(row, self._spec.choices)
+            params, choice_token_ids = self._params(row, sampling)
+            grammar = self._tokenizer.grammar(params.structured_outputs)
         except InvalidRequestError as error:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
         else:
@@ -80,8 +88,9 @@ class RowBatch:
                         f"{request_id}/{sample}" if sample else request_id,
                         token_ids,
                         params.of_sample(sample),
-                        self._choice_token_ids,
+                        choice_token_ids,
                         StopStrings.of(self._tokenizer, params),
+                        grammar,
                         fork_of=request_id if sample else None,
                     )
                     for sample in range(params.n)
@@ -89,10 +98,27 @@ class RowBatch:
             )
             self._open.update((request.request_id, (open_row, request)) for request in open_row.requests)
 
+    def _params(self, row: int, sampling: str | None) -> tuple[SamplingParams, TokenLists | None]:
+        """A row's parameters, and its choices as tokens. Raises `InvalidRequestError`."""
+        if sampling is None:
+            return self._job_params.with_seed(row_seed(self._spec.sampling.seed, row)), self._choice_token_ids
+        own = RowSampling.model_validate_json(sampling)
+        return own.params(), self._tokenizer.encode_choices(own.choices) if own.choices else None
+
+    @cached_property
+    def _job_params(self) -> SamplingParams:
+        """What all rows have in common. Raises `InvalidRequestError`."""
+        return self._spec.sampling.params(0, self._spec.choices)
+
     @property
     def requests(self) -> list[Request]:
         """What is still to be answered."""
         return [request for _, request in self._open.values()]
+
+    def request(self, row: int) -> Request | None:
+        """That of a row's first answer, while it is waited for. May be called from another thread."""
+        waiting = self._open.get(f"{self._prefix}/{row}")
+        return None if waiting is None else waiting[1]
 
     @property
     def is_answered(self) -> bool:
@@ -130,7 +156,7 @@ class RowBatch:
         row, _ = self._open.pop(outcome.request_id)
         row.outcomes[outcome.request_id] = outcome
         if len(row.outcomes) == len(row.requests):
-            self._finished.append(_Finished(row.index, row.columns(self._tokenizer)))
+            self._finished.append(_Finished(row.index, row.columns(self._tokenizer, self._spec.samples_each_row)))
 
     def take_finished(self) -> pa.Table:
         """The rows answered since the last call, with the output's columns."""

@@ -10,6 +10,7 @@ from ..engine.errors import InvalidRequestError
 from ..engine.hub import model_name
 from ..engine.request import SamplingParams
 from .errors import SpecError
+from .response_format import ResponseFormat, StructuredOutputs, checked
 
 # A longer text is not repeated in the message about it.
 _SHORT = 40
@@ -21,7 +22,8 @@ class SamplingSpec(BaseModel):
 
     `seed` is the job's; each row draws with a seed of its own derived from it and its number, so that a row's
     answer depends neither on its neighbours nor on which attempt computed it. `n` answers each row that many times.
-    `logprobs` and `top_logprobs` mean what they mean in OpenAI's chat API. The others are `SamplingParams`'.
+    `logprobs`, `top_logprobs` and `response_format` mean what they mean in OpenAI's chat API, `structured_outputs` what
+    it means in vLLM's. The others are `SamplingParams`'.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -43,6 +45,8 @@ class SamplingSpec(BaseModel):
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -61,10 +65,21 @@ class SamplingSpec(BaseModel):
             raise ValueError("has no meaning without logprobs")
         return value
 
+    @field_validator("response_format", "structured_outputs")
+    @classmethod
+    def _can_be_compiled(cls, value: Any, info: ValidationInfo) -> Any:
+        checked(value)
+        other = info.data.get("response_format")
+        if value is not None and other is not None and other.params is not None:
+            raise ValueError("excludes response_format: give one of the two")
+        return value
+
     def params(self, row: int, choices: tuple[str, ...] | None) -> SamplingParams:
         """One row's parameters for the engine. Raises `InvalidRequestError` naming the field out of range."""
+        shape = self.structured_outputs or self.response_format
         return SamplingParams(
-            **self.model_dump(exclude={"logprobs", "top_logprobs", "seed"}),
+            **self.model_dump(exclude={"logprobs", "top_logprobs", "seed", "response_format", "structured_outputs"}),
+            structured_outputs=shape.params if shape is not None else None,
             logprobs=self.top_logprobs if self.logprobs else None,
             seed=row_seed(self.seed, row),
             choices=choices,
@@ -84,7 +99,9 @@ class JobSpec(BaseModel):
     """A job: which model answers which prompts, and how.
 
     `prompt` is a template over the input's columns (`{text}`); without one each row brings `messages`, or a
-    `prompt` column of plain text. `choices` restricts every answer to one of them.
+    `prompt` column of plain text. `choices` restricts every answer to one of them. With an `endpoint` of OpenAI's API
+    each row brings the `body` of a request to it instead, and that says how the row is sampled; `sampling.seed` is
+    then what rows without a seed derive theirs from.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -97,6 +114,12 @@ class JobSpec(BaseModel):
     choices: tuple[str, ...] | None = None
     sampling: SamplingSpec = SamplingSpec()
     limit: Annotated[int, Field(ge=1)] | None = None
+    endpoint: Literal["/v1/chat/completions", "/v1/completions"] | None = None
+
+    @property
+    def samples_each_row(self) -> bool:
+        """Whether each row says for itself how it is sampled."""
+        return self.endpoint is not None
 
     @field_validator("model")
     @classmethod

@@ -33,6 +33,19 @@ def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
 
+def _parts(value: Any) -> Any:
+    """A list, which a variable of the environment writes with commas."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _have_schemes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    for prefix in prefixes:
+        if "://" not in prefix or prefix.startswith("file:"):
+            raise ValueError("should be beginnings of URLs such as https:// or s3://bucket/")
+    return prefixes
+
+
+UrlPrefixes = Annotated[tuple[str, ...], BeforeValidator(_parts), AfterValidator(_have_schemes)]
 RedisUrl = Annotated[str, _has_scheme("redis", "rediss", "unix")]
 DatabaseUrl = Annotated[str, _has_scheme("sqlite", "postgresql")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)]
@@ -41,7 +54,12 @@ LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidat
 class Settings(BaseModel):
     """The process's configuration; each field is the variable HEADRACE_<FIELD> of the environment.
 
-    `data_dir` is absolute and `redis_url` is None when the embedded Valkey is to be used.
+    `data_dir` is absolute and `redis_url` is None when the embedded Valkey is to be used. What HTTP clients may name:
+    inputs whose URLs begin with one of `input_urls`, sinks with one of `sink_urls` (none unless set); hosts with
+    private addresses only with `allow_private_addresses`. `max_body_bytes` bounds a request's body,
+    `max_file_bytes` an uploaded file,
+    `max_open_requests` the live requests of one model that have not ended, `max_queued_jobs` the jobs that have not.
+    With `metrics_require_key` the API's metrics need an API key too, once there are any.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -53,7 +71,16 @@ class Settings(BaseModel):
     shard_rows: int = Field(default=256, ge=1)
     flush_seconds: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     worker_concurrency: int = Field(default=4, ge=1)
+    stream_ttl_seconds: int = Field(default=3600, ge=1)
     log_level: LogLevel = "INFO"
+    input_urls: UrlPrefixes = ("https://",)
+    sink_urls: UrlPrefixes = ()
+    allow_private_addresses: bool = False
+    max_body_bytes: int = Field(default=64 * 2**20, ge=1)
+    max_file_bytes: int = Field(default=4 * 2**30, ge=1)
+    max_open_requests: int = Field(default=4096, ge=1)
+    max_queued_jobs: int = Field(default=10_000, ge=1)
+    metrics_require_key: bool = False
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:

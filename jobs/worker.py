@@ -1,14 +1,14 @@
-"""A worker: one engine, the shards it works on, and what keeps them alive."""
+"""A worker: one engine, the shards and the live requests it works on, and what keeps them alive."""
 
+import gc
 import logging
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from celery import Celery
-from kombu.exceptions import ChannelError
 
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
@@ -20,16 +20,32 @@ from ..storage.ledger import Ledger
 from ..storage.parts import remove_all_strays
 from ..storage.records import Claim, JobState
 from .attempt import AttemptTools, ShardAttempt
-from .celery_app import RESCUE_PRIORITY, create_app, run_worker, send_shards, shard_queue
+from .celery_app import (
+    RESCUE_PRIORITY,
+    Bells,
+    create_app,
+    live_queue,
+    queue_is_empty,
+    run_worker,
+    send_shards,
+    shard_queue,
+)
 from .embedded import RedisUrls, redis_urls
 from .engine_host import EngineHost
 from .errors import Stopped
 from .finishing import finish_job
+from .live.cancels import CancelListener
+from .live.claims import LiveClaims
+from .live.runner import LiveRunner
 from .open_ledger import open_ledger
 from .periodic import Periodic
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
+from .row_streams import LOOK_SECONDS, RowStreams
+from .row_watch import RowWatch
 from .settings import Settings
+from .streams.publisher import StreamPublisher
 from .tasks import register_tasks
+from .webhooks import SEND_SECONDS, WebhookSender
 
 logger = logging.getLogger(__name__)
 
@@ -44,19 +60,26 @@ class ShardRunner:
     """Runs the shards a worker is told of and knows which are in flight. Thread-safe."""
 
     tools: AttemptTools
+    queue: str
     owner: str
     lease_seconds: float
+    # The number of the shard that was taken last, by job.
+    _last: dict[str, int] = field(default_factory=dict)
+    _claiming: threading.Lock = field(default_factory=threading.Lock)
     _attempts: dict[int, ShardAttempt] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _draining: threading.Event = field(default_factory=threading.Event)
 
     def run(self, shard_id: str) -> None:
-        """One attempt at a shard, if it is there to be taken; the ledger records how it ended."""
+        """One attempt at the shard whose turn it is, which need not be the one that was rung for.
+
+        Does nothing when none is queued; the ledger records how the attempt ended.
+        """
         if self._draining.is_set():
             return
-        claim = self.tools.ledger.claim(shard_id, self.owner, self.lease_seconds)
+        claim = self._claim()
         if claim is None:
-            logger.info("shard %s is done or taken", shard_id)
+            logger.info("rung for shard %s, but none is there to be taken", shard_id)
             return
         try:
             state = self._attempt(claim)
@@ -65,6 +88,7 @@ class ShardRunner:
                 job = self.tools.ledger.job(claim.job_id)
                 remove_all_strays(Path(job.output_dir), claim.attempt_id)
                 finish_job(self.tools.ledger, job)
+                self._last.pop(job.id, None)
         except LeaseLost as error:
             logger.warning("%s", error)
             self._release(claim, None)
@@ -74,6 +98,14 @@ class ShardRunner:
         except Exception as error:
             logger.exception("attempt %d at shard %s failed", claim.attempt_number, claim.shard_id)
             self._release(claim, _one_line(error))
+
+    def _claim(self) -> Claim | None:
+        # One after the other, so that each goes on where the one before is.
+        with self._claiming:
+            claim = self.tools.ledger.claim_next(self.queue, self.owner, self.lease_seconds, self._last)
+            if claim is not None:
+                self._last[claim.job_id] = claim.shard_number
+        return claim
 
     def _attempt(self, claim: Claim) -> JobState:
         attempt = ShardAttempt(self.tools, claim, self.tools.ledger.job(claim.job_id))
@@ -124,17 +156,9 @@ class Sweeper:
             logger.warning("leases ran out, putting back: %s", ", ".join(expired))
             send_shards(self.app, self.queue, expired, RESCUE_PRIORITY)
         send_shards(self.app, self.queue, self.ledger.due_retries(self.queue), RESCUE_PRIORITY)
-        if self._queue_is_empty():
+        if queue_is_empty(self.app, self.queue):
             lost = self.ledger.unclaimed(self.queue, _LOST_MESSAGE_SECONDS, _SWEEP_SHARDS)
             send_shards(self.app, self.queue, lost, RESCUE_PRIORITY)
-
-    def _queue_is_empty(self) -> bool:
-        with self.app.connection_for_read() as connection, connection.channel() as channel:
-            try:
-                return bool(channel.queue_declare(self.queue, passive=True).message_count == 0)
-            except ChannelError:
-                # Redis has no empty lists: a drained queue does not exist.
-                return True
 
 
 @dataclass(frozen=True)
@@ -148,6 +172,10 @@ class WorkerOptions:
     @property
     def queue(self) -> str:
         return shard_queue(self.model.name, self.engine.dtype, self.engine.quantization)
+
+    @property
+    def live_queue(self) -> str:
+        return live_queue(self.model.name, self.engine.dtype, self.engine.quantization)
 
 
 def serve(
@@ -168,33 +196,67 @@ def serve(
         urls = stack.enter_context(redis_urls(settings))
         engine = load(options.model.folder, options.engine)
         host = stack.enter_context(EngineHost(engine))
-        tools = AttemptTools(ledger, host, tokenizer, settings.flush_seconds)
+        publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
+        watch = stack.enter_context(RowWatch(urls.redis))
+        row_streams = stack.enter_context(RowStreams(host, tokenizer, publisher, watch))
+        tools = AttemptTools(ledger, host, tokenizer, settings.flush_seconds, row_streams=row_streams)
         worker_id = WorkerId.own()
-        runner = ShardRunner(tools, str(worker_id), settings.lease_seconds)
+        runner = ShardRunner(tools, options.queue, str(worker_id), settings.lease_seconds)
         app = create_app(urls.broker)
         register_tasks(app, runner.run)
         sweeper = Sweeper(ledger, app, options.queue)
+        live = _live_runner(settings, options, host, tokenizer, urls, publisher, worker_id, app, stack)
         for name, seconds, action in (
             ("lease renewal", settings.lease_seconds / 3, runner.renew_leases),
             ("sweeper", _SWEEP_SECONDS, sweeper.sweep),
-            ("presence", RENEW_SECONDS, _announcer(urls, options.queue, worker_id, stack)),
+            ("live lease renewal", settings.lease_seconds / 3, live.renew_leases),
+            ("live sweeper", _SWEEP_SECONDS, live.sweep),
+            ("row streams", LOOK_SECONDS, row_streams.look),
+            ("webhooks", SEND_SECONDS, WebhookSender.of(ledger, settings).send_due),
+            ("presence", RENEW_SECONDS, _announcer(urls, options.queue, worker_id, host, stack)),
         ):
             stack.enter_context(Periodic(name, seconds, action))
         name, context = options.model.name, engine.max_model_len
         logger.info("serving %s, up to %d tokens a sequence, as %s", name, context, worker_id)
-        status = run_worker(app, [options.queue], options.concurrency, runner.drain)
+        # After what renews its leases: leaving it takes a while.
+        stack.enter_context(live)
+        stack.enter_context(CancelListener(urls.redis, live.cancel))
+        bells = Bells(options.live_queue, live.ring)
+        # A full collection would walk the libraries' hundreds of thousands of objects again and again.
+        gc.collect()
+        gc.freeze()
+        status = run_worker(app, [options.queue], options.concurrency, runner.drain, bells)
     logger.info("stopped")
     return status
 
 
-def _announcer(urls: RedisUrls, queue: str, worker_id: WorkerId, stack: ExitStack) -> Callable[[], None]:
-    """Says that this worker is alive, and brings the embedded server back should it be gone."""
+def _live_runner(
+    settings: Settings,
+    options: WorkerOptions,
+    host: EngineHost,
+    tokenizer: Tokenizer,
+    urls: RedisUrls,
+    publisher: StreamPublisher,
+    worker_id: WorkerId,
+    app: Celery,
+    stack: ExitStack,
+) -> LiveRunner:
+    lease_seconds, ttl_seconds = settings.lease_seconds, settings.stream_ttl_seconds
+    claims = LiveClaims(urls.redis, options.live_queue, str(worker_id), lease_seconds, ttl_seconds)
+    slots = options.engine.max_num_seqs
+    return LiveRunner(host, tokenizer, publisher, stack.enter_context(claims), app, num_slots=slots)
+
+
+def _announcer(
+    urls: RedisUrls, queue: str, worker_id: WorkerId, host: EngineHost, stack: ExitStack
+) -> Callable[[], None]:
+    """Says that this worker is alive and how its engine does, and brings the embedded server back should it be gone."""
     presence = stack.enter_context(WorkerPresence(urls.redis))
     stack.callback(presence.withdraw, queue, worker_id)
 
     def announce() -> None:
         urls.ensure()
-        presence.announce(queue, worker_id)
+        presence.announce(queue, worker_id, asdict(host.stats))
 
     announce()
     return announce

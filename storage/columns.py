@@ -24,6 +24,9 @@ RESERVED_NAMES = frozenset(
         "error",
         "plan_error",
         "prompt_token_ids",
+        "row_sampling",
+        "finish_reasons",
+        "outputs_logprobs",
     )
 )
 _JSON_TEXT = {b"headrace.encoding": b"json"}

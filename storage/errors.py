@@ -47,3 +47,11 @@ class JobEnded(LedgerError):
 
 class UnknownJob(LedgerError):
     """No job has that id."""
+
+
+class UnknownFile(LedgerError):
+    """The tenant has no file of that id."""
+
+
+class UnknownBatch(LedgerError):
+    """The tenant has no batch of that id."""

@@ -1,19 +1,41 @@
 """The ledger: which jobs there are, who may work on which shard, and which rows are done. The only truth."""
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from itertools import takewhile
+from types import MappingProxyType
 from typing import Any
 
 from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, or_, select, true, update
 
+from .api_keys import ApiKeys
+from .batch_records import BatchRecords
+from .claim_order import backlog_of, lock_next_shard
 from .clock import now
 from .database import Database
-from .errors import JobEnded, LeaseLost, UnknownJob
+from .errors import JobEnded, UnknownJob
+from .file_records import FileRecords
+from .leases import (
+    OPEN,
+    acquit,
+    complete_job,
+    end_attempt,
+    end_lease,
+    hold,
+    insert_part,
+    is_finished,
+    is_held,
+    of_running_job,
+    pause_seconds,
+    replace_part,
+    take,
+)
 from .migrate import migrate
+from .quotas import NO_QUOTA, Quota, check_quota, queued_tokens, tokens_of
 from .records import (
+    DEFAULT_TENANT,
     AttemptOutcome,
     AttemptRecord,
+    Backlog,
     Claim,
     JobRecord,
     JobState,
@@ -28,10 +50,10 @@ from .records import (
     shard_id_of,
 )
 from .tables import attempts, jobs, parts, shards
+from .tenants import Tenants
+from .webhooks import delete_webhooks, insert_webhook, reopen_webhooks
 
-# A shard that fails again and again is tried again after 2, 4, 8, … seconds, and every minute in the end.
-_FIRST_PAUSE_SECONDS = 2.0
-_LONGEST_PAUSE_SECONDS = 60.0
+NOWHERE: Mapping[str, int] = MappingProxyType({})
 
 
 class Ledger:
@@ -42,6 +64,10 @@ class Ledger:
 
     def __init__(self, database_url: str) -> None:
         self._database = Database(database_url)
+        self.tenants = Tenants(self._database)
+        self.api_keys = ApiKeys(self._database)
+        self.files = FileRecords(self._database)
+        self.batches = BatchRecords(self._database)
 
     def migrate(self) -> None:
         """Create or upgrade the schema. Safe when several processes call it; quick when up to date."""
@@ -50,19 +76,28 @@ class Ledger:
     def close(self) -> None:
         self._database.close()
 
+    @property
+    def database(self) -> Database:
+        """For tables whose statements have a module of their own, such as `Webhooks`."""
+        return self._database
+
     # A job is created, watched and cancelled here; the methods after these belong to workers.
 
-    def create_job(self, job: NewJob, new_shards: Sequence[NewShard]) -> None:
-        """Record a job as running, or as completed when it has no shards."""
+    def create_job(self, job: NewJob, new_shards: Sequence[NewShard], quota: Quota = NO_QUOTA) -> None:
+        """Record a job as running, or as completed when it has no shards. Raises QuotaExceeded."""
         state = JobState.RUNNING if new_shards else JobState.COMPLETED
         finished_at = None if new_shards else now()
         values = asdict(job)
         within_seconds = values.pop("within_seconds")
+        del values["webhook"]
         deadline_at = None if within_seconds is None else now() + within_seconds
         with self._database.write() as connection:
+            check_quota(connection, job.tenant, quota, tokens_of(job))
             recorded = insert(jobs).values(**values, state=state, created_at=now(), finished_at=finished_at)
             connection.execute(recorded.values(deadline_at=deadline_at))
             _insert_shards(connection, job.id, new_shards)
+            if job.webhook is not None:
+                insert_webhook(connection, job.id, job.webhook)
 
     def job(self, job_id: str) -> JobRecord:
         """Raises UnknownJob."""
@@ -72,16 +107,30 @@ class Ledger:
             raise _unknown(job_id)
         return JobRecord(**row._mapping)
 
-    def jobs(self, limit: int = 20) -> list[JobRecord]:
-        """The newest first."""
+    def check_quota(self, tenant: str, quota: Quota) -> None:
+        """Raises QuotaExceeded when not even a job without tokens could be recorded now."""
+        if quota != NO_QUOTA:
+            with self._database.read() as connection:
+                check_quota(connection, tenant, quota, num_tokens=0)
+
+    def queued_tokens(self, tenant: str) -> int:
+        """Prompt and answer tokens of the rows of a tenant's jobs that are not done."""
+        with self._database.read() as connection:
+            return queued_tokens(connection, tenant)
+
+    def jobs(self, limit: int = 20, tenant: str | None = None) -> list[JobRecord]:
+        """The newest first, of one tenant or of all."""
         newest = select(jobs).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
+        if tenant is not None:
+            newest = newest.where(jobs.c.tenant == tenant)
         with self._database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(newest)]
 
-    def job_of_key(self, idempotency_key: str) -> JobRecord | None:
-        """The job that was recorded with this key."""
+    def job_of_key(self, idempotency_key: str, tenant: str = DEFAULT_TENANT) -> JobRecord | None:
+        """The tenant's job that was recorded with this key."""
+        of_key = select(jobs).where(jobs.c.tenant == tenant, jobs.c.idempotency_key == idempotency_key)
         with self._database.read() as connection:
-            row = connection.execute(select(jobs).where(jobs.c.idempotency_key == idempotency_key)).one_or_none()
+            row = connection.execute(of_key).one_or_none()
         return None if row is None else JobRecord(**row._mapping)
 
     def cancel_job(self, job_id: str) -> JobState:
@@ -89,7 +138,7 @@ class Ledger:
 
         A job that has ended stays as it is. Raises UnknownJob.
         """
-        return self._change_state(job_id, _OPEN, state=JobState.CANCELLED, finished_at=now())
+        return self._change_state(job_id, OPEN, state=JobState.CANCELLED, finished_at=now())
 
     def pause_job(self, job_id: str) -> None:
         """Stop the claims and renewals of a running job; what its attempts have finished may still be committed.
@@ -108,6 +157,10 @@ class Ledger:
         self.mark_enqueued(queued)
         return queued
 
+    def set_priority(self, job_id: str, priority: int) -> None:
+        """Have a job's shards taken before those of jobs with a lower priority. Raises UnknownJob, JobEnded."""
+        _refuse_ended(job_id, self._change_state(job_id, OPEN, priority=priority))
+
     def retry_job(self, job_id: str, new_shards: Sequence[NewShard]) -> bool:
         """Make a completed job run again with these shards added, without its deadline; returns whether it was one."""
         again = update(jobs).where(jobs.c.id == job_id, jobs.c.state == JobState.COMPLETED)
@@ -116,6 +169,7 @@ class Ledger:
             if connection.scalar(running) is None:
                 return False
             _insert_shards(connection, job_id, new_shards)
+            reopen_webhooks(connection, job_id)
         return True
 
     def delete_job(self, job_id: str) -> None:
@@ -125,6 +179,7 @@ class Ledger:
             connection.execute(delete(parts).where(parts.c.job_id == job_id))
             connection.execute(delete(attempts).where(attempts.c.shard_id.in_(of_job)))
             connection.execute(delete(shards).where(shards.c.job_id == job_id))
+            delete_webhooks(connection, [job_id])
             if connection.execute(delete(jobs).where(jobs.c.id == job_id)).rowcount == 0:
                 raise _unknown(job_id)
 
@@ -178,41 +233,21 @@ class Ledger:
 
     def claim(self, shard_id: str, owner: str, lease_seconds: float) -> Claim | None:
         """Take a shard that is queued, or running under a lease that ran out; None if it is neither."""
-        free = or_(
-            shards.c.state == ShardState.QUEUED,
-            (shards.c.state == ShardState.RUNNING) & (shards.c.lease_expires_at < now()),
-        )
-        take = (
-            update(shards)
-            .where(shards.c.id == shard_id, free, shards.c.job_id.in_(_running_jobs()))
-            .values(
-                state=ShardState.RUNNING,
-                num_attempts=shards.c.num_attempts + 1,
-                lease_owner=owner,
-                lease_expires_at=now() + lease_seconds,
-                retry_at=None,
-            )
-            .returning(shards)
-        )
         with self._database.write() as connection:
-            row = connection.execute(take).one_or_none()
-            if row is None:
-                return None
-            shard = ShardRecord(**row._mapping)
-            attempt_id = _start_attempt(connection, shard, owner)
-            is_expired = connection.scalar(select(jobs.c.deadline_at < now()).where(jobs.c.id == shard.job_id))
-        return Claim(
-            shard_id=shard.id,
-            job_id=shard.job_id,
-            shard_number=shard.number,
-            attempt_id=attempt_id,
-            attempt_number=shard.num_attempts,
-            owner=owner,
-            num_rows=shard.num_rows,
-            spool_path=shard.spool_path,
-            retry_of=shard.retry_of,
-            is_expired=bool(is_expired),
-        )
+            return take(connection, shard_id, owner, lease_seconds)
+
+    def claim_next(
+        self, queue: str, owner: str, lease_seconds: float, after: Mapping[str, int] = NOWHERE
+    ) -> Claim | None:
+        """Take the queued shard of this queue whose turn it is; None when there is none that is due.
+
+        The highest priority comes first, then the tenant that holds the fewest leases for its weight, then the oldest
+        job. Of that job, the shard that follows `after[job_id]`, the number of the one that the worker had last; else
+        one from which it can go on for long.
+        """
+        with self._database.write() as connection:
+            shard_id = lock_next_shard(connection, queue, after)
+            return None if shard_id is None else take(connection, shard_id, owner, lease_seconds)
 
     def renew(self, owner: str, attempt_ids: Collection[int], lease_seconds: float) -> set[int]:
         """Extend the leases of `attempt_ids` from now; returns the ids of those that `owner` still holds.
@@ -224,7 +259,7 @@ class Ledger:
         held = (
             update(shards)
             .where(shards.c.attempt_id.in_(attempt_ids), shards.c.lease_owner == owner)
-            .where(shards.c.state == ShardState.RUNNING, shards.c.job_id.in_(_running_jobs()))
+            .where(shards.c.state == ShardState.RUNNING, of_running_job())
             .values(lease_expires_at=now() + lease_seconds)
             .returning(shards.c.attempt_id)
         )
@@ -234,7 +269,7 @@ class Ledger:
     def begin_trial(self, claim: Claim, rows: Sequence[int]) -> None:
         """Note, before the engine gets them, which rows the attempt tries apart from all others. Raises LeaseLost."""
         with self._database.write() as connection:
-            _hold(connection, claim)
+            hold(connection, claim)
             attempt = update(attempts).where(attempts.c.id == claim.attempt_id)
             connection.execute(attempt.values(trial_rows=list(rows)))
 
@@ -245,17 +280,17 @@ class Ledger:
         Calling it again for the same file changes nothing, so a call whose answer was lost can be repeated.
         """
         with self._database.write() as connection:
-            _hold(connection, claim)
+            hold(connection, claim)
             same_file = select(parts.c.id).where(parts.c.job_id == claim.job_id, parts.c.file_name == part.file_name)
             if connection.scalar(same_file.where(parts.c.attempt_id == claim.attempt_id)) is None:
-                _insert_part(connection, claim, part)
+                insert_part(connection, claim, part)
                 for replacement in replacing:
-                    _replace_part(connection, claim, replacement)
+                    replace_part(connection, claim, replacement)
 
     def drop_part(self, claim: Claim, part_id: int) -> None:
         """Forget a part whose file is gone, so that its rows are generated again. Raises LeaseLost."""
         with self._database.write() as connection:
-            _hold(connection, claim)
+            hold(connection, claim)
             of_shard = delete(parts).where(parts.c.shard_id == claim.shard_id)
             connection.execute(of_shard.where(parts.c.id == part_id))
 
@@ -265,11 +300,11 @@ class Ledger:
         Calling it again for the same claim changes nothing.
         """
         with self._database.write() as connection:
-            if not _is_finished(connection, claim):
-                _hold(connection, claim)
-                _end_lease(connection, claim, ShardState.DONE)
-                _end_attempt(connection, claim.attempt_id, AttemptOutcome.DONE)
-            return _complete_job(connection, claim.job_id)
+            if not is_finished(connection, claim):
+                hold(connection, claim)
+                end_lease(connection, claim, ShardState.DONE)
+                end_attempt(connection, claim.attempt_id, AttemptOutcome.DONE)
+            return complete_job(connection, claim.job_id)
 
     def release(self, claim: Claim, error: str | None = None) -> None:
         """Hand the shard back as queued. If the lease is lost, only note that its worker lives.
@@ -278,16 +313,21 @@ class Ledger:
         time it fails in a row, and the error becomes the job's.
         """
         with self._database.write() as connection:
-            if not _is_held(connection, claim):
-                _acquit(connection, claim.attempt_id)
+            if not is_held(connection, claim):
+                acquit(connection, claim.attempt_id)
             elif error is None:
-                _end_lease(connection, claim, ShardState.QUEUED, enqueued_at=None)
-                _end_attempt(connection, claim.attempt_id, AttemptOutcome.RELEASED)
+                end_lease(connection, claim, ShardState.QUEUED, enqueued_at=None)
+                end_attempt(connection, claim.attempt_id, AttemptOutcome.RELEASED)
             else:
-                _end_attempt(connection, claim.attempt_id, AttemptOutcome.FAILED, error)
-                retry_at = now() + _pause_seconds(connection, claim.shard_id)
-                _end_lease(connection, claim, ShardState.QUEUED, enqueued_at=now(), retry_at=retry_at)
+                end_attempt(connection, claim.attempt_id, AttemptOutcome.FAILED, error)
+                retry_at = now() + pause_seconds(connection, claim.shard_id)
+                end_lease(connection, claim, ShardState.QUEUED, enqueued_at=now(), retry_at=retry_at)
                 connection.execute(update(jobs).where(jobs.c.id == claim.job_id).values(error=error))
+
+    def backlog(self, queue: str) -> Backlog:
+        """What waits for a worker of this queue."""
+        with self._database.read() as connection:
+            return Backlog(*connection.execute(backlog_of(queue)).one())
 
     # What the sweeper does, and what it and producers tell about messages.
 
@@ -303,7 +343,7 @@ class Ledger:
         with self._database.write() as connection:
             rows = connection.execute(put_back).all()
             for _, attempt_id in rows:
-                _end_attempt(connection, attempt_id, AttemptOutcome.LOST)
+                end_attempt(connection, attempt_id, AttemptOutcome.LOST)
         return sorted(shard_id for shard_id, _ in rows)
 
     def due_retries(self, queue: str) -> list[str]:
@@ -327,7 +367,7 @@ class Ledger:
             _shards_on(queue, ShardState.QUEUED)
             .where(shards.c.retry_at.is_(None))
             .where(or_(shards.c.enqueued_at.is_(None), shards.c.enqueued_at <= now() - older_than_seconds))
-            .order_by(shards.c.enqueued_at.nulls_first(), shards.c.id)
+            .order_by(shards.c.enqueued_at.nulls_first())
             .limit(limit)
         )
         stamp = (
@@ -346,9 +386,6 @@ class Ledger:
         if rows:
             with self._database.write() as connection:
                 connection.execute(stamp, rows)
-
-
-_OPEN = (JobState.RUNNING, JobState.PAUSED)
 
 
 def _unknown(job_id: str) -> UnknownJob:
@@ -374,18 +411,10 @@ def _family(job_id: str, number: int) -> Select[tuple[str]]:
     return select(shards.c.id).where(shards.c.job_id == job_id, same_rows)
 
 
-def _running_jobs() -> Select[tuple[str]]:
-    return select(jobs.c.id).where(jobs.c.state == JobState.RUNNING)
-
-
 def _shards_on(queue: str, state: ShardState) -> Select[tuple[str]]:
     """Ids of a queue's shards in a state, each locked, leaving out those another transaction has locked."""
-    return (
-        select(shards.c.id)
-        .join(jobs, jobs.c.id == shards.c.job_id)
-        .where(jobs.c.queue == queue, jobs.c.state == JobState.RUNNING, shards.c.state == state)
-        .with_for_update(of=shards, skip_locked=True, key_share=True)
-    )
+    found = select(shards.c.id).where(shards.c.state == state, of_running_job(queue))
+    return found.with_for_update(of=shards, skip_locked=True, key_share=True)
 
 
 def _progress_of(job_id: str) -> Select[Any]:
@@ -408,87 +437,3 @@ def _progress_of(job_id: str) -> Select[Any]:
     job = (jobs.c.id.label("job_id"), jobs.c.state, jobs.c.num_rows.label("rows_total"), error)
     joined = jobs.join(done_parts, true()).join(job_shards, true())
     return select(*job, done_parts, job_shards).select_from(joined).where(jobs.c.id == job_id)
-
-
-def _start_attempt(connection: Connection, shard: ShardRecord, owner: str) -> int:
-    if shard.attempt_id is not None:
-        _end_attempt(connection, shard.attempt_id, AttemptOutcome.LOST)
-    started = insert(attempts).values(shard_id=shard.id, number=shard.num_attempts, owner=owner, started_at=now())
-    attempt_id: int = connection.scalars(started.returning(attempts.c.id)).one()
-    connection.execute(update(shards).where(shards.c.id == shard.id).values(attempt_id=attempt_id))
-    first = update(jobs).where(jobs.c.id == shard.job_id, jobs.c.started_at.is_(None))
-    connection.execute(first.values(started_at=now()))
-    return attempt_id
-
-
-def _is_held(connection: Connection, claim: Claim) -> bool:
-    """Whether the claim's attempt still owns its shard; locks the shard against a takeover if so.
-
-    A lease that ran out still counts until somebody takes it: nobody else can have committed before that.
-    """
-    held = (
-        select(shards.c.id)
-        .join(jobs, jobs.c.id == shards.c.job_id)
-        .where(shards.c.id == claim.shard_id, shards.c.attempt_id == claim.attempt_id)
-        .where(shards.c.state == ShardState.RUNNING, jobs.c.state.in_(_OPEN))
-        .with_for_update(of=shards, key_share=True)
-    )
-    return connection.scalar(held) is not None
-
-
-def _hold(connection: Connection, claim: Claim) -> None:
-    if not _is_held(connection, claim):
-        raise LeaseLost(f"attempt {claim.attempt_number} at shard {claim.shard_id} has lost its lease")
-
-
-def _insert_part(connection: Connection, claim: Claim, part: NewPart) -> None:
-    owned = {"job_id": claim.job_id, "shard_id": claim.shard_id, "attempt_id": claim.attempt_id}
-    connection.execute(insert(parts).values(**asdict(part), **owned, committed_at=now()))
-
-
-def _replace_part(connection: Connection, claim: Claim, replacement: Replacement) -> None:
-    """The rest stays the shard's whose part it was; its attempt is the one that wrote the file."""
-    gone = delete(parts).where(parts.c.id == replacement.part_id, parts.c.job_id == claim.job_id)
-    shard_id = connection.scalars(gone.returning(parts.c.shard_id)).one()
-    if replacement.by is not None:
-        owned = {"job_id": claim.job_id, "shard_id": shard_id, "attempt_id": claim.attempt_id}
-        connection.execute(insert(parts).values(**asdict(replacement.by), **owned, committed_at=now()))
-
-
-def _end_lease(connection: Connection, claim: Claim, state: ShardState, **values: Any) -> None:
-    ended = update(shards).where(shards.c.id == claim.shard_id)
-    connection.execute(ended.values(state=state, lease_owner=None, lease_expires_at=None, **values))
-
-
-def _end_attempt(connection: Connection, attempt_id: int, outcome: AttemptOutcome, error: str | None = None) -> None:
-    open_attempt = update(attempts).where(attempts.c.id == attempt_id, attempts.c.ended_at.is_(None))
-    connection.execute(open_attempt.values(ended_at=now(), outcome=outcome, error=error))
-
-
-def _acquit(connection: Connection, attempt_id: int) -> None:
-    """An attempt whose worker was stopped or cut off for longer than its lease has crashed nothing."""
-    lost = update(attempts).where(attempts.c.id == attempt_id, attempts.c.outcome == AttemptOutcome.LOST)
-    connection.execute(lost.values(outcome=AttemptOutcome.RELEASED))
-
-
-def _pause_seconds(connection: Connection, shard_id: str) -> float:
-    """After an attempt that failed: how long until the next, by how many failed in a row."""
-    ended = select(attempts.c.outcome).where(attempts.c.shard_id == shard_id).order_by(attempts.c.number.desc())
-    outcomes = connection.scalars(ended.limit(10))
-    num_failures = sum(1 for _ in takewhile(lambda outcome: outcome is AttemptOutcome.FAILED, outcomes))
-    return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** (num_failures - 1))
-
-
-def _is_finished(connection: Connection, claim: Claim) -> bool:
-    shard = select(shards.c.state).where(shards.c.id == claim.shard_id)
-    return connection.scalar(shard.where(shards.c.attempt_id == claim.attempt_id)) is ShardState.DONE
-
-
-def _complete_job(connection: Connection, job_id: str) -> JobState:
-    # Locked in a statement of its own: the next one then sees what another last shard has just committed.
-    of_job = select(jobs.c.state).where(jobs.c.id == job_id)
-    connection.execute(of_job.with_for_update(key_share=True))
-    unfinished = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.state != ShardState.DONE)
-    complete = update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(_OPEN), ~unfinished.exists())
-    connection.execute(complete.values(state=JobState.COMPLETED, finished_at=now(), error=None))
-    return JobState(connection.scalars(of_job).one())

@@ -25,6 +25,7 @@ _FINAL_NAME = re.compile(r"part-\d+-(?P<attempt>\d+)-\d+\.parquet")
 
 _TOKEN = (pa.field("token", pa.string()), pa.field("token_id", pa.int32()), pa.field("logprob", pa.float64()))
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, pa.field("top", pa.list_(pa.struct(_TOKEN)))]))
+_ALL_ANSWERS = (pa.field("finish_reasons", pa.list_(pa.string())), pa.field("outputs_logprobs", pa.list_(_LOGPROBS)))
 
 
 @dataclass(frozen=True)
@@ -45,11 +46,13 @@ def output_schema(
     with_probabilities: bool = False,
     with_outputs: bool = False,
     with_logprobs: bool = False,
+    with_all_answers: bool = False,
 ) -> pa.Schema:
     """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`.
 
     `probabilities` are those of a job's choices, `outputs` all answers where a row gets several, and `logprobs` the
-    first answer's tokens, each with the likeliest in its place.
+    first answer's tokens, each with the likeliest in its place. `with_all_answers`: also how
+    each of `outputs` ended, and its log-probabilities.
     """
     probabilities = [pa.field("probabilities", pa.map_(pa.string(), pa.float64()))]
     return pa.schema(
@@ -63,6 +66,7 @@ def output_schema(
             pa.field("confidence", pa.float64()),
             *(probabilities if with_probabilities else []),
             *([pa.field("logprobs", _LOGPROBS)] if with_logprobs else []),
+            *(_ALL_ANSWERS if with_all_answers else []),
             pa.field("finish_reason", pa.string()),
             pa.field("prompt_tokens", pa.int32()),
             pa.field("cached_tokens", pa.int32()),

@@ -4,6 +4,9 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+# Whose everything is as long as nobody names another tenant.
+DEFAULT_TENANT = "default"
+
 
 class JobState(StrEnum):
     """A paused job's shards are neither claimed nor renewed; what an attempt has finished is still committed."""
@@ -33,11 +36,29 @@ class AttemptOutcome(StrEnum):
     LOST = "lost"
 
 
+class WebhookState(StrEnum):
+    """`WAITING` for the job to end, then `PENDING` until it is `DELIVERED`, or given up: `FAILED`."""
+
+    WAITING = "waiting"
+    PENDING = "pending"
+    DELIVERED = "delivered"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class NewWebhook:
+    """Where the end of a job is to be told. `secret` signs it: after `whsec_` base64, else as it is."""
+
+    url: str
+    secret: str | None = None
+
+
 @dataclass(frozen=True)
 class NewJob:
     """A job to record. `spec` is JSON; `num_planned_errors` counts the rows that the planner refused.
 
-    `within_seconds` from now on, no worker begins a row any more. No two jobs have the same `idempotency_key`.
+    `within_seconds` from now on, no worker begins a row any more. No two jobs of a tenant have the same
+    `idempotency_key`.
     `sink` is a `SinkSpec` as a dictionary.
     Of the `prompt_tokens`, `shareable_tokens` also begin the prompt planned before theirs, `shared_tokens` one in the
     same shard.
@@ -57,6 +78,9 @@ class NewJob:
     within_seconds: float | None = None
     idempotency_key: str | None = None
     sink: dict[str, str] | None = None
+    tenant: str = DEFAULT_TENANT
+    priority: int = 0
+    webhook: NewWebhook | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +128,8 @@ class JobRecord:
     idempotency_key: str | None
     sink: dict[str, str] | None
     error: str | None
+    tenant: str
+    priority: int
 
 
 @dataclass(frozen=True)
@@ -203,6 +229,15 @@ class Progress:
     shards_total: int
     shards_done: int
     error: str | None
+
+
+@dataclass(frozen=True)
+class Backlog:
+    """What waits on a queue; of the oldest job with a shard that waits, for how long it has been there."""
+
+    num_shards: int
+    num_rows: int
+    oldest_seconds: float | None
 
 
 def shard_id_of(job_id: str, shard_number: int) -> str:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,24 +16,30 @@ from .files import write_parquet
 
 _LEADING = (pa.field("row", pa.int64()), pa.field("custom_id", pa.string()))
 _TRAILING = (pa.field("prompt_token_ids", pa.list_(pa.int32())), pa.field("plan_error", pa.string()))
-_OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING))
+# Only of jobs whose rows say themselves how they are sampled.
+_ROW_SAMPLING = pa.field("row_sampling", pa.string())
+_OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING, _ROW_SAMPLING))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PlannedRow:
-    """A row to generate, or with `error` one to report. `values` are the input's, under the input's names."""
+    """A row to generate, or with `error` one to report. `values` are the input's, under the input's names.
+
+    `sampling`: how this row is sampled, where its job leaves that to the rows; JSON, which only `jobs` reads.
+    """
 
     row: int
     custom_id: str
     values: dict[str, Any]
     prompt_token_ids: Sequence[int] | None
     error: str | None
+    sampling: str | None = None
 
 
-def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema) -> None:
+def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_sampling: bool = False) -> None:
     """Write and sync one shard, creating its folder. `schema` is the job's, of `SchemaUnifier.schema()`.
 
-    Raises StorageError.
+    `with_sampling`: each row has its own. Raises StorageError.
     """
     inputs = [field for field in schema if field.name in carried_names(schema.names)]
     columns = [
@@ -43,6 +50,9 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema) -> No
         pa.array([row.error for row in rows], pa.string()),
     ]
     fields = [*_LEADING, *carried_fields(schema), *_TRAILING]
+    if with_sampling:
+        columns.append(pa.array([row.sampling for row in rows], pa.string()))
+        fields.append(_ROW_SAMPLING)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_parquet(path, pa.table(columns, schema=pa.schema(fields)))
 
@@ -60,6 +70,14 @@ def _token_lists(prompts: Sequence[Sequence[int] | None]) -> pa.ListArray:
     values = np.concatenate(flat) if flat else np.empty(0, dtype=np.int32)
     missing = pa.array([tokens is None for tokens in prompts])
     return pa.ListArray.from_arrays(offsets, values, type=_TRAILING[0].type, mask=missing)
+
+
+def prompt_token_lists(table: pa.Table) -> list[list[int]]:
+    """The prompts of a spooled shard's rows; empty where there is none."""
+    column = pa.concat_arrays(table["prompt_token_ids"].chunks or [pa.array([], _TRAILING[0].type)])
+    # As one list, then cut: Arrow would make an object of each token first.
+    tokens, offsets = column.values.to_numpy().tolist(), column.offsets.to_numpy().tolist()
+    return [tokens[start:end] for start, end in pairwise(offsets)]
 
 
 def read_shard(path: Path) -> pa.Table:

@@ -5,7 +5,7 @@ from enum import StrEnum
 from sqlalchemy import JSON, BigInteger, Column, Double, Enum, ForeignKey, Index, Integer, MetaData, String, Table, Text
 from sqlalchemy import UniqueConstraint as Unique
 
-from .records import AttemptOutcome, JobState, ShardState
+from .records import AttemptOutcome, JobState, ShardState, WebhookState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
 SCHEMA_REVISION = "0008"
@@ -49,7 +49,13 @@ jobs = Table(
     Column("idempotency_key", Text),
     Column("sink", JSON(none_as_null=True)),
     Column("error", Text),
-    Index(None, "idempotency_key", unique=True),
+    # Jobs of before there were tenants are the default one's.
+    Column("tenant", String(64), nullable=False, server_default="default"),
+    Index(None, "tenant", "idempotency_key", unique=True),
+    # Higher first.
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Index(None, "tenant", "created_at"),
+    Index("ix_jobs_turn", "state", "queue", "tenant", "priority", "created_at", "id"),
 )
 
 shards = Table(
@@ -68,12 +74,14 @@ shards = Table(
     Column("lease_expires_at", Double),
     Column("enqueued_at", Double),
     # Of a queued shard that failed: not to be offered before.
-    Column("retry_at", Double, index=True),
+    Column("retry_at", Double),
     # The number of the shard whose rows this one tries again where they failed; the spool is the same.
     Column("retry_of", Integer),
     Unique("job_id", "number"),
     Index(None, "state", "lease_expires_at"),
     Index(None, "state", "enqueued_at"),
+    Index(None, "state", "retry_at"),
+    Index(None, "job_id", "state", "number"),
 )
 
 attempts = Table(
@@ -107,4 +115,106 @@ parts = Table(
     Column("completion_tokens", Integer, nullable=False),
     Column("committed_at", Double, nullable=False),
     Unique("job_id", "file_name"),
+)
+
+# A tenant without limits needs no row. A limit that is null is none.
+tenants = Table(
+    "tenants",
+    metadata,
+    Column("name", String(64), primary_key=True),
+    Column("requests_per_minute", Integer),
+    Column("queued_tokens", BigInteger),
+    Column("concurrent_jobs", Integer),
+    Column("weight", Integer, nullable=False),
+    Column("created_at", Double, nullable=False),
+)
+
+# Of a key only what can not be turned back into it, and its first characters, by which people know it.
+api_keys = Table(
+    "api_keys",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("tenant", ForeignKey("tenants.name"), nullable=False),
+    Column("name", Text),
+    Column("prefix", String(16), nullable=False, index=True),
+    Column("sha256", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("revoked_at", Double),
+    Column("last_used_at", Double),
+)
+
+# Files of the OpenAI-compatible API; the bytes lie in the data folder under the id.
+files = Table(
+    "files",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    # What the client called it: never a path of ours.
+    Column("filename", Text, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("sha256", String(64), nullable=False),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, index=True),
+    Index(None, "tenant", "created_at"),
+)
+
+batches = Table(
+    "batches",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("tenant", String(64), nullable=False),
+    Column("state", String(16), nullable=False, index=True),
+    Column("endpoint", String(64), nullable=False),
+    # No foreign key: a file may be deleted while its batch goes on.
+    Column("input_file_id", String(64), nullable=False),
+    Column("completion_window", String(32), nullable=False),
+    Column("metadata", JSON(none_as_null=True)),
+    Column("output_expires_seconds", Integer),
+    Column("job_id", String(64)),
+    Column("model", Text),
+    Column("errors", JSON(none_as_null=True)),
+    Column("output_file_id", String(64)),
+    Column("error_file_id", String(64)),
+    # Why the batch is to end before its job does, once that is decided: `expired` or `cancelled`.
+    Column("ending", String(16)),
+    Column("created_at", Double, nullable=False),
+    Column("expires_at", Double, nullable=False),
+    Column("in_progress_at", Double),
+    Column("finalizing_at", Double),
+    Column("completed_at", Double),
+    Column("failed_at", Double),
+    Column("expired_at", Double),
+    Column("cancelling_at", Double),
+    Column("cancelled_at", Double),
+    # Known once the batch has ended; until then its job's progress says.
+    Column("num_total", Integer),
+    Column("num_completed", Integer),
+    Column("num_failed", Integer),
+    Column("prompt_tokens", BigInteger),
+    Column("cached_tokens", BigInteger),
+    Column("completion_tokens", BigInteger),
+    # Who validates or finalizes it at the moment.
+    Column("lease_owner", String(64)),
+    Column("lease_expires_at", Double),
+    Index(None, "tenant", "created_at"),
+)
+
+webhooks = Table(
+    "webhooks",
+    metadata,
+    Column("id", Integer, primary_key=True),
+    Column("job_id", ForeignKey("jobs.id"), nullable=False, index=True),
+    Column("url", Text, nullable=False),
+    Column("secret", Text),
+    Column("state", _state(WebhookState), nullable=False),
+    # Of the last end of the job, once it has ended.
+    Column("event_id", String(64)),
+    Column("event_type", String(64)),
+    Column("event_at", Double),
+    Column("num_attempts", Integer, nullable=False),
+    # Also the end of the lease of whoever is at it.
+    Column("next_attempt_at", Double),
+    Column("error", Text),
+    Index(None, "state", "next_attempt_at"),
 )

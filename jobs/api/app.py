@@ -1,21 +1,44 @@
 """The application: routes, errors and limits put together."""
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI
 
+from ..batches.files import FileStore
 from ..client import Client
-from . import health, routes
+from ..live.requests import LiveRequests
+from ..rate_limits import RateLimits
+from ..row_watch import RowWatch
+from . import health, metrics, requests, result_routes, routes, row_routes
+from .admission import Admission
+from .authentication import Authentication, KeyRing
 from .body_limit import BodyLimit
+from .description import describe
 from .errors import answer_errors
+from .live import LiveAnswers
 from .models import ServedModels
+from .openai import batches, chat, completions, files
+from .openai import models as openai_models
+from .row_events import StoredRows
 from .service import JobService
 
-MAX_BODY_BYTES = 64 * 2**20
+# Whoever watches over the process need not be a user of it.
+_OPEN_PATHS = frozenset(("/health", "/ready"))
 
 
 def create_app(client: Client, models: ServedModels) -> FastAPI:
     """The ASGI application over an open client, which has to stay open while it serves."""
+    limits, row_watch = RateLimits(client.redis_url), RowWatch(client.redis_url)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        async with LiveAnswers.opened(client) as app.state.live:
+            with limits, row_watch:
+                yield
+
     app = FastAPI(
         title="Headrace",
         version=version("headrace"),
@@ -24,10 +47,36 @@ def create_app(client: Client, models: ServedModels) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        lifespan=lifespan,
     )
+    settings = client.settings
     app.state.service = JobService(client, models)
-    app.add_middleware(BodyLimit, max_bytes=MAX_BODY_BYTES)
+    # Set by the server shortly before it ends: answers that are still open are to come to an end.
+    app.state.stopping = asyncio.Event()
+    live = LiveRequests(client.redis_url, client.celery)
+    app.state.admission = Admission(settings, client.ledger, limits, live.num_unanswered)
+    app.state.files = FileStore.of(settings, client.ledger)
+    upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), settings.max_file_bytes + files.MAX_FORM_BYTES)
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit)
+    # Around the limit: of a request that is nobody's no body is read.
+    open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}
+    app.add_middleware(Authentication, keys=KeyRing(client.ledger.api_keys), open_paths=open_paths)
+    app.state.row_watch = row_watch
+    app.state.stored_rows = StoredRows(client.ledger)
+    app.state.metrics = metrics.Metrics(client, live.num_waiting, [model.live_queue for model in models.all])
+    # Around all: what is refused counts too.
+    app.add_middleware(metrics.CountRequests, metrics=app.state.metrics)
     app.include_router(health.router)
+    app.include_router(metrics.router)
     app.include_router(routes.router)
+    app.include_router(result_routes.router)
+    app.include_router(row_routes.router)
+    app.include_router(files.router)
+    app.include_router(batches.router)
+    app.include_router(chat.router)
+    app.include_router(completions.router)
+    app.include_router(openai_models.router)
+    app.include_router(requests.router)
     answer_errors(app)
+    describe(app)
     return app

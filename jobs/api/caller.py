@@ -2,7 +2,7 @@
 
 from starlette.requests import HTTPConnection
 
-DEFAULT_TENANT = "default"
+from ...storage.records import DEFAULT_TENANT
 
 
 def tenant_of(connection: HTTPConnection) -> str:

@@ -1,6 +1,7 @@
 """What the API answers when it can not do what was asked, in the shape of OpenAI's errors."""
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,7 +14,8 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
 from ...engine.errors import InvalidRequestError
-from ...storage.errors import InputError, JobEnded, LedgerUnavailable
+from ...storage.errors import InputError, JobEnded, LedgerUnavailable, OutputNotEmpty, SinkError, SinkUnavailable
+from ...storage.quotas import QuotaExceeded
 from ..embedded import EmbeddedValkeyError
 from ..errors import NotRetriable, SpecError
 from ..schemas import problem
@@ -22,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 # In a list of rows the path down to the column, not through whatever nests in its value.
 _MAX_PARAM_PARTS = 3
+# When to ask again whether one of the jobs that are in the way has ended.
+_JOB_RETRY_SECONDS = 15.0
 
 
 class ErrorDetail(BaseModel):
@@ -38,7 +42,9 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(HTTPException):
-    """A request that is answered with an error."""
+    """A request that is answered with an error. `kind` is the error's `type` where its status does not say it."""
+
+    kind: str | None = None
 
     def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
         super().__init__(status, message)
@@ -46,14 +52,25 @@ class ApiError(HTTPException):
         self.param = param
 
 
+class RateLimited(ApiError):
+    """Too much at the moment, of what `kind` says: "requests" or "tokens". `retry_after`: seconds."""
+
+    def __init__(self, kind: str, message: str, retry_after: float) -> None:
+        super().__init__(429, message, "rate_limit_exceeded")
+        self.kind = kind
+        self.headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
+
+
 def answer_errors(app: FastAPI) -> None:
     """Have every error leave `app` as an `ErrorBody`."""
     app.exception_handler(HTTPException)(_answer_http)
     app.exception_handler(RequestValidationError)(_answer_invalid)
-    for refused in (SpecError, InvalidRequestError, InputError):
+    # One that can not be reached is the client's to put right: it has named it.
+    for refused in (SpecError, InvalidRequestError, InputError, SinkError, SinkUnavailable):
         app.exception_handler(refused)(_answer_refused)
-    for conflict in (JobEnded, NotRetriable):
+    for conflict in (JobEnded, NotRetriable, OutputNotEmpty):
         app.exception_handler(conflict)(_answer_conflict)
+    app.exception_handler(QuotaExceeded)(_answer_over_quota)
     for away in (LedgerUnavailable, RedisError, OperationalError, EmbeddedValkeyError):
         app.exception_handler(away)(_answer_away)
     app.exception_handler(Exception)(_answer_fault)
@@ -65,11 +82,20 @@ def error_response(
     code: str | None = None,
     param: str | None = None,
     headers: Mapping[str, str] | None = None,
+    kind: str | None = None,
 ) -> JSONResponse:
-    kind = "server_error" if status >= 500 else "invalid_request_error"
+    return JSONResponse(_body(status, message, code, param, kind), status, headers=headers)
+
+
+def error_body(error: ApiError) -> dict[str, Any]:
+    """What says so where no status can: within a stream, or in a file."""
+    return _body(error.status_code, str(error.detail), error.code, error.param, error.kind)
+
+
+def _body(status: int, message: str, code: str | None, param: str | None, kind: str | None) -> dict[str, Any]:
+    kind = kind or ("server_error" if status >= 500 else "invalid_request_error")
     detail = ErrorDetail(message=_encodable(message), type=kind, param=_encodable(param) if param else None, code=code)
-    body = ErrorBody(error=detail)
-    return JSONResponse(body.model_dump(), status, headers=headers)
+    return ErrorBody(error=detail).model_dump()
 
 
 def _encodable(text: str) -> str:
@@ -82,7 +108,8 @@ def _answer_http(request: Request, error: HTTPException) -> JSONResponse:
     if error.status_code == 400 and code is None:
         # The framework's word for a body that Python's JSON parser gave up on.
         return _invalid_json("it can not be parsed")
-    return error_response(error.status_code, str(error.detail), code, param, error.headers)
+    kind = error.kind if isinstance(error, ApiError) else None
+    return error_response(error.status_code, str(error.detail), code, param, error.headers, kind)
 
 
 def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -111,6 +138,12 @@ def _answer_refused(request: Request, error: Exception) -> JSONResponse:
 
 def _answer_conflict(request: Request, error: Exception) -> JSONResponse:
     return error_response(409, str(error), "job_state", "job_id")
+
+
+def _answer_over_quota(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, QuotaExceeded)
+    kind = "tokens" if error.limit == "queued_tokens" else "requests"
+    return _answer_http(request, RateLimited(kind, f"{error}: try again when others have ended", _JOB_RETRY_SECONDS))
 
 
 def _answer_away(request: Request, error: Exception) -> JSONResponse:

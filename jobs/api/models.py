@@ -1,13 +1,39 @@
 """Which models a request may name: those the operator has listed, never a path of the client's choice."""
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Self
 
 from ...engine.hub import locate_model, public_name
-from ...engine.model_config import ModelConfig
-from ...engine.tokenizer import Tokenizer
+from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
+from ..live.prompt import LivePrompts
 from .errors import ApiError
+
+# Interactive requests go to workers that were started without --dtype and --quantization.
+_DTYPE = "auto"
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """A model by the `name` that clients use, and by what `headrace worker` and the queues call it."""
+
+    name: str
+    exact_name: str
+
+    @property
+    def live_queue(self) -> str:
+        return live_queue(self.exact_name, _DTYPE)
+
+    @property
+    def shard_queue(self) -> str:
+        """The queue by which its workers' presence is known."""
+        return shard_queue(self.exact_name, _DTYPE)
+
+    @property
+    def prompts(self) -> LivePrompts:
+        return LivePrompts.of(self.exact_name)
 
 
 class ServedModels:
@@ -15,7 +41,9 @@ class ServedModels:
 
     def __init__(self, exact_names: dict[str, str]) -> None:
         """`exact_names`: for each, what `headrace worker` and the queues call it (see `locate_model`)."""
-        self._exact_names = exact_names
+        self._models = [ServedModel(name, exact_name) for name, exact_name in exact_names.items()]
+        # Unix seconds: since when they are served here.
+        self.created = int(time.time())
 
     @classmethod
     def of(cls, models: Sequence[str]) -> Self:
@@ -23,17 +51,25 @@ class ServedModels:
         exact_names: dict[str, str] = {}
         for model in models:
             located = locate_model(model, with_weights=False)
-            ModelConfig.from_pretrained(located.folder)
-            Tokenizer.from_pretrained(located.folder)
+            # Also has its tokenizer ready for the first request.
+            LivePrompts.of(located.name)
             name = public_name(located.name)
             if (other := exact_names.setdefault(name, located.name)) != located.name:
                 raise SpecError(f"--model {located.name} and {other} share a name: link one under another")
         return cls(exact_names)
 
-    def exact_name(self, model: str) -> str:
+    @property
+    def all(self) -> Sequence[ServedModel]:
+        return self._models
+
+    def model(self, model: str) -> ServedModel:
         """A model by its name or its exact name. Raises `ApiError` (404)."""
-        for name, exact_name in self._exact_names.items():
-            if model in (name, exact_name):
-                return exact_name
-        known = ", ".join(self._exact_names)
+        for served in self._models:
+            if model in (served.name, served.exact_name):
+                return served
+        known = ", ".join(served.name for served in self._models)
         raise ApiError(404, f"model {model!r} is not served here: use {known}", "model_not_found", "model")
+
+    def exact_name(self, model: str) -> str:
+        """What the queues call a model that a client names. Raises `ApiError` (404)."""
+        return self.model(model).exact_name

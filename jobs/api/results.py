@@ -43,10 +43,10 @@ def _page_of(parts: ds.Dataset, after_row: int | None, limit: int) -> Page:
         return Page([], has_more=False)
     span = pc.min_max(wanted)
     in_span = (ds.field("row") >= span["min"]) & (ds.field("row") <= span["max"])
-    return Page(_json_rows(parts.to_table(filter=in_span).sort_by("row")), len(numbers) > len(wanted))
+    return Page(json_rows(parts.to_table(filter=in_span).sort_by("row")), len(numbers) > len(wanted))
 
 
-def _json_rows(table: pa.Table) -> list[dict[str, Any]]:
+def json_rows(table: pa.Table) -> list[dict[str, Any]]:
     rows = table.to_pylist(maps_as_pydicts="lossy")
     return [{name: _json_value(value) for name, value in row.items()} for row in rows]
 

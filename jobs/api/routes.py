@@ -2,99 +2,166 @@
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Header, Query, Request, Response
+from fastapi import APIRouter, Body, Depends, File, Form, Header, Query, Request, Response, UploadFile
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.requests import HTTPConnection
 
+from ...storage.records import JobState
+from .admission import JobQuota
+from .caller import tenant_of
 from .errors import ApiError, ErrorBody
-from .schemas import JobAnswer, JobList, JobRequest, ResultPage
+from .job_requests import JobOptions, JobRequest, Priority
+from .schemas import DeletedJob, JobAnswer, JobList, WebhookList
 from .service import JobService
 
-_MAX_INT64 = 2**63 - 1
-_Responses = dict[int | str, dict[str, Any]]
-_NOT_FOUND: _Responses = {404: {"model": ErrorBody, "description": "There is no such job"}}
-_ENDED: _Responses = {409: {"model": ErrorBody, "description": "The job's state does not allow it"}}
-_EVERYWHERE: _Responses = {
+Responses = dict[int | str, dict[str, Any]]
+NOT_FOUND: Responses = {404: {"model": ErrorBody, "description": "There is no such job"}}
+EVERYWHERE: Responses = {
+    401: {"model": ErrorBody, "description": "There are API keys, and none that holds came with the request"},
     422: {"model": ErrorBody, "description": "A field is missing, unknown or can not be used"},
     503: {"model": ErrorBody, "description": "The ledger or Redis does not answer"},
 }
-_CREATE: _Responses = {
-    400: {"model": ErrorBody, "description": "The body is not JSON"},
-    404: {"model": ErrorBody, "description": "The model is not served here"},
+_BAD_CURSOR: Responses = {400: {"model": ErrorBody, "description": "There is no such job to list those after"}}
+_BAD_BODY: Responses = {400: {"model": ErrorBody, "description": "The body is not JSON"}}
+_ENDED: Responses = {409: {"model": ErrorBody, "description": "The job's state does not allow it"}}
+_NOT_OURS: Responses = {409: {"model": ErrorBody, "description": "The output folder holds something else"}}
+_CREATE: Responses = {
+    400: {"model": ErrorBody, "description": "The body can not be read"},
+    404: {"model": ErrorBody, "description": "The model is not served here, or there is no such file"},
     409: {"model": ErrorBody, "description": "The Idempotency-Key belongs to another job"},
     413: {"model": ErrorBody, "description": "The body is too large"},
-    415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
+    415: {"model": ErrorBody, "description": "The body is of another type"},
+    429: {"model": ErrorBody, "description": "More than the caller's limits, or than may wait here, allow"},
 }
 
 
-def _service(request: Request) -> JobService:
-    service: JobService = request.app.state.service
-    return service
+def service_of(connection: HTTPConnection) -> JobService:
+    """The caller's."""
+    service: JobService = connection.app.state.service
+    return service.of(tenant_of(connection))
 
 
-def _expect_json(request: Request) -> None:
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json":
-        raise ApiError(415, "send the job as JSON, with the header Content-Type: application/json", "not_json")
+def _expect(kind: str) -> Any:
+    """Refuse bodies that are not said to be of this type."""
+
+    def check(request: Request) -> None:
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
+            code = "not_json" if kind == "application/json" else "unsupported_media_type"
+            raise ApiError(415, f"send the body with the header Content-Type: {kind}", code)
+
+    return Depends(check)
 
 
 Key = Annotated[
     str | None, Header(min_length=1, max_length=255, description="The job created with this key, if there is one.")
 ]
-Service = Annotated[JobService, Depends(_service)]
-router = APIRouter(prefix="/jobs", tags=["jobs"], responses=_EVERYWHERE)
+Service = Annotated[JobService, Depends(service_of)]
+_OPTIONS = '{"model": "model", "prompt": "{text}"}'
+UPLOAD_PATH = "/jobs/upload"
+router = APIRouter(prefix="/jobs", tags=["jobs"], responses=EVERYWHERE)
 
 
-@router.post("", status_code=201, responses=_CREATE, dependencies=[Depends(_expect_json)])
-def create_job(job: JobRequest, service: Service, response: Response, idempotency_key: Key = None) -> JobAnswer:
-    """Queue a job over the rows given. A worker for its model (and dtype) has to run for it to get on."""
-    created = service.submit(job, idempotency_key)
+@router.post("", status_code=201, responses=_CREATE, dependencies=[_expect("application/json")])
+def create_job(
+    job: JobRequest, service: Service, quota: JobQuota, response: Response, idempotency_key: Key = None
+) -> JobAnswer:
+    """Queue a job over rows, an uploaded file or a URL. A worker for its model (and dtype) has to run for it to get on.
+
+    What is at a URL is read before this is answered.
+    """
+    created = service.submit(job, idempotency_key, quota)
     response.headers["Location"] = f"/jobs/{created.id}"
     return created
 
 
-@router.get("")
-def list_jobs(service: Service, limit: Annotated[int, Query(ge=1, le=100)] = 20) -> JobList:
-    """List jobs, the newest first."""
-    return JobList(data=service.jobs(limit))
+@router.post(
+    UPLOAD_PATH.removeprefix("/jobs"), status_code=201, responses=_CREATE, dependencies=[_expect("multipart/form-data")]
+)
+def upload_job(
+    file: Annotated[UploadFile, File(description="JSONL, CSV (both also .gz, .zst) or Parquet, by its name's ending.")],
+    job: Annotated[str, Form(description="The options of a job, without rows, as JSON.", examples=[_OPTIONS])],
+    service: Service,
+    quota: JobQuota,
+    response: Response,
+    idempotency_key: Key = None,
+) -> JobAnswer:
+    """Queue a job over the rows of a file that comes with the request."""
+    name = file.filename or "file"
+    created = service.submit_file(_options(job), name, file.file, idempotency_key, quota)
+    response.headers["Location"] = f"/jobs/{created.id}"
+    return created
 
 
-@router.get("/{job_id}", responses=_NOT_FOUND)
+def _options(text: str) -> JobOptions:
+    try:
+        return JobOptions.model_validate_json(text)
+    except ValidationError as error:
+        found = error.errors(include_url=False)
+        if found[0]["type"] == "json_invalid":
+            raise ApiError(400, "job: it is not valid JSON", "invalid_json", "job") from error
+        raise RequestValidationError([{**each, "loc": ("body", *each["loc"])} for each in found]) from error
+
+
+@router.get("", responses=_BAD_CURSOR)
+def list_jobs(
+    service: Service,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    after: Annotated[str | None, Query(max_length=64, description="`last_id` of the page before")] = None,
+    state: Annotated[JobState | None, Query(description="Only jobs in this state")] = None,
+) -> JobList:
+    """List your jobs, the newest first."""
+    return service.jobs(limit, after, state)
+
+
+@router.get("/{job_id}", responses=NOT_FOUND)
 def get_job(job_id: str, service: Service) -> JobAnswer:
-    """One job: its state and counts."""
+    """One job: its state and counts, how fast it goes and how long it will take."""
     return service.job(job_id)
 
 
-@router.get("/{job_id}/results", responses=_NOT_FOUND, response_model=ResultPage)
-def get_results(
+@router.delete("/{job_id}", responses=NOT_FOUND | _NOT_OURS)
+def delete_job(
     job_id: str,
     service: Service,
-    after_row: Annotated[int | None, Query(ge=0, le=_MAX_INT64, description="`last_row` of the page before")] = None,
-    limit: Annotated[int, Query(ge=1, le=1000)] = 100,
-) -> Response:
-    """Finished rows in the order of the input, also while the job runs."""
-    page = service.results(job_id, after_row, limit)
-    # Serialized here, in our thread, not by the framework on the event loop.
-    return Response(page.model_dump_json(), media_type="application/json")
+    output: Annotated[bool, Query(description="Also remove its results; else they stay on the server.")] = False,
+) -> DeletedJob:
+    """Forget a job; one that has not ended is cancelled first. Its webhook is told nothing more."""
+    service.delete(job_id, output)
+    return DeletedJob(id=job_id)
 
 
-@router.post("/{job_id}/cancel", responses=_NOT_FOUND)
+@router.get("/{job_id}/webhooks", responses=NOT_FOUND)
+def get_webhooks(job_id: str, service: Service) -> WebhookList:
+    """Whether the job's webhook has been told of its end, and what went wrong last."""
+    return service.webhooks(job_id)
+
+
+@router.post("/{job_id}/cancel", responses=NOT_FOUND)
 def cancel_job(job_id: str, service: Service) -> JobAnswer:
     """Stop a job. What is finished stays readable; a job that has ended stays as it is."""
     return service.cancel(job_id)
 
 
-@router.post("/{job_id}/pause", responses=_NOT_FOUND | _ENDED)
+@router.post("/{job_id}/pause", responses=NOT_FOUND | _ENDED)
 def pause_job(job_id: str, service: Service) -> JobAnswer:
     """Begin no more rows of a job until it is resumed. What is finished stays readable."""
     return service.pause(job_id)
 
 
-@router.post("/{job_id}/resume", responses=_NOT_FOUND | _ENDED)
+@router.post("/{job_id}/resume", responses=NOT_FOUND | _ENDED)
 def resume_job(job_id: str, service: Service) -> JobAnswer:
     """Let a paused job go on; a running one stays as it is."""
     return service.resume(job_id)
 
 
-@router.post("/{job_id}/retry", responses=_NOT_FOUND | _ENDED)
+@router.post("/{job_id}/retry", responses=NOT_FOUND | _ENDED)
 def retry_job(job_id: str, service: Service) -> JobAnswer:
     """Try a completed job's failed rows again. Their answers take the places of their errors."""
     return service.retry(job_id)
+
+
+@router.post("/{job_id}/priority", responses=_BAD_BODY | NOT_FOUND | _ENDED)
+def set_priority(job_id: str, service: Service, priority: Annotated[Priority, Body(embed=True)]) -> JobAnswer:
+    """Have the job's shards taken before those of jobs with a lower priority. What is under way goes on."""
+    return service.set_priority(job_id, priority)

@@ -1,19 +1,30 @@
-"""The bodies of requests and answers."""
+"""The bodies of answers, and what is in them."""
 
-import time
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, FailFast, Field, JsonValue
+from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
 from ...engine.hub import public_name
-from ...storage.records import JobRecord, JobState, Progress
-from ..schemas import SamplingSpec
+from ...storage.records import JobRecord, JobState, Progress, WebhookState
 
 _EXAMPLE: dict[str, JsonValue] = {
+    "id": "job_9f8b2c6d1e3a4b57",
+    "object": "job",
+    "state": "running",
     "model": "model",
-    "rows": [{"custom_id": "ticket-1", "text": "I was charged twice this month."}],
-    "prompt": "{text}",
-    "choices": ["billing", "shipping"],
+    "dtype": "auto",
+    "quantization": None,
+    "priority": 0,
+    "created_at": 1767225600.0,
+    "started_at": 1767225601.5,
+    "finished_at": None,
+    "deadline_at": None,
+    "rows": {"total": 1000, "done": 256, "failed": 1},
+    "shards": {"total": 4, "done": 1},
+    "tokens": {"prompt": 61440, "cached": 46080, "completion": 1280, "cached_share": 0.75},
+    "rows_per_second": 64.0,
+    "eta_seconds": 11.6,
+    "error": None,
 }
 
 
@@ -27,28 +38,6 @@ def _refuse_half_pairs(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_refuse_half_pairs)]
-
-
-class JobRequest(BaseModel):
-    """A job over rows that come with the request.
-
-    `prompt` is a template over the rows' fields (`{text}`); without one each row brings `messages` or a `prompt`.
-    `choices` restricts every answer to one of them. A row's `custom_id` comes back with its answer.
-    """
-
-    model_config = ConfigDict(
-        frozen=True, extra="forbid", allow_inf_nan=False, json_schema_extra={"examples": [_EXAMPLE]}
-    )
-
-    model: Text
-    # The first bad row is enough: a message for each of a million helps nobody.
-    rows: Annotated[list[dict[str, JsonValue]], FailFast(), Field(min_length=1)]
-    prompt: Text | None = None
-    system: Text | None = None
-    choices: tuple[Text, ...] | None = None
-    sampling: SamplingSpec = SamplingSpec()
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["int8"] | None = None
 
 
 class RowCounts(BaseModel):
@@ -65,18 +54,28 @@ class ShardCounts(BaseModel):
 
 
 class TokenCounts(BaseModel):
-    """Of the rows that are done. `cached`: prompt tokens that the prefix cache spared."""
+    """Of the rows that are done. `cached`: prompt tokens that the prefix cache spared, and their share of all."""
 
     prompt: int
     cached: int
     completion: int
+    cached_share: float | None
+
+    @classmethod
+    def of(cls, progress: Progress) -> Self:
+        prompt, cached = progress.prompt_tokens, progress.cached_tokens
+        share = round(cached / prompt, 4) if prompt else None
+        return cls(prompt=prompt, cached=cached, completion=progress.completion_tokens, cached_share=share)
 
 
 class JobAnswer(BaseModel):
     """A job as it stands. Times are seconds since the epoch; `error` says why it waits, if it does.
 
-    `rows_per_second` is the average since a worker first took the job up.
+    `rows_per_second` is that of the last minute while the job runs, and of the whole job once it has ended.
+    `eta_seconds`: how long the rest takes at this rate.
     """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
 
     id: str
     object: Literal["job"] = "job"
@@ -84,17 +83,21 @@ class JobAnswer(BaseModel):
     model: str
     dtype: str
     quantization: str | None
+    priority: int
     created_at: float
     started_at: float | None
     finished_at: float | None
+    deadline_at: float | None
     rows: RowCounts
     shards: ShardCounts
     tokens: TokenCounts
     rows_per_second: float | None
+    eta_seconds: float | None
     error: str | None
 
     @classmethod
-    def of(cls, job: JobRecord, progress: Progress) -> Self:
+    def of(cls, job: JobRecord, progress: Progress, recent_rows_per_second: float | None) -> Self:
+        rate = _rows_per_second(job, progress, recent_rows_per_second)
         return cls(
             id=job.id,
             state=progress.state,
@@ -102,24 +105,48 @@ class JobAnswer(BaseModel):
             dtype=job.spec["dtype"],
             # Jobs of before there was a choice do not say.
             quantization=job.spec.get("quantization"),
+            priority=job.priority,
             created_at=job.created_at,
             started_at=job.started_at,
             finished_at=job.finished_at,
+            deadline_at=job.deadline_at,
             rows=RowCounts(total=progress.rows_total, done=progress.rows_done, failed=progress.rows_failed),
             shards=ShardCounts(total=progress.shards_total, done=progress.shards_done),
-            tokens=TokenCounts(
-                prompt=progress.prompt_tokens, cached=progress.cached_tokens, completion=progress.completion_tokens
-            ),
-            rows_per_second=_rows_per_second(job, progress),
+            tokens=TokenCounts.of(progress),
+            rows_per_second=rate,
+            eta_seconds=_eta_seconds(progress, rate),
             error=progress.error,
         )
 
 
 class JobList(BaseModel):
-    """The newest first."""
+    """The newest first. `last_id` is the `after` of the next page."""
 
     object: Literal["list"] = "list"
     data: list[JobAnswer]
+    last_id: str | None
+    has_more: bool
+
+
+class DeletedJob(BaseModel):
+    id: str
+    object: Literal["job"] = "job"
+    deleted: Literal[True] = True
+
+
+class WebhookAnswer(BaseModel):
+    """How far the telling of a job's end is. `waiting`: for that end; `pending`: it is sent until it is `delivered`.
+
+    `error` is what went wrong last; `failed`: it was not taken for a day, or will never be.
+    """
+
+    state: WebhookState
+    error: str | None
+
+
+class WebhookList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[WebhookAnswer]
 
 
 class ResultPage(BaseModel):
@@ -144,9 +171,16 @@ class Readiness(BaseModel):
     redis: str
 
 
-def _rows_per_second(job: JobRecord, progress: Progress) -> float | None:
+def _rows_per_second(job: JobRecord, progress: Progress, recent: float | None) -> float | None:
+    if job.finished_at is None:
+        return None if recent is None else round(recent, 3)
     if job.started_at is None or not progress.rows_done:
         return None
-    # The database's clock may be ahead of ours.
-    seconds = (job.finished_at or time.time()) - job.started_at
+    seconds = job.finished_at - job.started_at
     return round(progress.rows_done / seconds, 3) if seconds > 0 else None
+
+
+def _eta_seconds(progress: Progress, rate: float | None) -> float | None:
+    if progress.state is not JobState.RUNNING or not rate:
+        return None
+    return round((progress.rows_total - progress.rows_done) / rate, 1)

@@ -3,25 +3,33 @@
 import logging
 import re
 import shutil
-from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from typing import BinaryIO, Self
 
 from kombu.exceptions import OperationalError
 
 from ...engine.errors import EngineError
-from ...storage.errors import InputError, UnknownJob
+from ...storage.errors import InputError, SinkError, UnknownFile, UnknownJob
+from ...storage.file_records import FileRecord, FileRecords
 from ...storage.output_dir import OutputMode
-from ...storage.readers import open_input
-from ...storage.records import JobRecord
+from ...storage.overview import Overview
+from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
+from ...storage.readers import InputSource, open_input
+from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, Progress
+from ...storage.webhooks import Webhooks
+from ..batches.files import FileStore
 from ..client import Client, Job
-from ..errors import JobError, JobMismatchError
+from ..errors import JobError, JobMismatchError, SpecError
 from ..producer import Terms, new_job_id
 from ..schemas import JobSpec
 from .errors import ApiError
+from .inputs import Inputs
+from .job_requests import JobOptions, JobRequest
 from .models import ServedModels
 from .results import read_page
-from .schemas import JobAnswer, JobRequest, ResultPage
+from .schemas import JobAnswer, JobList, ResultPage, WebhookAnswer, WebhookList
 
 logger = logging.getLogger(__name__)
 
@@ -30,48 +38,83 @@ _JOB_ID = re.compile(r"[\w-]{1,64}", re.ASCII)
 
 @dataclass(frozen=True)
 class JobService:
-    """Jobs on behalf of HTTP clients. Thread-safe.
+    """Jobs on behalf of the HTTP clients of one tenant, to whom those of others do not exist. Thread-safe.
 
     Every job writes into a folder of its own below the data folder, `outputs/<job id>`.
     """
 
     client: Client
     models: ServedModels
+    tenant: str = DEFAULT_TENANT
 
-    def submit(self, request: JobRequest, idempotency_key: str | None = None) -> JobAnswer:
+    @property
+    def inputs(self) -> Inputs:
+        return Inputs(self.client.settings)
+
+    def of(self, tenant: str) -> Self:
+        return replace(self, tenant=tenant)
+
+    def submit(self, request: JobRequest, idempotency_key: str | None = None, quota: Quota = NO_QUOTA) -> JobAnswer:
         """Queue a job, or find the one that has the key.
 
-        Raises `ApiError` for an unknown model or another job's key, `SpecError`, `InputError`, `InvalidRequestError`.
+        Raises `ApiError` for an unknown model or another job's key, `SpecError`, `InputError`, `InvalidRequestError`,
+        `QuotaExceeded`.
 
         When the ledger or Redis is away: `LedgerUnavailable`, redis' errors; nothing is queued then.
         """
-        spec = JobSpec.parse(
-            **request.model_dump(exclude={"rows", "model"}), model=self.models.exact_name(request.model)
-        )
-        with self.client.rows_file(request.rows) as path:
-            return self.job(self._submit(path, spec, new_job_id(), Terms(idempotency_key=idempotency_key)))
+        described = self._described(request, idempotency_key, quota)
+        with self._input(request) as source:
+            return self.job(self._submit(source, *described))
+
+    def submit_file(
+        self, options: JobOptions, name: str, file: BinaryIO, idempotency_key: str | None, quota: Quota
+    ) -> JobAnswer:
+        """As `submit`, over the rows of a file that came with the request under a name."""
+        described = self._described(options, idempotency_key, quota)
+        with self.inputs.uploaded(name, file, options.input_format, options.limit) as source:
+            return self.job(self._submit(source, *described))
 
     def job(self, job_id: str) -> JobAnswer:
         """Raises `ApiError` (404)."""
         # In this order: a job that has ended by now has the time at which it did.
-        self._record(job_id)
+        self.record(job_id)
         progress = self.client.ledger.progress(job_id)
-        return JobAnswer.of(self._record(job_id), progress)
+        return self._answer(self.record(job_id), progress)
 
-    def jobs(self, limit: int) -> list[JobAnswer]:
-        """The newest first, those of the command line included."""
-        ledger = self.client.ledger
-        return [JobAnswer.of(job, ledger.progress(job.id)) for job in ledger.jobs(limit)]
+    def jobs(self, limit: int, after: str | None, state: JobState | None) -> JobList:
+        """The newest first; those of the command line are the default tenant's. Raises `ApiError` (400)."""
+        page = self._overview.page(self.tenant, limit + 1, self._cursor(after), state)
+        answers = []
+        for job in page[:limit]:
+            # One may be deleted meanwhile.
+            with suppress(UnknownJob):
+                answers.append(self._answer(job, self.client.ledger.progress(job.id)))
+        last_id = page[:limit][-1].id if page else None
+        return JobList(data=answers, last_id=last_id, has_more=len(page) > limit)
+
+    def _cursor(self, after: str | None) -> JobRecord | None:
+        try:
+            return None if after is None else self.record(after)
+        except ApiError as error:
+            raise ApiError(400, f"after: job {after!r} does not exist", "invalid_cursor", "after") from error
+
+    def _answer(self, job: JobRecord, progress: Progress) -> JobAnswer:
+        recent = None if job.finished_at is not None else self._overview.recent_rows_per_second(job.id)
+        return JobAnswer.of(job, progress, recent)
+
+    @property
+    def _overview(self) -> Overview:
+        return Overview(self.client.ledger.database)
 
     def cancel(self, job_id: str) -> JobAnswer:
         """A job that has ended stays as it is. Raises `ApiError` (404)."""
-        self._record(job_id)
+        self.record(job_id)
         self.client.ledger.cancel_job(job_id)
         return self.job(job_id)
 
     def pause(self, job_id: str) -> JobAnswer:
         """Raises `ApiError` (404), `JobEnded`."""
-        self._record(job_id)
+        self.record(job_id)
         self.client.ledger.pause_job(job_id)
         return self.job(job_id)
 
@@ -83,9 +126,24 @@ class JobService:
         """Raises `ApiError` (404), `JobError` when there is nothing to retry."""
         return self._rung_for(job_id, Job.retry)
 
+    def set_priority(self, job_id: str, priority: int) -> JobAnswer:
+        """Raises `ApiError` (404), `JobEnded`."""
+        self.record(job_id)
+        self.client.ledger.set_priority(job_id, priority)
+        return self.job(job_id)
+
+    def delete(self, job_id: str, with_output: bool) -> None:
+        """Raises `ApiError` (404), `OutputNotEmpty`."""
+        Job(self.client, self.record(job_id)).delete(with_output)
+
+    def webhooks(self, job_id: str) -> WebhookList:
+        """Raises `ApiError` (404)."""
+        found = Webhooks(self.client.ledger.database).of_job(self.record(job_id).id)
+        return WebhookList(data=[WebhookAnswer(state=state, error=error) for state, error in found])
+
     def _rung_for(self, job_id: str, verb: Callable[[Job], None]) -> JobAnswer:
         try:
-            verb(Job(self.client, self._record(job_id)))
+            verb(Job(self.client, self.record(job_id)))
         except OperationalError as error:
             logger.warning("job %s waits for a sweeper, Redis does not answer: %s", job_id, error)
         return self.job(job_id)
@@ -93,18 +151,56 @@ class JobService:
     def results(self, job_id: str, after_row: int | None, limit: int) -> ResultPage:
         """Raises `ApiError` (404)."""
         # Before its parts: a job that has ended by now has all of them.
-        job = self._record(job_id)
+        job = self.record(job_id)
         page = read_page(self.client.ledger, job, after_row, limit)
         return ResultPage(state=job.state, data=page.rows, last_row=page.last_row, has_more=page.has_more)
 
-    def _submit(self, path: Path, spec: JobSpec, job_id: str, terms: Terms) -> str:
+    @contextmanager
+    def _input(self, request: JobRequest) -> Iterator[InputSource]:
+        given = (request.rows, request.input_file_id, request.input_url)
+        if sum(each is not None for each in given) != 1:
+            raise SpecError("rows: give either rows, an input_file_id or an input_url", "rows")
+        format, limit = request.input_format, request.limit
+        if request.rows is not None:
+            with self.client.rows_file(request.rows) as path:
+                yield open_input(path, limit)
+        elif request.input_url is not None:
+            with self.inputs.at(request.input_url, format, limit) as source:
+                yield source
+        else:
+            file = self._file(str(request.input_file_id))
+            path = FileStore.of(self.client.settings, self.client.ledger).path(file)
+            with self.inputs.stored(file.filename, path, format, limit) as source:
+                yield source
+
+    def _file(self, file_id: str) -> FileRecord:
+        try:
+            return FileRecords(self.client.ledger.database).get(self.tenant, file_id)
+        except UnknownFile as error:
+            raise ApiError(404, str(error), "file_not_found", "input_file_id") from error
+
+    def _described(self, options: JobOptions, idempotency_key: str | None, quota: Quota) -> tuple[JobSpec, Terms]:
+        """Checked before any input is opened."""
+        spec = JobSpec.parse(**options.of_spec(), model=self.models.exact_name(options.model))
+        return spec, Terms(
+            within_seconds=options.within_seconds,
+            idempotency_key=idempotency_key,
+            sink=None if options.sink is None else options.sink.spec(self.client.settings.sink_urls),
+            webhook=None if options.webhook is None else options.webhook.parsed(),
+            priority=options.priority,
+            tenant=self.tenant,
+            quota=quota,
+        )
+
+    def _submit(self, source: InputSource, spec: JobSpec, terms: Terms) -> str:
         """The id of the job that was submitted, now or before with the same key."""
+        job_id = new_job_id()
         output = self.client.settings.data_dir / "outputs" / job_id
         try:
-            return self.client.submit_spec(open_input(path, spec.limit), spec, output, OutputMode.NEW, job_id, terms).id
+            return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).id
         except JobMismatchError as error:
             raise ApiError(409, str(error), "idempotency_key_reused") from error
-        except (EngineError, JobError, InputError):
+        except (EngineError, JobError, InputError, SinkError, QuotaExceeded):
             shutil.rmtree(output, ignore_errors=True)
             raise
         except OperationalError as error:
@@ -112,10 +208,11 @@ class JobService:
             logger.warning("job %s waits for a sweeper, Redis does not answer: %s", job_id, error)
             return job_id
 
-    def _record(self, job_id: str) -> JobRecord:
+    def record(self, job_id: str) -> JobRecord:
+        """What the ledger says of a job. Raises `ApiError` (404)."""
         if _JOB_ID.fullmatch(job_id):
-            try:
-                return self.client.ledger.job(job_id)
-            except UnknownJob:
-                pass
+            with suppress(UnknownJob):
+                job = self.client.ledger.job(job_id)
+                if job.tenant == self.tenant:
+                    return job
         raise ApiError(404, f"job {job_id!r} does not exist", "job_not_found", "job_id")

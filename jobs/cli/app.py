@@ -14,7 +14,9 @@ from ...storage.errors import LedgerUnavailable, StorageError
 from ..embedded import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
 from ..settings import SettingsError
-from . import dry_run, inspect, run, serve, verbs, worker
+from . import dry_run, inspect, run, serve, stream, verbs, worker
+from .keys import keys
+from .tenants import tenants
 
 _REFUSED, _FAILED, _INTERRUPTED = 2, 1, 130
 # What a command line that cannot be parsed raises: typer exports none of it but this child.
@@ -37,10 +39,14 @@ app.command("results")(inspect.results)
 app.command("pause")(verbs.pause)
 app.command("resume")(verbs.resume)
 app.command("cancel")(verbs.cancel)
+app.command("priority", context_settings={"ignore_unknown_options": True})(verbs.priority)
 app.command("retry")(verbs.retry)
 app.command("delete")(verbs.delete)
+app.command("stream")(stream.stream)
 app.command("worker")(worker.worker)
 app.command("serve")(serve.serve)
+app.add_typer(keys)
+app.add_typer(tenants)
 
 
 def _print_version(wanted: bool) -> None:

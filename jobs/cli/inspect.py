@@ -1,7 +1,6 @@
 """`headrace jobs`, `show` and `results`: what the ledger and the data sets say."""
 
 import json
-from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -9,12 +8,13 @@ from typing import Annotated, Any
 import typer
 
 from ...storage.files import write_lines
-from ...storage.records import JobRecord, Progress
+from ...storage.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.sinks import SinkSpec
 from ..client import read_results
 from ..json_lines import json_rows, openai_lines
 from ..open_ledger import open_ledger
 from ..settings import Settings
+from .tables import print_table, time_text
 
 _MAX_SHOWN = 400
 
@@ -26,18 +26,19 @@ class ResultFormat(StrEnum):
     OPENAI = "openai"
 
 
-def jobs(limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20) -> None:
-    """List jobs."""
-    lines = [("JOB", "STATE", "ROWS", "FAILED", "CREATED", "OUTPUT")]
+def jobs(
+    limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
+    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant's.")] = None,
+) -> None:
+    """List jobs, those of all tenants."""
+    lines = []
     with open_ledger(Settings.from_environment()) as ledger:
-        for job in ledger.jobs(limit):
+        for job in ledger.jobs(limit, tenant):
             progress = ledger.progress(job.id)
             rows = f"{progress.rows_done}/{progress.rows_total}"
             failed = str(progress.rows_failed)
-            lines.append((job.id, str(job.state), rows, failed, _time(job.created_at), job.output_dir))
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    for line in lines:
-        typer.echo("   ".join(word.ljust(width) for word, width in zip(line, widths, strict=True)).rstrip())
+            lines.append((job.id, str(job.state), rows, failed, time_text(job.created_at), job.output_dir))
+    print_table(("JOB", "STATE", "ROWS", "FAILED", "CREATED", "OUTPUT"), lines)
 
 
 def show(job_id: JobId) -> None:
@@ -80,9 +81,10 @@ def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
         ("rows", f"{progress.rows_done} of {progress.rows_total} ({progress.rows_failed} failed)"),
         ("shards", f"{progress.shards_done} of {progress.shards_total}"),
         ("tokens", f"{progress.prompt_tokens} prompt ({cached:.1%} cached), {progress.completion_tokens} completion"),
-        ("created", _time(job.created_at)),
-        *([("deadline", _time(job.deadline_at))] if job.deadline_at is not None else []),
-        ("finished", _time(job.finished_at) if job.finished_at is not None else "-"),
+        *([("tenant", job.tenant)] if job.tenant != DEFAULT_TENANT else []),
+        ("created", time_text(job.created_at)),
+        *([("deadline", time_text(job.deadline_at))] if job.deadline_at is not None else []),
+        ("finished", time_text(job.finished_at) if job.finished_at is not None else "-"),
         ("output", job.output_dir),
         *([("sink", str(SinkSpec.of(job.sink)))] if job.sink is not None else []),
     ]
@@ -95,7 +97,3 @@ def _clipped(value: Any) -> str:
     """As JSON; the end of a long system text is left out."""
     text = json.dumps(value, ensure_ascii=False)
     return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
-
-
-def _time(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds).isoformat(sep=" ", timespec="seconds")

@@ -1,11 +1,12 @@
 """What jobs are described by on the command line: options that `run`, `submit` and `dry-run` share."""
 
 import functools
+import json
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -64,6 +65,10 @@ def asked(
     choices: Annotated[
         str | None, typer.Option("--choices", metavar="a,b,c", help="Answer with one of these; gives label columns.")
     ] = None,
+    json_schema: Annotated[
+        str | None, typer.Option("--json-schema", metavar="FILE|JSON", help="Answer with JSON that follows it.")
+    ] = None,
+    regex: Annotated[str | None, typer.Option("--regex", help="Answer with a text that matches it as a whole.")] = None,
     max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens of an answer.")] = 256,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling, in (0, 1].")] = 1.0,
@@ -130,6 +135,8 @@ def asked(
                 "logprobs": logprobs,
                 "top_logprobs": top_logprobs,
                 "seed": seed,
+                "response_format": None if json_schema is None else _response_format(json_schema),
+                "structured_outputs": None if regex is None else {"regex": regex},
             },
             limit=limit,
         ),
@@ -180,6 +187,15 @@ def _split_choices(choices: str | None) -> tuple[str, ...] | None:
     if choices is None:
         return None
     return tuple(choice.strip() for choice in choices.split(","))
+
+
+def _response_format(schema: str) -> dict[str, Any]:
+    """A schema given as JSON, or by a file of it."""
+    text = schema if schema.lstrip().startswith("{") else text_or_file("--json-schema", f"@{schema.removeprefix('@')}")
+    try:
+        return {"type": "json_schema", "json_schema": {"schema": json.loads(text)}}
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"--json-schema is no JSON: {error}") from error
 
 
 def _numbers(texts: str | None) -> list[str]:

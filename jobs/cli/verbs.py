@@ -1,4 +1,4 @@
-"""`headrace pause`, `resume`, `cancel`, `retry` and `delete`: what can be done with a job that is there."""
+"""`headrace pause`, `resume`, `cancel`, `priority`, `retry` and `delete`: what can be done with a job that is there."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -22,6 +22,14 @@ def resume(job_id: JobId) -> None:
 def cancel(job_id: JobId) -> None:
     """Stop a job for good; what is finished is kept."""
     _do(job_id, Job.cancel)
+
+
+def priority(
+    job_id: JobId,
+    number: Annotated[int, typer.Argument(metavar="N", min=-1000, max=1000, help="Higher first; 0 at first.")],
+) -> None:
+    """Have a job's rows begun before those of jobs with a lower priority."""
+    _do(job_id, lambda job: job.set_priority(number))
 
 
 def retry(job_id: JobId) -> None:

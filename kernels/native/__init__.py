@@ -5,6 +5,7 @@ threads are torch's own: the OpenMP runtime is not linked either, but found in t
 """
 
 import ctypes
+import logging
 import os
 from enum import IntEnum
 from functools import cache
@@ -17,6 +18,8 @@ from torch import Tensor
 from .signatures import declare
 
 # Set to 0, everything runs on torch's own operations: to compare, or to rule these kernels out.
+logger = logging.getLogger(__name__)
+
 _SWITCH = "HEADRACE_NATIVE_KERNELS"
 
 
@@ -37,7 +40,11 @@ def native_library() -> ctypes.CDLL | None:
     library = _open(file) if file else None
     if library is None or InstructionSet(library.headrace_instruction_set()) is InstructionSet.NONE:
         return None
-    declare(library)
+    try:
+        declare(library)
+    except AttributeError as error:
+        logger.warning("the compiled kernels are of another version (%s): install headrace again to use them", error)
+        return None
     return library
 
 

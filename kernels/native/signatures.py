@@ -13,6 +13,7 @@ SIGNATURES = {
     "headrace_linear": "pippppiii",
     "headrace_argmax_bfloat16": "pipppii",
     "headrace_argmax_float32": "pipppii",
+    "headrace_apply_bit_mask_float32": "pipiii",
     "headrace_int8_linear_bfloat16": "p",
     "headrace_int8_linear_float32": "p",
     "headrace_paged_attention": "p",

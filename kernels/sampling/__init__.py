@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..device import runs_triton
 from ..native import native_library
+from .bit_mask import apply_bit_mask
 from .cpu import sample_tokens_cpu
 from .native import likeliest_tokens_native
 from .penalties import penalize_
@@ -53,4 +54,4 @@ def _is_native(logits: Tensor) -> bool:
     )
 
 
-__all__ = ["Likeliest", "likeliest_tokens", "penalize_", "philox_uniform", "sample_tokens"]
+__all__ = ["Likeliest", "apply_bit_mask", "likeliest_tokens", "penalize_", "philox_uniform", "sample_tokens"]

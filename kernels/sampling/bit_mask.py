@@ -1,9 +1,12 @@
 """Tokens that a grammar allows, a bit each."""
 
+import numpy
 import torch
 from torch import Tensor
 
 from ..device import runs_triton
+from ..native import native_library
+from .native import apply_bit_mask_native
 
 
 def apply_bit_mask(logits: Tensor, bit_mask: Tensor) -> None:
@@ -16,8 +19,24 @@ def apply_bit_mask(logits: Tensor, bit_mask: Tensor) -> None:
         from .triton import apply_bit_mask_triton
 
         apply_bit_mask_triton(logits, bit_mask)
+    elif _is_native(logits):
+        apply_bit_mask_native(logits, bit_mask)
+    elif logits.device.type == "cpu":
+        apply_bit_mask_cpu(logits, bit_mask)
     else:
         apply_bit_mask_reference(logits, bit_mask)
+
+
+def _is_native(logits: Tensor) -> bool:
+    is_dense = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(1) == 1
+    return is_dense and native_library() is not None
+
+
+def apply_bit_mask_cpu(logits: Tensor, bit_mask: Tensor) -> None:
+    """See `apply_bit_mask`. numpy unpacks bits to bytes; torch's shifts make 32-bit numbers of them first."""
+    octets = bit_mask.contiguous().numpy().view(numpy.uint8)
+    bits = numpy.unpackbits(octets, axis=1, count=logits.shape[1], bitorder="little")
+    logits.masked_fill_(torch.from_numpy(bits) == 0, -torch.inf)
 
 
 def apply_bit_mask_reference(logits: Tensor, bit_mask: Tensor) -> None:

@@ -15,6 +15,8 @@ _LONGEST_HEAD = 2048
 _BLOCK = 128
 # Below this every other token's probability is zero in float32 anyway.
 _LEAST_TEMPERATURE = 1e-20
+# Above zero, and below every float32 that is.
+_LEAST_SHARE = 1e-50
 
 
 def sample_tokens_cpu(
@@ -96,4 +98,6 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     within = (weights.gather(1, places.clamp(max=vocab_size - 1)).double() * is_token).cumsum(-1)
     # Rounding must not carry it beyond the block's last token that has a weight.
     rest = torch.minimum(targets - (ends.gather(1, block) - sums.gather(1, block)), within[:, -1:])
+    # Nor down to a first token that has none.
+    rest = rest.clamp(min=_LEAST_SHARE)
     return places.gather(1, torch.searchsorted(within, rest)).squeeze(1)

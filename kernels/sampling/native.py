@@ -25,3 +25,16 @@ def likeliest_tokens_native(logits: Tensor, with_log_sum_exp: bool) -> Likeliest
         vocab_size,
     )
     return Likeliest(tokens, maxima, log_sum_exps)
+
+
+def apply_bit_mask_native(logits: Tensor, bit_mask: Tensor) -> None:
+    """See `apply_bit_mask`; float32 logits, a row's elements next to each other. Writes only what is not allowed."""
+    num_rows, vocab_size = logits.shape
+    require_native_library().headrace_apply_bit_mask_float32(
+        logits.data_ptr(),
+        logits.stride(0),
+        bit_mask.contiguous().data_ptr(),
+        bit_mask.shape[1],
+        num_rows,
+        vocab_size,
+    )

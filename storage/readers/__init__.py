@@ -74,4 +74,4 @@ def _open_folder(folder: Location, limit: int | None) -> InputSource:
     return Concatenated(folder.name, [_open_file(file, None) for file in files], limit)
 
 
-__all__ = ["InputRow", "InputSource", "open_input", "open_sql"]
+__all__ = ["InputRow", "InputSource", "open_input", "open_sql", "readable"]

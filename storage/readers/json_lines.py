@@ -35,34 +35,35 @@ class JsonLines(InputSource):
 
     def _row(self, row: int, line_number: int, line: bytes) -> InputRow:
         try:
-            values = _parse_object(line)
-        except _BadRow as error:
+            values = parse_object(line)
+        except BadRow as error:
             return InputRow(row, {}, f"line {line_number}: {error}")
         self._columns.update(dict.fromkeys(values))
         return InputRow(row, values)
 
 
-class _BadRow(Exception):
-    pass
+class BadRow(Exception):
+    """A line that is no JSON object; the message says why."""
 
 
-def _parse_object(line: bytes) -> dict[str, Any]:
+def parse_object(line: bytes) -> dict[str, Any]:
+    """A line's object. Raises BadRow."""
     try:
         value = json.loads(line.rstrip().decode(), parse_constant=_refuse_constant)
     except UnicodeDecodeError as error:
-        raise _BadRow("not valid UTF-8") from error
+        raise BadRow("not valid UTF-8") from error
     except json.JSONDecodeError as error:
-        raise _BadRow(f"not valid JSON: {error.msg} at column {error.colno}") from error
+        raise BadRow(f"not valid JSON: {error.msg} at column {error.colno}") from error
     except ValueError as error:
         # Python refuses to convert integers of thousands of digits.
-        raise _BadRow("not valid JSON: a number is too long") from error
+        raise BadRow("not valid JSON: a number is too long") from error
     except RecursionError as error:
-        raise _BadRow("not valid JSON: nested too deep") from error
+        raise BadRow("not valid JSON: nested too deep") from error
     if not isinstance(value, dict):
-        raise _BadRow(f"not a JSON object but {_JSON_NAMES[type(value)]}")
+        raise BadRow(f"not a JSON object but {_JSON_NAMES[type(value)]}")
     # JSON can spell half of a surrogate pair, which is no text. Escapes are rare, so few rows pay for this.
     if b"\\u" in line and not is_unicode(json.dumps(value, ensure_ascii=False)):
-        raise _BadRow("not valid text: an escape is half of a surrogate pair")
+        raise BadRow("not valid text: an escape is half of a surrogate pair")
     return value
 
 
@@ -77,4 +78,4 @@ _JSON_NAMES = {
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise _BadRow(f"not valid JSON: {name} is not a number in JSON")
+    raise BadRow(f"not valid JSON: {name} is not a number in JSON")

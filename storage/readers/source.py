@@ -16,11 +16,15 @@ from ..errors import InputError
 
 @dataclass(frozen=True, slots=True)
 class InputRow:
-    """One data row. `row` counts from 0; with an `error`, which names the line, `values` is empty."""
+    """One data row. `row` counts from 0; with an `error`, which names the line, `values` is empty.
+
+    `sampling`: how this row is sampled, where the input says so for each; JSON, which only `jobs` reads.
+    """
 
     row: int
     values: dict[str, Any]
     error: str | None = None
+    sampling: str | None = None
 
 
 class InputSource(ABC):

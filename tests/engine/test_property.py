@@ -94,6 +94,15 @@ class EngineMachine(RuleBasedStateMachine):
         greedy = SamplingParams(temperature=0, choices=[str(choice) for choice in choices])
         self._add(Request(str(self.num_added), prompt, greedy, choices, priority=priority))
 
+    @rule(prompt=prompts, params=params, priority=priorities, data=st.data())
+    def resume(self, prompt: list[int], params: SamplingParams, priority: int, data: st.DataObject) -> None:
+        whole = Request(str(self.num_added), prompt, params, priority=priority)
+        answer = fake_answer(whole, self.engine.max_model_len, self.runner.sliding_window)
+        known = answer[: data.draw(st.integers(0, len(answer)))]
+        fork_of = data.draw(st.sampled_from([None, *self.live]))
+        shares = fork_of is not None and list(self.live[fork_of].prompt_token_ids) == prompt
+        self._add(replace(whole, resume_token_ids=known, fork_of=fork_of if shares else None))
+
     def _add(self, request: Request) -> None:
         self.engine.add(request)
         self.live[request.request_id] = request
@@ -147,15 +156,16 @@ class EngineMachine(RuleBasedStateMachine):
     def _check_tokens(self, request: Request, events: list[RequestEvent]) -> None:
         answer = fake_answer(request, self.engine.max_model_len, self.runner.sliding_window)
         prompt = list(request.prompt_token_ids)
-        fails_at = self._first_failure(prompt, answer)
-        assert token_ids(events) == (answer if fails_at is None else answer[:fails_at])
+        first = len(request.resume_token_ids)
+        fails_at = self._first_failure(prompt, answer, first)
+        assert token_ids(events) == answer[first:fails_at]
         assert (events[-1].finish_reason is FinishReason.ERROR) == (fails_at is not None)
         expected_logprobs = request.params.logprobs is not None
         assert all(len(event.logprobs) == expected_logprobs * len(event.new_token_ids) for event in events)
 
-    def _first_failure(self, prompt: list[int], answer: list[int]) -> int | None:
-        """After how many tokens of its answer a request fails, if it does."""
-        for length in range(len(answer)):
+    def _first_failure(self, prompt: list[int], answer: list[int], first: int) -> int | None:
+        """After how many tokens of its answer a request that knows the `first` ones fails, if it does."""
+        for length in range(first, len(answer)):
             tokens = prompt + answer[:length]
             if self.runner.poison in tokens or tokens[-1] == self.runner.breaks:
                 return length

@@ -4,7 +4,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -14,8 +16,13 @@ from headrace.jobs.cli import main
 from headrace.jobs.embedded import redis_urls
 from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
+from headrace.storage import leases
+from headrace.storage.ledger import Ledger
 
+from .answers import GatedRunner, hosted
+from .models import write_model_folder
 from .running import MODEL, Result, environment, started, write_tickets
+from .shop import Shop
 
 USER = Path(__file__).with_name("valkey_user.py")
 
@@ -116,3 +123,27 @@ def headrace(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str])
         return Result(int(ended.value.code or 0), printed.out, printed.err)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("models") / "plain")
+
+
+@pytest.fixture
+def shop(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
+    """A job of one shard, once created, with an engine of its own; a shard that failed may be tried again at once."""
+    monkeypatch.setattr(leases, "_FIRST_PAUSE_SECONDS", 0.0)
+    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
+    ledger.migrate()
+    runner = GatedRunner()
+    with hosted(runner, max_num_seqs=1) as (host, _):
+        yield Shop(tmp_path, model, ledger, runner, host, iter(range(100)))
+    ledger.close()
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., "Future[Any]"]]:
+    """Runs something in a thread."""
+    with ThreadPoolExecutor(4) as pool:
+        yield pool.submit

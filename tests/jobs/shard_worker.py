@@ -1,9 +1,9 @@
 """Run by the tests: a worker whose shards take until a file appears, and which writes down what happens.
 
-    shard_worker.py DATA_DIR QUEUE CONCURRENCY EVENTS GO
+    shard_worker.py DATA_DIR QUEUE CONCURRENCY EVENTS GO [LIVE_QUEUE]
 
 Appends "start ID", "end ID", "told to stop" and "left" to EVENTS. A shard ends when the file GO exists, or when
-the worker is told to stop.
+the worker is told to stop. For each interactive request it hears of it appends "bell ID".
 """
 
 import logging
@@ -11,11 +11,11 @@ import sys
 import threading
 from pathlib import Path
 
-from headrace.jobs.celery_app import RUN_SHARD, create_app, run_worker
+from headrace.jobs.celery_app import RUN_SHARD, Bells, create_app, run_worker
 from headrace.jobs.embedded import EmbeddedValkey
 
 logging.basicConfig(level=logging.INFO)
-data_dir, queue, concurrency, events_file, go = sys.argv[1:]
+data_dir, queue, concurrency, events_file, go, *live_queues = sys.argv[1:]
 stopping = threading.Event()
 
 with EmbeddedValkey(Path(data_dir)) as valkey, open(events_file, "a", buffering=1) as events:
@@ -32,6 +32,10 @@ with EmbeddedValkey(Path(data_dir)) as valkey, open(events_file, "a", buffering=
         events.write("told to stop\n")
         stopping.set()
 
-    status = run_worker(app, [queue], int(concurrency), on_shutdown=stop)
+    def note_bell(request_id: str) -> None:
+        events.write(f"bell {request_id}\n")
+
+    bells = [Bells(name, note_bell) for name in live_queues]
+    status = run_worker(app, [queue], int(concurrency), stop, *bells)
     events.write("left\n")
 sys.exit(status)

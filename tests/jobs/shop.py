@@ -23,7 +23,7 @@ from headrace.storage.spool import PlannedRow, write_shard
 from ..engine.fakes import CONTEXT, fake_answer
 from .answers import GatedRunner
 
-JOB, SHARD = "job_1", "job_1/00000"
+JOB, SHARD, QUEUE = "job_1", "job_1/00000", "q"
 LONG, OVER = 60.0, 0.0
 NO_TYPES = pa.schema([])
 
@@ -66,7 +66,7 @@ class Shop:
         self.output.mkdir()
         job = NewJob(
             id=JOB,
-            queue="q",
+            queue=QUEUE,
             model=str(self.model),
             output_dir=str(self.output),
             fingerprint="f",
@@ -85,7 +85,9 @@ class Shop:
         return ShardAttempt(tools or self.tools, claim or self.claim(), self.ledger.job(JOB))
 
     def shard_runner(self) -> ShardRunner:
-        return ShardRunner(self.tools, f"worker {next(self.owners)}", LONG)
+        """A worker's, after its sweeper has put back what a dead worker held."""
+        self.ledger.requeue_expired(QUEUE)
+        return ShardRunner(self.tools, QUEUE, f"worker {next(self.owners)}", LONG)
 
     def answer(self, row: int) -> list[int]:
         """The tokens of a row that has the engine for itself."""

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,9 +20,10 @@ from fastapi.testclient import TestClient
 
 from headrace import LLM, SamplingParams
 from headrace.engine.errors import ModelError
-from headrace.jobs.api.app import MAX_BODY_BYTES, create_app
+from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.results import read_page
+from headrace.jobs.api.server import _listen
 from headrace.jobs.client import Client
 from headrace.jobs.errors import SpecError
 from headrace.jobs.settings import Settings
@@ -29,6 +31,7 @@ from headrace.storage.ledger import Ledger
 from headrace.storage.parts import publish, write_part
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard
 
+MAX_BODY_BYTES = 64 * 2**20
 ROOT = Path(__file__).parents[2]
 TICKETS = ROOT / "examples/tickets"
 MODEL = TICKETS / "model"
@@ -159,10 +162,12 @@ def test_a_job_from_submission_to_its_results(
         for answer in answers:
             assert sum(answer["probabilities"].values()) == pytest.approx(1)
             assert answer["confidence"] == max(answer["probabilities"].values())
+        prompt, cached = (sum(answer[f"{kind}_tokens"] for answer in answers) for kind in ("prompt", "cached"))
         assert job["tokens"] == {
-            "prompt": sum(answer["prompt_tokens"] for answer in answers),
-            "cached": sum(answer["cached_tokens"] for answer in answers),
+            "prompt": prompt,
+            "cached": cached,
             "completion": sum(answer["completion_tokens"] for answer in answers),
+            "cached_share": pytest.approx(cached / prompt, abs=1e-4),
         }
         # Two servers side by side: each with its own jobs.
         assert own.http.base_url != server.http.base_url
@@ -316,19 +321,22 @@ def test_unknown_routes_and_methods(server: Server) -> None:
 
 def test_the_routes_are_described(server: Server) -> None:
     description = server.http.get("/openapi.json").json()
-    assert set(description["paths"]) == {
-        "/health",
-        "/ready",
-        "/jobs",
-        "/jobs/{job_id}",
-        "/jobs/{job_id}/results",
-        "/jobs/{job_id}/cancel",
-        "/jobs/{job_id}/pause",
-        "/jobs/{job_id}/resume",
-        "/jobs/{job_id}/retry",
-    }
+    assert set(description["paths"]) >= {"/health", "/ready", "/metrics", "/jobs", "/jobs/{job_id}", "/jobs/upload"}
     refused = description["paths"]["/jobs"]["post"]["responses"]["422"]["content"]["application/json"]
     assert refused["schema"] == {"$ref": "#/components/schemas/ErrorBody"}
+
+
+def test_every_route_is_described_with_its_errors(server: Server) -> None:
+    described = server.http.get("/openapi.json")
+    assert "HTTPValidationError" not in described.text
+    for path, operations in described.json()["paths"].items():
+        for operation in operations.values():
+            assert operation["description"], path
+            errors = {status: answer for status, answer in operation["responses"].items() if status >= "400"}
+            assert path in ("/health", "/ready", "/metrics") or "401" in errors
+            for answer in errors.values():
+                schemas = [content["schema"]["$ref"] for content in answer["content"].values()]
+                assert schemas == ["#/components/schemas/ErrorBody"] or path == "/ready"
 
 
 def test_ready_while_everything_answers(server: Server) -> None:
@@ -420,6 +428,13 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, wait_until_ended: Callabl
     assert server.submit().status_code == 201
     assert server.stop(signal.SIGINT) == ""
     wait_until_ended(valkey)
+
+
+def test_answers_do_not_wait_for_the_acknowledgement_of_what_was_sent_before() -> None:
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
 
 
 def test_a_port_in_use_is_refused(server: Server, tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ def renderer(tokenizer: Tokenizer, *columns: str, **spec: Any) -> PromptRenderer
     return PromptRenderer(JobSpec.parse(model="m", **spec), tokenizer, columns)
 
 
-def render(tokenizer: Tokenizer, values: dict[str, Any], **spec: Any) -> str:
+def render(tokenizer: Tokenizer, values: dict[str, Any], **spec: Any) -> str | list[int]:
     return renderer(tokenizer, *values, **spec).render(values)
 
 

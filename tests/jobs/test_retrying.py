@@ -1,9 +1,8 @@
 """Failed rows tried again: in the same data set, each row there once however the attempt ends."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -23,8 +22,6 @@ from headrace.storage.output_dir import Manifest, read_manifest, write_manifest
 from headrace.storage.records import JobState
 from headrace.storage.spool import PlannedRow
 
-from .answers import GatedRunner, hosted
-from .models import write_model_folder
 from .shop import JOB, OVER, SHARD, Shop
 
 RETRY = f"{JOB}/00001"
@@ -34,21 +31,6 @@ ROWS = [
     REFUSED,
     PlannedRow(4, "4", {}, [7, 8], None),
 ]
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory) -> Path:
-    return write_model_folder(tmp_path_factory.mktemp("models") / "plain")
-
-
-@pytest.fixture
-def shop(tmp_path, model) -> Iterator[Shop]:
-    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    ledger.migrate()
-    runner = GatedRunner()
-    with hosted(runner, max_num_seqs=1) as (host, _):
-        yield Shop(tmp_path, model, ledger, runner, host, iter(range(100)))
-    ledger.close()
 
 
 class Killed(BaseException):

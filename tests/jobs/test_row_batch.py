@@ -9,7 +9,8 @@ from headrace.engine.request import FinishReason, Request
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.engine_host import Answer, EngineFailure, Refusal
 from headrace.jobs.row_batch import RowBatch
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.row_sampling import RowSampling
+from headrace.jobs.schemas import JobSpec, SamplingSpec
 
 from .models import write_model_folder
 
@@ -76,3 +77,31 @@ def test_an_answer_the_engine_dropped_leaves_its_row_open_until_it_is_refused(ba
     batch.refuse_failed("engine failed: ")
     assert batch.take_finished()["error"].to_pylist() == ["engine failed: out of memory"]
     assert batch.is_complete
+
+
+def test_rows_that_say_themselves_how_they_are_sampled(model):
+    tokenizer = Tokenizer.from_pretrained(model)
+    own = RowSampling(sampling=SamplingSpec(n=2, temperature=0.5, seed=9, max_tokens=3)).to_json()
+    chosen = RowSampling(sampling=SamplingSpec(seed=8), choices=("a", "b")).to_json()
+    table = pa.table(
+        {
+            "row": [0, 1, 2],
+            "custom_id": ["0", "1", "2"],
+            "prompt_token_ids": [[1, 2], [3], None],
+            "plan_error": [None, None, "broken"],
+            "row_sampling": [own, chosen, None],
+        }
+    )
+    batch = RowBatch(table, (), JobSpec.parse(model=str(model), endpoint="/v1/completions"), tokenizer, prefix="7")
+    first, second, third = batch.requests
+    assert (first.params.temperature, first.params.max_tokens, first.params.seed) == (0.5, 3, 9)
+    assert second.fork_of == first.request_id
+    assert first.choice_token_ids is None
+    assert third.choice_token_ids == tokenizer.encode_choices(("a", "b"))
+    for request, token, reason in ((first, 4, FinishReason.STOP), (second, 5, FinishReason.LENGTH)):
+        batch.record(Answer(request.request_id, (token,), reason, 0, None, None))
+    broken, answered = batch.take_finished().to_pylist()
+    assert (broken["error"], broken["outputs"]) == ("broken", None)
+    # The token that stops an answer is no part of it.
+    assert answered["outputs"] == ["", "e"]
+    assert answered["finish_reasons"] == ["stop", "length"]

@@ -39,6 +39,15 @@ def test_every_variable_is_read():
         HEADRACE_FLUSH_SECONDS="0.25",
         HEADRACE_WORKER_CONCURRENCY="2",
         HEADRACE_LOG_LEVEL="debug",
+        HEADRACE_STREAM_TTL_SECONDS="60",
+        HEADRACE_INPUT_URLS="https://data.example/, s3://bucket/",
+        HEADRACE_SINK_URLS="postgresql://db/",
+        HEADRACE_ALLOW_PRIVATE_ADDRESSES="true",
+        HEADRACE_MAX_BODY_BYTES="1000",
+        HEADRACE_MAX_FILE_BYTES="2000",
+        HEADRACE_MAX_OPEN_REQUESTS="10",
+        HEADRACE_MAX_QUEUED_JOBS="20",
+        HEADRACE_METRICS_REQUIRE_KEY="1",
     )
     assert settings.model_dump(exclude={"data_dir"}) == {
         "redis_url": "redis://cache:6379/1",
@@ -48,6 +57,15 @@ def test_every_variable_is_read():
         "flush_seconds": 0.25,
         "worker_concurrency": 2,
         "log_level": "DEBUG",
+        "stream_ttl_seconds": 60,
+        "input_urls": ("https://data.example/", "s3://bucket/"),
+        "sink_urls": ("postgresql://db/",),
+        "allow_private_addresses": True,
+        "max_body_bytes": 1000,
+        "max_file_bytes": 2000,
+        "max_open_requests": 10,
+        "max_queued_jobs": 20,
+        "metrics_require_key": True,
     }
 
 

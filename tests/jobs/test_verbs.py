@@ -99,6 +99,17 @@ def test_commands_hold_up_let_go_on_and_stop_a_job(headrace, few, tmp_path):
     refused_in_one_line(headrace(data, "retry", job_id), "is cancelled", "only a job that has completed")
 
 
+def test_a_priority_can_be_given_by_command(headrace, unserved, few, tmp_path):
+    job = unserved.submit(few, MODEL, tmp_path / "out", **FAST)
+    for priority in ("5", "-3"):
+        result = headrace(tmp_path / "unserved", "priority", job.id, priority)
+        assert result.status == 0, result.err
+        assert unserved.ledger.job(job.id).priority == int(priority)
+    job.cancel()
+    refused_in_one_line(headrace(tmp_path / "unserved", "priority", job.id, "1"), "has ended")
+    refused_in_one_line(headrace(tmp_path / "unserved", "priority", job.id, "1001"), "1000")
+
+
 def test_a_paused_job_stands_still_keeps_what_it_has_and_goes_on(client, tmp_path, wait_until):
     job = client.submit(ROWS, MODEL, tmp_path / "out", **SLOW)
     wait_until(lambda: job.progress().rows_done > 0, "something is committed", SECONDS)

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from headrace.kernels.native import InstructionSet, instruction_set, native_library, runs_native
+from headrace.kernels.native.signatures import SIGNATURES
 
 _HAS_BF16 = platform.machine() == "x86_64" and torch.cpu._is_avx512_bf16_supported()
 
@@ -25,6 +26,13 @@ def test_take_dense_bfloat16_alone():
     assert runs_native(x, x[:, :3])
     assert not runs_native(x.t())
     assert not runs_native(x, x.float())
+
+
+@pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")
+def test_of_another_version_are_left_alone(monkeypatch, caplog):
+    monkeypatch.setitem(SIGNATURES, "headrace_of_tomorrow", "p")
+    assert native_library.__wrapped__() is None
+    assert "install headrace again" in caplog.text
 
 
 def test_can_be_switched_off():

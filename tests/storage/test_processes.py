@@ -24,7 +24,7 @@ def test_each_shard_goes_to_exactly_one_process(
     ledger: Ledger, database_url: str, create_job: Callable[..., str]
 ) -> None:
     create_job(num_shards=200)
-    workers = [start("claim_until_empty.py", database_url, f"worker-{number}", "200") for number in range(4)]
+    workers = [start("claim_until_empty.py", database_url, f"worker-{number}") for number in range(4)]
     for worker in workers:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "ready\n"

@@ -47,6 +47,14 @@ def test_shards_of_one_job_have_one_schema(tmp_path: Path) -> None:
     assert first.equals(second, check_metadata=True)
 
 
+def test_rows_may_bring_their_own_sampling(tmp_path: Path) -> None:
+    rows = [PlannedRow(0, "0", {}, [1], None, '{"n":2}'), PlannedRow(1, "1", {}, None, "line 2: broken")]
+    write_shard(tmp_path / "own.parquet", rows, pa.schema([]), with_sampling=True)
+    table = read_shard(tmp_path / "own.parquet")
+    assert table["row_sampling"].to_pylist() == ['{"n":2}', None]
+    assert input_fields(table.schema) == []
+
+
 @pytest.mark.parametrize("content", [None, b"not parquet"])
 def test_unreadable_shard(content: bytes | None, tmp_path: Path) -> None:
     path = tmp_path / "00000.parquet"

@@ -1,0 +1,171 @@
+"""What the queue adds to the time until an interactive request's first token, and what such a request waits for.
+
+    python benchmarks/bench_live.py [--requests 200] [--max-tokens 8]
+
+The ticket model, one request after the other: first through `EngineHost.submit` in this process, then through Redis
+and a worker of its own process to a reader of the stream. Both must give the same tokens. Then, with bulk rows in
+every seat of the engine, how many of its steps a request waits for its first token. The last line is JSON.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from queue import SimpleQueue
+from statistics import median, quantiles
+from typing import Any
+
+from redis import Redis
+from report import ROOT, print_result
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.request import Request, RequestEvent, SamplingParams
+from headrace.jobs.client import Client
+from headrace.jobs.engine_host import EngineHost, Outcome
+from headrace.jobs.live.asking import new_request
+from headrace.jobs.live.requests import LiveRequest
+from headrace.jobs.settings import Settings
+from headrace.jobs.streams.reader import follow
+
+MODEL = ROOT / "examples" / "tickets" / "model"
+WARM_UP = 10
+PATIENCE_SECONDS = 60.0
+BULK_ROWS = 64
+
+
+@dataclass(frozen=True)
+class Timed:
+    """One answer. `first_token`, `end`: seconds from when it was asked for."""
+
+    first_token: float
+    end: float
+    token_ids: tuple[int, ...]
+
+
+def asked(count: int, max_tokens: int) -> list[LiveRequest]:
+    texts = (f"Ticket {number}: my parcel {number * 7919 % 100_003} has not arrived." for number in range(count))
+    return [new_request(text, MODEL, max_tokens=max_tokens, ignore_eos=True, seed=0) for text in texts]
+
+
+def engine_request(request: LiveRequest) -> Request:
+    return Request(request.id, request.prompt_token_ids, request.sampling.params(0, None), priority=-1)
+
+
+def through_host(host: EngineHost, request: LiveRequest) -> Timed:
+    events: SimpleQueue[RequestEvent | Outcome] = SimpleQueue()
+    start = time.perf_counter()
+    host.submit([engine_request(request)], events.put, events.put)
+    first = events.get(timeout=PATIENCE_SECONDS)
+    first_token = time.perf_counter() - start
+    tokens: list[int] = []
+    while isinstance(first, RequestEvent):
+        tokens += first.new_token_ids
+        first = events.get(timeout=PATIENCE_SECONDS)
+    return Timed(first_token, time.perf_counter() - start, tuple(tokens))
+
+
+def through_queue(client: Client, redis: Redis, request: LiveRequest) -> Timed:
+    start = time.perf_counter()
+    client.live.submit(request)
+    tokens: list[int] = []
+    first_token = 0.0
+    for event in follow(redis, request.id, timeout=PATIENCE_SECONDS):
+        first_token = first_token or time.perf_counter() - start
+        tokens += event.token_ids
+    return Timed(first_token, time.perf_counter() - start, tuple(tokens))
+
+
+@contextmanager
+def worker(env: dict[str, str], log: Path) -> Iterator[None]:
+    command = [sys.executable, "-P", "-m", "headrace.jobs.cli", "worker", "--model", str(MODEL)]
+    with log.open("w") as out, subprocess.Popen(command, env=env, stdout=out, stderr=out) as process:
+        try:
+            deadline = time.monotonic() + PATIENCE_SECONDS
+            while "serving" not in log.read_text():
+                if time.monotonic() > deadline or process.poll() is not None:
+                    raise RuntimeError(f"the worker does not serve: {log.read_text()}")
+                time.sleep(0.05)
+            yield
+        finally:
+            process.terminate()
+
+
+def milliseconds(seconds: list[float]) -> dict[str, float]:
+    cuts = quantiles(seconds, n=100)
+    return {"median": 1e3 * median(seconds), "p95": 1e3 * cuts[94], "p99": 1e3 * cuts[98], "max": 1e3 * max(seconds)}
+
+
+def measure_idle(folder: Path, requests: list[LiveRequest]) -> dict[str, Any]:
+    with EngineHost(Engine.from_pretrained(MODEL)) as host:
+        alone = [through_host(host, request) for request in requests][WARM_UP:]
+    env = {**os.environ, "HEADRACE_DATA_DIR": str(folder)}
+    with (
+        Client(Settings.from_environment(env)) as client,
+        worker(env, folder / "worker.log"),
+        Redis.from_url(client.redis_url, decode_responses=True) as redis,
+    ):
+        queued = [through_queue(client, redis, request) for request in requests][WARM_UP:]
+    assert [each.token_ids for each in queued] == [each.token_ids for each in alone], "the queue changes answers"
+    host_ttft, queue_ttft = (milliseconds([each.first_token for each in some]) for some in (alone, queued))
+    return {
+        "host_ttft_ms": host_ttft,
+        "queue_ttft_ms": queue_ttft,
+        "added_ttft_ms": {name: queue_ttft[name] - host_ttft[name] for name in ("median", "p95", "p99")},
+        "host_answer_ms": milliseconds([each.end for each in alone])["median"],
+        "queue_answer_ms": milliseconds([each.end for each in queued])["median"],
+    }
+
+
+def measure_beside_bulk(requests: list[LiveRequest]) -> dict[str, Any]:
+    """Steps from handing a request over to its first token, while bulk rows hold every seat and more wait."""
+    engine = Engine.from_pretrained(MODEL, EngineConfig(max_num_seqs=BULK_ROWS))
+    params = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+    rows = [Request(f"row {row}", [2, 5 + row, 7], params) for row in range(2 * BULK_ROWS)]
+    with EngineHost(engine) as host:
+        host.submit(rows, lambda _: None)
+        while host.stats.num_running < BULK_ROWS:
+            time.sleep(0.001)
+        waits = [steps_to_first_token(host, request) for request in requests]
+        assert host.stats.num_running >= BULK_ROWS, "the bulk rows have ended: nothing was measured"
+    return {"bulk_rows_running": BULK_ROWS, "steps_to_first_token": {"median": median(waits), "max": max(waits)}}
+
+
+def steps_to_first_token(host: EngineHost, request: LiveRequest) -> int:
+    came, ended, steps = threading.Event(), threading.Event(), [0, 0]
+
+    def on_tokens(_: RequestEvent) -> None:
+        if not came.is_set():
+            steps[1] = host.stats.num_steps
+            came.set()
+
+    steps[0] = host.stats.num_steps
+    host.submit([engine_request(request)], lambda _: ended.set(), on_tokens)
+    assert ended.wait(PATIENCE_SECONDS)
+    return steps[1] - steps[0]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--max-tokens", type=int, default=8)
+    options = parser.parse_args()
+    requests = asked(WARM_UP + options.requests, options.max_tokens)
+    with tempfile.TemporaryDirectory() as folder:
+        idle = measure_idle(Path(folder), requests)
+    for name in ("host_ttft_ms", "queue_ttft_ms", "added_ttft_ms"):
+        print(f"{name:15} " + "  ".join(f"{key} {value:.2f}" for key, value in idle[name].items()))
+    bulk = measure_beside_bulk(requests[:50])
+    print(f"beside bulk: {bulk['steps_to_first_token']}")
+    print_result("live", {"requests": options.requests, **idle, "beside_bulk": bulk})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Each step of a row's way through the queue by itself, in one process: where the time of `bench_queue.py` goes."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from queue import SimpleQueue
+
+from headrace.engine.engine import Engine
+from headrace.engine.tokenizer import Tokenizer
+from headrace.jobs.engine_host import EngineHost, Outcome
+from headrace.jobs.planner import Planner, make_planner
+from headrace.jobs.row_batch import RowBatch
+from headrace.jobs.schemas import JobSpec
+from headrace.storage.ledger import Ledger
+from headrace.storage.parts import part_file_name, part_summary, publish, write_part
+from headrace.storage.readers import InputSource
+from headrace.storage.records import NewJob, NewShard
+from headrace.storage.spool import read_shard, write_shard
+
+JOB, QUEUE = "job", "queue"
+
+
+class Stopwatch:
+    """Seconds by phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
+
+
+def measure_phases(folder: Path, source: InputSource, model: Path, engine: Engine, shard_rows: int) -> dict[str, float]:
+    """Seconds of all rows of `source` in each phase, one after the other; a job's phases overlap where they can."""
+    timed = Stopwatch()
+    spec = JobSpec.parse(model=str(model), prompt="{text}", sampling={"max_tokens": 1})
+    planner = make_planner(spec, shard_rows, folder)
+    shards = _planned(timed, planner, source, folder)
+    ledger = Ledger(f"sqlite:///{folder / 'phases.db'}")
+    ledger.migrate()
+    output = folder / "phases-out"
+    output.mkdir()
+    num_rows = sum(shard.num_rows for shard in shards)
+    with timed("record the job"):
+        ledger.create_job(NewJob(JOB, QUEUE, str(model), str(output), "f", num_rows), shards)
+    tokenizer = Tokenizer.from_pretrained(model)
+    after: dict[str, int] = {}
+    with EngineHost(engine) as host:
+        for _ in shards:
+            _answered(timed, ledger, host, planner.spec, tokenizer, output, after)
+    ledger.close()
+    return timed.seconds
+
+
+def _planned(timed: Stopwatch, planner: Planner, source: InputSource, folder: Path) -> list[NewShard]:
+    planner.check(source)
+    shards = []
+    with timed("read and parse"):
+        for _ in source:
+            pass
+    planning = planner.plan(source)
+    with timed("read, render, tokenize, sort"):
+        plan = planning.__enter__()
+    with timed("cut and spool"):
+        for number, rows in enumerate(plan.shards()):
+            path = folder / "phases-spool" / f"{number}.parquet"
+            write_shard(path, rows, plan.schema)
+            shards.append(NewShard(number, len(rows), str(path)))
+    planning.__exit__(None, None, None)
+    return shards
+
+
+def _answered(
+    timed: Stopwatch,
+    ledger: Ledger,
+    host: EngineHost,
+    spec: JobSpec,
+    tokenizer: Tokenizer,
+    output: Path,
+    after: dict[str, int],
+) -> None:
+    with timed("claim"):
+        claim = ledger.claim_next(QUEUE, "worker", 60, after)
+    assert claim is not None
+    after[JOB] = claim.shard_number
+    with timed("read a shard, make requests"):
+        batch = RowBatch(read_shard(Path(claim.spool_path)), (), spec, tokenizer, str(claim.attempt_id))
+        requests = batch.requests
+    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    with timed("engine and its host"):
+        host.submit(requests, outcomes.put)
+        answers = _drained(outcomes.get, len(requests))
+    with timed("answers to columns"):
+        for answer in answers:
+            batch.record(answer)
+        table = batch.take_finished()
+    name = part_file_name(claim.shard_number, claim.attempt_id, 0)
+    with timed("write and sync parts"):
+        write_part(output, name, table)
+    with timed("commit"):
+        ledger.commit_part(claim, part_summary(name, table))
+    with timed("publish"):
+        publish(output, name)
+    with timed("commit"):
+        ledger.finish_shard(claim)
+
+
+def _drained(get: Callable[[], Outcome], count: int) -> list[Outcome]:
+    return [get() for _ in range(count)]

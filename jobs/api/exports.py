@@ -1,0 +1,126 @@
+"""A job's results as one file: Parquet, an Arrow stream or JSON lines, made while it is sent.
+
+What is sent are the parts that were committed when it began. Memory holds some thousand rows of it at a time.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...storage.errors import StorageError
+from ...storage.ledger import Ledger
+from ...storage.parts import committed_file
+from ...storage.records import JobRecord
+from ..part_schema import part_schema
+from ..schemas import JobSpec
+from .results import json_rows
+
+# A row group of the Parquet file, a batch of the Arrow stream.
+_GROUP_ROWS = 16384
+_GROUP_BYTES = 16 * 2**20
+_READ_ROWS = 2048
+
+
+class _Pipe:
+    """A file to write to, whose bytes are taken out on the other side."""
+
+    closed = False
+
+    def __init__(self) -> None:
+        self._written: list[bytes] = []
+
+    def write(self, data: bytes) -> int:
+        # Arrow's own memory, which is gone when this returns.
+        self._written.append(bytes(data))
+        return len(data)
+
+    def flush(self) -> None: ...
+
+    def close(self) -> None: ...
+
+    def take(self) -> bytes:
+        taken, self._written = b"".join(self._written), []
+        return taken
+
+
+def export(ledger: Ledger, job: JobRecord, write: "Writer") -> Iterator[bytes]:
+    """The pieces of a file with all rows committed by now. Raises StorageError while it is read, when a part is gone.
+
+    The rows are in the order in which they were committed: `row` says where each was in the input.
+    """
+    return write(_Tables(Path(job.output_dir), [part.file_name for part in ledger.parts(job.id)], job))
+
+
+class _Tables:
+    """The rows of some parts, in groups of a bounded size."""
+
+    def __init__(self, folder: Path, names: Sequence[str], job: JobRecord) -> None:
+        self._folder = folder
+        self._names = names
+        self._job = job
+
+    @property
+    def schema(self) -> pa.Schema:
+        if self._names:
+            return pq.read_schema(self._path(self._names[0])).remove_metadata()
+        return part_schema(JobSpec.model_validate(self._job.spec), [])
+
+    def groups(self) -> Iterator[pa.Table]:
+        schema = self.schema
+        held: list[pa.RecordBatch] = []
+        for batch in self._batches():
+            held.append(batch)
+            if sum(len(each) for each in held) >= _GROUP_ROWS or sum(each.nbytes for each in held) >= _GROUP_BYTES:
+                yield pa.Table.from_batches(held).cast(schema)
+                held = []
+        if held:
+            yield pa.Table.from_batches(held).cast(schema)
+
+    def _batches(self) -> Iterator[pa.RecordBatch]:
+        for name in self._names:
+            with self._path(name).open("rb") as file, pq.ParquetFile(file, pre_buffer=False) as parquet:
+                for batch in parquet.iter_batches(_READ_ROWS):
+                    yield batch.replace_schema_metadata(None)
+
+    def _path(self, name: str) -> Path:
+        path = committed_file(self._folder, name)
+        if path is None:
+            raise StorageError(f"part {self._folder / name} is gone: it was removed, or its rows are being retried")
+        return path
+
+
+Writer = Callable[[_Tables], Iterator[bytes]]
+
+
+def parquet(tables: _Tables) -> Iterator[bytes]:
+    """One Parquet file, compressed with zstd."""
+    pipe, schema = _Pipe(), tables.schema
+    writer = pq.ParquetWriter(pa.PythonFile(pipe, "w"), schema, compression="zstd")
+    for table in tables.groups():
+        writer.write_table(table)
+        yield pipe.take()
+    # Not in the face of an error: what then is there must not look whole.
+    writer.close()
+    yield pipe.take()
+
+
+def arrow(tables: _Tables) -> Iterator[bytes]:
+    """The streaming format of Arrow IPC."""
+    pipe, schema = _Pipe(), tables.schema
+    writer = pa.ipc.new_stream(pa.PythonFile(pipe, "w"), schema)
+    for table in tables.groups():
+        writer.write_table(table)
+        yield pipe.take()
+    writer.close()
+    yield pipe.take()
+
+
+def json_lines(tables: _Tables) -> Iterator[bytes]:
+    """A JSON object a line, as in the pages."""
+    for table in tables.groups():
+        for start in range(0, len(table), _READ_ROWS):
+            rows = json_rows(table.slice(start, _READ_ROWS))
+            yield "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()

@@ -1,0 +1,123 @@
+"""What a request for a job says."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
+
+from ...storage.records import NewWebhook
+from ...storage.sinks import DEFAULT_TABLE, SinkSpec
+from ..errors import SpecError
+from ..outside import AddressRefused, check_prefix
+from ..schemas import SamplingSpec
+from ..webhooks import parse_webhook
+from .schemas import Text
+
+MAX_PRIORITY = 1000
+_EXAMPLE: dict[str, JsonValue] = {
+    "model": "model",
+    "rows": [{"custom_id": "ticket-1", "text": "I was charged twice this month."}],
+    "prompt": "{text}",
+    "choices": ["billing", "shipping"],
+}
+_FROM_URL: dict[str, JsonValue] = {
+    "model": "model",
+    "input_url": "https://example.com/tickets.jsonl.gz",
+    "prompt": "{text}",
+    "within_seconds": 86400,
+    "webhook": {"url": "https://example.com/hooks", "secret": "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"},
+}
+
+
+Priority = Annotated[
+    int,
+    Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Jobs with a higher one are worked on first."),
+]
+InputFormat = Literal["jsonl", "ndjson", "csv", "jsonl.gz", "csv.gz", "jsonl.zst", "csv.zst", "parquet"]
+
+
+# The first bad row is enough: a message for each of a million helps nobody.
+Rows = Annotated[list[dict[str, JsonValue]], Field(min_length=1, fail_fast=True)]
+
+
+class _Body(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class SinkRequest(_Body):
+    """A database whose table also gets the rows; the server allows only those it was configured for."""
+
+    url: Annotated[Text, Field(max_length=2000, examples=["postgresql://user@db.example.com/labels"])]
+    table: Annotated[Text, Field(min_length=1, max_length=120)] = DEFAULT_TABLE
+
+    def spec(self, allowed: tuple[str, ...]) -> SinkSpec:
+        """Raises `SpecError` where the server does not allow it, `SinkError`."""
+        # A user and a password belong into a database's URL, but hide where it leads.
+        scheme, separator, rest = self.url.partition("://")
+        user, _, place = rest.rpartition("@")
+        try:
+            check_prefix(f"{scheme}{separator}{place}", allowed)
+            if "/" in user:
+                raise AddressRefused("has a user that no URL has")
+        except AddressRefused as error:
+            raise SpecError(f"sink.url {error}: see HEADRACE_SINK_URLS", "sink.url") from error
+        return SinkSpec.parse(self.url, self.table)
+
+
+class WebhookRequest(_Body):
+    """Where the end of the job is to be told, as a POST request with an event.
+
+    `{"id": "evt_…", "object": "event", "type": "job.completed", "created_at": 1767225600, "data": {"id": "job_…"}}`;
+    other types are `job.failed` (no row has an answer), `job.cancelled` and `job.expired`. With a `secret` it is
+    signed as Standard Webhooks has it. It is sent again, less and less often, until the answer's status is 2xx, for
+    at most a day. The same event may come more than once.
+    """
+
+    url: Annotated[Text, Field(max_length=2000)]
+    secret: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+
+    def parsed(self) -> NewWebhook:
+        """Raises `SpecError`."""
+        return parse_webhook(self.url, self.secret)
+
+
+class JobOptions(_Body):
+    """How rows are to be answered.
+
+    `prompt` is a template over the rows' fields (`{text}`); without one each row brings `messages` or a `prompt`.
+    `choices` restricts every answer to one of them. A row's `custom_id` comes back with its answer. Rows that no
+    worker has begun `within_seconds` expire. `limit`: only the first rows of the input.
+    """
+
+    model: Annotated[Text, Field(max_length=4096)]
+    prompt: Text | None = None
+    system: Text | None = None
+    choices: tuple[Text, ...] | None = None
+    sampling: SamplingSpec = SamplingSpec()
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    quantization: Literal["int8"] | None = None
+    limit: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    within_seconds: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
+    priority: Priority = 0
+    input_format: InputFormat | None = Field(
+        default=None, description="Of a file or a URL whose name does not end in its format."
+    )
+    sink: SinkRequest | None = None
+    webhook: WebhookRequest | None = None
+
+    def of_spec(self) -> dict[str, Any]:
+        """The fields of a `JobSpec`, but for the model."""
+        names = ("prompt", "system", "choices", "sampling", "dtype", "quantization", "limit")
+        return self.model_dump(include=set(names))
+
+
+class JobRequest(JobOptions):
+    """A job over `rows` that come with the request, a file that was uploaded to `/v1/files`, or a URL: one of them.
+
+    The server allows only the URLs that it was configured for; they may also name folders where their scheme has any.
+    """
+
+    model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE, _FROM_URL]})
+
+    rows: Rows | None = None
+    input_file_id: Annotated[Text, Field(max_length=64)] | None = None
+    input_url: Annotated[Text, Field(max_length=4096)] | None = None

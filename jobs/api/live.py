@@ -1,0 +1,160 @@
+"""Interactive requests on behalf of HTTP clients: handed to workers, followed, and called off when nobody waits."""
+
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
+from contextlib import ExitStack, aclosing, asynccontextmanager
+
+from anyio.to_thread import run_sync
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from ..client import Client
+from ..embedded import EmbeddedValkeyError
+from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
+from ..presence import RENEW_SECONDS, WorkerPresence
+from ..streams.events import StreamError, StreamEvent
+from ..streams.frames import StreamHub
+from ..streams.reader import StreamTimeout
+from .errors import ApiError
+from .models import ServedModel
+
+logger = logging.getLogger(__name__)
+
+# After so long without a token it is asked whether the request is still known.
+_CHECK_SECONDS = 30.0
+_LAST_SECONDS = 1.0
+_RETRY_AFTER = {"Retry-After": "5"}
+_REQUEST_ID = re.compile(r"req_[0-9a-f]{24}", re.ASCII)
+
+
+class NoWorker(ApiError):
+    """No worker serves the model now (503)."""
+
+    def __init__(self, model: ServedModel) -> None:
+        # Where folders lie on this machine is nothing that clients are told.
+        shown = f"<the folder {model.name}>" if model.exact_name.startswith("/") else model.name
+        super().__init__(
+            503,
+            f"no worker serves the model {model.name!r} now: start one with `headrace worker --model {shown}`",
+            "no_worker",
+            "model",
+        )
+        self.headers = _RETRY_AFTER
+
+
+class LiveAnswers:
+    """Plain methods block and are thread-safe; `events` belongs to the hub's event loop."""
+
+    def __init__(self, client: Client, requests: LiveRequests, presence: WorkerPresence, hub: StreamHub) -> None:
+        self._client = client
+        self._requests = requests
+        self._presence = presence
+        self._hub = hub
+        self._served_until: dict[str, float] = {}
+        # Queues of which the log says that they have no worker.
+        self._unserved: set[str] = set()
+
+    @classmethod
+    @asynccontextmanager
+    async def opened(cls, client: Client) -> "AsyncIterator[LiveAnswers]":
+        """Connected to the client's Redis, which need not answer yet."""
+        with ExitStack() as stack:
+            requests = stack.enter_context(LiveRequests(client.redis_url, client.celery))
+            presence = stack.enter_context(WorkerPresence(client.redis_url))
+            async with StreamHub(client.redis_url) as hub:
+                yield cls(client, requests, presence, hub)
+
+    @property
+    def hub(self) -> StreamHub:
+        return self._hub
+
+    @property
+    def reader_id(self) -> str:
+        """What requests that are to be followed here name as their `reply_to`."""
+        return self._hub.reader_id
+
+    def expect_worker(self, model: ServedModel) -> None:
+        """Raises `NoWorker`, or redis' errors when Redis does not answer. A worker found is believed for a second."""
+        queue, now = model.shard_queue, time.monotonic()
+        if self._served_until.get(queue, 0.0) > now:
+            return
+        self._client.ensure_redis()
+        if not self._presence.is_served(queue):
+            self._presence.ping()
+            if queue not in self._unserved:
+                self._unserved.add(queue)
+                logger.warning("no worker: start one with headrace worker --model %s", model.exact_name)
+            raise NoWorker(model)
+        self._unserved.discard(queue)
+        self._served_until[queue] = now + RENEW_SECONDS
+
+    def submit(self, requests: Sequence[LiveRequest]) -> None:
+        """Queue all or none. Raises redis' errors."""
+        for position, request in enumerate(requests):
+            try:
+                self._requests.submit(request)
+            except OperationalError as error:
+                # Only the bell failed, which comes last: a worker's sweeper finds the request.
+                logger.warning("request %s waits for a sweeper, Redis does not answer: %s", request.id, error)
+            except RedisError:
+                self.cancel(request.id for request in requests[: position + 1])
+                raise
+
+    def cancel(self, request_ids: Iterable[str]) -> None:
+        """Have requests end soon, where Redis answers; their deadlines end the others."""
+        for request_id in request_ids:
+            try:
+                self._requests.cancel(request_id)
+            except RedisError as error:
+                logger.warning("request %s is not cancelled, Redis does not answer: %s", request_id, error)
+
+    def get(self, request_id: str, tenant: str) -> LiveRecord:
+        """A request of the tenant's. Raises `ApiError` (404), and redis' errors."""
+        if _REQUEST_ID.fullmatch(request_id):
+            try:
+                record = self._requests.get(request_id)
+            except UnknownRequest:
+                pass
+            else:
+                if record.request.tenant == tenant:
+                    return record
+        raise ApiError(404, f"request {request_id!r} does not exist", "request_not_found", "request_id")
+
+    async def events(self, request: LiveRequest, sample: int = 0, after: int = 0) -> AsyncGenerator[StreamEvent, None]:
+        """The stream of one of a request's samples after the token `after`, up to its end.
+
+        It ends with the error `stream_lost` where nothing more can come: Redis has lost the request, or its tokens.
+        """
+        framed, patience = request.reply_to == self.reader_id, _CHECK_SECONDS
+        while True:
+            events = self._hub.events(request.stream_ids[sample], after, framed=framed, timeout=patience)
+            try:
+                async with aclosing(events):  # type: ignore[type-var]
+                    async for event in events:
+                        after = event.last
+                        yield event
+                return
+            except StreamTimeout:
+                if patience == _LAST_SECONDS:
+                    yield _lost(after)
+                    return
+                if not await run_sync(self._may_go_on, request.id):
+                    # Once more: the end may have come meanwhile.
+                    patience = _LAST_SECONDS
+
+    def _may_go_on(self, request_id: str) -> bool:
+        """Whether an answer may still come; also when Redis can not say."""
+        try:
+            self._client.ensure_redis()
+            return self._requests.get(request_id).state is not LiveState.ENDED
+        except UnknownRequest:
+            return False
+        except (RedisError, EmbeddedValkeyError):
+            return True
+
+
+def _lost(num_tokens: int) -> StreamEvent:
+    error = StreamError("stream_lost", "Redis has lost the request or its tokens: send it again")
+    return StreamEvent(num_tokens + 1, finish_reason="error", error=error)

@@ -1,0 +1,140 @@
+"""A response's choices as they come from the workers: collected into one body, or streamed in chunks."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import asdict
+from typing import Protocol, TypeVar
+
+from anyio import create_memory_object_stream
+from anyio.streams.memory import MemoryObjectSendStream
+
+from ...streams.events import StreamError, StreamEvent
+from ..errors import ApiError, error_body
+from ..live import LiveAnswers
+from .asking import Asked
+from .bodies import Answer, Usage
+from .chunks import DONE, to_json
+
+T = TypeVar("T")
+# Events of several choices that wait for a slow client; more stay in Redis.
+_MAX_WAITING_EVENTS = 32
+_PROPER_ENDS = ("stop", "length")
+_CANCELLED = StreamError("cancelled", "the request was cancelled")
+# Any other error is the server's fault. Clients repeat what got 5xx by themselves.
+_STATUSES = {
+    "invalid_request": 400,
+    "context_length_exceeded": 400,
+    "cancelled": 499,
+    "deadline_exceeded": 504,
+}
+
+
+class AnswerFailed(ApiError):
+    """An answer that ended with an error, or was called off."""
+
+    def __init__(self, error: StreamError) -> None:
+        super().__init__(_STATUSES.get(error.code, 500), error.message, error.code)
+
+
+class Chunks(Protocol):
+    """How one kind of response is written in chunks."""
+
+    def begin(self, index: int) -> Iterator[bytes]: ...
+    def add(self, index: int, event: StreamEvent) -> Iterator[bytes]: ...
+    def usage(self, usage: Usage) -> bytes: ...
+
+
+async def collect(answers: LiveAnswers, asked: Asked) -> tuple[list[Answer], Usage]:
+    """All choices, complete, in their order, and what they took. Raises `AnswerFailed`."""
+    collected: list[list[StreamEvent]] = [[] for _ in range(asked.num_choices)]
+    usage = Usage()
+    async with aclosing(choice_events(answers, asked)) as events:
+        async for choice, event in events:
+            collected[choice].append(event)
+            usage += _usage(asked, choice, event)
+    return [_answer(asked, choice, events) for choice, events in enumerate(collected)], usage
+
+
+def _answer(asked: Asked, choice: int, events: Sequence[StreamEvent]) -> Answer:
+    text = "".join(event.text for event in events)
+    entries = [entry for event in events for entry in event.logprobs or ()]
+    return Answer(text, str(events[-1].finish_reason), entries if asked.has_logprobs else None, asked.echo(choice))
+
+
+async def chunk_stream(
+    answers: LiveAnswers, asked: Asked, chunks: Chunks, includes_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """All choices in chunks, as server-sent events; an answer that fails ends it with an error."""
+    usage = Usage()
+    for choice in range(asked.num_choices):
+        for chunk in chunks.begin(choice):
+            yield chunk
+    try:
+        async with aclosing(choice_events(answers, asked)) as events:
+            async for choice, event in events:
+                usage += _usage(asked, choice, event)
+                for chunk in chunks.add(choice, event):
+                    yield chunk
+    except AnswerFailed as error:
+        yield error_chunk(error)
+        return
+    if includes_usage:
+        yield chunks.usage(usage)
+    yield DONE
+
+
+def error_chunk(error: ApiError) -> bytes:
+    """An error within a stream, as OpenAI's clients know it."""
+    return f"data: {to_json(error_body(error))}\n\n".encode()
+
+
+async def choice_events(answers: LiveAnswers, asked: Asked) -> AsyncGenerator[tuple[int, StreamEvent], None]:
+    """The events of all choices as they come, each with its choice's number. Raises `AnswerFailed`."""
+    streams = [answers.events(request, sample) for request in asked.requests for sample in range(asked.samples)]
+    async with aclosing(merged(streams)) as events:
+        async for choice, event in events:
+            if event.is_final:
+                asked.open_choices.discard(choice)
+                if event.finish_reason not in _PROPER_ENDS:
+                    raise AnswerFailed(event.error or _CANCELLED)
+            yield choice, event
+
+
+async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:
+    """What several streams bring, as it comes, each with its stream's number; what they raise is raised here."""
+    if len(streams) == 1:
+        async with aclosing(streams[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    send, receive = create_memory_object_stream[tuple[int, T]](_MAX_WAITING_EVENTS)
+    # It ends when the last clone of its sending side is closed.
+    with send, receive:
+        tasks = [asyncio.ensure_future(_send_all(*item, send.clone())) for item in enumerate(streams)]
+        send.close()
+        try:
+            async for numbered in receive:
+                yield numbered
+            for task in tasks:
+                await task
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+
+
+async def _send_all(number: int, stream: AsyncGenerator[T, None], send: MemoryObjectSendStream[tuple[int, T]]) -> None:
+    with send:
+        async with aclosing(stream) as items:
+            async for item in items:
+                await send.send((number, item))
+
+
+def _usage(asked: Asked, choice: int, event: StreamEvent) -> Usage:
+    """What an answer's end tells; a prompt counts once, whatever the number of its answers."""
+    if event.usage is None:
+        return Usage()
+    if choice % asked.samples:
+        return Usage(completion_tokens=event.usage.completion_tokens)
+    return Usage(**asdict(event.usage))

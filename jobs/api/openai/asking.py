@@ -1,0 +1,123 @@
+"""From a request's body to the live requests that answer it. Synchronous: templates, tokenizers and Redis take time."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+from starlette.requests import HTTPConnection
+
+from ...live.requests import LiveRequest, new_seed
+from ..admission import Admission, LiveAdmission
+from ..caller import tenant_of
+from ..live import LiveAnswers
+from ..models import ServedModel, ServedModels
+from .chat_schemas import ChatCompletionRequest
+from .completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
+from .sampling_schemas import SamplingFields
+
+
+@dataclass
+class Asked:
+    """What was handed to workers for one response. Choice `i` is sample `i % n` of request `i // n`.
+
+    `echoes`: for each choice, the text that stands in front of it, if one does. `admissions`: closed
+    when the response has ended. `open_choices`: those whose answer has not.
+    """
+
+    model: ServedModel
+    requests: Sequence[LiveRequest]
+    cancel_on_disconnect: bool
+    echoes: Sequence[str] = ()
+    admissions: ExitStack = field(default_factory=ExitStack)
+    open_choices: set[int] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.open_choices |= set(range(self.num_choices))
+
+    @property
+    def id(self) -> str:
+        """The first request's, by which the response is known."""
+        return self.requests[0].id
+
+    @property
+    def num_choices(self) -> int:
+        return len(self.requests) * self.samples
+
+    @property
+    def samples(self) -> int:
+        """How many answers each request has."""
+        return self.requests[0].sampling.n
+
+    @property
+    def has_logprobs(self) -> bool:
+        return self.requests[0].sampling.logprobs
+
+    def echo(self, choice: int) -> str:
+        return self.echoes[choice] if self.echoes else ""
+
+    @property
+    def open_request_ids(self) -> list[str]:
+        return list(dict.fromkeys(self.requests[choice // self.samples].id for choice in sorted(self.open_choices)))
+
+
+@dataclass(frozen=True)
+class Asker:
+    """Turns bodies into live requests and hands them over on behalf of `connection`'s tenant.
+
+    Its methods raise `ApiError`, `InvalidRequestError` or `SpecError` when that can not be, `NoWorker` when nobody
+    would take them, `RateLimited` when they are too many, `LedgerError` and redis' errors.
+    """
+
+    models: ServedModels
+    answers: LiveAnswers
+    admission: Admission
+    connection: HTTPConnection
+
+    def chat(self, body: ChatCompletionRequest) -> Asked:
+        model = self.models.model(body.model)
+        prompt = model.prompts.chat([message.for_template() for message in body.messages])
+        return self._submit(model, [self._request(model, prompt, body, model.prompts.context_length)], body)
+
+    def completions(self, body: CompletionRequest) -> Asked:
+        model = self.models.model(body.model)
+        prompts = model.prompts
+        token_ids = [prompts.text(prompt) if isinstance(prompt, str) else list(prompt) for prompt in body.prompt]
+        requests = [self._request(model, each, body, DEFAULT_MAX_TOKENS) for each in token_ids]
+        return self._submit(model, requests, body, _echoes(model, body) if body.echo else ())
+
+    def _request(
+        self, model: ServedModel, prompt: list[int], body: SamplingFields, default_max_tokens: int
+    ) -> LiveRequest:
+        room = model.prompts.context_length - len(prompt)
+        # At least one: a prompt that leaves no room is refused for what it is.
+        sampling = body.sampling(max(1, min(default_max_tokens, room)), new_seed())
+        model.prompts.check(prompt, sampling)
+        return LiveRequest.new(
+            queue=model.live_queue,
+            model=model.exact_name,
+            prompt_token_ids=prompt,
+            sampling=sampling,
+            choices=body.choices,
+            tenant=tenant_of(self.connection),
+            weight=self.admission.weight_of(self.connection),
+            reply_to=self.answers.reader_id,
+        )
+
+    def _submit(
+        self, model: ServedModel, requests: list[LiveRequest], body: SamplingFields, echoes: Sequence[str] = ()
+    ) -> Asked:
+        self.answers.expect_worker(model)
+        with ExitStack() as admissions:
+            for request in requests:
+                admissions.enter_context(self._admit(request))
+            self.answers.submit(requests)
+            return Asked(model, requests, body.cancel_on_disconnect is not False, echoes, admissions.pop_all())
+
+    def _admit(self, request: LiveRequest) -> LiveAdmission:
+        max_tokens = request.sampling.max_tokens * request.sampling.n
+        return self.admission.admit_live(self.connection, request.queue, len(request.prompt_token_ids), max_tokens)
+
+
+def _echoes(model: ServedModel, body: CompletionRequest) -> list[str]:
+    texts = [each if isinstance(each, str) else model.prompts.tokenizer.decode(each) for each in body.prompt]
+    return [text for text in texts for _ in range(body.n or 1)]

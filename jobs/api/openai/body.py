@@ -1,0 +1,76 @@
+"""What all bodies of OpenAI's requests have in common: how they are checked, and what is said when they do not fit."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, TypeVar
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
+from pydantic_core import PydanticCustomError
+
+from ...schemas import problem
+from ..errors import ApiError
+
+BodyType = TypeVar("BodyType", bound="Body")
+UNSUPPORTED = "unsupported_parameter"
+_MISFIT = "misfit"
+
+
+class Body(BaseModel):
+    """Part of a request. Strict, as OpenAI is: the text "1" is no number, and an unknown field is refused."""
+
+    model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
+
+
+def only(*harmless: Any) -> Callable[[Any], Any]:
+    """A check for a field of OpenAI's that can not be done here: null and the `harmless` values ask for nothing."""
+
+    def check(value: Any) -> Any:
+        if value is None or value in harmless:
+            return value
+        raise PydanticCustomError(UNSUPPORTED, "is not supported here: leave it out")
+
+    return check
+
+
+def misfit(param: str, message: str, code: str = "invalid_value") -> PydanticCustomError:
+    """What a check of several fields raises: the error is that of `param`."""
+    return PydanticCustomError(_MISFIT, "{message}", {"message": message, "param": param, "code": code})
+
+
+Unsupported = Annotated[Any, AfterValidator(only())]
+# Meant for OpenAI's own house (billing, storage, caching): no answer is different with it.
+Ignored = Any
+
+
+def parse_body(kind: type[BodyType], values: Any) -> BodyType:
+    """A request's JSON, already decoded, as its schema. Raises `ApiError` (400) naming the field at fault."""
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        raise refusal(error.errors(include_url=False)[0]) from error
+
+
+def refusal(error: Mapping[str, Any], location: Sequence[Any] | None = None) -> ApiError:
+    """One of pydantic's errors as OpenAI says it: status 400, `param` as in `messages[0].content`."""
+    if error["type"] == _MISFIT:
+        return ApiError(400, error["ctx"]["message"], error["ctx"]["code"], error["ctx"]["param"])
+    param = param_of(error["loc"] if location is None else location)
+    if error["type"] == "extra_forbidden":
+        return ApiError(400, f"Unrecognized request argument supplied: {param}", "unknown_parameter", param)
+    if error["type"] == "missing":
+        return ApiError(400, f"Missing required parameter: {param or 'the body'}", "missing_required_parameter", param)
+    return ApiError(400, f"{param or 'the body'}: {_problem(error)}", _code(str(error["type"])), param)
+
+
+def param_of(location: Sequence[Any]) -> str | None:
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    return path.removeprefix(".") or None
+
+
+def _code(kind: str) -> str:
+    if kind == UNSUPPORTED:
+        return UNSUPPORTED
+    return "invalid_type" if kind.endswith("_type") else "invalid_value"
+
+
+def _problem(error: Mapping[str, Any]) -> str:
+    return str(error["msg"]) if error["type"] == UNSUPPORTED else problem(error)

@@ -1,0 +1,126 @@
+"""The body of `POST /v1/chat/completions`."""
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from ..schemas import Text
+from .body import UNSUPPORTED, Body, Ignored, Unsupported, misfit, only
+from .sampling_schemas import SamplingFields
+
+Role = Literal["system", "developer", "user", "assistant", "tool"]
+
+
+def _text_part(kind: str) -> str:
+    if kind != "text":
+        raise PydanticCustomError(UNSUPPORTED, "only parts of type 'text' are read here")
+    return kind
+
+
+class TextPart(Body):
+    """A piece of a message's content. Images, sound and files are refused."""
+
+    type: Annotated[str, AfterValidator(_text_part)]
+    text: Text
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+
+
+class FunctionCall(Body):
+    """`arguments` is JSON in a text."""
+
+    name: Text
+    arguments: Text
+
+
+class ToolCall(Body):
+    """A call that an assistant made earlier in the conversation."""
+
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Body):
+    """One turn. An answer may be sent back as it came: what it has of fields that are null is left aside."""
+
+    role: Role
+    content: (
+        Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart] | None)] | None
+    ) = None
+    name: Text | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: Text | None = None
+    refusal: Unsupported = None
+    audio: Unsupported = None
+    function_call: Unsupported = None
+    annotations: Ignored = None
+
+    def for_template(self) -> dict[str, Any]:
+        """The message as chat templates read it."""
+        message: dict[str, Any] = {
+            # Templates know OpenAI's newer name for it as little as models do.
+            "role": "system" if self.role == "developer" else self.role,
+            "content": "\n".join(part.text for part in self.content or ()),
+        }
+        for name in ("name", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [_template_call(call) for call in self.tool_calls]
+        return message
+
+
+def _template_call(call: ToolCall) -> dict[str, Any]:
+    """Templates want the arguments as an object; what is none stays a text."""
+    try:
+        arguments = json.loads(call.function.arguments)
+    except (ValueError, RecursionError):
+        arguments = call.function.arguments
+    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
+
+
+class ChatCompletionRequest(SamplingFields):
+    """A conversation to be answered; as in OpenAI's API, with vLLM's further sampling parameters."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    logprobs: bool | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+
+    metadata: Ignored = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    parallel_tool_calls: Ignored = None
+    prediction: Ignored = None
+    modalities: Annotated[Any, AfterValidator(only(["text"]))] = None
+    reasoning_effort: Annotated[Any, AfterValidator(only("none"))] = None
+    verbosity: Annotated[Any, AfterValidator(only("medium"))] = None
+    tools: Annotated[Any, AfterValidator(only([]))] = None
+    tool_choice: Annotated[Any, AfterValidator(only("none", "auto"))] = None
+    functions: Annotated[Any, AfterValidator(only([]))] = None
+    function_call: Annotated[Any, AfterValidator(only("none", "auto"))] = None
+    audio: Unsupported = None
+    moderation: Unsupported = None
+    web_search_options: Unsupported = None
+
+    @model_validator(mode="after")
+    def _has_one_limit(self) -> Self:
+        if self.max_tokens is not None and self.max_completion_tokens is not None:
+            raise misfit("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of the two")
+        return self
+
+    @property
+    def token_limit(self) -> int | None:
+        return self.max_tokens or self.max_completion_tokens
+
+    def _logprobs(self) -> dict[str, Any]:
+        return {"logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0}

@@ -1,0 +1,96 @@
+"""A streamed answer's chunks, as the bytes of server-sent events."""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from ...streams.events import StreamEvent
+from .bodies import TEXT_COMPLETION, Head, Usage
+from .logprobs import chat_logprobs, text_logprobs
+
+CHAT_CHUNK = "chat.completion.chunk"
+DONE = b"data: [DONE]\n\n"
+
+
+# Made once: `dumps` with options makes one a call.
+to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+class ChunkWriter:
+    """Writes the chunks of one response. With `includes_usage` each says that its own usage is null, as OpenAI's do."""
+
+    def __init__(self, head: Head, kind: str, includes_usage: bool) -> None:
+        # A chunk a token: what they have in common is written once.
+        self._head = to_json(head.body(kind))[:-1]
+        self._tail = ',"usage":null}\n\n' if includes_usage else "}\n\n"
+
+    def choice(self, choice: Mapping[str, Any]) -> bytes:
+        return f'data: {self._head},"choices":[{to_json(choice)}]{self._tail}'.encode()
+
+    def usage(self, usage: Usage) -> bytes:
+        """The last chunk where usage was asked for."""
+        return f'data: {self._head},"choices":[],"usage":{to_json(usage.body())}}}\n\n'.encode()
+
+
+class ChatChunks:
+    """The chunks of a chat's choices, told one stream event after the other."""
+
+    def __init__(self, head: Head, includes_usage: bool, has_logprobs: bool) -> None:
+        self._writer = ChunkWriter(head, CHAT_CHUNK, includes_usage)
+        self._has_logprobs = has_logprobs
+
+    def begin(self, index: int) -> Iterator[bytes]:
+        yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+
+    def add(self, index: int, event: StreamEvent) -> Iterator[bytes]:
+        logprobs = chat_logprobs(event.logprobs) if self._has_logprobs and event.logprobs else None
+        if event.text or logprobs:
+            yield self._chunk(index, {"content": event.text}, logprobs)
+        if event.is_final:
+            yield self._chunk(index, {}, finish_reason=event.finish_reason)
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._writer.usage(usage)
+
+    def _chunk(
+        self,
+        index: int,
+        delta: Mapping[str, Any],
+        logprobs: Mapping[str, Any] | None = None,
+        finish_reason: str | None = None,
+    ) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
+        return self._writer.choice(choice)
+
+
+class TextChunks:
+    """The chunks of plain completions' choices; `echo` says what stands in front of each."""
+
+    def __init__(self, head: Head, includes_usage: bool, has_logprobs: bool, echo: Callable[[int], str]) -> None:
+        self._writer = ChunkWriter(head, TEXT_COMPLETION, includes_usage)
+        self._has_logprobs = has_logprobs
+        self._echo = echo
+        # Where the next token of each choice begins.
+        self._offsets: dict[int, int] = {}
+
+    def begin(self, index: int) -> Iterator[bytes]:
+        echo = self._echo(index)
+        self._offsets[index] = len(echo)
+        if echo:
+            yield self._chunk(index, echo)
+
+    def add(self, index: int, event: StreamEvent) -> Iterator[bytes]:
+        logprobs = None
+        if self._has_logprobs and event.logprobs:
+            logprobs = text_logprobs(event.logprobs, self._offsets[index])
+            self._offsets[index] += sum(len(token) for token in logprobs["tokens"])
+        if event.text or logprobs or event.is_final:
+            yield self._chunk(index, event.text, logprobs, event.finish_reason)
+
+    def usage(self, usage: Usage) -> bytes:
+        return self._writer.usage(usage)
+
+    def _chunk(
+        self, index: int, text: str, logprobs: Mapping[str, Any] | None = None, finish_reason: str | None = None
+    ) -> bytes:
+        return self._writer.choice({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})

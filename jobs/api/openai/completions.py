@@ -1,0 +1,27 @@
+"""`POST /v1/completions`."""
+
+from functools import partial
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Depends, Request, Response
+
+from ..json_body import expect_json
+from .bodies import Head, text_completion
+from .chunks import TextChunks
+from .completion_schemas import CompletionRequest
+from .described import COMPLETION_RESPONSES
+from .respond import respond, respond_in_chunks
+from .route import OpenAIRoute, asker_of
+
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
+
+
+@router.post("/completions", dependencies=[Depends(expect_json)], responses=COMPLETION_RESPONSES)
+async def create_completion(body: CompletionRequest, request: Request) -> Response:
+    """Continue texts, at once or in chunks (`stream`). A worker for the model has to run."""
+    asked = await run_sync(asker_of(request).completions, body)
+    head = Head.text(asked.id, asked.model.name, asked.model.exact_name)
+    if body.stream:
+        chunks = TextChunks(head, body.includes_usage, asked.has_logprobs, asked.echo)
+        return respond_in_chunks(request, asked, chunks, body.includes_usage)
+    return await respond(request, asked, partial(text_completion, head))

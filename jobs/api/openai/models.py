@@ -1,0 +1,51 @@
+"""`GET /v1/models`."""
+
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel
+
+from ..errors import ErrorBody
+from ..models import ServedModel, ServedModels
+from .route import OpenAIRoute
+
+
+class ModelBody(BaseModel):
+    """`max_model_len`: tokens of prompt and answer together. `created`: since when it is served here, Unix seconds."""
+
+    id: str
+    object: Literal["model"] = "model"
+    created: int
+    owned_by: str = "headrace"
+    max_model_len: int
+
+
+class ModelList(BaseModel):
+    object: Literal["list"] = "list"
+    data: list[ModelBody]
+
+
+def _models(request: Request) -> ServedModels:
+    models: ServedModels = request.app.state.service.models
+    return models
+
+
+Models = Annotated[ServedModels, Depends(_models)]
+router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
+
+
+@router.get("/models")
+def list_models(models: Models) -> ModelList:
+    """The models that requests may name."""
+    return ModelList(data=[_body(models, model) for model in models.all])
+
+
+# An id of the Hugging Face Hub has a slash.
+@router.get("/models/{model:path}", responses={404: {"model": ErrorBody, "description": "There is no such model"}})
+def retrieve_model(model: str, models: Models) -> ModelBody:
+    """One of the models that requests may name."""
+    return _body(models, models.model(model))
+
+
+def _body(models: ServedModels, model: ServedModel) -> ModelBody:
+    return ModelBody(id=model.name, created=models.created, max_model_len=model.prompts.context_length)

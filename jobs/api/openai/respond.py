@@ -1,0 +1,65 @@
+"""What the routes of chat and of plain completions do alike once a request is with the workers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from anyio.to_thread import run_sync
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ..errors import ApiError
+from ..event_stream import ClientGone, EventStreamResponse, ServerStops, while_wanted
+from ..live import LiveAnswers
+from .answering import Chunks, chunk_stream, collect, error_chunk
+from .asking import Asked
+from .bodies import Answer, Usage
+
+# What proxies call an answer that nobody is there to read.
+_CLIENT_CLOSED_REQUEST = 499
+MakeBody = Callable[[Sequence[Answer], Usage], dict[str, Any]]
+
+
+async def respond(request: Request, asked: Asked, make_body: MakeBody) -> Response:
+    """All choices in one body. Raises `ApiError`.
+
+    When nobody waits for it any more what is not complete is called off.
+    """
+    answers: LiveAnswers = request.app.state.live
+    try:
+        collected, usage = await while_wanted(collect(answers, asked), request.receive, request.app.state.stopping)
+    except ClientGone:
+        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+    except ServerStops as error:
+        raise _server_stops(asked) from error
+    finally:
+        await _close(answers, asked)
+    return JSONResponse(make_body(collected, usage), headers=request_headers(asked))
+
+
+def respond_in_chunks(request: Request, asked: Asked, chunks: Chunks, includes_usage: bool) -> Response:
+    """All choices as server-sent events; what is not complete when the client leaves is called off."""
+    answers: LiveAnswers = request.app.state.live
+    return EventStreamResponse(
+        chunk_stream(answers, asked, chunks, includes_usage),
+        request.app.state.stopping,
+        on_close=lambda: _close(answers, asked),
+        farewell=error_chunk(_server_stops(asked)),
+        headers=request_headers(asked),
+    )
+
+
+def request_headers(asked: Asked) -> dict[str, str]:
+    return {"x-request-id": asked.id}
+
+
+async def _close(answers: LiveAnswers, asked: Asked) -> None:
+    asked.admissions.close()
+    if asked.cancel_on_disconnect and asked.open_choices:
+        await run_sync(answers.cancel, asked.open_request_ids)
+
+
+def _server_stops(asked: Asked) -> ApiError:
+    then = "send the request again" if asked.cancel_on_disconnect else f"go on at /requests/{asked.id}/stream"
+    error = ApiError(503, f"the server stops: {then}", "server_stops")
+    error.headers = {"Retry-After": "5", **request_headers(asked)}
+    return error

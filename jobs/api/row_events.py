@@ -1,0 +1,165 @@
+"""The tokens of a bulk job's row, for who watches it: from the worker that is at it, or from the stored output."""
+
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+from anyio.to_thread import run_sync
+from redis.exceptions import RedisError
+
+from ...storage.errors import LedgerUnavailable, UnknownJob
+from ...storage.ledger import Ledger
+from ...storage.parts import committed_file
+from ...storage.records import JobRecord, PartRecord
+from ..row_watch import TTL_SECONDS, RowWatch
+from ..streams.events import StreamError, StreamEvent, StreamUsage
+from ..streams.frames import StreamHub
+from ..streams.keys import row_stream_id
+from ..streams.reader import StreamTimeout
+from .ttl_cache import TtlCache
+
+# How long no token comes before it is looked for in the stored output; longer each time.
+_FIRST_PATIENCE_SECONDS = 0.5
+_LONGEST_PATIENCE_SECONDS = 5.0
+_LOOK_SECONDS = 1.0
+_COLUMNS = ["output", "finish_reason", "prompt_tokens", "cached_tokens", "completion_tokens", "error"]
+
+
+@dataclass(frozen=True)
+class _Output:
+    """What the ledger says of a job: how it stands and which parts it has, in the order of their commits."""
+
+    job: JobRecord
+    parts: list[PartRecord]
+
+
+class StoredRows:
+    """The outputs of jobs whose rows are watched. Thread-safe; however many ask, the ledger is asked once a second."""
+
+    def __init__(self, ledger: Ledger) -> None:
+        self._ledger = ledger
+        self._outputs: TtlCache[str, _Output] = TtlCache(_LOOK_SECONDS, 0.0)
+
+    def output(self, job_id: str) -> _Output:
+        """Raises `LedgerError`, UnknownJob."""
+        return self._outputs.get(job_id, lambda: self._read(job_id))
+
+    def _read(self, job_id: str) -> _Output:
+        # In this order: a job that has ended by now has all its parts.
+        job = self._ledger.job(job_id)
+        return _Output(job, self._ledger.parts(job_id))
+
+
+@dataclass
+class StoredRow:
+    """One row of a job's output, looked for until it is there: each part once."""
+
+    rows: StoredRows
+    job_id: str
+    row: int
+    _last_part: int = 0
+
+    def find(self) -> tuple[dict[str, Any] | None, bool]:
+        """What is stored of it, and whether more may come. Raises `LedgerError`."""
+        output = self.rows.output(self.job_id)
+        may_come = not output.job.state.has_ended
+        new = list(takewhile(lambda part: part.id > self._last_part, reversed(output.parts)))
+        folder = Path(output.job.output_dir)
+        files = [str(file) for part in new if (file := committed_file(folder, part.file_name)) is not None]
+        if files:
+            # One that is renamed meanwhile is looked at the next time.
+            try:
+                found = ds.dataset(files, format="parquet").to_table(_COLUMNS, filter=ds.field("row") == self.row)
+            except FileNotFoundError:
+                return None, True
+            if found.num_rows:
+                return found.to_pylist()[0], may_come
+        self._last_part = max((part.id for part in new), default=self._last_part)
+        return None, may_come
+
+
+@dataclass
+class RowEvents:
+    """One reader's look at a row. `after`: the number of the last token it has."""
+
+    hub: StreamHub
+    watch: RowWatch
+    stored: StoredRow
+    after: int = 0
+    _texts: list[str] = field(default_factory=list)
+    _began_at: int = field(init=False)
+    _renew_at: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began_at = self.after
+
+    async def events(self) -> AsyncGenerator[StreamEvent, None]:
+        """What comes after, up to and including the end: of a finished row that is all there is to tell.
+
+        A row that has not begun is waited for.
+        """
+        patience = _FIRST_PATIENCE_SECONDS
+        # A reader that has seen a part of it wants the stream first: the stored output has no tokens.
+        end = None if self.after else await self._end()
+        while end is None:
+            await self._keep_watching()
+            try:
+                async for event in self._streamed(patience):
+                    patience = _FIRST_PATIENCE_SECONDS
+                    yield event
+                    if event.is_final:
+                        return
+                    await self._keep_watching()
+            except StreamTimeout:
+                patience = min(2 * patience, _LONGEST_PATIENCE_SECONDS)
+            end = await self._end()
+        yield end
+
+    async def _streamed(self, patience: float) -> AsyncGenerator[StreamEvent, None]:
+        stream_id = row_stream_id(self.stored.job_id, self.stored.row)
+        async with aclosing(self.hub.events(stream_id, self.after, timeout=patience)) as events:  # type: ignore[type-var]
+            async for event in events:
+                self.after = event.last
+                self._texts.append(event.text)
+                yield event
+
+    async def _keep_watching(self) -> None:
+        if time.monotonic() >= self._renew_at:
+            # Without Redis there is no stream either, and the stored output is found all the same.
+            with suppress(RedisError):
+                await run_sync(self.watch.watch, self.stored.job_id, self.stored.row)
+                self._renew_at = time.monotonic() + TTL_SECONDS / 3
+
+    async def _end(self) -> StreamEvent | None:
+        """The last event, made of what is stored; None while the row may still be answered."""
+        try:
+            found, may_come = await run_sync(self._look)
+        except LedgerUnavailable:
+            return None
+        if found is not None:
+            return self._stored_end(found)
+        return None if may_come else self._failed("not_answered", "the job ended before this row was answered")
+
+    def _look(self) -> tuple[dict[str, Any] | None, bool]:
+        try:
+            return self.stored.find()
+        except UnknownJob:
+            return None, False
+
+    def _stored_end(self, row: dict[str, Any]) -> StreamEvent:
+        if row["error"] is not None:
+            return self._failed("row_failed", row["error"])
+        text, sent = row["output"] or "", "".join(self._texts)
+        if self._began_at or not text.startswith(sent):
+            return self._failed("stream_expired", "the tokens are not kept any more: read the row's stored output")
+        usage = StreamUsage(row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"])
+        reason = row["finish_reason"]
+        return StreamEvent(self.after + 1, finish_reason=reason, text=text.removeprefix(sent), usage=usage)
+
+    def _failed(self, code: str, message: str) -> StreamEvent:
+        return StreamEvent(self.after + 1, finish_reason="error", error=StreamError(code, message))

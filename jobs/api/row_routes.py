@@ -1,0 +1,46 @@
+"""`/jobs/{job_id}/rows/{row}/stream`: watch a row of a job being answered."""
+
+from typing import Annotated
+
+from anyio.to_thread import run_sync
+from fastapi import APIRouter, Path, Request, Response, WebSocket
+from starlette.requests import HTTPConnection
+
+from .errors import ApiError
+from .event_stream import STREAM_RESPONSES, EventStreamResponse, cursor_of, send_events, sse_events
+from .requests import After, LastEventId
+from .routes import EVERYWHERE, service_of
+from .row_events import RowEvents, StoredRow
+
+_MAX_INT32 = 2**31 - 1
+router = APIRouter(prefix="/jobs", tags=["results"], responses=EVERYWHERE)
+Row = Annotated[int, Path(ge=0, le=_MAX_INT32, description="The row's number in the input, from 0 on")]
+
+
+@router.get("/{job_id}/rows/{row}/stream", responses=STREAM_RESPONSES, response_class=Response)
+async def stream_row(
+    job_id: str, row: Row, request: Request, after: After = None, last_event_id: LastEventId = None
+) -> Response:
+    """Follow a row's tokens: those so far and those to come. A row that has not begun is waited for.
+
+    One that is stored by now comes as a single event, the end, with all its text. The texts of all events together
+    are the row's `output`.
+    """
+    events = await _events(request, job_id, row, cursor_of(last_event_id, after))
+    return EventStreamResponse(sse_events(events.events()), request.app.state.stopping)
+
+
+@router.websocket("/{job_id}/rows/{row}/stream")
+async def stream_row_over_websocket(websocket: WebSocket, job_id: str, row: Row, after: str | None = None) -> None:
+    """The same events as JSON texts."""
+    events = await _events(websocket, job_id, row, cursor_of(None, after))
+    await send_events(websocket, events.events(), websocket.app.state.stopping)
+
+
+async def _events(connection: HTTPConnection, job_id: str, row: int, after: int) -> RowEvents:
+    """Raises `ApiError` (404)."""
+    state, service = connection.app.state, service_of(connection)
+    job = await run_sync(service.record, job_id)
+    if row >= job.num_rows:
+        raise ApiError(404, f"job {job_id!r} has no row {row}", "row_not_found", "row")
+    return RowEvents(state.live.hub, state.row_watch, StoredRow(state.stored_rows, job.id, row), after)

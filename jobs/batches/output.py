@@ -1,0 +1,207 @@
+"""A batch's output and error file, from the parts of its job. Source: OpenAI's Batch API, the output of a batch."""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ...storage.batch_records import BatchRecord, BatchState, BatchTotals
+from ...storage.errors import StorageError
+from ...storage.file_records import NewFile
+from ...storage.ledger import Ledger
+from ...storage.parts import committed_file
+from ...storage.records import JobRecord, JobState, PartRecord, ShardRecord
+from ...storage.spool import read_shard
+from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
+from ..planner import TOO_LONG
+from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
+from .lines import CHAT
+from .requests import ECHO, REQUEST_ERROR
+
+PURPOSE = "batch_output"
+_ROWS = 256
+_MAX_READS = 5
+_SERVER_FAULTS = ("engine failed", "worker_crashed")
+_TOO_LONG = re.compile(rf"{TOO_LONG} \d+ tokens|.*max_model_len")
+_NEVER_RAN = {
+    BatchState.EXPIRED: ("batch_expired", "This request was not begun before the batch expired."),
+    BatchState.CANCELLED: ("batch_cancelled", "This request was not finished before the batch was cancelled."),
+}
+
+
+@dataclass
+class BatchOutput:
+    """What was written: the files to be recorded, and the sums."""
+
+    output: NewFile | None
+    error: NewFile | None
+    totals: BatchTotals
+    has_expired_rows: bool
+
+
+@dataclass
+class OutputWriter:
+    """Writes the files of a batch whose job has ended, each of its requests once. Memory does not grow with them.
+
+    `on_row` is called now and then, and may raise. Writing them again gives the same files.
+    """
+
+    ledger: Ledger
+    store: FileStore
+    batch: BatchRecord
+    job: JobRecord
+    on_row: Callable[[], None]
+    _usage: Usage = field(default_factory=Usage)
+    _num_completed: int = 0
+    _num_failed: int = 0
+    _has_expired_rows: bool = False
+
+    def write(self) -> BatchOutput:
+        """Put the files in place. Raises StorageError, `LedgerError`."""
+        with ExitStack() as stack:
+            output, error = (stack.enter_context(self.store.incoming()) for _ in range(2))
+            self._write_done(output, error)
+            if self.job.state is not JobState.COMPLETED:
+                for row in self._unfinished_rows():
+                    self._write_error(error, row)
+            totals = BatchTotals(
+                num_total=self._num_completed + self._num_failed,
+                num_completed=self._num_completed,
+                num_failed=self._num_failed,
+                prompt_tokens=self._usage.prompt_tokens,
+                cached_tokens=self._usage.cached_tokens,
+                completion_tokens=self._usage.completion_tokens,
+            )
+            return BatchOutput(self._keep(output, "output"), self._keep(error, "error"), totals, self._has_expired_rows)
+
+    def _write_done(self, output: IncomingFile, error: IncomingFile) -> None:
+        for part in self.ledger.parts(self.job.id):
+            for row in self._part_rows(part):
+                self.on_row()
+                if row["error"] is None:
+                    self._write_answer(output, row)
+                else:
+                    self._write_error(error, row)
+
+    def _part_rows(self, part: PartRecord) -> Iterator[dict[str, Any]]:
+        # Parts are as small as shards, and nobody can rename what is open.
+        table = _read_part(Path(self.job.output_dir), part.file_name, ("messages", "prompt"))
+        for batch in table.to_batches(_ROWS):
+            yield from batch.to_pylist(maps_as_pydicts="lossy")
+
+    def _write_answer(self, file: IncomingFile, row: Mapping[str, Any]) -> None:
+        usage = Usage(row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"])
+        self._usage += usage
+        self._num_completed += 1
+        request_id = self._request_id(row)
+        answers = _answers(row)
+        if self.batch.endpoint == CHAT:
+            body = chat_completion(self._head(Head.chat, request_id), answers, usage)
+        else:
+            body = text_completion(self._head(Head.text, request_id), answers, usage)
+        self._write(file, row, {"response": _response(200, request_id, body), "error": None})
+
+    def _head(self, make: Callable[[str, str, str], Head], request_id: str) -> Head:
+        head = make(request_id, self.batch.model or "", self.job.model)
+        return replace(head, created=int(self.job.finished_at or self.job.created_at))
+
+    def _write_error(self, file: IncomingFile, row: Mapping[str, Any]) -> None:
+        self._num_failed += 1
+        self._write(file, row, self._error(row))
+
+    def _error(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        text = row["error"]
+        kind, _, _ = (text or "").partition(":")
+        if text is None or kind == "expired":
+            self._has_expired_rows |= text is not None
+            ending = BatchState.EXPIRED if text is not None else self.batch.ending or BatchState.CANCELLED
+            code, message = _NEVER_RAN[ending]
+            return {"response": None, "error": {"code": code, "message": message}}
+        if kind in _SERVER_FAULTS:
+            detail = {"message": text, "type": "server_error", "param": None, "code": "server_error"}
+            return {"response": _response(500, self._request_id(row), {"error": detail}), "error": None}
+        detail = {"type": "invalid_request_error", **self._fault(row)}
+        return {"response": _response(400, self._request_id(row), {"error": detail}), "error": None}
+
+    def _fault(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        if (known := row.get(REQUEST_ERROR)) is not None:
+            fault: dict[str, Any] = json.loads(known)
+            return fault
+        prompt = "messages" if self.batch.endpoint == CHAT else "prompt"
+        code = "context_length_exceeded" if _TOO_LONG.match(row["error"]) else "invalid_value"
+        return {"message": row["error"], "param": prompt, "code": code}
+
+    def _unfinished_rows(self) -> Iterator[dict[str, Any]]:
+        """The rows that no part has; with an error only if it was known before anything ran."""
+        for shard in self.ledger.shards(self.job.id):
+            if shard.retry_of is None:
+                yield from self._unfinished_rows_of(shard)
+
+    def _unfinished_rows_of(self, shard: ShardRecord) -> Iterator[dict[str, Any]]:
+        parts = self.ledger.retried_parts(self.job.id, shard.number)
+        done = {row for part in parts for row in self._row_numbers(part)}
+        if len(done) == shard.num_rows:
+            return
+        spooled = read_shard(Path(shard.spool_path))
+        names = [name for name in ("row", "custom_id", "plan_error", REQUEST_ERROR) if name in spooled.column_names]
+        for row in spooled.select(names).to_pylist():
+            if row["row"] not in done:
+                self.on_row()
+                yield {**row, "error": row["plan_error"]}
+
+    def _row_numbers(self, part: PartRecord) -> Sequence[int]:
+        numbers: list[int] = _read_part(Path(self.job.output_dir), part.file_name, ())["row"].to_pylist()
+        return numbers
+
+    def _write(self, file: IncomingFile, row: Mapping[str, Any], line: Mapping[str, Any]) -> None:
+        head = {"id": f"batch_{self._request_id(row)}", "custom_id": row["custom_id"]}
+        file.write((json.dumps({**head, **line}, ensure_ascii=False) + "\n").encode())
+
+    def _request_id(self, row: Mapping[str, Any]) -> str:
+        return f"req_{self.batch.id.removeprefix('batch_')}-{row['row']}"
+
+    def _keep(self, file: IncomingFile, kind: str) -> NewFile | None:
+        if not file.num_bytes:
+            return None
+        # The same each time: who takes up the work of a process that was killed writes over its file.
+        file_id = f"file-{hashlib.sha256(f'{self.batch.id}/{kind}'.encode()).hexdigest()[:24]}"
+        file.keep(file_id)
+        seconds = self.batch.output_expires_seconds or DEFAULT_EXPIRY_SECONDS
+        name = f"{self.batch.id}_{kind}.jsonl"
+        return NewFile(file_id, self.batch.tenant, PURPOSE, name, file.num_bytes, file.sha256, seconds)
+
+
+def _answers(row: Mapping[str, Any]) -> list[Answer]:
+    echo = row.get(ECHO) or ""
+    if row["outputs"] is None:
+        return [Answer(row["output"], row["finish_reason"], row["logprobs"], echo)]
+    logprobs = row["outputs_logprobs"] or [None] * len(row["outputs"])
+    columns = (row["outputs"], row["finish_reasons"], logprobs)
+    return [Answer(*answer, echo) for answer in zip(*columns, strict=True)]
+
+
+def _response(status_code: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:
+    return {"status_code": status_code, "request_id": request_id, "body": body}
+
+
+def _read_part(folder: Path, file_name: str, without: Sequence[str]) -> pa.Table:
+    """Raises StorageError. The one who published it may be renaming it at the moment."""
+    for _ in range(_MAX_READS):
+        path = committed_file(folder, file_name)
+        if path is None:
+            break
+        try:
+            with pq.ParquetFile(path) as file:
+                return file.read([name for name in file.schema_arrow.names if name not in without])
+        except FileNotFoundError:
+            continue
+        except (OSError, pa.ArrowException) as error:
+            raise StorageError(f"part {path} cannot be read: {error}") from error
+    raise StorageError(f"part {folder / file_name} is gone, and with it answers of a batch")

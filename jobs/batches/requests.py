@@ -1,0 +1,111 @@
+"""A batch's requests as the rows of a job."""
+
+import hashlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...storage.readers import InputRow, InputSource
+from ..api.errors import ApiError
+from ..api.openai.body import parse_body
+from ..api.openai.chat_schemas import ChatCompletionRequest
+from ..api.openai.completion_schemas import CompletionRequest
+from ..api.openai.sampling_schemas import SamplingFields
+from ..row_sampling import RowSampling
+from .lines import CHAT, BatchLine, numbered_lines, parse_line
+
+# The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, and the text that is
+# to stand in front of its answer.
+REQUEST_ERROR = "request_error"
+ECHO = "echo"
+
+
+@dataclass(frozen=True)
+class ModelLimits:
+    """What a request can not go beyond."""
+
+    context_length: int
+    vocab_size: int
+
+
+@dataclass(frozen=True)
+class RequestReader:
+    """Turns request bodies into rows. `key` is what requests without a seed derive theirs from."""
+
+    endpoint: str
+    limits: ModelLimits
+    key: str
+
+    def row(self, number: int, line: BatchLine) -> InputRow:
+        """The row of a line; a request that can not be answered is an error row, its error as a body has it."""
+        values: dict[str, Any] = {"custom_id": line.custom_id}
+        try:
+            request = self._parse(line.body)
+            sampling = self._sampling(request, number)
+            values |= self._prompt(request)
+        except ApiError as error:
+            values[REQUEST_ERROR] = {"message": str(error.detail), "param": error.param, "code": error.code}
+            return InputRow(number, values, str(error.detail))
+        return InputRow(number, values, sampling=sampling.to_json())
+
+    def _parse(self, body: Mapping[str, Any]) -> ChatCompletionRequest | CompletionRequest:
+        request: ChatCompletionRequest | CompletionRequest
+        if self.endpoint == CHAT:
+            request = parse_body(ChatCompletionRequest, body)
+        else:
+            request = parse_body(CompletionRequest, body)
+        if request.stream:
+            raise ApiError(
+                400, "stream: answers of a batch can not be streamed: leave it out", "invalid_value", "stream"
+            )
+        return request
+
+    def _sampling(self, request: SamplingFields, number: int) -> RowSampling:
+        sampling = request.sampling(self.limits.context_length, self._seed(number))
+        for name, token_ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
+            self._check_tokens(name, token_ids)
+        return RowSampling(sampling=sampling, choices=request.choices)
+
+    def _prompt(self, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
+        if isinstance(request, ChatCompletionRequest):
+            return {"messages": [message.for_template() for message in request.messages]}
+        if len(request.prompt) != 1:
+            raise ApiError(400, "prompt: a line of a batch has one prompt", "invalid_value", "prompt")
+        (prompt,) = request.prompt
+        if isinstance(prompt, str):
+            return {"prompt": prompt, ECHO: prompt} if request.echo else {"prompt": prompt}
+        self._check_tokens("prompt", prompt)
+        if request.echo:
+            raise ApiError(400, "echo: needs a prompt that is a text in a batch", "unsupported_parameter", "echo")
+        return {"prompt": list(prompt)}
+
+    def _check_tokens(self, name: str, token_ids: Any) -> None:
+        for token in token_ids:
+            if token >= self.limits.vocab_size:
+                message = f"{name}: token id {token} is outside the vocabulary of {self.limits.vocab_size} tokens"
+                raise ApiError(400, message, "invalid_value", name)
+
+    def _seed(self, number: int) -> int:
+        digest = hashlib.blake2b(f"{self.key}/{number}".encode(), digest_size=8).digest()
+        return int.from_bytes(digest) >> 1
+
+
+class BatchInput(InputSource):
+    """An input file whose lines were checked, as the rows of a job. `on_row` is called now and then, and may raise."""
+
+    def __init__(self, path: Path, sha256: str, reader: RequestReader, on_row: Callable[[], None]) -> None:
+        super().__init__(path.name, None)
+        self._path = path
+        self._sha256 = sha256
+        self._reader = reader
+        self._on_row = on_row
+        self._columns = {"custom_id": None, "messages" if reader.endpoint == CHAT else "prompt": None}
+
+    def fingerprint(self) -> str:
+        return self._sha256
+
+    def _rows(self) -> Iterator[InputRow]:
+        for row, (number, text) in enumerate(numbered_lines(self._path)):
+            self._on_row()
+            yield self._reader.row(row, parse_line(number, text, self._reader.endpoint))

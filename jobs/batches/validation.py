@@ -1,0 +1,144 @@
+"""From a new batch to its job: check the lines, submit them. Taken up again by whoever comes, if it was cut short."""
+
+import hashlib
+import logging
+import shutil
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...engine.errors import EngineError
+from ...engine.hub import public_name
+from ...storage.batch_records import BatchRecord
+from ...storage.errors import InputError, UnknownFile
+from ...storage.output_dir import OutputMode
+from ...storage.quotas import Quota, QuotaExceeded
+from ...storage.records import JobRecord
+from ..api.errors import ApiError
+from ..api.models import ServedModels
+from ..client import Client
+from ..errors import JobError
+from ..producer import Terms
+from ..schemas import JobSpec, SamplingSpec
+from .files import FileStore
+from .lines import LineError, check_lines
+from .requests import BatchInput, ModelLimits, RequestReader
+
+logger = logging.getLogger(__name__)
+
+
+class InvalidBatch(JobError):
+    """A batch can not be run; `errors` say why."""
+
+    def __init__(self, *errors: LineError) -> None:
+        super().__init__(errors[0].message)
+        self.errors = errors
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Makes jobs of batches."""
+
+    client: Client
+    models: ServedModels
+    store: FileStore
+
+    def run(self, batch: BatchRecord, on_row: Callable[[], None]) -> JobRecord:
+        """The job that was made of the batch, now or by a process that was killed before it could say so.
+
+        `on_row` is called now and then, and may raise. Raises `InvalidBatch`, and what is worth another try:
+        StorageError, `LedgerError`, redis' and kombu's errors.
+        """
+        if (job := self.client.ledger.job_of_key(job_key(batch), batch.tenant)) is None:
+            job = self._submit(batch, on_row)
+        _remove_leftovers(self.client, batch, job)
+        return job
+
+    def _submit(self, batch: BatchRecord, on_row: Callable[[], None]) -> JobRecord:
+        try:
+            file = self.store.records.get(batch.tenant, batch.input_file_id)
+        except UnknownFile as error:
+            raise InvalidBatch(LineError("file_not_found", "The input file was deleted or has expired.")) from error
+        # Beyond its jobs' quota a batch waits; only one that is too large in itself is refused.
+        self.client.ledger.check_quota(batch.tenant, self._quota(batch))
+        path = self.store.path(file)
+        try:
+            found = check_lines(path, batch.endpoint, self._is_served, self.client.jobs_folder, on_row)
+            if found.errors:
+                raise InvalidBatch(*found.errors)
+            assert found.model is not None
+            spec = self._spec(batch, self.models.exact_name(found.model))
+            source = BatchInput(path, file.sha256, self._reader(batch, spec), on_row)
+            return self._queue(batch, spec, source)
+        except InvalidBatch:
+            raise
+        except QuotaExceeded as error:
+            if error.limit != "queued_tokens":
+                raise
+            raise InvalidBatch(LineError("token_limit_exceeded", str(error))) from error
+        except (EngineError, InputError, JobError, ApiError) as error:
+            raise InvalidBatch(LineError("invalid_request", str(error))) from error
+
+    def _is_served(self, model: str) -> bool:
+        try:
+            self.models.exact_name(model)
+        except ApiError:
+            return False
+        return True
+
+    def _spec(self, batch: BatchRecord, model: str) -> JobSpec:
+        # Another batch of the same requests is sampled anew; the same batch, validated again, is not.
+        digest = hashlib.blake2b(batch.id.encode(), digest_size=8).digest()
+        sampling = SamplingSpec(seed=int.from_bytes(digest) >> 1)
+        return JobSpec.parse(model=model, endpoint=batch.endpoint, sampling=sampling.model_dump())
+
+    def _reader(self, batch: BatchRecord, spec: JobSpec) -> RequestReader:
+        prompts = self.models.model(spec.model).prompts
+        limits = ModelLimits(prompts.context_length, prompts.vocab_size)
+        return RequestReader(batch.endpoint, limits, str(spec.sampling.seed))
+
+    def _quota(self, batch: BatchRecord) -> Quota:
+        tenant = self.client.ledger.tenants.get(batch.tenant)
+        most = self.client.settings.max_queued_jobs
+        return Quota(tenant.concurrent_jobs, tenant.queued_tokens, most)
+
+    def _queue(self, batch: BatchRecord, spec: JobSpec, source: BatchInput) -> JobRecord:
+        # Each try has folders of its own: one that was only stopped may come back and write on. Of all tries the key
+        # lets one be recorded.
+        job_id = f"{_job_prefix(batch)}{uuid.uuid4().hex[:8]}"
+        terms = Terms(
+            within_seconds=max(batch.expires_at - time.time(), 0.001),
+            idempotency_key=job_key(batch),
+            tenant=batch.tenant,
+            quota=self._quota(batch),
+        )
+        output = _outputs(self.client) / job_id
+        return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).record
+
+
+def job_key(batch: BatchRecord) -> str:
+    """The idempotency key of a batch's job."""
+    return f"batch/{batch.id}"
+
+
+def model_of(job: JobRecord) -> str:
+    """What clients call a job's model."""
+    return public_name(job.model)
+
+
+def _job_prefix(batch: BatchRecord) -> str:
+    return f"job_{batch.id.removeprefix('batch_')}_"
+
+
+def _outputs(client: Client) -> Path:
+    return client.settings.data_dir / "outputs"
+
+
+def _remove_leftovers(client: Client, batch: BatchRecord, job: JobRecord) -> None:
+    """What tries before this one have spooled: none of them can be recorded any more."""
+    for folder in (client.jobs_folder, _outputs(client)):
+        for path in folder.glob(f"{_job_prefix(batch)}*"):
+            if path.name != job.id:
+                shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,163 @@
+"""A live request that is being answered: its requests to the engine, and what they bring as streams."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum, auto
+
+from ...engine.detokenizer import StopStrings, answer_text
+from ...engine.request import FinishReason, Request, RequestEvent
+from ...engine.tokenizer import Tokenizer
+from ..engine_host import Answer
+from ..row_answers import logprob_entries
+from ..streams.events import RecoveredStream, StreamError, StreamUsage
+from ..streams.publisher import StreamPublisher
+from .claims import LiveClaim
+from .text import GrowingText
+
+# Interactive requests go before bulk rows, whose priority is 0.
+PRIORITY = -1
+
+
+@dataclass
+class LiveSample:
+    """One of a request's answers, as it grows: the engine's events in, a stream out. Used by one thread."""
+
+    stream_id: str
+    request: Request
+    tokenizer: Tokenizer
+    publisher: StreamPublisher
+    text: GrowingText
+    token_ids: list[int]
+    num_cached_tokens: int = 0
+    _last: RequestEvent | None = None
+
+    def add(self, event: RequestEvent) -> None:
+        """Stream an event's tokens; those that come with the answer's end wait for it, as it decides on their text."""
+        self.num_cached_tokens = event.num_cached_tokens
+        if event.finish_reason is not None:
+            self._last = event
+            return
+        self._append(event, [self.text.add(token) for token in event.new_token_ids])
+
+    def end(self, answer: Answer) -> None:
+        """End the stream as the engine has ended the answer."""
+        self.num_cached_tokens = answer.num_cached_tokens
+        last = self._last
+        if last is None:
+            whole = self._whole_text(answer, self.token_ids)
+            self._finish(str(answer.finish_reason), self.text.owed(whole))
+            return
+        whole = self._whole_text(answer, [*self.token_ids, *last.new_token_ids])
+        self._append(last, self._last_texts(last, whole))
+        self._finish(str(answer.finish_reason), "")
+
+    def fail(self, error: StreamError) -> None:
+        """End the stream with an error after what is there."""
+        self._finish(str(FinishReason.ERROR), self.text.held, error)
+
+    def abort(self) -> None:
+        """End the stream because nobody wants the rest."""
+        self._finish(str(FinishReason.ABORT), self.text.held)
+
+    def _whole_text(self, answer: Answer, token_ids: list[int]) -> str:
+        choices, index = self.request.params.choices, answer.choice_index
+        if choices is not None and index is not None:
+            return choices[index]
+        return answer_text(self.tokenizer, self.request, token_ids, answer.finish_reason)
+
+    def _last_texts(self, event: RequestEvent, whole: str) -> list[str]:
+        *others, _ = event.new_token_ids
+        # A choice comes whole, and its tokens by themselves need not spell it as it was given.
+        texts = ["" if event.choice_index is not None else self.text.add(token) for token in others]
+        return [*texts, self.text.owed(whole)]
+
+    def _append(self, event: RequestEvent, texts: list[str]) -> None:
+        num_top, logprobs = self.request.params.logprobs, None
+        if num_top is not None:
+            logprobs = logprob_entries(self.tokenizer, event.new_token_ids, event.logprobs, num_top)
+        self.token_ids += event.new_token_ids
+        self.publisher.append(self.stream_id, event.new_token_ids, texts, logprobs)
+
+    def _finish(self, reason: str, text: str, error: StreamError | None = None) -> None:
+        usage = StreamUsage(
+            prompt_tokens=len(self.request.prompt_token_ids),
+            # A later attempt may find tokens of the answer cached too.
+            cached_tokens=min(self.num_cached_tokens, len(self.request.prompt_token_ids)),
+            completion_tokens=len(self.token_ids),
+        )
+        self.publisher.finish(self.stream_id, reason, text, usage, error)
+
+
+class Interruption(Enum):
+    """Why an attempt ends before the engine has ended the answer."""
+
+    CANCELLED = auto()
+    DEADLINE = auto()
+    LOST = auto()
+    HANDED_BACK = auto()
+
+
+@dataclass(eq=False)
+class LiveAnswer:
+    """A claimed request. `samples`: those of its answers that have not ended, by their ids in the engine.
+
+    `is_open`: its streams are begun; `interrupted`: what happened before. `is_over`: nothing more is to come of this
+    attempt. `is_lost`: another one has taken over.
+    """
+
+    claim: LiveClaim
+    deadline: float
+    samples: dict[str, LiveSample] = field(default_factory=dict)
+    is_open: bool = False
+    interrupted: Interruption | None = None
+    is_over: bool = False
+    is_lost: bool = False
+
+    @property
+    def id(self) -> str:
+        return self.claim.request.id
+
+    @property
+    def requests(self) -> list[Request]:
+        return [sample.request for sample in self.samples.values()]
+
+    def open(self, tokenizer: Tokenizer, publisher: StreamPublisher, recovered: Mapping[str, RecoveredStream]) -> None:
+        """Make the samples that earlier attempts have not ended, each going on where its stream stands."""
+        asked, attempt = self.claim.request, self.claim.attempt
+        # Not the seed of a job's row: what the user gave is what the engine gets.
+        params = replace(asked.sampling.params(0, asked.choices), seed=asked.sampling.seed)
+        choice_token_ids = tokenizer.encode_choices(asked.choices) if asked.choices else None
+        grammar = tokenizer.grammar(params.structured_outputs)
+        leader: str | None = None
+        for index, stream_id in enumerate(asked.stream_ids):
+            known = recovered.get(stream_id, RecoveredStream())
+            if known.end is not None:
+                continue
+            request = Request(
+                # Another attempt's may still be in the engine, about to be dropped.
+                f"{stream_id}#{attempt}",
+                asked.prompt_token_ids,
+                params.of_sample(index),
+                choice_token_ids,
+                StopStrings.of(tokenizer, params),
+                grammar,
+                priority=PRIORITY,
+                fork_of=leader,
+                resume_token_ids=known.token_ids,
+            )
+            leader = leader or request.request_id
+            text = GrowingText(tokenizer, params.stop_strings)
+            text.resume(known.token_ids, known.texts)
+            publisher.open(stream_id, attempt, asked.reply_to, known)
+            self.samples[request.request_id] = LiveSample(
+                stream_id, request, tokenizer, publisher, text, list(known.token_ids)
+            )
+
+    def refuse(self, publisher: StreamPublisher, recovered: Mapping[str, RecoveredStream], error: StreamError) -> None:
+        """End all streams that have no end yet, where the samples cannot be made."""
+        self.samples.clear()
+        for stream_id in self.claim.request.stream_ids:
+            known = recovered.get(stream_id, RecoveredStream())
+            if known.end is None:
+                publisher.open(stream_id, self.claim.attempt, self.claim.request.reply_to, known)
+                publisher.finish(stream_id, str(FinishReason.ERROR), "", None, error)

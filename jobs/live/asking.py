@@ -1,0 +1,187 @@
+"""Ask one thing and get the answer, at once or as it comes: what `Client` offers of live requests."""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...engine.hub import locate_model
+from ..celery_app import live_queue
+from ..errors import JobError
+from ..schemas import JobSpec
+from ..streams.events import StreamEvent, StreamUsage
+from ..streams.reader import StreamTimeout, afollow, follow
+from .prompt import LivePrompts
+from .requests import DEFAULT_TIMEOUT_SECONDS, LiveRequest, LiveRequests, LiveState, UnknownRequest, new_seed
+
+OnWait = Callable[[], None] | None
+Messages = Sequence[Mapping[str, Any]]
+# How long nothing may come before a reader asks whether the request is still known.
+_PATIENCE_SECONDS = 1.0
+# A worker that takes a request after its deadline says so in the stream; for how long to hope for one.
+_OVERDUE_SECONDS = 5.0
+
+
+class GenerationError(JobError):
+    """A request that ended without a proper answer. `code` is a word for programs."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(f"{message} ({code})")
+        self.code = code
+
+
+@dataclass(frozen=True)
+class GeneratedText:
+    """One answer. `logprobs`: an item a token where they were asked for, as a job's column `logprobs` has them."""
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str
+    usage: StreamUsage
+    logprobs: tuple[Any, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Generated:
+    """A prompt's answers, one for each of its `n` samples. `text` is the first one's."""
+
+    request_id: str
+    outputs: tuple[GeneratedText, ...]
+
+    @property
+    def text(self) -> str:
+        return self.outputs[0].text
+
+
+def new_request(
+    prompt: str | Messages,
+    model: str | Path,
+    *,
+    system: str | None = None,
+    choices: Sequence[str] | None = None,
+    dtype: str = "auto",
+    quantization: str | None = None,
+    revision: str | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    **sampling: Any,
+) -> LiveRequest:
+    """Describe a request: a text is put to a chat model as the user's message, to another as it is.
+
+    Raises `SpecError` or `InvalidRequestError` naming the field at fault, `ModelError`.
+    """
+    name = locate_model(model, revision, with_weights=False).name
+    spec = JobSpec.parse(
+        model=name,
+        dtype=dtype,
+        quantization=quantization,
+        choices=None if choices is None else tuple(choices),
+        sampling={"seed": new_seed(), **sampling},
+    )
+    prompts = LivePrompts.of(name)
+    token_ids = _encode(prompts, prompt, system)
+    prompts.check(token_ids, spec.sampling)
+    return LiveRequest.new(
+        queue=live_queue(name, dtype, quantization),
+        model=name,
+        prompt_token_ids=token_ids,
+        sampling=spec.sampling,
+        choices=spec.choices,
+        timeout_seconds=timeout_seconds,
+    )
+
+
+def _encode(prompts: LivePrompts, prompt: str | Messages, system: str | None) -> list[int]:
+    opening = [{"role": "system", "content": system}] if system else []
+    if not isinstance(prompt, str):
+        return prompts.chat([*opening, *prompt])
+    if prompts.tokenizer.has_chat_template:
+        return prompts.chat([*opening, {"role": "user", "content": prompt}])
+    return prompts.text(f"{system}\n\n{prompt}" if system else prompt)
+
+
+@dataclass(frozen=True)
+class LiveStreams:
+    """Follows the answers to requests. Thread-safe."""
+
+    redis_url: str
+    requests: LiveRequests
+
+    def follow(self, stream_id: str, after: int = 0, on_wait: OnWait = None) -> Iterator[StreamEvent]:
+        """Yield what comes after the token `after`, up to and including the end.
+
+        `on_wait` is called now and then while nothing comes.
+        Raises `UnknownRequest` when there is no such request (any more), `GenerationError` when no worker has taken it
+        before its deadline; both also after a while of waiting.
+        """
+        self._check(stream_id)
+        while True:
+            try:
+                for event in follow(self.redis_url, stream_id, after, timeout=_PATIENCE_SECONDS):
+                    yield event
+                    after = event.last
+                return
+            except StreamTimeout:
+                self._check(stream_id)
+            if on_wait is not None:
+                on_wait()
+
+    async def afollow(self, stream_id: str, after: int = 0) -> AsyncIterator[StreamEvent]:
+        """As `follow`, for asyncio."""
+        await asyncio.to_thread(self._check, stream_id)
+        while True:
+            try:
+                async for event in afollow(self.redis_url, stream_id, after, timeout=_PATIENCE_SECONDS):
+                    yield event
+                    after = event.last
+                return
+            except StreamTimeout:
+                await asyncio.to_thread(self._check, stream_id)
+
+    def collect(self, request: LiveRequest, on_wait: OnWait = None) -> Generated:
+        """Wait for the whole answer. Raises `GenerationError` when there is none.
+
+        Should Redis have forgotten the request, it is submitted again: the answer is the same.
+        """
+
+        if on_wait is not None:
+            on_wait()
+        return Generated(
+            request.id, tuple(self._collect_one(request, stream_id, on_wait) for stream_id in request.stream_ids)
+        )
+
+    def _collect_one(self, request: LiveRequest, stream_id: str, on_wait: OnWait) -> GeneratedText:
+        events: list[StreamEvent] = []
+        while not events or not events[-1].is_final:
+            try:
+                # Not `+=`: what came before an error is to be kept.
+                for event in self.follow(stream_id, events[-1].last if events else 0, on_wait):
+                    events.append(event)  # noqa: PERF402
+            except UnknownRequest:
+                self.requests.submit(request)
+        return _generated(events)
+
+    def _check(self, stream_id: str) -> None:
+        # A bulk row's stream may begin at any time, as far as anybody knows.
+        if not stream_id.startswith("req_"):
+            return
+        record = self.requests.get(stream_id.partition("/")[0])
+        if record.state is LiveState.QUEUED and record.request.deadline_at + _OVERDUE_SECONDS < time.time():
+            raise GenerationError("deadline_exceeded", f"no worker has taken request {record.request.id} in time")
+
+
+def _generated(events: Sequence[StreamEvent]) -> GeneratedText:
+    end = events[-1]
+    if end.error is not None:
+        raise GenerationError(end.error.code, end.error.message)
+    assert end.finish_reason is not None
+    assert end.usage is not None
+    has_logprobs = any(event.logprobs is not None for event in events)
+    return GeneratedText(
+        text="".join(event.text for event in events),
+        token_ids=tuple(token for event in events for token in event.token_ids),
+        finish_reason=end.finish_reason,
+        usage=end.usage,
+        logprobs=tuple(item for event in events for item in event.logprobs or ()) if has_logprobs else None,
+    )

@@ -1,0 +1,86 @@
+"""From what a user sends to the tokens of a prompt, in the producer's process. Free of torch."""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from ...engine.errors import InvalidRequestError
+from ...engine.hub import locate_model
+from ...engine.model_config import ModelConfig
+from ...engine.tokenizer import Tokenizer
+from ..errors import SpecError
+from ..rendering import messages_problem
+from ..schemas import SamplingSpec
+
+
+class ContextLengthExceeded(InvalidRequestError):
+    """A prompt that leaves no room for an answer in the model's context."""
+
+    code = "context_length_exceeded"
+
+
+class LivePrompts:
+    """One model's chat template and tokenizer, for prompts that come one at a time. Thread-safe.
+
+    Every method raises `InvalidRequestError` naming the field at fault.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Raises `ModelError`."""
+        config = ModelConfig.from_pretrained(folder)
+        self.context_length = config.max_position_embeddings
+        self.vocab_size = config.vocab_size
+        self.tokenizer = Tokenizer.from_pretrained(folder)
+
+    @classmethod
+    def of(cls, model: str) -> "LivePrompts":
+        """Those of a model as `LiveRequest.model` names it; read once in a process. Raises `ModelError`."""
+        return _prompts_of(model)
+
+    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
+        """The tokens of a conversation, up to where the assistant's answer begins."""
+        if not self.tokenizer.has_chat_template:
+            raise InvalidRequestError("the model has no chat template for messages: send a prompt", "messages")
+        problem = messages_problem(messages)
+        if problem is not None:
+            raise InvalidRequestError(f"messages {problem}", "messages")
+        try:
+            text = self.tokenizer.apply_chat_template(messages)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(str(error), "messages") from error
+        # A chat template writes the special tokens itself.
+        return self.tokenizer.encode(text, add_special_tokens=False)
+
+    def text(self, prompt: str) -> list[int]:
+        """The tokens of a text to be continued."""
+        token_ids = self.tokenizer.encode(prompt)
+        if not token_ids:
+            raise InvalidRequestError("prompt is empty", "prompt")
+        return token_ids
+
+    def check(self, prompt_token_ids: Sequence[int], sampling: SamplingSpec) -> None:
+        """Refuse what the model has no room or no tokens for; raises `ContextLengthExceeded` for the former.
+
+        The worker may serve less than the model's context: it has the last word.
+        """
+        num_tokens = len(prompt_token_ids)
+        if num_tokens >= self.context_length:
+            raise ContextLengthExceeded(
+                f"prompt has {num_tokens} tokens; with one to generate at most {self.context_length} fit: shorten it",
+                "messages" if self.tokenizer.has_chat_template else "prompt",
+            )
+        for token in (min(prompt_token_ids, default=0), max(prompt_token_ids, default=0)):
+            if not 0 <= token < self.vocab_size:
+                raise InvalidRequestError(
+                    f"prompt: token id {token} is outside the vocabulary of {self.vocab_size} tokens", "prompt"
+                )
+        try:
+            sampling.check_vocabulary(self.vocab_size)
+        except SpecError as error:
+            raise InvalidRequestError(str(error), (error.field or "").removeprefix("sampling.") or None) from error
+
+
+@lru_cache(maxsize=16)
+def _prompts_of(model: str) -> LivePrompts:
+    return LivePrompts(locate_model(model, with_weights=False).folder)

@@ -1,0 +1,207 @@
+"""Interactive requests: what is asked, and how a producer hands it over, calls it off and asks after it.
+
+A request's answer comes as a stream (`jobs/streams`): that of its first sample has the request's id, that of sample
+k > 0 the id `<request id>/<k>` (`stream_ids`).
+"""
+
+import secrets
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Annotated, Any, Self
+
+from celery import Celery
+from pydantic import BaseModel, ConfigDict, Field
+from redis import Redis
+
+from ..celery_app import send_request
+from ..errors import JobError
+from ..schemas import SamplingSpec
+from .keys import CANCEL_CHANNEL, open_key, request_key, tenant_key
+from .scripts import CANCEL, REGISTER
+
+DEFAULT_TIMEOUT_SECONDS = 3600.0
+_REDIS_SECONDS = 5.0
+
+
+def new_request_id() -> str:
+    return f"req_{secrets.token_hex(12)}"
+
+
+class UnknownRequest(JobError):
+    """There is no such request, or it was forgotten a while after it had ended."""
+
+
+class LiveState(StrEnum):
+    """How a request stands. One whose worker died is `RUNNING` until another takes it."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    ENDED = "ended"
+
+
+class LiveRequest(BaseModel):
+    """One prompt that somebody waits for. Make one with `new`.
+
+    `queue`: as `live_queue` names it. `created_at` and `deadline_at`: Unix seconds; past its deadline a request ends
+    with the error `deadline_exceeded`, whatever it has by then. `reply_to`: the reader that is to get all its tokens
+    in frames (`streams/frames.py`). `sampling.seed` is used as it is: whoever wants samples to differ draws one
+    (`new_seed`), so that another attempt goes on with the same answer. `weight`: the tenant's (`storage/tenants.py`).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    id: Annotated[str, Field(pattern=r"^req_[0-9a-f]{24}$")]
+    queue: str
+    model: str
+    prompt_token_ids: tuple[int, ...]
+    sampling: SamplingSpec = SamplingSpec()
+    choices: tuple[str, ...] | None = None
+    tenant: str = "default"
+    weight: int = 1
+    reply_to: str | None = None
+    created_at: float
+    deadline_at: float
+
+    @classmethod
+    def new(
+        cls,
+        *,
+        queue: str,
+        model: str,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingSpec,
+        choices: Sequence[str] | None = None,
+        tenant: str = "default",
+        weight: int = 1,
+        reply_to: str | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    ) -> Self:
+        """A request of now, with an id of its own.
+
+        Raises `InvalidRequestError` naming a sampling field out of its range.
+        """
+        now = time.time()
+        request = cls(
+            id=new_request_id(),
+            queue=queue,
+            model=model,
+            prompt_token_ids=tuple(prompt_token_ids),
+            sampling=sampling,
+            choices=None if choices is None else tuple(choices),
+            tenant=tenant,
+            weight=weight,
+            reply_to=reply_to,
+            created_at=now,
+            deadline_at=now + timeout_seconds,
+        )
+        request.sampling.params(0, request.choices)
+        return request
+
+    @property
+    def stream_ids(self) -> tuple[str, ...]:
+        """The streams of its `sampling.n` answers, in order."""
+        return (self.id, *(f"{self.id}/{sample}" for sample in range(1, self.sampling.n)))
+
+
+def new_seed() -> int:
+    """A seed for a request whose user gave none."""
+    return secrets.randbits(63)
+
+
+def registration(
+    request: LiveRequest,
+    ttl_seconds: float,
+    state: LiveState,
+    attempt: int = 0,
+    owner: str = "",
+    lease_seconds: float = 0.0,
+    crashes: int = 0,
+    failures: int = 0,
+) -> list[str | int | float]:
+    """The arguments of the script `REGISTER`."""
+    spec, deadline = request.model_dump_json(), request.deadline_at
+    known: list[str | int | float] = [request.id, spec, request.queue, request.tenant, deadline, ttl_seconds]
+    return [*known, str(state), attempt, owner, lease_seconds, crashes, failures]
+
+
+@dataclass(frozen=True)
+class LiveRecord:
+    """What Redis knows of a request. `attempt`: how many workers have taken it; `owner`: who did so last."""
+
+    request: LiveRequest
+    state: LiveState
+    attempt: int
+    owner: str | None
+    is_cancelled: bool
+
+
+class LiveRequests:
+    """The producers' side of live requests. Thread-safe; a context manager that closes its connections.
+
+    Every method raises redis' errors when Redis does not answer. `ttl_seconds`: how long an ended request is known.
+    """
+
+    def __init__(self, redis_url: str, app: Celery, ttl_seconds: float = 3600.0) -> None:
+        self._redis: Redis = Redis.from_url(
+            redis_url, decode_responses=True, socket_timeout=_REDIS_SECONDS, socket_connect_timeout=_REDIS_SECONDS
+        )
+        self._app = app
+        self._ttl_seconds = ttl_seconds
+        self._submit = self._redis.register_script(REGISTER)
+        self._cancel = self._redis.register_script(CANCEL)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._redis.close()
+
+    def submit(self, request: LiveRequest) -> None:
+        """Queue a request and ring for a worker. Harmless when repeated: a request that is known is not queued again.
+
+        Also raises kombu's `OperationalError`; when the bell alone failed, a worker's sweeper finds the request.
+        """
+        self._submit(
+            keys=[request_key(request.id), open_key(request.queue), tenant_key(request.tenant)],
+            args=registration(request, self._ttl_seconds, LiveState.QUEUED),
+        )
+        send_request(self._app, request.queue, request.id)
+
+    def cancel(self, request_id: str) -> bool:
+        """Have a request end soon, with the finish reason "abort"; false when it is unknown or has ended.
+
+        One that waits ends when its turn comes; one that runs gives its KV blocks back at the engine's next step.
+        """
+        return bool(self._cancel(keys=[request_key(request_id)], args=[request_id, CANCEL_CHANNEL, tenant_key("")]))
+
+    def get(self, request_id: str) -> LiveRecord:
+        """Raises `UnknownRequest`."""
+        known: Any = self._redis.hgetall(request_key(request_id))
+        if "spec" not in known:
+            raise UnknownRequest(f"there is no request {request_id}")
+        return LiveRecord(
+            request=LiveRequest.model_validate_json(known["spec"]),
+            state=LiveState(known["state"]),
+            attempt=int(known["attempt"]),
+            owner=known["owner"] or None,
+            is_cancelled="cancelled" in known,
+        )
+
+    def num_waiting(self, queue: str) -> int:
+        """How many requests of a queue no worker has (any more)."""
+        now = self._now()
+        return int(self._redis.zcount(open_key(queue), "-inf", now))
+
+    def num_unanswered(self, queue: str) -> int:
+        """How many requests of a queue have not ended, those that workers have included."""
+        return int(self._redis.zcard(open_key(queue)))
+
+    def num_open(self, tenant: str) -> int:
+        """How many requests of a tenant have neither ended nor been cancelled."""
+        return int(self._redis.zcount(tenant_key(tenant), self._now(), "+inf"))
+
+    def _now(self) -> float:
+        seconds, microseconds = self._redis.time()
+        return float(seconds) + float(microseconds) / 1e6

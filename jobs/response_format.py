@@ -1,0 +1,80 @@
+"""What an answer has to look like, as users say it: OpenAI's `response_format` and vLLM's `structured_outputs`."""
+
+from functools import cached_property
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from ..engine.errors import InvalidRequestError
+from ..engine.grammar import check_grammar
+from ..engine.structured_outputs import StructuredOutputsParams
+
+_FROZEN = ConfigDict(
+    frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
+)
+
+
+class JsonSchemaFormat(BaseModel):
+    """A JSON schema under the name `schema`. Every answer follows it, whether `strict` or not."""
+
+    model_config = _FROZEN
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")] = "answer"
+    description: str | None = None
+    # pydantic's own models have a `schema`.
+    schema_: Annotated[dict[str, Any], Field(alias="schema")]
+    strict: bool | None = None
+
+
+class ResponseFormat(BaseModel):
+    """OpenAI's: any text, any JSON object, or JSON that follows a schema."""
+
+    model_config = _FROZEN
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+    @cached_property
+    def params(self) -> StructuredOutputsParams | None:
+        """The same for the engine. Raises `ValueError` where a schema is missing or nobody asked for it."""
+        if (self.type == "json_schema") != (self.json_schema is not None):
+            raise ValueError(
+                f"type {self.type} {'lacks' if self.json_schema is None else 'has no use for'} json_schema"
+            )
+        if self.type == "json_object":
+            return StructuredOutputsParams(json_object=True)
+        return None if self.json_schema is None else StructuredOutputsParams(json=self.json_schema.schema_)
+
+
+class StructuredOutputs(BaseModel):
+    """vLLM's: exactly one of a JSON schema, any JSON object, a regular expression, some texts, a Lark grammar."""
+
+    model_config = _FROZEN
+
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: tuple[str, ...] | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool = False
+
+    @cached_property
+    def params(self) -> StructuredOutputsParams:
+        """The same for the engine. Raises `InvalidRequestError`."""
+        return StructuredOutputsParams(
+            json=self.json_,
+            json_object=self.json_object,
+            regex=self.regex,
+            choice=self.choice,
+            grammar=self.grammar,
+            disable_any_whitespace=self.disable_any_whitespace,
+        )
+
+
+def checked(given: "ResponseFormat | StructuredOutputs | None") -> None:
+    """Compile what was given, without a model. Raises `ValueError` saying what is wrong with it."""
+    try:
+        if given is not None and given.params is not None:
+            check_grammar(given.params)
+    except InvalidRequestError as error:
+        raise ValueError(str(error).removeprefix("structured_outputs: ")) from error

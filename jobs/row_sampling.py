@@ -1,0 +1,25 @@
+"""How one row is sampled where its job leaves that to each row, as a line of a batch file says it for itself."""
+
+from dataclasses import replace
+
+from pydantic import BaseModel, ConfigDict
+
+from ..engine.request import SamplingParams
+from .schemas import SamplingSpec
+
+
+class RowSampling(BaseModel):
+    """A row's sampling and choices, in the place of its job's. The seed is used as it is: it is the row's own."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sampling: SamplingSpec
+    choices: tuple[str, ...] | None = None
+
+    def params(self) -> SamplingParams:
+        """Raises `InvalidRequestError` naming the field out of range."""
+        return replace(self.sampling.params(0, self.choices), seed=self.sampling.seed)
+
+    def to_json(self) -> str:
+        """For the spool: what differs from the defaults."""
+        return self.model_dump_json(exclude_defaults=True)

@@ -1,0 +1,152 @@
+"""All streams that this process writes, and what Redis still lacks of them. Belongs to the publisher's thread."""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from redis.exceptions import RedisError, ResponseError
+
+from .events import RecoveredStream, StreamError, StreamUsage
+from .link import FlushLink
+from .outgoing import Operation, OutgoingStream
+
+# One call of the script must not hold up Redis, nor a reader with one frame.
+MAX_FLUSH_BYTES = 1_000_000
+# Redis that fsyncs every second may forget the last ones when it dies: what ended in them is written again.
+REMEMBER_SECONDS = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class StreamWriter:
+    """Knows of each stream what Redis has and brings it there."""
+
+    def __init__(self, link: FlushLink, ttl_seconds: int) -> None:
+        self._link = link
+        self._renew_seconds = ttl_seconds / 10
+        self._streams: dict[str, OutgoingStream] = {}
+        # Those with something that Redis may lack, in the order in which they got it.
+        self._behind: dict[str, OutgoingStream] = {}
+        self._ended: deque[tuple[float, OutgoingStream]] = deque()
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether Redis may lack something."""
+        return bool(self._behind)
+
+    def open(self, stream_id: str, attempt: int, reply_to: str | None, recovered: RecoveredStream | None) -> None:
+        stream = OutgoingStream(stream_id, attempt, reply_to, recovered)
+        self._streams[stream_id] = self._behind[stream_id] = stream
+
+    def append(
+        self, stream_id: str, token_ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[Any] | None
+    ) -> None:
+        stream = self._streams.get(stream_id)
+        # One that a later attempt has claimed is not known any more.
+        if stream is not None and not stream.is_closed:
+            stream.append(token_ids, texts, logprobs)
+            self._behind[stream_id] = stream
+
+    def finish(
+        self, stream_id: str, reason: str, text: str, usage: StreamUsage | None, error: StreamError | None
+    ) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.is_closed:
+            stream.finish(reason, text, usage, error)
+            self._behind[stream_id] = stream
+
+    def release(self, stream_id: str) -> None:
+        stream = self._streams.get(stream_id)
+        if stream is not None and not stream.is_closed:
+            stream.released = True
+            self._behind[stream_id] = stream
+
+    def forget(self, stream_id: str) -> None:
+        """Write nothing more of it."""
+        self._streams.pop(stream_id, None)
+        self._behind.pop(stream_id, None)
+
+    def flush(self) -> None:
+        """Bring Redis what it lacks, or the first megabyte of it, in one call. Raises redis' errors; try again then."""
+        now = time.monotonic()
+        batch, owners, operations = self._next_batch(now)
+        if not batch:
+            return
+        try:
+            refused = {owners[index]: reason for index, reason in reversed(self._link.run(operations))}
+        except RedisError:
+            self._distrust()
+            raise
+        for stream in batch:
+            if stream not in refused:
+                self._written(stream, now)
+        self._forget_ended(now)
+        self._resolve(refused)
+
+    def _next_batch(self, now: float) -> tuple[list[OutgoingStream], list[OutgoingStream], list[Operation]]:
+        """Streams that are behind, the operations for them and the stream of each operation."""
+        batch, owners, operations, num_bytes = [], [], [], 0
+        for stream in self._behind.values():
+            wanted = stream.operations()
+            if now - stream.renewed_at > self._renew_seconds:
+                wanted.append(stream.renewal())
+                stream.renewed_at = now
+            batch.append(stream)
+            owners += [stream] * len(wanted)
+            operations += wanted
+            num_bytes += sum(len(operation.data) for operation in wanted)
+            if num_bytes > MAX_FLUSH_BYTES:
+                break
+        return batch, owners, operations
+
+    def _written(self, stream: OutgoingStream, now: float) -> None:
+        stream.sent()
+        del self._behind[stream.stream_id]
+        if stream.has_end:
+            self._ended.append((now, stream))
+        elif stream.released:
+            self.forget(stream.stream_id)
+
+    def _resolve(self, refused: dict[OutgoingStream, str]) -> None:
+        """See what became of streams that are not where they were thought to be. Raises ResponseError."""
+        failure = ""
+        for stream, reason in refused.items():
+            if reason.startswith("error") and "WRONGTYPE" not in reason:
+                failure = reason
+            elif not reason[0].isdigit():
+                _log.warning("stream %s is given up: %s", stream.stream_id, reason)
+                self.forget(stream.stream_id)
+            elif reason.endswith("-1"):
+                self._found_ended(stream)
+            else:
+                self._found_at(stream, int(reason.partition("-")[0]))
+        if failure:
+            self._distrust()
+            raise ResponseError(failure)
+
+    def _found_ended(self, stream: OutgoingStream) -> None:
+        # Ours, when the answer to an earlier flush was lost; otherwise there is nothing left to write.
+        if not stream.has_end:
+            _log.warning("stream %s is given up: it has ended", stream.stream_id)
+        self.forget(stream.stream_id)
+
+    def _found_at(self, stream: OutgoingStream, num_tokens: int) -> None:
+        if num_tokens < stream.num_sent:
+            _log.warning("stream %s has lost tokens: writing it again from %d", stream.stream_id, num_tokens + 1)
+            self._distrust()
+        stream.seek(num_tokens)
+        self._behind[stream.stream_id] = stream
+
+    def _distrust(self) -> None:
+        """Look at every stream again: Redis may have lost some of any."""
+        for stream in self._streams.values():
+            stream.needs_claim = True
+        self._behind |= self._streams
+
+    def _forget_ended(self, now: float) -> None:
+        while self._ended and now - self._ended[0][0] > REMEMBER_SECONDS:
+            _, stream = self._ended.popleft()
+            if self._streams.get(stream.stream_id) is stream:
+                self.forget(stream.stream_id)

@@ -1,0 +1,136 @@
+"""Which shard a worker is given next: of the job whose turn it is, the one that follows what the worker did last."""
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+from sqlalchemy import CTE, ColumnElement, Connection, Double, ScalarSelect, Select, Subquery, cast, func, or_, select
+
+from .clock import now
+from .records import JobState, ShardState
+from .tables import jobs, shards, tenants
+
+
+def lock_next_shard(connection: Connection, queue: str, after: Mapping[str, int]) -> str | None:
+    """The id of the queued shard to take, locked against other claims; None when nothing is to be had.
+
+    `after`: the number of the shard that the worker had last, by job. Shards with one prefix have neighbouring
+    numbers: a worker that goes on where it was finds the prefix in its cache.
+    """
+    tried: list[str] = []
+    while (job_id := _next_job(connection, queue, tried)) is not None:
+        if (shard_id := _lock_shard(connection, job_id, after.get(job_id))) is not None:
+            return shard_id
+        # Others are just taking the last of it.
+        tried.append(job_id)
+    return None
+
+
+def _next_job(connection: Connection, queue: str, tried: Sequence[str]) -> str | None:
+    """The job with a shard to take whose turn it is."""
+    names = _tenants_on(queue)
+    first = select(_first_job(queue, names.c.name, tried)).where(names.c.name.is_not(None))
+    candidates = [job_id for job_id in connection.scalars(first) if job_id is not None]
+    if len(candidates) > 1:
+        return connection.scalar(_in_turn(queue, candidates))
+    return candidates[0] if candidates else None
+
+
+def _tenants_on(queue: str) -> CTE:
+    """The tenants with a running job on the queue, found one after the other in an index; the last one is null."""
+    tenant = select(jobs.c.tenant).where(jobs.c.state == JobState.RUNNING, jobs.c.queue == queue)
+    first = tenant.order_by(jobs.c.tenant).limit(1)
+    names = select(first.scalar_subquery().label("name")).cte("names", recursive=True)
+    following = first.where(jobs.c.tenant > names.c.name).correlate(names).scalar_subquery()
+    return names.union_all(select(following).where(names.c.name.is_not(None)))
+
+
+def _first_job(queue: str, tenant: ColumnElement[str], tried: Sequence[str]) -> ScalarSelect[str]:
+    """A tenant's job with a shard to take that comes before its others; both steps follow an index."""
+    of_tenant = select(jobs.c.id).where(jobs.c.state == JobState.RUNNING, jobs.c.queue == queue)
+    free = of_tenant.where(jobs.c.tenant == tenant, jobs.c.id.not_in(tried), _has_free_shard())
+    highest = free.with_only_columns(jobs.c.priority).order_by(jobs.c.priority.desc()).limit(1).correlate(tenant.table)
+    oldest = free.where(jobs.c.priority == highest.scalar_subquery()).order_by(jobs.c.created_at, jobs.c.id)
+    return oldest.limit(1).scalar_subquery()
+
+
+def _in_turn(queue: str, candidates: Sequence[str]) -> Select[str]:
+    """The candidates' first: by priority, then by its tenant's leases for its weight, then by age."""
+    held = _leases_held(queue)
+    load = cast(func.coalesce(held.c.num_leases, 0), Double) / func.coalesce(tenants.c.weight, 1)
+    return (
+        select(jobs.c.id)
+        .outerjoin(held, held.c.tenant == jobs.c.tenant)
+        .outerjoin(tenants, tenants.c.name == jobs.c.tenant)
+        .where(jobs.c.id.in_(candidates))
+        .order_by(jobs.c.priority.desc(), load, jobs.c.created_at, jobs.c.id)
+        .limit(1)
+    )
+
+
+def _leases_held(queue: str) -> Subquery:
+    """How many shards of each tenant the queue's workers have at the moment."""
+    running = select(jobs.c.tenant, func.count().label("num_leases")).join(shards, shards.c.job_id == jobs.c.id)
+    running = running.where(shards.c.state == ShardState.RUNNING, jobs.c.queue == queue)
+    return running.group_by(jobs.c.tenant).subquery()
+
+
+def _free(job_id: object) -> Select[str]:
+    """A job's shards that can be taken now."""
+    is_due = or_(shards.c.retry_at.is_(None), shards.c.retry_at <= now())
+    return select(shards.c.id).where(shards.c.job_id == job_id, shards.c.state == ShardState.QUEUED, is_due)
+
+
+def _has_free_shard() -> ColumnElement[bool]:
+    # Not `EXISTS`, which PostgreSQL may turn into a join that reads the shards of all jobs first.
+    return _free(jobs.c.id).limit(1).correlate(jobs).scalar_subquery().is_not(None)
+
+
+def _lock_shard(connection: Connection, job_id: str, last: int | None) -> str | None:
+    if last is not None:
+        successor = _free(job_id).where(shards.c.number == last + 1)
+        if (shard_id := connection.scalar(_locked(successor))) is not None:
+            return shard_id
+    return _lock_from(connection, job_id, _start(connection, job_id)) or _lock_from(connection, job_id, 0)
+
+
+def _lock_from(connection: Connection, job_id: str, number: int) -> str | None:
+    return connection.scalar(_locked(_free(job_id).where(shards.c.number >= number)))
+
+
+def _locked(free: Select[str]) -> Select[str]:
+    return free.order_by(shards.c.number).limit(1).with_for_update(skip_locked=True, key_share=True)
+
+
+def _start(connection: Connection, job_id: str) -> int:
+    """Where a worker starts that does not go on: where no other will come by, else halfway between two others."""
+    lowest = connection.scalar(_free(job_id).order_by(shards.c.number).with_only_columns(shards.c.number).limit(1))
+    running = connection.execute(_running_with_next_done(job_id)).all()
+    if lowest is None or not any(number == lowest - 1 for number, _ in running):
+        return lowest or 0
+    end: int = connection.scalars(select(func.max(shards.c.number) + 1).where(shards.c.job_id == job_id)).one()
+    runs = [
+        (number + 1, min(following, end if done is None else done))
+        for (number, done), (following, _) in pairwise([*running, (end, None)])
+    ]
+    start, stop = max(runs, key=lambda run: run[1] - run[0])
+    return start + (stop - start) // 2
+
+
+def _running_with_next_done(job_id: str) -> Select[int, int | None]:
+    """The numbers of a job's running shards in order, each with that of the first done shard after it."""
+    later = shards.alias()
+    next_done = select(func.min(later.c.number)).where(
+        later.c.job_id == job_id, later.c.state == ShardState.DONE, later.c.number > shards.c.number
+    )
+    running = select(shards.c.number, next_done.scalar_subquery())
+    return running.where(shards.c.job_id == job_id, shards.c.state == ShardState.RUNNING).order_by(shards.c.number)
+
+
+def backlog_of(queue: str) -> Select[Any]:
+    """The columns of `Backlog`."""
+    return (
+        select(func.count(), func.coalesce(func.sum(shards.c.num_rows), 0), now() - func.min(jobs.c.created_at))
+        .select_from(shards.join(jobs, jobs.c.id == shards.c.job_id))
+        .where(shards.c.state == ShardState.QUEUED, jobs.c.state == JobState.RUNNING, jobs.c.queue == queue)
+    )

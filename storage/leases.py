@@ -1,0 +1,138 @@
+"""Who holds a shard: what the ledger's methods for attempts are made of. Each call is part of their transaction."""
+
+from dataclasses import asdict
+from itertools import takewhile
+from typing import Any
+
+from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select, update
+
+from .clock import now
+from .errors import LeaseLost
+from .records import AttemptOutcome, Claim, JobState, NewPart, Replacement, ShardRecord, ShardState
+from .tables import attempts, jobs, parts, shards
+
+OPEN = (JobState.RUNNING, JobState.PAUSED)
+_UNFINISHED = (ShardState.QUEUED, ShardState.RUNNING)
+# A shard that fails again and again is tried again after 2, 4, 8, … seconds, and every minute in the end.
+_FIRST_PAUSE_SECONDS = 2.0
+_LONGEST_PAUSE_SECONDS = 60.0
+
+
+def of_running_job(queue: str | None = None) -> ColumnElement[bool]:
+    """Whether a shard's job is running, and on this queue.
+
+    As a look at one row by its id, and no join: a new PostgreSQL database knows too little of its tables to plan one.
+    """
+    is_running = jobs.c.state == JobState.RUNNING
+    wanted = is_running if queue is None else is_running & (jobs.c.queue == queue)
+    return select(wanted).where(jobs.c.id == shards.c.job_id).correlate(shards).scalar_subquery()
+
+
+def take(connection: Connection, shard_id: str, owner: str, lease_seconds: float) -> Claim | None:
+    """Begin an attempt at a shard that is queued, or running under a lease that ran out; None if it is neither."""
+    free = or_(
+        shards.c.state == ShardState.QUEUED,
+        (shards.c.state == ShardState.RUNNING) & (shards.c.lease_expires_at < now()),
+    )
+    lease = {"lease_owner": owner, "lease_expires_at": now() + lease_seconds}
+    taken = update(shards).where(shards.c.id == shard_id, free, of_running_job())
+    taken = taken.values(state=ShardState.RUNNING, num_attempts=shards.c.num_attempts + 1, retry_at=None, **lease)
+    if (row := connection.execute(taken.returning(shards)).one_or_none()) is None:
+        return None
+    shard = ShardRecord(**row._mapping)
+    return Claim(
+        shard_id=shard.id,
+        job_id=shard.job_id,
+        shard_number=shard.number,
+        attempt_id=_start_attempt(connection, shard, owner),
+        attempt_number=shard.num_attempts,
+        owner=owner,
+        num_rows=shard.num_rows,
+        spool_path=shard.spool_path,
+        retry_of=shard.retry_of,
+        is_expired=bool(connection.scalar(select(jobs.c.deadline_at < now()).where(jobs.c.id == shard.job_id))),
+    )
+
+
+def _start_attempt(connection: Connection, shard: ShardRecord, owner: str) -> int:
+    if shard.attempt_id is not None:
+        end_attempt(connection, shard.attempt_id, AttemptOutcome.LOST)
+    started = insert(attempts).values(shard_id=shard.id, number=shard.num_attempts, owner=owner, started_at=now())
+    attempt_id: int = connection.scalars(started.returning(attempts.c.id)).one()
+    connection.execute(update(shards).where(shards.c.id == shard.id).values(attempt_id=attempt_id))
+    first = update(jobs).where(jobs.c.id == shard.job_id, jobs.c.started_at.is_(None))
+    connection.execute(first.values(started_at=now()))
+    return attempt_id
+
+
+def is_held(connection: Connection, claim: Claim) -> bool:
+    """Whether the claim's attempt still owns its shard; locks the shard against a takeover if so.
+
+    A lease that ran out still counts until somebody takes it: nobody else can have committed before that.
+    """
+    held = (
+        select(shards.c.id)
+        .join(jobs, jobs.c.id == shards.c.job_id)
+        .where(shards.c.id == claim.shard_id, shards.c.attempt_id == claim.attempt_id)
+        .where(shards.c.state == ShardState.RUNNING, jobs.c.state.in_(OPEN))
+        .with_for_update(of=shards, key_share=True)
+    )
+    return connection.scalar(held) is not None
+
+
+def hold(connection: Connection, claim: Claim) -> None:
+    if not is_held(connection, claim):
+        raise LeaseLost(f"attempt {claim.attempt_number} at shard {claim.shard_id} has lost its lease")
+
+
+def insert_part(connection: Connection, claim: Claim, part: NewPart) -> None:
+    owned = {"job_id": claim.job_id, "shard_id": claim.shard_id, "attempt_id": claim.attempt_id}
+    connection.execute(insert(parts).values(**asdict(part), **owned, committed_at=now()))
+
+
+def replace_part(connection: Connection, claim: Claim, replacement: Replacement) -> None:
+    """The rest stays the shard's whose part it was; its attempt is the one that wrote the file."""
+    gone = delete(parts).where(parts.c.id == replacement.part_id, parts.c.job_id == claim.job_id)
+    shard_id = connection.scalars(gone.returning(parts.c.shard_id)).one()
+    if replacement.by is not None:
+        owned = {"job_id": claim.job_id, "shard_id": shard_id, "attempt_id": claim.attempt_id}
+        connection.execute(insert(parts).values(**asdict(replacement.by), **owned, committed_at=now()))
+
+
+def end_lease(connection: Connection, claim: Claim, state: ShardState, **values: Any) -> None:
+    ended = update(shards).where(shards.c.id == claim.shard_id)
+    connection.execute(ended.values(state=state, lease_owner=None, lease_expires_at=None, **values))
+
+
+def end_attempt(connection: Connection, attempt_id: int, outcome: AttemptOutcome, error: str | None = None) -> None:
+    open_attempt = update(attempts).where(attempts.c.id == attempt_id, attempts.c.ended_at.is_(None))
+    connection.execute(open_attempt.values(ended_at=now(), outcome=outcome, error=error))
+
+
+def acquit(connection: Connection, attempt_id: int) -> None:
+    """An attempt whose worker was stopped or cut off for longer than its lease has crashed nothing."""
+    lost = update(attempts).where(attempts.c.id == attempt_id, attempts.c.outcome == AttemptOutcome.LOST)
+    connection.execute(lost.values(outcome=AttemptOutcome.RELEASED))
+
+
+def pause_seconds(connection: Connection, shard_id: str) -> float:
+    """After an attempt that failed: how long until the next, by how many failed in a row."""
+    ended = select(attempts.c.outcome).where(attempts.c.shard_id == shard_id).order_by(attempts.c.number.desc())
+    outcomes = connection.scalars(ended.limit(10))
+    num_failures = sum(1 for _ in takewhile(lambda outcome: outcome is AttemptOutcome.FAILED, outcomes))
+    return min(_LONGEST_PAUSE_SECONDS, _FIRST_PAUSE_SECONDS * 2.0 ** (num_failures - 1))
+
+
+def is_finished(connection: Connection, claim: Claim) -> bool:
+    shard = select(shards.c.state).where(shards.c.id == claim.shard_id)
+    return connection.scalar(shard.where(shards.c.attempt_id == claim.attempt_id)) is ShardState.DONE
+
+
+def complete_job(connection: Connection, job_id: str) -> JobState:
+    # Locked in a statement of its own: the next one then sees what another last shard has just committed.
+    of_job = select(jobs.c.state).where(jobs.c.id == job_id)
+    connection.execute(of_job.with_for_update(key_share=True))
+    unfinished = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.state.in_(_UNFINISHED))
+    complete = update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(OPEN), ~unfinished.exists())
+    connection.execute(complete.values(state=JobState.COMPLETED, finished_at=now(), error=None))
+    return JobState(connection.scalars(of_job).one())

@@ -1,0 +1,120 @@
+"""What is to be seen of all jobs together: pages of them, how fast they go, what waits. Reads only."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from sqlalchemy import ColumnElement, and_, func, or_, select
+
+from .clock import now
+from .database import Database
+from .errors import UnknownJob
+from .records import JobRecord, JobState, ShardState
+from .tables import jobs, parts, shards
+
+# Long enough for several parts of slow rows, short enough to show what a second worker does.
+_RECENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Sums over the committed parts of all jobs there are. A job that is deleted takes its share with it."""
+
+    rows: int
+    failed_rows: int
+    prompt_tokens: int
+    cached_tokens: int
+    completion_tokens: int
+
+
+@dataclass(frozen=True)
+class Waiting:
+    """A queue's shards by their states, and for how long the first of those that wait has been there."""
+
+    queue: str
+    num_queued: int
+    num_running: int
+    queued_rows: int
+    oldest_seconds: float
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Every method is one transaction and raises what `Ledger`'s methods raise."""
+
+    database: Database
+
+    def page(
+        self, tenant: str, limit: int, after: JobRecord | None = None, state: JobState | None = None
+    ) -> list[JobRecord]:
+        """The first `limit` of a tenant's jobs after the job `after`, the newest first."""
+        wanted = select(jobs).where(jobs.c.tenant == tenant)
+        if state is not None:
+            wanted = wanted.where(jobs.c.state == state)
+        if after is not None:
+            wanted = wanted.where(_is_older(after))
+        newest = wanted.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
+        with self.database.read() as connection:
+            return [JobRecord(**row._mapping) for row in connection.execute(newest)]
+
+    def recent_rows_per_second(self, job_id: str) -> float | None:
+        """Rows committed in the last minute, or since the job began if that is less; None before it began.
+
+        Raises UnknownJob.
+        """
+        window = func.coalesce(now() - jobs.c.started_at, 0.0)
+        since = select(window).where(jobs.c.id == job_id)
+        recent = select(func.coalesce(func.sum(parts.c.num_rows), 0)).where(
+            parts.c.job_id == job_id, parts.c.committed_at > now() - _RECENT_SECONDS
+        )
+        with self.database.read() as connection:
+            seconds = connection.scalar(since)
+            rows = connection.scalar(recent)
+        if seconds is None:
+            raise UnknownJob(f"job {job_id!r} is unknown")
+        return rows / min(seconds, _RECENT_SECONDS) if seconds > 0 and rows is not None else None
+
+    def jobs_by_state(self) -> Mapping[JobState, int]:
+        counted = select(jobs.c.state, func.count()).group_by(jobs.c.state)
+        with self.database.read() as connection:
+            found: dict[JobState, int] = {row[0]: row[1] for row in connection.execute(counted)}
+        return {state: found.get(state, 0) for state in JobState}
+
+    def waiting(self) -> list[Waiting]:
+        """For each queue that an open job is on. What a paused job has does not wait."""
+        queued, running = shards.c.state == ShardState.QUEUED, shards.c.state == ShardState.RUNNING
+        is_running = jobs.c.state == JobState.RUNNING
+        counts = (
+            select(
+                jobs.c.queue,
+                func.count().filter(and_(queued, is_running)),
+                func.count().filter(and_(running, is_running)),
+                func.coalesce(func.sum(shards.c.num_rows).filter(and_(queued, is_running)), 0),
+                func.coalesce(now() - func.min(jobs.c.created_at).filter(and_(queued, is_running)), 0.0),
+            )
+            .select_from(jobs.join(shards, shards.c.job_id == jobs.c.id))
+            .where(jobs.c.state.in_([state for state in JobState if not state.has_ended]))
+            .group_by(jobs.c.queue)
+            .order_by(jobs.c.queue)
+        )
+        with self.database.read() as connection:
+            return [
+                Waiting(queue, num_queued, num_running, int(rows), float(age))
+                for queue, num_queued, num_running, rows, age in connection.execute(counts)
+            ]
+
+    def totals(self) -> Totals:
+        columns = (
+            parts.c.num_rows,
+            parts.c.num_failed,
+            parts.c.prompt_tokens,
+            parts.c.cached_tokens,
+            parts.c.completion_tokens,
+        )
+        with self.database.read() as connection:
+            sums = connection.execute(select(*(func.coalesce(func.sum(column), 0) for column in columns))).one()
+        return Totals(*map(int, sums))
+
+
+def _is_older(job: JobRecord) -> ColumnElement[bool]:
+    same_time = and_(jobs.c.created_at == job.created_at, jobs.c.id < job.id)
+    return or_(jobs.c.created_at < job.created_at, same_time)

@@ -1,0 +1,70 @@
+"""What the description of the routes allows, and what it does not, sent to a server: it never fails.
+
+`SCHEMATHESIS_EXAMPLES=200 pytest tests/jobs/api/test_fuzz.py` looks harder.
+"""
+
+import os
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis.errors import Unsatisfiable
+from schemathesis import APIOperation, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.core.failures import Failure, FailureGroup
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from .conftest import ApiServer, start_api, stop_api
+
+EXAMPLES = int(os.environ.get("SCHEMATHESIS_EXAMPLES", "1"))
+CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
+
+
+@pytest.fixture(scope="module")
+def fuzzed(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """A server of its own, with no worker: what is sent there disturbs nobody."""
+    folder = tmp_path_factory.mktemp("fuzzed")
+    server = start_api(folder / "data", folder / "log")
+    yield server
+    stop_api(server, folder / "log")
+
+
+def fuzz(operation: APIOperation, mode: GenerationMode) -> None:
+    @settings(
+        max_examples=EXAMPLES,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(case=operation.as_strategy(generation_mode=mode))
+    def send(case: Any) -> None:
+        case.call_and_validate(checks=list(CHECKS), timeout=30)
+
+    # Some operations take nothing that could be wrong.
+    with suppress(Unsatisfiable):
+        send()
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_no_request_makes_the_server_fail(fuzzed: ApiServer, mode: GenerationMode) -> None:
+    schema = schemathesis.openapi.from_url(f"{fuzzed.url}/openapi.json")
+    operations = [result.ok() for result in schema.get_all_operations()]
+    assert len(operations) > 20
+    failures = []
+    for operation in operations:
+        # A stream has no end while nobody answers.
+        if not operation.path.endswith("/stream"):
+            try:
+                fuzz(operation, mode)
+            except (FailureGroup, Failure) as failure:
+                failures.append(f"{operation.label}: {failure}")
+    assert not failures, "\n\n".join(failures)
+    assert fuzzed.get("/health") == {"status": "ok"}

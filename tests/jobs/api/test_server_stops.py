@@ -1,0 +1,57 @@
+"""A server that is told to stop while answers are open."""
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import connect
+
+from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.client import Client
+from headrace.jobs.presence import WorkerId, WorkerPresence
+from headrace.jobs.settings import Settings
+
+from ..running import MODEL, environment
+from .in_process import InProcessServer, in_process_server
+
+CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "content": "x"}]}
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[InProcessServer]:
+    with Client(Settings.from_environment(environment(tmp_path))) as client:
+        with WorkerPresence(client.redis_url) as presence:
+            presence.announce(shard_queue(str(MODEL), "auto"), WorkerId.own())
+        with in_process_server(client) as server:
+            yield server
+
+
+def test_open_answers_are_told(server: InProcessServer) -> None:
+    with httpx2.Client(base_url=server.url, timeout=20) as http:
+        waiting: list[httpx2.Response] = []
+        waiter = threading.Thread(target=lambda: waiting.append(http.post("/v1/chat/completions", json=CHAT)))
+        streamed = http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True})
+        resumable = {"stream": True, "cancel_on_disconnect": False}
+        with streamed as chunks, http.stream("POST", "/v1/chat/completions", json=CHAT | resumable) as kept:
+            request_id = kept.headers["x-request-id"]
+            raw_path = f"/requests/{request_id}/stream"
+            with http.stream("GET", raw_path) as raw, connect(f"{server.url.replace('http', 'ws')}{raw_path}") as ws:
+                waiter.start()
+                first = [next(response.iter_lines()) for response in (raw,)]
+                server.stop()
+                assert first == ["retry: 1000"]
+                with pytest.raises(ConnectionClosed):
+                    ws.recv()
+                assert ws.close_code == 1012
+            told = [json.loads(list(each.iter_lines())[-2].removeprefix("data: "))["error"] for each in (chunks, kept)]
+    waiter.join(20)
+    assert [error["code"] for error in told] == ["server_stops"] * 2
+    assert raw_path in told[1]["message"]
+    assert waiting[0].status_code == 503
+    assert waiting[0].json()["error"]["code"] == "server_stops"
+    assert waiting[0].headers["Retry-After"]

@@ -1,0 +1,44 @@
+"""What the tests of attempts share: a shard's rows, and attempts that end early."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+
+from headrace.jobs.attempt import ShardAttempt
+from headrace.jobs.errors import Stopped
+from headrace.storage.records import Claim, NewJob, NewShard
+from headrace.storage.spool import PlannedRow
+
+from .conftest import wait_until
+from .shop import JOB, LONG, Shop
+
+
+def ask(*prompts: Sequence[int]) -> list[PlannedRow]:
+    return [PlannedRow(row, str(row), {}, list(prompt), None) for row, prompt in enumerate(prompts)]
+
+
+ROWS = ask((1, 2), (3,), (4, 5, 6), (7, 8), (9,))
+
+
+def stop_after(shop: Shop, attempt: ShardAttempt, start: Callable[..., Any], *rows: int) -> None:
+    """Run an attempt until these rows are committed, then stop it and hand the shard back."""
+    shop.runner.close()
+    running = start(attempt.run)
+    shop.permit_rows(*rows)
+    wait_until(lambda: shop.num_committed() == len(rows), "the rows are committed")
+    attempt.stop()
+    with pytest.raises(Stopped):
+        running.result()
+    shop.ledger.release(attempt.claim)
+    shop.runner.open()
+
+
+def replace_job(shop: Shop, job_id: str, **spec: Any) -> Claim:
+    """Another job with the same rows and output folder, and its shard claimed."""
+    old, shard = shop.ledger.job(JOB), shop.ledger.shards(JOB)[0]
+    job = NewJob(job_id, "q", old.model, old.output_dir, "g", old.num_rows, spec or old.spec)
+    shop.ledger.create_job(job, [NewShard(0, shard.num_rows, shard.spool_path)])
+    claim = shop.ledger.claim(f"{job_id}/00000", "worker new", LONG)
+    assert claim is not None
+    return claim

@@ -1,0 +1,29 @@
+"""What the tests of live requests share: a Redis for all of them, and a queue for each."""
+
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.jobs.embedded import EmbeddedValkey
+
+from ..models import write_model_folder
+from .desk import Desk, opened_desk
+
+
+@pytest.fixture(scope="session")
+def valkey(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedValkey]:
+    with EmbeddedValkey(tmp_path_factory.mktemp("live")) as valkey:
+        yield valkey
+
+
+@pytest.fixture(scope="session")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("models") / "chat", chat=True)
+
+
+@pytest.fixture
+def desk(valkey, model) -> Iterator[Desk]:
+    with opened_desk(valkey, model, f"headrace.live.{secrets.token_hex(6)}") as desk:
+        yield desk

@@ -1,0 +1,165 @@
+"""Who may answer a request: one attempt at a time, and another when that one is gone."""
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+
+import pytest
+from redis import Redis
+
+from headrace.jobs.live.claims import LiveClaims, Verdict
+from headrace.jobs.live.keys import request_key
+from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest, new_request_id
+
+from .desk import LONG, TTL_SECONDS, Desk
+
+OVER = 0.0
+
+
+@pytest.fixture
+def claims_of(desk) -> Iterator[Callable[..., LiveClaims]]:
+    with ExitStack() as stack:
+
+        def make(owner: str, lease_seconds: float = LONG) -> LiveClaims:
+            return stack.enter_context(LiveClaims(desk.url, desk.queue, owner, lease_seconds, TTL_SECONDS))
+
+        yield make
+
+
+def state(desk: Desk, request: LiveRequest) -> LiveState:
+    return desk.requests.get(request.id).state
+
+
+def test_one_of_two_gets_it(desk, claims_of):
+    request = desk.submitted()
+    first, second = claims_of("one"), claims_of("two")
+    claim = first.claim(request.id)
+    assert claim is not None
+    assert (claim.request, claim.attempt, claim.num_crashes, claim.num_failures) == (request, 1, 0, 0)
+    assert 0 < claim.seconds_left <= LONG + 1
+    assert second.claim(request.id) is None
+    assert first.claim(request.id) is None
+    record = desk.requests.get(request.id)
+    assert (record.state, record.owner, record.attempt) == (LiveState.RUNNING, "one", 1)
+
+
+def test_submitting_again_changes_nothing(desk, claims_of):
+    request = desk.submitted()
+    assert claims_of("one").claim(request.id) is not None
+    desk.requests.submit(request)
+    assert state(desk, request) is LiveState.RUNNING
+    assert claims_of("two").claim(request.id) is None
+
+
+def test_an_expired_lease_is_a_crash(desk, claims_of):
+    request = desk.submitted()
+    claims_of("one", OVER).claim(request.id)
+    claim = claims_of("two").claim(request.id)
+    assert claim is not None
+    assert (claim.attempt, claim.num_crashes) == (2, 1)
+
+
+def test_what_was_lost_is_not_renewed_and_not_ended(desk, claims_of):
+    request = desk.submitted()
+    first, second = claims_of("one", OVER), claims_of("two")
+    lost = first.claim(request.id)
+    held = second.claim(request.id)
+    assert first.renew([lost]) == [Verdict.LOST]
+    assert second.renew([held]) == [Verdict.HELD]
+    first.end([lost])
+    assert not first.release(lost, has_failed=False)
+    assert state(desk, request) is LiveState.RUNNING
+    second.end([held])
+    assert state(desk, request) is LiveState.ENDED
+    assert second.claim(request.id) is None
+
+
+def test_a_late_renewal_is_no_crash(desk, claims_of):
+    """The sweeper was faster, but nobody has taken the request: its worker was only slow."""
+    request = desk.submitted()
+    slow = claims_of("slow", OVER)
+    claim = slow.claim(request.id)
+    assert claims_of("other").sweep(LONG, bells_wait=False) == [request.id]
+    assert state(desk, request) is LiveState.QUEUED
+    assert slow.renew([claim]) == [Verdict.HELD]
+    taken = claims_of("other").claim(request.id)
+    assert taken is not None
+    assert taken.num_crashes == 1
+
+
+def test_what_is_handed_back_is_waiting_again(desk, claims_of):
+    request = desk.submitted()
+    claims = claims_of("one")
+    assert claims.release(claims.claim(request.id), has_failed=False)
+    assert desk.requests.num_waiting(desk.queue) == 1
+    again = claims.claim(request.id)
+    assert (again.attempt, again.num_crashes, again.num_failures) == (2, 0, 0)
+    assert claims.release(again, has_failed=True)
+    assert claims.claim(request.id).num_failures == 1
+
+
+def test_a_lost_bell_is_rung_again_once(desk, claims_of):
+    request = desk.submitted()
+    claims = claims_of("one")
+    assert claims.sweep(LONG, bells_wait=False) == []
+    assert claims.sweep(OVER, bells_wait=True) == []
+    assert claims.sweep(OVER, bells_wait=False) == [request.id]
+    # Everyone who looks now sees that somebody rang a moment ago.
+    assert claims.sweep(LONG, bells_wait=False) == []
+
+
+def test_what_runs_or_has_ended_is_not_swept(desk, claims_of):
+    running, ended = desk.submitted(), desk.submitted()
+    claims = claims_of("one")
+    claims.claim(running.id)
+    claims.end([claims.claim(ended.id)])
+    assert claims.sweep(OVER, bells_wait=False) == []
+
+
+def test_cancelling(desk, claims_of):
+    waiting, running, ended = desk.submitted(), desk.submitted(), desk.submitted()
+    claims = claims_of("one")
+    held = claims.claim(running.id)
+    claims.end([claims.claim(ended.id)])
+    assert [desk.requests.cancel(each.id) for each in (waiting, running, ended)] == [True, True, False]
+    assert not desk.requests.cancel(new_request_id())
+    assert claims.claim(waiting.id).is_cancelled
+    assert claims.renew([held]) == [Verdict.CANCELLED]
+    assert desk.requests.get(running.id).is_cancelled
+
+
+def test_tenants_are_counted_apart(desk, claims_of):
+    mine, theirs = f"{desk.queue}-a", f"{desk.queue}-b"
+    requests = [desk.submitted(tenant=tenant) for tenant in (mine, mine, theirs)]
+    overdue = desk.submitted(tenant=mine, timeout_seconds=-1)
+    assert (desk.requests.num_open(mine), desk.requests.num_open(theirs)) == (2, 1)
+    claims = claims_of("one")
+    claims.end([claims.claim(requests[0].id)])
+    desk.requests.cancel(requests[1].id)
+    assert (desk.requests.num_open(mine), desk.requests.num_open(theirs)) == (0, 1)
+    assert desk.requests.get(overdue.id).request == overdue
+
+
+def test_what_redis_forgot_is_restored(desk, claims_of):
+    request = desk.submitted()
+    claims = claims_of("one")
+    claim = claims.claim(request.id)
+    with Redis.from_url(desk.url) as redis:
+        redis.delete(request_key(request.id))
+    with pytest.raises(UnknownRequest, match=request.id):
+        desk.requests.get(request.id)
+    assert claims.renew([claim]) == [Verdict.GONE]
+    claims.restore(claim)
+    assert claims.renew([claim]) == [Verdict.HELD]
+    assert desk.requests.get(request.id).request == request
+
+
+def test_no_key_stays_for_ever(desk, claims_of):
+    claims = claims_of("one")
+    for _ in range(2):
+        request = desk.submitted()
+        claims.claim(request.id)
+    claims.end([claims.claim(desk.submitted().id)])
+    with Redis.from_url(desk.url) as redis:
+        keys = list(redis.scan_iter("headrace:live:*"))
+        assert len(keys) >= 5
+        assert all(0 < redis.ttl(key) <= LONG + TTL_SECONDS + 1 for key in keys)

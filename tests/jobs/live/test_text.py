@@ -1,0 +1,77 @@
+"""What is given out of a growing answer is never taken back, and in the end it is the answer."""
+
+import random
+from collections.abc import Sequence
+
+import pytest
+
+from headrace.engine.detokenizer import StopStrings, answer_text
+from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.tokenizer import Tokenizer
+from headrace.jobs.live.text import GrowingText
+
+from ..running import MODEL
+
+TEXTS = ("It cost 12 €, naïve 😀👩‍👩‍👧 日本語 ok", "  two  spaces\n\nand\ttabs ", "ENDe END", "aab aaab", "é" * 7)
+STOPS = ((), ("END",), ("aaab", "b "), ("€", "語 o"), ("👩‍👩",), ("nothing such",))
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer.from_pretrained(MODEL)
+
+
+def streamed(tokenizer: Tokenizer, token_ids: Sequence[int], params: SamplingParams, resume_at: int) -> tuple[str, str]:
+    """The text as it is given out, by two attempts, and the answer's."""
+    request = Request("r", (1,), params, stop_checker=StopStrings.of(tokenizer, params))
+    kept: list[int] = []
+    reason = FinishReason.LENGTH
+    for token in token_ids:
+        kept.append(token)
+        if request.stop_checker is not None and request.stop_checker(token):
+            reason = FinishReason.STOP
+            break
+    answer = answer_text(tokenizer, request, kept, reason)
+    first = GrowingText(tokenizer, params.stop_strings)
+    before = [first.add(token) for token in kept[: min(resume_at, len(kept) - 1)]]
+    text = GrowingText(tokenizer, params.stop_strings)
+    text.resume(kept[: len(before)], before)
+    pieces = before + [text.add(token) for token in kept[len(before) : -1]]
+    for length in range(len(pieces) + 1):
+        assert answer.startswith("".join(pieces[:length]))
+    return "".join(pieces) + text.owed(answer), answer
+
+
+@pytest.mark.parametrize("stop", STOPS, ids=repr)
+@pytest.mark.parametrize("text", TEXTS, ids=repr)
+def test_real_texts(text, stop, tokenizer):
+    for include in (False, True):
+        params = SamplingParams(stop=stop, include_stop_str_in_output=include)
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        for cut in range(1, len(token_ids) + 1):
+            given, answer = streamed(tokenizer, token_ids[:cut], params, resume_at=cut // 2)
+            assert given == answer
+
+
+def test_tokens_at_random(tokenizer):
+    """Most are parts of characters that never become whole."""
+    draw = random.Random(4)
+    for _ in range(300):
+        token_ids = [draw.randrange(tokenizer.vocab_size) for _ in range(draw.randint(1, 30))]
+        given, answer = streamed(tokenizer, token_ids, SamplingParams(stop=draw.choice(STOPS)), draw.randint(0, 30))
+        assert given == answer
+
+
+def test_half_a_character_waits(tokenizer):
+    text = GrowingText(tokenizer)
+    token_ids = tokenizer.encode("😀", add_special_tokens=False)
+    assert len(token_ids) > 1
+    assert [text.add(token) for token in token_ids] == [*[""] * (len(token_ids) - 1), "😀"]
+
+
+def test_what_may_become_a_stop_waits(tokenizer):
+    text = GrowingText(tokenizer, ("END",))
+    assert "".join(text.add(token) for token in tokenizer.encode("see EN", add_special_tokens=False)) == "see "
+    assert text.held == "EN"
+    assert "".join(text.add(token) for token in tokenizer.encode("Dx", add_special_tokens=False)[:0]) == ""
+    assert text.owed("see EN") == "EN"

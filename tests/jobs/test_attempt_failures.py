@@ -1,0 +1,144 @@
+"""What can go wrong on a shard's way through an attempt, and what is told of it."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.storage.errors import LedgerUnavailable
+from headrace.storage.ledger import Ledger
+from headrace.storage.records import AttemptOutcome, JobState, ShardState
+
+from .attempts import ROWS, replace_job, stop_after
+from .conftest import wait_until
+from .shop import JOB, OVER, SHARD
+
+
+def test_an_engine_failure_hands_the_shard_back_with_the_reason(shop):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    shop.runner.fail = RuntimeError("out of\nmemory")
+    shop.shard_runner().run(SHARD)
+    attempt, shard = shop.ledger.attempts(SHARD)[0], shop.ledger.shards(JOB)[0]
+    assert (attempt.outcome, shard.state) == (AttemptOutcome.FAILED, ShardState.QUEUED)
+    assert attempt.error == "engine failed: RuntimeError: out of memory"
+    assert shop.ledger.job(JOB).error == attempt.error
+    shop.runner.fail = None
+    shop.shard_runner().run(SHARD)
+    shop.assert_complete()
+    assert shop.ledger.job(JOB).error is None
+
+
+def test_after_three_engine_failures_the_open_rows_are_error_rows(shop, start):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    stop_after(shop, shop.attempt(), start, 0, 1)
+    shop.runner.fail = RuntimeError("boom")
+    for _ in range(3):
+        shop.shard_runner().run(SHARD)
+    errors = shop.table()["error"].to_pylist()
+    assert errors == [None, None, *["engine failed: RuntimeError: boom"] * 3]
+    shop.assert_settled()
+
+
+def test_other_failures_do_not_count_as_the_engines(shop):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    away = shop.output.rename(shop.folder / "away")
+    for _ in range(3):
+        shop.shard_runner().run(SHARD)
+    assert "out" in (shop.ledger.job(JOB).error or "")
+    away.rename(shop.output)
+    shop.runner.fail = RuntimeError("boom")
+    shop.shard_runner().run(SHARD)
+    shop.runner.fail = None
+    shop.shard_runner().run(SHARD)
+    shop.assert_complete()
+
+
+@dataclass
+class Unreliable:
+    """A ledger whose answers to one method get lost a few times, before or after the call has taken effect."""
+
+    ledger: Ledger
+    method: str
+    takes_effect: bool
+    times: int = 2
+
+    def __getattr__(self, name: str) -> Any:
+        call = getattr(self.ledger, name)
+        if name != self.method:
+            return call
+
+        def unreliable(*arguments: Any) -> Any:
+            lost, self.times = self.times > 0, self.times - 1
+            if self.takes_effect or not lost:
+                result = call(*arguments)
+            if lost:
+                raise LedgerUnavailable("the database is locked")
+            return result
+
+        return unreliable
+
+
+@pytest.mark.parametrize("takes_effect", [False, True], ids=["not done", "done but not answered"])
+@pytest.mark.parametrize("method", ["commit_part", "finish_shard"])
+def test_finished_rows_are_kept_until_the_ledger_is_back(shop, method, takes_effect):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    ledger: Any = Unreliable(shop.ledger, method, takes_effect)
+    assert shop.attempt(tools=replace(shop.tools, ledger=ledger)).run() is JobState.COMPLETED
+    assert ledger.times <= 0
+    shop.assert_complete()
+    assert shop.runner.num_sequences_started == len(ROWS)
+
+
+def test_an_attempt_can_be_stopped_while_the_ledger_is_away(shop, start):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    ledger: Any = Unreliable(shop.ledger, "commit_part", takes_effect=False, times=10**6)
+    claim = shop.claim(lease_seconds=OVER)
+    attempt = shop.attempt(claim, replace(shop.tools, ledger=ledger))
+    running = start(attempt.run)
+    wait_until(lambda: ledger.times < 10**6, "a commit was tried")
+    attempt.stop()
+    with pytest.raises(LedgerUnavailable):
+        running.result()
+    assert shop.num_committed() == 0
+    shop.attempt().run()
+    shop.assert_complete()
+
+
+def test_a_part_whose_file_is_gone_is_generated_again(shop, start):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    stop_after(shop, shop.attempt(), start, 0, 1)
+    gone = shop.ledger.parts(JOB)[0].file_name
+    (shop.output / gone).unlink()
+    shop.attempt().run()
+    shop.assert_complete()
+    assert gone not in shop.files()
+
+
+def test_a_damaged_part_is_told_and_left_for_the_user(shop, start):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    stop_after(shop, shop.attempt(), start, 0, 1)
+    damaged = shop.output / shop.ledger.parts(JOB)[0].file_name
+    damaged.write_bytes(b"PAR1 and no more")
+    shop.shard_runner().run(SHARD)
+    assert f"part {damaged} cannot be read" in (shop.ledger.job(JOB).error or "")
+    damaged.unlink()
+    shop.shard_runner().run(SHARD)
+    shop.assert_complete()
+
+
+def test_a_spool_that_is_gone_is_told(shop):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    Path(shop.ledger.shards(JOB)[0].spool_path).unlink()
+    shop.shard_runner().run(SHARD)
+    assert "cannot read the spooled shard" in (shop.ledger.job(JOB).error or "")
+
+
+def test_a_job_that_this_version_cannot_read_is_told(shop):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    other = replace_job(shop, "job_2", model=str(shop.model), option_of_tomorrow=1)
+    shop.ledger.release(other)
+    shop.ledger.set_priority("job_2", 1)
+    shop.shard_runner().run("job_2/00000")
+    assert "option_of_tomorrow" in (shop.ledger.job("job_2").error or "")
+    assert shop.ledger.shards("job_2")[0].state is ShardState.QUEUED
