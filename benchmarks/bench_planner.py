@@ -19,7 +19,7 @@ from report import ROOT, print_result
 
 from headrace.engine.model_config import ModelConfig
 from headrace.engine.tokenizer import Tokenizer
-from headrace.jobs.planner import Planner
+from headrace.jobs.planning.planner import Planner
 from headrace.jobs.schemas import JobSpec
 from headrace.storage.readers import open_input
 from headrace.storage.spool import write_shard

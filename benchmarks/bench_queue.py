@@ -33,7 +33,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.hub import locate_model
 from headrace.engine.model_config import ModelConfig
 from headrace.jobs.client import Client
-from headrace.jobs.embedded import redis_urls
+from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
 from headrace.jobs.worker import WorkerOptions, serve
 from headrace.storage.readers import open_input

@@ -17,7 +17,7 @@ from typing import Any
 from redis import Redis
 from report import print_result, spread
 
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.frames import StreamHub
 from headrace.jobs.streams.publisher import StreamPublisher

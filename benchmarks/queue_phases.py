@@ -9,9 +9,9 @@ from queue import SimpleQueue
 from headrace.engine.engine import Engine
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost, Outcome
-from headrace.jobs.planner import Planner, make_planner
-from headrace.jobs.row_batch import RowBatch
+from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.schemas import JobSpec
+from headrace.jobs.shards.row_batch import RowBatch
 from headrace.storage.ledger import Ledger
 from headrace.storage.parts import part_file_name, part_summary, publish, write_part
 from headrace.storage.readers import InputSource

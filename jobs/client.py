@@ -23,14 +23,14 @@ from ..storage.readers import InputSource, open_input
 from ..storage.records import JobRecord, JobState, Progress
 from ..storage.sinks import DEFAULT_TABLE, SinkSpec
 from .celery_app import create_app, send_shards, shard_queue
-from .embedded import redis_urls
+from .embedded.valkey import redis_urls
 from .errors import JobError
 from .live.asking import Generated, LiveStreams, Messages, new_request
 from .live.requests import LiveRequests
 from .local_worker import LocalWorker
 from .open_ledger import open_ledger
+from .planning.producer import NO_TERMS, Producer, Terms
 from .presence import WorkerPresence
-from .producer import NO_TERMS, Producer, Terms
 from .schemas import JobSpec
 from .settings import Settings
 from .streams.events import StreamEvent

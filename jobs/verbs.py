@@ -8,7 +8,7 @@ from ..storage.ledger import Ledger
 from ..storage.output_dir import OutputMode, prepare_output_dir, read_manifest
 from ..storage.records import JobState, NewShard, shard_id_of
 from .errors import NotRetriable
-from .finishing import retriable_shards
+from .shards.finishing import retriable_shards
 
 
 def cancel_job(ledger: Ledger, job_id: str) -> None:

@@ -19,7 +19,6 @@ from ..storage.errors import LeaseLost, LedgerUnavailable, StorageError
 from ..storage.ledger import Ledger
 from ..storage.parts import remove_all_strays
 from ..storage.records import Claim, JobState
-from .attempt import AttemptTools, ShardAttempt
 from .celery_app import (
     RESCUE_PRIORITY,
     Bells,
@@ -30,20 +29,21 @@ from .celery_app import (
     send_shards,
     shard_queue,
 )
-from .embedded import RedisUrls, redis_urls
+from .embedded.valkey import RedisUrls, redis_urls
 from .engine_host import EngineHost
 from .errors import Stopped
-from .finishing import finish_job
 from .live.cancels import CancelListener
 from .live.claims import LiveClaims
 from .live.runner import LiveRunner
 from .open_ledger import open_ledger
 from .periodic import Periodic
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
-from .row_streams import LOOK_SECONDS, RowStreams
-from .row_watch import RowWatch
 from .settings import Settings
+from .shards.attempt import AttemptTools, ShardAttempt
+from .shards.finishing import finish_job
+from .shards.row_streams import LOOK_SECONDS, RowStreams
 from .streams.publisher import StreamPublisher
+from .streams.row_watch import RowWatch
 from .tasks import register_tasks
 from .webhooks import SEND_SECONDS, WebhookSender
 

@@ -92,7 +92,9 @@ def test_the_wheel_installs_and_tells_its_version(wheel, tmp_path):
     assert VERSION in run(tmp_path / "bin/headrace", "--version", env=environment, cwd=tmp_path)
 
 
-@pytest.mark.parametrize("module", ["headrace", "headrace.jobs.cli", "headrace.jobs.producer", "headrace.jobs.client"])
+@pytest.mark.parametrize(
+    "module", ["headrace", "headrace.jobs.cli", "headrace.jobs.planning.producer", "headrace.jobs.client"]
+)
 def test_producers_never_import_torch(module):
     found = run_python(f"import sys, {module}; print({{'torch', 'transformers', 'triton'}} & set(sys.modules))")
     assert found == "set()"

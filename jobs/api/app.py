@@ -10,8 +10,7 @@ from fastapi import FastAPI
 from ..batches.files import FileStore
 from ..client import Client
 from ..live.requests import LiveRequests
-from ..rate_limits import RateLimits
-from ..row_watch import RowWatch
+from ..streams.row_watch import RowWatch
 from . import health, metrics, requests, result_routes, routes, row_routes
 from .admission import Admission
 from .authentication import Authentication, KeyRing
@@ -22,6 +21,7 @@ from .live import LiveAnswers
 from .models import ServedModels
 from .openai import batches, chat, completions, files
 from .openai import models as openai_models
+from .rate_limits import RateLimits
 from .row_events import StoredRows
 from .service import JobService
 

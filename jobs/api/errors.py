@@ -16,7 +16,7 @@ from starlette.exceptions import HTTPException
 from ...engine.errors import InvalidRequestError
 from ...storage.errors import InputError, JobEnded, LedgerUnavailable, OutputNotEmpty, SinkError, SinkUnavailable
 from ...storage.quotas import QuotaExceeded
-from ..embedded import EmbeddedValkeyError
+from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import NotRetriable, SpecError
 from ..schemas import problem
 

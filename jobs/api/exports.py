@@ -14,8 +14,8 @@ from ...storage.errors import StorageError
 from ...storage.ledger import Ledger
 from ...storage.parts import committed_file
 from ...storage.records import JobRecord
-from ..part_schema import part_schema
 from ..schemas import JobSpec
+from ..shards.part_schema import part_schema
 from .results import json_rows
 
 # A row group of the Parquet file, a batch of the Arrow stream.

@@ -10,7 +10,7 @@ from redis.exceptions import RedisError
 
 from ...storage.errors import LedgerError
 from ..client import Client
-from ..embedded import EmbeddedValkeyError
+from ..embedded.valkey import EmbeddedValkeyError
 from .schemas import Readiness
 
 _PATIENCE_SECONDS = 3.0

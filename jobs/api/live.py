@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from ..client import Client
-from ..embedded import EmbeddedValkeyError
+from ..embedded.valkey import EmbeddedValkeyError
 from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
 from ..presence import RENEW_SECONDS, WorkerPresence
 from ..streams.events import StreamError, StreamEvent

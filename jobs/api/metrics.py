@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...storage.errors import LedgerError
 from ...storage.overview import Overview, Totals, Waiting
 from ..client import Client
-from ..embedded import EmbeddedValkeyError
+from ..embedded.valkey import EmbeddedValkeyError
 from ..presence import Worker, WorkerPresence
 
 logger = logging.getLogger(__name__)

@@ -16,11 +16,11 @@ from ...storage.errors import LedgerUnavailable, UnknownJob
 from ...storage.ledger import Ledger
 from ...storage.parts import committed_file
 from ...storage.records import JobRecord, PartRecord
-from ..row_watch import TTL_SECONDS, RowWatch
 from ..streams.events import StreamError, StreamEvent, StreamUsage
 from ..streams.frames import StreamHub
 from ..streams.keys import row_stream_id
 from ..streams.reader import StreamTimeout
+from ..streams.row_watch import TTL_SECONDS, RowWatch
 from .ttl_cache import TtlCache
 
 # How long no token comes before it is looked for in the stored output; longer each time.

@@ -22,7 +22,7 @@ from ...storage.webhooks import Webhooks
 from ..batches.files import FileStore
 from ..client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError
-from ..producer import Terms, new_job_id
+from ..planning.producer import Terms, new_job_id
 from ..schemas import JobSpec
 from .errors import ApiError
 from .inputs import Inputs

@@ -22,7 +22,7 @@ from ...storage.errors import JobEnded, StorageError, UnknownJob
 from ...storage.records import JobRecord, JobState, ShardState
 from ..api.models import ServedModels
 from ..client import Client
-from ..embedded import EmbeddedValkeyError
+from ..embedded.valkey import EmbeddedValkeyError
 from ..periodic import Periodic
 from .files import FileStore
 from .lines import LineError

@@ -12,7 +12,7 @@ from ..api.openai.body import parse_body
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import CompletionRequest
 from ..api.openai.sampling_schemas import SamplingFields
-from ..row_sampling import RowSampling
+from ..shards.row_sampling import RowSampling
 from .lines import CHAT, BatchLine, numbered_lines, parse_line
 
 # The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, and the text that is

@@ -20,7 +20,7 @@ from ..api.errors import ApiError
 from ..api.models import ServedModels
 from ..client import Client
 from ..errors import JobError
-from ..producer import Terms
+from ..planning.producer import Terms
 from ..schemas import JobSpec, SamplingSpec
 from .files import FileStore
 from .lines import LineError, check_lines

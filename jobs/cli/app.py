@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 
 from ...engine.errors import EngineError
 from ...storage.errors import LedgerUnavailable, StorageError
-from ..embedded import EmbeddedValkeyError
+from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
 from ..settings import SettingsError
 from . import dry_run, inspect, run, serve, stream, verbs, worker

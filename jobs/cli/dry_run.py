@@ -5,7 +5,7 @@ from pathlib import Path
 
 import typer
 
-from ..dry_run import Forecast, forecast
+from ..planning.dry_run import Forecast, forecast
 from ..settings import Settings
 from .display import counted
 from .job_options import Asked, asked

@@ -11,8 +11,8 @@ from ...storage.files import write_lines
 from ...storage.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.sinks import SinkSpec
 from ..client import read_results
-from ..json_lines import json_rows, openai_lines
 from ..open_ledger import open_ledger
+from ..planning.json_lines import json_rows, openai_lines
 from ..settings import Settings
 from .tables import print_table, time_text
 

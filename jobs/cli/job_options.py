@@ -15,10 +15,10 @@ from ...engine.hub import model_name
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
-from ..deadline import parse_duration
 from ..errors import SpecError
-from ..producer import Terms
+from ..planning.producer import Terms
 from ..schemas import JobSpec
+from ..shards.deadline import parse_duration
 from .inputs import opened_source, text_or_file
 from .options import DType, Model, Quantization, Revision
 

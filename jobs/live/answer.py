@@ -8,7 +8,7 @@ from ...engine.detokenizer import StopStrings, answer_text
 from ...engine.request import FinishReason, Request, RequestEvent
 from ...engine.tokenizer import Tokenizer
 from ..engine_host import Answer
-from ..row_answers import logprob_entries
+from ..shards.row_answers import logprob_entries
 from ..streams.events import RecoveredStream, StreamError, StreamUsage
 from ..streams.publisher import StreamPublisher
 from .claims import LiveClaim

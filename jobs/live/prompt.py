@@ -10,7 +10,7 @@ from ...engine.hub import locate_model
 from ...engine.model_config import ModelConfig
 from ...engine.tokenizer import Tokenizer
 from ..errors import SpecError
-from ..rendering import messages_problem
+from ..planning.rendering import messages_problem
 from ..schemas import SamplingSpec
 
 

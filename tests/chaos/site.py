@@ -20,7 +20,7 @@ from redis.exceptions import RedisError
 
 from headrace.jobs.celery_app import create_app, send_shards
 from headrace.jobs.client import Client, Job
-from headrace.jobs.embedded import redis_urls
+from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.processes import is_alive
 from headrace.jobs.settings import Settings
 
@@ -114,7 +114,7 @@ class Site:
         self._kill("valkey-server")
 
     def kill_supervisor(self) -> None:
-        self._kill("embedded_supervisor")
+        self._kill("embedded.supervisor")
 
     def _kill(self, word: str) -> None:
         for process in processes_of(self.data_dir):

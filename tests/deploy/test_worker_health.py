@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.presence import WorkerId, WorkerPresence
 
 SCRIPT = Path(__file__).parents[2] / "deploy/worker_health.py"

@@ -5,8 +5,8 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.attempt import ShardAttempt
 from headrace.jobs.errors import Stopped
+from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.storage.records import Claim, NewJob, NewShard
 from headrace.storage.spool import PlannedRow
 

@@ -13,7 +13,7 @@ import pytest
 
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.cli import main
-from headrace.jobs.embedded import redis_urls
+from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
 from headrace.storage import leases

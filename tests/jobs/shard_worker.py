@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 from headrace.jobs.celery_app import RUN_SHARD, Bells, create_app, run_worker
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 logging.basicConfig(level=logging.INFO)
 data_dir, queue, concurrency, events_file, go, *live_queues = sys.argv[1:]

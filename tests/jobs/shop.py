@@ -12,9 +12,9 @@ import pyarrow.dataset as ds
 
 from headrace.engine.request import Request
 from headrace.engine.tokenizer import Tokenizer
-from headrace.jobs.attempt import AttemptTools, ShardAttempt
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.schemas import JobSpec
+from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
 from headrace.jobs.worker import ShardRunner
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import Claim, JobState, NewJob, NewShard

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from headrace.jobs.attempt import ShardAttempt
 from headrace.jobs.errors import Stopped
+from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.storage.errors import LeaseLost
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
 from headrace.storage.spool import PlannedRow

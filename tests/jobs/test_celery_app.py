@@ -16,7 +16,7 @@ from kombu.exceptions import OperationalError
 from redis import Redis
 
 from headrace.jobs.celery_app import RESCUE_PRIORITY, RUN_SHARD, create_app, send_shards, shard_queue
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 SCRIPT = Path(__file__).with_name("shard_worker.py")
 QUEUE = shard_queue("models/tickets", "float32")

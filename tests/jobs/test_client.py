@@ -12,7 +12,7 @@ import pytest
 
 from headrace.jobs.client import Client, Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
-from headrace.jobs.producer import new_job_id
+from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import Settings
 from headrace.storage.errors import InputError, OutputNotEmpty, UnknownJob
 from headrace.storage.output_dir import Manifest, write_manifest

@@ -14,7 +14,7 @@ import psutil
 import pytest
 from redis import Redis
 
-from headrace.jobs.embedded import (
+from headrace.jobs.embedded.valkey import (
     EmbeddedValkey,
     EmbeddedValkeyError,
     ValkeyPaths,
@@ -167,7 +167,7 @@ def test_a_server_that_keeps_dying_is_given_up_and_ensure_tries_anew(valkey):
 
 
 def supervise(data_dir: Path) -> list[str]:
-    return [sys.executable, "-m", "headrace.jobs.embedded_supervisor", str(data_dir / "valkey")]
+    return [sys.executable, "-m", "headrace.jobs.embedded.supervisor", str(data_dir / "valkey")]
 
 
 def test_a_second_supervisor_leaves_the_folder_to_the_first(valkey, tmp_path):

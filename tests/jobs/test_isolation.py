@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from headrace.jobs.errors import Stopped
-from headrace.jobs.isolation import CrashHistory, EngineRoom
+from headrace.jobs.shards.isolation import CrashHistory, EngineRoom
 from headrace.storage.records import AttemptOutcome, AttemptRecord
 
 from .conftest import wait_until

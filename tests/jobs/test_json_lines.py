@@ -6,7 +6,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.jobs.json_lines import openai_lines
+from headrace.jobs.planning.json_lines import openai_lines
 from headrace.storage.ledger import Ledger
 from headrace.storage.parts import output_schema
 from headrace.storage.records import JobRecord, NewJob

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.errors import WorkerFailedError
 from headrace.jobs.local_worker import LocalWorker
 from headrace.jobs.presence import WorkerId, WorkerPresence

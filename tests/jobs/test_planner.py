@@ -14,11 +14,11 @@ import pytest
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.model_config import ModelConfig
 from headrace.engine.tokenizer import Tokenizer
-from headrace.jobs import custom_ids
 from headrace.jobs.errors import SpecError
-from headrace.jobs.planner import Planner
+from headrace.jobs.planning import custom_ids
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.shard_cutter import PrefixSharing
 from headrace.jobs.schemas import JobSpec
-from headrace.jobs.shard_cutter import PrefixSharing
 from headrace.storage.errors import InputError
 from headrace.storage.readers import open_input
 from headrace.storage.spool import PlannedRow

@@ -10,7 +10,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from headrace.jobs import presence as presence_module
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.presence import WorkerId, WorkerPresence
 
 QUEUE = "headrace.bulk.0123456789ab"

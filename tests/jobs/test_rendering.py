@@ -7,7 +7,7 @@ import pytest
 
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.errors import SpecError
-from headrace.jobs.rendering import PromptRenderer, PromptTemplate, RowError
+from headrace.jobs.planning.rendering import PromptRenderer, PromptTemplate, RowError
 from headrace.jobs.schemas import JobSpec
 
 from .models import write_model_folder

@@ -16,8 +16,8 @@ from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.cli.job_options import asked
 from headrace.jobs.engine_host import EngineHost, Outcome
 from headrace.jobs.errors import SpecError
-from headrace.jobs.row_batch import RowBatch
 from headrace.jobs.schemas import JobSpec
+from headrace.jobs.shards.row_batch import RowBatch
 
 from .running import MODEL
 

@@ -9,12 +9,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs import attempt as attempt_module
-from headrace.jobs import retrying as retrying_module
 from headrace.jobs.client import read_results
 from headrace.jobs.engine_host import Refusal
 from headrace.jobs.errors import NotRetriable
-from headrace.jobs.row_batch import RowBatch
+from headrace.jobs.shards import attempt as attempt_module
+from headrace.jobs.shards import retrying as retrying_module
+from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.verbs import retry_job
 from headrace.storage.errors import LeaseLost, LedgerUnavailable
 from headrace.storage.ledger import Ledger

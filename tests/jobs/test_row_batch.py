@@ -8,9 +8,9 @@ import pytest
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.engine_host import Answer, EngineFailure, Refusal
-from headrace.jobs.row_batch import RowBatch
-from headrace.jobs.row_sampling import RowSampling
 from headrace.jobs.schemas import JobSpec, SamplingSpec
+from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.shards.row_sampling import RowSampling
 
 from .models import write_model_folder
 

@@ -8,16 +8,16 @@ from threading import Thread
 import pytest
 from redis import Redis
 
-from headrace.jobs.attempt import AttemptTools, ShardAttempt
-from headrace.jobs.embedded import redis_urls
+from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.errors import Stopped
-from headrace.jobs.row_streams import RowStreams
-from headrace.jobs.row_watch import RowWatch
 from headrace.jobs.settings import Settings
+from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
+from headrace.jobs.shards.row_streams import RowStreams
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.keys import row_stream_id, watch_key
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import follow
+from headrace.jobs.streams.row_watch import RowWatch
 from headrace.storage.spool import PlannedRow
 
 from .running import environment

@@ -10,7 +10,7 @@ from redis import Redis
 
 from headrace.jobs import worker as worker_module
 from headrace.jobs.celery_app import create_app, send_shards
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.periodic import Periodic
 from headrace.jobs.worker import Sweeper
 from headrace.storage.errors import LedgerUnavailable

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 with EmbeddedValkey(Path(sys.argv[1])) as valkey:
     with Redis.from_url(valkey.url) as redis:

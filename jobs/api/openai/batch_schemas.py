@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from ....storage.batch_records import BatchRecord, BatchState
 from ....storage.records import Progress
-from ...deadline import parse_duration
+from ...shards.deadline import parse_duration
 from ..schemas import Text
 from .body import Body
 from .file_schemas import ExpiresAfter

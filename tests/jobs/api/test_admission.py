@@ -25,12 +25,12 @@ from websockets.sync.client import connect
 from headrace.jobs.api import authentication
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
+from headrace.jobs.api.rate_limits import RateLimits
 from headrace.jobs.api.server import is_loopback
 from headrace.jobs.api.ttl_cache import TtlCache
 from headrace.jobs.client import Client
 from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.open_ledger import open_ledger
-from headrace.jobs.rate_limits import RateLimits
 from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.settings import Settings
 from headrace.storage.database import Database
@@ -50,7 +50,7 @@ COST = 30
 HOLD = """
 import sys, time
 from headrace.jobs.open_ledger import open_ledger
-from headrace.jobs.rate_limits import RateLimits
+from headrace.jobs.api.rate_limits import RateLimits
 limits = RateLimits(sys.argv[1], entry_seconds=float(sys.argv[2]))
 print(limits.admit("acme", None, 100, num_tokens=80, request_id="r")[0].refused_by, flush=True)
 time.sleep(600)

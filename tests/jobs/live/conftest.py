@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 from ..models import write_model_folder
 from .desk import Desk, opened_desk

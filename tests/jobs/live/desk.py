@@ -12,7 +12,7 @@ from celery import Celery
 from headrace.engine.request import Request
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.celery_app import create_app
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.live.claims import LiveClaims
 from headrace.jobs.live.requests import LiveRequest, LiveRequests

@@ -9,7 +9,7 @@ import psutil
 import pytest
 from redis import Redis
 
-from headrace.jobs.embedded import EmbeddedValkey
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.streams.events import StreamError
 from headrace.jobs.streams.keys import frames_channel, row_stream_id, stream_channel, stream_key, writer_key
 from headrace.jobs.streams.publisher import StreamPublisher

@@ -13,10 +13,10 @@ from typing import TypeVar
 
 import pyarrow as pa
 
-from ..engine.tokenizer import Tokenizer
-from ..storage.errors import LeaseLost, LedgerUnavailable, StorageError
-from ..storage.ledger import Ledger
-from ..storage.parts import (
+from ...engine.tokenizer import Tokenizer
+from ...storage.errors import LeaseLost, LedgerUnavailable, StorageError
+from ...storage.ledger import Ledger
+from ...storage.parts import (
     discard,
     part_file_name,
     part_summary,
@@ -24,17 +24,17 @@ from ..storage.parts import (
     recover_shard,
     write_part,
 )
-from ..storage.records import Claim, JobRecord, JobState
-from ..storage.sinks import SinkSpec, SqlSink
-from ..storage.spool import read_shard
+from ...storage.records import Claim, JobRecord, JobState
+from ...storage.sinks import SinkSpec, SqlSink
+from ...storage.spool import read_shard
+from ..engine_host import EngineHost, Outcome
+from ..errors import Stopped
+from ..schemas import JobSpec
 from .deadline import expire
-from .engine_host import EngineHost, Outcome
-from .errors import Stopped
 from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
 from .retrying import Retrial
 from .row_batch import RowBatch
 from .row_streams import RowStreams
-from .schemas import JobSpec
 
 logger = logging.getLogger(__name__)
 

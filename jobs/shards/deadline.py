@@ -5,7 +5,7 @@ import re
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from .errors import SpecError
+from ..errors import SpecError
 
 EXPIRED = "expired: no worker had begun this row by the job's deadline"
 

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
-from ..engine.request import RequestEvent
-from ..engine.tokenizer import Tokenizer
-from ..storage.records import Claim
-from .engine_host import EngineFailure, EngineHost, Outcome, Refusal
-from .live.answer import LiveSample
-from .live.in_batches import InBatches
-from .live.text import GrowingText
+from ...engine.request import RequestEvent
+from ...engine.tokenizer import Tokenizer
+from ...storage.records import Claim
+from ..engine_host import EngineFailure, EngineHost, Outcome, Refusal
+from ..live.answer import LiveSample
+from ..live.in_batches import InBatches
+from ..live.text import GrowingText
+from ..streams.events import StreamError
+from ..streams.keys import row_stream_id
+from ..streams.publisher import StreamPublisher
+from ..streams.row_watch import RowWatch
 from .row_batch import RowBatch
-from .row_watch import RowWatch
-from .streams.events import StreamError
-from .streams.keys import row_stream_id
-from .streams.publisher import StreamPublisher
 
 LOOK_SECONDS = 0.25
 _TICK_SECONDS = 1.0

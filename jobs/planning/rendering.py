@@ -5,10 +5,10 @@ from collections.abc import Mapping, Sequence
 from string import Formatter
 from typing import Any
 
-from ..engine.errors import InvalidRequestError
-from ..engine.tokenizer import Tokenizer
-from .errors import SpecError
-from .schemas import JobSpec
+from ...engine.errors import InvalidRequestError
+from ...engine.tokenizer import Tokenizer
+from ..errors import SpecError
+from ..schemas import JobSpec
 
 _EMPTY = "are empty"
 

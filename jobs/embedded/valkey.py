@@ -1,7 +1,7 @@
 """The Valkey server that comes with Headrace: one a data folder, shared by the processes that use it.
 
 Every user holds a shared lock on `users.lock` for as long as it uses the server. The supervisor
-(`embedded_supervisor.py`) waits for the exclusive lock, which the kernel gives it when the last user is gone,
+(`supervisor.py`) waits for the exclusive lock, which the kernel gives it when the last user is gone,
 however it went, and then stops the server. Nothing counts users and no pid is trusted.
 """
 
@@ -24,7 +24,7 @@ from urllib.parse import quote
 
 # The supervisor imports this module, and everyone waits for it: only the standard library at run time.
 if TYPE_CHECKING:
-    from .settings import Settings
+    from ..settings import Settings
 
 START_SECONDS = 30.0
 # What a supervisor answers if nothing failed.
@@ -211,7 +211,7 @@ def failure(paths: ValkeyPaths, reason: str) -> str:
 def _start_supervisor(paths: ValkeyPaths) -> None:
     """Start the supervisor, detached, and return when its server answers or another turns out to start one."""
     # -P: without it Python would look for our modules in the working directory first.
-    command = [sys.executable, "-P", "-m", "headrace.jobs.embedded_supervisor", str(paths.folder)]
+    command = [sys.executable, "-P", "-m", "headrace.jobs.embedded.supervisor", str(paths.folder)]
     with (
         open(paths.log, "ab") as log,
         subprocess.Popen(

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..storage.spool import PlannedRow
+from ...storage.spool import PlannedRow
 
 # Less in common than this makes no difference to a prefix cache, which keeps whole blocks.
 _BLOCK_TOKENS = 16

@@ -15,17 +15,17 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ..engine.choices import build_choice_tree
-from ..engine.hub import locate_model
-from ..engine.model_config import ModelConfig
-from ..engine.tokenizer import Tokenizer
-from ..storage.columns import SchemaUnifier, custom_id_of
-from ..storage.external_sort import ExternalSorter
-from ..storage.readers import InputRow, InputSource
-from ..storage.spool import PlannedRow
+from ...engine.choices import build_choice_tree
+from ...engine.hub import locate_model
+from ...engine.model_config import ModelConfig
+from ...engine.tokenizer import Tokenizer
+from ...storage.columns import SchemaUnifier, custom_id_of
+from ...storage.external_sort import ExternalSorter
+from ...storage.readers import InputRow, InputSource
+from ...storage.spool import PlannedRow
+from ..schemas import JobSpec
 from .custom_ids import CustomIds
 from .rendering import PromptRenderer, RowError
-from .schemas import JobSpec
 from .shard_cutter import PrefixSharing, ShardCutter
 
 # How the error of a prompt begins that is too long for the model.

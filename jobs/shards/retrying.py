@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from ..storage.errors import StorageError
-from ..storage.ledger import Ledger
-from ..storage.parts import (
+from ...storage.errors import StorageError
+from ...storage.ledger import Ledger
+from ...storage.parts import (
     committed_file,
     part_summary,
     publish,
@@ -25,7 +25,7 @@ from ..storage.parts import (
     withdraw,
     write_part,
 )
-from ..storage.records import Claim, NewPart, PartRecord, Replacement
+from ...storage.records import Claim, NewPart, PartRecord, Replacement
 
 
 @dataclass(frozen=True)

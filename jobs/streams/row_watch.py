@@ -5,7 +5,7 @@ from typing import Self
 
 from redis import Redis
 
-from .streams.keys import watch_key
+from .keys import watch_key
 
 # A reader says it again while it waits; without that nobody is taken to watch any more.
 TTL_SECONDS = 30.0

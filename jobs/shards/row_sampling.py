@@ -4,8 +4,8 @@ from dataclasses import replace
 
 from pydantic import BaseModel, ConfigDict
 
-from ..engine.request import SamplingParams
-from .schemas import SamplingSpec
+from ...engine.request import SamplingParams
+from ..schemas import SamplingSpec
 
 
 class RowSampling(BaseModel):

@@ -10,8 +10,8 @@ from typing import Self
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..storage.records import AttemptOutcome, AttemptRecord
-from .errors import Stopped
+from ...storage.records import AttemptOutcome, AttemptRecord
+from ..errors import Stopped
 
 WORKER_CRASHED = "worker_crashed: the worker died each time it came to this row, even with no other row beside it"
 

@@ -4,12 +4,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ..engine.config import EngineConfig
-from ..engine.model_config import ModelConfig
-from ..storage.readers import InputSource
-from ..storage.spool import PlannedRow
+from ...engine.config import EngineConfig
+from ...engine.model_config import ModelConfig
+from ...storage.readers import InputSource
+from ...storage.spool import PlannedRow
+from ..schemas import JobSpec
 from .planner import make_planner
-from .schemas import JobSpec
 from .shard_cutter import PrefixSharing
 
 _ERRORS_SHOWN = 5

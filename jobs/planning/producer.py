@@ -10,20 +10,20 @@ from typing import Any
 import pyarrow as pa
 from celery import Celery
 
-from ..storage.errors import LedgerError, ManifestDamaged, SinkError, UnknownJob
-from ..storage.ledger import Ledger
-from ..storage.output_dir import Manifest, OutputMode, prepare_output_dir, read_manifest, write_manifest
-from ..storage.parts import committed_file
-from ..storage.quotas import NO_QUOTA, Quota, QuotaExceeded
-from ..storage.readers import InputSource
-from ..storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewShard, NewWebhook, ShardState
-from ..storage.sinks import SinkSpec, SqlSink, check_reachable
-from ..storage.spool import carried_fields, write_shard
-from .celery_app import send_shards, shard_queue
-from .errors import JobMismatchError
-from .part_schema import part_schema
+from ...storage.errors import LedgerError, ManifestDamaged, SinkError, UnknownJob
+from ...storage.ledger import Ledger
+from ...storage.output_dir import Manifest, OutputMode, prepare_output_dir, read_manifest, write_manifest
+from ...storage.parts import committed_file
+from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
+from ...storage.readers import InputSource
+from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewShard, NewWebhook, ShardState
+from ...storage.sinks import SinkSpec, SqlSink, check_reachable
+from ...storage.spool import carried_fields, write_shard
+from ..celery_app import send_shards, shard_queue
+from ..errors import JobMismatchError
+from ..schemas import JobSpec
+from ..shards.part_schema import part_schema
 from .planner import Plan, make_planner
-from .schemas import JobSpec
 
 
 @dataclass(frozen=True)

@@ -5,8 +5,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..engine.hub import public_name
-from ..storage.records import JobRecord
+from ...engine.hub import public_name
+from ...storage.records import JobRecord
 
 _SERVER_FAULTS = ("engine failed", "worker_crashed")
 

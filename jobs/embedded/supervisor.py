@@ -1,6 +1,6 @@
 """The process that starts the embedded Valkey, restarts it if it dies, and stops it when nobody uses it.
 
-Run as `python -m headrace.jobs.embedded_supervisor FOLDER` by `embedded.py`. Answers one line on stdout,
+Run as `python -m headrace.jobs.embedded.supervisor FOLDER` by `valkey.py`. Answers one line on stdout,
 `ready`, `busy` or the reason of the failure, and goes on in the background as nobody's child.
 """
 
@@ -17,8 +17,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from .embedded import BUSY, READY, START_SECONDS, ValkeyPaths, answers, try_lock
-from .processes import set_parent_death_signal
+from ..processes import set_parent_death_signal
+from .valkey import BUSY, READY, START_SECONDS, ValkeyPaths, answers, try_lock
 
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.01

@@ -9,11 +9,11 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ..storage.errors import StorageError
-from ..storage.ledger import Ledger
-from ..storage.output_dir import Manifest, complete_manifest
-from ..storage.records import JobRecord, Progress, ShardRecord
-from ..storage.spool import read_shard
+from ...storage.errors import StorageError
+from ...storage.ledger import Ledger
+from ...storage.output_dir import Manifest, complete_manifest
+from ...storage.records import JobRecord, Progress, ShardRecord
+from ...storage.spool import read_shard
 from .retrying import unretriable_rows
 
 logger = logging.getLogger(__name__)

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 import pyarrow as pa
 
-from ..storage.parts import output_schema
-from .schemas import JobSpec
+from ...storage.parts import output_schema
+from ..schemas import JobSpec
 
 
 def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:

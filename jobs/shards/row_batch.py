@@ -8,16 +8,16 @@ from typing import Any
 
 import pyarrow as pa
 
-from ..engine.detokenizer import StopStrings
-from ..engine.errors import InvalidRequestError
-from ..engine.request import Request, SamplingParams
-from ..engine.tokenizer import Tokenizer
-from ..storage.spool import input_fields, prompt_token_lists
-from .engine_host import Answer, EngineFailure, Outcome, Refusal
+from ...engine.detokenizer import StopStrings
+from ...engine.errors import InvalidRequestError
+from ...engine.request import Request, SamplingParams
+from ...engine.tokenizer import Tokenizer
+from ...storage.spool import input_fields, prompt_token_lists
+from ..engine_host import Answer, EngineFailure, Outcome, Refusal
+from ..schemas import JobSpec, row_seed
 from .part_schema import part_schema
 from .row_answers import answer_columns, error_columns
 from .row_sampling import RowSampling
-from .schemas import JobSpec, row_seed
 
 TokenLists = tuple[tuple[int, ...], ...]
 

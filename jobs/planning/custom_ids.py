@@ -3,9 +3,9 @@
 from itertools import groupby
 from operator import itemgetter
 
-from ..storage.errors import InputError
-from ..storage.external_sort import ExternalSorter
-from ..storage.spool import PlannedRow
+from ...storage.errors import InputError
+from ...storage.external_sort import ExternalSorter
+from ...storage.spool import PlannedRow
 
 # More than this is no slip: the column does not name rows.
 _MAX_DUPLICATES = 100_000
