@@ -55,7 +55,8 @@ def test_each_prompt_has_its_own_n(llm):
 
 def test_n_draws_from_choices_have_the_same_probabilities(llm):
     first, *others = answers(llm, SamplingParams(n=12, choices=["a", "b", "c"], temperature=2.0, seed=1))
-    assert all(other.probabilities == pytest.approx(first.probabilities) for other in others)
+    # Computed in float32, alone and side by side.
+    assert all(other.probabilities == pytest.approx(first.probabilities, rel=1e-5) for other in others)
     assert len({output.text for output in (first, *others)}) > 1
 
 
