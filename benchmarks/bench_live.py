@@ -19,11 +19,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
-from statistics import median, quantiles
+from statistics import median
 from typing import Any
 
 from redis import Redis
-from report import ROOT, print_result
+from report import ROOT, milliseconds, print_result
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -98,11 +98,6 @@ def worker(env: dict[str, str], log: Path) -> Iterator[None]:
             process.terminate()
 
 
-def milliseconds(seconds: list[float]) -> dict[str, float]:
-    cuts = quantiles(seconds, n=100)
-    return {"median": 1e3 * median(seconds), "p95": 1e3 * cuts[94], "p99": 1e3 * cuts[98], "max": 1e3 * max(seconds)}
-
-
 def measure_idle(folder: Path, requests: list[LiveRequest]) -> dict[str, Any]:
     with EngineHost(Engine.from_pretrained(MODEL)) as host:
         alone = [through_host(host, request) for request in requests][WARM_UP:]
@@ -118,7 +113,7 @@ def measure_idle(folder: Path, requests: list[LiveRequest]) -> dict[str, Any]:
     return {
         "host_ttft_ms": host_ttft,
         "queue_ttft_ms": queue_ttft,
-        "added_ttft_ms": {name: queue_ttft[name] - host_ttft[name] for name in ("median", "p95", "p99")},
+        "added_ttft_ms": {name: queue_ttft[name] - host_ttft[name] for name in host_ttft if name != "max"},
         "host_answer_ms": milliseconds([each.end for each in alone])["median"],
         "queue_answer_ms": milliseconds([each.end for each in queued])["median"],
     }

@@ -49,7 +49,7 @@ def main() -> None:
 
 def _run(is_dry: bool) -> dict[str, Any]:
     from gpu_engine import check_engine, engine_line
-    from gpu_kernels import DRY, GPU, attention_lines, check_attention, measure_limits, small_lines
+    from gpu_kernels import DRY, GPU, attention_lines, check_attention, linear_lines, measure_limits, small_lines
 
     started = time.monotonic()
     sizes = DRY if is_dry else GPU
@@ -58,7 +58,7 @@ def _run(is_dry: bool) -> dict[str, Any]:
     print(f"correct: attention, and greedy tokens in float32 ({time.monotonic() - started:.0f} s)")
     limits = measure_limits(sizes)
     print(f"limits: {limits.bytes_per_second / 1e12:.2f} TB/s copied, {limits.flops_per_second / 1e12:.0f} TFLOP/s")
-    lines = [*attention_lines(sizes, limits), *small_lines(sizes, limits)]
+    lines = [*attention_lines(sizes, limits), *linear_lines(sizes, limits), *small_lines(sizes, limits)]
     _print(lines)
     left_out = []
     for run in DRY_RUNS if is_dry else GPU_RUNS:

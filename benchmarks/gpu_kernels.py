@@ -9,9 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import linear, scaled_dot_product_attention
 
 from headrace.kernels.activation.triton import silu_and_mul_triton
+from headrace.kernels.linear import Int4Weight, ScaledWeight
+from headrace.kernels.linear.quantized_reference import (
+    int4_linear_reference,
+    quantize_rows_reference,
+    scaled_linear_reference,
+)
+from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
 from headrace.kernels.norm_rotary.triton import add_rms_norm_triton
 from headrace.kernels.paged_attention import AttentionMetadata, paged_attention_reference
 from headrace.kernels.paged_attention.device_plan import DevicePlan
@@ -39,6 +46,8 @@ class Sizes:
     prefill_tokens: int
     groups: int
     hidden: int
+    inner: int
+    linear_rows: tuple[int, ...]
     vocab: int
     copy_bytes: int
     matrix: int
@@ -57,11 +66,13 @@ class Sizes:
 GPU = Sizes(
     torch.device("cuda"), torch.bfloat16, 32, 8, 128, batch=256, prefixes=(2048, 8192), own_tokens=128,
     decode_batch=32, decode_context=4096, prefill_tokens=8192, groups=8, hidden=4096, vocab=128256,
+    inner=14336, linear_rows=(1, 64, 4096),
     copy_bytes=4 * 2**30, matrix=8192, rounds=20,
 )  # fmt: skip
 DRY = Sizes(
     torch.device("cpu"), torch.float32, 4, 2, 64, batch=4, prefixes=(64,), own_tokens=8,
     decode_batch=2, decode_context=300, prefill_tokens=40, groups=2, hidden=64, vocab=500,
+    inner=256, linear_rows=(1, 20),
     copy_bytes=2**20, matrix=64, rounds=2,
 )  # fmt: skip
 
@@ -245,6 +256,99 @@ def _sdpa_seconds(sizes: Sizes, tokens: int) -> list[float]:
         with sdpa_kernel(backend):
             times.append(seconds(lambda: scaled_dot_product_attention(query, key, value, is_causal=True), sizes))
     return times
+
+
+@dataclass(frozen=True)
+class QuantizedCase:
+    """A layer's down projection in fewer bits: what is called for rows x, the weight's bytes, products per second.
+
+    `rate`: how many times as many products a second the tensor cores make of these numbers as of bfloat16's.
+    """
+
+    name: str
+    call: Callable[[Tensor], Tensor]
+    expected: Callable[[Tensor], Tensor]
+    num_bytes: int
+    rate: int
+
+
+def quantized_cases(sizes: Sizes) -> list[QuantizedCase]:
+    """Random weights of the projection from `inner` to `hidden`, in groups of 128 or with one scale an output."""
+    outputs, inputs, device = sizes.hidden, sizes.inner, sizes.device
+    nibbles = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=device)
+    scales = torch.full((inputs // 128, outputs), inputs**-0.5 / 6, dtype=torch.float16, device=device)
+    int4 = Int4Weight.pack(nibbles, scales, torch.full_like(scales, 8, dtype=torch.uint8), 128)
+    cases = [
+        QuantizedCase(
+            "W4A16",
+            lambda x: int4_linear_triton(x, int4),
+            lambda x: int4_linear_reference(x, int4),
+            nibbles.numel() // 2,
+            1,
+        )
+    ]
+    plain = torch.randn(outputs, inputs, device=device) * inputs**-0.5
+    byte_dtypes = {"W8A8 int8": torch.int8, "W8A8 fp8": torch.float8_e4m3fn}
+    for name, byte_dtype in byte_dtypes.items():
+        for group_size in (inputs, 128):
+            values, row_scales = quantize_rows_reference(plain, byte_dtype, group_size)
+            weight = ScaledWeight(values, row_scales.t().contiguous(), group_size)
+            title = name if group_size == inputs else f"{name} in groups"
+            cases.append(QuantizedCase(title, _scaled(weight), _scaled_reference(weight), values.numel(), 2))
+    return cases
+
+
+def _scaled(weight: ScaledWeight) -> Callable[[Tensor], Tensor]:
+    """Rows quantised, and multiplied."""
+
+    def call(x: Tensor) -> Tensor:
+        values, scales = quantize_rows_triton(x, weight.values.dtype, weight.group_size)
+        return scaled_linear_triton(values, scales, weight, None, x.dtype)
+
+    return call
+
+
+def _scaled_reference(weight: ScaledWeight) -> Callable[[Tensor], Tensor]:
+    def call(x: Tensor) -> Tensor:
+        values, scales = quantize_rows_reference(x, weight.values.dtype, weight.group_size)
+        return scaled_linear_reference(values, scales, weight, None, x.dtype)
+
+    return call
+
+
+def check_linear(sizes: Sizes, cases: list[QuantizedCase]) -> None:
+    """Every kind against its reference. Raises `AssertionError`."""
+    # What fp8 has: the interpreter rounds other numbers to it wrongly.
+    x = torch.sign(torch.randn(17, sizes.inner, device=sizes.device)).to(sizes.dtype)
+    tolerance = 2e-2 if sizes.dtype == torch.bfloat16 else 2e-5
+    for case in cases:
+        torch.testing.assert_close(case.call(x), case.expected(x), rtol=tolerance, atol=tolerance)
+
+
+def linear_lines(sizes: Sizes, limits: Limits) -> list[Line]:
+    """Products with quantised weights, against the time that their bytes or their products take at least."""
+    cases = quantized_cases(sizes)
+    check_linear(sizes, cases)
+    plain = torch.randn(sizes.hidden, sizes.inner, device=sizes.device).to(sizes.dtype)
+    lines = []
+    for rows in sizes.linear_rows:
+        x = torch.randn(rows, sizes.inner, device=sizes.device).to(sizes.dtype)
+        torch_time = seconds(lambda x=x: linear(x, plain), sizes)  # type: ignore[misc]
+        lines.append(Line(f"down projection of {rows} rows: torch", torch_time * 1e3, "ms"))
+        for case in cases:
+            time_taken = seconds(lambda x=x, case=case: case.call(x), sizes)  # type: ignore[misc]
+            floor = _linear_floor(sizes, limits, case, rows)
+            lines += [
+                Line(f"  {case.name}: fraction of its limit", time_taken * 1e3, "ms", floor / time_taken),
+                Line(f"  {case.name}: times as fast as torch", time_taken * 1e3, "ms", torch_time / time_taken),
+            ]
+    return lines
+
+
+def _linear_floor(sizes: Sizes, limits: Limits, case: QuantizedCase, rows: int) -> float:
+    num_bytes = case.num_bytes + rows * (sizes.hidden + sizes.inner) * sizes.dtype.itemsize
+    flops = 2 * rows * sizes.hidden * sizes.inner
+    return max(num_bytes / limits.bytes_per_second, flops / (case.rate * limits.flops_per_second))
 
 
 def small_lines(sizes: Sizes, limits: Limits) -> list[Line]:

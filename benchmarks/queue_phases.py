@@ -1,5 +1,6 @@
 """Each step of a row's way through the queue by itself, in one process: where the time of `bench_queue.py` goes."""
 
+import gc
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -38,6 +39,9 @@ def measure_phases(folder: Path, source: InputSource, model: Path, engine: Engin
     """Seconds of all rows of `source` in each phase, one after the other; a job's phases overlap where they can."""
     timed = Stopwatch()
     spec = JobSpec.parse(model=str(model), prompt="{text}", sampling={"max_tokens": 1})
+    # As a worker does.
+    gc.collect()
+    gc.freeze()
     planner = make_planner(spec, shard_rows, folder)
     shards = _planned(timed, planner, source, folder)
     ledger = Ledger(f"sqlite:///{folder / 'phases.db'}")

@@ -3,6 +3,7 @@
 import json
 import platform
 import subprocess
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,6 +38,21 @@ def _git(*arguments: str) -> str:
 def spread(values: list[float]) -> dict[str, float]:
     """Median, least and most of repeated measurements."""
     return {"median": median(values), "min": min(values), "max": max(values)}
+
+
+def quantile(values: Sequence[float], part: float) -> float:
+    """Between the two values around it; never outside of what was measured, however few there are."""
+    ordered, place = sorted(values), part * (len(values) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (place - low) * (ordered[high] - ordered[low])
+
+
+def milliseconds(seconds: Sequence[float]) -> dict[str, float]:
+    """Median, p95, p99 where there are enough values for it to differ from the most, and the most."""
+    parts = {"median": 0.5, "p95": 0.95} | ({"p99": 0.99} if len(seconds) >= 100 else {})
+    named = {name: quantile(seconds, part) for name, part in parts.items()} | {"max": max(seconds)}
+    return {name: round(1e3 * value, 3) for name, value in named.items()}
 
 
 def print_result(benchmark: str, figures: dict[str, Any], file: Path | None = None) -> None:

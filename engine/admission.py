@@ -1,7 +1,7 @@
 """What the engine takes on: requests that can run, in contexts that fit its memory."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Collection
 from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
@@ -40,7 +40,8 @@ class Admission:
             guide=self._guide(request),
             end_token_id=self.eos_token_ids[0] if self.eos_token_ids else None,
         )
-        self._resume(live)
+        if request.resume_token_ids:
+            self._resume(live)
         return live
 
     def _resume(self, live: LiveRequest) -> None:
@@ -108,14 +109,17 @@ class Admission:
         self._check_tokens(request.params.stop_token_ids, "stop_token_ids: ")
         self._check_tokens(request.params.logit_bias or (), "logit_bias: ")
         self._check_tokens(request.resume_token_ids, "resume_token_ids: ")
-        self._check_tokens(chain.from_iterable(request.choice_token_ids or ()))
+        self._check_tokens(tuple(chain.from_iterable(request.choice_token_ids or ())))
 
-    def _check_tokens(self, token_ids: Iterable[int], where: str = "") -> None:
+    def _check_tokens(self, token_ids: Collection[int], where: str = "") -> None:
+        # Mostly there are none but the prompt's.
+        if not token_ids:
+            return
         try:
-            values = array("q", token_ids)
+            array("q", token_ids)
         except (TypeError, OverflowError) as error:
             raise InvalidRequestError(f"{where}token ids must be whole numbers: {error}") from error
-        for token in (min(values, default=0), max(values, default=0)):
+        for token in (min(token_ids), max(token_ids)):
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequestError(
                     f"{where}token id {token} is outside the vocabulary of {self.vocab_size} tokens"

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .errors import ModelError
+from .quantization.config import QuantizationConfig, read_quantization
 from .rope_config import RopeConfig, read_rope
 
 Raw = dict[str, Any]
@@ -73,20 +74,24 @@ class ModelConfig:
     # What is added to the weights of norms.
     norm_offset: float = 0.0
     moe: MoeConfig | None = None
+    # Which of the checkpoint's weights are quantised, and how.
+    quantization: QuantizationConfig | None = None
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":
         """Read `config.json` (and the stop ids of `generation_config.json`) of a Hugging Face model folder.
 
         Raises `ModelError` when the folder is no model, the architecture is not one of
-        `SUPPORTED_ARCHITECTURES`, the weights are quantised, or a needed field is missing.
+        `SUPPORTED_ARCHITECTURES`, the weights are quantised in a way that cannot be read, or a needed field is
+        missing.
         """
         folder = Path(path)
         raw = _read_config(folder)
         read = _READERS[_architecture(folder, raw)]
         raw["eos_token_id"] = _stop_ids(folder, raw)
         try:
-            config = _without_idle_windows(read(folder, raw))
+            quantization = read_quantization(raw)
+            config = replace(_without_idle_windows(read(folder, raw)), quantization=quantization)
             _check(config)
         except ModelError as error:
             raise ModelError(f"{folder / 'config.json'}: {error}") from error
@@ -125,12 +130,6 @@ def _architecture(folder: Path, raw: Raw) -> str:
         found = ", ".join(map(str, names)) or raw.get("model_type") or "none named"
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(f"unsupported architecture {found} in {folder}; supported: {supported}")
-    if quantization := raw.get("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else None
-        raise ModelError(
-            f"the weights in {folder} are quantised ({method or 'unnamed method'}), which cannot be read: "
-            "name the model they were made from"
-        )
     return name
 
 

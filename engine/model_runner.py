@@ -11,6 +11,7 @@ from .host_memory import keep_freed_memory
 from .kv_memory import KVMemory, num_blocks_in
 from .model_config import ModelConfig
 from .models import load_model
+from .quantization.config import QuantizationConfig
 from .swap import PreemptionCosts
 
 
@@ -24,7 +25,7 @@ class ModelRunner:
         if self.device.type == "cpu":
             keep_freed_memory()
         self.dtype = resolve_dtype(config.dtype, model_config.checkpoint_dtype, self.device)
-        require_quantization(config.quantization, self.dtype, self.device)
+        require_quantization(config.quantization, self.dtype, self.device, model_config.quantization)
         self.vocab_size = model_config.vocab_size
         windows = model_config.sliding_windows
         self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
@@ -32,8 +33,7 @@ class ModelRunner:
             config.kv_cache_memory_bytes, model_config, config.block_size, self.dtype
         )
         self._model = load_model(model_config, config, self.dtype, self.device)
-        num_parameters = sum(slot.destination.numel() for slot in self._model.weight_slots())
-        self.preemption_costs = preemption_costs(num_parameters, self.device)
+        self.preemption_costs = preemption_costs(self._model.num_parameters, self.device)
         self._model.prepack(config.quantization)
         self.memory = KVMemory(model_config, num_blocks, config.block_size, self.dtype, self.device)
 
@@ -62,11 +62,18 @@ def preemption_costs(num_parameters: int, device: torch.device) -> PreemptionCos
     )
 
 
-def require_quantization(quantization: str | None, dtype: torch.dtype, device: torch.device) -> None:
-    """Raises `ConfigError` where int8 would be computed the long way round.
+def require_quantization(
+    quantization: str | None, dtype: torch.dtype, device: torch.device, checkpoint: QuantizationConfig | None = None
+) -> None:
+    """Raises `ConfigError` where int8 would be computed the long way round, or the checkpoint is quantised already.
 
     Whoever asks for it wants speed: a model many times slower is a worse answer than one line that says why.
     """
+    if quantization is not None and checkpoint is not None:
+        raise ConfigError(
+            f"quantization {quantization} is for weights as they were trained, and the checkpoint's are quantised "
+            f"({checkpoint.method}): leave it out"
+        )
     if quantization == "int8" and not supports_int8(dtype, device):
         raise ConfigError(
             "quantization int8 needs the compiled kernels, a CPU with AVX-512, VNNI and bfloat16, and dtype bfloat16 "

@@ -88,28 +88,32 @@ class Scheduler:
         sequence = self.waiting.first
         if not plan.admits(sequence):
             return False
-        while not self._can_begin(sequence, plan):
+        while not self._begin(sequence, plan):
             if not self.running or self.running[-1].priority <= sequence.priority:
                 return False
             self._preempt(self.running[-1], plan)
+        return True
+
+    def _begin(self, sequence: Sequence, plan: StepPlan) -> bool:
+        """Let a waiting sequence compute its next chunk; false, and nothing changed, without a seat or room for it."""
+        if len(self.running) >= self._max_num_seqs:
+            return False
+        self._tables.attach(sequence)
+        num_tokens = self._tables.chunk(sequence, plan.budget)
+        if not self._tables.can_grow(sequence, num_tokens):
+            self._tables.detach(sequence)
+            return False
         self.waiting.remove(sequence)
         self._seat(sequence)
         if not sequence.was_admitted:
             self._note_arrival(sequence)
-        self._tables.grow(sequence, self._tables.chunk(sequence, plan.budget), plan, is_new=True)
+        self._tables.grow(sequence, num_tokens, plan, is_new=True)
         return True
 
-    def _can_begin(self, sequence: Sequence, plan: StepPlan) -> bool:
-        """Whether there is a seat and room for the sequence's next chunk; it owns its cached blocks if so."""
-        if len(self.running) >= self._max_num_seqs:
-            return False
-        self._tables.attach(sequence)
-        if self._tables.can_grow(sequence, self._tables.chunk(sequence, plan.budget)):
-            return True
-        self._tables.detach(sequence)
-        return False
-
     def _seat(self, sequence: Sequence) -> None:
+        if not self.running or self.running[-1].priority <= sequence.priority:
+            self.running.append(sequence)
+            return
         self.running.insert(bisect_right(self.running, sequence.priority, key=_priority), sequence)
 
     def _note_arrival(self, sequence: Sequence) -> None:

@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from itertools import chain, pairwise
+from itertools import chain
 
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
@@ -29,7 +29,7 @@ class SegmentEncoder:
         if self._pattern is None:
             return self._encode(texts)
         pieces = [self._cut(text) for text in texts]
-        counts = Counter(piece for cut in pieces for piece in cut)
+        counts = Counter(chain.from_iterable(pieces))
         new = [piece for piece in counts if piece not in self._known]
         ids_of = self._known | dict(zip(new, self._encode(new), strict=True))
         # What this batch repeats, the next one will: only that is kept, and only for as long as it is repeated.
@@ -38,9 +38,15 @@ class SegmentEncoder:
 
     def _cut(self, text: str) -> list[str]:
         assert self._pattern is not None
-        starts = [match.start() for match in self._pattern.finditer(text) if match.group() in self._boundaries]
-        cuts = [0, *(start for start in starts if start), len(text)]
-        return [text[start:end] for start, end in pairwise(cuts)]
+        # The text before the first token, then by turns a token and the text after it.
+        first, *rest = self._pattern.split(text)
+        pieces = [first]
+        for token, after in zip(rest[::2], rest[1::2], strict=True):
+            if token in self._boundaries:
+                pieces.append(token + after)
+            else:
+                pieces[-1] += token + after
+        return pieces if pieces[0] else pieces[1:]
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -53,6 +59,6 @@ def _is_boundary(token: AddedToken) -> bool:
 
 
 def _any_of(contents: Iterable[str]) -> re.Pattern[str] | None:
-    """Finds what the tokenizer finds: the leftmost added token, and of those that begin there the longest."""
+    """Finds, as a group, what the tokenizer finds: the leftmost added token, of several there the longest."""
     escaped = [re.escape(content) for content in sorted(contents, key=len, reverse=True) if content]
-    return re.compile("|".join(escaped)) if escaped else None
+    return re.compile(f"({'|'.join(escaped)})") if escaped else None

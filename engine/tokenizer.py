@@ -118,9 +118,16 @@ class Tokenizer:
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_from_template
         try:
-            return environment.from_string(self._template_source or "")
+            template = environment.from_string(self._template_source or "")
         except TemplateSyntaxError as error:
             raise ModelError(f"model {self._folder} has a malformed chat template: {error}") from error
+        # What Jinja keeps is a chain of mappings, which it would copy for each prompt, and slowly.
+        template.globals = dict(template.globals)
+        return template
+
+    @cached_property
+    def _template_tokens(self) -> dict[str, str]:
+        return {name: _token_text(self._config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
 
     def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
         """The prompt for a chat, ending where the assistant's answer begins.
@@ -130,10 +137,11 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
-        special = {name: _token_text(self._config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
         template = self._template
         try:
-            text = template.render(messages=list(messages), add_generation_prompt=True, tools=None, **special)
+            text = template.render(
+                messages=list(messages), add_generation_prompt=True, tools=None, **self._template_tokens
+            )
         # A template is the model's own code: whatever it raises is about these messages.
         except Exception as error:
             raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error

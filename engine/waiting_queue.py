@@ -27,13 +27,14 @@ class WaitingQueue:
 
     @property
     def first(self) -> Sequence:
-        while self._heap[0] not in self._sequences:
+        while (sequence := self._sequences.get(self._heap[0])) is None:
             heapq.heappop(self._heap)
-        return self._sequences[self._heap[0]]
+        return sequence
 
     def push(self, sequence: Sequence) -> None:
-        self._sequences[sequence.turn] = sequence
-        heapq.heappush(self._heap, sequence.turn)
+        turn = sequence.turn
+        self._sequences[turn] = sequence
+        heapq.heappush(self._heap, turn)
 
     def remove(self, sequence: Sequence) -> None:
         del self._sequences[sequence.turn]

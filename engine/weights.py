@@ -15,36 +15,74 @@ from .model_config import read_json_object
 
 # Buffers some exporters write that are computed, not learned.
 _COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
+_FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
 @dataclass(frozen=True)
 class WeightSlot:
     """Where a checkpoint's tensor `name` belongs, with `offset` added.
 
-    `destination` may be a view into a fused parameter.
+    `destination` may be a view into a fused parameter. What `is_optional` keeps what it has where the checkpoint has
+    no such tensor. Random weights leave it as it is unless `is_drawn`, and are `constant` where that is given.
     """
 
     name: str
     destination: Tensor
     offset: float = 0.0
+    is_optional: bool = False
+    is_drawn: bool = True
+    constant: float | None = None
+
+    def check(self, tensor: Tensor) -> None:
+        """Raises `ValueError` unless the checkpoint's tensor fits, dimensions of size one apart.
+
+        Floats of one width become those of another; nothing else changes its type.
+        """
+        expected = self.destination
+        if _without_ones(tensor) != _without_ones(expected):
+            raise ValueError(f"shape {tuple(tensor.shape)}; config.json asks for {tuple(expected.shape)}")
+        if tensor.dtype != expected.dtype and not {tensor.dtype, expected.dtype} <= set(_FLOAT_DTYPES):
+            found, wanted = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, expected.dtype))
+            raise ValueError(f"dtype {found}; quantization_config in config.json asks for {wanted}")
 
     def fill(self, tensor: Tensor) -> None:
         """Take over what the checkpoint has."""
         with torch.no_grad():
-            self.destination.copy_(tensor)
+            self.destination.copy_(tensor.reshape(self.destination.shape))
             if self.offset:
                 self.destination.add_(self.offset)
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Take a random weight, as `draw_weights` says."""
+        if not self.is_drawn:
+            return
+        with torch.no_grad():
+            if self.constant is not None:
+                self.destination.fill_(self.constant)
+            elif self.destination.is_floating_point():
+                self.destination.copy_(self._drawn(generator))
+            else:
+                # The same bits whatever the integers' width.
+                self.destination.copy_(torch.randint(-(2**31), 2**31, self.destination.shape, generator=generator))
+
+    def _drawn(self, generator: torch.Generator) -> Tensor:
+        drawn = torch.randn(self.destination.shape, generator=generator)
+        scale = self.destination.shape[1] ** -0.5 if self.destination.ndim > 1 else 0.1
+        mean = 1.0 if self.name.endswith("norm.weight") else 0.0
+        return drawn.mul_(scale).add_(mean)
 
     def stored(self) -> Tensor:
         """What a checkpoint has for this weight: a copy."""
         return self.destination - self.offset if self.offset else self.destination.clone()
 
 
-def load_weights(folder: Path, slots: Iterable[WeightSlot], ignored: Iterable[str] = ()) -> None:
+def load_weights(
+    folder: Path, slots: Iterable[WeightSlot], ignored: Iterable[str] = (), ignored_suffixes: tuple[str, ...] = ()
+) -> None:
     """Fill every slot's destination from the folder's safetensors files, converting the dtype.
 
-    Raises `ModelError` naming the tensor that is missing, has another shape, or is not known to the model
-    (`ignored` names excepted), or the file that is damaged.
+    Raises `ModelError` naming the tensor that is missing, has another shape or type, or is not known to the model
+    (`ignored` names and suffixes excepted), or the file that is damaged.
     """
     with ExitStack() as stack:
         tensors = _open_all(folder, stack)
@@ -53,7 +91,7 @@ def load_weights(folder: Path, slots: Iterable[WeightSlot], ignored: Iterable[st
             _fill(folder, tensors, slot)
         known = {slot.name for slot in wanted} | set(ignored)
         for name in tensors:
-            if name not in known and not name.endswith(_COMPUTED_SUFFIXES):
+            if name not in known and not name.endswith(_COMPUTED_SUFFIXES + ignored_suffixes):
                 raise ModelError(f"{folder} holds a tensor {name} that its architecture does not have")
 
 
@@ -61,16 +99,12 @@ def draw_weights(slots: Iterable[WeightSlot], seed: int) -> None:
     """Fill every slot's destination with random weights, as a model has them before it is trained.
 
     Matrices are normal with a variance of one over their input size, so that activations neither grow nor vanish;
-    norms are near one and biases near zero. What is drawn depends on the seed and the slots, not on the dtype.
+    norms are near one and biases near zero; of integers all bits are random. What is drawn depends on the seed and
+    the slots, not on the dtype of floats.
     """
     generator = torch.Generator().manual_seed(seed)
     for slot in slots:
-        destination = slot.destination
-        drawn = torch.randn(destination.shape, generator=generator)
-        scale = destination.shape[1] ** -0.5 if destination.ndim > 1 else 0.1
-        mean = 1.0 if slot.name.endswith("norm.weight") else 0.0
-        with torch.no_grad():
-            destination.copy_(drawn.mul_(scale).add_(mean))
+        slot.draw(generator)
 
 
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
@@ -103,11 +137,16 @@ def _weight_files(folder: Path) -> Iterator[Path]:
 
 def _fill(folder: Path, tensors: dict[str, Any], slot: WeightSlot) -> None:
     if slot.name not in tensors:
+        if slot.is_optional:
+            return
         raise ModelError(f"{folder} lacks the tensor {slot.name}")
     tensor: Tensor = tensors[slot.name].get_tensor(slot.name)
-    if tensor.shape != slot.destination.shape:
-        raise ModelError(
-            f"tensor {slot.name} in {folder} has shape {tuple(tensor.shape)}; "
-            f"config.json asks for {tuple(slot.destination.shape)}"
-        )
+    try:
+        slot.check(tensor)
+    except ValueError as error:
+        raise ModelError(f"tensor {slot.name} in {folder} has {error}") from error
     slot.fill(tensor)
+
+
+def _without_ones(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(size for size in tensor.shape if size != 1)

@@ -35,6 +35,7 @@ from .schemas import JobSpec
 from .settings import Settings
 from .streams.events import StreamEvent
 from .verbs import cancel_job, delete_job, retry_job
+from .webhooks import parse_webhook
 
 T = TypeVar("T")
 _POLL_SECONDS = 0.25
@@ -90,6 +91,9 @@ class Client:
         idempotency_key: str | None = None,
         sink: str | None = None,
         sink_table: str = DEFAULT_TABLE,
+        cache: bool = False,
+        webhook: str | None = None,
+        webhook_secret: str | None = None,
         **sampling: Any,
     ) -> "Job":
         """Queue a job over `input`, which writes into `output`.
@@ -100,7 +104,9 @@ class Client:
         the fields of `SamplingSpec` (`temperature`, `max_tokens`, `stop`, …). `mode`: `new`, `resume` or `overwrite`.
         Rows of shards that no worker has taken `within_seconds` expire. The job that was submitted with the same
         `idempotency_key` is returned instead of a second one. The rows are also written into a `sink`, the URL of a
-        PostgreSQL database or SQLite file, where `sink_table` is made if there is none.
+        PostgreSQL database or SQLite file, where `sink_table` is made if there is none. With `cache` answers that
+        earlier such jobs have given to the same prompts are taken (column `from_cache`), and new ones kept. The job's
+        end is told to the URL `webhook`, signed with `webhook_secret`; workers and servers do so.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
@@ -112,8 +118,14 @@ class Client:
             choices=tuple(choices) if choices is not None else None,
             sampling=sampling,
             limit=limit,
+            cache=cache,
         )
-        terms = Terms(within_seconds, idempotency_key, None if sink is None else SinkSpec.parse(sink, sink_table))
+        terms = Terms(
+            within_seconds,
+            idempotency_key,
+            None if sink is None else SinkSpec.parse(sink, sink_table),
+            None if webhook is None else parse_webhook(webhook, webhook_secret),
+        )
         with self._opened(input, limit) as source:
             return self.submit_spec(source, spec, Path(output), OutputMode(mode), terms=terms)
 

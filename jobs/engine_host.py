@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Self
+from typing import NamedTuple, Self
 
 from ..engine.engine import Engine, EngineStats
 from ..engine.errors import InvalidRequestError
@@ -15,11 +15,11 @@ from ..engine.request import FinishReason, Request, RequestEvent
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A request's whole answer. The choice fields are None where the request had no choices.
+class Answer(NamedTuple):
+    """A request's whole answer, with what it was resumed from. The choice fields are None where it had no choices.
 
-    `logprobs`: one for each token, where the request asked for them.
+    `logprobs`: one for each token that was computed, where the request asked for them. (A tuple, as
+    thousands of them are made at a time.)
     """
 
     request_id: str
@@ -109,6 +109,14 @@ class EngineHost:
         """
         self._command(lambda: self._watch(request_id, sink, on_tokens))
 
+    def tokens_after(self, request_id: str, number: int, at_least: int) -> list[int]:
+        """Those that an answer in flight has after so many; none unless they are `at_least` as many."""
+        pending = self._pending.get(request_id)
+        if pending is None or len(pending.token_ids) - number < at_least:
+            return []
+        # The engine's thread only ever appends.
+        return pending.token_ids[number:]
+
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests and free their KV blocks; those that have ended already are left alone. Returns at once."""
         ids = list(request_ids)
@@ -144,7 +152,7 @@ class EngineHost:
                 logger.exception("the engine did not take request %s", request.request_id)
                 sink(EngineFailure(request.request_id, _one_line(error)))
             else:
-                self._pending[request.request_id] = _Pending(sink, on_tokens)
+                self._pending[request.request_id] = _Pending(sink, on_tokens, list(request.resume_token_ids))
                 num_added += 1
         # One alone shares with nobody.
         if num_added > 1:
@@ -218,7 +226,8 @@ def _common_prefix(prompts: Sequence[Sequence[int]]) -> Sequence[int]:
     """What all prompts begin with; as long as the first and the last in their order have in common."""
     if not prompts:
         return ()
-    first, last = min(prompts, key=tuple), max(prompts, key=tuple)
+    ordered = [tuple(prompt) for prompt in prompts]
+    first, last = min(ordered), max(ordered)
     pairs = zip(first, last, strict=False)
     return first[: next((length for length, (one, other) in enumerate(pairs) if one != other), len(first))]
 

@@ -1,17 +1,14 @@
 """A worker of our own for a job whose queue nobody serves, kept alive for as long as the job wants it."""
 
-import os
-import signal
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Self
 
 from .errors import WorkerFailedError
 from .presence import WorkerPresence
+from .worker_process import REFUSED, start_worker, stop_worker
 
-_STOP_SECONDS = 15.0
 # A row that takes its worker with it is found at the latest in the fifth, and refused by the sixth.
 _MAX_FRUITLESS_STARTS = 6
 
@@ -61,7 +58,7 @@ class LocalWorker:
         if status is None:
             return
         self._process = None
-        if status == 2:
+        if status == REFUSED:
             raise WorkerFailedError(f"the worker refused to start: {self._last_words()}")
         if self._num_starts_without_progress >= _MAX_FRUITLESS_STARTS:
             raise WorkerFailedError(
@@ -71,13 +68,9 @@ class LocalWorker:
 
     def _start(self) -> None:
         self._num_starts_without_progress += 1
-        # -P: without it Python would look for our modules in the working directory first.
-        command = [sys.executable, "-P", "-m", "headrace.jobs.cli", "worker", *self._options]
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(
-                [*command, "--parent-pid", str(os.getpid())], stdin=subprocess.DEVNULL, stdout=log, stderr=log
-            )
+            self._process = start_worker(self._options, log)
 
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []
@@ -86,11 +79,5 @@ class LocalWorker:
 
     def _stop(self) -> None:
         process, self._process = self._process, None
-        if process is None or process.poll() is not None:
-            return
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(_STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        if process is not None:
+            stop_worker(process)

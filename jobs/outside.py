@@ -66,6 +66,9 @@ def is_public(address: str) -> bool:
         inner = ip.ipv4_mapped or ip.sixtofour or (ipaddress.IPv4Address(int(ip) & 2**32 - 1) if ip in _NAT64 else None)
         if inner is not None or ip.teredo is not None:
             return inner is not None and is_public(str(inner))
+        # Python counts both as global: what no network routes, and what some sites still use within.
+        if ip.is_reserved or ip.is_site_local:
+            return False
     return ip.is_global and not ip.is_multicast
 
 

@@ -37,3 +37,6 @@ class Periodic:
                 self._action()
             except (LedgerError, RedisError, OperationalError, OSError) as error:
                 logger.warning("%s: %s; trying again", self._name, error)
+            # The thread's boundary: leases that are renewed no more, without a word, would be worse than any error.
+            except Exception:
+                logger.exception("%s: trying again", self._name)

@@ -9,11 +9,17 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from ..engine.errors import InvalidRequestError
 from ..engine.hub import model_name
 from ..engine.request import SamplingParams
+from ..engine.structured_outputs import StructuredOutputsParams
 from .errors import SpecError
 from .response_format import ResponseFormat, StructuredOutputs, checked
 
 # A longer text is not repeated in the message about it.
 _SHORT = 40
+# Every token of every answer is looked at for the beginning of a stop, in a thread that all answers share; and each
+# sample is a request of its own in the engine.
+MAX_STOPS = 64
+MAX_STOP_CHARACTERS = 256
+MAX_SAMPLES = 1024
 Texts = TypeVar("Texts", str, None, tuple[str, ...])
 
 
@@ -53,9 +59,18 @@ class SamplingSpec(BaseModel):
     def _one_or_more(cls, value: Any) -> Any:
         return (value,) if isinstance(value, str) else value
 
+    @field_validator("n")
+    @classmethod
+    def _is_not_too_many(cls, value: int) -> int:
+        if value > MAX_SAMPLES:
+            raise ValueError(f"must be at most {MAX_SAMPLES}")
+        return value
+
     @field_validator("stop")
     @classmethod
     def _is_text(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > MAX_STOPS or max(map(len, value), default=0) > MAX_STOP_CHARACTERS:
+            raise ValueError(f"must be at most {MAX_STOPS} texts of up to {MAX_STOP_CHARACTERS} characters")
         return _storable(value)
 
     @field_validator("top_logprobs")
@@ -74,12 +89,17 @@ class SamplingSpec(BaseModel):
             raise ValueError("excludes response_format: give one of the two")
         return value
 
+    @property
+    def structure(self) -> StructuredOutputsParams | None:
+        """What every answer has to look like, if it has to look like anything."""
+        given = self.structured_outputs or self.response_format
+        return None if given is None else given.params
+
     def params(self, row: int, choices: tuple[str, ...] | None) -> SamplingParams:
         """One row's parameters for the engine. Raises `InvalidRequestError` naming the field out of range."""
-        shape = self.structured_outputs or self.response_format
         return SamplingParams(
             **self.model_dump(exclude={"logprobs", "top_logprobs", "seed", "response_format", "structured_outputs"}),
-            structured_outputs=shape.params if shape is not None else None,
+            structured_outputs=self.structure,
             logprobs=self.top_logprobs if self.logprobs else None,
             seed=row_seed(self.seed, row),
             choices=choices,
@@ -101,7 +121,8 @@ class JobSpec(BaseModel):
     `prompt` is a template over the input's columns (`{text}`); without one each row brings `messages`, or a
     `prompt` column of plain text. `choices` restricts every answer to one of them. With an `endpoint` of OpenAI's API
     each row brings the `body` of a request to it instead, and that says how the row is sampled; `sampling.seed` is
-    then what rows without a seed derive theirs from.
+    then what rows without a seed derive theirs from. With `cache` answers that earlier such jobs have given to the same
+    prompts are taken, and new ones kept for later jobs.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -115,6 +136,7 @@ class JobSpec(BaseModel):
     sampling: SamplingSpec = SamplingSpec()
     limit: Annotated[int, Field(ge=1)] | None = None
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] | None = None
+    cache: bool = False
 
     @property
     def samples_each_row(self) -> bool:
@@ -149,7 +171,7 @@ class JobSpec(BaseModel):
 
     def fingerprint(self, input_fingerprint: str) -> str:
         """The same for the same work: the input's content and every option that can change an answer."""
-        text = f"{input_fingerprint}\n{self.model_dump_json()}"
+        text = f"{input_fingerprint}\n{self.model_dump_json(exclude={'cache'})}"
         return hashlib.sha256(text.encode()).hexdigest()
 
 

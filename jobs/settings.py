@@ -72,6 +72,7 @@ class Settings(BaseModel):
     flush_seconds: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     worker_concurrency: int = Field(default=4, ge=1)
     stream_ttl_seconds: int = Field(default=3600, ge=1)
+    result_cache_ttl_seconds: int = Field(default=86_400, ge=1)
     log_level: LogLevel = "INFO"
     input_urls: UrlPrefixes = ("https://",)
     sink_urls: UrlPrefixes = ()

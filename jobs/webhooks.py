@@ -120,6 +120,9 @@ def event_headers(delivery: Delivery, body: bytes, timestamp: int) -> dict[str, 
 
 
 def _key(secret: str) -> bytes:
-    if secret.startswith(_BASE64_SECRET):
-        return base64.b64decode(secret.removeprefix(_BASE64_SECRET), validate=True)
-    return secret.encode()
+    if not secret.startswith(_BASE64_SECRET):
+        return secret.encode()
+    key = base64.b64decode(secret.removeprefix(_BASE64_SECRET), validate=True)
+    if not key:
+        raise ValueError("no key: anybody could sign with it")
+    return key

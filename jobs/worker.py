@@ -2,23 +2,27 @@
 
 import gc
 import logging
+import sys
 import threading
+import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from celery import Celery
+from redis.exceptions import RedisError
 
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
 from ..engine.hub import LocatedModel
 from ..engine.model_config import ModelConfig
 from ..engine.tokenizer import Tokenizer
-from ..storage.errors import LeaseLost, LedgerUnavailable, StorageError
+from ..storage.errors import LeaseLost, LedgerUnavailable
 from ..storage.ledger import Ledger
 from ..storage.parts import remove_all_strays
 from ..storage.records import Claim, JobState
+from ..storage.result_cache import ResultCache
 from .celery_app import (
     RESCUE_PRIORITY,
     Bells,
@@ -39,7 +43,10 @@ from .open_ledger import open_ledger
 from .periodic import Periodic
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .settings import Settings
+from .shards.answer_cache import AnswerCache
 from .shards.attempt import AttemptTools, ShardAttempt
+from .shards.checkpoints import TokenCheckpoints
+from .shards.faults import why_failed
 from .shards.finishing import finish_job
 from .shards.row_streams import LOOK_SECONDS, RowStreams
 from .streams.publisher import StreamPublisher
@@ -53,6 +60,9 @@ _SWEEP_SECONDS = 1.0
 # A queued shard whose message is older than this, while the queue is empty, has lost its message.
 _LOST_MESSAGE_SECONDS = 5.0
 _SWEEP_SHARDS = 64
+_SWITCH_SECONDS = 0.001
+# How many new objects there are when the garbage collector looks at them: a step of a large batch makes so many.
+_YOUNG_OBJECTS = 20_000
 
 
 @dataclass
@@ -97,7 +107,7 @@ class ShardRunner:
         # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
         except Exception as error:
             logger.exception("attempt %d at shard %s failed", claim.attempt_number, claim.shard_id)
-            self._release(claim, _one_line(error))
+            self._release(claim, why_failed(error))
 
     def _claim(self) -> Claim | None:
         # One after the other, so that each goes on where the one before is.
@@ -141,24 +151,46 @@ class ShardRunner:
                 attempt.stop()
 
 
-@dataclass(frozen=True)
+@dataclass
 class Sweeper:
-    """Puts back what a dead worker held, and rings again for shards whose message was lost."""
+    """Puts back what a dead worker held, and rings again for shards whose message was lost.
+
+    `lease_seconds`: after an outage of the ledger no worker is taken for dead for so long, as none could renew.
+    """
 
     ledger: Ledger
     app: Celery
     queue: str
+    lease_seconds: float = 0.0
+    _none_dead_before: float = 0.0
 
     def sweep(self) -> None:
         """Raises `LedgerError`, or kombu's `OperationalError` when Redis is away."""
+        due = self._due_retries()
+        if time.monotonic() >= self._none_dead_before:
+            self._put_back()
+        send_shards(self.app, self.queue, due, RESCUE_PRIORITY)
+        if queue_is_empty(self.app, self.queue):
+            lost = self.ledger.unclaimed(self.queue, _LOST_MESSAGE_SECONDS, _SWEEP_SHARDS)
+            send_shards(self.app, self.queue, lost, RESCUE_PRIORITY)
+
+    def _due_retries(self) -> list[str]:
+        began = time.monotonic()
+        try:
+            due = self.ledger.due_retries(self.queue)
+        except LedgerUnavailable:
+            self._none_dead_before = time.monotonic() + self.lease_seconds
+            raise
+        # A locked SQLite makes writers wait. Leases are renewed every third of their time.
+        if time.monotonic() - began > self.lease_seconds / 3:
+            self._none_dead_before = time.monotonic() + self.lease_seconds
+        return due
+
+    def _put_back(self) -> None:
         expired = self.ledger.requeue_expired(self.queue)
         if expired:
             logger.warning("leases ran out, putting back: %s", ", ".join(expired))
             send_shards(self.app, self.queue, expired, RESCUE_PRIORITY)
-        send_shards(self.app, self.queue, self.ledger.due_retries(self.queue), RESCUE_PRIORITY)
-        if queue_is_empty(self.app, self.queue):
-            lost = self.ledger.unclaimed(self.queue, _LOST_MESSAGE_SECONDS, _SWEEP_SHARDS)
-            send_shards(self.app, self.queue, lost, RESCUE_PRIORITY)
 
 
 @dataclass(frozen=True)
@@ -199,12 +231,22 @@ def serve(
         publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
         watch = stack.enter_context(RowWatch(urls.redis))
         row_streams = stack.enter_context(RowStreams(host, tokenizer, publisher, watch))
-        tools = AttemptTools(ledger, host, tokenizer, settings.flush_seconds, row_streams=row_streams)
+        checkpoints = stack.enter_context(TokenCheckpoints(urls.redis, host, settings.stream_ttl_seconds))
+        results = stack.enter_context(ResultCache(urls.redis, settings.result_cache_ttl_seconds))
+        tools = AttemptTools(
+            ledger,
+            host,
+            tokenizer,
+            settings.flush_seconds,
+            row_streams=row_streams,
+            checkpoints=checkpoints,
+            answers=AnswerCache(results, options.model),
+        )
         worker_id = WorkerId.own()
         runner = ShardRunner(tools, options.queue, str(worker_id), settings.lease_seconds)
         app = create_app(urls.broker)
         register_tasks(app, runner.run)
-        sweeper = Sweeper(ledger, app, options.queue)
+        sweeper = Sweeper(ledger, app, options.queue, settings.lease_seconds)
         live = _live_runner(settings, options, host, tokenizer, urls, publisher, worker_id, app, stack)
         for name, seconds, action in (
             ("lease renewal", settings.lease_seconds / 3, runner.renew_leases),
@@ -212,6 +254,7 @@ def serve(
             ("live lease renewal", settings.lease_seconds / 3, live.renew_leases),
             ("live sweeper", _SWEEP_SECONDS, live.sweep),
             ("row streams", LOOK_SECONDS, row_streams.look),
+            ("checkpoints", settings.flush_seconds, checkpoints.save),
             ("webhooks", SEND_SECONDS, WebhookSender.of(ledger, settings).send_due),
             ("presence", RENEW_SECONDS, _announcer(urls, options.queue, worker_id, host, stack)),
         ):
@@ -225,6 +268,9 @@ def serve(
         # A full collection would walk the libraries' hundreds of thousands of objects again and again.
         gc.collect()
         gc.freeze()
+        # Bells, claims and flushes are many short turns beside the engine's thread: each would wait 5 ms for its own.
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        gc.set_threshold(_YOUNG_OBJECTS)
         status = run_worker(app, [options.queue], options.concurrency, runner.drain, bells)
     logger.info("stopped")
     return status
@@ -258,10 +304,9 @@ def _announcer(
         urls.ensure()
         presence.announce(queue, worker_id, asdict(host.stats))
 
-    announce()
+    try:
+        announce()
+    except RedisError as error:
+        # It was restarted this moment: the next announcement is due soon.
+        logger.warning("presence: %s; trying again", error)
     return announce
-
-
-def _one_line(error: Exception) -> str:
-    text = " ".join(str(error).split())
-    return text if isinstance(error, StorageError) else f"{type(error).__name__}: {text}"

@@ -9,6 +9,8 @@ from torch import Tensor
 
 # The kernels use bfloat16 products, which came with Ampere.
 MIN_CAPABILITY = (8, 0)
+# Ada and Hopper were the first whose tensor cores multiply 8-bit floats.
+_FP8_CAPABILITY = (8, 9)
 # What the interpreter pretends to have: enough that work is shared out.
 _INTERPRETED_PROCESSORS = 2
 
@@ -23,6 +25,11 @@ def runs_triton(tensor: Tensor) -> bool:
     Raises `UnsupportedGpuError` when the GPU is too old for the kernels.
     """
     return tensor.is_cuda and _has_triton() and _is_new_enough(tensor.device)
+
+
+def supports_fp8(device: torch.device) -> bool:
+    """Whether a GPU multiplies 8-bit floats itself."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= _FP8_CAPABILITY
 
 
 @cache

@@ -196,6 +196,11 @@ class BatchRecords:
         failed = {"state": BatchState.FAILED, "failed_at": now(), "errors": list(errors), **_NO_LEASE}
         return self._step(batch_id, owner, _OPEN, **failed)
 
+    def expire(self, batch_id: str, owner: str, errors: Sequence[dict[str, Any]]) -> bool:
+        """Its window has closed before its lines were even looked at."""
+        expired = {"state": BatchState.EXPIRED, "expired_at": now(), "errors": list(errors), **_NO_LEASE}
+        return self._step(batch_id, owner, [BatchState.VALIDATING], **expired)
+
     def end_early(self, batch_id: str, owner: str, ending: BatchState) -> bool:
         """Its job is to be stopped."""
         return self._step(batch_id, owner, [BatchState.IN_PROGRESS], ending=ending)
@@ -213,12 +218,14 @@ class BatchRecords:
         output: NewFile | None,
         error: NewFile | None,
         totals: BatchTotals,
+        errors: Sequence[dict[str, Any]] = (),
     ) -> bool:
-        """It has ended, and these are its files, whose bytes are in place."""
+        """It has ended, and these are its files, whose bytes are in place. `errors`: what is missing in them."""
         ended = _held(batch_id, owner, [BatchState.FINALIZING, BatchState.CANCELLING]).values(
             state=state,
             output_file_id=output and output.id,
             error_file_id=error and error.id,
+            errors=list(errors) or None,
             **asdict(totals),
             **{f"{state}_at": now()},
             **_NO_LEASE,

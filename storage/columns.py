@@ -27,6 +27,7 @@ RESERVED_NAMES = frozenset(
         "row_sampling",
         "finish_reasons",
         "outputs_logprobs",
+        "from_cache",
     )
 )
 _JSON_TEXT = {b"headrace.encoding": b"json"}
@@ -51,7 +52,8 @@ class SchemaUnifier:
         if self._exact is not None:
             return
         for name, value in values.items():
-            kinds = self._kinds.setdefault(name, set())
+            if (kinds := self._kinds.get(name)) is None:
+                kinds = self._kinds[name] = set()
             if value is not None:
                 kinds.add(_kind(value))
 
@@ -63,14 +65,17 @@ class SchemaUnifier:
 
 
 def _kind(value: Any) -> str:
-    # bool first: it is an int to Python.
+    # What most values are.
+    if isinstance(value, str):
+        return "string"
+    # bool before int, which it is to Python.
     if isinstance(value, bool):
         return "bool"
     if isinstance(value, int):
         return _int_kind(value)
     if isinstance(value, float):
         return "double"
-    return "string" if isinstance(value, str) else "json"
+    return "json"
 
 
 def _int_kind(value: int) -> str:

@@ -56,6 +56,13 @@ class Overview:
         with self.database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(newest)]
 
+    def open_jobs(self, limit: int = 100) -> list[JobRecord]:
+        """Jobs of all tenants that have not ended, the newest first."""
+        is_open = jobs.c.state.in_((JobState.RUNNING, JobState.PAUSED))
+        newest = select(jobs).where(is_open).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
+        with self.database.read() as connection:
+            return [JobRecord(**row._mapping) for row in connection.execute(newest)]
+
     def recent_rows_per_second(self, job_id: str) -> float | None:
         """Rows committed in the last minute, or since the job began if that is less; None before it began.
 

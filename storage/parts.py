@@ -43,18 +43,20 @@ def part_file_name(shard_number: int, attempt_id: int, sequence: int) -> str:
 
 def output_schema(
     input_fields: Sequence[pa.Field],
-    with_probabilities: bool = False,
+    choices: Sequence[str] = (),
     with_outputs: bool = False,
     with_logprobs: bool = False,
     with_all_answers: bool = False,
+    with_from_cache: bool = False,
 ) -> pa.Schema:
     """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`.
 
-    `probabilities` are those of a job's choices, `outputs` all answers where a row gets several, and `logprobs` the
-    first answer's tokens, each with the likeliest in its place. `with_all_answers`: also how
-    each of `outputs` ended, and its log-probabilities.
+    `probabilities` has a field for each of the job's `choices`, `outputs` all answers where a row gets several, and
+    `logprobs` the first answer's tokens, each with the likeliest in its place. `with_all_answers`: also how each of
+    `outputs` ended, and its log-probabilities. `from_cache`: whether the answer is an earlier job's.
     """
-    probabilities = [pa.field("probabilities", pa.map_(pa.string(), pa.float64()))]
+    # A struct: not every reader of Parquet knows maps (Hugging Face's `datasets` does not).
+    probabilities = pa.field("probabilities", pa.struct([(choice, pa.float64()) for choice in choices]))
     return pa.schema(
         [
             pa.field("row", pa.int64()),
@@ -64,13 +66,14 @@ def output_schema(
             *([pa.field("outputs", pa.list_(pa.string()))] if with_outputs else []),
             pa.field("label", pa.string()),
             pa.field("confidence", pa.float64()),
-            *(probabilities if with_probabilities else []),
+            *([probabilities] if choices else []),
             *([pa.field("logprobs", _LOGPROBS)] if with_logprobs else []),
             *(_ALL_ANSWERS if with_all_answers else []),
             pa.field("finish_reason", pa.string()),
             pa.field("prompt_tokens", pa.int32()),
             pa.field("cached_tokens", pa.int32()),
             pa.field("completion_tokens", pa.int32()),
+            *([pa.field("from_cache", pa.bool_())] if with_from_cache else []),
             pa.field("error", pa.string()),
         ]
     )

@@ -1,5 +1,6 @@
 """The spool: planned rows on their way from the planner to a worker, one Parquet file a shard."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -64,12 +65,13 @@ def carried_fields(schema: pa.Schema) -> list[pa.Field]:
 
 
 def _token_lists(prompts: Sequence[Sequence[int] | None]) -> pa.ListArray:
-    offsets = np.zeros(len(prompts) + 1, dtype=np.int32)
-    np.cumsum([0 if tokens is None else len(tokens) for tokens in prompts], out=offsets[1:])
-    flat = [np.asarray(tokens, dtype=np.int32) for tokens in prompts if tokens is not None]
-    values = np.concatenate(flat) if flat else np.empty(0, dtype=np.int32)
+    lengths = [0 if tokens is None else len(tokens) for tokens in prompts]
+    offsets = np.concatenate(([0], np.cumsum(lengths))).astype(np.int32)
+    flat = array("i")
+    for tokens in prompts:
+        flat.extend(tokens or ())
     missing = pa.array([tokens is None for tokens in prompts])
-    return pa.ListArray.from_arrays(offsets, values, type=_TRAILING[0].type, mask=missing)
+    return pa.ListArray.from_arrays(offsets, np.asarray(flat), type=_TRAILING[0].type, mask=missing)
 
 
 def prompt_token_lists(table: pa.Table) -> list[list[int]]:

@@ -8,7 +8,8 @@ import torch
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where the Triton kernels run")
-    parser.addoption("--chaos-seeds", type=int, default=2, help="how many jobs tests/chaos disturbs")
+    parser.addoption("--chaos-seeds", default="2", help="which jobs tests/chaos disturbs: so many, or FIRST:END")
+    parser.addoption("--chaos-rows", type=int, default=320, help="how long these jobs are")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -8,8 +8,10 @@ import tomllib
 import zipfile
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
@@ -81,7 +83,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
     assert "headrace/py.typed" in names
     assert {Path(name).parts[0] for name in names} == {"headrace"}
     # The compiled kernels are there where a compiler was.
-    assert {Path(name).suffix for name in names} <= {".py", ".typed", ".mako", ".so"}
+    assert {Path(name).suffix for name in names} <= {".py", ".pyi", ".typed", ".mako", ".so", ".proto"}
 
 
 def test_the_wheel_installs_and_tells_its_version(wheel, tmp_path):
@@ -141,6 +143,11 @@ def test_the_changelog_and_the_image_name_this_version():
     assert re.search(rf"^## \[({re.escape(VERSION)}|Unreleased)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
 
 
+def interpolated(text: str) -> str:
+    """What Compose makes of a text where none of its variables is set."""
+    return re.sub(r"\$\{\w+:-(.*?)\}", r"\1", text)
+
+
 class TestCompose:
     compose = yaml.safe_load((ROOT / "compose.yaml").read_text())
     services = compose["services"]
@@ -162,6 +169,24 @@ class TestCompose:
             "postgres": "service_healthy",
         }
 
+    @pytest.mark.parametrize("name", ["api", "worker"])
+    def test_our_commands_know_their_options(self, name):
+        from headrace.jobs.cli.app import app
+
+        _, command, *words = self.services[name]["command"]
+        ours: Any = typer.main.get_command(app)
+        context = ours.commands[command].make_context(command, list(map(interpolated, words)))
+        assert context.params["dtype"] == "auto"
+
+    def test_the_image_has_the_extras_that_are_used(self):
+        extras = self.services["api"]["build"]["args"]["EXTRAS"]
+        image = (ROOT / "deploy/Dockerfile").read_text()
+        [default] = re.findall(r"^ARG EXTRAS=(.*)$", image, re.M)
+        assert extras == f"${{EXTRAS:-{default}}}"
+        assert set(default.split(",")) <= set(PYPROJECT["project"]["optional-dependencies"])
+        ports = {port.rpartition(":")[2] for port in self.services["api"]["ports"]}
+        assert ports == set(" ".join(re.findall(r"^EXPOSE (.*)$", image, re.M)).split())
+
     def test_named_volumes_are_declared(self):
         mounts = [mount.split(":")[0] for service in self.services.values() for mount in service["volumes"]]
         named = {source for source in mounts if source.isidentifier()}
@@ -174,7 +199,8 @@ class TestCompose:
     def test_our_settings_are_known(self):
         from headrace.jobs.settings import Settings
 
-        environment = self.services["worker"]["environment"]
+        given = self.services["worker"]["environment"]
+        environment = {name: interpolated(text) for name, text in given.items()}
         settings = Settings.from_environment(environment)
         assert settings.redis_url == environment["HEADRACE_REDIS_URL"]
         assert settings.data_dir == Path("/data")

@@ -1,7 +1,7 @@
 """What decoder layers are built of: attention and the gated MLP, with the names their weights have on disk."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rotate_and_write
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
 from ..model_config import ModelConfig
+from ..quantization.stored import StoredModules, stored_modules
 from ..weights import WeightSlot
 
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
@@ -18,18 +19,31 @@ _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 
 @dataclass(frozen=True)
 class BlankWeights:
-    """Makes weights that are still to be filled."""
+    """Makes weights that are still to be filled. `prefix`: of their names in the checkpoint, with a dot at its end."""
 
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
+    prefix: str = ""
+
+    def within(self, name: str) -> "BlankWeights":
+        """The weights of a part of what this makes the weights of."""
+        return replace(self, prefix=f"{self.prefix}{name}.")
 
     def matrix(self, rows: int, columns: int) -> Tensor:
         return torch.empty(rows, columns, dtype=self.dtype, device=self.device)
 
-    def linear(self, out_size: int, in_size: int, bias: bool = False, quantizable: bool = True) -> Linear:
-        offsets = torch.empty(out_size, dtype=self.dtype, device=self.device) if bias else None
-        return Linear(self.matrix(out_size, in_size), offsets, quantizable)
+    def linear(
+        self, names: Sequence[str], sizes: Sequence[int], in_size: int, bias: bool = False, quantizable: bool = True
+    ) -> Linear:
+        """Modules side by side, each of so many outputs, multiplied as one: quantised where the checkpoint's are."""
+        offsets = torch.empty(sum(sizes), dtype=self.dtype, device=self.device) if bias else None
+        full_names = [self.prefix + name for name in names]
+        quantization = self.config.quantization
+        scheme = quantization.scheme(full_names) if quantization and quantizable else None
+        if scheme is None:
+            return Linear(self.matrix(sum(sizes), in_size), offsets, quantizable)
+        return Linear(stored_modules(scheme, full_names, sizes, in_size, self.dtype, self.device), offsets)
 
     def norm(self, size: int) -> Tensor:
         """In float32 where something is added to the weights: half precision would lose most of a small one."""
@@ -64,10 +78,14 @@ class Attention:
         query_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         self._sizes = [query_size, kv_size, kv_size]
-        self.qkv = blank.linear(sum(self._sizes), config.hidden_size, config.qkv_bias)
+        names = ["q_proj", "k_proj", "v_proj"]
+        if config.has_fused_projections:
+            names, self._sizes = ["qkv_proj"], [sum(self._sizes)]
+        self._names = names
+        self.qkv = blank.linear(names, self._sizes, config.hidden_size, config.qkv_bias)
         self.query_norm = blank.norm(config.head_dim) if config.qk_norm else None
         self.key_norm = blank.norm(config.head_dim) if config.qk_norm else None
-        self.output = blank.linear(config.hidden_size, query_size, config.output_bias)
+        self.output = blank.linear(["o_proj"], [config.hidden_size], query_size, config.output_bias)
 
     def __call__(self, x: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         """x: [num_tokens, hidden_size]. Writes keys and values into the caches; returns x's shape."""
@@ -100,10 +118,7 @@ class Attention:
         yield self.output
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        if self._config.has_fused_projections:
-            yield from linear_slots(self.qkv, [f"{prefix}.qkv_proj"])
-        else:
-            yield from linear_slots(self.qkv, [f"{prefix}.{name}_proj" for name in "qkv"], self._sizes)
+        yield from linear_slots(self.qkv, [f"{prefix}.{name}" for name in self._names], self._sizes)
         yield from linear_slots(self.output, [f"{prefix}.o_proj"])
         if self.query_norm is not None and self.key_norm is not None:
             yield WeightSlot(f"{prefix}.q_norm.weight", self.query_norm, self._config.norm_offset)
@@ -125,8 +140,9 @@ class GatedMlp:
         hidden_size = blank.config.hidden_size
         self._activate = _ACTIVATIONS[blank.config.activation]
         self._names = names
-        self.gate_up = blank.linear(2 * inner_size, hidden_size, bias)
-        self.down = blank.linear(hidden_size, inner_size, bias)
+        size = 2 * inner_size // len(names.gate_up)
+        self.gate_up = blank.linear(names.gate_up, [size] * len(names.gate_up), hidden_size, bias)
+        self.down = blank.linear([names.down], [hidden_size], inner_size, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
@@ -143,9 +159,12 @@ class GatedMlp:
 
 def linear_slots(linear: Linear, names: Sequence[str], sizes: Sequence[int] | None = None) -> Iterator[WeightSlot]:
     """The parts of a projection under the names the checkpoint gives them: equal parts, or of the sizes given."""
-    sizes = list(sizes or [len(linear.weight) // len(names)] * len(names))
-    for name, weight in zip(names, linear.weight.split_with_sizes(sizes), strict=True):
-        yield WeightSlot(f"{name}.weight", weight)
+    sizes = list(sizes or [linear.num_outputs // len(names)] * len(names))
+    if isinstance(linear.held, StoredModules):
+        yield from linear.held.slots()
+    else:
+        for name, weight in zip(names, linear.weight.split_with_sizes(sizes), strict=True):
+            yield WeightSlot(f"{name}.weight", weight)
     if linear.bias is not None:
         for name, bias in zip(names, linear.bias.split_with_sizes(sizes), strict=True):
             yield WeightSlot(f"{name}.bias", bias)

@@ -12,8 +12,15 @@ from ...kernels.norm_rotary import rms_norm
 from ...kernels.paged_attention import AttentionMetadata
 from ..model_config import ModelConfig
 from ..weights import WeightSlot, draw_weights, load_weights
-from .blocks import BlankWeights, Step
+from .blocks import BlankWeights, Step, linear_slots
 from .rope import rotary_factors
+
+# What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
+# beforehand (they are measured row by row here), scales of a KV cache in 8 bits, and what says nothing.
+_UNREAD_SUFFIXES = (
+    *(".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".kv_scale"),
+    *(".weight_zero_point", ".g_idx", ".weight_shape"),
+)
 
 
 class DecoderLayer(Protocol):
@@ -56,10 +63,15 @@ class Decoder:
             rotary_factors(rope, config.rotary_dim, max_model_len).to(device=device, dtype=dtype) for rope in ropes
         ]
         self._embedding = blank.matrix(config.vocab_size, config.hidden_size)
-        self._layers = [make_layer(blank, index, ropes.index(rope)) for index, rope in enumerate(config.ropes)]
+        self._layers = [
+            make_layer(blank.within(f"model.layers.{index}"), index, ropes.index(rope))
+            for index, rope in enumerate(config.ropes)
+        ]
         self._final_norm = blank.norm(config.hidden_size)
-        tied = config.tie_word_embeddings
-        self._head = Linear(self._embedding if tied else blank.matrix(config.vocab_size, config.hidden_size))
+        if config.tie_word_embeddings:
+            self._head = Linear(self._embedding)
+        else:
+            self._head = blank.linear(["lm_head"], [config.vocab_size], config.hidden_size)
         # Rounded as the weights are, as Gemma was trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
 
@@ -67,7 +79,16 @@ class Decoder:
         """Fill the weights from the checkpoint's folder. Raises `ModelError` naming the tensor that does not fit."""
         # A tied checkpoint may carry the shared matrix a second time under the head's name.
         ignored = ("lm_head.weight",) if self.config.tie_word_embeddings else ()
-        load_weights(self.config.path, self.weight_slots(), ignored)
+        unread = _UNREAD_SUFFIXES if self.config.quantization else ()
+        load_weights(self.config.path, self.weight_slots(), ignored, unread)
+
+    @property
+    def num_parameters(self) -> int:
+        """Of the embedding and of every matrix that is multiplied by, norms and biases left out."""
+        layers = (each for layer in self._layers for each in layer.projections())
+        head = () if self.config.tie_word_embeddings else (self._head,)
+        sizes: list[int] = [each.num_outputs * each.num_inputs for each in (*head, *layers)]
+        return self._embedding.numel() + sum(sizes)
 
     def draw(self, seed: int) -> None:
         """Fill the weights at random."""
@@ -88,7 +109,7 @@ class Decoder:
         yield WeightSlot("model.embed_tokens.weight", self._embedding)
         yield WeightSlot("model.norm.weight", self._final_norm, self.config.norm_offset)
         if not self.config.tie_word_embeddings:
-            yield WeightSlot("lm_head.weight", self._head.weight)
+            yield from linear_slots(self._head, ["lm_head"])
         for index, layer in enumerate(self._layers):
             yield from layer.weight_slots(f"model.layers.{index}")
 

@@ -18,10 +18,10 @@ class GemmaLayer:
         self._eps = config.rms_norm_eps
         self._norm_offset = config.norm_offset
         self.input_norm = blank.norm(config.hidden_size)
-        self.attention = Attention(blank, rope, config.sliding_windows[index])
+        self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.post_attention_norm = blank.norm(config.hidden_size)
         self.mlp_norm = blank.norm(config.hidden_size)
-        self.mlp = GatedMlp(blank, config.intermediate_size, MlpNames())
+        self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, MlpNames())
         self.post_mlp_norm = blank.norm(config.hidden_size)
 
     def __call__(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:

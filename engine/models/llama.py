@@ -22,7 +22,7 @@ class LlamaLayer:
         config = blank.config
         self._eps = config.rms_norm_eps
         self.input_norm = blank.norm(config.hidden_size)
-        self.attention = Attention(blank, rope, config.sliding_windows[index])
+        self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.mlp_norm = blank.norm(config.hidden_size)
         self.mlp = _new_mlp(blank, config, index)
 
@@ -47,4 +47,4 @@ def _new_mlp(blank: BlankWeights, config: ModelConfig, index: int) -> GatedMlp |
     if config.moe is not None and config.moe.sparse_layers[index]:
         return ExpertsMlp(blank, config.moe)
     names = MlpNames(("gate_up_proj",)) if config.has_fused_projections else MlpNames()
-    return GatedMlp(blank, config.intermediate_size, names, config.mlp_bias)
+    return GatedMlp(blank.within("mlp"), config.intermediate_size, names, config.mlp_bias)

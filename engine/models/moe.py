@@ -37,10 +37,13 @@ class ExpertsMlp:
         self._moe = moe
         naming = _NAMINGS[moe.naming]
         self.name, names = naming.mixture, naming.expert
+        blank = blank.within(self.name)
         hidden_size = blank.config.hidden_size
         # Small, and a rounding here would change who computes: never in int8.
-        self.router = blank.linear(moe.num_experts, hidden_size, quantizable=False)
-        self.experts = [GatedMlp(blank, moe.intermediate_size, names) for _ in range(moe.num_experts)]
+        self.router = blank.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False)
+        self.experts = [
+            GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names) for index in range(moe.num_experts)
+        ]
         shared_size = moe.shared_expert_intermediate_size
         self.shared = SharedExpert(blank, shared_size, names) if shared_size else None
 
@@ -69,8 +72,8 @@ class SharedExpert:
     """An expert that every token has, weighed by a gate of its own."""
 
     def __init__(self, blank: BlankWeights, inner_size: int, names: MlpNames) -> None:
-        self.mlp = GatedMlp(blank, inner_size, names)
-        self.gate = blank.linear(1, blank.config.hidden_size, quantizable=False)
+        self.mlp = GatedMlp(blank.within("shared_expert"), inner_size, names)
+        self.gate = blank.linear(["shared_expert_gate"], [1], blank.config.hidden_size, quantizable=False)
 
     def __call__(self, x: Tensor) -> Tensor:
         return torch.sigmoid(self.gate(x)) * self.mlp(x)

@@ -1,8 +1,8 @@
 """The application: routes, errors and limits put together."""
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from importlib.metadata import version
 
 from fastapi import FastAPI
@@ -27,17 +27,23 @@ from .service import JobService
 
 # Whoever watches over the process need not be a user of it.
 _OPEN_PATHS = frozenset(("/health", "/ready"))
+Beside = Callable[[FastAPI], AbstractAsyncContextManager[object]]
 
 
-def create_app(client: Client, models: ServedModels) -> FastAPI:
-    """The ASGI application over an open client, which has to stay open while it serves."""
+def create_app(client: Client, models: ServedModels, beside: Beside = nullcontext) -> FastAPI:
+    """The ASGI application over an open client, which has to stay open while it serves.
+
+    `beside`: what is open in the application's event loop for as long as it can answer.
+    """
     limits, row_watch = RateLimits(client.redis_url), RowWatch(client.redis_url)
+    live = LiveRequests(client.redis_url, client.celery)
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with LiveAnswers.opened(client) as app.state.live:
-            with limits, row_watch:
-                yield
+        async with LiveAnswers.opened(client, live) as app.state.live:
+            with live, limits, row_watch:
+                async with beside(app):
+                    yield
 
     app = FastAPI(
         title="Headrace",
@@ -53,14 +59,16 @@ def create_app(client: Client, models: ServedModels) -> FastAPI:
     app.state.service = JobService(client, models)
     # Set by the server shortly before it ends: answers that are still open are to come to an end.
     app.state.stopping = asyncio.Event()
-    live = LiveRequests(client.redis_url, client.celery)
+    # Set as soon as it was told to: nothing new is to be taken.
+    app.state.leaving = asyncio.Event()
     app.state.admission = Admission(settings, client.ledger, limits, live.num_unanswered)
     app.state.files = FileStore.of(settings, client.ledger)
     upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), settings.max_file_bytes + files.MAX_FORM_BYTES)
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit)
+    app.state.keys = KeyRing(client.ledger.api_keys)
     # Around the limit: of a request that is nobody's no body is read.
     open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}
-    app.add_middleware(Authentication, keys=KeyRing(client.ledger.api_keys), open_paths=open_paths)
+    app.add_middleware(Authentication, keys=app.state.keys, open_paths=open_paths)
     app.state.row_watch = row_watch
     app.state.stored_rows = StoredRows(client.ledger)
     app.state.metrics = metrics.Metrics(client, live.num_waiting, [model.live_queue for model in models.all])

@@ -56,6 +56,19 @@ class KeyRing:
         record = self._keys.get(_digest(key), lambda: self._find(key))
         return Refused.UNKNOWN if record is None else record.tenant
 
+    async def caller(self, given: list[str]) -> str | Refused:
+        """The tenant of a request with these Authorization headers. Raises `LedgerError`."""
+        key = _bearer(given)
+        presented = key if isinstance(key, str) else None
+        if self.knows(presented):
+            return self._judge(key)
+        return await run_sync(self._judge, key)
+
+    def _judge(self, key: str | Refused) -> str | Refused:
+        if self.is_open():
+            return DEFAULT_TENANT
+        return key if isinstance(key, Refused) else self.tenant_of(key)
+
     def knows(self, key: str | None) -> bool:
         """Whether `is_open` and `tenant_of` can answer at once, without the ledger."""
         opened = self._is_open.fresh(None)
@@ -88,7 +101,7 @@ class Authentication:
             await self._app(scope, receive, send)
             return
         try:
-            caller = await self._caller(Headers(scope=scope).getlist("authorization"))
+            caller = await self._keys.caller(Headers(scope=scope).getlist("authorization"))
         except LedgerError as error:
             logger.warning("a key can not be looked up: %s", error)
             await _refuse(_AWAY, scope, receive, send)
@@ -99,19 +112,6 @@ class Authentication:
         scope.setdefault("state", {})["tenant"] = caller
         scope["state"][RESPONSE_HEADERS] = {}
         await self._app(scope, receive, _adding_headers(scope, send))
-
-    async def _caller(self, given: list[str]) -> str | Refused:
-        """The tenant of the request with these Authorization headers. Raises `LedgerError`."""
-        key = _bearer(given)
-        presented = key if isinstance(key, str) else None
-        if self._keys.knows(presented):
-            return self._judge(key)
-        return await run_sync(self._judge, key)
-
-    def _judge(self, key: str | Refused) -> str | Refused:
-        if self._keys.is_open():
-            return DEFAULT_TENANT
-        return key if isinstance(key, Refused) else self._keys.tenant_of(key)
 
 
 def _bearer(given: list[str]) -> str | Refused:

@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 _MAX_PARAM_PARTS = 3
 # When to ask again whether one of the jobs that are in the way has ended.
 _JOB_RETRY_SECONDS = 15.0
+# What is raised where the ledger or Redis does not answer.
+AWAY = (LedgerUnavailable, RedisError, OperationalError, EmbeddedValkeyError)
+FAULT = "the server failed: its log says why"
 
 
 class ErrorDetail(BaseModel):
@@ -71,7 +74,7 @@ def answer_errors(app: FastAPI) -> None:
     for conflict in (JobEnded, NotRetriable, OutputNotEmpty):
         app.exception_handler(conflict)(_answer_conflict)
     app.exception_handler(QuotaExceeded)(_answer_over_quota)
-    for away in (LedgerUnavailable, RedisError, OperationalError, EmbeddedValkeyError):
+    for away in AWAY:
         app.exception_handler(away)(_answer_away)
     app.exception_handler(Exception)(_answer_fault)
 
@@ -148,9 +151,16 @@ def _answer_over_quota(request: Request, error: Exception) -> JSONResponse:
 
 def _answer_away(request: Request, error: Exception) -> JSONResponse:
     logger.warning("%s %s: %s", request.method, request.url.path, error)
+    return _answer_http(request, unavailable(error))
+
+
+def unavailable(error: Exception) -> ApiError:
+    """What a client is told of one of the errors `AWAY` (503)."""
     who = "the ledger" if isinstance(error, LedgerUnavailable) else "Redis"
-    return error_response(503, f"{who} does not answer: try again later", "unavailable", headers={"Retry-After": "5"})
+    told = ApiError(503, f"{who} does not answer: try again later", "unavailable")
+    told.headers = {"Retry-After": "5"}
+    return told
 
 
 def _answer_fault(request: Request, error: Exception) -> JSONResponse:
-    return error_response(500, "the server failed: its log says why", "internal_error")
+    return error_response(500, FAULT, "internal_error")

@@ -3,6 +3,7 @@
 import asyncio
 import shutil
 import tempfile
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -16,12 +17,17 @@ from ...storage.readers import InputSource, open_input
 from ..errors import SpecError
 from ..outside import AddressRefused, check_prefix, is_web_url, outside_client
 from ..settings import Settings
+from .errors import RateLimited
 
 # Without a byte, and in all: a sender must not hold one of the server's threads for as long as it likes.
 _TIMEOUT_SECONDS = 30.0
 _DOWNLOAD_SECONDS = 900.0
 _MAX_DOWNLOAD_BYTES = 16 * 2**30
 _PIECE_BYTES = 2**20
+# Each has one of the server's threads for as long as its sender likes: the others are for everybody else.
+_MAX_DOWNLOADS = 8
+_RETRY_SECONDS = 5.0
+_downloads = threading.BoundedSemaphore(_MAX_DOWNLOADS)
 # A compression of the way would be taken off, one of the file not, and senders mix them up.
 _AS_IT_IS = {"Accept-Encoding": "identity"}
 _ENDINGS = frozenset((".jsonl", ".ndjson", ".csv", ".parquet", ".gz", ".zst"))
@@ -59,7 +65,8 @@ class Inputs:
             yield open_input(url, limit)
             return
         with self._local(url, format) as path:
-            asyncio.run(self._download(url, path))
+            with _a_download():
+                asyncio.run(self._download(url, path))
             yield _opened(path, "input_url", limit)
 
     async def _download(self, url: str, path: Path) -> None:
@@ -85,6 +92,17 @@ class Inputs:
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             yield Path(folder, f"input{_ending(name, format)}")
+
+
+@contextmanager
+def _a_download() -> Iterator[None]:
+    if not _downloads.acquire(blocking=False):
+        message = f"{_MAX_DOWNLOADS} inputs are being read from URLs, as many as may be at a time: try again soon"
+        raise RateLimited("requests", message, _RETRY_SECONDS)
+    try:
+        yield
+    finally:
+        _downloads.release()
 
 
 async def _save(response: httpx2.Response, path: Path) -> None:

@@ -10,6 +10,7 @@ from ..errors import SpecError
 from ..outside import AddressRefused, check_prefix
 from ..schemas import SamplingSpec
 from ..webhooks import parse_webhook
+from .models import ServedModel
 from .schemas import Text
 
 MAX_PRIORITY = 1000
@@ -28,6 +29,9 @@ _FROM_URL: dict[str, JsonValue] = {
 }
 
 
+_PRECISION = (
+    "Of the workers that are to do it. Where a job names neither it goes to those that the server was set up for."
+)
 Priority = Annotated[
     int,
     Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Jobs with a higher one are worked on first."),
@@ -93,8 +97,8 @@ class JobOptions(_Body):
     system: Text | None = None
     choices: tuple[Text, ...] | None = None
     sampling: SamplingSpec = SamplingSpec()
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    quantization: Literal["int8"] | None = None
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(default=None, description=_PRECISION)
+    quantization: Literal["int8"] | None = Field(default=None, description=_PRECISION)
     limit: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     within_seconds: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
     priority: Priority = 0
@@ -104,10 +108,13 @@ class JobOptions(_Body):
     sink: SinkRequest | None = None
     webhook: WebhookRequest | None = None
 
-    def of_spec(self) -> dict[str, Any]:
-        """The fields of a `JobSpec`, but for the model."""
-        names = ("prompt", "system", "choices", "sampling", "dtype", "quantization", "limit")
-        return self.model_dump(include=set(names))
+    def of_spec(self, served: ServedModel) -> dict[str, Any]:
+        """The fields of a `JobSpec`."""
+        names = ("prompt", "system", "choices", "sampling", "limit")
+        given = {"dtype": self.dtype, "quantization": self.quantization}
+        # Whoever names one of the two means workers with exactly that.
+        precision = {k: v for k, v in given.items() if v is not None} or served.precision
+        return {**self.model_dump(include=set(names)), **precision, "model": served.exact_name}
 
 
 class JobRequest(JobOptions):

@@ -1,10 +1,12 @@
 """Interactive requests on behalf of HTTP clients: handed to workers, followed, and called off when nobody waits."""
 
+import asyncio
 import logging
 import re
+import shlex
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Sequence
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from contextlib import aclosing, asynccontextmanager, suppress
 
 from anyio.to_thread import run_sync
 from kombu.exceptions import OperationalError
@@ -15,7 +17,7 @@ from ..embedded.valkey import EmbeddedValkeyError
 from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
 from ..presence import RENEW_SECONDS, WorkerPresence
 from ..streams.events import StreamError, StreamEvent
-from ..streams.frames import StreamHub
+from ..streams.frames import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
 from .errors import ApiError
 from .models import ServedModel
@@ -37,7 +39,8 @@ class NoWorker(ApiError):
         shown = f"<the folder {model.name}>" if model.exact_name.startswith("/") else model.name
         super().__init__(
             503,
-            f"no worker serves the model {model.name!r} now: start one with `headrace worker --model {shown}`",
+            f"no worker serves the model {model.name!r} now: start one with "
+            f"`{' '.join(['headrace worker --model', shown, *model.worker_options])}`",
             "no_worker",
             "model",
         )
@@ -55,14 +58,13 @@ class LiveAnswers:
         self._served_until: dict[str, float] = {}
         # Queues of which the log says that they have no worker.
         self._unserved: set[str] = set()
+        self._awaited: set[asyncio.Task[None]] = set()
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, client: Client) -> "AsyncIterator[LiveAnswers]":
-        """Connected to the client's Redis, which need not answer yet."""
-        with ExitStack() as stack:
-            requests = stack.enter_context(LiveRequests(client.redis_url, client.celery))
-            presence = stack.enter_context(WorkerPresence(client.redis_url))
+    async def opened(cls, client: Client, requests: LiveRequests) -> "AsyncIterator[LiveAnswers]":
+        """Connected to the client's Redis, which need not answer yet. `requests` stays the caller's."""
+        with WorkerPresence(client.redis_url) as presence:
             async with StreamHub(client.redis_url) as hub:
                 yield cls(client, requests, presence, hub)
 
@@ -85,7 +87,8 @@ class LiveAnswers:
             self._presence.ping()
             if queue not in self._unserved:
                 self._unserved.add(queue)
-                logger.warning("no worker: start one with headrace worker --model %s", model.exact_name)
+                command = shlex.join(["headrace", "worker", "--model", model.exact_name, *model.worker_options])
+                logger.warning("no worker: start one with %s", command)
             raise NoWorker(model)
         self._unserved.discard(queue)
         self._served_until[queue] = now + RENEW_SECONDS
@@ -143,6 +146,22 @@ class LiveAnswers:
                 if not await run_sync(self._may_go_on, request.id):
                     # Once more: the end may have come meanwhile.
                     patience = _LAST_SECONDS
+
+    def when_ended(self, answers: Sequence[tuple[LiveRequest, int]], then: Callable[[], object]) -> None:
+        """Have `then` called once all of these samples of requests have ended, or nobody knows of them any more."""
+        task = asyncio.ensure_future(self._await_ends(answers, then))
+        # The loop itself keeps no hold of its tasks.
+        self._awaited.add(task)
+        task.add_done_callback(self._awaited.discard)
+
+    async def _await_ends(self, answers: Sequence[tuple[LiveRequest, int]], then: Callable[[], object]) -> None:
+        try:
+            with suppress(HubClosed):
+                for answer in answers:
+                    async for _ in self.events(*answer):
+                        pass
+        finally:
+            then()
 
     def _may_go_on(self, request_id: str) -> bool:
         """Whether an answer may still come; also when Redis can not say."""

@@ -5,31 +5,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from ...engine.config import EngineConfig
 from ...engine.hub import locate_model, public_name
 from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
 from .errors import ApiError
 
-# Interactive requests go to workers that were started without --dtype and --quantization.
-_DTYPE = "auto"
-
 
 @dataclass(frozen=True)
 class ServedModel:
-    """A model by the `name` that clients use, and by what `headrace worker` and the queues call it."""
+    """A model by the `name` that clients use, and by what `headrace worker` and the queues call it.
+
+    `dtype` and `quantization` are those its workers were started with: requests that name none go to these.
+    """
 
     name: str
     exact_name: str
+    dtype: str = "auto"
+    quantization: str | None = None
 
     @property
     def live_queue(self) -> str:
-        return live_queue(self.exact_name, _DTYPE)
+        return live_queue(self.exact_name, self.dtype, self.quantization)
 
     @property
     def shard_queue(self) -> str:
         """The queue by which its workers' presence is known."""
-        return shard_queue(self.exact_name, _DTYPE)
+        return shard_queue(self.exact_name, self.dtype, self.quantization)
+
+    @property
+    def precision(self) -> dict[str, str | None]:
+        """The fields of a `JobSpec` that lead to its workers."""
+        return {"dtype": self.dtype, "quantization": self.quantization}
+
+    @property
+    def worker_options(self) -> list[str]:
+        """What its workers are started with, beside the model."""
+        dtype = [] if self.dtype == "auto" else ["--dtype", self.dtype]
+        return dtype + (["--quantization", self.quantization] if self.quantization else [])
 
     @property
     def prompts(self) -> LivePrompts:
@@ -39,15 +53,19 @@ class ServedModel:
 class ServedModels:
     """The models by the names that requests may use: of a folder its last part, of a Hugging Face model its id."""
 
-    def __init__(self, exact_names: dict[str, str]) -> None:
-        """`exact_names`: for each, what `headrace worker` and the queues call it (see `locate_model`)."""
-        self._models = [ServedModel(name, exact_name) for name, exact_name in exact_names.items()]
+    def __init__(self, models: Sequence[ServedModel]) -> None:
+        self._models = models
         # Unix seconds: since when they are served here.
         self.created = int(time.time())
 
     @classmethod
-    def of(cls, models: Sequence[str]) -> Self:
-        """Check the models and name them. Raises `ModelError`, or `SpecError` when two have the same name."""
+    def of(cls, models: Sequence[str], dtype: str = "auto", quantization: str | None = None) -> Self:
+        """Check the models and name them; `dtype` and `quantization` are their workers'.
+
+        Raises `ModelError`, `ConfigError`, or `SpecError` when two have the same name.
+        """
+        # What no worker could be started with is refused here.
+        EngineConfig(dtype=dtype, quantization=quantization)
         exact_names: dict[str, str] = {}
         for model in models:
             located = locate_model(model, with_weights=False)
@@ -56,7 +74,7 @@ class ServedModels:
             name = public_name(located.name)
             if (other := exact_names.setdefault(name, located.name)) != located.name:
                 raise SpecError(f"--model {located.name} and {other} share a name: link one under another")
-        return cls(exact_names)
+        return cls([ServedModel(*names, dtype, quantization) for names in exact_names.items()])
 
     @property
     def all(self) -> Sequence[ServedModel]:

@@ -36,7 +36,7 @@ local interval, full_at, wait = 0, now, 0
 if per_minute == 0 then
   wait = 60000000
 elseif per_minute > 0 then
-  interval = math.floor(60000000 / per_minute)
+  interval = math.max(1, math.floor(60000000 / per_minute))
   full_at = math.max(now, tonumber(redis.call('GET', KEYS[1]) or '0')) + interval
   wait = full_at - now - interval * per_minute
   if wait > 0 then full_at = full_at - interval end

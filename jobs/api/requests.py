@@ -31,7 +31,7 @@ async def stream_request(
     Reading changes nothing: any number may read, and leave, as they like.
     """
     cursor = cursor_of(last_event_id, after)
-    live, sample = await _find(request, request_id, choice)
+    live, sample = await find_request(request, request_id, choice)
     events = _answers(request).events(live, sample, cursor)
     return EventStreamResponse(sse_events(events), request.app.state.stopping)
 
@@ -42,11 +42,11 @@ async def stream_request_over_websocket(
 ) -> None:
     """The same events as JSON texts."""
     cursor = cursor_of(None, after)
-    live, sample = await _find(websocket, request_id, choice)
+    live, sample = await find_request(websocket, request_id, choice)
     await send_events(websocket, _answers(websocket).events(live, sample, cursor), websocket.app.state.stopping)
 
 
-async def _find(connection: HTTPConnection, request_id: str, choice: str) -> tuple[LiveRequest, int]:
+async def find_request(connection: HTTPConnection, request_id: str, choice: str) -> tuple[LiveRequest, int]:
     """The request, and which of its samples is meant. Raises `ApiError` (404)."""
     record = await run_sync(_answers(connection).get, request_id, tenant_of(connection))
     samples = map(str, range(record.request.sampling.n))

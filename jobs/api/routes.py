@@ -12,6 +12,7 @@ from .admission import JobQuota
 from .caller import tenant_of
 from .errors import ApiError, ErrorBody
 from .job_requests import JobOptions, JobRequest, Priority
+from .json_body import expect_json, media_type
 from .schemas import DeletedJob, JobAnswer, JobList, WebhookList
 from .service import JobService
 
@@ -42,15 +43,9 @@ def service_of(connection: HTTPConnection) -> JobService:
     return service.of(tenant_of(connection))
 
 
-def _expect(kind: str) -> Any:
-    """Refuse bodies that are not said to be of this type."""
-
-    def check(request: Request) -> None:
-        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != kind:
-            code = "not_json" if kind == "application/json" else "unsupported_media_type"
-            raise ApiError(415, f"send the body with the header Content-Type: {kind}", code)
-
-    return Depends(check)
+def _expect_form(request: Request) -> None:
+    if media_type(request) != "multipart/form-data":
+        raise ApiError(415, "send the body with the header Content-Type: multipart/form-data", "unsupported_media_type")
 
 
 Key = Annotated[
@@ -62,7 +57,7 @@ UPLOAD_PATH = "/jobs/upload"
 router = APIRouter(prefix="/jobs", tags=["jobs"], responses=EVERYWHERE)
 
 
-@router.post("", status_code=201, responses=_CREATE, dependencies=[_expect("application/json")])
+@router.post("", status_code=201, responses=_CREATE, dependencies=[Depends(expect_json)])
 def create_job(
     job: JobRequest, service: Service, quota: JobQuota, response: Response, idempotency_key: Key = None
 ) -> JobAnswer:
@@ -76,7 +71,7 @@ def create_job(
 
 
 @router.post(
-    UPLOAD_PATH.removeprefix("/jobs"), status_code=201, responses=_CREATE, dependencies=[_expect("multipart/form-data")]
+    UPLOAD_PATH.removeprefix("/jobs"), status_code=201, responses=_CREATE, dependencies=[Depends(_expect_form)]
 )
 def upload_job(
     file: Annotated[UploadFile, File(description="JSONL, CSV (both also .gz, .zst) or Parquet, by its name's ending.")],

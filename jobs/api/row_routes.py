@@ -26,19 +26,19 @@ async def stream_row(
     One that is stored by now comes as a single event, the end, with all its text. The texts of all events together
     are the row's `output`.
     """
-    events = await _events(request, job_id, row, cursor_of(last_event_id, after))
+    events = await row_events(request, job_id, row, cursor_of(last_event_id, after))
     return EventStreamResponse(sse_events(events.events()), request.app.state.stopping)
 
 
 @router.websocket("/{job_id}/rows/{row}/stream")
 async def stream_row_over_websocket(websocket: WebSocket, job_id: str, row: Row, after: str | None = None) -> None:
     """The same events as JSON texts."""
-    events = await _events(websocket, job_id, row, cursor_of(None, after))
+    events = await row_events(websocket, job_id, row, cursor_of(None, after))
     await send_events(websocket, events.events(), websocket.app.state.stopping)
 
 
-async def _events(connection: HTTPConnection, job_id: str, row: int, after: int) -> RowEvents:
-    """Raises `ApiError` (404)."""
+async def row_events(connection: HTTPConnection, job_id: str, row: int, after: int) -> RowEvents:
+    """The events of a row of the caller's after the token `after`. Raises `ApiError` (404)."""
     state, service = connection.app.state, service_of(connection)
     job = await run_sync(service.record, job_id)
     if row >= job.num_rows:

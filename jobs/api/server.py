@@ -5,7 +5,8 @@ import ipaddress
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from types import FrameType
 
 import uvicorn
@@ -13,11 +14,11 @@ import uvicorn
 from ...storage.ledger import Ledger
 from ..batches.keeper import BatchKeeper
 from ..client import Client
-from ..errors import JobError
+from ..errors import JobError, SpecError
 from ..periodic import Periodic
 from ..settings import Settings
 from ..webhooks import SEND_SECONDS, WebhookSender
-from .app import create_app
+from .app import Beside, create_app
 from .models import ServedModels
 
 # Requests under way when told to stop. Docker kills after ten seconds.
@@ -52,13 +53,22 @@ def refuse_anonymous(ledger: Ledger, host: str) -> None:
         )
 
 
-def serve(settings: Settings, models: ServedModels, host: str, port: int, on_listening: Callable[[str], None]) -> None:
+def serve(
+    settings: Settings,
+    models: ServedModels,
+    host: str,
+    port: int,
+    on_listening: Callable[[str], None],
+    grpc_port: int | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT, in the main thread. Port 0 picks a free one.
 
-    `on_listening` is told the URL once connections are taken. Raises `ListenError`, or what `Client` raises.
+    `on_listening` is told the URL once connections are taken, and then that of gRPC, if it is wanted. Raises
+    `ListenError`, what `Client` raises, and `SpecError` where gRPC is wanted and not installed.
     """
     with _listen(host, port) as listener, Client(settings) as client:
-        app = create_app(client, models)
+        beside = nullcontext if grpc_port is None else _grpc(settings, host, grpc_port, on_listening)
+        app = create_app(client, models, beside)
         config = uvicorn.Config(
             app,
             lifespan="on",
@@ -67,7 +77,7 @@ def serve(settings: Settings, models: ServedModels, host: str, port: int, on_lis
             server_header=False,
             timeout_graceful_shutdown=_GRACE_SECONDS,
         )
-        server = Server(config, app.state.stopping)
+        server = Server(config, app.state.stopping, on_leaving=app.state.leaving.set)
         webhooks = WebhookSender.of(client.ledger, settings)
         with (
             Periodic("webhooks", SEND_SECONDS, webhooks.send_due),
@@ -78,28 +88,56 @@ def serve(settings: Settings, models: ServedModels, host: str, port: int, on_lis
             server.run(sockets=[listener])
 
 
+def _grpc(settings: Settings, host: str, port: int, on_listening: Callable[[str], None]) -> Beside:
+    """The gRPC server to be. Raises `SpecError` where the extra is missing, `ListenError`."""
+    try:
+        # Here, not above: it is an extra.
+        from ..grpc.server import grpc_server
+    except ImportError as error:
+        raise SpecError(f"--grpc-port: {error.name} is missing: install headrace with its grpc extra") from error
+    # gRPC itself says too late, and to the log, that an address is taken.
+    with _listen(host, port, "--grpc-port") as found:
+        address = _address(host, found)
+    return partial(
+        grpc_server,
+        address=address,
+        max_request_bytes=settings.max_body_bytes,
+        grace_seconds=_GRACE_SECONDS,
+        on_listening=lambda: on_listening(f"grpc://{address}"),
+    )
+
+
 class Server(uvicorn.Server):
-    """Sets `stopping` some seconds after it was told to stop: what is still being answered then has to end."""
+    """Sets `stopping` some seconds after it was told to stop: what is still being answered then has to end.
+
+    `on_leaving` is called as soon as it was.
+    """
 
     def __init__(
-        self, config: uvicorn.Config, stopping: asyncio.Event, told_after_seconds: float = _TOLD_AFTER_SECONDS
+        self,
+        config: uvicorn.Config,
+        stopping: asyncio.Event,
+        told_after_seconds: float = _TOLD_AFTER_SECONDS,
+        on_leaving: Callable[[], None] = lambda: None,
     ) -> None:
         super().__init__(config)
         self._stopping = stopping
         self._told_after_seconds = told_after_seconds
+        self._on_leaving = on_leaving
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._on_leaving()
         asyncio.get_running_loop().call_later(self._told_after_seconds, self._stopping.set)
         await super().shutdown(sockets)
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _listen(host: str, port: int, option: str = "--port") -> socket.socket:
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise ListenError(f"cannot listen on {host} port {port}: {reason}; choose with --host and --port") from error
+        raise ListenError(f"cannot listen on {host} port {port}: {reason}; choose with --host and {option}") from error
     # Connections inherit it. asyncio sets it only where the socket names its protocol, and without it an answer of
     # two writes, or a token behind another, waits 40 ms for the client's acknowledgement.
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -107,8 +145,12 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _url(host: str, listener: socket.socket) -> str:
+    return f"http://{_address(host, listener)}"
+
+
+def _address(host: str, listener: socket.socket) -> str:
     port = listener.getsockname()[1]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from ...storage.readers import InputSource, open_input
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, Progress
 from ...storage.webhooks import Webhooks
 from ..batches.files import FileStore
+from ..batches.validation import JOB_KEY_START
 from ..client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError
 from ..planning.producer import Terms, new_job_id
@@ -181,7 +182,9 @@ class JobService:
 
     def _described(self, options: JobOptions, idempotency_key: str | None, quota: Quota) -> tuple[JobSpec, Terms]:
         """Checked before any input is opened."""
-        spec = JobSpec.parse(**options.of_spec(), model=self.models.exact_name(options.model))
+        if idempotency_key is not None and idempotency_key.startswith(JOB_KEY_START):
+            raise SpecError(f"Idempotency-Key must not begin with {JOB_KEY_START!r}", "Idempotency-Key")
+        spec = JobSpec.parse(**options.of_spec(self.models.model(options.model)))
         return spec, Terms(
             within_seconds=options.within_seconds,
             idempotency_key=idempotency_key,

@@ -19,6 +19,7 @@ from redis.exceptions import RedisError
 
 from ...storage.batch_records import BatchRecord, BatchState, BatchTotals
 from ...storage.errors import JobEnded, StorageError, UnknownJob
+from ...storage.quotas import QuotaExceeded
 from ...storage.records import JobRecord, JobState, ShardState
 from ..api.models import ServedModels
 from ..client import Client
@@ -162,6 +163,11 @@ class BatchKeeper:
             job = self._validation.run(batch, self._checker(batch))
         except InvalidBatch as invalid:
             self._ledger.batches.fail(batch.id, self._owner, [error.as_dict() for error in invalid.errors])
+        except QuotaExceeded as error:
+            if batch.expires_at > time.time():
+                raise
+            never = LineError("batch_expired", f"The batch was not begun in time: {error}.")
+            self._ledger.batches.expire(batch.id, self._owner, [never.as_dict()])
         else:
             self._ledger.batches.begin(batch.id, self._owner, job.id, model_of(job))
 
@@ -207,7 +213,7 @@ class BatchKeeper:
         written = OutputWriter(self._ledger, self._store, batch, job, self._checker(batch)).write()
         state = _final_state(batch, job, written.has_expired_rows)
         output, error, totals = written.output, written.error, written.totals
-        is_done = self._ledger.batches.finish(batch.id, self._owner, state, output, error, totals)
+        is_done = self._ledger.batches.finish(batch.id, self._owner, state, output, error, totals, written.lost)
         if is_done and job.state is JobState.CANCELLED:
             shutil.rmtree(self._client.jobs_folder / job.id, ignore_errors=True)
 

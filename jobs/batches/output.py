@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ...storage.batch_records import BatchRecord, BatchState, BatchTotals
-from ...storage.errors import StorageError
+from ...storage.errors import PartMissing, StorageError
 from ...storage.file_records import NewFile
 from ...storage.ledger import Ledger
 from ...storage.parts import committed_file
@@ -22,8 +23,10 @@ from ...storage.spool import read_shard
 from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
 from ..planning.planner import TOO_LONG
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
-from .lines import CHAT
+from .lines import CHAT, LineError
 from .requests import ECHO, REQUEST_ERROR
+
+logger = logging.getLogger(__name__)
 
 PURPOSE = "batch_output"
 _ROWS = 256
@@ -38,12 +41,13 @@ _NEVER_RAN = {
 
 @dataclass
 class BatchOutput:
-    """What was written: the files to be recorded, and the sums."""
+    """What was written: the files to be recorded, and the sums. `lost`: what could not be, as a batch's errors."""
 
     output: NewFile | None
     error: NewFile | None
     totals: BatchTotals
     has_expired_rows: bool
+    lost: list[dict[str, Any]]
 
 
 @dataclass
@@ -62,6 +66,7 @@ class OutputWriter:
     _num_completed: int = 0
     _num_failed: int = 0
     _has_expired_rows: bool = False
+    _lost: list[dict[str, Any]] = field(default_factory=list)
 
     def write(self) -> BatchOutput:
         """Put the files in place. Raises StorageError, `LedgerError`."""
@@ -79,7 +84,8 @@ class OutputWriter:
                 cached_tokens=self._usage.cached_tokens,
                 completion_tokens=self._usage.completion_tokens,
             )
-            return BatchOutput(self._keep(output, "output"), self._keep(error, "error"), totals, self._has_expired_rows)
+            files = self._keep(output, "output"), self._keep(error, "error")
+            return BatchOutput(*files, totals, self._has_expired_rows, self._lost)
 
     def _write_done(self, output: IncomingFile, error: IncomingFile) -> None:
         for part in self.ledger.parts(self.job.id):
@@ -92,9 +98,22 @@ class OutputWriter:
 
     def _part_rows(self, part: PartRecord) -> Iterator[dict[str, Any]]:
         # Parts are as small as shards, and nobody can rename what is open.
-        table = _read_part(Path(self.job.output_dir), part.file_name, ("messages", "prompt"))
+        try:
+            table = _read_part(Path(self.job.output_dir), part.file_name, ("messages", "prompt"))
+        except PartMissing as error:
+            self._lose(part, error)
+            return
         for batch in table.to_batches(_ROWS):
             yield from batch.to_pylist(maps_as_pydicts="lossy")
+
+    def _lose(self, part: PartRecord, error: PartMissing) -> None:
+        """Somebody has removed answers: the rest is to be had all the same."""
+        logger.warning("batch %s: %s", self.batch.id, error)
+        message = f"The answers to {part.num_rows} requests were removed from the server before the batch had ended."
+        self._lost.append(LineError("output_lost", message).as_dict())
+        # Of another job's end they are among those that no part has.
+        if self.job.state is JobState.COMPLETED:
+            self._num_failed += part.num_rows
 
     def _write_answer(self, file: IncomingFile, row: Mapping[str, Any]) -> None:
         usage = Usage(row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"])
@@ -157,7 +176,10 @@ class OutputWriter:
                 yield {**row, "error": row["plan_error"]}
 
     def _row_numbers(self, part: PartRecord) -> Sequence[int]:
-        numbers: list[int] = _read_part(Path(self.job.output_dir), part.file_name, ())["row"].to_pylist()
+        try:
+            numbers: list[int] = _read_part(Path(self.job.output_dir), part.file_name, ())["row"].to_pylist()
+        except PartMissing:
+            return []
         return numbers
 
     def _write(self, file: IncomingFile, row: Mapping[str, Any], line: Mapping[str, Any]) -> None:
@@ -192,7 +214,7 @@ def _response(status_code: int, request_id: str, body: dict[str, Any]) -> dict[s
 
 
 def _read_part(folder: Path, file_name: str, without: Sequence[str]) -> pa.Table:
-    """Raises StorageError. The one who published it may be renaming it at the moment."""
+    """Raises PartMissing, StorageError. The one who published it may be renaming it at the moment."""
     for _ in range(_MAX_READS):
         path = committed_file(folder, file_name)
         if path is None:
@@ -204,4 +226,7 @@ def _read_part(folder: Path, file_name: str, without: Sequence[str]) -> pa.Table
             continue
         except (OSError, pa.ArrowException) as error:
             raise StorageError(f"part {path} cannot be read: {error}") from error
-    raise StorageError(f"part {folder / file_name} is gone, and with it answers of a batch")
+    if not folder.is_dir():
+        # With all of it: a disk that is not there now, rather than somebody's hand.
+        raise StorageError(f"folder {folder} is not there")
+    raise PartMissing(f"part {folder / file_name} is gone, and with it answers of a batch")

@@ -17,7 +17,7 @@ from ...storage.output_dir import OutputMode
 from ...storage.quotas import Quota, QuotaExceeded
 from ...storage.records import JobRecord
 from ..api.errors import ApiError
-from ..api.models import ServedModels
+from ..api.models import ServedModel, ServedModels
 from ..client import Client
 from ..errors import JobError
 from ..planning.producer import Terms
@@ -27,6 +27,9 @@ from .lines import LineError, check_lines
 from .requests import BatchInput, ModelLimits, RequestReader
 
 logger = logging.getLogger(__name__)
+
+# No client's idempotency key may begin so: a batch would take the client's job for its own.
+JOB_KEY_START = "batch/"
 
 
 class InvalidBatch(JobError):
@@ -69,7 +72,7 @@ class Validation:
             if found.errors:
                 raise InvalidBatch(*found.errors)
             assert found.model is not None
-            spec = self._spec(batch, self.models.exact_name(found.model))
+            spec = self._spec(batch, self.models.model(found.model))
             source = BatchInput(path, file.sha256, self._reader(batch, spec), on_row)
             return self._queue(batch, spec, source)
         except InvalidBatch:
@@ -88,11 +91,13 @@ class Validation:
             return False
         return True
 
-    def _spec(self, batch: BatchRecord, model: str) -> JobSpec:
+    def _spec(self, batch: BatchRecord, model: ServedModel) -> JobSpec:
         # Another batch of the same requests is sampled anew; the same batch, validated again, is not.
         digest = hashlib.blake2b(batch.id.encode(), digest_size=8).digest()
         sampling = SamplingSpec(seed=int.from_bytes(digest) >> 1)
-        return JobSpec.parse(model=model, endpoint=batch.endpoint, sampling=sampling.model_dump())
+        return JobSpec.parse(
+            model=model.exact_name, endpoint=batch.endpoint, sampling=sampling.model_dump(), **model.precision
+        )
 
     def _reader(self, batch: BatchRecord, spec: JobSpec) -> RequestReader:
         prompts = self.models.model(spec.model).prompts
@@ -120,7 +125,7 @@ class Validation:
 
 def job_key(batch: BatchRecord) -> str:
     """The idempotency key of a batch's job."""
-    return f"batch/{batch.id}"
+    return f"{JOB_KEY_START}{batch.id}"
 
 
 def model_of(job: JobRecord) -> str:

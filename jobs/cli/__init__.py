@@ -1,4 +1,4 @@
-"""The command line: `headrace run`, `jobs`, `show`, `results`, `worker`, `serve`, `keys`, `tenants`."""
+"""The command line: `headrace run`, `jobs`, `show`, `results`, `worker`, `serve`, `up`, `keys`, `tenants`."""
 
 from .app import main
 

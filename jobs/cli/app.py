@@ -14,7 +14,7 @@ from ...storage.errors import LedgerUnavailable, StorageError
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
 from ..settings import SettingsError
-from . import dry_run, inspect, run, serve, stream, verbs, worker
+from . import dry_run, inspect, run, serve, stream, up, verbs, watch, worker
 from .keys import keys
 from .tenants import tenants
 
@@ -32,7 +32,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("submit")(run.submit)
 app.command("dry-run")(dry_run.dry_run)
-app.command("watch")(run.watch)
+app.command("watch")(watch.watch)
 app.command("jobs")(inspect.jobs)
 app.command("show")(inspect.show)
 app.command("results")(inspect.results)
@@ -45,6 +45,7 @@ app.command("delete")(verbs.delete)
 app.command("stream")(stream.stream)
 app.command("worker")(worker.worker)
 app.command("serve")(serve.serve)
+app.command("up")(up.up)
 app.add_typer(keys)
 app.add_typer(tenants)
 

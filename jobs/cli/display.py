@@ -114,7 +114,7 @@ class RunDisplay:
         eta = pace.eta_seconds(progress)
         return (
             f"{pace.rows_per_second(progress):,.0f} rows/s  {pace.tokens_per_second(progress):,.0f} tokens/s  "
-            f"{pace.hit_rate(progress):.0%} cached  ETA {_duration(eta) if eta is not None else '-'}"
+            f"{pace.hit_rate(progress):.0%} cached  ETA {duration(eta) if eta is not None else '-'}"
         )
 
 
@@ -140,7 +140,8 @@ def summary(pace: Pace, progress: Progress, output: str) -> str:
     )
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """As `4:07`, or `1:04:07`."""
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

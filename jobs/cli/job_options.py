@@ -19,6 +19,7 @@ from ..errors import SpecError
 from ..planning.producer import Terms
 from ..schemas import JobSpec
 from ..shards.deadline import parse_duration
+from ..webhooks import parse_webhook
 from .inputs import opened_source, text_or_file
 from .options import DType, Model, Quantization, Revision
 
@@ -104,6 +105,9 @@ def asked(
     ] = 0,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
+    cache: Annotated[
+        bool, typer.Option("--cache", help="Take answers of earlier jobs with --cache to the same prompts.")
+    ] = False,
     revision: Revision = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
@@ -139,6 +143,7 @@ def asked(
                 "structured_outputs": None if regex is None else {"regex": regex},
             },
             limit=limit,
+            cache=cache,
         ),
         functools.partial(opened_source, input, input_format, sql, query, limit),
     )
@@ -165,12 +170,25 @@ def target(
     sink_table: Annotated[
         str, typer.Option("--sink-table", metavar="NAME", help="With --sink: the table, made if there is none.")
     ] = DEFAULT_TABLE,
+    webhook: Annotated[
+        str | None, typer.Option("--webhook", metavar="URL", help="Tell this URL of the job's end with a POST request.")
+    ] = None,
+    webhook_secret: Annotated[
+        str | None,
+        typer.Option(
+            "--webhook-secret",
+            metavar="SECRET",
+            envvar="WEBHOOK_SECRET",
+            help="With --webhook: what signs it.",
+        ),
+    ] = None,
 ) -> Target:
     """Raises `SpecError`, `SinkError`."""
     terms = Terms(
         None if within is None else parse_duration("--within", within),
         idempotency_key,
         None if sink is None else SinkSpec.parse(sink, sink_table),
+        None if webhook is None else parse_webhook(webhook, webhook_secret),
     )
     return Target(output, _mode(resume, overwrite), terms)
 

@@ -4,6 +4,8 @@ from typing import Annotated
 
 import typer
 
+from ...engine.config import EngineConfig
+
 Model = Annotated[str, typer.Option("--model", help="Model folder, or Hugging Face id: org/name or org/name@revision.")]
 Revision = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit of a Hugging Face id; default: main.")
@@ -20,3 +22,24 @@ MaxModelLen = Annotated[
 EnablePrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Compute shared prefixes once.")
 ]
+
+
+def engine_options(
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048,
+    max_model_len: MaxModelLen = None,
+    enable_prefix_caching: EnablePrefixCaching = True,
+) -> list[str]:
+    """The options of a worker of our own. Raises `ConfigError`."""
+    engine = EngineConfig(
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        enable_prefix_caching=enable_prefix_caching,
+    )
+    options = [
+        f"--max-num-seqs={engine.max_num_seqs}",
+        f"--max-num-batched-tokens={engine.max_num_batched_tokens}",
+        "--enable-prefix-caching" if engine.enable_prefix_caching else "--no-enable-prefix-caching",
+    ]
+    return options + ([f"--max-model-len={engine.max_model_len}"] if engine.max_model_len else [])

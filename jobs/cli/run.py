@@ -1,43 +1,17 @@
-"""`headrace run`, `submit` and `watch`: submit rows, start what is missing, show the way, say how it ended."""
+"""`headrace run` and `submit`: submit rows, start what is missing, show the way, say how it ended."""
 
 import shlex
-import signal
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import FrameType
 
 import typer
 
-from ...engine.config import EngineConfig
 from ...storage.output_dir import OutputMode
 from ..client import Client, Job
 from .follow import exit_status, follow, opening
-from .inspect import JobId
+from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
-from .options import EnablePrefixCaching, MaxModelLen, MaxNumBatchedTokens, MaxNumSeqs
+from .options import engine_options
 from .signatures import takes
-
-
-def engine_options(
-    max_num_seqs: MaxNumSeqs = 256,
-    max_num_batched_tokens: MaxNumBatchedTokens = 2048,
-    max_model_len: MaxModelLen = None,
-    enable_prefix_caching: EnablePrefixCaching = True,
-) -> list[str]:
-    """The options of a worker of our own. Raises `ConfigError`."""
-    engine = EngineConfig(
-        max_num_seqs=max_num_seqs,
-        max_num_batched_tokens=max_num_batched_tokens,
-        max_model_len=max_model_len,
-        enable_prefix_caching=enable_prefix_caching,
-    )
-    options = [
-        f"--max-num-seqs={engine.max_num_seqs}",
-        f"--max-num-batched-tokens={engine.max_num_batched_tokens}",
-        "--enable-prefix-caching" if engine.enable_prefix_caching else "--no-enable-prefix-caching",
-    ]
-    return options + ([f"--max-model-len={engine.max_model_len}"] if engine.max_model_len else [])
 
 
 @takes(asked, target, engine_options)
@@ -46,7 +20,7 @@ def run(asked: Asked, target: Target, worker_options: list[str]) -> None:
 
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
-    with _termination_as_interrupt(), Client() as client:
+    with termination_as_interrupt(), Client() as client:
         job = None
         try:
             job = _submitted(client, asked, target)
@@ -73,15 +47,6 @@ def submit(asked: Asked, target: Target) -> None:
         typer.echo(job.id)
 
 
-def watch(job_id: JobId) -> None:
-    """Show a job's way until it has ended; the exit status is that of `headrace run`."""
-    with Client() as client:
-        job = client.job(job_id)
-        typer.echo(opening(job, job.progress()), err=True)
-        progress = follow(client, job, job.watch(), lambda progress: None)
-    raise typer.Exit(exit_status(progress))
-
-
 def _submitted(client: Client, asked: Asked, target: Target) -> Job:
     inputs = client.settings.data_dir / "inputs"
     with asked.open_source(inputs) as source:
@@ -105,17 +70,3 @@ def _farewell(job: Job | None, mode: OutputMode) -> str:
         how_far, option = "no row has run yet", "--overwrite" if mode is OutputMode.OVERWRITE else "--resume"
     words = [word for word in sys.argv[1:] if word not in ("--resume", "--overwrite")]
     return f"\nstopped: {how_far}. To finish the rest:\n  {shlex.join(['headrace', *words, option])}"
-
-
-@contextmanager
-def _termination_as_interrupt() -> Iterator[None]:
-    """End on SIGTERM as on Ctrl-C: stop the worker, say how to resume."""
-
-    def interrupt(signum: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

@@ -1,15 +1,54 @@
 """`headrace serve`: the HTTP API, until told to stop."""
 
 import logging
-from typing import Annotated
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..open_ledger import open_ledger
 from ..settings import Settings
+from .options import DType, Quantization
+from .signatures import takes
+
+if TYPE_CHECKING:
+    from ..api.models import ServedModels
 
 
-def serve(
+@dataclass(frozen=True)
+class Serving:
+    """Which models are served in which precision, and where."""
+
+    models: Sequence[str]
+    dtype: str
+    quantization: str | None
+    host: str
+    port: int
+    grpc_port: int | None
+    allow_anonymous: bool
+
+    def serve(self, settings: Settings, on_listening: Callable[[str], None]) -> None:
+        """Until SIGTERM or SIGINT. Raises what `api.server.serve` raises, and `AnonymousError`."""
+        # Here, not above: other commands should not wait for the web framework.
+        from ..api.server import refuse_anonymous
+        from ..api.server import serve as serve_api
+
+        if not self.allow_anonymous:
+            with open_ledger(settings) as ledger:
+                refuse_anonymous(ledger, self.host)
+        serve_api(settings, self.served, self.host, self.port, on_listening, self.grpc_port)
+
+    @cached_property
+    def served(self) -> "ServedModels":
+        """The models, checked. Raises what `ServedModels.of` raises."""
+        from ..api.models import ServedModels
+
+        return ServedModels.of(self.models, self.dtype, self.quantization)
+
+
+def serving(
     model: Annotated[
         list[str],
         typer.Option(
@@ -17,29 +56,33 @@ def serve(
             help="Model that requests may name: a folder, by its last part, or a Hugging Face id. May be repeated.",
         ),
     ],
+    dtype: DType = "auto",
+    quantization: Quantization = None,
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 picks a free one.")] = 8000,
+    grpc_port: Annotated[
+        int | None, typer.Option("--grpc-port", min=0, max=65535, help="Also answer gRPC; 0 picks a free one.")
+    ] = None,
     allow_anonymous: Annotated[
         bool, typer.Option("--allow-anonymous", help="Listen beyond this machine although there is no API key.")
     ] = False,
-) -> None:
-    """Take jobs over HTTP. Workers do them: run `headrace worker` with the same --model.
+) -> Serving:
+    """The options of a server."""
+    return Serving(model, dtype, quantization, host, port, grpc_port, allow_anonymous)
+
+
+@takes(serving)
+def serve(serving: Serving) -> None:
+    """Take requests and jobs over HTTP. Workers do them: run `headrace worker` with the same --model, --dtype and
+    --quantization.
 
     SIGTERM or Ctrl-C ends what is under way and exits. Once `headrace keys create` has made a key, every request
     needs one. Before that everybody who can connect may use it, so it listens on this machine only.
     """
     settings = Settings.from_environment()
     logging.getLogger("headrace").setLevel(settings.log_level)
-    # Here, not above: other commands should not wait for the web framework.
-    from ..api.models import ServedModels
-    from ..api.server import refuse_anonymous
-    from ..api.server import serve as serve_api
-
-    if not allow_anonymous:
-        with open_ledger(settings) as ledger:
-            refuse_anonymous(ledger, host)
-    serve_api(settings, ServedModels.of(model), host, port, _say_where)
+    serving.serve(settings, say_where)
 
 
-def _say_where(url: str) -> None:
+def say_where(url: str) -> None:
     typer.echo(f"headrace: listening on {url}")

@@ -101,8 +101,9 @@ class Interruption(Enum):
 class LiveAnswer:
     """A claimed request. `samples`: those of its answers that have not ended, by their ids in the engine.
 
-    `is_open`: its streams are begun; `interrupted`: what happened before. `is_over`: nothing more is to come of this
-    attempt. `is_lost`: another one has taken over.
+    `is_open`: its streams are begun; `interrupted`: what happened before. `has_begun`: the engine has it;
+    `is_known_to_wait`: Redis was told that it has not. `is_over`: nothing more is to come of this attempt. `is_lost`:
+    another one has taken over.
     """
 
     claim: LiveClaim
@@ -110,6 +111,8 @@ class LiveAnswer:
     samples: dict[str, LiveSample] = field(default_factory=dict)
     is_open: bool = False
     interrupted: Interruption | None = None
+    has_begun: bool = False
+    is_known_to_wait: bool = False
     is_over: bool = False
     is_lost: bool = False
 

@@ -1,15 +1,19 @@
 """The workers' side of live requests in Redis: who may answer which, and for how long."""
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from pydantic import ValidationError
 from redis import Redis
 
 from .keys import open_key, request_key, tenant_key
 from .requests import LiveRequest, LiveState, registration
-from .scripts import CLAIM, END, REGISTER, RELEASE, RENEW, SWEEP
+from .scripts import BEGIN, CLAIM, END, REGISTER, RELEASE, RENEW, SWEEP
+
+logger = logging.getLogger(__name__)
 
 Arguments = list[str | int | float]
 _REDIS_SECONDS = 5.0
@@ -55,8 +59,8 @@ class LiveClaims:
         self.owner = owner
         self.lease_seconds = lease_seconds
         self._ttl_seconds = ttl_seconds
-        self._claim, self._renew, self._register, self._release, self._end, self._sweep = map(
-            self._redis.register_script, (CLAIM, RENEW, REGISTER, RELEASE, END, SWEEP)
+        self._claim, self._begin, self._renew, self._register, self._release, self._end, self._sweep = map(
+            self._redis.register_script, (CLAIM, BEGIN, RENEW, REGISTER, RELEASE, END, SWEEP)
         )
 
     def __enter__(self) -> Self:
@@ -67,27 +71,53 @@ class LiveClaims:
 
     def claim(self, request_id: str) -> LiveClaim | None:
         """The right to answer a request; None when it has ended or another attempt has it."""
-        found: Any = self._claim(
-            keys=[request_key(request_id), open_key(self.queue)], args=[request_id, self.owner, self.lease_seconds]
-        )
-        if found[0] != "claimed":
-            return None
+        return next(iter(self.claim_all([request_id])), None)
+
+    def claim_all(self, request_ids: Sequence[str]) -> list[LiveClaim]:
+        """The rights that are to be had, in few round trips."""
+        # One by itself: a pipeline asks first whether Redis knows the script.
+        answers: Any = [self._ask(request_id, self._redis) for request_id in request_ids[:1]]
+        if len(request_ids) > 1:
+            with self._redis.pipeline(transaction=False) as pipe:
+                for request_id in request_ids[1:]:
+                    self._ask(request_id, pipe)
+                answers += pipe.execute()
+        claims = (self._claimed(found) for found in answers if found[0] == "claimed")
+        return [claim for claim in claims if claim is not None]
+
+    def _ask(self, request_id: str, client: Any) -> Any:
+        args: Arguments = [request_id, self.owner, self.lease_seconds]
+        return self._claim(keys=[request_key(request_id), open_key(self.queue)], args=args, client=client)
+
+    @staticmethod
+    def _claimed(found: Any) -> LiveClaim | None:
         _, attempt, num_crashes, num_failures, is_cancelled, now, spec = found
-        request = LiveRequest.model_validate_json(spec)
+        try:
+            request = LiveRequest.model_validate_json(spec)
+        except ValidationError as error:
+            # Of another version of ours: it must not keep the others waiting.
+            logger.warning("a live request can not be read: %s", error)
+            return None
         return LiveClaim(
             request, attempt, num_crashes, num_failures, bool(is_cancelled), request.deadline_at - float(now)
         )
 
-    def renew(self, claims: Sequence[LiveClaim]) -> list[Verdict]:
-        """Keep what is in flight for another lease; one verdict a claim."""
+    def begin(self, claim: LiveClaim) -> None:
+        """Note that the engine gets a request which was renewed as waiting."""
+        self._begin(keys=[request_key(claim.request.id)], args=[claim.attempt])
+
+    def renew(self, claims: Sequence[LiveClaim], waiting: Collection[str] = ()) -> list[Verdict]:
+        """Keep what is in flight for another lease; one verdict a claim.
+
+        `waiting`: the ids of requests that the engine does not have; should this worker die, they are no crash.
+        """
         if not claims:
             return []
         ids = [claim.request.id for claim in claims]
-        attempts = [claim.attempt for claim in claims]
-        verdicts: Any = self._renew(
-            keys=[open_key(self.queue), *map(request_key, ids)],
-            args=[self.lease_seconds, *(value for pair in zip(ids, attempts, strict=True) for value in pair)],
-        )
+        args: Arguments = [self.lease_seconds]
+        for claim in claims:
+            args += [claim.request.id, claim.attempt, int(claim.request.id in waiting)]
+        verdicts: Any = self._renew(keys=[open_key(self.queue), *map(request_key, ids)], args=args)
         return [Verdict(verdict) for verdict in verdicts]
 
     def restore(self, claim: LiveClaim) -> None:

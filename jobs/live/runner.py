@@ -11,6 +11,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from ...engine.errors import InvalidRequestError
 from ...engine.request import RequestEvent
 from ...engine.tokenizer import Tokenizer
 from ..celery_app import queue_is_empty, send_request
@@ -35,6 +36,7 @@ _FLUSH_SECONDS = 5.0
 # A request whose bell is older than this, while no bell waits to be heard, has lost it.
 _LOST_BELL_SECONDS = 1.0
 _RETRY_SECONDS = 0.2
+_MAX_CLAIMS = 64
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,14 @@ class _Turn:
 
 @dataclass(frozen=True)
 class _Claimed:
-    """An answer that may begin after what earlier attempts streamed; None when it is to be handed back."""
+    """An answer that may begin after what earlier attempts streamed; None when it is to be handed back.
+
+    `error`: why it can not be begun at all.
+    """
 
     answer: LiveAnswer
     recovered: dict[str, RecoveredStream] | None
+    error: StreamError | None = None
 
 
 _Item = RequestEvent | Outcome | _Interrupt | _Turn | _Claimed
@@ -135,8 +141,15 @@ class LiveRunner:
     def renew_leases(self) -> None:
         """Keep what is in flight, and find out what is not ours any more. Raises redis' errors."""
         answers = self._in_flight()
+        waiting = [answer for answer in answers if not answer.has_begun]
+        for answer in waiting:
+            answer.is_known_to_wait = True
         try:
-            verdicts = self.claims.renew([answer.claim for answer in answers])
+            verdicts = self.claims.renew([answer.claim for answer in answers], {answer.id for answer in waiting})
+            for answer in waiting:
+                # Begun in the meantime.
+                if answer.has_begun:
+                    self.claims.begin(answer.claim)
         except RedisError:
             self._wait_for_the_others()
             raise
@@ -176,26 +189,41 @@ class LiveRunner:
     # In the thread that claims.
 
     def _claim_all(self, request_ids: list[str]) -> None:
-        for request_id in request_ids:
+        for start in range(0, len(request_ids), _MAX_CLAIMS):
+            some = request_ids[start : start + _MAX_CLAIMS]
             try:
-                self._claim(request_id)
+                self._claim(some)
             except (RedisError, OperationalError) as error:
-                logger.warning("request %s waits for a sweeper, Redis does not answer: %s", request_id, error)
-            # One request's boundary: the others' bells are not heard again before a sweeper rings.
+                logger.warning("%d requests wait for a sweeper, Redis does not answer: %s", len(some), error)
+            # The batch's boundary: the others' bells are not heard again before a sweeper rings.
             except Exception:
-                logger.exception("request %s cannot be begun", request_id)
+                logger.exception("requests cannot be begun: %s", ", ".join(some))
 
-    def _claim(self, request_id: str) -> None:
+    def _claim(self, request_ids: list[str]) -> None:
         if self._draining.is_set():
-            send_request(self.app, self.claims.queue, request_id)
+            for request_id in request_ids:
+                send_request(self.app, self.claims.queue, request_id)
             return
-        claim = self.claims.claim(request_id)
-        if claim is not None:
-            self._begin(LiveAnswer(claim, time.monotonic() + claim.seconds_left))
+        now = time.monotonic()
+        answers = [LiveAnswer(claim, now + claim.seconds_left) for claim in self.claims.claim_all(request_ids)]
+        # All before the first is begun, which may take a while: their leases are to be renewed.
+        self._answers.update((answer.id, answer) for answer in answers)
+        for answer in answers:
+            self._begin(answer)
 
     def _begin(self, answer: LiveAnswer) -> None:
-        self._answers[answer.id] = answer
-        self._events.put(_Claimed(answer, self._recover(answer)))
+        try:
+            recovered = self._recover(answer)
+            # Compiled here, and kept by the tokenizer: it may take a second, in which no other answer's text grows.
+            self.tokenizer.grammar(answer.claim.request.sampling.structure)
+        except InvalidRequestError as error:
+            self._events.put(_Claimed(answer, {}, StreamError("invalid_request", str(error))))
+        # One request's boundary. It is ours by now, so it has to have its end from us.
+        except Exception as error:
+            logger.exception("request %s cannot be begun", answer.id)
+            self._events.put(_Claimed(answer, {}, _internal(error)))
+        else:
+            self._events.put(_Claimed(answer, recovered))
 
     def _recover(self, answer: LiveAnswer) -> dict[str, RecoveredStream] | None:
         """What earlier attempts have streamed; None when the request is not ours any more, or the worker stops."""
@@ -227,7 +255,7 @@ class LiveRunner:
     def _handle_all(self, items: list[_Item]) -> None:
         for item in items:
             if isinstance(item, _Claimed):
-                self._open(item.answer, item.recovered)
+                self._open(item)
             elif isinstance(item, _Interrupt):
                 self._interrupt(item.answer, item.why)
             elif isinstance(item, _Turn):
@@ -236,17 +264,22 @@ class LiveRunner:
                 self._handle(answer, item)
         self._look_at_deadlines(time.monotonic())
 
-    def _open(self, answer: LiveAnswer, recovered: dict[str, RecoveredStream] | None) -> None:
+    def _open(self, claimed: _Claimed) -> None:
+        answer, recovered = claimed.answer, claimed.recovered
         answer.is_open = True
         if recovered is None:
             self._hand_back(answer)
             return
+        error = claimed.error
         try:
-            answer.open(self.tokenizer, self.publisher, recovered)
+            if error is None:
+                answer.open(self.tokenizer, self.publisher, recovered)
         # One request's boundary, as below; nothing of it is in the engine yet.
-        except Exception as error:
+        except Exception as failure:
             logger.exception("request %s cannot be begun", answer.id)
-            answer.refuse(self.publisher, recovered, _internal(error))
+            error = _internal(failure)
+        if error is not None:
+            answer.refuse(self.publisher, recovered, error)
             self._close(answer)
             return
         self._by_engine_id.update(dict.fromkeys(answer.samples, answer))
@@ -273,7 +306,17 @@ class LiveRunner:
     def _start(self, answer: LiveAnswer) -> None:
         # It has none when it was interrupted meanwhile.
         if answer.samples:
+            self._note_begun(answer)
             self.host.submit(answer.requests, self._events.put, self._events.put)
+
+    def _note_begun(self, answer: LiveAnswer) -> None:
+        """Before the engine has it: what kills the worker then is to count as a crash."""
+        answer.has_begun = True
+        if answer.is_known_to_wait:
+            try:
+                self.claims.begin(answer.claim)
+            except RedisError as error:
+                logger.warning("request %s begins, Redis does not answer: %s", answer.id, error)
 
     def _handle(self, answer: LiveAnswer, item: RequestEvent | Outcome) -> None:
         try:
@@ -360,7 +403,7 @@ class LiveRunner:
     def _close_all(self, closings: list[_Closing]) -> None:
         self._to_close += closings
         # Whoever learns that a request has ended must find its whole stream.
-        if not self._to_close or not self.publisher.flush(_FLUSH_SECONDS):
+        if not self._to_close or not self.publisher.flush(_FLUSH_SECONDS, hurry=False):
             return
         ended = [closing.answer for closing in self._to_close if not closing.hands_back]
         try:

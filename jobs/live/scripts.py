@@ -1,7 +1,8 @@
 """What happens to a live request in Redis, each step one Lua script: nobody sees half of one.
 
 Times are seconds of the server's clock. A request's hash has the fields `spec`, `queue`, `tenant`, `deadline`, `state`,
-`attempt`, `owner`, `lease`, `crashes`, `failures` and, once it is called off, `cancelled`.
+`attempt`, `owner`, `lease`, `crashes`, `failures`, once it is called off `cancelled`, and `waits`: 1 while the worker
+that has it has not begun it, so that it is not to blame when that worker dies.
 """
 
 _NOW = """
@@ -50,18 +51,18 @@ return 1
 CLAIM = (
     _NOW
     + """
-local state, lease = unpack(redis.call('HMGET', KEYS[1], 'state', 'lease'))
+local state, lease, waits = unpack(redis.call('HMGET', KEYS[1], 'state', 'lease', 'waits'))
 if not state or state == 'ended' then
   redis.call('ZREM', KEYS[2], ARGV[1])
   return {'ended'}
 end
 if state == 'running' then
   if tonumber(lease) > now then return {'taken'} end
-  redis.call('HINCRBY', KEYS[1], 'crashes', 1)
+  if waits ~= '1' then redis.call('HINCRBY', KEYS[1], 'crashes', 1) end
 end
 local attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
 local ends = stamp(now + tonumber(ARGV[3]))
-redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'lease', ends)
+redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'lease', ends, 'waits', 0)
 redis.call('ZADD', KEYS[2], ends, ARGV[1])
 local crashes, failures, cancelled, spec =
   unpack(redis.call('HMGET', KEYS[1], 'crashes', 'failures', 'cancelled', 'spec'))
@@ -69,22 +70,29 @@ return {'claimed', attempt, tonumber(crashes), tonumber(failures), cancelled and
 """
 )
 
-# KEYS: open, requests. ARGV: lease seconds, then id and attempt of each. A verdict for each.
+# KEYS: request. ARGV: attempt.
+BEGIN = """
+if redis.call('HGET', KEYS[1], 'attempt') == ARGV[1] then redis.call('HSET', KEYS[1], 'waits', 0) end
+"""
+
+# KEYS: open, requests. ARGV: lease seconds, then id, attempt and "0" or "1" (whether it waits) of each. A verdict for
+# each.
 RENEW = (
     _NOW
     + """
 local ends, verdicts = stamp(now + tonumber(ARGV[1])), {}
 for index = 2, #KEYS do
-  local key, id, mine = KEYS[index], ARGV[2 * index - 2], ARGV[2 * index - 1]
-  local state, attempt, cancelled = unpack(redis.call('HMGET', key, 'state', 'attempt', 'cancelled'))
+  local at = 3 * index - 4
+  local key, id, mine = KEYS[index], ARGV[at], ARGV[at + 1]
+  local state, attempt, cancelled, waited = unpack(redis.call('HMGET', key, 'state', 'attempt', 'cancelled', 'waits'))
   if not state then
     verdicts[index - 1] = 'gone'
   elseif attempt ~= mine or state == 'ended' then
     verdicts[index - 1] = 'lost'
   else
     -- The lease had run out, but nobody has taken the request yet: it was no crash.
-    if state == 'queued' then redis.call('HINCRBY', key, 'crashes', -1) end
-    redis.call('HSET', key, 'state', 'running', 'lease', ends)
+    if state == 'queued' and waited ~= '1' then redis.call('HINCRBY', key, 'crashes', -1) end
+    redis.call('HSET', key, 'state', 'running', 'lease', ends, 'waits', ARGV[at + 2])
     redis.call('ZADD', KEYS[1], ends, id)
     verdicts[index - 1] = cancelled and 'cancelled' or 'held'
   end
@@ -128,12 +136,12 @@ SWEEP = (
 local lost_before, rung = now - tonumber(ARGV[2]), {}
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now), 'LIMIT', 0, ARGV[4])) do
   local key = ARGV[1] .. id
-  local state = redis.call('HGET', key, 'state')
+  local state, waits = unpack(redis.call('HMGET', key, 'state', 'waits'))
   if not state or state == 'ended' then
     redis.call('ZREM', KEYS[1], id)
   elseif state == 'running' then
     redis.call('HSET', key, 'state', 'queued')
-    redis.call('HINCRBY', key, 'crashes', 1)
+    if waits ~= '1' then redis.call('HINCRBY', key, 'crashes', 1) end
     rung[#rung + 1] = id
   elseif ARGV[3] == '0' and tonumber(redis.call('ZSCORE', KEYS[1], id)) < lost_before then
     rung[#rung + 1] = id

@@ -9,7 +9,7 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
 
@@ -24,6 +24,8 @@ from ...storage.external_sort import ExternalSorter
 from ...storage.readers import InputRow, InputSource
 from ...storage.spool import PlannedRow
 from ..schemas import JobSpec
+from .ahead import map_ahead
+from .collector import leave_alone_what_is_there
 from .custom_ids import CustomIds
 from .rendering import PromptRenderer, RowError
 from .shard_cutter import PrefixSharing, ShardCutter
@@ -98,14 +100,13 @@ class Planner:
         renderer = self.check(source)
         unifier = source.unifier()
         num_rows = num_errors = 0
-        with self._sorter() as sorter, self._sorter() as id_sorter:
+        with leave_alone_what_is_there(), self._sorter() as sorter, self._sorter() as id_sorter:
             ids = CustomIds(id_sorter)
-            for batch in _batches(source):
-                for row in self._plan_batch(renderer, unifier, batch):
-                    sorter.add(*_item(row))
-                    ids.add(row)
-                    num_rows += 1
-                    num_errors += row.error is not None
+            for row in self._plan_rows(renderer, unifier, source):
+                sorter.add(*_item(row))
+                ids.add(row)
+                num_rows += 1
+                num_errors += row.error is not None
             duplicates = ids.duplicates()
             num_errors += len(duplicates)
             cutter = ShardCutter(self.shard_rows)
@@ -115,27 +116,20 @@ class Planner:
     def _sorter(self) -> ExternalSorter:
         return ExternalSorter(self.sort_folder, self.sort_memory_bytes)
 
-    def _plan_batch(
-        self, renderer: PromptRenderer, unifier: SchemaUnifier, batch: list[InputRow]
-    ) -> Iterator[PlannedRow]:
-        texts: list[str] = []
-        errors: dict[int, str] = {}
-        encoded: dict[int, list[int]] = {}
-        for row in batch:
-            unifier.observe(row.values)
-            try:
-                prompt = _render(renderer, row)
-            except RowError as error:
-                errors[row.row] = str(error)
-            else:
-                if isinstance(prompt, str):
-                    texts.append(prompt)
-                else:
-                    encoded[row.row] = prompt
-        token_ids = iter(self.tokenizer.encode_batch(texts, renderer.adds_special_tokens))
-        for row in batch:
-            problem = errors.get(row.row)
-            ids = None if problem else encoded.get(row.row) or next(token_ids)
+    def _plan_rows(self, renderer: PromptRenderer, unifier: SchemaUnifier, source: InputSource) -> Iterator[PlannedRow]:
+        """All rows in the input's order. One batch is tokenized while the next is read and rendered."""
+
+        def encode(rendered: _Rendered) -> tuple[_Rendered, list[list[int]]]:
+            return rendered, self.tokenizer.encode_batch(rendered.texts, renderer.adds_special_tokens)
+
+        batches = (_Rendered.of(renderer, unifier, rows) for rows in _batches(source))
+        for rendered, token_ids in map_ahead(encode, batches):
+            yield from self._plan_batch(rendered, iter(token_ids))
+
+    def _plan_batch(self, rendered: "_Rendered", token_ids: Iterator[list[int]]) -> Iterator[PlannedRow]:
+        for row in rendered.rows:
+            problem = rendered.errors.get(row.row)
+            ids = None if problem else rendered.encoded.get(row.row) or next(token_ids)
             if ids is not None and (problem := self._length_error(len(ids))):
                 ids = None
             custom_id = custom_id_of(row.values, row.row)
@@ -148,6 +142,35 @@ class Planner:
         if num_tokens >= limit:
             return f"{TOO_LONG} {num_tokens} tokens; the model's context holds {limit} with the answer"
         return None
+
+
+@dataclass(frozen=True)
+class _Rendered:
+    """A batch of rows and their prompts: `texts`, in order, of all that are neither in `errors` nor `encoded` already.
+
+    Both of these by the row's number.
+    """
+
+    rows: list[InputRow]
+    texts: list[str] = field(default_factory=list)
+    errors: dict[int, str] = field(default_factory=dict)
+    encoded: dict[int, list[int]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, renderer: PromptRenderer, unifier: SchemaUnifier, rows: list[InputRow]) -> "_Rendered":
+        batch = cls(rows)
+        for row in rows:
+            unifier.observe(row.values)
+            try:
+                prompt = _render(renderer, row)
+            except RowError as error:
+                batch.errors[row.row] = str(error)
+            else:
+                if isinstance(prompt, str):
+                    batch.texts.append(prompt)
+                else:
+                    batch.encoded[row.row] = prompt
+        return batch
 
 
 def make_planner(spec: JobSpec, shard_rows: int, sort_folder: Path) -> Planner:

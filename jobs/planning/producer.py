@@ -18,11 +18,12 @@ from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewShard, NewWebhook, ShardState
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
-from ...storage.spool import carried_fields, write_shard
+from ...storage.spool import PlannedRow, carried_fields, write_shard
 from ..celery_app import send_shards, shard_queue
 from ..errors import JobMismatchError
 from ..schemas import JobSpec
 from ..shards.part_schema import part_schema
+from .ahead import map_ahead
 from .planner import Plan, make_planner
 
 
@@ -191,12 +192,14 @@ class Producer:
     def _spool(self, job_id: str, plan: Plan) -> list[NewShard]:
         spool = self.jobs_folder / job_id
         shutil.rmtree(spool, ignore_errors=True)
-        shards = []
-        for number, rows in enumerate(plan.shards()):
+
+        def write(shard: tuple[int, list[PlannedRow]]) -> NewShard:
+            number, rows = shard
             path = spool / f"shard-{number:05d}.parquet"
             write_shard(path, rows, plan.schema, with_sampling=plan.has_row_sampling)
-            shards.append(NewShard(number, len(rows), str(path)))
-        return shards
+            return NewShard(number, len(rows), str(path))
+
+        return list(map_ahead(write, enumerate(plan.shards())))
 
 
 def new_job_id() -> str:

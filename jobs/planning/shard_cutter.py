@@ -1,14 +1,14 @@
 """Cutting ordered rows into shards where their prompts have least in common."""
 
+from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from ...storage.spool import PlannedRow
 
 # Less in common than this makes no difference to a prefix cache, which keeps whole blocks.
 _BLOCK_TOKENS = 16
+_TOKEN_BITS = 8 * array("i").itemsize
 
 
 @dataclass
@@ -76,5 +76,12 @@ def _common_prefix(one: PlannedRow, other: PlannedRow) -> int:
 def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
     """With how many equal tokens two prompts begin."""
     length = min(len(one), len(other))
-    differs = np.asarray(one[:length]) != np.asarray(other[:length])
-    return int(differs.argmax()) if differs.any() else length
+    # As two large numbers, the first token lowest: where the lowest bit is by which they differ.
+    differing = _number(one[:length]) ^ _number(other[:length])
+    if not differing:
+        return length
+    return ((differing & -differing).bit_length() - 1) // _TOKEN_BITS
+
+
+def _number(token_ids: Sequence[int]) -> int:
+    return int.from_bytes(array("i", token_ids).tobytes(), "little")

@@ -5,11 +5,11 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 
@@ -24,13 +24,16 @@ from ...storage.parts import (
     recover_shard,
     write_part,
 )
-from ...storage.records import Claim, JobRecord, JobState
+from ...storage.records import AttemptRecord, Claim, JobRecord, JobState
 from ...storage.sinks import SinkSpec, SqlSink
 from ...storage.spool import read_shard
 from ..engine_host import EngineHost, Outcome
 from ..errors import Stopped
 from ..schemas import JobSpec
+from .answer_cache import AnswerCache
+from .checkpoints import Checkpoint, TokenCheckpoints
 from .deadline import expire
+from .faults import MAX_FAULTS, repeated_fault
 from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
 from .retrying import Retrial
 from .row_batch import RowBatch
@@ -49,7 +52,8 @@ class AttemptTools:
 
     `flush_seconds`: how long a finished row waits for its part at most. `max_failures`: after how many attempts that
     ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine. `row_streams`:
-    for rows that somebody watches.
+    for rows that somebody watches. `checkpoints`: for long rows, whose tokens outlive the worker.
+    `answers`: those of earlier jobs, for jobs that want them.
     """
 
     ledger: Ledger
@@ -59,6 +63,8 @@ class AttemptTools:
     max_failures: int = 3
     room: EngineRoom = field(default_factory=EngineRoom)
     row_streams: RowStreams | None = None
+    checkpoints: TokenCheckpoints | None = None
+    answers: AnswerCache | None = None
 
 
 @dataclass
@@ -71,11 +77,14 @@ class ShardAttempt:
     _outcomes: "queue.SimpleQueue[Outcome | None]" = field(default_factory=queue.SimpleQueue)
     _stop: threading.Event = field(default_factory=threading.Event)
     _num_parts: int = 0
+    # Under what to keep answers, by where their rows stand in the batch.
+    _cache_keys: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self._spec = JobSpec.model_validate(self.job.spec)
         self._folder = Path(self.job.output_dir)
         self._retrial = Retrial(self.tools.ledger, self.claim, self._folder)
+        self._checkpoint = Checkpoint(self.claim)
 
     def stop(self) -> None:
         """Make `run` end soon. What is finished is committed if the lease still allows it."""
@@ -92,18 +101,30 @@ class ShardAttempt:
         done = self._recover() | self._retrial.rows_to_leave(table)
         if self.claim.is_expired:
             table = expire(table)
-        history = self._crashes()
-        if history.asks_for_trials:
+        if self.tools.checkpoints is not None:
+            self._checkpoint = self.tools.checkpoints.restore(self.claim, set(table["row"].to_pylist()) - done)
+        self._answer_all(table, done)
+        state = self._persistently(lambda: self.tools.ledger.finish_shard(self.claim))
+        if self.tools.checkpoints is not None:
+            self.tools.checkpoints.drop(self._checkpoint)
+        return state
+
+    def _answer_all(self, table: pa.Table, done: frozenset[int]) -> None:
+        # Nearly always the first attempt: nothing is asked of the ledger then.
+        earlier = [] if self.claim.attempt_number == 1 else self.tools.ledger.attempts(self.claim.shard_id)
+        history = CrashHistory.of(earlier)
+        if (fault := self._repeated_fault(earlier)) is not None:
+            self._answer(condemned(table, fault), done)
+        elif history.asks_for_trials:
             self._answer_apart(rows_of(table, set(table["row"].to_pylist()) - done), history)
         else:
             with self.tools.room.together(self._stop):
                 self._answer(table, done)
-        return self._persistently(lambda: self.tools.ledger.finish_shard(self.claim))
 
-    def _crashes(self) -> CrashHistory:
-        # Nearly always the first attempt: nothing is asked of the ledger then.
-        is_first = self.claim.attempt_number == 1
-        return CrashHistory.of(() if is_first else self.tools.ledger.attempts(self.claim.shard_id))
+    def _repeated_fault(self, earlier: Sequence[AttemptRecord]) -> str | None:
+        if len(earlier) <= MAX_FAULTS:
+            return None
+        return repeated_fault(earlier, self.tools.ledger.parts(self.claim.job_id, self.claim.shard_number))
 
     def _answer_apart(self, table: pa.Table, history: CrashHistory) -> None:
         """Answer some rows at a time, with nothing else in the engine, so that a crash tells whose fault it was."""
@@ -117,21 +138,27 @@ class ShardAttempt:
 
     def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
         """Have the rows of `table` answered that are not done, and commit them."""
-        batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix=str(self.claim.attempt_id))
+        prefix, known = str(self.claim.attempt_id), self._checkpoint.token_ids
+        batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix, known)
+        if self._spec.cache and self.tools.answers is not None:
+            self._cache_keys = self.tools.answers.answer(batch, self._spec)
         try:
             self.tools.host.submit(batch.requests, self._outcomes.put)
-            with self._watchable(batch):
+            with ExitStack() as stack:
+                if self.tools.row_streams is not None:
+                    stack.enter_context(self.tools.row_streams.offered(self.claim, batch))
+                if self.tools.checkpoints is not None:
+                    stack.enter_context(self.tools.checkpoints.kept(self._checkpoint, batch.requests))
                 self._collect(batch)
         finally:
             self.tools.host.abort(request.request_id for request in batch.requests)
 
-    def _watchable(self, batch: RowBatch) -> AbstractContextManager[None]:
-        streams = self.tools.row_streams
-        return nullcontext() if streams is None else streams.offered(self.claim, batch)
-
     def _recover(self) -> frozenset[int]:
         """Finish what earlier attempts at this shard had committed; returns the rows that are done."""
         self._retrial.settle()
+        # Before the first attempt there was none; to look through a folder of thousands of parts takes its time.
+        if self.claim.attempt_number == 1:
+            return frozenset()
         parts = self.tools.ledger.parts(self.claim.job_id, self.claim.shard_number)
         recovered = recover_shard(
             self._folder,
@@ -149,7 +176,9 @@ class ShardAttempt:
         while True:
             self._gather(batch)
             if batch.has_finished:
+                finished = batch.finished_rows() if self._cache_keys else {}
                 self._commit(batch.take_finished())
+                self._keep(finished)
             if batch.is_complete:
                 return
             if self._stop.is_set():
@@ -157,6 +186,11 @@ class ShardAttempt:
             if batch.failure is not None and not self._gives_up():
                 raise EngineFailed(f"{_ENGINE_FAILED}{batch.failure}")
             batch.refuse_failed(_ENGINE_FAILED)
+
+    def _keep(self, finished: Mapping[int, Mapping[str, Any]]) -> None:
+        if self.tools.answers is not None and finished:
+            keys = self._cache_keys
+            self.tools.answers.keep({keys[index]: columns for index, columns in finished.items() if index in keys})
 
     def _gather(self, batch: RowBatch) -> None:
         deadline = time.monotonic() + self.tools.flush_seconds
@@ -167,7 +201,11 @@ class ShardAttempt:
                 outcome = self._outcomes.get(timeout=patience)
             except queue.Empty:
                 return
-            if outcome is not None:
+            if outcome is None:
+                continue
+            if (request := batch.anew(outcome)) is not None:
+                self.tools.host.submit([request], self._outcomes.put)
+            else:
                 batch.record(outcome)
 
     def _gives_up(self) -> bool:

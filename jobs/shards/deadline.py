@@ -3,9 +3,9 @@
 import re
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from ..errors import SpecError
+from .isolation import condemned
 
 EXPIRED = "expired: no worker had begun this row by the job's deadline"
 
@@ -23,6 +23,4 @@ def parse_duration(option: str, text: str) -> float:
 
 def expire(spooled: pa.Table) -> pa.Table:
     """A spooled shard none of whose rows is to reach the engine; what was wrong with a row before stays."""
-    column = spooled.schema.get_field_index("plan_error")
-    errors = pc.coalesce(spooled["plan_error"], pa.scalar(EXPIRED))
-    return spooled.set_column(column, spooled.field(column), errors)
+    return condemned(spooled, EXPIRED)

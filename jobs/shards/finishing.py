@@ -9,12 +9,14 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import pyarrow.compute as pc
+
 from ...storage.errors import StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_dir import Manifest, complete_manifest
 from ...storage.records import JobRecord, Progress, ShardRecord
 from ...storage.spool import read_shard
-from .retrying import unretriable_rows
+from .retrying import read_part, unretriable_rows
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +34,7 @@ def finish_job(ledger: Ledger, job: JobRecord) -> None:
     """Remove what a completed job needs no more and complete its manifest. What fails of it is only logged."""
     try:
         remove_spool(ledger, job)
-        report = _report(job, ledger.progress(job.id))
+        report = _report(job, ledger.progress(job.id), _num_from_cache(ledger, job))
         complete_manifest(Path(job.output_dir), Manifest(job.id, job.fingerprint), report)
     except StorageError as error:
         logger.warning("job %s has completed, but not all is tidy: %s", job.id, error)
@@ -73,7 +75,17 @@ def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShar
     return SpooledShard(root.number, path, table.num_rows - len(left))
 
 
-def _report(job: JobRecord, progress: Progress) -> dict[str, Any]:
+def _num_from_cache(ledger: Ledger, job: JobRecord) -> int | None:
+    """How many answers are earlier jobs'; None where the job did not ask for those. Raises StorageError."""
+    if not job.spec.get("cache"):
+        return None
+    folder = Path(job.output_dir)
+    return sum(
+        int(pc.sum(read_part(folder, part, ["from_cache"])["from_cache"]).as_py() or 0) for part in ledger.parts(job.id)
+    )
+
+
+def _report(job: JobRecord, progress: Progress, num_from_cache: int | None) -> dict[str, Any]:
     # A folder's path has no revision, whatever characters it has.
     name, _, revision = (job.model, "", "") if Path(job.model).is_absolute() else job.model.partition("@")
     return {
@@ -81,7 +93,12 @@ def _report(job: JobRecord, progress: Progress) -> dict[str, Any]:
         "created_at": _utc(job.created_at),
         "started_at": _utc(job.started_at),
         "finished_at": _utc(job.finished_at),
-        "rows": {"total": progress.rows_total, "done": progress.rows_done, "failed": progress.rows_failed},
+        "rows": {
+            "total": progress.rows_total,
+            "done": progress.rows_done,
+            "failed": progress.rows_failed,
+            **({"from_cache": num_from_cache} if num_from_cache is not None else {}),
+        },
         "tokens": {
             "prompt": progress.prompt_tokens,
             "cached": progress.cached_tokens,

@@ -66,9 +66,9 @@ def rows_of(table: pa.Table, rows: Collection[int]) -> pa.Table:
 
 
 def condemned(table: pa.Table, error: str) -> pa.Table:
-    """A spooled shard none of whose rows is to reach the engine."""
+    """A spooled shard none of whose rows is to reach the engine; what was wrong with a row before stays."""
     column = table.schema.get_field_index("plan_error")
-    return table.set_column(column, table.field(column), pa.array([error] * len(table), pa.string()))
+    return table.set_column(column, table.field(column), pc.coalesce(table["plan_error"], pa.scalar(error)))
 
 
 @dataclass

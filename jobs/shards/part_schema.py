@@ -12,8 +12,9 @@ def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:
     """The columns of a job's parts. `input_fields` are the input's, under the names that the output uses."""
     return output_schema(
         input_fields,
-        with_probabilities=spec.choices is not None or spec.samples_each_row,
+        choices=spec.choices or (),
         with_outputs=spec.sampling.n > 1 or spec.samples_each_row,
         with_logprobs=spec.sampling.logprobs or spec.samples_each_row,
         with_all_answers=spec.samples_each_row,
+        with_from_cache=spec.cache,
     )

@@ -82,7 +82,7 @@ class Retrial:
         ]
 
     def _replace(self, part: PartRecord, rows: pa.Array, next_name: Callable[[], str]) -> ReplacedPart:
-        table = _read(self.folder, part)
+        table = read_part(self.folder, part)
         rest = table.filter(pc.invert(pc.is_in(table["row"], rows)))
         if not rest.num_rows:
             return ReplacedPart(part, None)
@@ -104,16 +104,16 @@ def unretriable_rows(spooled: pa.Table, folder: Path, parts: Collection[PartReco
 
 
 def _answered_rows(folder: Path, part: PartRecord) -> list[int]:
-    table = _read(folder, part, ["row", "error"])
+    table = read_part(folder, part, ["row", "error"])
     rows: list[int] = table.filter(table["error"].is_null())["row"].to_pylist()
     return rows
 
 
 def _column(folder: Path, part: PartRecord, name: str) -> pa.ChunkedArray:
-    return _read(folder, part, [name])[name]
+    return read_part(folder, part, [name])[name]
 
 
-def _read(folder: Path, part: PartRecord, columns: list[str] | None = None) -> pa.Table:
+def read_part(folder: Path, part: PartRecord, columns: list[str] | None = None) -> pa.Table:
     path = committed_file(folder, part.file_name)
     if path is None:
         raise StorageError(f"part {folder / part.file_name} is gone: run the job again with --overwrite")

@@ -25,7 +25,8 @@ def answer_columns(tokenizer: Tokenizer, samples: Sequence[Answered], with_all_a
         **_label(request, answer),
         "finish_reason": str(answer.finish_reason),
         "prompt_tokens": len(request.prompt_token_ids),
-        "cached_tokens": answer.num_cached_tokens,
+        # Of an answer that was resumed, tokens of its own may be cached too.
+        "cached_tokens": min(answer.num_cached_tokens, len(request.prompt_token_ids)),
         "completion_tokens": sum(len(each.token_ids) for _, each in samples),
     }
     if len(samples) > 1:
@@ -60,7 +61,7 @@ def _label(request: Request, answer: Answer) -> dict[str, Any]:
     return {
         "label": choices[index],
         "confidence": probabilities[index],
-        "probabilities": list(zip(choices, probabilities, strict=True)),
+        "probabilities": dict(zip(choices, probabilities, strict=True)),
     }
 
 

@@ -1,12 +1,14 @@
 """A shard's open rows: as requests for the engine, and as output rows once they are answered."""
 
-from collections.abc import Collection
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from ...engine.detokenizer import StopStrings
 from ...engine.errors import InvalidRequestError
@@ -15,14 +17,16 @@ from ...engine.tokenizer import Tokenizer
 from ...storage.spool import input_fields, prompt_token_lists
 from ..engine_host import Answer, EngineFailure, Outcome, Refusal
 from ..schemas import JobSpec, row_seed
+from .checkpoints import can_resume
 from .part_schema import part_schema
 from .row_answers import answer_columns, error_columns
 from .row_sampling import RowSampling
 
 TokenLists = tuple[tuple[int, ...], ...]
+NOTHING_KNOWN: Mapping[str, Sequence[int]] = MappingProxyType({})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Finished:
     """A row that is done: where it stands in the shard's table, and its output columns."""
 
@@ -30,7 +34,7 @@ class _Finished:
     columns: dict[str, Any]
 
 
-@dataclass
+@dataclass(slots=True)
 class _OpenRow:
     """A row that waits for what becomes of its requests, one for each of its `n` answers."""
 
@@ -49,13 +53,23 @@ class _OpenRow:
 
 
 class RowBatch:
-    """Used by one thread. `table` is the spooled shard; rows in `done` are left out."""
+    """Used by one thread. `table` is the spooled shard; rows in `done` are left out.
+
+    `known`: tokens that answers begin with, by `ROW` or `ROW/SAMPLE`; their requests are resumed from these.
+    """
 
     def __init__(
-        self, table: pa.Table, done: Collection[int], spec: JobSpec, tokenizer: Tokenizer, prefix: str
+        self,
+        table: pa.Table,
+        done: Collection[int],
+        spec: JobSpec,
+        tokenizer: Tokenizer,
+        prefix: str,
+        known: Mapping[str, Sequence[int]] = NOTHING_KNOWN,
     ) -> None:
         self._table = table
         self._prefix = prefix
+        self._known = known
         self._spec = spec
         self._tokenizer = tokenizer
         self._schema = part_schema(spec, input_fields(table.schema))
@@ -81,27 +95,33 @@ class RowBatch:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
         else:
             # The first computes the prompt, the others fork from it.
-            open_row = _OpenRow(
-                index,
-                [
-                    Request(
-                        f"{request_id}/{sample}" if sample else request_id,
-                        token_ids,
-                        params.of_sample(sample),
-                        choice_token_ids,
-                        StopStrings.of(self._tokenizer, params),
-                        grammar,
-                        fork_of=request_id if sample else None,
-                    )
-                    for sample in range(params.n)
-                ],
-            )
+            requests = [
+                Request(
+                    f"{request_id}/{sample}" if sample else request_id,
+                    token_ids,
+                    params.of_sample(sample),
+                    choice_token_ids,
+                    StopStrings.of(self._tokenizer, params),
+                    grammar,
+                    fork_of=request_id if sample else None,
+                )
+                for sample in range(params.n)
+            ]
+            open_row = _OpenRow(index, [self._resumed(each) for each in requests] if self._known else requests)
             self._open.update((request.request_id, (open_row, request)) for request in open_row.requests)
+
+    def _resumed(self, request: Request) -> Request:
+        known = self._known.get(request.request_id.removeprefix(f"{self._prefix}/"))
+        return replace(request, resume_token_ids=known) if known and can_resume(request) else request
 
     def _params(self, row: int, sampling: str | None) -> tuple[SamplingParams, TokenLists | None]:
         """A row's parameters, and its choices as tokens. Raises `InvalidRequestError`."""
         if sampling is None:
-            return self._job_params.with_seed(row_seed(self._spec.sampling.seed, row)), self._choice_token_ids
+            params = self._job_params
+            # A greedy answer has no use for a seed.
+            if not params.is_greedy:
+                params = params.with_seed(row_seed(self._spec.sampling.seed, row))
+            return params, self._choice_token_ids
         own = RowSampling.model_validate_json(sampling)
         return own.params(), self._tokenizer.encode_choices(own.choices) if own.choices else None
 
@@ -115,10 +135,34 @@ class RowBatch:
         """What is still to be answered."""
         return [request for _, request in self._open.values()]
 
+    def open_rows(self) -> dict[int, list[Request]]:
+        """The requests of rows that wait for an answer, by where these stand in the table."""
+        return {row.index: row.requests for row, _ in self._open.values()}
+
+    def answer(self, index: int, columns: dict[str, Any]) -> None:
+        """Give the waiting row at `index` these columns, whatever becomes of its requests."""
+        for request in self.open_rows()[index]:
+            del self._open[request.request_id]
+        self._finished.append(_Finished(index, columns))
+
+    def finished_rows(self) -> dict[int, dict[str, Any]]:
+        """The columns of what `take_finished` is to give, by where the rows stand in the table."""
+        return {row.index: row.columns for row in self._finished}
+
     def request(self, row: int) -> Request | None:
         """That of a row's first answer, while it is waited for. May be called from another thread."""
         waiting = self._open.get(f"{self._prefix}/{row}")
         return None if waiting is None else waiting[1]
+
+    def anew(self, outcome: Outcome) -> Request | None:
+        """What to ask instead when the engine has refused tokens that an answer was to be resumed from."""
+        row, request = self._open[outcome.request_id]
+        if not isinstance(outcome, Refusal) or outcome.has_run or not request.resume_token_ids:
+            return None
+        fresh = replace(request, resume_token_ids=(), stop_checker=StopStrings.of(self._tokenizer, request.params))
+        row.requests[row.requests.index(request)] = fresh
+        self._open[outcome.request_id] = (row, fresh)
+        return fresh
 
     @property
     def is_answered(self) -> bool:
@@ -168,5 +212,8 @@ class RowBatch:
             [row.columns for row in finished],
             schema=pa.schema([field for field in self._schema if field.name not in names]),
         )
+        if self._spec.cache:
+            column = answers.schema.get_field_index("from_cache")
+            answers = answers.set_column(column, "from_cache", pc.fill_null(answers["from_cache"], False))
         columns = [carried[name] if name in names else answers[name] for name in self._schema.names]
         return pa.table(columns, schema=self._schema)

@@ -7,6 +7,7 @@ STREAM_PREFIX = "headrace:stream:"
 WRITER_PREFIX = "headrace:writer:"
 FRAMES_PREFIX = "headrace:frames:"
 WATCH_PREFIX = "headrace:watch:"
+TOKENS_PREFIX = "headrace:tokens:"
 # Long enough for a reader that was away; what it then still lacks is in the job's output.
 DEFAULT_TTL_SECONDS = 3600
 # Names stand in Redis commands and JSON as they are.
@@ -55,6 +56,11 @@ def frames_channel(reader_id: str) -> str:
 def watch_key(job_id: str) -> str:
     """Which rows of a bulk job somebody watches. Raises StreamIdError."""
     return WATCH_PREFIX + checked(job_id)
+
+
+def tokens_key(shard_id: str) -> str:
+    """What the next attempt at a shard goes on from. Raises StreamIdError."""
+    return TOKENS_PREFIX + checked(shard_id)
 
 
 def checked(name: str) -> str:

@@ -3,7 +3,8 @@
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from itertools import count
 from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
@@ -29,6 +30,11 @@ class StreamWriter:
         self._streams: dict[str, OutgoingStream] = {}
         # Those with something that Redis may lack, in the order in which they got it.
         self._behind: dict[str, OutgoingStream] = {}
+        # Of those: the ones that readers wait for most, at their streams' beginnings and ends.
+        self._urgent: dict[str, OutgoingStream] = {}
+        # When each of those came to be behind, in a count that only grows.
+        self._since: dict[str, int] = {}
+        self._count = count()
         self._ended: deque[tuple[float, OutgoingStream]] = deque()
 
     @property
@@ -36,9 +42,23 @@ class StreamWriter:
         """Whether Redis may lack something."""
         return bool(self._behind)
 
+    @property
+    def has_urgent(self) -> bool:
+        """Whether Redis may lack a stream's beginning or its end."""
+        return bool(self._urgent)
+
+    def mark(self) -> int:
+        """This moment, for `is_past`."""
+        return next(self._count)
+
+    def is_past(self, mark: int) -> bool:
+        """Whether Redis has all that there was at that moment."""
+        return min(self._since.values(), default=mark) >= mark
+
     def open(self, stream_id: str, attempt: int, reply_to: str | None, recovered: RecoveredStream | None) -> None:
         stream = OutgoingStream(stream_id, attempt, reply_to, recovered)
-        self._streams[stream_id] = self._behind[stream_id] = stream
+        self._streams[stream_id] = stream
+        self._fell_behind(stream, urgent=True)
 
     def append(
         self, stream_id: str, token_ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[Any] | None
@@ -47,7 +67,7 @@ class StreamWriter:
         # One that a later attempt has claimed is not known any more.
         if stream is not None and not stream.is_closed:
             stream.append(token_ids, texts, logprobs)
-            self._behind[stream_id] = stream
+            self._fell_behind(stream, urgent=not stream.num_sent)
 
     def finish(
         self, stream_id: str, reason: str, text: str, usage: StreamUsage | None, error: StreamError | None
@@ -55,25 +75,28 @@ class StreamWriter:
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.is_closed:
             stream.finish(reason, text, usage, error)
-            self._behind[stream_id] = stream
+            self._fell_behind(stream, urgent=True)
 
     def release(self, stream_id: str) -> None:
         stream = self._streams.get(stream_id)
         if stream is not None and not stream.is_closed:
             stream.released = True
-            self._behind[stream_id] = stream
+            self._fell_behind(stream, urgent=True)
 
     def forget(self, stream_id: str) -> None:
         """Write nothing more of it."""
         self._streams.pop(stream_id, None)
-        self._behind.pop(stream_id, None)
+        self._caught_up(stream_id)
 
-    def flush(self) -> None:
-        """Bring Redis what it lacks, or the first megabyte of it, in one call. Raises redis' errors; try again then."""
+    def flush(self, only_urgent: bool = False) -> int:
+        """Bring Redis what it lacks, or the first megabyte of it, in one call; of how many streams.
+
+        `only_urgent`: no more than streams' beginnings and ends. Raises redis' errors; try again then.
+        """
         now = time.monotonic()
-        batch, owners, operations = self._next_batch(now)
+        batch, owners, operations = self._next_batch((self._urgent if only_urgent else self._behind).values(), now)
         if not batch:
-            return
+            return 0
         try:
             refused = {owners[index]: reason for index, reason in reversed(self._link.run(operations))}
         except RedisError:
@@ -84,11 +107,26 @@ class StreamWriter:
                 self._written(stream, now)
         self._forget_ended(now)
         self._resolve(refused)
+        return len(batch)
 
-    def _next_batch(self, now: float) -> tuple[list[OutgoingStream], list[OutgoingStream], list[Operation]]:
+    def _fell_behind(self, stream: OutgoingStream, urgent: bool) -> None:
+        stream_id = stream.stream_id
+        self._behind[stream_id] = stream
+        if stream_id not in self._since:
+            self._since[stream_id] = next(self._count)
+        if urgent:
+            self._urgent[stream_id] = stream
+
+    def _caught_up(self, stream_id: str) -> None:
+        for known in (self._behind, self._urgent, self._since):
+            known.pop(stream_id, None)
+
+    def _next_batch(
+        self, streams: Iterable[OutgoingStream], now: float
+    ) -> tuple[list[OutgoingStream], list[OutgoingStream], list[Operation]]:
         """Streams that are behind, the operations for them and the stream of each operation."""
         batch, owners, operations, num_bytes = [], [], [], 0
-        for stream in self._behind.values():
+        for stream in streams:
             wanted = stream.operations()
             if now - stream.renewed_at > self._renew_seconds:
                 wanted.append(stream.renewal())
@@ -103,7 +141,7 @@ class StreamWriter:
 
     def _written(self, stream: OutgoingStream, now: float) -> None:
         stream.sent()
-        del self._behind[stream.stream_id]
+        self._caught_up(stream.stream_id)
         if stream.has_end:
             self._ended.append((now, stream))
         elif stream.released:
@@ -137,13 +175,13 @@ class StreamWriter:
             _log.warning("stream %s has lost tokens: writing it again from %d", stream.stream_id, num_tokens + 1)
             self._distrust()
         stream.seek(num_tokens)
-        self._behind[stream.stream_id] = stream
+        self._fell_behind(stream, urgent=True)
 
     def _distrust(self) -> None:
         """Look at every stream again: Redis may have lost some of any."""
         for stream in self._streams.values():
             stream.needs_claim = True
-        self._behind |= self._streams
+            self._fell_behind(stream, urgent=False)
 
     def _forget_ended(self, now: float) -> None:
         while self._ended and now - self._ended[0][0] > REMEMBER_SECONDS:

@@ -1,6 +1,7 @@
-"""Products with a weight matrix, in the layout the processor is fastest with."""
+"""Products with a weight matrix, plain or quantised, in the layout the processor is fastest with."""
 
 from .int8 import supports_int8
-from .linear import Linear
+from .linear import Linear, StoredWeight
+from .weights import Int4Weight, QuantizedWeight, ScaledWeight
 
-__all__ = ["Linear", "supports_int8"]
+__all__ = ["Int4Weight", "Linear", "QuantizedWeight", "ScaledWeight", "StoredWeight", "supports_int8"]

@@ -38,13 +38,20 @@ def supports_int8(dtype: torch.dtype, device: torch.device) -> bool:
 class Int8Product:
     """x @ weightᵀ + bias, the weight's rows and those of x in int8 with a scale each.
 
-    weight: [out, in]; bias: [out] or None. Both may be freed afterwards. `instructions` to compute with, by default
-    all that the processor has; there must be the compiled kernels.
+    weight: [out, in], to be quantised, or int8 already with its rows' float32 `scales` [out]; bias: [out] or None.
+    All may be freed afterwards. `instructions` to compute with, by default all that the processor has; there must be
+    the compiled kernels.
     """
 
-    def __init__(self, weight: Tensor, bias: Tensor | None = None, instructions: InstructionSet | None = None) -> None:
+    def __init__(
+        self,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        instructions: InstructionSet | None = None,
+        scales: Tensor | None = None,
+    ) -> None:
         self._num_outputs, self._num_inputs = weight.shape
-        quantized, scales = quantize_rows(weight)
+        quantized, scales = quantize_rows(weight) if scales is None else (weight, scales)
         missing = -self._num_outputs % _BLOCK
         self._weight = _tiles(pad(quantized, (0, -self._num_inputs % _TILE_BYTES, 0, missing)))
         self._scales = pad(scales, (0, missing))

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from ..device import runs_triton
+
 
 def penalize_(
     logits: Tensor,
@@ -20,6 +22,11 @@ def penalize_(
     penalty divides a positive logit and multiplies a negative one (Keskar et al., CTRL, 2019); frequency × count
     and, for tokens of the output, presence are then subtracted. `reference.penalized` is the same, densely.
     """
+    if runs_triton(logits) and logits.dtype == torch.float32:
+        from .triton import penalize_triton
+
+        return penalize_triton(logits, rows, tokens, counts, repetition, presence, frequency)
     seen = logits[rows, tokens]
     seen = torch.where(seen > 0, seen / repetition, seen * repetition)
     logits[rows, tokens] = seen - frequency * counts - presence * (counts > 0)
+    return None

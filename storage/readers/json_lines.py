@@ -49,7 +49,7 @@ class BadRow(Exception):
 def parse_object(line: bytes) -> dict[str, Any]:
     """A line's object. Raises BadRow."""
     try:
-        value = json.loads(line.rstrip().decode(), parse_constant=_refuse_constant)
+        value = _DECODER.decode(line.rstrip().decode())
     except UnicodeDecodeError as error:
         raise BadRow("not valid UTF-8") from error
     except json.JSONDecodeError as error:
@@ -79,3 +79,7 @@ _JSON_NAMES = {
 
 def _refuse_constant(name: str) -> NoReturn:
     raise BadRow(f"not valid JSON: {name} is not a number in JSON")
+
+
+# One for all lines: `json.loads` makes another for each.
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)

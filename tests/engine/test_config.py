@@ -278,8 +278,8 @@ def test_no_architecture_at_all(tmp_path):
         ({"architectures": ["Gemma3ForCausalLM"], "use_bidirectional_attention": True}, "looks ahead"),
         ({"architectures": ["MixtralForCausalLM"]}, "no field 'num_local_experts'"),
         (
-            {"quantization_config": {"quant_method": "gptq", "bits": 4}},
-            "are quantised (gptq), which cannot be read: name the model they were made from",
+            {"quantization_config": {"quant_method": "hqq"}},
+            "quantization_config: quant_method is 'hqq'; supported: gptq",
         ),
     ],
 )

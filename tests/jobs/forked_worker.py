@@ -1,17 +1,18 @@
-"""Run by the tests: worker processes, one after the other, whose model is a function of its tokens.
+"""Run by the tests: worker processes whose model is a function of its tokens.
 
-    python -m tests.jobs.forked_worker MODEL_FOLDER PIDS
+    python -m tests.jobs.forked_worker MODEL_FOLDER PIDS [WORKERS]
 
-Starts a worker, again whenever one was killed, and appends each one's pid to the file PIDS. A prompt that begins with
-the token KILLER really kills the worker that computes it; every other is written to stdout when it is begun, a line
-of tokens each. A step takes HEADRACE_TEST_STEP_SECONDS. SIGTERM ends the worker properly, and with it this process.
+Starts so many workers (1), another whenever one was killed, and appends each one's pid to the file PIDS. A prompt that
+begins with the token KILLER really kills the worker that computes it; every other is written to stdout when it is
+begun, a line of tokens each. A step takes HEADRACE_TEST_STEP_SECONDS, a batch has at most HEADRACE_TEST_NUM_SEQS
+sequences. SIGTERM ends the workers properly, and with them this process.
 """
 
 import os
 import signal
 import sys
 import time
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from types import FrameType
 
@@ -24,12 +25,15 @@ from headrace.engine.hub import locate_model
 from headrace.jobs.processes import die_with_parent
 from headrace.jobs.settings import Settings
 from headrace.jobs.worker import WorkerOptions, serve
+from headrace.storage.errors import LedgerUnavailable
 
 from ..engine.fakes import FakeRunner, fake_engine
 
 KILLER = 9
 STEP_SECONDS = float(os.environ.get("HEADRACE_TEST_STEP_SECONDS", "0"))
-CONFIG = EngineConfig(block_size=4, max_num_seqs=8, enable_prefix_caching=False)
+NUM_SEQS = int(os.environ.get("HEADRACE_TEST_NUM_SEQS", "8"))
+_PAUSE_SECONDS = 0.1
+CONFIG = EngineConfig(block_size=4, max_num_seqs=NUM_SEQS, enable_prefix_caching=False)
 
 
 class KillableRunner(FakeRunner):
@@ -47,33 +51,65 @@ class KillableRunner(FakeRunner):
 
 
 def load(folder: Path, config: EngineConfig) -> Engine:
-    return fake_engine(KillableRunner(64, config.block_size), config)
+    return fake_engine(KillableRunner(16 * config.max_num_seqs, config.block_size), config)
 
 
 def work(model: str) -> int:
     settings = Settings.from_environment()
-    return serve(settings, WorkerOptions(locate_model(model, None), CONFIG, settings.worker_concurrency), load)
+    try:
+        return serve(settings, WorkerOptions(locate_model(model, None), CONFIG, settings.worker_concurrency), load)
+    except LedgerUnavailable as error:
+        print(error, file=sys.stderr)
+        return os.EX_TEMPFAIL
 
 
-def _pass_on(child: int, signum: int, frame: FrameType | None) -> None:
-    os.kill(child, signum)
+class Crew:
+    """So many workers, and another in the place of each that was killed, or could not begin without its database."""
 
+    def __init__(self, model: str, pids: Path, size: int) -> None:
+        self._model, self._pids, self._size = model, pids, size
+        self._workers: set[int] = set()
+        self._stopping = False
 
-def main(model: str, pids: Path) -> int:
-    parent = os.getpid()
-    while True:
+    def run(self) -> int:
+        """Until told to stop, or one ends by itself; the worst exit status."""
+        signal.signal(signal.SIGTERM, self._stop)
+        while not self._stopping and len(self._workers) < self._size:
+            self._start()
+        worst = 0
+        while self._workers:
+            pid, status = os.wait()
+            self._workers.remove(pid)
+            code = os.waitstatus_to_exitcode(status)
+            # One that had only begun to start has no handler of its own yet.
+            if code not in (-signal.SIGKILL, -signal.SIGTERM, os.EX_TEMPFAIL):
+                self._stop()
+                worst = worst or code
+            elif not self._stopping:
+                time.sleep(_PAUSE_SECONDS)
+                self._start()
+        return worst
+
+    def _start(self) -> None:
+        parent = os.getpid()
         # Forked, so that torch is imported once and a worker is back in a moment.
         child = os.fork()
         if child == 0:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
             die_with_parent(parent, signal.SIGKILL)
-            sys.exit(work(model))
-        signal.signal(signal.SIGTERM, partial(_pass_on, child))
-        with pids.open("a") as file:
+            sys.exit(work(self._model))
+        self._workers.add(child)
+        with self._pids.open("a") as file:
             file.write(f"{child}\n")
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status != -signal.SIGKILL:
-            return status
+        if self._stopping:
+            os.kill(child, signal.SIGTERM)
+
+    def _stop(self, signum: int = 0, frame: FrameType | None = None) -> None:
+        self._stopping = True
+        for worker in self._workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker, signal.SIGTERM)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1], Path(sys.argv[2])))
+    sys.exit(Crew(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1).run())

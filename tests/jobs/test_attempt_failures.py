@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from headrace.engine.tokenizer import Tokenizer
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
@@ -52,6 +53,33 @@ def test_other_failures_do_not_count_as_the_engines(shop):
     shop.runner.fail = None
     shop.shard_runner().run(SHARD)
     shop.assert_complete()
+
+
+@dataclass
+class Faulty:
+    """A tokenizer that fails as only a mistake of ours would make it."""
+
+    tokenizer: Tokenizer
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "decode":
+            raise TypeError("a mistake\nof ours")
+        return getattr(self.tokenizer, name)
+
+
+def test_after_five_faults_of_ours_without_progress_the_open_rows_are_error_rows(shop, start):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    stop_after(shop, shop.attempt(), start, 0, 1)
+    tokenizer: Any = Faulty(shop.tools.tokenizer)
+    runner = shop.shard_runner()
+    runner.tools = replace(shop.tools, tokenizer=tokenizer)
+    for _ in range(5):
+        runner.run(SHARD)
+    error = "attempt_failed: TypeError: a mistake of ours"
+    assert [attempt.error for attempt in shop.ledger.attempts(SHARD)] == [None, *[error] * 5]
+    runner.run(SHARD)
+    assert shop.table()["error"].to_pylist() == [None, None, *[error] * 3]
+    shop.assert_settled()
 
 
 @dataclass

@@ -164,6 +164,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--max-num-seqs", "0"], ["--max-num-seqs"]),
         (["--system", "@nowhere.txt"], ["--system", "nowhere.txt"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
+        (["--webhook", "ftp://a/"], ["webhook.url", "http"]),
         (["--temprature", "1"], ["--temprature", "headrace run --help"]),
         (["one", "too", "many"], ["one", "headrace run --help"]),
     ],

@@ -16,7 +16,8 @@ from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import Settings
 from headrace.storage.errors import InputError, OutputNotEmpty, UnknownJob
 from headrace.storage.output_dir import Manifest, write_manifest
-from headrace.storage.records import JobState
+from headrace.storage.records import JobState, WebhookState
+from headrace.storage.webhooks import Webhooks
 
 from .running import LABELS, MODEL, environment
 
@@ -172,6 +173,15 @@ def test_a_job_killed_before_it_was_recorded_is_resumed_under_its_id(unserved, r
     again = unserved.submit(rows, MODEL, tmp_path / "second", mode="resume", **FAST)
     assert again.id == job_id
     assert again.progress().rows_total == 80
+
+
+def test_a_jobs_end_can_be_told(unserved, rows, tmp_path):
+    job = unserved.submit(rows, MODEL, tmp_path / "out", webhook="https://example.com/", webhook_secret="s", **FAST)
+    webhooks = Webhooks(unserved.ledger.database)
+    assert webhooks.of_job(job.id) == [(WebhookState.WAITING, None)]
+    job.cancel()
+    (told,) = webhooks.claim_due(10)
+    assert (told.url, told.secret, told.event_type) == ("https://example.com/", "s", "job.cancelled")
 
 
 def test_waiting_has_an_end(unserved, rows, tmp_path):

@@ -34,7 +34,7 @@ def job(tmp_path) -> JobRecord:
     return job
 
 
-def line(job: JobRecord, row: dict[str, Any], **options: bool) -> dict[str, Any]:
+def line(job: JobRecord, row: dict[str, Any], **options: Any) -> dict[str, Any]:
     (found,) = openai_lines(job, pa.Table.from_pylist([row], schema=output_schema([], **options)))
     return found
 

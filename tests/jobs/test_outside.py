@@ -37,6 +37,10 @@ PREFIXES = ("https://", "s3://rows", "http://files.example.com:8000/public/")
         "64:ff9b::10.0.0.1",
         "2002:7f00:1::1",
         "2001:0:7f00:1::1",
+        "::127.0.0.1",
+        "::ffff:0:127.0.0.1",
+        "64:ff9b:1::7f00:1",
+        "fec0::1",
     ],
 )
 def test_addresses_that_are_not_public(address: str) -> None:

@@ -1,7 +1,10 @@
 """What keeps a worker's shards moving: the sweeper, and actions repeated whatever they run into."""
 
+import sqlite3
 import threading
 from collections.abc import Iterator
+from concurrent.futures import wait
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
@@ -16,6 +19,8 @@ from headrace.jobs.worker import Sweeper
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewJob, NewShard, ShardState
+
+from .conftest import wait_until
 
 QUEUE = "headrace.bulk.0123456789ab"
 IDS = [f"job/{number:05d}" for number in range(3)]
@@ -87,6 +92,30 @@ def test_what_a_dead_worker_held_is_put_back_ahead_of_what_waits(place):
 def test_a_lease_that_holds_is_respected(place):
     assert place.ledger.claim(IDS[0], "worker", 60) is not None
     place.sweep()
+    assert place.ledger.shards("job")[0].state is ShardState.RUNNING
+
+
+def test_after_an_outage_of_the_ledger_its_workers_get_the_time_to_renew(place, tmp_path, start):
+    """While it could not be written to, every lease ran out: that makes nobody dead."""
+    lease = 0.3
+    sweeper = Sweeper(place.ledger, place.app, QUEUE, lease)
+    alive = place.ledger.claim(IDS[0], "alive", 0.0)
+    assert place.ledger.claim(IDS[1], "dead", 0.0) is not None
+    with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as locking:
+        locking.execute("BEGIN IMMEDIATE")
+        swept = start(sweeper.sweep)
+        # The sweeper waits for the lock meanwhile.
+        assert not wait([swept], timeout=lease).done
+        locking.execute("ROLLBACK")
+        swept.result(20)
+    assert [shard.state for shard in place.ledger.shards("job")[:2]] == [ShardState.RUNNING] * 2
+    assert place.ledger.renew("alive", [alive.attempt_id], 60) == {alive.attempt_id}
+
+    def is_put_back() -> bool:
+        sweeper.sweep()
+        return place.ledger.shards("job")[1].state is ShardState.QUEUED
+
+    wait_until(is_put_back, "it is put back")
     assert place.ledger.shards("job")[0].state is ShardState.RUNNING
 
 

@@ -15,6 +15,8 @@ from triton.runtime.jit import JITFunction
 
 from headrace.kernels.activation import triton as activation
 from headrace.kernels.kv_cache import triton as kv_cache
+from headrace.kernels.linear import Int4Weight, ScaledWeight
+from headrace.kernels.linear import triton as linear
 from headrace.kernels.norm_rotary import triton as norm_rotary
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention import triton as attention
@@ -22,11 +24,15 @@ from headrace.kernels.sampling import triton as sampling
 
 H200 = GPUTarget("cuda", 90, 32)
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
+FP8, INT8 = torch.float8_e4m3fn, torch.int8
 TYPE_NAMES = {
     BF16: "bf16",
     F16: "fp16",
     F32: "fp32",
     F64: "fp64",
+    FP8: "fp8e4nv",
+    torch.uint8: "u8",
+    INT8: "i8",
     torch.int16: "i16",
     torch.int32: "i32",
     torch.int64: "i64",
@@ -76,6 +82,21 @@ def compile_attention() -> None:
     attend(6, 2, 256, F32)
 
 
+def compile_linear() -> None:
+    """One row, some and many; with a split and without, grouped and not. Bytes do not depend on the dtype."""
+    for rows, dtype in ((1, BF16), (48, F16), (300, BF16), (300, F32)):
+        x, grouped = torch.zeros(rows, 4096, dtype=dtype), torch.ones(32, 6144)
+        int4 = Int4Weight(
+            torch.zeros(2048, 6144, dtype=torch.uint8), grouped.half(), grouped.to(torch.uint8), 128, 4096
+        )
+        linear.int4_linear_triton(x, int4, grouped[0].to(dtype), 1 if rows > 1 else 4)
+        for byte_dtype in (INT8, FP8) if dtype == BF16 else ():
+            values = torch.zeros(6144, 4096, dtype=byte_dtype)
+            for scales, group_size in ((grouped[:1], 4096), (grouped, 128)):
+                quantized = linear.quantize_rows_triton(x, byte_dtype, group_size)
+                linear.scaled_linear_triton(*quantized, ScaledWeight(values, scales, group_size), None, dtype)
+
+
 def compile_the_rest() -> None:
     for dtype in (BF16, F32):
         x = torch.zeros(4, 4096, dtype=dtype)
@@ -98,8 +119,9 @@ def compile_the_rest() -> None:
 
 if __name__ == "__main__":
     JITFunction.run = compile_instead
-    for module in (activation, attention, kv_cache, norm_rotary, sampling):
+    for module in (activation, attention, kv_cache, linear, norm_rotary, sampling):
         # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.
         vars(module)["check_launch"] = lambda name, tensor, kernel: None
     compile_attention()
+    compile_linear()
     compile_the_rest()

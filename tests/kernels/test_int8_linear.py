@@ -74,6 +74,12 @@ def test_many_threads_share_a_product(instructions):
         torch.set_num_threads(1)
 
 
+def test_a_weight_that_is_int8_already(instructions):
+    weight, scales = quantize_rows(normal(40, 70))
+    expected = int8_linear_reference(normal(3, 70), weight // 2, scales * 2)
+    assert_close(Int8Product(weight // 2, None, instructions, scales * 2)(normal(3, 70)), expected)
+
+
 def test_no_rows():
     assert Int8Product(normal(8, 5))(normal(0, 5)).shape == (0, 8)
 

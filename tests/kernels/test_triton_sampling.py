@@ -6,7 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
-from headrace.kernels.sampling import penalize_, philox_uniform
+from headrace.kernels.sampling import penalize_, penalties, philox_uniform
 from headrace.kernels.sampling.bit_mask import apply_bit_mask, apply_bit_mask_reference
 from headrace.kernels.sampling.reference import likeliest_tokens_reference, sample_tokens_reference
 from headrace.kernels.sampling.triton import (
@@ -125,10 +125,21 @@ def test_penalties(pairs, device):
     places = torch.randperm(7 * 97, generator=generator)[:pairs].to(device)
     counts = torch.randint(0, 4, (pairs,), generator=generator).to(device)
     penalties = (torch.rand(3, pairs, generator=generator) + 0.5).to(device)
-    expected = logits.clone()
-    penalize_(expected, places // 97, places % 97, counts, *penalties)
-    penalize_triton(logits, places // 97, places % 97, counts, *penalties)
-    assert_close(logits, expected)
+    arguments = (places // 97, places % 97, counts, *penalties)
+    expected = logits.cpu().clone()
+    penalize_(expected, *(each.cpu() for each in arguments))
+    penalize_triton(logits, *arguments)
+    assert_close(logits.cpu(), expected)
+
+
+def test_on_a_gpu_penalties_are_the_kernels(monkeypatch, device):
+    """The kernel alone asks for its counts in 64 bits."""
+    monkeypatch.setattr(penalties, "runs_triton", lambda tensor: True)
+    rows, ones = torch.zeros(1, dtype=torch.int64, device=device), torch.ones(1, device=device)
+    arguments = (rows, rows, rows.int(), ones, ones, ones)
+    with pytest.raises(ValueError, match=r"counts \(1,\) is int32, and must be int64"):
+        penalize_(random_logits(1, 5, device), *arguments)
+    penalize_(random_logits(1, 5, device).double(), *arguments)
 
 
 @pytest.mark.parametrize("apply", [apply_bit_mask, apply_bit_mask_reference, apply_bit_mask_triton])

@@ -91,8 +91,8 @@ def test_folder_whose_name_looks_like_a_partition(tmp_path: Path) -> None:
 
 
 def test_output_columns_in_duckdb(tmp_path: Path) -> None:
-    schema = parts.output_schema([pa.field("text", pa.string())], with_probabilities=True)
-    row = dict.fromkeys(schema.names) | {"row": 0, "text": "hi", "probabilities": [("a", 0.75), ("b", 0.25)]}
+    schema = parts.output_schema([pa.field("text", pa.string())], choices=("a", "b"))
+    row = dict.fromkeys(schema.names) | {"row": 0, "text": "hi", "probabilities": {"a": 0.75, "b": 0.25}}
     parts.write_part(tmp_path, NAME, pa.Table.from_pylist([row], schema=schema))
     parts.publish(tmp_path, NAME)
     found = duckdb.connect().execute(f"SELECT *, probabilities['a'] AS p FROM '{tmp_path}/*.parquet'")

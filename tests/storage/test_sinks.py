@@ -21,7 +21,7 @@ INPUTS = [
     pa.field("at", pa.timestamp("us", "UTC")),
     pa.field("paid", pa.bool_()),
 ]
-SCHEMA = output_schema(INPUTS, with_probabilities=True)
+SCHEMA = output_schema(INPUTS, choices=("a", "b", "a\0"))
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def execute(spec: SinkSpec, statement: str) -> list[dict[str, Any]]:
 def test_rows_have_typed_columns(spec, sink):
     at = dt.datetime(2026, 3, 4, 5, 6, tzinfo=dt.UTC)
     row = {"row": 7, "custom_id": "x", "text": "naïve", "stars": 2**40, "paid": True, "label": "a", "confidence": 0.75}
-    more = {"price": Decimal("12.50"), "day": at.date(), "at": at, "probabilities": [("a", 0.75), ("b", 0.25)]}
+    more = {"price": Decimal("12.50"), "day": at.date(), "at": at, "probabilities": {"a": 0.75, "b": 0.25}}
     sink.upsert("job", 1, part(row | more, {"row": 8, "custom_id": "y", "error": "no"}))
     first, second = execute(spec, "select * from answers order by row")
     assert (first["job_id"], first["row"], first["text"], first["stars"]) == ("job", 7, "naïve", 2**40)
@@ -82,7 +82,7 @@ def test_an_attempt_that_was_overtaken_overwrites_nothing(spec, sink):
 
 
 def test_what_a_database_cannot_hold_becomes_what_it_can(spec, sink):
-    sink.upsert("job", 1, part({"row": 0, "text": "a\0b", "probabilities": [("a\0", float("nan"))]}))
+    sink.upsert("job", 1, part({"row": 0, "text": "a\0b", "probabilities": {"a\0": float("nan")}}))
     (row,) = execute(spec, "select * from answers")
     assert row["text"] == "a\ufffdb"
     assert "NaN" not in str(row["probabilities"])

@@ -96,9 +96,14 @@ async def choice_events(answers: LiveAnswers, asked: Asked) -> AsyncGenerator[tu
         async for choice, event in events:
             if event.is_final:
                 asked.open_choices.discard(choice)
-                if event.finish_reason not in _PROPER_ENDS:
-                    raise AnswerFailed(event.error or _CANCELLED)
+                expect_proper(event)
             yield choice, event
+
+
+def expect_proper(end: StreamEvent) -> None:
+    """Raises `AnswerFailed` for an end that is none of a complete answer."""
+    if end.finish_reason not in _PROPER_ENDS:
+        raise AnswerFailed(end.error or _CANCELLED)
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[tuple[int, T], None]:

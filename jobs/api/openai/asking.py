@@ -56,6 +56,11 @@ class Asked:
         return self.echoes[choice] if self.echoes else ""
 
     @property
+    def open_answers(self) -> list[tuple[LiveRequest, int]]:
+        """The request and the sample of each choice whose answer has not ended."""
+        return [(self.requests[choice // self.samples], choice % self.samples) for choice in sorted(self.open_choices)]
+
+    @property
     def open_request_ids(self) -> list[str]:
         return list(dict.fromkeys(self.requests[choice // self.samples].id for choice in sorted(self.open_choices)))
 

@@ -4,6 +4,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from importlib.metadata import version
 from typing import Any, Literal
 
@@ -78,6 +79,8 @@ class Head:
         }
 
 
+# Reading our version takes milliseconds, on the event loop; models are few.
+@lru_cache(maxsize=64)
 def system_fingerprint(exact_model: str) -> str:
     """The same while model and engine are: with it a seed gives the same answer."""
     digest = hashlib.sha256(f"{exact_model}|{version('headrace')}".encode()).hexdigest()

@@ -11,13 +11,18 @@ from .route import OpenAIRoute
 
 
 class ModelBody(BaseModel):
-    """`max_model_len`: tokens of prompt and answer together. `created`: since when it is served here, Unix seconds."""
+    """`max_model_len`: tokens of prompt and answer together. `created`: since when it is served here, Unix seconds.
+
+    `dtype` and `quantization`: those of the workers that answer.
+    """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "headrace"
     max_model_len: int
+    dtype: str
+    quantization: str | None
 
 
 class ModelList(BaseModel):
@@ -48,4 +53,10 @@ def retrieve_model(model: str, models: Models) -> ModelBody:
 
 
 def _body(models: ServedModels, model: ServedModel) -> ModelBody:
-    return ModelBody(id=model.name, created=models.created, max_model_len=model.prompts.context_length)
+    return ModelBody(
+        id=model.name,
+        created=models.created,
+        max_model_len=model.prompts.context_length,
+        dtype=model.dtype,
+        quantization=model.quantization,
+    )

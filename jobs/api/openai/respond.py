@@ -30,9 +30,9 @@ async def respond(request: Request, asked: Asked, make_body: MakeBody) -> Respon
     except ClientGone:
         return Response(status_code=_CLIENT_CLOSED_REQUEST)
     except ServerStops as error:
-        raise _server_stops(asked) from error
+        raise server_stops(asked) from error
     finally:
-        await _close(answers, asked)
+        await close(answers, asked)
     return JSONResponse(make_body(collected, usage), headers=request_headers(asked))
 
 
@@ -42,8 +42,8 @@ def respond_in_chunks(request: Request, asked: Asked, chunks: Chunks, includes_u
     return EventStreamResponse(
         chunk_stream(answers, asked, chunks, includes_usage),
         request.app.state.stopping,
-        on_close=lambda: _close(answers, asked),
-        farewell=error_chunk(_server_stops(asked)),
+        on_close=lambda: close(answers, asked),
+        farewell=error_chunk(server_stops(asked)),
         headers=request_headers(asked),
     )
 
@@ -52,13 +52,21 @@ def request_headers(asked: Asked) -> dict[str, str]:
     return {"x-request-id": asked.id}
 
 
-async def _close(answers: LiveAnswers, asked: Asked) -> None:
+async def close(answers: LiveAnswers, asked: Asked) -> None:
+    """Give back what a response held, and call off what of it is not complete.
+
+    What is to go on all the same holds its tokens until it has ended.
+    """
+    if asked.open_choices and not asked.cancel_on_disconnect:
+        answers.when_ended(asked.open_answers, asked.admissions.close)
+        return
     asked.admissions.close()
-    if asked.cancel_on_disconnect and asked.open_choices:
+    if asked.open_choices:
         await run_sync(answers.cancel, asked.open_request_ids)
 
 
-def _server_stops(asked: Asked) -> ApiError:
+def server_stops(asked: Asked) -> ApiError:
+    """What the client is told when the server stops before its answer is complete."""
     then = "send the request again" if asked.cancel_on_disconnect else f"go on at /requests/{asked.id}/stream"
     error = ApiError(503, f"the server stops: {then}", "server_stops")
     error.headers = {"Retry-After": "5", **request_headers(asked)}

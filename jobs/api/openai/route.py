@@ -1,11 +1,13 @@
 """The routes under `/v1`: their errors are OpenAI's, and each answer says which request it belongs to."""
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection
 
 from ....engine.errors import InvalidRequestError, ModelError
 from ...errors import SpecError
@@ -22,25 +24,33 @@ class OpenAIRoute(APIRoute):
 
         async def handle_as_openai(request: Request) -> Response:
             try:
-                return await handle(request)
+                with refusals():
+                    return await handle(request)
             except RequestValidationError as error:
                 first = error.errors()[0]
                 if first["type"] == "json_invalid":
                     raise
                 # Without the first part, which says where in the request the field is.
                 raise refusal(first, first["loc"][1:]) from error
-            except SpecError as error:
-                field = error.field.removeprefix("sampling.") if error.field else None
-                raise ApiError(400, str(error), "invalid_value", field) from error
-            except InvalidRequestError as error:
-                raise ApiError(400, str(error), getattr(error, "code", "invalid_value"), error.field) from error
-            except ModelError as error:
-                raise ApiError(400, str(error), "invalid_value", "model") from error
 
         return handle_as_openai
 
 
-def asker_of(request: Request) -> Asker:
+@contextmanager
+def refusals() -> Iterator[None]:
+    """Raises `ApiError` (400), naming the field at fault, for what is wrong with a request."""
+    try:
+        yield
+    except SpecError as error:
+        field = error.field.removeprefix("sampling.") if error.field else None
+        raise ApiError(400, str(error), "invalid_value", field) from error
+    except InvalidRequestError as error:
+        raise ApiError(400, str(error), getattr(error, "code", "invalid_value"), error.field) from error
+    except ModelError as error:
+        raise ApiError(400, str(error), "invalid_value", "model") from error
+
+
+def asker_of(connection: HTTPConnection) -> Asker:
     """What hands this request's body to workers."""
-    state = request.app.state
-    return Asker(state.service.models, state.live, state.admission, request)
+    state = connection.app.state
+    return Asker(state.service.models, state.live, state.admission, connection)

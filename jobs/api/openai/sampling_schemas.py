@@ -1,5 +1,6 @@
 """How answers are sampled, as OpenAI's requests say it, with vLLM's additions."""
 
+import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -14,6 +15,8 @@ from .body import Body, Ignored, misfit, refusal
 
 _MAX_SAMPLES = 128
 _SEED_MASK = 2**63 - 1
+# No longer: Python reads some thousand digits, and raises an error of its own for more.
+_TOKEN_ID = re.compile(r"[0-9]{1,18}", re.ASCII)
 Seed = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 
 
@@ -24,8 +27,8 @@ def _one_or_more(value: Any) -> Any:
 def _token_biases(biases: Mapping[str, float]) -> Mapping[str, float]:
     """JSON has only texts for names, OpenAI's clients write token ids in them."""
     for token in biases:
-        if not (token.isascii() and token.isdigit()):
-            raise ValueError(f"maps token ids to numbers, and {token!r} is no token id")
+        if not _TOKEN_ID.fullmatch(token):
+            raise ValueError(f"maps token ids to numbers, and {token[:40]!r} is no token id")
     return biases
 
 

@@ -22,10 +22,11 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class ApiServer:
-    """A running `headrace serve`. `model` is the name that requests use; `http` talks to `url`."""
+    """A running `headrace serve`. `model` is the name that requests use; `http` talks to `url`; `grpc` is HOST:PORT."""
 
     process: "subprocess.Popen[str]"
     url: str
+    grpc: str
     http: httpx2.Client
     data_dir: Path
     model: str = MODEL.name
@@ -40,14 +41,14 @@ class ApiServer:
 
 def start_api(data_dir: Path, log: Path, **settings: str) -> ApiServer:
     """A server that is listening; it logs into the file `log`."""
-    command = [*COMMAND, "serve", "--model", str(MODEL), "--port", "0"]
+    command = [*COMMAND, "serve", "--model", str(MODEL), "--port", "0", "--grpc-port", "0"]
     with log.open("w") as file:
         process = subprocess.Popen(
             command, env=environment(data_dir, **settings), stdout=subprocess.PIPE, stderr=file, text=True
         )
-    url = process.stdout.readline().removeprefix("headrace: listening on ").strip()
-    assert url, log.read_text()
-    return ApiServer(process, url, httpx2.Client(base_url=url, timeout=30), data_dir)
+    url, grpc = (process.stdout.readline().removeprefix("headrace: listening on ").strip() for _ in range(2))
+    assert grpc.startswith("grpc://"), log.read_text()
+    return ApiServer(process, url, grpc.removeprefix("grpc://"), httpx2.Client(base_url=url, timeout=30), data_dir)
 
 
 def stop_api(server: ApiServer, log: Path) -> None:

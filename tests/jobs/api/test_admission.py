@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
@@ -22,9 +23,11 @@ from starlette.testclient import WebSocketDenialResponse
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
-from headrace.jobs.api import authentication
+from headrace.jobs.api import authentication, inputs
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
+from headrace.jobs.api.openai.asking import Asked
+from headrace.jobs.api.openai.respond import close
 from headrace.jobs.api.rate_limits import RateLimits
 from headrace.jobs.api.server import is_loopback
 from headrace.jobs.api.ttl_cache import TtlCache
@@ -33,6 +36,7 @@ from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.settings import Settings
+from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.storage.database import Database
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.ledger import Ledger
@@ -371,6 +375,40 @@ def test_tokens_count_while_the_request_is_open(desk: Desk, wait_until: WaitUnti
     for _ in range(2):
         desk.app.state.open.release()
     wait_until(lambda: desk.probe("tokens").status_code == 200, "there is room again")
+
+
+def test_what_goes_on_without_its_client_holds_its_tokens_until_it_ends(desk: Desk, wait_until: WaitUntil) -> None:
+    desk.ledger.tenants.set("patient", queued_tokens=2 * COST - 1)
+    desk.http.post("/open", headers=desk.key("patient"))
+    sampling = SamplingSpec(n=2, temperature=1.0)
+    request = LiveRequest.new(queue=QUEUE, model=str(MODEL), prompt_token_ids=[1], sampling=sampling)
+    asked = Asked(desk.app.state.service.models.all[0], [request], cancel_on_disconnect=False)
+    asked.admissions.push(desk.app.state.open)
+    answers = desk.app.state.live
+    desk.http.portal.call(close, answers, asked)
+    with StreamPublisher(desk.client.redis_url) as publisher:
+        for stream_id in request.stream_ids:
+            assert_limited(desk.probe("patient"), "tokens")
+            assert answers._awaited
+            publisher.open(stream_id, 1)
+            publisher.finish(stream_id, "stop", "", None)
+            assert publisher.flush(5)
+        wait_until(lambda: desk.probe("patient").status_code == 200, "there is room again")
+    assert not answers._awaited
+
+
+def test_only_so_many_inputs_are_fetched_at_a_time(desk: Desk) -> None:
+    job = {**JOB, "rows": None, "input_url": "https://headrace.invalid/rows.jsonl"}
+    with ExitStack() as downloads:
+        for _ in range(inputs._MAX_DOWNLOADS):
+            downloads.enter_context(inputs._a_download())
+        assert assert_limited(desk.http.post("/jobs", json=job), "requests") == 5
+    assert desk.http.post("/jobs", json=job).status_code == 422
+
+
+def test_a_client_cannot_have_its_job_taken_for_a_batchs(desk: Desk) -> None:
+    refused = desk.submit("acme", **{"Idempotency-Key": "batch/batch_1"})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (422, "Idempotency-Key")
 
 
 def test_tokens_of_bulk_rows_count_too(desk: Desk) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.api.event_stream import ClientGone, EventStreamResponse, ServerStops, while_wanted
+from headrace.jobs.api.event_stream import ClientGone, EventStreamResponse, ServerStops, cursor_of, while_wanted
 
 SCOPE = {"type": "http", "asgi": {"spec_version": "2.3"}}
 
@@ -155,3 +155,9 @@ def test_work_that_nobody_wants_is_undone_first(leaves: bool, error: type[Except
         assert undone
 
     asyncio.run(run())
+
+
+def test_a_browser_that_comes_back_goes_on_where_it_was() -> None:
+    """It repeats the query of its first time."""
+    assert cursor_of("5", "3") == 5
+    assert (cursor_of(None, "3"), cursor_of(None, None)) == (3, 0)

@@ -267,6 +267,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     "options of no stream": ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
     "unknown token": ({"logit_bias": {"999999": 1}}, "logit_bias", "invalid_value"),
     "bias of no token": ({"logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
+    "bias of no number": ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "invalid_value"),
     "top_logprobs alone": ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     "no messages": ({"messages": []}, "messages", "invalid_value"),
     "unknown role": ({"messages": [{"role": "boss", "content": "x"}]}, "messages[0].role", "invalid_value"),

@@ -251,6 +251,7 @@ def test_a_deleted_job_tells_nothing(ledger: Ledger, receiver: Receiver) -> None
         ("http://example.com/\r\nX-Evil: 1", None, "url"),
         ("http://[::1/", None, "url"),
         ("https://example.com/", "whsec_no base64", "secret"),
+        ("https://example.com/", "whsec_", "secret"),
     ],
 )
 def test_a_webhook_that_is_none(url: str, secret: str | None, field: str) -> None:

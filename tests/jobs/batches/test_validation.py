@@ -1,7 +1,11 @@
 """A validation that is cut short leaves the batch to whoever comes next."""
 
+import json
 import secrets
+from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.jobs.api.models import ServedModels
@@ -12,6 +16,7 @@ from headrace.jobs.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.batch_records import BatchState, NewBatch
 from headrace.storage.file_records import NewFile
+from headrace.storage.records import NewPart
 
 from ..api.batch_lines import CHAT, chat_line, jsonl
 from ..running import MODEL, environment
@@ -49,14 +54,14 @@ def validation(client, tmp_path):
     return Validation(client, ServedModels.of([str(MODEL)]), store)
 
 
-def add_batch(validation, num_lines):
+def add_batch(validation, num_lines, within_seconds=3600):
     name, content = secrets.token_hex(8), jsonl(chat_line(f"row-{number}") for number in range(num_lines))
     tenant = f"tenant-{name}"
     with validation.store.incoming() as incoming:
         incoming.write(content)
         file = NewFile(f"file-{name}", tenant, "batch", "x", len(content), incoming.sha256, None)
         validation.store.add(incoming, file)
-    new = NewBatch(f"batch_{name}", tenant, CHAT, file.id, "1h", 3600)
+    new = NewBatch(f"batch_{name}", tenant, CHAT, file.id, "1h", within_seconds)
     return validation.client.ledger.batches.add(new)
 
 
@@ -87,6 +92,54 @@ def test_a_tenant_s_tokens_bound_a_batch(validation, batch):
         assert refused.value.errors[0].code == "token_limit_exceeded"
     finally:
         validation.client.ledger.tenants.set(batch.tenant, queued_tokens=None)
+
+
+def test_one_that_waits_for_its_tenant_s_other_jobs_waits_no_longer_than_its_window(validation, wait_until):
+    ledger = validation.client.ledger
+    batch = add_batch(validation, NUM_LINES, within_seconds=0.2)
+    ledger.tenants.set(batch.tenant, concurrent_jobs=0)
+    with BatchKeeper(validation.client, validation.store, validation):
+        wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")
+    expired = ledger.batches.get(batch.tenant, batch.id)
+    assert (expired.state, expired.lease_owner) == (BatchState.EXPIRED, None)
+    assert expired.expired_at >= expired.expires_at
+    assert expired.errors[0]["code"] == "batch_expired"
+
+
+def test_answers_that_somebody_removed_do_not_hold_up_their_batch(validation, wait_until):
+    ledger = validation.client.ledger
+    batch = add_batch(validation, 2)
+    with BatchKeeper(validation.client, validation.store, validation):
+        wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).job_id is not None, "it has a job")
+    job_id = ledger.batches.get(batch.tenant, batch.id).job_id
+    claim = ledger.claim(f"{job_id}/00000", "worker", 60)
+    ledger.commit_part(claim, NewPart("part-gone.parquet", 2))
+    ledger.finish_shard(claim)
+    with BatchKeeper(validation.client, validation.store, validation):
+        wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")
+    ended = ledger.batches.get(batch.tenant, batch.id)
+    assert (ended.state, ended.num_total, ended.num_failed) == (BatchState.COMPLETED, 2, 2)
+    assert (ended.output_file_id, [error["code"] for error in ended.errors]) == (None, ["output_lost"])
+
+
+def test_a_row_that_was_finished_before_the_cancellation_is_told_of_once(validation, wait_until):
+    ledger = validation.client.ledger
+    batch = add_batch(validation, 2)
+    with BatchKeeper(validation.client, validation.store, validation):
+        wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).job_id is not None, "it has a job")
+    job = ledger.job(ledger.batches.get(batch.tenant, batch.id).job_id)
+    row = {"row": [0], "custom_id": ["row-0"], "error": ["engine failed: asked for by the test"]}
+    pq.write_table(pa.table(row), Path(job.output_dir, "part-one.parquet"))
+    claim = ledger.claim(f"{job.id}/00000", "worker", 60)
+    ledger.commit_part(claim, NewPart("part-one.parquet", 1, 1))
+    ledger.release(claim)
+    ledger.batches.cancel(batch.tenant, batch.id)
+    with BatchKeeper(validation.client, validation.store, validation):
+        wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")
+    ended = ledger.batches.get(batch.tenant, batch.id)
+    assert (ended.state, ended.num_total, ended.num_failed) == (BatchState.CANCELLED, 2, 2)
+    file = validation.store.path(ledger.files.get(batch.tenant, ended.error_file_id))
+    assert sorted(json.loads(line)["custom_id"] for line in file.open()) == ["row-0", "row-1"]
 
 
 def test_a_keeper_that_leaves_hands_its_batch_back(validation, wait_until):

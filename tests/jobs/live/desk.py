@@ -64,7 +64,7 @@ class Desk:
 
     @contextmanager
     def worker(
-        self, lease_seconds: float = LONG, grace_seconds: float = 0.0, max_num_seqs: int = 8
+        self, lease_seconds: float = LONG, grace_seconds: float = 0.0, max_num_seqs: int = 8, num_slots: int = 256
     ) -> Iterator[InProcessWorker]:
         """Bells are not brought by Celery here: `live.ring` is called instead."""
         runner, owner = GatedRunner(), f"worker {next(self.owners)}"
@@ -72,7 +72,7 @@ class Desk:
             hosted(runner, max_num_seqs) as (host, _),
             StreamPublisher(self.url, TTL_SECONDS) as publisher,
             LiveClaims(self.url, self.queue, owner, lease_seconds, TTL_SECONDS) as claims,
-            LiveRunner(host, self.tokenizer, publisher, claims, self.app, grace_seconds) as live,
+            LiveRunner(host, self.tokenizer, publisher, claims, self.app, grace_seconds, num_slots) as live,
         ):
             try:
                 yield InProcessWorker(runner, host, claims, live, publisher)

@@ -58,6 +58,22 @@ def test_an_expired_lease_is_a_crash(desk, claims_of):
     assert (claim.attempt, claim.num_crashes) == (2, 1)
 
 
+def test_what_only_waited_in_a_dead_worker_is_no_crash(desk, claims_of):
+    dead, other = claims_of("dead", OVER), claims_of("other", OVER)
+    swept, claimed, begun = requests = [desk.submitted() for _ in range(3)]
+    held = [dead.claim(request.id) for request in requests]
+    assert dead.renew(held, {request.id for request in requests}) == [Verdict.HELD] * 3
+    dead.begin(held[2])
+    assert other.claim(claimed.id).num_crashes == 0
+    assert sorted(other.sweep(LONG, bells_wait=False)) == sorted(request.id for request in requests)
+    # Taken for dead too early, as long as nobody has what it held: that makes up for nothing.
+    assert dead.renew(held[:1], {swept.id}) == [Verdict.HELD]
+    assert other.claim(swept.id).num_crashes == 0
+    assert other.claim(begun.id).num_crashes == 1
+    # The next attempt may be to blame again.
+    assert dead.claim(swept.id).num_crashes == 1
+
+
 def test_what_was_lost_is_not_renewed_and_not_ended(desk, claims_of):
     request = desk.submitted()
     first, second = claims_of("one", OVER), claims_of("two")

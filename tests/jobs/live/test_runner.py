@@ -1,5 +1,7 @@
 """A worker's live requests: each stream is the engine's answer, whatever happens on the way."""
 
+import threading
+
 import pytest
 from redis import Redis
 
@@ -9,7 +11,8 @@ from headrace.jobs.live.requests import LiveState
 from headrace.jobs.streams.keys import stream_key
 
 from ...engine.fakes import CONTEXT, VOCAB_SIZE
-from .desk import SAMPLING, Desk, InProcessWorker
+from ..answers import WAIT_SECONDS
+from .desk import LONG, SAMPLING, Desk, InProcessWorker
 
 
 @pytest.fixture
@@ -358,3 +361,64 @@ def test_live_requests_go_before_bulk_rows(desk, wait_until):
         assert worker.host.stats.num_steps == 2
         worker.runner.open()
         desk.assert_streamed(request)
+
+
+@pytest.mark.parametrize("why", ["cancelled", "overdue"])
+def test_what_ends_while_it_is_being_claimed(why, desk, monkeypatch, wait_until, ends):
+    """Another attempt's tokens are still being read: the stream has its end all the same, and nothing is generated."""
+    with desk.worker() as first:
+        request = desk.submitted(timeout_seconds=LONG if why == "cancelled" else 0.5)
+        first.claims.release(first.claims.claim(request.id), has_failed=False)
+        recover, reading, may_go_on = first.publisher.recover, threading.Event(), threading.Event()
+
+        def slowly(attempts):
+            reading.set()
+            assert may_go_on.wait(WAIT_SECONDS)
+            return recover(attempts)
+
+        monkeypatch.setattr(first.publisher, "recover", slowly)
+        first.live.ring(request.id)
+        assert reading.wait(WAIT_SECONDS)
+        (answer,) = first.live._in_flight()
+        if why == "cancelled":
+            assert desk.requests.cancel(request.id)
+            first.live.cancel(request.id)
+        wait_until(lambda: answer.interrupted is not None, "the runner knows")
+        may_go_on.set()
+        end = desk.events(request.id)[-1]
+        assert (end.finish_reason, end.error and end.error.code) == {
+            "cancelled": ("abort", None),
+            "overdue": ("error", "deadline_exceeded"),
+        }[why]
+        ends(request)
+        wait_until(lambda: first.live.num_in_flight == 0, "it is forgotten")
+        assert first.runner.num_sequences_started == 0
+
+
+def test_a_grammar_that_the_models_tokens_can_not_spell_ends_its_request(desk, ends):
+    """Only the worker, which has the model's tokenizer, can find that out; the other requests do not notice."""
+    with desk.worker() as worker:
+        refused = desk.submitted(structured_outputs={"regex": "[0-9]{3}"}, ignore_eos=False, n=2)
+        fine = desk.submitted()
+        for request in (refused, fine):
+            worker.live.ring(request.id)
+        assert [error_of(desk, stream_id) for stream_id in refused.stream_ids] == ["invalid_request"] * 2
+        desk.assert_streamed(fine)
+        ends(refused)
+
+
+def test_what_waits_for_its_turn_is_not_to_blame_when_the_worker_dies(desk, wait_until):
+    with desk.worker(lease_seconds=0.0, num_slots=1) as dies, desk.worker(lease_seconds=0.0) as heir:
+        dies.runner.close()
+        running, begun, waiting = (desk.submitted() for _ in range(3))
+        for request in (running, begun, waiting):
+            dies.live.ring(request.id)
+        wait_until(lambda: dies.live.num_in_flight == 3, "all are claimed")
+        stop_after(desk, dies, running, 1, wait_until)
+        dies.live.renew_leases()
+        dies.live.cancel(running.id)
+        dies.runner.permit(2)
+        wait_until(lambda: desk.num_streamed(begun.id) == 1, "the second has its turn")
+        crashes = [heir.claims.claim(request.id).num_crashes for request in (begun, waiting)]
+        assert crashes == [1, 0]
+        dies.runner.open()

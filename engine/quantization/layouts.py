@@ -1,0 +1,155 @@
+"""How the formats lay out four-bit weights on disk, read into plain values."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from .config import Int4Scheme
+
+_PER_WORD = 8
+# The columns that an AWQ word has, from its lowest four bits on: 0, 2, 4, 6, 1, 3, 5, 7. This is where each column is.
+_AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
+_SYMMETRIC_ZERO = 8
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor to be filled from the checkpoint: `tensor` is what it holds until then.
+
+    `is_optional`: it may be missing. `scale`: what random weights have there; None where bits are drawn. `is_drawn`:
+    whether random weights change it at all.
+    """
+
+    tensor: Tensor
+    is_optional: bool = False
+    is_drawn: bool = True
+    scale: float | None = None
+
+
+@dataclass(frozen=True)
+class Int4Values:
+    """values: [out, in] uint8; scales: [num_groups, out]; zeros: [num_groups, out] uint8."""
+
+    values: Tensor
+    scales: Tensor
+    zeros: Tensor
+
+
+class Int4Layout(Protocol):
+    """A format's tensors of one module."""
+
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+        """What there is to fill, by the last part of the names."""
+
+    def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
+        """What the filled tensors say. Raises `ValueError` where they contradict each other."""
+
+
+class GptqLayout:
+    """AutoGPTQ's and GPTQModel's: words of eight inputs, scales and zeros by group."""
+
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+        _require_words(in_features=num_inputs, out_features=num_outputs)
+        num_groups = _num_groups(scheme, num_inputs)
+        group = torch.arange(num_inputs, dtype=torch.int32) // (scheme.group_size or num_inputs)
+        return {
+            "qweight": _words(num_inputs // _PER_WORD, num_outputs),
+            "qzeros": _words(num_groups, num_outputs // _PER_WORD),
+            "scales": _scales(num_inputs, num_groups, num_outputs),
+            # Written by most, also where it says nothing.
+            "g_idx": StoredTensor(group, is_optional=not scheme.has_order or num_groups == 1, is_drawn=False),
+        }
+
+    def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
+        zeros = _nibbles(tensors["qzeros"])
+        # Some writers of symmetric weights store the zeros as they are and call it the first format nevertheless.
+        is_plain = scheme.is_symmetric and bool((zeros == _SYMMETRIC_ZERO).all())
+        if scheme.are_zeros_less_one and not is_plain:
+            zeros = zeros + 1
+        return Int4Values(_nibbles(tensors["qweight"].t()), tensors["scales"], zeros)
+
+
+class AwqLayout:
+    """AutoAWQ's for its GEMM kernels: words of eight outputs in an order of their own."""
+
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+        _require_words(out_features=num_outputs)
+        num_groups = _num_groups(scheme, num_inputs)
+        return {
+            "qweight": _words(num_inputs, num_outputs // _PER_WORD),
+            "qzeros": _words(num_groups, num_outputs // _PER_WORD),
+            "scales": _scales(num_inputs, num_groups, num_outputs),
+        }
+
+    def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
+        values, zeros = (_in_place(_nibbles(tensors[name])) for name in ("qweight", "qzeros"))
+        return Int4Values(values.t(), tensors["scales"], zeros)
+
+
+class CompressedLayout:
+    """compressed-tensors' `pack-quantized`: words of eight inputs, scales by output, values moved up by eight."""
+
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+        num_groups = _num_groups(scheme, num_inputs)
+        shape = torch.tensor([num_outputs, num_inputs])
+        tensors = {
+            "weight_packed": _words(num_outputs, -(-num_inputs // _PER_WORD)),
+            "weight_scale": _scales(num_inputs, num_outputs, num_groups),
+            "weight_shape": StoredTensor(shape, is_drawn=False),
+        }
+        if not scheme.is_symmetric:
+            tensors["weight_zero_point"] = _words(-(-num_outputs // _PER_WORD), num_groups)
+        if scheme.has_order:
+            group = torch.arange(num_inputs, dtype=torch.int32) // (scheme.group_size or num_inputs)
+            tensors["weight_g_idx"] = StoredTensor(group, is_drawn=False)
+        return tensors
+
+    def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
+        scales = tensors["weight_scale"].t()
+        num_outputs = scales.shape[1]
+        if tensors["weight_shape"].tolist() != [num_outputs, num_inputs]:
+            found = tuple(tensors["weight_shape"].tolist())
+            raise ValueError(f"weight_shape is {found}; config.json asks for {(num_outputs, num_inputs)}")
+        if scheme.is_symmetric:
+            zeros = torch.full_like(scales, _SYMMETRIC_ZERO, dtype=torch.uint8)
+        else:
+            zeros = _nibbles(tensors["weight_zero_point"].t())[:, :num_outputs]
+        return Int4Values(_nibbles(tensors["weight_packed"])[:, :num_inputs], scales, zeros)
+
+
+INT4_LAYOUTS: dict[str, Int4Layout] = {
+    "gptq": GptqLayout(),
+    "awq": AwqLayout(),
+    "compressed-tensors": CompressedLayout(),
+}
+
+
+def _num_groups(scheme: Int4Scheme, num_inputs: int) -> int:
+    return -(-num_inputs // (scheme.group_size or num_inputs))
+
+
+def _words(rows: int, columns: int) -> StoredTensor:
+    return StoredTensor(torch.empty(rows, columns, dtype=torch.int32))
+
+
+def _scales(num_inputs: int, rows: int, columns: int) -> StoredTensor:
+    """Drawn such that a row of random values, some six apart, has a length of about one."""
+    return StoredTensor(torch.empty(rows, columns), scale=num_inputs**-0.5 / 6)
+
+
+def _nibbles(words: Tensor) -> Tensor:
+    """[n, words] int32 to [n, 8 * words] uint8, the lowest four bits first."""
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=words.device)
+    return (words.unsqueeze(-1) >> shifts & 15).to(torch.uint8).flatten(1)
+
+
+def _in_place(columns: Tensor) -> Tensor:
+    return columns.view(len(columns), -1, _PER_WORD)[:, :, _AWQ_PLACES].flatten(1)
+
+
+def _require_words(**sizes: int) -> None:
+    for name, size in sizes.items():
+        if size % _PER_WORD:
+            raise ValueError(f"{name} {size} is no multiple of {_PER_WORD}, which its words hold")

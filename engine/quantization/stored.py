@@ -1,0 +1,174 @@
+"""Quantised weights on their way in: the checkpoint's tensors, then the layout of the kernels."""
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ...kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
+from ..errors import ModelError
+from ..weights import WeightSlot
+from .config import ByteScheme, Int4Scheme, WeightScheme
+from .layouts import INT4_LAYOUTS, Int4Values, StoredTensor
+
+_BYTE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
+
+
+class StoredModules:
+    """Modules that are multiplied as one, side by side. See `StoredWeight`.
+
+    Their tensors wait where the checkpoint is read, on the CPU; what is read of them goes to `device`.
+    """
+
+    def __init__(
+        self, names: Sequence[str], sizes: Sequence[int], num_inputs: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._names, self._sizes = names, sizes
+        self.shape = (sum(sizes), num_inputs)
+        self.dtype = dtype
+        self._device = device
+        self._parts = [self._blank(name, size) for name, size in zip(names, sizes, strict=True)]
+
+    def slots(self) -> Iterator[WeightSlot]:
+        for name, part in zip(self._names, self._parts, strict=True):
+            for suffix, stored in part.items():
+                yield WeightSlot(
+                    f"{name}.{suffix}",
+                    stored.tensor,
+                    is_optional=stored.is_optional,
+                    is_drawn=stored.is_drawn,
+                    constant=stored.scale,
+                )
+
+    def read(self) -> QuantizedWeight:
+        """See `StoredWeight`. Raises `ModelError` naming the module whose tensors contradict each other."""
+        raise NotImplementedError
+
+    def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
+        raise NotImplementedError
+
+    def _tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
+        for name, part in zip(self._names, self._parts, strict=True):
+            yield name, {suffix: stored.tensor for suffix, stored in part.items()}
+
+
+class StoredInt4(StoredModules):
+    """Four bits a weight, in any of the formats."""
+
+    def __init__(
+        self,
+        scheme: Int4Scheme,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        num_inputs: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._scheme = scheme
+        self._layout = INT4_LAYOUTS[scheme.layout]
+        super().__init__(names, sizes, num_inputs, dtype, device)
+
+    def read(self) -> QuantizedWeight:
+        parts, orders = [], []
+        for name, tensors in self._tensors():
+            try:
+                parts.append(self._layout.read(self._scheme, tensors, self.shape[1]))
+                orders.append(self._order(tensors))
+            except ValueError as error:
+                raise ModelError(f"{name}: {error}") from error
+        if any(not torch.equal(order, orders[0]) for order in orders):
+            raise ModelError(
+                f"g_idx differs between {', '.join(self._names)}, which are multiplied as one: quantise them together, "
+                "or without desc_act"
+            )
+        return self._packed(parts, orders[0])
+
+    def _packed(self, parts: list[Int4Values], order: Tensor) -> Int4Weight:
+        values = torch.cat([part.values for part in parts])[:, order]
+        scales = _narrowed(torch.cat([part.scales for part in parts], dim=1))
+        zeros = torch.cat([part.zeros for part in parts], dim=1)
+        is_sorted = torch.equal(order, torch.arange(len(order)))
+        values, scales, zeros = (tensor.to(self._device) for tensor in (values, scales, zeros))
+        return Int4Weight.pack(values, scales, zeros, self._group_size, None if is_sorted else order.to(self._device))
+
+    def _order(self, tensors: dict[str, Tensor]) -> Tensor:
+        """The inputs by their groups."""
+        inputs = torch.arange(self.shape[1])
+        group = tensors.get("g_idx", tensors.get("weight_g_idx"))
+        if group is None:
+            return inputs
+        order = group.argsort(stable=True)
+        if not torch.equal(group[order].long(), inputs // self._group_size):
+            raise ValueError(f"g_idx does not put {self._group_size} inputs into each group")
+        return order
+
+    @property
+    def _group_size(self) -> int:
+        return self._scheme.group_size or self.shape[1]
+
+    def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
+        try:
+            return self._layout.blank(self._scheme, size, self.shape[1])
+        except ValueError as error:
+            raise ModelError(f"{name}: {error}") from error
+
+
+class StoredBytes(StoredModules):
+    """A byte a weight: int8 or fp8, with scales for the whole, for outputs or for blocks."""
+
+    def __init__(
+        self,
+        scheme: ByteScheme,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        num_inputs: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._scheme = scheme
+        super().__init__(names, sizes, num_inputs, dtype, device)
+
+    def read(self) -> QuantizedWeight:
+        tensors = [part for _, part in self._tensors()]
+        values = torch.cat([part["weight"] for part in tensors])
+        scales = torch.cat([self._rows(part) for part in tensors]).t().contiguous()
+        group_size = self._scheme.block[1] if self._scheme.scales == "block" else self.shape[1]
+        return ScaledWeight(values.to(self._device), scales.to(self._device), group_size)
+
+    def _rows(self, part: dict[str, Tensor]) -> Tensor:
+        """Every output's own scales: [out, num_groups]."""
+        scales, num_outputs = part[self._scheme.scale_name], len(part["weight"])
+        if self._scheme.scales == "block":
+            return scales.repeat_interleave(self._scheme.block[0], dim=0)[:num_outputs]
+        return scales.reshape(-1, 1).expand(num_outputs, 1)
+
+    def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
+        num_inputs, (rows, columns) = self.shape[1], self._scheme.block
+        shapes = {"tensor": (1,), "channel": (size, 1), "block": (-(-size // rows), -(-num_inputs // columns))}
+        weight = torch.empty(size, num_inputs, dtype=_BYTE_DTYPES[self._scheme.kind])
+        # Random bytes of int8 are spread over all of its range; those of fp8 are random numbers.
+        scale = num_inputs**-0.5 / 73 if self._scheme.kind == "int8" else 1.0
+        return {
+            "weight": StoredTensor(weight),
+            self._scheme.scale_name: StoredTensor(torch.empty(shapes[self._scheme.scales]), scale=scale),
+        }
+
+
+def stored_modules(
+    scheme: WeightScheme,
+    names: Sequence[str],
+    sizes: Sequence[int],
+    num_inputs: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> StoredModules:
+    """Modules of `sizes` outputs, quantised alike. Raises `ModelError` where the scheme has no room for these sizes."""
+    if isinstance(scheme, Int4Scheme):
+        return StoredInt4(scheme, names, sizes, num_inputs, dtype, device)
+    return StoredBytes(scheme, names, sizes, num_inputs, dtype, device)
+
+
+def _narrowed(scales: Tensor) -> Tensor:
+    """In float16 where nothing is lost by it, as it is where most formats have them so."""
+    half = scales.half()
+    return half if torch.equal(half.float(), scales) else scales

@@ -1,0 +1,117 @@
+"""`headrace up`: the API and its workers on this machine, in one command."""
+
+import json
+import logging
+import os
+import shlex
+import signal
+import sys
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from ..embedded.valkey import redis_urls
+from ..errors import WorkerFailedError
+from ..kept_worker import KeptWorker
+from ..periodic import Periodic
+from ..presence import WorkerPresence
+from ..settings import Settings
+from .interrupts import termination_as_interrupt
+from .options import engine_options
+from .serve import Serving, say_where, serving
+from .signatures import takes
+
+if TYPE_CHECKING:
+    from ..api.models import ServedModel
+
+_LOOK_SECONDS = 0.2
+
+
+@takes(serving, engine_options)
+def up(serving: Serving, worker_options: list[str]) -> None:
+    """Serve models on this machine: the API, and a worker for each --model, started again should it die.
+
+    SIGTERM or Ctrl-C stops all: the API ends what is under way, the workers hand back what they have not finished.
+    Whatever was submitted waits for the next `headrace up`.
+    """
+    settings = Settings.from_environment()
+    _name_the_lines(settings)
+    with (
+        termination_as_interrupt(),
+        redis_urls(settings) as urls,
+        WorkerPresence(urls.redis) as presence,
+    ):
+        house = _House(serving, worker_options, presence)
+        with Periodic("readiness", _LOOK_SECONDS, house.look):
+            try:
+                serving.serve(settings, house.open)
+            finally:
+                house.close()
+    if house.refusal is not None:
+        raise WorkerFailedError(f"the worker refused to start: {house.refusal}")
+
+
+class _House:
+    """The workers beside a server."""
+
+    def __init__(self, serving: Serving, worker_options: list[str], presence: WorkerPresence) -> None:
+        self.refusal: str | None = None
+        self._presence = presence
+        self._url: str | None = None
+        self._models = serving.served.all
+        self._to_come = list(self._models)
+        width = max(len(model.name) for model in self._models)
+        self._workers = [self._worker(model, worker_options, width) for model in self._models]
+
+    def open(self, url: str) -> None:
+        """Told each URL that the server listens on; the first is that of HTTP."""
+        say_where(url)
+        if self._url is None:
+            self._url = url
+            for worker in self._workers:
+                worker.start()
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.stop()
+
+    def look(self) -> None:
+        """Say which models have come to be served. Raises redis' errors."""
+        if self._url is None or not self._to_come:
+            return
+        for model in [model for model in self._to_come if self._presence.is_served(model.shard_queue)]:
+            self._to_come.remove(model)
+            typer.echo(f"headrace: {model.name} is ready")
+        if not self._to_come:
+            typer.echo(f"headrace: try it:\n  {_example(self._url, self._models[0])}")
+
+    def _worker(self, model: "ServedModel", options: list[str], width: int) -> KeptWorker:
+        prefix = model.name.ljust(width)
+
+        def print_line(line: str) -> None:
+            print(f"{prefix} | {line}", file=sys.stderr, flush=True)
+
+        command = ["--model", model.exact_name, *model.worker_options, *options]
+        return KeptWorker(model.name, command, print_line, self._refused)
+
+    def _refused(self, reason: str) -> None:
+        """Nothing that this command could do would help: all is stopped."""
+        self.refusal = reason
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _name_the_lines(settings: Settings) -> None:
+    """This process's log beside those of its workers."""
+    logging.getLogger("headrace").setLevel(settings.log_level)
+    formatter = logging.Formatter("api | %(asctime)s %(levelname)s %(name)s: %(message)s")
+    for handler in logging.getLogger().handlers:
+        handler.setFormatter(formatter)
+
+
+def _example(url: str, model: "ServedModel") -> str:
+    body: dict[str, Any] = {"model": model.name, "max_tokens": 50}
+    if model.prompts.tokenizer.has_chat_template:
+        path, body["messages"] = "chat/completions", [{"role": "user", "content": "Where is my parcel?"}]
+    else:
+        path, body["prompt"] = "completions", "Once upon a time"
+    return shlex.join(["curl", f"{url}/v1/{path}", "-H", "Content-Type: application/json", "-d", json.dumps(body)])

@@ -1,0 +1,130 @@
+"""`headrace watch`: jobs on their way to the end."""
+
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from ...storage.errors import LedgerUnavailable, UnknownJob
+from ...storage.overview import Overview
+from ...storage.records import Progress
+from ..client import Client
+from .display import duration
+from .follow import exit_status, follow, opening
+from .tables import print_table
+
+_REFRESH_SECONDS = 0.5
+_PLAIN_SECONDS = 5.0
+_HEADING = ("JOB", "STATE", "ROWS", "FAILED", "ROWS/S", "ETA", "WAITS FOR")
+
+JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB", help="Jobs' ids, as `headrace jobs` lists them.")]
+
+
+def watch(job_ids: JobIds = None) -> None:
+    """Show a job's way until it has ended, or that of several in a table; without JOB of all that run.
+
+    The exit status is that of `headrace run`: with several, 1 if it were so for one of them.
+    """
+    with Client() as client:
+        if job_ids is not None and len(job_ids) == 1:
+            job = client.job(job_ids[0])
+            typer.echo(opening(job, job.progress()), err=True)
+            status = exit_status(follow(client, job, job.watch(), lambda progress: None))
+        else:
+            status = _watch_all(_Watched(client, job_ids or ()))
+    raise typer.Exit(status)
+
+
+class _Watched:
+    """Some jobs, or with none named all that run or come to run meanwhile."""
+
+    def __init__(self, client: Client, job_ids: Sequence[str]) -> None:
+        """Raises `UnknownJob`."""
+        self._client = client
+        self._overview = Overview(client.ledger.database)
+        self._has_names = bool(job_ids)
+        self._job_ids = [client.job(job_id).id for job_id in dict.fromkeys(job_ids)]
+        self.progresses: list[Progress] = []
+
+    @property
+    def have_ended(self) -> bool:
+        return all(progress.state.has_ended for progress in self.progresses)
+
+    def read(self) -> None:
+        """Ask the ledger. Raises `LedgerError`."""
+        if not self._has_names:
+            opened = [job.id for job in reversed(self._overview.open_jobs())]
+            self._job_ids = list(dict.fromkeys((*self._job_ids, *opened)))
+        progresses = []
+        for job_id in self._job_ids:
+            # One may be deleted meanwhile.
+            with suppress(UnknownJob):
+                progresses.append(self._client.ledger.progress(job_id))
+        self.progresses = progresses
+
+    def lines(self) -> list[tuple[str, ...]]:
+        """As `_HEADING` has it. Raises `LedgerError`."""
+        return [self._line(progress) for progress in self.progresses]
+
+    def _line(self, progress: Progress) -> tuple[str, ...]:
+        rows = f"{progress.rows_done}/{progress.rows_total}"
+        rate = None
+        if not progress.state.has_ended:
+            with suppress(UnknownJob):
+                rate = self._overview.recent_rows_per_second(progress.job_id)
+        left = duration((progress.rows_total - progress.rows_done) / rate) if rate else "-"
+        pace = f"{rate:,.0f}" if rate else "-"
+        words = (rows, str(progress.rows_failed), pace, left, progress.error or "")
+        return (progress.job_id, str(progress.state), *words)
+
+
+def _watch_all(watched: _Watched) -> int:
+    watched.read()
+    if not watched.progresses:
+        typer.echo("no job is running")
+        return 0
+    with _shown() as display:
+        display.show(watched.lines())
+        while not watched.have_ended:
+            time.sleep(_REFRESH_SECONDS)
+            # What was shown last stays.
+            with suppress(LedgerUnavailable):
+                watched.read()
+                display.show(watched.lines())
+    print_table(_HEADING[:4], [line[:4] for line in watched.lines()])
+    return max(map(exit_status, watched.progresses), default=0)
+
+
+class _Display:
+    """A table on a terminal, lines every few seconds elsewhere; on standard error."""
+
+    def __init__(self, live: Live | None) -> None:
+        self._live = live
+        self._printed_at: float | None = None
+
+    def show(self, lines: Sequence[Sequence[str]]) -> None:
+        if self._live is not None:
+            table = Table(*_HEADING, box=None, pad_edge=False)
+            for line in lines:
+                table.add_row(*line)
+            self._live.update(table, refresh=True)
+        elif self._printed_at is None or time.monotonic() - self._printed_at > _PLAIN_SECONDS:
+            self._printed_at = time.monotonic()
+            for line in lines:
+                print("  ".join(line).rstrip(), file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _shown() -> Iterator[_Display]:
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _Display(None)
+        return
+    with Live(console=console, auto_refresh=False, transient=True) as live:
+        yield _Display(live)

@@ -1,0 +1,38 @@
+"""Faults of our own: an attempt that they end is made again, but not for ever."""
+
+from collections.abc import Collection, Iterable
+from itertools import takewhile
+
+from redis.exceptions import RedisError
+
+from ...storage.errors import LedgerError, StorageError
+from ...storage.records import AttemptOutcome, AttemptRecord, PartRecord
+
+_FAULT = "attempt_failed: "
+MAX_FAULTS = 5
+# What has a cause outside, which may pass.
+_NOT_OURS = (StorageError, LedgerError, RedisError, OSError, MemoryError)
+
+
+def why_failed(error: Exception) -> str:
+    """What is written down of an attempt that an exception has ended; in one line."""
+    text = " ".join(str(error).split())
+    if isinstance(error, StorageError):
+        return text
+    return f"{'' if isinstance(error, _NOT_OURS) else _FAULT}{type(error).__name__}: {text}"
+
+
+def repeated_fault(attempts: Iterable[AttemptRecord], parts: Iterable[PartRecord]) -> str | None:
+    """The fault with which a shard's last attempts have all ended, without a part, when they were too many."""
+    counted = [each for each in attempts if each.outcome not in (None, AttemptOutcome.RELEASED)]
+    counted.sort(key=lambda attempt: attempt.number, reverse=True)
+    fault = counted[0].error if counted else None
+    if fault is None or not fault.startswith(_FAULT):
+        return None
+    fruitful = {part.attempt_id for part in parts}
+    same = takewhile(lambda attempt: _is_in_vain(attempt, fault, fruitful), counted)
+    return fault if sum(1 for _ in same) >= MAX_FAULTS else None
+
+
+def _is_in_vain(attempt: AttemptRecord, fault: str, fruitful: Collection[int]) -> bool:
+    return attempt.error == fault and attempt.id not in fruitful

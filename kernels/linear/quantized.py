@@ -1,0 +1,64 @@
+"""Products with quantised weights: in Triton where a GPU takes them, else the way that is fastest on the CPU."""
+
+import torch
+from torch import Tensor
+
+from ..device import runs_triton, supports_fp8
+from .int8 import Int8Product, supports_int8
+from .plain import plain_product
+from .product import Product
+from .weights import Int4Weight, QuantizedWeight, ScaledWeight
+
+# The size of groups that the kernel for scaled bytes takes, beside one group of all.
+KERNEL_GROUP_SIZE = 128
+
+
+def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Product:
+    """What is fastest here for activations of `dtype`.
+
+    Where nothing multiplies the quantised weight, it is dequantised once: what the checkpoint says is computed then,
+    in the memory of a checkpoint that is not quantised.
+    """
+    if isinstance(weight, Int4Weight):
+        return (
+            Int4Product(weight, bias) if runs_triton(weight.packed) else plain_product(weight.dequantized(dtype), bias)
+        )
+    if _takes_scaled(weight):
+        return ScaledProduct(weight, bias)
+    values = weight.values
+    if values.dtype == torch.int8 and weight.num_groups == 1 and supports_int8(dtype, values.device):
+        return Int8Product(values, bias, scales=weight.scales[0])
+    return plain_product(weight.dequantized(dtype), bias)
+
+
+class Int4Product:
+    """Dequantised in the kernel (W4A16). See `Product`."""
+
+    def __init__(self, weight: Int4Weight, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from .triton import int4_linear_triton
+
+        placed = x if self._weight.order is None else x[:, self._weight.order]
+        return int4_linear_triton(placed, self._weight, self._bias)
+
+
+class ScaledProduct:
+    """Activations quantised as they come, each row, or each group in a row, with a scale of its own. See `Product`."""
+
+    def __init__(self, weight: ScaledWeight, bias: Tensor | None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from .triton import quantize_rows_triton, scaled_linear_triton
+
+        values, scales = quantize_rows_triton(x, self._weight.values.dtype, self._weight.group_size)
+        return scaled_linear_triton(values, scales, self._weight, self._bias, x.dtype)
+
+
+def _takes_scaled(weight: ScaledWeight) -> bool:
+    is_grouped = weight.num_groups > 1
+    if not runs_triton(weight.values) or (is_grouped and weight.group_size != KERNEL_GROUP_SIZE):
+        return False
+    return weight.values.dtype == torch.int8 or supports_fp8(weight.values.device)

@@ -1,0 +1,159 @@
+"""Products with quantised weights on the GPU, and the rows of activations quantised for them."""
+
+import triton
+import triton.language as tl
+
+# Added to a float32 of less than 2 ** 22 and taken off again, it leaves the nearest whole number, ties to even.
+ROUNDER = tl.constexpr(12582912.0)
+LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
+
+
+@triton.jit
+def quantize_rows_kernel(
+    values,
+    scales,
+    x,
+    num_inputs,
+    group_size,
+    num_groups,
+    x_stride,
+    LARGEST: tl.constexpr,
+    IS_INT: tl.constexpr,
+    PADDED_SIZE: tl.constexpr,
+):
+    """One program is a group of a row. A group with a NaN gets a scale that is one."""
+    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    place = tl.arange(0, PADDED_SIZE)
+    column = group * group_size + place
+    is_column = (place < group_size) & (column < num_inputs)
+    wide = tl.load(x + row * x_stride + column, mask=is_column, other=0.0).to(tl.float32)
+    largest = tl.max(tl.abs(wide), 0)
+    is_nan = tl.max((wide != wide).to(tl.int32), 0)
+    largest = tl.where(is_nan > 0, float("nan"), largest)
+    limit = tl.full((), LARGEST, tl.float32)
+    scaled = wide * tl.minimum(tl.div_rn(limit, largest), LARGEST_FLOAT)
+    if IS_INT:
+        quantized = ((scaled + ROUNDER) - ROUNDER).to(tl.int8)
+    else:
+        quantized = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST).to(values.dtype.element_ty)
+    tl.store(values + row * num_inputs + column, quantized, mask=is_column)
+    tl.store(scales + row * num_groups + group, tl.div_rn(largest, limit))
+
+
+@triton.jit
+def scaled_linear_kernel(
+    output,
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    bias,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    num_groups,
+    HAS_BIAS: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+    IS_INT: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """A program takes tile after tile of the output; neighbours share their part of the weight. A group is `INPUTS`."""
+    num_row_tiles = tl.cdiv(num_rows, ROWS)
+    num_tiles = num_row_tiles * tl.cdiv(num_outputs, OUTPUTS)
+    depth = tl.arange(0, INPUTS)
+    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+        row = (tile % num_row_tiles * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+        column = (tile // num_row_tiles * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)
+        is_row, is_column = row < num_rows, column < num_outputs
+        x_tile = x + row[:, None] * num_inputs + depth[None, :]
+        weight_tile = weight + column[None, :] * num_inputs + depth[:, None]
+        sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.int32 if IS_INT else tl.float32)
+        product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+        for first in range(0, num_inputs, INPUTS):
+            is_input = first + depth < num_inputs
+            left = tl.load(x_tile + first, mask=is_row[:, None] & is_input[None, :], other=0.0)
+            right = tl.load(weight_tile + first, mask=is_input[:, None] & is_column[None, :], other=0.0)
+            if IS_GROUPED:
+                group = first // INPUTS
+                of_rows = tl.load(x_scales + row * num_groups + group, mask=is_row, other=0.0)
+                of_columns = tl.load(weight_scales + group * num_outputs + column, mask=is_column, other=0.0)
+                partial = tl.dot(left, right, out_dtype=sums.dtype).to(tl.float32)
+                product += partial * of_rows[:, None] * of_columns[None, :]
+            else:
+                sums = tl.dot(left, right, sums, out_dtype=sums.dtype)
+        if not IS_GROUPED:
+            of_rows = tl.load(x_scales + row, mask=is_row, other=0.0)
+            of_columns = tl.load(weight_scales + column, mask=is_column, other=0.0)
+            product = sums.to(tl.float32) * of_rows[:, None] * of_columns[None, :]
+        if HAS_BIAS:
+            product += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+        place = output + row[:, None] * num_outputs + column[None, :]
+        tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def int4_linear_kernel(
+    output,
+    x,
+    packed,
+    scales,
+    zeros,
+    bias,
+    num_rows,
+    num_outputs,
+    num_inputs,
+    tiles_per_split,
+    group_size,
+    num_groups,
+    x_stride,
+    HAS_BIAS: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+):
+    """One program is a tile of the output, or of one split's part of it: splits take the inputs' tiles in turn."""
+    row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
+    column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+    split = tl.program_id(2).to(tl.int64)
+    is_row, is_column = row < num_rows, column < num_outputs
+    x_rows = x + row[:, None] * x_stride
+    byte = tl.arange(0, HALF_TILE)
+    last_group = num_groups - 1
+    product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+    num_tiles = tl.cdiv(num_inputs, 2 * HALF_TILE)
+    first_tile = split.to(tl.int32) * tiles_per_split
+    for tile in range(first_tile, tl.minimum(first_tile + tiles_per_split, num_tiles)):
+        bytes_at = packed + (tile * HALF_TILE + byte)[:, None].to(tl.int64) * num_outputs + column[None, :]
+        values = tl.load(bytes_at, mask=is_column[None, :], other=0)
+        for half in tl.static_range(2):
+            first = (2 * tile + half) * HALF_TILE
+            group = tl.minimum(first // group_size, last_group) * num_outputs
+            scale = tl.load(scales + group + column, mask=is_column, other=0.0).to(tl.float32)
+            zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)
+            nibbles = (values >> (4 * half)) & 15
+            weight = ((nibbles.to(tl.float32) - zero[None, :]) * scale[None, :]).to(x.dtype.element_ty)
+            is_input = first + byte < num_inputs
+            left = tl.load(x_rows + (first + byte)[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
+            product = tl.dot(left, weight, product, input_precision=PRECISION)
+    if HAS_BIAS:
+        product += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    place = output + (split * num_rows + row)[:, None] * num_outputs + column[None, :]
+    tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def sum_splits_kernel(
+    output, parts, bias, size, num_outputs, num_splits, HAS_BIAS: tl.constexpr, NUMBERS: tl.constexpr
+):
+    """The splits' parts added in their order, so that the same product is the same every time."""
+    index = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
+    is_number = index < size
+    total = tl.zeros((NUMBERS,), dtype=tl.float32)
+    for split in range(num_splits):
+        total += tl.load(parts + split * size + index, mask=is_number, other=0.0)
+    if HAS_BIAS:
+        total += tl.load(bias + index % num_outputs, mask=is_number, other=0.0).to(tl.float32)
+    tl.store(output + index, total.to(output.dtype.element_ty), mask=is_number)

@@ -1,0 +1,91 @@
+"""Weights in fewer bits than the activations have: the layouts that the kernels read."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+# So many inputs lie in the low halves of a tile's bytes, and the next so many in the high ones.
+HALF_TILE = 32
+
+
+@dataclass(frozen=True)
+class Int4Weight:
+    """Four bits a weight: (value - zero) * scale, with a scale and a zero for each group of inputs and each output.
+
+    packed: [ceil(in / 64) * 32, out] uint8. Byte [32 * i + j, n] holds the value of place 64 * i + j in its low half
+    and that of place 64 * i + 32 + j in its high half, so a tile of bytes is two tiles of values and nothing is
+    shuffled. scales: [num_groups, out] of any float type; zeros: [num_groups, out] uint8, up to 16. Places are grouped
+    by `group_size`, a multiple of 32 or not less than their number. order: [in] int64, the input at each place, or
+    None where they are in order.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group_size: int
+    num_inputs: int
+    order: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.group_size < self.num_inputs and (self.group_size < 1 or self.group_size % HALF_TILE):
+            raise ValueError(
+                f"group_size {self.group_size} must be a multiple of {HALF_TILE}, or {self.num_inputs}, all inputs"
+            )
+
+    @classmethod
+    def pack(
+        cls, values: Tensor, scales: Tensor, zeros: Tensor, group_size: int, order: Tensor | None = None
+    ) -> "Int4Weight":
+        """values: [out, in] uint8 below 16, at their places; the rest as the class has it."""
+        num_outputs, num_inputs = values.shape
+        tiles = pad(values, (0, -num_inputs % (2 * HALF_TILE))).view(num_outputs, -1, 2, HALF_TILE)
+        packed = (tiles[:, :, 0] | tiles[:, :, 1] << 4).reshape(num_outputs, -1).t().contiguous()
+        return cls(packed, scales.contiguous(), zeros.contiguous(), group_size, num_inputs, order)
+
+    @property
+    def num_outputs(self) -> int:
+        return self.packed.shape[1]
+
+    def unpacked(self) -> Tensor:
+        """The values at their places: [out, in] uint8."""
+        tiles = self.packed.t().reshape(self.num_outputs, -1, HALF_TILE)
+        values = torch.stack((tiles & 15, tiles >> 4), dim=2)
+        return values.reshape(self.num_outputs, -1)[:, : self.num_inputs]
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The weight itself, inputs in order: [out, in]. Computed in float32 and rounded once."""
+        group = torch.arange(self.num_inputs, device=self.packed.device) // self.group_size
+        offsets = self.unpacked().float() - self.zeros.float().t()[:, group]
+        placed = (offsets * self.scales.float().t()[:, group]).to(dtype)
+        if self.order is None:
+            return placed
+        ordered = torch.empty_like(placed)
+        ordered[:, self.order] = placed
+        return ordered
+
+
+@dataclass(frozen=True)
+class ScaledWeight:
+    """A byte a weight: value * scale, with a scale for each group of inputs and each output.
+
+    values: [out, in] int8 or float8_e4m3fn; scales: [num_groups, out] float32; inputs are grouped by `group_size`,
+    and all are one group where that is `in`.
+    """
+
+    values: Tensor
+    scales: Tensor
+    group_size: int
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.scales)
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The weight itself: [out, in]. Computed in float32 and rounded once."""
+        group = torch.arange(self.values.shape[1], device=self.values.device) // self.group_size
+        return (self.values.float() * self.scales.t()[:, group]).to(dtype)
+
+
+QuantizedWeight = Int4Weight | ScaledWeight

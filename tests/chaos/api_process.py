@@ -1,0 +1,53 @@
+"""`headrace serve` on one address for the whole run, killed and started again."""
+
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import httpx2
+
+from ..jobs.running import COMMAND
+
+
+class ApiProcess:
+    """A context manager. `http` answers while it runs."""
+
+    def __init__(self, model: Path, env: Mapping[str, str], log: Path) -> None:
+        self._command = [*COMMAND, "serve", "--model", str(model), "--port"]
+        self._env, self._log = env, log
+        self._port = "0"
+        self._process: subprocess.Popen[str] | None = None
+        self.url = ""
+
+    def start(self) -> None:
+        """Come back where it was before."""
+        with self._log.open("ab") as log:
+            process = subprocess.Popen(
+                [*self._command, self._port], env=self._env, stdout=subprocess.PIPE, stderr=log, text=True
+            )
+        self._process = process
+        assert process.stdout is not None
+        self.url = process.stdout.readline().removeprefix("headrace: listening on ").strip()
+        assert self.url, self._log.read_text()
+        self._port = self.url.rpartition(":")[2]
+
+    def kill(self) -> None:
+        assert self._process is not None
+        self._process.kill()
+        self._process.communicate()
+
+    def post(self, path: str, headers: Mapping[str, str], **body: Any) -> dict[str, Any]:
+        """Raises httpx2's errors."""
+        answer = httpx2.post(f"{self.url}{path}", json=body, headers=dict(headers), timeout=30)
+        found: dict[str, Any] = answer.raise_for_status().json()
+        return found
+
+    def __enter__(self) -> "ApiProcess":
+        self.start()
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        if self._process is not None and self._process.poll() is None:
+            self._process.terminate()
+            self._process.communicate(timeout=30)

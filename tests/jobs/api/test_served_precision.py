@@ -1,0 +1,69 @@
+"""`headrace serve --dtype --quantization`: requests that name no precision go to workers that were started so."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from headrace.engine.errors import ConfigError
+from headrace.jobs.api.app import create_app
+from headrace.jobs.api.models import ServedModels
+from headrace.jobs.celery_app import live_queue, shard_queue
+from headrace.jobs.client import Client
+from headrace.jobs.live.requests import LiveRequests
+from headrace.jobs.presence import WorkerId, WorkerPresence
+from headrace.jobs.settings import Settings
+
+from ..running import MODEL, environment
+
+PRECISION = ("float32", "int8")
+CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "content": "x"}]}
+JOB: dict[str, Any] = {"model": MODEL.name, "rows": [{"text": "x"}], "prompt": "{text}"}
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    with Client(Settings.from_environment(environment(tmp_path_factory.mktemp("data")))) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def http(client: Client) -> Iterator[TestClient]:
+    with TestClient(create_app(client, ServedModels.of([str(MODEL)], *PRECISION))) as http:
+        yield http
+
+
+def test_live_requests(client: Client, http: TestClient) -> None:
+    refused = http.post("/v1/chat/completions", json=CHAT)
+    assert refused.status_code == 503
+    assert "--dtype float32 --quantization int8`" in refused.json()["error"]["message"]
+    queue = live_queue(str(MODEL), *PRECISION)
+    with WorkerPresence(client.redis_url) as presence, LiveRequests(client.redis_url, client.celery) as requests:
+        presence.announce(shard_queue(str(MODEL), *PRECISION), WorkerId.own())
+        http.app.state.stopping.set()  # type: ignore[attr-defined]
+        assert http.post("/v1/chat/completions", json=CHAT).json()["error"]["code"] == "server_stops"
+        assert requests.num_unanswered(queue) == 1
+
+
+@pytest.mark.parametrize(
+    ("named", "expected"),
+    [({}, PRECISION), ({"dtype": "bfloat16"}, ("bfloat16", None)), ({"quantization": "int8"}, ("auto", "int8"))],
+    ids=["neither", "dtype", "quantization"],
+)
+def test_jobs(client: Client, http: TestClient, named: dict[str, str], expected: tuple[str, str | None]) -> None:
+    job = http.post("/jobs", json=JOB | named).raise_for_status().json()
+    assert (job["dtype"], job["quantization"]) == expected
+    assert client.ledger.job(job["id"]).queue == shard_queue(str(MODEL), *expected)
+
+
+def test_the_list_of_models_says_so(http: TestClient) -> None:
+    [model] = http.get("/v1/models").json()["data"]
+    assert (model["dtype"], model["quantization"]) == PRECISION
+
+
+@pytest.mark.parametrize("precision", [("float13", None), ("auto", "int3")], ids=str)
+def test_what_no_worker_knows_is_refused(precision: tuple[str, str | None], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError):
+        ServedModels.of([str(MODEL)], *precision)

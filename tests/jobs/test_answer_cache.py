@@ -1,0 +1,103 @@
+"""Jobs that take answers of earlier ones."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine.hub import LocatedModel
+from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.settings import Settings
+from headrace.jobs.shards.answer_cache import AnswerCache, folder_identity
+from headrace.jobs.shards.attempt import AttemptTools
+from headrace.jobs.shards.finishing import finish_job
+from headrace.storage.output_dir import Manifest, write_manifest
+from headrace.storage.result_cache import ResultCache
+
+from .attempts import ask
+from .running import environment
+from .shop import JOB, Shop
+
+ROWS = ask((1, 2), (3, 5), (4, 5, 6))
+
+
+@pytest.fixture
+def tools(shop: Shop, tmp_path: Path) -> Iterator[AttemptTools]:
+    with (
+        redis_urls(Settings.from_environment(environment(tmp_path / "valkey"))) as urls,
+        ResultCache(urls.redis, ttl_seconds=600) as cache,
+    ):
+        yield replace(shop.tools, answers=AnswerCache(cache, LocatedModel(str(shop.model), shop.model)))
+
+
+def run(shop: Shop, tools: AttemptTools, rows: Any = ROWS, **spec: Any) -> dict[str, Any]:
+    """A job of its own; its columns, and under `steps` what it took."""
+    shop.create(rows, **spec)
+    write_manifest(shop.output, Manifest(JOB, "f"))
+    before = shop.host.stats.num_steps
+    shop.attempt(tools=tools).run()
+    finish_job(shop.ledger, shop.ledger.job(JOB))
+    columns = shop.table().to_pydict()
+    columns["steps"] = shop.host.stats.num_steps - before
+    columns["report"] = json.loads((shop.output / "_headrace.json").read_text())["rows"]
+    shop.ledger.delete_job(JOB)
+    shutil.rmtree(shop.output)
+    return columns
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"sampling": {"max_tokens": 6}},
+        {"choices": ("a b", "c", "d e f")},
+        {"sampling": {"max_tokens": 6, "temperature": 1.0, "n": 2, "logprobs": True, "top_logprobs": 2}},
+    ],
+    ids=["greedy", "choices", "samples and logprobs"],
+)
+def test_the_same_rows_are_answered_once(shop, tools, spec):
+    first = run(shop, tools, cache=True, **spec)
+    again = run(shop, tools, cache=True, **spec)
+    assert (first["from_cache"], again["from_cache"]) == ([False] * 3, [True] * 3)
+    assert first["steps"] > 0
+    assert again["steps"] == 0
+    assert (first["report"]["from_cache"], again["report"]["from_cache"]) == (0, 3)
+    assert again["cached_tokens"] == again["prompt_tokens"]
+    for name in first.keys() - {"from_cache", "cached_tokens", "steps", "report"}:
+        assert again[name] == first[name], name
+
+
+def test_only_jobs_that_ask_for_it_use_it(shop, tools):
+    run(shop, tools, sampling={"max_tokens": 6})
+    first = run(shop, tools, sampling={"max_tokens": 6}, cache=True)
+    assert first["from_cache"] == [False] * 3
+    plain = run(shop, tools, sampling={"max_tokens": 6})
+    assert plain["steps"] == first["steps"]
+    assert "from_cache" not in plain
+    assert "from_cache" not in plain["report"]
+
+
+def test_an_answer_is_another_rows_only_where_it_would_be_the_same(shop, tools):
+    moved = ask((4, 5, 6), (1, 2), (7,))
+    run(shop, tools, sampling={"max_tokens": 6}, cache=True)
+    # Greedy answers do not depend on the row's number, drawn ones do.
+    assert run(shop, tools, moved, sampling={"max_tokens": 6}, cache=True)["from_cache"] == [True, True, False]
+    assert run(shop, tools, sampling={"max_tokens": 5}, cache=True)["from_cache"] == [False] * 3
+    drawn = {"max_tokens": 6, "temperature": 1.0}
+    run(shop, tools, sampling=drawn, cache=True)
+    assert run(shop, tools, moved, sampling=drawn, cache=True)["from_cache"] == [False] * 3
+    assert run(shop, tools, sampling={**drawn, "seed": 1}, cache=True)["from_cache"] == [False] * 3
+
+
+def test_a_folder_is_known_by_its_content(model, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(model, copy)
+    (copy / "model.safetensors").write_bytes(b"weights")
+    identity = folder_identity(copy)
+    assert identity != folder_identity(model)
+    assert folder_identity(shutil.copytree(copy, tmp_path / "elsewhere")) == identity
+    (copy / "model.safetensors").write_bytes(b"weighty")
+    assert folder_identity(copy) != identity

@@ -1,0 +1,195 @@
+"""Long rows outlive their worker: the next attempt goes on after their last saved token, to the same answer."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.errors import Stopped
+from headrace.jobs.settings import Settings
+from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
+from headrace.jobs.shards.checkpoints import TokenCheckpoints
+from headrace.jobs.streams.keys import row_stream_id, tokens_key
+from headrace.jobs.streams.publisher import StreamPublisher
+from headrace.storage.records import JobState
+
+from .attempts import ask
+from .conftest import wait_until
+from .running import environment
+from .shop import JOB, OVER, SHARD, Shop
+
+ROWS = ask((1, 2), (3, 5), (4, 5, 6))
+LONG_ANSWERS = {"ignore_eos": True, "max_tokens": 12, "temperature": 1.0, "seed": 3}
+FEW = 4
+
+
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    data_dir = tmp_path_factory.mktemp("valkey")
+    with redis_urls(Settings.from_environment(environment(data_dir))) as urls:
+        yield urls.redis
+
+
+@pytest.fixture
+def redis(redis_url: str) -> Iterator[Redis]:
+    with Redis.from_url(redis_url) as redis:
+        redis.flushall()
+        yield redis
+
+
+@pytest.fixture
+def checkpoints(shop: Shop, redis: Redis, redis_url: str) -> Iterator[TokenCheckpoints]:
+    with TokenCheckpoints(redis_url, shop.host, ttl_seconds=600, min_tokens=FEW) as checkpoints:
+        yield checkpoints
+
+
+@pytest.fixture
+def tools(shop: Shop, checkpoints: TokenCheckpoints) -> AttemptTools:
+    return replace(shop.tools, checkpoints=checkpoints)
+
+
+Start = Callable[..., "Future[Any]"]
+
+
+def begin(shop: Shop, attempt: ShardAttempt, start: Start, num_steps: int) -> "Future[Any]":
+    """Run an attempt for so many steps, of which each computes one token of one row."""
+    shop.runner.close()
+    running = start(attempt.run)
+    shop.runner.permit(num_steps)
+    for _ in range(num_steps + 1):
+        shop.runner.wait_until_reached()
+    return running
+
+
+def end(shop: Shop, attempt: ShardAttempt, running: "Future[Any]") -> None:
+    attempt.stop()
+    with pytest.raises(Stopped):
+        running.result(20)
+    shop.runner.open()
+
+
+def saved(redis: Redis) -> dict[str, int]:
+    """How many tokens of each row Redis has."""
+    return {
+        name.decode(): len(tokens) // 4
+        for name, tokens in redis.hgetall(tokens_key(SHARD)).items()
+        if name != b"attempt"
+    }
+
+
+def outputs(shop: Shop, tools: AttemptTools) -> dict[str, Any]:
+    """What the shard's next attempt makes of it, but for what depends on the prefix cache."""
+    assert shop.attempt(tools=tools).run() is JobState.COMPLETED
+    columns: dict[str, Any] = shop.table().drop_columns(["cached_tokens"]).to_pydict()
+    return columns
+
+
+def test_after_a_kill_only_the_rest_is_computed(shop, tools, checkpoints, redis, start):
+    shop.create(ROWS, sampling=LONG_ANSWERS)
+    killed = shop.attempt(shop.claim(OVER), tools)
+    running = begin(shop, killed, start, 12 + 7)
+    wait_until(lambda: shop.num_committed() == 1, "the first row is committed")
+    checkpoints.save()
+    assert saved(redis) == {"1": 7}
+    # Two more that nobody saves: it is not heard of again.
+    shop.runner.permit(2)
+    for _ in range(2):
+        shop.runner.wait_until_reached()
+    shop.ledger.requeue_expired("q")
+    second = shop.attempt(tools=tools)
+    checkpoints.restore(second.claim, range(3))
+    # Alive after all: it can write no more.
+    end(shop, killed, running)
+    assert saved(redis) == {"1": 7}
+    second.run()
+    shop.assert_complete()
+    # Whichever step stood at the gate when it was dropped was computed in vain.
+    assert shop.host.stats.num_steps <= 3 * 12 + 2 + 1
+    assert not redis.keys("headrace:tokens:*")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"temperature": 0.0},
+        {"n": 2, "max_tokens": 8},
+        {"stop": "c", "presence_penalty": 1.0},
+        {"min_tokens": 10, "ignore_eos": False},
+        {"logprobs": True, "top_logprobs": 2},
+    ],
+    ids=["greedy", "two samples", "stop and penalty", "least tokens", "logprobs begin again"],
+)
+def test_an_answer_is_that_of_an_undisturbed_run(shop, tools, redis, start, options):
+    shop.create(ROWS, sampling=LONG_ANSWERS | options)
+    first = shop.attempt(shop.claim(), tools)
+    running = begin(shop, first, start, 6)
+    end(shop, first, running)
+    shop.ledger.release(first.claim)
+    assert bool(saved(redis)) is ("logprobs" not in options)
+    known = tools.checkpoints.restore(replace(first.claim, attempt_number=2), range(3)).token_ids
+    assert bool(known) is ("logprobs" not in options)
+    resumed = outputs(shop, tools)
+    shop.ledger.delete_job(JOB)
+    for path in shop.output.iterdir():
+        path.unlink()
+    shop.output.rmdir()
+    shop.create(ROWS, sampling=LONG_ANSWERS | options)
+    assert resumed == outputs(shop, shop.tools)
+
+
+def test_without_redis_or_its_content_a_row_begins_again(shop, tools, checkpoints, redis, start):
+    shop.create(ROWS, sampling=LONG_ANSWERS)
+    first = shop.attempt(shop.claim(), tools)
+    running = begin(shop, first, start, 6)
+    checkpoints.save()
+    redis.flushall()
+    shop.runner.permit(5)
+    for _ in range(5):
+        shop.runner.wait_until_reached()
+    checkpoints.save()
+    checkpoints.save()
+    # Written again, as a whole.
+    assert saved(redis) == {"0": 11}
+    end(shop, first, running)
+    shop.ledger.release(first.claim)
+    redis.flushall()
+    with TokenCheckpoints("redis://127.0.0.1:1/0", shop.host, 600) as away:
+        assert not away.restore(replace(first.claim, attempt_number=2), range(3)).token_ids
+    shop.attempt(tools=tools).run()
+    shop.assert_complete()
+
+
+def test_short_rows_ask_nothing_of_redis(shop, tools, checkpoints, redis):
+    shop.create(ROWS, sampling={"max_tokens": FEW})
+    before = redis.info("stats")["total_commands_processed"]
+    shop.attempt(tools=tools).run()
+    checkpoints.save()
+    assert redis.info("stats")["total_commands_processed"] - before <= 1
+    shop.assert_complete()
+
+
+def test_a_row_that_was_watched_goes_on_after_what_its_readers_have(shop, tools, redis, redis_url):
+    shop.create(ROWS, sampling=LONG_ANSWERS)
+    claim = shop.claim()
+    seen = shop.answer(1)[:5]
+    with StreamPublisher(redis_url) as publisher:
+        publisher.open(row_stream_id(JOB, 1), claim.attempt_id)
+        publisher.append(row_stream_id(JOB, 1), seen, ["x"] * 5)
+        assert publisher.flush(20)
+    shop.ledger.release(claim)
+    shop.attempt(tools=tools).run()
+    shop.assert_complete()
+    assert shop.host.stats.num_steps == 3 * 12 - 5
+
+
+def test_tokens_that_the_engine_refuses_are_left_aside(shop, tools, redis):
+    shop.create(ROWS, sampling=LONG_ANSWERS)
+    claim = shop.claim()
+    redis.hset(tokens_key(SHARD), mapping={"attempt": claim.attempt_id, "1": b"\xff\xff\x00\x00" * 3})
+    shop.ledger.release(claim)
+    shop.attempt(tools=tools).run()
+    shop.assert_complete()

@@ -1,0 +1,82 @@
+"""A worker that is started again when it dies, and not when that would not help."""
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from headrace.jobs import kept_worker
+from headrace.jobs.kept_worker import KeptWorker
+
+# Says how often it was started.
+COUNT = 'echo start >> "$0.starts"; wc -l < "$0.starts"; '
+
+
+@pytest.fixture
+def told() -> dict[str, list[str]]:
+    return {"lines": [], "refusals": []}
+
+
+@pytest.fixture
+def keep(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told: dict[str, list[str]]
+) -> Iterator[Callable[[str], KeptWorker]]:
+    """Keeps a shell script in the worker's place alive."""
+    workers: list[KeptWorker] = []
+
+    def start(script: str) -> KeptWorker:
+        path = tmp_path / "worker.sh"
+        path.write_text(f"#!/bin/sh\n{COUNT}{script}\n")
+        path.chmod(0o755)
+        monkeypatch.setattr(sys, "executable", str(path))
+        worker = KeptWorker("x", ["--model", "x"], told["lines"].append, told["refusals"].append)
+        workers.append(worker)
+        worker.start()
+        return worker
+
+    yield start
+    for worker in workers:
+        worker.stop()
+
+
+def test_another_starts_after_growing_pauses(
+    keep: Callable[[str], KeptWorker],
+    told: dict[str, list[str]],
+    wait_until: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(kept_worker, "_FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(kept_worker, "_LONGEST_PAUSE_SECONDS", 0.02)
+    keep("exit 1")
+    wait_until(lambda: told["lines"][:4] == ["1", "2", "3", "4"], "it was started four times")
+    pauses = [record.getMessage().rpartition("another in ")[2] for record in caplog.records]
+    assert pauses[:3] == ["0.01 s", "0.02 s", "0.02 s"]
+
+
+def test_stop_ends_the_one_there_is(
+    keep: Callable[[str], KeptWorker], told: dict[str, list[str]], wait_until: Callable[..., None]
+) -> None:
+    worker = keep("exec sleep 600")
+    wait_until(lambda: told["lines"] == ["1"], "it runs")
+    pid = worker.pid
+    assert pid is not None
+    # Ctrl-C in a terminal is for us alone: we stop it when it is its turn.
+    assert os.getpgid(pid) != os.getpgid(0)
+    worker.stop()
+    assert worker.pid is None
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, signal.SIGTERM)
+    assert told["lines"] == ["1"]
+
+
+def test_one_that_refuses_is_not_started_again(
+    keep: Callable[[str], KeptWorker], told: dict[str, list[str]], wait_until: Callable[..., None]
+) -> None:
+    worker = keep("echo 'headrace: no such model' >&2; exit 2")
+    wait_until(lambda: bool(told["refusals"]), "it has refused")
+    worker.stop()
+    assert told == {"lines": ["1", "headrace: no such model"], "refusals": ["no such model"]}

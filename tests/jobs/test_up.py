@@ -1,0 +1,62 @@
+"""`headrace up`: one command, and what is left when it ends."""
+
+import shlex
+import signal
+import subprocess
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import httpx2
+import psutil
+
+from .models import write_model_folder
+from .running import MODEL, environment, processes_of, started
+
+
+def worker_of(up: int) -> psutil.Process | None:
+    children = [each for each in psutil.Process(up).children() if each.status() != psutil.STATUS_ZOMBIE]
+    with suppress(psutil.ZombieProcess):
+        return next((child for child in children if "worker" in child.cmdline()), None)
+    return None
+
+
+def test_it_answers_survives_its_worker_and_ends(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+    data_dir = tmp_path / "data"
+    command = ["up", "--model", str(MODEL), "--port", "0", "--dtype", "float32", "--max-num-seqs", "8"]
+    with started(command, environment(data_dir), tmp_path) as up:
+        out, err = tmp_path / "out", tmp_path / "err"
+        wait_until(lambda: "try it:\n" in out.read_text() or up.poll() is not None, "it is ready", 60)
+        assert up.poll() is None, err.read_text()
+        lines = out.read_text().splitlines()
+        url = lines[0].removeprefix("headrace: listening on ")
+        assert lines[1] == "headrace: model is ready"
+        curl = shlex.split(lines[-1])
+        answer = httpx2.post(curl[1], content=curl[-1], headers={"content-type": "application/json"}, timeout=30)
+        assert answer.raise_for_status().json()["choices"][0]["message"]["content"]
+        assert httpx2.get(f"{url}/v1/models").json()["data"][0]["dtype"] == "float32"
+
+        first = worker_of(up.pid)
+        assert first is not None
+        assert first.cmdline()[-3] == "--enable-prefix-caching"
+        assert "--max-num-seqs=8" in first.cmdline()
+        first.kill()
+        wait_until(lambda: (worker_of(up.pid) or first).pid != first.pid, "another worker runs")
+        up.send_signal(signal.SIGTERM)
+        assert up.wait(30) == 0
+    assert all(line.startswith(("model | ", "api | ")) for line in err.read_text().splitlines())
+    wait_until(lambda: not processes_of(data_dir), "all its processes have ended")
+
+
+def test_a_worker_that_can_not_run_ends_it(tmp_path: Path) -> None:
+    # The server needs no weights.
+    model = write_model_folder(tmp_path / "bare")
+    command = ["up", "--model", str(model), "--port", "0"]
+    with started(command, environment(tmp_path / "data"), tmp_path) as up:
+        try:
+            status = up.wait(40)
+        except subprocess.TimeoutExpired:
+            status = None
+    error = (tmp_path / "err").read_text()
+    assert status == 1, error
+    assert error.splitlines()[-1].startswith("headrace: the worker refused to start: ")

@@ -1,0 +1,272 @@
+"""Products with quantised weights on the GPU against the obvious torch."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+
+from headrace.kernels.linear import Int4Weight, ScaledWeight, quantized
+from headrace.kernels.linear.plain import PlainProduct
+from headrace.kernels.linear.quantized import Int4Product, ScaledProduct, quantized_product
+from headrace.kernels.linear.quantized_reference import (
+    int4_linear_reference,
+    quantize_rows_reference,
+    scaled_linear_reference,
+)
+from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
+
+from .tolerances import TOLERANCES, assert_close
+
+# What the interpreter says of rows of zeros, and of what is not a number.
+pytestmark = [
+    pytest.mark.usefixtures("_nan_filled_outputs"),
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
+FP8 = torch.float8_e4m3fn
+BYTES = pytest.mark.parametrize("byte_dtype", [torch.int8, FP8], ids=["int8", "fp8"])
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def int4_weight(outputs: int, inputs: int, group_size: int, device: torch.device) -> Int4Weight:
+    """Random values, scales of such a size that products are near one, and zeros up to sixteen."""
+    generator = torch.Generator().manual_seed(outputs + inputs)
+    groups = -(-inputs // group_size)
+    values = torch.randint(0, 16, (outputs, inputs), generator=generator, dtype=torch.uint8)
+    scales = (torch.rand(groups, outputs, generator=generator) + 0.5) * 0.15 * inputs**-0.5
+    zeros = torch.randint(0, 17, (groups, outputs), generator=generator, dtype=torch.uint8)
+    return Int4Weight.pack(values.to(device), scales.to(device), zeros.to(device), group_size)
+
+
+def scaled_weight(
+    outputs: int, inputs: int, group_size: int, byte_dtype: torch.dtype, device: torch.device
+) -> ScaledWeight:
+    values, scales = quantize_rows_reference(normal(outputs, inputs, seed=1) * inputs**-0.5, byte_dtype, group_size)
+    return ScaledWeight(values.to(device), scales.t().contiguous().to(device), group_size)
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "group_size", "splits"),
+    [
+        (1, 72, 96, 32, 1),
+        (3, 130, 200, 64, 2),
+        (17, 40, 320, 128, 5),
+        (64, 65, 128, 128, 1),
+        (1, 8, 72, 72, 1),
+        (3, 24, 160, 160, 3),
+        (130, 33, 64, 32, None),
+        (2, 16, 600, 32, None),
+        (0, 16, 64, 64, None),
+    ],
+)
+def test_int4(rows, outputs, inputs, group_size, splits, triton_dtype, device):
+    """On part of a wider tensor, with a bias for every other shape."""
+    weight = int4_weight(outputs, inputs, group_size, device)
+    x = normal(rows, inputs + 5).to(device, triton_dtype)[:, :inputs]
+    bias = normal(outputs, seed=2).to(device, triton_dtype) if rows % 2 else None
+    actual = int4_linear_triton(x, weight, bias, splits)
+    assert_close(actual, int4_linear_reference(x, weight, bias))
+    assert torch.equal(actual, int4_linear_triton(x, weight, bias, splits))
+
+
+@pytest.mark.parametrize(("inputs", "group_size"), [(64, 32), (72, 72), (200, 64)])
+def test_int4_unpacks_to_what_was_packed(inputs, group_size):
+    generator = torch.Generator().manual_seed(inputs)
+    values = torch.randint(0, 16, (24, inputs), generator=generator, dtype=torch.uint8)
+    groups = -(-inputs // group_size)
+    scales, zeros = torch.rand(groups, 24, generator=generator), torch.randint(0, 17, (groups, 24), dtype=torch.uint8)
+    order = torch.randperm(inputs, generator=generator)
+    weight = Int4Weight.pack(values, scales, zeros, group_size, order)
+    assert torch.equal(weight.unpacked(), values)
+    dequantized = weight.dequantized(torch.float32)
+    for output, place in ((0, 0), (3, inputs - 1), (23, inputs // 2)):
+        group = place // group_size
+        expected = (float(values[output, place]) - float(zeros[group, output])) * float(scales[group, output])
+        assert float(dequantized[output, order[place]]) == pytest.approx(expected)
+
+
+@BYTES
+@pytest.mark.parametrize(
+    ("rows", "outputs", "inputs", "group_size"),
+    [
+        (1, 72, 96, 96),
+        (3, 130, 200, 200),
+        (17, 40, 320, 320),
+        (64, 65, 128, 128),
+        (200, 129, 40, 40),
+        (3, 48, 256, 128),
+        (17, 33, 300, 128),
+        (0, 16, 64, 64),
+    ],
+)
+def test_scaled(rows, outputs, inputs, group_size, byte_dtype, triton_dtype, device):
+    weight = scaled_weight(outputs, inputs, group_size, byte_dtype, device)
+    values, scales = quantize_rows_reference(normal(rows, inputs).to(device), byte_dtype, group_size)
+    bias = normal(outputs, seed=2).to(device, triton_dtype) if rows % 2 else None
+    actual = scaled_linear_triton(values, scales, weight, bias, triton_dtype)
+    assert_close(actual, scaled_linear_reference(values, scales, weight, bias, triton_dtype))
+
+
+@pytest.mark.parametrize(("rows", "inputs", "group_size"), [(1, 3, 3), (5, 200, 200), (3, 300, 128), (0, 8, 8)])
+def test_rows_in_int8(rows, inputs, group_size, triton_dtype, device):
+    """Bit for bit, ties and a row of zeros among them."""
+    x = (normal(rows, inputs + 1) * 3).to(device, triton_dtype)[:, :inputs]
+    x[:, 0], x[:1, : inputs // 2] = 127, 2.5
+    if rows > 1:
+        x[1] = 0
+    values, scales = quantize_rows_triton(x, torch.int8, group_size)
+    expected, expected_scales = quantize_rows_reference(x, torch.int8, group_size)
+    assert torch.equal(values, expected)
+    assert torch.equal(scales, expected_scales)
+
+
+@pytest.mark.parametrize("group_size", [300, 128])
+def test_rows_in_fp8(group_size, triton_dtype, device):
+    """Of numbers that fp8 has: the interpreter rounds others wrongly, a GPU as torch does."""
+    numbers = torch.arange(0x08, 0x7F, dtype=torch.uint8).view(FP8).float()
+    x = numbers[torch.randint(0, len(numbers), (3, 300), generator=torch.Generator().manual_seed(0))]
+    x[:, ::2] *= -1
+    # Every group's largest is fp8's own.
+    x[:, ::128] = 448
+    x = (x * torch.tensor([[0.25], [1.0], [2.0]])).to(device, triton_dtype)
+    values, scales = quantize_rows_triton(x, FP8, group_size)
+    expected, expected_scales = quantize_rows_reference(x, FP8, group_size)
+    assert torch.equal(values.float(), expected.float())
+    assert torch.equal(scales, expected_scales)
+    if device.type == "cuda":
+        rough = normal(40, 300).to(device, triton_dtype)
+        assert torch.equal(
+            quantize_rows_triton(rough, FP8, group_size)[0].float(),
+            quantize_rows_reference(rough, FP8, group_size)[0].float(),
+        )
+
+
+@BYTES
+@pytest.mark.parametrize("value", [torch.nan, torch.inf], ids=str)
+def test_what_is_not_finite_stays_so_and_in_its_row(value, byte_dtype, device):
+    weight = scaled_weight(40, 96, 96, byte_dtype, device)
+    # Magnitudes that the interpreter rounds rightly.
+    x = torch.sign(normal(3, 96)).to(device)
+    x[1, 95] = value
+    values, scales = quantize_rows_triton(x, byte_dtype, 96)
+    product = scaled_linear_triton(values, scales, weight, None, torch.float32)
+    assert product.isfinite().all(1).tolist() == [True, False, True]
+    assert not product[1].isfinite().any()
+
+
+def test_a_product_puts_its_inputs_in_order(device):
+    """The GPU's product, and the one where there is none, of a weight whose inputs were sorted by group."""
+    order = torch.randperm(96, generator=torch.Generator().manual_seed(3)).to(device)
+    weight = replace(int4_weight(40, 96, 32, device), order=order)
+    x, bias = normal(5, 96).to(device), normal(40, seed=2).to(device)
+    expected = torch.nn.functional.linear(x, weight.dequantized(torch.float32), bias)
+    assert_close(Int4Product(weight, bias)(x), expected)
+    assert_close(quantized_product(weight, bias, torch.float32)(x), expected)
+
+
+def test_a_product_quantises_its_rows(triton_dtype, device):
+    weight, x = scaled_weight(40, 96, 96, torch.int8, device), normal(5, 96).to(device, triton_dtype)
+    expected = scaled_linear_reference(*quantize_rows_reference(x, torch.int8, 96), weight, None, triton_dtype)
+    assert_close(ScaledProduct(weight, None)(x), expected)
+
+
+def test_a_gpu_multiplies_what_it_has_a_kernel_for(monkeypatch, device):
+    """Groups of other sizes are dequantised, and on older GPUs 8-bit floats."""
+    monkeypatch.setattr(quantized, "runs_triton", lambda tensor: True)
+    for is_new, fp8_product in ((True, ScaledProduct), (False, PlainProduct)):
+        monkeypatch.setattr(quantized, "supports_fp8", lambda where, is_new=is_new: is_new)
+        for byte_dtype, group_size, expected in (
+            (torch.int8, 256, ScaledProduct),
+            (torch.int8, 128, ScaledProduct),
+            (torch.int8, 64, PlainProduct),
+            (FP8, 128, fp8_product),
+        ):
+            weight = scaled_weight(16, 256, group_size, byte_dtype, device)
+            assert isinstance(quantized_product(weight, None, torch.float32), expected)
+    assert isinstance(quantized_product(int4_weight(24, 64, 32, device), None, torch.float32), Int4Product)
+
+
+@BYTES
+def test_without_a_kernel_bytes_are_dequantised(byte_dtype):
+    """As on a CPU: in groups for either, and as one group for fp8."""
+    weight, x = scaled_weight(40, 256, 128, byte_dtype, torch.device("cpu")), normal(5, 256)
+    expected = x @ weight.dequantized(torch.float32).t()
+    assert_close(quantized_product(weight, None, torch.float32)(x), expected)
+
+
+INT4_ERRORS = {
+    "x shape": (lambda x, w: (x[:, :60], w), r"x \(2, 60\) must have the shape \[any, 64\]"),
+    "x dtype": (lambda x, w: (x.double(), w), r"x \(2, 64\) is float64, and must be float32 or"),
+    "x stride": (lambda x, w: (x.t().contiguous().t(), w), r"x \(2, 64\) must be contiguous in its last dimension"),
+    "packed shape": (lambda x, w: (x, replace(w, packed=w.packed[:8])), r"weight\.packed \(8, 24\) must have"),
+    "packed dtype": (lambda x, w: (x, replace(w, packed=w.packed.int())), r"weight\.packed \(32, 24\) is int32"),
+    "scales": (
+        lambda x, w: (x, replace(w, scales=w.scales[:1])),
+        r"weight\.scales \(1, 24\) must have the shape \[2, 24",
+    ),
+    "zeros": (
+        lambda x, w: (x, replace(w, zeros=w.zeros.int())),
+        r"weight\.zeros \(2, 24\) is int32, and must be uint8",
+    ),
+    "device": (lambda x, w: (x, replace(w, zeros=w.zeros.to("meta"))), r"weight\.zeros \(2, 24\) is on meta"),
+    "bias": (lambda x, w: (x, w, x[0, :5]), r"bias \(5,\) must have the shape \[24\]"),
+    "group size": (lambda x, w: (x, replace(w, group_size=24)), r"group_size 24 must be a multiple of 32, or 64"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), INT4_ERRORS.values(), ids=INT4_ERRORS)
+def test_int4_arguments_that_do_not_fit_are_named(arguments, message, device):
+    x, weight = normal(2, 64).to(device), int4_weight(24, 64, 32, device)
+    with pytest.raises(ValueError, match=message):
+        int4_linear_triton(*arguments(x, weight))
+
+
+SCALED_ERRORS = {
+    "values shape": (lambda v, s, w: (v[:, :200].contiguous(), s, w, None), r"values \(2, 200\) must have the shape"),
+    "values dtype": (lambda v, s, w: (v.float(), s, w, None), r"values \(2, 256\) is float32, and must be int8"),
+    "weight stride": (
+        lambda v, s, w: (v, s, replace(w, values=w.values.t().contiguous().t()), None),
+        r"weight\.values \(16, 256\) must be contiguous",
+    ),
+    "weight dtype": (lambda v, s, w: (v, s, replace(w, values=w.values.int()), None), r"weight\.values .* is int32"),
+    "group size": (
+        lambda v, s, w: (v, s, replace(w, group_size=64), None),
+        r"weight\.group_size 64 must be 128, or 256",
+    ),
+    "weight scales": (lambda v, s, w: (v, s, replace(w, scales=w.scales[:1]), None), r"weight\.scales \(1, 16\) must"),
+    "scales": (lambda v, s, w: (v, s[:, :1].contiguous(), w, None), r"scales \(2, 1\) must have the shape \[2, 2\]"),
+    "bias": (lambda v, s, w: (v, s, w, s[0]), r"bias \(2,\) must have the shape \[16\]"),
+}
+
+
+@pytest.mark.parametrize(("arguments", "message"), SCALED_ERRORS.values(), ids=SCALED_ERRORS)
+def test_scaled_arguments_that_do_not_fit_are_named(arguments, message, device):
+    weight = scaled_weight(16, 256, 128, torch.int8, device)
+    values, scales = quantize_rows_reference(normal(2, 256).to(device), torch.int8, 128)
+    left, left_scales, right, bias = arguments(values, scales, weight)
+    with pytest.raises(ValueError, match=message):
+        scaled_linear_triton(left, left_scales, right, bias, torch.float32)
+
+
+def test_dtypes_that_nothing_is_quantised_or_multiplied_to_are_named(device):
+    weight = scaled_weight(16, 128, 128, torch.int8, device)
+    values, scales = quantize_rows_reference(normal(2, 128).to(device), torch.int8, 128)
+    with pytest.raises(ValueError, match="dtype must be int8 or float8_e4m3fn, not int16"):
+        quantize_rows_triton(normal(2, 8).to(device), torch.int16, 8)
+    with pytest.raises(ValueError, match="group_size 0 for x"):
+        quantize_rows_triton(normal(2, 8).to(device), torch.int8, 0)
+    with pytest.raises(ValueError, match="dtype must be float32, float16 or bfloat16, not float64"):
+        scaled_linear_triton(values, scales, weight, None, torch.float64)
+
+
+def test_tolerances_could_not_hide_a_lost_group(device):
+    """A product is a few times the tolerance away from one with another group's scales."""
+    weight = int4_weight(24, 64, 32, device)
+    x, swapped = normal(3, 64).to(device), replace(weight, scales=weight.scales.flip(0))
+    difference = int4_linear_reference(x, weight) - int4_linear_reference(x, swapped)
+    assert difference.abs().mean() > 10 * TOLERANCES[torch.float16]

