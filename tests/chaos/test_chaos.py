@@ -31,7 +31,7 @@ from .site import MAX_TOKENS, Scale, Site, prompt_of
 
 SECONDS = 90.0
 LONG_ROWS = 2000
-SHORT = partial(Scale, shard_rows=16, num_seqs=8, step_seconds=0.015)
+SHORT = partial(Scale, shard_rows=16, num_seqs=8, step_seconds=0.04)
 LONG = partial(Scale, shard_rows=32, num_seqs=24, step_seconds=0.02)
 
 
