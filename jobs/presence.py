@@ -12,6 +12,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from .processes import is_alive
+from .redis_clock import server_time
 
 TTL_SECONDS = 5.0
 RENEW_SECONDS = 1.0
@@ -67,7 +68,7 @@ class WorkerPresence:
 
     def announce(self, queue: str, worker: WorkerId, stats: Mapping[str, float] | None = None) -> None:
         """Be alive for the next `TTL_SECONDS`, with what there is to tell of the engine. Raises redis' errors."""
-        now = self._now()
+        now = server_time(self._redis)
         with self._redis.pipeline() as pipe:
             pipe.zremrangebyscore(_key(queue), 0, now)
             pipe.zadd(_key(queue), {str(worker): now + TTL_SECONDS})
@@ -85,20 +86,20 @@ class WorkerPresence:
     def is_served(self, queue: str) -> bool:
         """Whether some worker listens to the queue; false when Redis does not answer."""
         try:
-            workers = self._redis.zrange(_key(queue), f"({self._now()}", "+inf", byscore=True)
+            workers = self._redis.zrange(_key(queue), f"({server_time(self._redis)}", "+inf", byscore=True)
         except RedisError:
             return False
         return any(not WorkerId.parse(str(worker)).is_known_dead for worker in workers)
 
     def hosts(self) -> set[str]:
         """The hosts on which a worker, of whatever queue, is alive. Raises redis' errors."""
-        alive = (f"({self._now()}", "+inf")
+        alive = (f"({server_time(self._redis)}", "+inf")
         queues = self._redis.scan_iter(_key("*"))
         return {WorkerId.parse(str(w)).host for key in queues for w in self._redis.zrange(key, *alive, byscore=True)}
 
     def workers(self) -> list[Worker]:
         """All that are alive, of whatever queue, and what they tell. Raises redis' errors."""
-        alive = (f"({self._now()}", "+inf")
+        alive = (f"({server_time(self._redis)}", "+inf")
         queues = sorted(self._redis.scan_iter(_key("*")))
         found = [(key, name) for key in queues for name in self._redis.zrange(key, *alive, byscore=True)]
         with self._redis.pipeline(transaction=False) as pipe:
@@ -115,10 +116,6 @@ class WorkerPresence:
 
     def __exit__(self, *exc_info: object) -> None:
         self._redis.close()
-
-    def _now(self) -> float:
-        seconds, microseconds = self._redis.time()
-        return float(seconds) + float(microseconds) / 1e6
 
 
 def _key(queue: str) -> str:

@@ -1,4 +1,4 @@
-"""The Celery tasks. Thin: a message names a shard, the ledger knows the rest."""
+"""The Celery tasks. Thin: a message rings, the ledger says for which shard."""
 
 from collections.abc import Callable
 
@@ -8,5 +8,5 @@ from .celery_app import RUN_SHARD
 
 
 def register_tasks(app: Celery, run_shard: Callable[[str], None]) -> None:
-    """Make the worker's tasks known to `app`. `run_shard` gets a shard's id."""
+    """Make the worker's tasks known to `app`. `run_shard` gets the id of the shard that was rung for."""
     app.task(name=RUN_SHARD)(run_shard)

@@ -17,6 +17,7 @@ from redis import Redis
 
 from ..celery_app import send_request
 from ..errors import JobError
+from ..redis_clock import server_time
 from ..schemas import SamplingSpec
 from .keys import CANCEL_CHANNEL, open_key, request_key, tenant_key
 from .scripts import CANCEL, REGISTER
@@ -191,7 +192,7 @@ class LiveRequests:
 
     def num_waiting(self, queue: str) -> int:
         """How many requests of a queue no worker has (any more)."""
-        now = self._now()
+        now = server_time(self._redis)
         return int(self._redis.zcount(open_key(queue), "-inf", now))
 
     def num_unanswered(self, queue: str) -> int:
@@ -200,8 +201,4 @@ class LiveRequests:
 
     def num_open(self, tenant: str) -> int:
         """How many requests of a tenant have neither ended nor been cancelled."""
-        return int(self._redis.zcount(tenant_key(tenant), self._now(), "+inf"))
-
-    def _now(self) -> float:
-        seconds, microseconds = self._redis.time()
-        return float(seconds) + float(microseconds) / 1e6
+        return int(self._redis.zcount(tenant_key(tenant), server_time(self._redis), "+inf"))

@@ -207,7 +207,8 @@ class LiveRunner:
         now = time.monotonic()
         answers = [LiveAnswer(claim, now + claim.seconds_left) for claim in self.claims.claim_all(request_ids)]
         # All before the first is begun, which may take a while: their leases are to be renewed.
-        self._answers.update((answer.id, answer) for answer in answers)
+        with self._changed:
+            self._answers.update((answer.id, answer) for answer in answers)
         for answer in answers:
             self._begin(answer)
 
@@ -254,15 +255,26 @@ class LiveRunner:
 
     def _handle_all(self, items: list[_Item]) -> None:
         for item in items:
-            if isinstance(item, _Claimed):
-                self._open(item)
-            elif isinstance(item, _Interrupt):
-                self._interrupt(item.answer, item.why)
-            elif isinstance(item, _Turn):
-                self._start(item.answer)
+            if isinstance(item, _Claimed | _Interrupt | _Turn):
+                self._handle(item.answer, item)
             elif (answer := self._by_engine_id.get(item.request_id)) is not None:
                 self._handle(answer, item)
         self._look_at_deadlines(time.monotonic())
+
+    def _handle(self, answer: LiveAnswer, item: _Item) -> None:
+        try:
+            if isinstance(item, _Claimed):
+                self._open(item)
+            elif isinstance(item, _Interrupt):
+                self._interrupt(answer, item.why)
+            elif isinstance(item, _Turn):
+                self._start(answer)
+            else:
+                self._hear(answer, item)
+        # One answer's boundary: what goes wrong with it must not keep the others waiting.
+        except Exception as error:
+            logger.exception("request %s cannot be answered", answer.id)
+            self._give_up(answer, _internal(error))
 
     def _open(self, claimed: _Claimed) -> None:
         answer, recovered = claimed.answer, claimed.recovered
@@ -318,19 +330,14 @@ class LiveRunner:
             except RedisError as error:
                 logger.warning("request %s begins, Redis does not answer: %s", answer.id, error)
 
-    def _handle(self, answer: LiveAnswer, item: RequestEvent | Outcome) -> None:
-        try:
-            sample = answer.samples[item.request_id]
-            if isinstance(item, RequestEvent):
-                sample.add(item)
-            elif isinstance(item, EngineFailure):
-                self._retry(answer, item)
-            else:
-                self._end(answer, sample, item)
-        # One answer's boundary: what cannot be told of it must not keep the others waiting.
-        except Exception as error:
-            logger.exception("request %s cannot be streamed", answer.id)
-            self._give_up(answer, _internal(error))
+    def _hear(self, answer: LiveAnswer, item: RequestEvent | Outcome) -> None:
+        sample = answer.samples[item.request_id]
+        if isinstance(item, RequestEvent):
+            sample.add(item)
+        elif isinstance(item, EngineFailure):
+            self._retry(answer, item)
+        else:
+            self._end(answer, sample, item)
 
     def _end(self, answer: LiveAnswer, sample: LiveSample, outcome: Answer | Refusal) -> None:
         if isinstance(outcome, Refusal):

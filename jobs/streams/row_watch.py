@@ -5,6 +5,7 @@ from typing import Self
 
 from redis import Redis
 
+from ..redis_clock import server_time
 from .keys import watch_key
 
 # A reader says it again while it waits; without that nobody is taken to watch any more.
@@ -25,7 +26,7 @@ class RowWatch:
 
     def watch(self, job_id: str, row: int) -> None:
         """Ask for a row's tokens for the next `TTL_SECONDS`."""
-        now = self._now()
+        now = server_time(self._redis)
         with self._redis.pipeline() as pipe:
             pipe.zremrangebyscore(watch_key(job_id), 0, now)
             pipe.zadd(watch_key(job_id), {str(row): now + TTL_SECONDS})
@@ -52,7 +53,3 @@ class RowWatch:
 
     def __exit__(self, *exc_info: object) -> None:
         self._redis.close()
-
-    def _now(self) -> float:
-        seconds, microseconds = self._redis.time()
-        return float(seconds) + float(microseconds) / 1e6

@@ -422,3 +422,22 @@ def test_what_waits_for_its_turn_is_not_to_blame_when_the_worker_dies(desk, wait
         crashes = [heir.claims.claim(request.id).num_crashes for request in (begun, waiting)]
         assert crashes == [1, 0]
         dies.runner.open()
+
+
+def test_a_request_that_cannot_be_begun_ends_alone(desk, ends, monkeypatch):
+    with desk.worker() as worker:
+        bad, good = desk.submitted(), desk.submitted()
+        submit = worker.host.submit
+
+        def submit_good(requests, *sinks):
+            if requests[0].request_id.startswith(bad.id):
+                raise RuntimeError("not this one")
+            submit(requests, *sinks)
+
+        monkeypatch.setattr(worker.host, "submit", submit_good)
+        for request in (bad, good):
+            worker.live.ring(request.id)
+        desk.assert_streamed(good)
+        assert error_of(desk, bad.id) == "internal_error"
+        ends(bad)
+        assert worker.live.num_in_flight == 0
