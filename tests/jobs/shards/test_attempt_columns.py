@@ -16,9 +16,9 @@ from headrace.jobs.schemas import JobSpec, SamplingSpec
 from headrace.storage.readers import open_input
 from headrace.storage.spool import PlannedRow
 
-from ..engine.fakes import CONTEXT, fake_answer, fake_logits
-from .attempts import ROWS, ask
-from .models import WORDS
+from ...engine.fakes import CONTEXT, fake_answer, fake_logits
+from ..attempts import ROWS, ask
+from ..models import WORDS
 
 
 def test_each_rows_columns_say_what_it_cost_and_why_it_ended(shop):

@@ -12,7 +12,7 @@ from headrace.jobs.schemas import JobSpec, SamplingSpec
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.shards.row_sampling import RowSampling
 
-from .models import write_model_folder
+from ..models import write_model_folder
 
 
 @pytest.fixture(scope="module")

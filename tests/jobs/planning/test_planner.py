@@ -23,8 +23,8 @@ from headrace.storage.errors import InputError
 from headrace.storage.readers import open_input
 from headrace.storage.spool import PlannedRow
 
-from ..engine.fakes import CONTEXT
-from .models import write_model_folder
+from ...engine.fakes import CONTEXT
+from ..models import write_model_folder
 
 SHARD_ROWS = 8
 

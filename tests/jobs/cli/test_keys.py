@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from .running import MODEL, Result
+from ..running import MODEL, Result
 
 Run = Callable[..., Result]
 

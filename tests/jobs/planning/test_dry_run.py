@@ -2,7 +2,7 @@
 
 import json
 
-from .running import LABELS, MODEL, label_arguments
+from ..running import LABELS, MODEL, label_arguments
 
 
 def planned(result) -> dict[str, str]:

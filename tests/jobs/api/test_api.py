@@ -32,7 +32,7 @@ from headrace.storage.parts import publish, write_part
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard
 
 MAX_BODY_BYTES = 64 * 2**20
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 TICKETS = ROOT / "examples/tickets"
 MODEL = TICKETS / "model"
 LABELS = ["billing", "shipping", "refund", "account", "technical", "cancel", "product", "feedback"]

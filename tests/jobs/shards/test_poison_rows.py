@@ -13,11 +13,11 @@ from headrace.jobs.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.records import JobState
 
-from ..engine.fakes import CONTEXT, fake_answer
-from .conftest import wait_until
-from .forked_worker import KILLER
-from .models import WORDS, write_model_folder
-from .running import ROOT, environment, processes_of
+from ...engine.fakes import CONTEXT, fake_answer
+from ..conftest import wait_until
+from ..forked_worker import KILLER
+from ..models import WORDS, write_model_folder
+from ..running import ROOT, environment, processes_of
 
 SECONDS = 60.0
 ROWS, SHARD_ROWS = 40, 20

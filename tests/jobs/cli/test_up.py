@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx2
 import psutil
 
-from .models import write_model_folder
-from .running import MODEL, environment, processes_of, started
+from ..models import write_model_folder
+from ..running import MODEL, environment, processes_of, started
 
 
 def worker_of(up: int) -> psutil.Process | None:

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from .running import LABELS, MODEL, Result, environment, started
+from ..running import LABELS, MODEL, Result, environment, started
 
 Headrace = Callable[..., Result]
 

@@ -18,8 +18,8 @@ import pytest
 
 from headrace.engine.model_config import SUPPORTED_ARCHITECTURES
 
-from .models import write_model_folder
-from .running import LABELS, MODEL, Result, label_arguments
+from ..models import write_model_folder
+from ..running import LABELS, MODEL, Result, label_arguments
 
 Run = Callable[..., Result]
 

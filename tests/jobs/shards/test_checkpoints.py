@@ -17,10 +17,10 @@ from headrace.jobs.streams.keys import row_stream_id, tokens_key
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.storage.records import JobState
 
-from .attempts import ask
-from .conftest import wait_until
-from .running import environment
-from .shop import JOB, OVER, SHARD, Shop
+from ..attempts import ask
+from ..conftest import wait_until
+from ..running import environment
+from ..shop import JOB, OVER, SHARD, Shop
 
 ROWS = ask((1, 2), (3, 5), (4, 5, 6))
 LONG_ANSWERS = {"ignore_eos": True, "max_tokens": 12, "temperature": 1.0, "seed": 3}

@@ -10,7 +10,7 @@ from headrace.jobs.errors import Stopped
 from headrace.jobs.shards.isolation import CrashHistory, EngineRoom
 from headrace.storage.records import AttemptOutcome, AttemptRecord
 
-from .conftest import wait_until
+from ..conftest import wait_until
 
 
 def history(*trials: Sequence[int] | None, outcome: AttemptOutcome = AttemptOutcome.LOST) -> CrashHistory:

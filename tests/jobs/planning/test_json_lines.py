@@ -11,7 +11,7 @@ from headrace.storage.ledger import Ledger
 from headrace.storage.parts import output_schema
 from headrace.storage.records import JobRecord, NewJob
 
-from .running import LABELS, MODEL
+from ..running import LABELS, MODEL
 
 ANSWER: dict[str, Any] = {
     "row": 4,

@@ -10,7 +10,7 @@ from headrace.jobs.errors import SpecError
 from headrace.jobs.planning.rendering import PromptRenderer, PromptTemplate, RowError
 from headrace.jobs.schemas import JobSpec
 
-from .models import write_model_folder
+from ..models import write_model_folder
 
 
 @pytest.fixture(scope="module")

@@ -18,9 +18,9 @@ from headrace.jobs.shards.finishing import finish_job
 from headrace.storage.output_dir import Manifest, write_manifest
 from headrace.storage.result_cache import ResultCache
 
-from .attempts import ask
-from .running import environment
-from .shop import JOB, Shop
+from ..attempts import ask
+from ..running import environment
+from ..shop import JOB, Shop
 
 ROWS = ask((1, 2), (3, 5), (4, 5, 6))
 

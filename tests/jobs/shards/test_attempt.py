@@ -10,10 +10,10 @@ from headrace.storage.errors import LeaseLost
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
 from headrace.storage.spool import PlannedRow
 
-from .answers import GatedRunner, hosted
-from .attempts import ROWS, ask, replace_job, stop_after
-from .conftest import wait_until
-from .shop import JOB, LONG, OVER, SHARD
+from ..answers import GatedRunner, hosted
+from ..attempts import ROWS, ask, replace_job, stop_after
+from ..conftest import wait_until
+from ..shop import JOB, LONG, OVER, SHARD
 
 
 def test_a_shard_is_answered_committed_and_done(shop):

@@ -20,8 +20,8 @@ from headrace.jobs.streams.reader import follow
 from headrace.jobs.streams.row_watch import RowWatch
 from headrace.storage.spool import PlannedRow
 
-from .running import environment
-from .shop import JOB, OVER, Shop
+from ..running import environment
+from ..shop import JOB, OVER, Shop
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ from headrace.storage.output_dir import Manifest, read_manifest, write_manifest
 from headrace.storage.records import JobState
 from headrace.storage.spool import PlannedRow
 
-from .shop import JOB, OVER, SHARD, Shop
+from ..shop import JOB, OVER, SHARD, Shop
 
 RETRY = f"{JOB}/00001"
 REFUSED = PlannedRow(3, "3", {}, None, "prompt is empty")

@@ -11,9 +11,9 @@ from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
 
-from .attempts import ROWS, replace_job, stop_after
-from .conftest import wait_until
-from .shop import JOB, OVER, SHARD
+from ..attempts import ROWS, replace_job, stop_after
+from ..conftest import wait_until
+from ..shop import JOB, OVER, SHARD
 
 
 def test_an_engine_failure_hands_the_shard_back_with_the_reason(shop):
