@@ -26,7 +26,7 @@ demo: .venv/.runtime
 	$(bin)/python examples/tickets/score.py out/tickets --rows 2000
 
 test: .venv/.dev
-	$(bin)/pytest
+	$(bin)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
 
 lint: .venv/.dev
 	$(bin)/ruff check .

@@ -1,26 +1,33 @@
 """What the queue adds to the time until an interactive request's first token, and what such a request waits for.
 
-    python benchmarks/bench_live.py [--requests 200] [--max-tokens 8]
+    python benchmarks/bench_live.py [--requests 200] [--max-tokens 8] [--beside-bulk 50]
 
 The ticket model, one request after the other: first through `EngineHost.submit` in this process, then through Redis
 and a worker of its own process to a reader of the stream. Both must give the same tokens. Then, with bulk rows in
-every seat of the engine, how many of its steps a request waits for its first token. The last line is JSON.
+every seat of the engine, how many of its steps a request waits for its first token, its own included. Last, so many
+requests (`--beside-bulk`) through Redis and through HTTP, to a worker that is idle and to one whose seats are all taken
+by the rows of a bulk job. The last line is JSON.
 """
 
 import argparse
+import asyncio
 import os
 import tempfile
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
 from typing import Any
 
+from bench_api import body
 from redis import Redis
 from report import ROOT, milliseconds, print_result
-from services import PATIENCE_SECONDS, worker
+from services import PATIENCE_SECONDS, new_key, server, worker
+from sse_client import stream_one
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -29,12 +36,14 @@ from headrace.jobs.client import Client
 from headrace.jobs.engine_host import EngineHost, Outcome
 from headrace.jobs.live.asking import new_request
 from headrace.jobs.live.requests import LiveRequest
+from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
 from headrace.jobs.streams.reader import follow
 
 MODEL = ROOT / "examples" / "tickets" / "model"
 WARM_UP = 10
 BULK_ROWS = 64
+BULK_TOKENS = 1500
 
 
 @dataclass(frozen=True)
@@ -104,7 +113,7 @@ def measure_idle(folder: Path, requests: list[LiveRequest]) -> dict[str, Any]:
 def measure_beside_bulk(requests: list[LiveRequest]) -> dict[str, Any]:
     """Steps from handing a request over to its first token, while bulk rows hold every seat and more wait."""
     engine = Engine.from_pretrained(MODEL, EngineConfig(max_num_seqs=BULK_ROWS))
-    params = SamplingParams(temperature=0, max_tokens=1500, ignore_eos=True)
+    params = SamplingParams(temperature=0, max_tokens=BULK_TOKENS, ignore_eos=True)
     rows = [Request(f"row {row}", [2, 5 + row, 7], params) for row in range(2 * BULK_ROWS)]
     with EngineHost(engine) as host:
         host.submit(rows, lambda _: None)
@@ -129,10 +138,87 @@ def steps_to_first_token(host: EngineHost, request: LiveRequest) -> int:
     return steps[1] - steps[0]
 
 
+@contextmanager
+def bulk_job(client: Client, folder: Path, presence: WorkerPresence) -> Iterator[None]:
+    """A bulk job that has all seats of the worker for as long as this is open."""
+    rows = [{"text": f"Ticket {row}"} for row in range(4 * BULK_ROWS)]
+    job = client.submit(rows, MODEL, folder / "out", prompt="{text}", max_tokens=BULK_TOKENS, ignore_eos=True)
+    try:
+        wait_for_rows(presence)
+        yield
+        wait_for_rows(presence)
+    finally:
+        job.cancel()
+
+
+def wait_for_rows(presence: WorkerPresence) -> None:
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    while engine_stats(presence).get("num_running", 0) < BULK_ROWS:
+        if time.monotonic() > deadline:
+            raise RuntimeError("the bulk rows do not run")
+        time.sleep(0.05)
+
+
+def engine_stats(presence: WorkerPresence) -> dict[str, float]:
+    return next((dict(each.stats) for each in presence.workers()), {})
+
+
+def step_ms(presence: WorkerPresence, seconds: float = 4.0) -> float:
+    """How long a step takes now, as the worker tells once a second how many it has done."""
+    first, start = news(presence)
+    time.sleep(seconds)
+    last, end = news(presence)
+    return 1e3 * (end - start) / (last - first)
+
+
+def news(presence: WorkerPresence) -> tuple[float, float]:
+    """The number of steps when it is next told, and that moment."""
+    before = engine_stats(presence)["num_steps"]
+    while (now := engine_stats(presence)["num_steps"]) == before:
+        time.sleep(0.002)
+    return now, time.monotonic()
+
+
+def measure_through_worker(folder: Path, count: int) -> dict[str, Any]:
+    """Until the first token, idle and beside a bulk job; `waited_steps`: what the job adds, in its engine's steps."""
+    env = {**os.environ, "HEADRACE_DATA_DIR": str(folder)}
+    key, requests = new_key(env, "bench"), asked(2 * (WARM_UP + count), 8)
+    with (
+        Client(Settings.from_environment(env)) as client,
+        worker(env, folder / "worker.log", MODEL, ["--max-num-seqs", str(BULK_ROWS)]),
+        server(env, folder / "server.log", MODEL) as (_, url),
+        Redis.from_url(client.redis_url, decode_responses=True) as redis,
+        WorkerPresence(client.redis_url) as presence,
+    ):
+        ways: dict[str, Callable[[LiveRequest, int], float]] = {
+            "redis": lambda request, _: through_queue(client, redis, request).first_token,
+            "http": lambda _, number: asyncio.run(stream_one(url, key, body(number, 8))).first_token,
+        }
+        idle = {name: first_tokens(ask, requests[: WARM_UP + count]) for name, ask in ways.items()}
+        with bulk_job(client, folder, presence):
+            step = step_ms(presence)
+            beside = {name: first_tokens(ask, requests[WARM_UP + count :]) for name, ask in ways.items()}
+    return {
+        "step_ms": round(step, 3),
+        **{name: _compared(idle[name], beside[name], step) for name in ways},
+    }
+
+
+def first_tokens(ask: Callable[[LiveRequest, int], float], requests: list[LiveRequest]) -> list[float]:
+    return [ask(request, number) for number, request in enumerate(requests)][WARM_UP:]
+
+
+def _compared(idle: list[float], beside: list[float], step: float) -> dict[str, Any]:
+    found = milliseconds(idle), milliseconds(beside)
+    waited = {name: round((found[1][name] - found[0][name]) / step, 2) for name in ("median", "p95")}
+    return {"idle_ttft_ms": found[0], "beside_bulk_ttft_ms": found[1], "waited_steps": waited}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=8)
+    parser.add_argument("--beside-bulk", type=int, default=50, help="requests to a worker with a bulk job; 0: none")
     options = parser.parse_args()
     requests = asked(WARM_UP + options.requests, options.max_tokens)
     with tempfile.TemporaryDirectory() as folder:
@@ -141,7 +227,13 @@ def main() -> None:
         print(f"{name:15} " + "  ".join(f"{key} {value:.2f}" for key, value in idle[name].items()))
     bulk = measure_beside_bulk(requests[:50])
     print(f"beside bulk: {bulk['steps_to_first_token']}")
-    print_result("live", {"requests": options.requests, **idle, "beside_bulk": bulk})
+    through: dict[str, Any] = {}
+    if options.beside_bulk:
+        with tempfile.TemporaryDirectory() as folder:
+            through = measure_through_worker(Path(folder), options.beside_bulk)
+        print(f"beside a bulk job, steps of {through['step_ms']} ms: {through['redis']}, HTTP {through['http']}")
+    figures = {"requests": options.requests, **idle, "beside_bulk": bulk, "through_worker_beside_bulk": through}
+    print_result("live", figures)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """Rows through the whole queue path, from submit to committed Parquet, with a model that answers at once.
 
-    python benchmarks/bench_queue.py [--rows 20000] [--celery-rows 5000] [--shard-rows 1024]
+    python benchmarks/bench_queue.py [--rows 20000] [--celery-rows 5000] [--shard-rows 1024] [--workers 1]
 
-The worker is a process of its own, as in production, with the ticket model's tokenizer and an engine whose model
+Each worker is a process of its own, as in production, with the ticket model's tokenizer and an engine whose model
 computes nothing. Then each phase by itself, in one process, for 20,000 rows at most. For comparison the same rows as
-one Celery task each, through the same Valkey, with the answers in a Redis list. The last line is JSON.
+one Celery task each, through the same Valkey, with as many workers and the answers in a Redis list. The last line is
+JSON.
 """
 
 import argparse
@@ -16,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from headrace.engine.hub import locate_model
 from headrace.engine.model_config import ModelConfig
 from headrace.jobs.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.planning.side_by_side import num_cores
 from headrace.jobs.settings import Settings
 from headrace.jobs.worker import WorkerOptions, serve
 from headrace.storage.readers import open_input
@@ -71,7 +73,7 @@ def celery_app(broker: str) -> Celery:
     return app
 
 
-def work_for_celery(broker: str, redis_url: str) -> None:
+def work_for_celery(broker: str, redis_url: str, own_queue: str) -> None:
     app = celery_app(broker)
     redis = Redis.from_url(redis_url)
 
@@ -79,7 +81,7 @@ def work_for_celery(broker: str, redis_url: str) -> None:
         redis.rpush(ANSWERS, json.dumps({"row": row, "text": text, "output": ""}))
 
     app.task(name="bench.answer")(answer)
-    options = ["--pool", "threads", "--concurrency", str(CELERY_THREADS), "--queues", CELERY_QUEUE]
+    options = ["--pool", "threads", "--concurrency", str(CELERY_THREADS), "--queues", f"{CELERY_QUEUE},{own_queue}"]
     app.worker_main(["worker", "--loglevel", "WARNING", "--without-gossip", "--without-mingle", *options])
 
 
@@ -121,27 +123,32 @@ def row_of(row: int) -> dict[str, str]:
     return {"text": f"Ticket {row}: my parcel {row * 7919 % 100_003} has not arrived, please refund the order."}
 
 
-def measure_headrace(folder: Path, num_rows: int, env: dict[str, str]) -> dict[str, Any]:
+def measure_headrace(folder: Path, num_rows: int, num_workers: int, env: dict[str, str]) -> dict[str, Any]:
     settings = Settings.from_environment(env)
     source = folder / "input.jsonl"
     write_input(source, num_rows)
-    with Client(settings) as client, started(["--work"], env, folder / "worker.log") as worker:
-        wait_until(lambda: "serving" in (folder / "worker.log").read_text())
+    # Idle threads of one worker's tensor operations would spin on the other's core.
+    env = {"OMP_NUM_THREADS": str(max(1, num_cores() // num_workers)), **env}
+    logs = [folder / f"worker-{number}.log" for number in range(num_workers)]
+    with Client(settings) as client, ExitStack() as stack:
+        workers = [stack.enter_context(started(["--work"], env, log)) for log in logs]
+        wait_until(lambda: all("serving" in log.read_text() for log in logs))
         start = time.perf_counter()
         job = client.submit(source, MODEL, folder / "out", prompt="{text}", max_tokens=1)
         submitted = time.perf_counter()
         progress = job.wait(PATIENCE_SECONDS, start_worker=False)
         end = time.perf_counter()
         ledger_bytes = sum(file.stat().st_size for file in settings.data_dir.glob("headrace.db*"))
-        worker.terminate()
-        assert worker.stdout is not None
-        worker_bytes = int(worker.stdout.read())
+        for worker in workers:
+            worker.terminate()
+        worker_bytes = max(int(worker.communicate()[0]) for worker in workers)
     rows = ds.dataset(sorted(map(str, (folder / "out").glob("*.parquet")))).to_table(columns=["row", "error"])
     assert progress.state is JobState.COMPLETED
     assert sorted(rows["row"].to_pylist()) == list(range(num_rows))
     assert rows["error"].null_count == num_rows
     return {
         "rows": num_rows,
+        "workers": num_workers,
         "submit_seconds": submitted - start,
         "seconds": end - start,
         "rows_per_second": num_rows / (end - start),
@@ -152,24 +159,27 @@ def measure_headrace(folder: Path, num_rows: int, env: dict[str, str]) -> dict[s
     }
 
 
-def measure_celery(folder: Path, num_rows: int, env: dict[str, str]) -> dict[str, Any]:
+def measure_celery(folder: Path, num_rows: int, num_workers: int, env: dict[str, str]) -> dict[str, Any]:
     with redis_urls(Settings.from_environment(env)) as urls, Redis.from_url(urls.redis) as redis:
         app = celery_app(urls.broker)
-        with started(["--celery-work", urls.broker, urls.redis], env, folder / "celery.log"):
-            app.send_task("bench.answer", args=[-1, "warm-up"], queue=CELERY_QUEUE)
-            wait_until(lambda: redis.llen(ANSWERS) == 1)
+        with ExitStack() as stack:
+            for number in range(num_workers):
+                queue, log = f"{CELERY_QUEUE}.{number}", folder / f"celery-{number}.log"
+                stack.enter_context(started(["--celery-work", urls.broker, urls.redis, queue], env, log))
+                app.send_task("bench.answer", args=[-1, "warm-up"], queue=queue)
+            wait_until(lambda: redis.llen(ANSWERS) == num_workers)
             start = time.perf_counter()
             for row in range(num_rows):
                 app.send_task("bench.answer", args=[row, row_of(row)["text"]], queue=CELERY_QUEUE)
-            wait_until(lambda: redis.llen(ANSWERS) == num_rows + 1)
+            wait_until(lambda: redis.llen(ANSWERS) == num_rows + num_workers)
             seconds = time.perf_counter() - start
         app.close()
-    return {"rows": num_rows, "seconds": seconds, "rows_per_second": num_rows / seconds}
+    return {"rows": num_rows, "workers": num_workers, "seconds": seconds, "rows_per_second": num_rows / seconds}
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     env = {**os.environ, "HEADRACE_DATA_DIR": str(folder / "data"), "HEADRACE_SHARD_ROWS": str(options.shard_rows)}
-    headrace = measure_headrace(folder, options.rows, env)
+    headrace = measure_headrace(folder, options.rows, options.workers, env)
     seconds, mib, kib = (
         headrace["submit_seconds"],
         headrace["worker_peak_bytes"] / 2**20,
@@ -185,7 +195,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         print(f"  {phase}: {seconds / num_rows * 1e6:.1f} µs a row")
     if not options.celery_rows:
         return {"headrace": headrace, "phase_seconds": phases}
-    celery = measure_celery(folder, options.celery_rows, env)
+    celery = measure_celery(folder, options.celery_rows, options.workers, env)
     ratio = headrace["rows_per_second"] / celery["rows_per_second"]
     print(f"{celery['rows']:,} rows as one Celery task each: {celery['rows_per_second']:,.0f}/s, 1/{ratio:.1f} of that")
     return {"headrace": headrace, "phase_seconds": phases, "celery": celery, "ratio": ratio}
@@ -196,8 +206,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=20_000)
     parser.add_argument("--celery-rows", type=int, default=5_000)
     parser.add_argument("--shard-rows", type=int, default=1024)
+    parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--celery-work", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--celery-work", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         work()

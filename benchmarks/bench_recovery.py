@@ -1,6 +1,6 @@
 """How long the rows of a worker that was killed with -9 wait until another worker runs them again.
 
-    python benchmarks/bench_recovery.py [--runs 5]
+    python benchmarks/bench_recovery.py [--runs 5] [--output FILE]
 
 Two workers of the ticket model with the default settings (leases of 6 s), 32 sequences at a time, and a job of one
 shard, so that one of them is busy and the other idle. The busy one is killed once it has committed some rows and has
@@ -89,14 +89,16 @@ def recover(folder: Path) -> tuple[float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--output", type=Path, help="where to write the JSON line as well")
+    arguments = parser.parse_args()
     runs = []
-    for number in range(parser.parse_args().runs):
+    for number in range(arguments.runs):
         with tempfile.TemporaryDirectory() as folder:
             runs.append(recover(Path(folder)))
         print(f"run {number}: taken over after {runs[-1][0]:.2f} s, first commit after {runs[-1][1]:.2f} s", flush=True)
     taken, committed = zip(*runs, strict=True)
     figures = {"runs": len(runs), "seconds": spread(list(taken)), "seconds_to_first_commit": spread(list(committed))}
-    print_result("recovery", figures)
+    print_result("recovery", figures, arguments.output)
 
 
 if __name__ == "__main__":

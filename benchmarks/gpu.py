@@ -5,14 +5,16 @@
 
 Weights are random: speed does not read them. No speed is printed before the kernels agree with their references and
 the engine's greedy tokens on the GPU are those on the CPU in float32. The goals are those the project set itself
-before there was a figure. The last line is JSON.
+before there was a figure, by number; what of them was not measured is listed with the reason. transformers, vLLM and
+FlashInfer are compared with where they are installed. The last line is JSON.
 """
 
 import argparse
 import os
 import sys
 import time
-from dataclasses import asdict
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,19 +23,78 @@ import torch
 from report import ROOT, print_result
 
 BUDGET_SECONDS = 8 * 60
-# Model, requests, shared and own tokens of a prompt, tokens out, the ceiling in output tokens/s, the goal.
-GPU_RUNS = (
-    ("M2", "shared prompt", 256, 2048, 128, 128, 339_000.0, 0.65),
-    ("M2", "labels", 1024, 2048, 128, 8, 6_360.0 * 8, 0.70),
-    ("llama-3-8b", "shared prompt", 256, 2048, 128, 128, 22_700.0, 0.65),
-    ("llama-3-8b", "labels", 1024, 2048, 128, 8, 384.0 * 8, 0.70),
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """How large the workloads are: requests, shared and own tokens of a prompt, tokens out.
+
+    lengths: requests, and the least and the most tokens of a prompt and an answer. ceilings: what an H200's bytes and
+    products allow of the two workloads, in output tokens/s and in requests/s.
+    """
+
+    small: str
+    large: str
+    uniform: str
+    shared: tuple[int, int, int, int]
+    labels: tuple[int, int, int, int]
+    lengths: tuple[int, int, int]
+    ceilings: dict[str, tuple[float, float]]
+    host_batch: int
+    steps: int
+
+
+GPU = EngineSizes(
+    "M2", "llama-3-8b", "qwen3-0.6b", (256, 2048, 128, 128), (1024, 2048, 128, 8), (256, 100, 1024),
+    {"M2": (339_000.0, 6_360.0), "llama-3-8b": (22_700.0, 384.0)}, host_batch=256, steps=60,
+)  # fmt: skip
+DRY = EngineSizes(
+    "gate", "gate", "gate", (3, 32, 8, 4), (3, 32, 8, 2), (3, 4, 9), {"gate": (1e9, 1e9)}, host_batch=8, steps=4
 )
-DRY_RUNS = (("gate", "shared prompt", 3, 32, 8, 4, 1e9, 0.65),)
+
+
+@dataclass
+class Table:
+    """The lines so far, each printed as it comes, and the goals that were not measured, with the reason."""
+
+    lines: list[Any] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def seconds_left(self) -> float:
+        return BUDGET_SECONDS - (time.monotonic() - self.started)
+
+    def add(self, *lines: Any) -> None:
+        for line in lines:
+            ratio = "" if line.ratio is None else f"{line.ratio:8.3f}"
+            goal = "" if line.goal is None else f"  goal {line.number}: {line.goal:g}"
+            print(f"{line.name:<66}{line.value:>12.3f} {line.unit:<9}{ratio}{goal}", flush=True)
+        self.lines += lines
+
+    def leave_out(self, goal: str, reason: str) -> None:
+        print(f"not run: {goal}: {reason}", flush=True)
+        self.not_run.append(f"{goal}: {reason}")
+
+    def attempt(self, goal: str, needed_seconds: float, measure: Callable[[], None]) -> None:
+        """Measure, unless there is no time left for it; what fails is left out, and what comes after it is measured."""
+        if self.seconds_left < needed_seconds:
+            left = max(0.0, self.seconds_left)
+            self.leave_out(goal, f"{left:.0f} s were left, and it takes about {needed_seconds:.0f}")
+            return
+        try:
+            measure()
+        # One missing figure is not to cost the others, on a machine that is lent for minutes.
+        except Exception as error:  # noqa: BLE001
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            self.leave_out(goal, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU, in Triton's interpreter")
+    parser.add_argument("--no-peers", action="store_true", help="without transformers, vLLM and FlashInfer")
     parser.add_argument("--output", type=Path, help="write the JSON here as well")
     arguments = parser.parse_args()
     if arguments.dry_run:
@@ -44,47 +105,38 @@ def main() -> None:
     if find_spec("headrace") is None:
         # Where the package is not installed: a folder of links that is called headrace.
         sys.path.append(str(ROOT / "typings"))
-    print_result("gpu", _run(arguments.dry_run), arguments.output)
+    print_result("gpu", _run(arguments.dry_run, not arguments.no_peers), arguments.output)
 
 
-def _run(is_dry: bool) -> dict[str, Any]:
-    from gpu_engine import check_engine, engine_line
-    from gpu_kernels import DRY, GPU, attention_lines, check_attention, linear_lines, measure_limits, small_lines
+def _run(is_dry: bool, with_peers: bool) -> dict[str, Any]:
+    from gpu_engine import check_engine
+    from gpu_flashinfer import flashinfer_line
+    from gpu_kernels import DRY as DRY_KERNELS
+    from gpu_kernels import GPU as GPU_KERNELS
+    from gpu_kernels import attention_lines, check_attention, linear_lines, measure_limits, small_lines
+    from gpu_workloads import run_engine
 
-    started = time.monotonic()
-    sizes = DRY if is_dry else GPU
+    table, sizes = Table(), DRY_KERNELS if is_dry else GPU_KERNELS
     check_attention(sizes)
     check_engine(sizes.device)
-    print(f"correct: attention, and greedy tokens in float32 ({time.monotonic() - started:.0f} s)")
+    print(f"correct: attention, and greedy tokens in float32 ({BUDGET_SECONDS - table.seconds_left:.0f} s)")
     limits = measure_limits(sizes)
     print(f"limits: {limits.bytes_per_second / 1e12:.2f} TB/s copied, {limits.flops_per_second / 1e12:.0f} TFLOP/s")
-    lines = [*attention_lines(sizes, limits), *linear_lines(sizes, limits), *small_lines(sizes, limits)]
-    _print(lines)
-    left_out = []
-    for run in DRY_RUNS if is_dry else GPU_RUNS:
-        # A run of the large model takes about a minute, drawing its weights included.
-        if time.monotonic() - started > BUDGET_SECONDS - 90:
-            left_out.append(f"{run[0]}, {run[1]}")
-            continue
-        line = engine_line(sizes.device, *run)
-        _print([line])
-        lines.append(line)
-    if left_out:
-        print("left out for want of time:", "; ".join(left_out))
+    table.attempt("goals 1, 2, 3", 60, lambda: table.add(*attention_lines(sizes, limits)))
+    if with_peers and find_spec("flashinfer") is not None:
+        table.attempt("FlashInfer", 20, lambda: table.add(flashinfer_line(sizes)))
+    else:
+        table.leave_out("FlashInfer", "it is not installed here, or not asked for")
+    run_engine(table, DRY if is_dry else GPU, sizes.device, with_peers)
+    table.attempt("quantised linears", 30, lambda: table.add(*linear_lines(sizes, limits)))
+    table.attempt("small kernels", 20, lambda: table.add(*small_lines(sizes, limits)))
     return {
         "gpu": "none (dry run)" if is_dry else torch.cuda.get_device_name(),
-        "seconds": round(time.monotonic() - started),
+        "seconds": round(BUDGET_SECONDS - table.seconds_left),
         "limits": asdict(limits),
-        "left_out": left_out,
-        "lines": [asdict(line) for line in lines],
+        "not_run": table.not_run,
+        "lines": [asdict(line) for line in table.lines],
     }
-
-
-def _print(lines: list[Any]) -> None:
-    for line in lines:
-        ratio = "" if line.ratio is None else f"{line.ratio:8.3f}"
-        goal = "" if line.goal is None else f"  goal {line.goal:g}"
-        print(f"{line.name:<66}{line.value:>12.3f} {line.unit:<9}{ratio}{goal}", flush=True)
 
 
 if __name__ == "__main__":

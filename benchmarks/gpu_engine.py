@@ -2,6 +2,8 @@
 
 import json
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,69 +35,128 @@ LLAMA_3_8B: dict[str, Any] = {
     "max_position_embeddings": 8192,
     "rope_theta": 500000.0,
 }
-CONFIGS = {"llama-3-8b": LLAMA_3_8B, **{name: shape.config for name, shape in SHAPES.items()}}
+QWEN3_0_6B: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "model_type": "qwen3",
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "attention_bias": False,
+    "bos_token_id": 151643,
+    "eos_token_id": 151645,
+    "torch_dtype": "bfloat16",
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "max_position_embeddings": 40960,
+    "rope_theta": 1000000.0,
+}
+FP8_SCHEME = {"quant_method": "fp8", "activation_scheme": "dynamic"}
+_PLAIN = {
+    "llama-3-8b": LLAMA_3_8B,
+    "qwen3-0.6b": QWEN3_0_6B,
+    **{name: shape.config for name, shape in SHAPES.items()},
+}
+CONFIGS: dict[str, dict[str, Any]] = {
+    **_PLAIN,
+    **{f"{name} fp8": {**_PLAIN[name], "quantization_config": FP8_SCHEME} for name in ("gate", "llama-3-8b")},
+}
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Prompts as token ids, and how many tokens each is answered with."""
+
+    prompts: list[list[int]]
+    max_tokens: list[int]
+
+    @classmethod
+    def shared(cls, model: str, requests: int, shared: int, own: int, max_tokens: int, seed: int = 0) -> "Workload":
+        """A prefix that all share, then each row's own."""
+        generator = torch.Generator().manual_seed(seed)
+        vocab = CONFIGS[model]["vocab_size"]
+        prefix = torch.randint(1, vocab, (shared,), generator=generator).tolist()
+        own_tokens = torch.randint(1, vocab, (requests, own), generator=generator).tolist()
+        return cls([prefix + tokens for tokens in own_tokens], [max_tokens] * requests)
+
+    @classmethod
+    def uniform(cls, model: str, requests: int, least: int, most: int, seed: int = 0) -> "Workload":
+        """nano-vllm's: lengths of prompts and answers drawn evenly, nothing shared."""
+        generator = torch.Generator().manual_seed(seed)
+        lengths, answers = torch.randint(least, most + 1, (2, requests), generator=generator).tolist()
+        vocab = CONFIGS[model]["vocab_size"]
+        prompts = [torch.randint(1, vocab, (length,), generator=generator).tolist() for length in lengths]
+        return cls(prompts, answers)
+
+    @property
+    def num_output_tokens(self) -> int:
+        return sum(self.max_tokens)
+
+    @property
+    def longest(self) -> int:
+        return max(len(prompt) + length for prompt, length in zip(self.prompts, self.max_tokens, strict=True))
+
+    def first(self, count: int) -> "Workload":
+        """Some of it, to warm up."""
+        return Workload(self.prompts[:count], self.max_tokens[:count])
 
 
 def check_engine(device: torch.device) -> None:
     """Greedy tokens of a small float32 model are the same on the device and the CPU. Raises `AssertionError`."""
-    prompts = _prompts("gate", 6, 64, 9)
+    work = Workload.shared("gate", 6, 64, 9, 16)
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 200, "max_model_len": 256}
-    tokens = [_generate(_load("gate", place, **options), prompts, 16) for place in ("cpu", device.type)]
+    tokens = [generate(load("gate", place, **options), work) for place in ("cpu", device.type)]
     assert tokens[0] == tokens[1], "greedy tokens on the GPU are not the CPU's: no speed is worth printing"
 
 
-def engine_line(
-    device: torch.device,
-    model: str,
-    what: str,
-    requests: int,
-    shared: int,
-    own: int,
-    max_tokens: int,
-    ceiling: float,
-    goal: float,
-) -> Line:
-    """Output tokens per second of one workload, whole, after a small one to warm up."""
+def load(model: str, device: str, **options: Any) -> LLM:
+    return LLM(str(config_folder(model)), device=device, load_format="dummy", skip_tokenizer_init=True, **options)
+
+
+def load_for(model: str, device: torch.device, workloads: Sequence[Workload], **options: Any) -> LLM:
+    """A model with room for any of the workloads at once."""
     is_gpu = device.type == "cuda"
-    llm = _load(
+    return load(
         model,
         device.type,
-        dtype="bfloat16" if is_gpu else "float32",
-        kv_cache_memory_bytes=48 * 2**30 if is_gpu else 2**26,
-        max_num_seqs=requests,
-        max_num_batched_tokens=8192 if is_gpu else 64,
-        max_model_len=shared + own + max_tokens,
+        **{
+            "dtype": "bfloat16" if is_gpu else "float32",
+            "kv_cache_memory_bytes": 48 * 2**30 if is_gpu else 2**26,
+            "max_num_seqs": max(len(work.prompts) for work in workloads),
+            "max_num_batched_tokens": 8192 if is_gpu else 64,
+            "max_model_len": max(work.longest for work in workloads),
+            **options,
+        },
     )
-    _generate(llm, _prompts(model, min(requests, 8), shared, own, seed=1), max_tokens)
-    prompts = _prompts(model, requests, shared, own)
-    start = time.perf_counter()
-    tokens = _generate(llm, prompts, max_tokens)
-    elapsed = time.perf_counter() - start
-    assert [len(row) for row in tokens] == [max_tokens] * requests
-    rate = requests * max_tokens / elapsed
-    return Line(f"{model}, {what}: fraction of the ceiling", rate, "tok/s", rate / ceiling, goal)
 
 
-def _load(model: str, device: str, **options: Any) -> LLM:
-    return LLM(str(_folder(model)), device=device, load_format="dummy", skip_tokenizer_init=True, **options)
-
-
-def _folder(model: str) -> Path:
-    folder: Path = ROOT / "out" / "bench" / f"{model}-config"
+def config_folder(model: str) -> Path:
+    """A folder with the model's `config.json` alone."""
+    folder: Path = ROOT / "out" / "bench" / f"{model.replace(' ', '-')}-config"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIGS[model]), encoding="utf-8")
     return folder
 
 
-def _prompts(model: str, requests: int, shared: int, own: int, seed: int = 0) -> list[list[int]]:
-    """Token ids: a prefix that all share, then each row's own."""
-    generator = torch.Generator().manual_seed(seed)
-    vocab = CONFIGS[model]["vocab_size"]
-    prefix = torch.randint(1, vocab, (shared,), generator=generator).tolist()
-    return [prefix + torch.randint(1, vocab, (own,), generator=generator).tolist() for _ in range(requests)]
+def output_rate(llm: LLM, work: Workload) -> float:
+    """Output tokens per second of a workload, whole, after a part of it to warm up."""
+    generate(llm, work.first(8))
+    start = time.perf_counter()
+    tokens = generate(llm, work)
+    elapsed = time.perf_counter() - start
+    assert [len(row) for row in tokens] == work.max_tokens
+    return work.num_output_tokens / elapsed
 
 
-def _generate(llm: LLM, prompts: list[list[int]], max_tokens: int) -> list[list[int]]:
-    params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+def engine_line(name: str, rate: float, ceiling: float, goal: float, number: int) -> Line:
+    return Line(f"{name}: fraction of the ceiling", rate, "tok/s", rate / ceiling, goal, number, ceiling)
+
+
+def generate(llm: LLM, work: Workload) -> list[list[int]]:
+    params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in work.max_tokens]
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in work.prompts], params)
     return [list(output.outputs[0].token_ids) for output in outputs]

@@ -87,13 +87,18 @@ class Limits:
 
 @dataclass(frozen=True)
 class Line:
-    """A row of the table: a figure, its unit, its fraction of a limit or ratio to a rival, and the goal for that."""
+    """A row of the table: a figure, its unit, its fraction of a limit or ratio to a rival, and the goal for that.
+
+    number: which of the project's goals it is about. limit: what the figure could be at best, in its unit.
+    """
 
     name: str
     value: float
     unit: str
     ratio: float | None = None
     goal: float | None = None
+    number: int | None = None
+    limit: float | None = None
 
 
 def seconds(call: Callable[[], object], sizes: Sizes) -> float:
@@ -167,6 +172,10 @@ class AttentionCase:
         prefixes = [range(index % groups * per_group, (index % groups + 1) * per_group) for index in range(sizes.batch)]
         return cls.build(sizes, [1] * sizes.batch, [prefix + sizes.own_tokens] * sizes.batch, prefixes)
 
+    def in_fp8(self) -> "AttentionCase":
+        """The same with its keys and values in 8 bits."""
+        return AttentionCase(self.query, self.caches.to(torch.float8_e4m3fn), self.metadata)
+
     def runner(self, sizes: Sizes, gate: Gate) -> tuple[Callable[[], object], Tensor]:
         """A call that attends, and the tensor it fills."""
         plan = plan_attention(self.metadata, sizes.attention, None, gate)
@@ -191,13 +200,14 @@ def check_attention(sizes: Sizes) -> None:
     case = AttentionCase.build(
         sizes, [1, 1, 9, 40, 1], [70, 65, 90, 40, 700], [prefix, prefix, prefix, range(0), range(0)]
     )
-    keys, values = case.caches
-    expected = paged_attention_reference(case.query, keys, values, case.metadata, sizes.head_dim**-0.5)
     tolerance = 2e-2 if sizes.dtype == torch.bfloat16 else 2e-5
-    for gate in (never, always):
-        run, output = case.runner(sizes, gate)
-        run()
-        torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+    for held in (case, case.in_fp8()):
+        keys, values = held.caches
+        expected = paged_attention_reference(held.query, keys, values, held.metadata, sizes.head_dim**-0.5)
+        for gate in (never, always):
+            run, output = held.runner(sizes, gate)
+            run()
+            torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
 
 
 def attention_lines(sizes: Sizes, limits: Limits) -> list[Line]:
@@ -209,14 +219,22 @@ def attention_lines(sizes: Sizes, limits: Limits) -> list[Line]:
         floor = _decode_floor(sizes, limits, prefix, groups=1)
         lines += [
             Line(f"decode, {sizes.batch} rows, {prefix} shared: plain paged", plain * 1e3, "ms"),
-            Line("  shared: times as fast as plain", shared * 1e3, "ms", plain / shared, goals.get(prefix)),
-            Line("  shared: fraction of the roofline", shared * 1e3, "ms", floor / shared, 0.75),
+            Line("  shared: times as fast as plain", shared * 1e3, "ms", plain / shared, goals.get(prefix), 1),
+            Line("  shared: fraction of the roofline", shared * 1e3, "ms", floor / shared, 0.75, 1, floor * 1e3),
         ]
         grouped = seconds(AttentionCase.decode(sizes, prefix, sizes.groups).runner(sizes, always)[0], sizes)
         lines.append(
-            Line(f"  {sizes.groups} groups: speed of one group's", grouped * 1e3, "ms", shared / grouped, 0.85)
+            Line(
+                f"  {sizes.groups} groups: speed of one group's",
+                grouped * 1e3,
+                "ms",
+                shared / grouped,
+                0.85,
+                2,
+                _decode_floor(sizes, limits, prefix, sizes.groups) * 1e3,
+            )
         )
-    return [*lines, _plain_decode_line(sizes, limits), *_prefill_lines(sizes, limits)]
+    return [*lines, *_plain_decode_lines(sizes, limits), *_prefill_lines(sizes, limits)]
 
 
 def _decode_floor(sizes: Sizes, limits: Limits, prefix: int, groups: int) -> float:
@@ -225,12 +243,18 @@ def _decode_floor(sizes: Sizes, limits: Limits, prefix: int, groups: int) -> flo
     return max(num_bytes / limits.bytes_per_second, flops / limits.flops_per_second)
 
 
-def _plain_decode_line(sizes: Sizes, limits: Limits) -> Line:
+def _plain_decode_lines(sizes: Sizes, limits: Limits) -> list[Line]:
     rows, context = sizes.decode_batch, sizes.decode_context
     case = AttentionCase.build(sizes, [1] * rows, [context] * rows, [range(0)] * rows)
+    time_in_fp8 = seconds(case.in_fp8().runner(sizes, never)[0], sizes)
+    rate_in_fp8 = sizes.kv_bytes / sizes.dtype.itemsize * rows * context / time_in_fp8
     rate = sizes.kv_bytes * rows * context / seconds(case.runner(sizes, never)[0], sizes)
     name = f"decode, {rows} rows of {context}: fraction of copy bandwidth"
-    return Line(name, rate / 1e9, "GB/s", rate / limits.bytes_per_second, 0.9)
+    limit = limits.bytes_per_second
+    return [
+        Line(name, rate / 1e9, "GB/s", rate / limit, 0.9, 3, limit / 1e9),
+        Line("  the same from an FP8 cache", rate_in_fp8 / 1e9, "GB/s", rate_in_fp8 / limit, limit=limit / 1e9),
+    ]
 
 
 def _prefill_lines(sizes: Sizes, limits: Limits) -> list[Line]:
@@ -240,7 +264,15 @@ def _prefill_lines(sizes: Sizes, limits: Limits) -> list[Line]:
     flops = 2 * sizes.heads * sizes.head_dim * tokens**2
     best = min(_sdpa_seconds(sizes, tokens))
     return [
-        Line(f"prefill of {tokens}: speed of the best torch SDPA", flops / ours / 1e12, "TFLOP/s", best / ours, 0.85),
+        Line(
+            f"prefill of {tokens}: speed of the best torch SDPA",
+            flops / ours / 1e12,
+            "TFLOP/s",
+            best / ours,
+            0.85,
+            3,
+            flops / best / 1e12,
+        ),
         Line("  fraction of the matrix rate", flops / ours / 1e12, "TFLOP/s", flops / ours / limits.flops_per_second),
     ]
 

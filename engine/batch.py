@@ -1,5 +1,6 @@
 """A step's scheduled sequences as tensors."""
 
+from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
@@ -10,9 +11,19 @@ from torch import Tensor
 
 from ..kernels.paged_attention import AttentionMetadata
 from .prompt_reader import PromptReader
+from .sequence import Sequence
 from .step_plan import ScheduledSequence
+from .transfer import to_device
 
 Ints = NDArray[numpy.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class SampledTokens:
+    """What a step in flight samples: tokens ([n] int64, on the device), and whose each row is."""
+
+    tokens: Tensor
+    rows: Mapping[Sequence, int]
 
 
 @dataclass(frozen=True)
@@ -31,8 +42,17 @@ class Batch:
     prompt_reader: PromptReader | None = None
 
     @classmethod
-    def build(cls, scheduled: SequenceOf[ScheduledSequence], block_size: int, device: torch.device) -> "Batch":
+    def build(
+        cls,
+        scheduled: SequenceOf[ScheduledSequence],
+        block_size: int,
+        device: torch.device,
+        sampled: SampledTokens | None = None,
+    ) -> "Batch":
+        """`sampled`: the tokens of the step in flight, of which this one's are those that nobody has read."""
         token_ids: list[int] = []
+        unread: list[int] = []
+        unread_rows: list[int] = []
         blocks: list[int] = []
         starts: list[int] = []
         lens: list[int] = []
@@ -41,6 +61,12 @@ class Batch:
             start = sequence.num_computed_tokens
             end = start + num_tokens
             token_ids += sequence.token_ids[start:end]
+            if end > len(sequence.token_ids):
+                assert sampled is not None
+                unread.append(len(token_ids))
+                unread_rows.append(sampled.rows[sequence])
+                # Overwritten on the device.
+                token_ids.append(0)
             written = sequence.block_table[start // block_size : (end - 1) // block_size + 1]
             blocks += written
             starts.append(start)
@@ -57,13 +83,27 @@ class Batch:
             device=device,
         )
         return cls(
-            token_ids=torch.from_numpy(numpy.array(token_ids)).to(device),
-            positions=torch.from_numpy(layout.positions).to(device),
-            slots=torch.from_numpy(slots).to(device),
+            token_ids=_fill(to_device(token_ids, device), unread, unread_rows, sampled),
+            positions=to_device(layout.positions, device),
+            slots=to_device(slots, device),
             attention=attention,
-            last_token_index=torch.from_numpy(layout.ends[reaches_end] - 1).to(device),
+            last_token_index=to_device(layout.ends[reaches_end] - 1, device),
             prompt_reader=PromptReader.of(scheduled),
         )
+
+
+def _fill(token_ids: Tensor, places: list[int], rows: list[int], sampled: SampledTokens | None) -> Tensor:
+    """Put the sampled tokens of these rows into these places, in place."""
+    if sampled is None or not places:
+        return token_ids
+    if rows != list(range(len(sampled.tokens))):
+        tokens = sampled.tokens.index_select(0, to_device(rows, token_ids.device))
+    else:
+        tokens = sampled.tokens
+    # Mostly every sequence of the step goes on by its token.
+    if len(places) == len(token_ids):
+        return tokens
+    return token_ids.index_copy_(0, to_device(places, token_ids.device), tokens)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class BlockTables:
         """
         num_computed = sequence.num_computed_tokens
         return (
-            len(sequence.token_ids) - num_computed == 1
+            len(sequence.token_ids) + sequence.num_unread_tokens - num_computed == 1
             and 0 < num_computed % sequence.block_size < sequence.block_size - 1
             and self._window is None
         )
@@ -81,6 +81,13 @@ class BlockTables:
                 plan.swapped_in.append(SwapIn(swapped, first, blocks))
         self._publish(sequence, num_tokens)
         plan.schedule(sequence, num_tokens, is_new)
+
+    def publish_read(self, sequence: Sequence) -> None:
+        """Make the block findable that the sequence's last known token fills, if a step in flight computes it."""
+        num_known = len(sequence.token_ids)
+        if num_known % sequence.block_size == 0 and sequence.num_computed_tokens >= num_known:
+            index = num_known // sequence.block_size - 1
+            self.cache.insert(sequence.block_table[index], sequence.hashes()[index])
 
     def slide(self, sequence: Sequence) -> None:
         """Give up the blocks that no later token can see."""
@@ -179,6 +186,7 @@ class BlockTables:
         last_full = (sequence.num_computed_tokens + num_tokens) // sequence.block_size
         if first_full == last_full:
             return
+        # A block whose last token is still unread is published once that is read.
         hashes = sequence.hashes()
-        for index in range(first_full, last_full):
+        for index in range(first_full, min(last_full, len(hashes))):
             self.cache.insert(sequence.block_table[index], hashes[index])

@@ -1,6 +1,8 @@
 """What the engine may use. Frozen, checked once, free of torch."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from .errors import ConfigError
@@ -9,6 +11,9 @@ DTypeName = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPE_NAMES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("int8",)
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+# Of the host's memory, where nothing is said.
+DEFAULT_KV_CACHE_BYTES = 2 * 1024**3
 
 
 @dataclass(frozen=True)
@@ -16,26 +21,38 @@ class EngineConfig:
     """Limits and choices of one engine; the names are vLLM's.
 
     `num_gpu_blocks_override` fixes the number of KV blocks (of `block_size` tokens each); without it
-    `kv_cache_memory_bytes` decides. `max_model_len` defaults to the model's `max_position_embeddings`.
+    `kv_cache_memory_bytes` decides. Without either a CPU has 2 GiB of them, and a GPU as many as the share
+    `gpu_memory_utilization` of its memory holds beside weights, activations and other processes. `kv_cache_dtype`:
+    "fp8" (the same as "fp8_e4m3") and "fp8_e5m2" keep keys and values in 8 bits on a GPU, times the checkpoint's scales
+    where it has such. `max_model_len` defaults to the model's `max_position_embeddings`.
     `swap_space_bytes`: how much of the host's memory preempted sequences may leave their KV in; by default none on a
     CPU and 4 GiB beside a GPU. `load_format="dummy"` reads no weights but draws them from `seed`: speed can be
     measured with a `config.json` alone. `quantization="int8"` computes the decoder layers' products in int8, weights
     quantised as they are loaded and activations as they come, on a CPU that has what it needs; the rest keeps `dtype`.
+    `async_scheduling` launches a step before the last one's tokens are read, so that the device never waits for the
+    host; by default beside a GPU.
+    On a GPU steps of up to the largest of `cuda_graph_sizes` tokens (vLLM's `cudagraph_capture_sizes`; by default up to
+    `max_num_seqs`) are computed with CUDA graphs, unless `enforce_eager`.
     """
 
     dtype: str = "auto"
     device: str = "auto"
     load_format: str = "auto"
     quantization: str | None = None
+    kv_cache_dtype: str = "auto"
     block_size: int = 16
     max_num_seqs: int = 256
     max_num_batched_tokens: int = 2048
     max_model_len: int | None = None
     enable_prefix_caching: bool = True
-    kv_cache_memory_bytes: int = 2 * 1024**3
+    gpu_memory_utilization: float = 0.9
+    kv_cache_memory_bytes: int | None = None
     num_gpu_blocks_override: int | None = None
     swap_space_bytes: int | None = None
     num_threads: int | None = None
+    async_scheduling: bool | None = None
+    enforce_eager: bool = False
+    cuda_graph_sizes: Sequence[int] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -44,17 +61,45 @@ class EngineConfig:
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             allowed = ", ".join(QUANTIZATIONS)
             raise ConfigError(f"quantization must be one of {allowed}, or none, not {self.quantization!r}")
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            allowed = ", ".join(KV_CACHE_DTYPES)
+            raise ConfigError(f"kv_cache_dtype must be one of {allowed}, not {self.kv_cache_dtype!r}")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise ConfigError(
+                f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
+            )
         if self.load_format not in LOAD_FORMATS:
             raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, not {self.load_format!r}")
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes"):
+        for name in ("max_num_seqs", "max_num_batched_tokens"):
             _require_positive(name, getattr(self, name))
-        for name in ("max_model_len", "num_gpu_blocks_override", "num_threads"):
+        for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None:
                 _require_positive(name, value)
         if self.swap_space_bytes is not None and self.swap_space_bytes < 0:
             raise ConfigError(f"swap_space_bytes must be at least 0, not {self.swap_space_bytes}")
+        if self.cuda_graph_sizes is not None:
+            self._require_graph_sizes(self.cuda_graph_sizes)
+
+    @property
+    def resolved_graph_sizes(self) -> tuple[int, ...]:
+        """The numbers of tokens that graphs are for, ascending. By default close where a step is short."""
+        if self.cuda_graph_sizes is not None:
+            return tuple(sorted(set(self.cuda_graph_sizes)))
+        largest = min(self.max_num_seqs, self.max_num_batched_tokens)
+        sizes = chain((1, 2, 4), range(8, 256, 8), range(256, 512, 16), range(512, largest, 64))
+        return (*(size for size in sizes if size < largest), largest)
+
+    def _require_graph_sizes(self, sizes: Sequence[int]) -> None:
+        if not sizes:
+            raise ConfigError("cuda_graph_sizes must name at least one size; enforce_eager=True turns CUDA graphs off")
+        for size in sizes:
+            if not 1 <= size <= self.max_num_batched_tokens:
+                raise ConfigError(
+                    f"cuda_graph_sizes must be between 1 and max_num_batched_tokens={self.max_num_batched_tokens}, "
+                    f"not {size}"
+                )
 
 
 def _require_positive(name: str, value: int) -> None:

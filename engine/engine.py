@@ -8,24 +8,24 @@ from itertools import count
 from pathlib import Path
 from traceback import clear_frames
 
-import torch
-
 from .admission import Admission, resolve_max_model_len
-from .batch import Batch
+from .batch import Batch, SampledTokens
 from .block_pool import BlockPool
 from .block_tables import BlockTables
 from .config import EngineConfig
 from .errors import InvalidRequestError
+from .in_flight import StepInFlight, sampled_for_next
 from .live_request import LiveRequest
 from .model_config import ModelConfig
 from .model_runner import ModelRunner
+from .out_of_memory import is_out_of_memory, release_cached_memory
 from .prefix_cache import PrefixCache, hash_blocks
 from .request import FinishReason, Request, RequestEvent
 from .runner import Runner
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .step_plan import StepPlan
-from .step_result import DrawnToken, StepResult, read_logits
+from .step_result import DrawnToken, LaunchedResult, StepResult
 from .swap import SwapSpace
 
 logger = logging.getLogger(__name__)
@@ -74,6 +74,9 @@ class Engine:
         # Requests whose answer needs no computation; they end at the next step.
         self._decided: list[LiveRequest] = []
         self._num_guided = 0
+        self._is_async = _is_async(runner, config)
+        # The step that was launched before the last one was read.
+        self._in_flight: StepInFlight | None = None
         self._num_steps = 0
         self._num_computed_tokens = 0
 
@@ -140,6 +143,9 @@ class Engine:
     def step(self) -> list[RequestEvent]:
         """Compute one batch and return what it brought, at most one event a request.
 
+        With `async_scheduling` the next batch is launched before this one is read, wherever it does not depend on
+        what is read; what was computed for a request that has ended meanwhile is thrown away.
+
         Where the model or the sampling raises, the step is undone and its requests are tried apart: those that fail
         alone end with `FinishReason.ERROR`, the others go on. When the device is out of memory the step is tried with
         fewer tokens first. What is no `Exception` (KeyboardInterrupt) goes to the caller, the step undone.
@@ -154,45 +160,100 @@ class Engine:
         self._scheduler.check()
 
     def _step(self, among: Container[str] | None = None) -> list[RequestEvent]:
-        """One step, of the requests named or of all, and whatever it takes to get past an error."""
-        plan = self._scheduler.schedule(among)
+        """Read one step, of the requests named or of all, and whatever it takes to get past an error.
+
+        It may have been launched before; where it can, the next one is launched first.
+        """
+        step = self._in_flight
+        if step is None:
+            plan = self._scheduler.schedule(among)
+            if not plan.scheduled and not plan.swapped_out:
+                return []
+            try:
+                step = self._launch(plan, self._is_async and among is None)
+            except BaseException as error:
+                self._scheduler.undo(plan)
+                if not isinstance(error, Exception):
+                    raise
+                return self._recover(plan, error, among)
+        # Should anything but an error interrupt what follows, it is read next time.
+        self._in_flight = step
+        following = self._look_ahead(step)
         try:
-            result = self._compute(plan)
+            result = step.read()
+        except BaseException as error:
+            if following is not None:
+                self._scheduler.take_back(following.plan, following.unread)
+            if not isinstance(error, Exception):
+                raise
+            self._in_flight = None
+            self._scheduler.take_back(step.plan, step.unread)
+            return self._recover(step.plan, error, among)
+        self._in_flight = following
+        return self._record(step.plan, result)
+
+    def _look_ahead(self, step: StepInFlight) -> StepInFlight | None:
+        """Launch the step after one that is not read yet; None, and nothing changed, where that is not to be.
+
+        Whatever is out of the ordinary, preemption or an error, is left to the step's proper time, when all is known.
+        """
+        if step.sampled is None:
+            return None
+        plan = self._scheduler.schedule(is_ahead=True)
+        if plan.is_stuck or not plan.scheduled:
+            self._scheduler.undo(plan)
+            return None
+        try:
+            return self._launch(plan, True, step.sampled)
         except BaseException as error:
             self._scheduler.undo(plan)
             if not isinstance(error, Exception):
                 raise
-            # The failed step's tensors hang on its frames: they are not to be in the way of the next try.
             clear_frames(error.__traceback__)
-            return self._recover(plan, error, among)
-        return self._record(plan, result)
+            logger.debug("a step ahead failed, it is tried again in its turn: %s", error)
+            return None
 
     def _recover(self, plan: StepPlan, error: Exception, among: Container[str] | None) -> list[RequestEvent]:
-        if _is_out_of_memory(error) and self._scheduler.budget.shrink(plan.num_tokens):
+        # The failed step's tensors hang on its frames: they are not to be in the way of the next try.
+        clear_frames(error.__traceback__)
+        if is_out_of_memory(error) and self._scheduler.budget.shrink(plan.num_tokens):
+            release_cached_memory(self._runner.device)
             logger.warning("out of memory with %d tokens in a step, trying half: %s", plan.num_tokens, error)
             return self._step(among)
-        suspects = list(dict.fromkeys(item.sequence.request_id for item in plan.scheduled))
-        if len(suspects) == 1:
+        tried = {item.sequence.request_id: item.sequence for item in plan.scheduled}
+        # Some may have ended while the step was in flight.
+        suspects = [request_id for request_id, sequence in tried.items() if self._is_served(sequence)]
+        if len(tried) == 1 and suspects:
             logger.error("request %s fails", suspects[0], exc_info=error)
             return [self._fail(self._requests[suspects[0]], _one_line(error))]
-        logger.warning("a step of %d requests failed, trying them apart: %s", len(suspects), error)
+        logger.warning("a step of %d requests failed, trying them apart: %s", len(tried), error)
         half = len(suspects) // 2
         return [event for part in (suspects[:half], suspects[half:]) if part for event in self._step(frozenset(part))]
 
-    def _compute(self, plan: StepPlan) -> StepResult:
+    def _is_served(self, sequence: Sequence) -> bool:
+        live = self._requests.get(sequence.request_id)
+        return live is not None and live.arrival == sequence.arrival
+
+    def _launch(self, plan: StepPlan, may_be_followed: bool, sampled: SampledTokens | None = None) -> StepInFlight:
+        """Begin to compute a step; `sampled` is what the step before it samples, where that is not read yet."""
         for sequence, blocks in plan.swapped_out:
             if sequence.swapped is not None:
                 sequence.swapped.content = self._runner.memory.swap_out(blocks)
         for swap_in in plan.swapped_in:
             self._runner.memory.swap_in(swap_in.swapped.content, swap_in.first, swap_in.blocks)
         if not plan.scheduled:
-            return StepResult([], [], [])
-        logits = self._runner.execute(Batch.build(plan.scheduled, self._config.block_size, self._runner.device))
+            return StepInFlight(plan, None)
+        logits = self._runner.execute(
+            Batch.build(plan.scheduled, self._config.block_size, self._runner.device, sampled)
+        )
         ended = [item.sequence for item in plan.scheduled if item.reaches_end]
         if self._num_guided:
             # On a GPU, while it computes.
             self._compute_masks(ended)
-        return read_logits(logits, ended, self._requests)
+        result = LaunchedResult.of(logits, ended, self._requests)
+        step = StepInFlight(plan, result, sampled_for_next(result) if may_be_followed else None)
+        self._scheduler.launched(plan, step.unread)
+        return step
 
     def _compute_masks(self, ended: SequenceOf[Sequence]) -> None:
         for sequence in ended:
@@ -207,22 +268,31 @@ class Engine:
         self._scheduler.complete(plan)
         self._num_steps += 1
         self._num_computed_tokens += plan.num_tokens
-        for sequence in result.broken:
+        broken_sequences = [sequence for sequence in result.broken if self._is_served(sequence)]
+        for sequence in broken_sequences:
             self._tables.taint(sequence)
         # Once a request: one with choices may have several sequences in a step.
-        broken = dict.fromkeys(sequence.request_id for sequence in result.broken)
+        broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
         events = [self._fail(self._requests[request_id], _NOT_FINITE) for request_id in broken]
-        for drawn in result.drawn:
+        drawn_tokens = [drawn for drawn in result.drawn if self._is_wanted(drawn)]
+        for drawn in drawn_tokens:
             if drawn.live.followers:
                 self._start_followers(drawn.live, drawn.sequence)
-        events += [self._append(drawn) for drawn in result.drawn]
+        events += [self._append(drawn) for drawn in drawn_tokens]
         for sequence, score in result.scores:
             events += self._reach(sequence, score)
+        if not self._requests:
+            # What was launched for those that have just ended is not waited for.
+            self._in_flight = None
         return events
 
+    def _is_wanted(self, drawn: DrawnToken) -> bool:
+        """Whether a token is still its request's next one: that may have ended, or lost whom it followed, meanwhile."""
+        return self._requests.get(drawn.sequence.request_id) is drawn.live and drawn.live.leader is drawn.leader
+
     def _append(self, drawn: DrawnToken) -> RequestEvent:
-        live, sequence, token, logprobs = drawn
-        sequence.token_ids.append(token)
+        live, sequence, token, logprobs, _ = drawn
+        self._scheduler.read(sequence, token)
         try:
             reason = live.finish_reason(sequence)
         # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.
@@ -242,9 +312,9 @@ class Engine:
 
     def _reach(self, sequence: Sequence, logprobs: list[float]) -> list[RequestEvent]:
         """Note a choice node's scores; the request's event when it was the last node."""
-        live = self._requests.get(sequence.request_id)
-        if live is None:
+        if not self._is_served(sequence):
             return []
+        live = self._requests[sequence.request_id]
         following = live.reach(sequence, logprobs)
         self._scheduler.finish(sequence)
         for other in following:
@@ -323,9 +393,8 @@ def _swap_space(runner: Runner, config: EngineConfig) -> SwapSpace | None:
     return SwapSpace(num_blocks, runner.memory.block_bytes, runner.preemption_costs) if num_blocks else None
 
 
-def _is_out_of_memory(error: Exception) -> bool:
-    # On a CPU torch raises a bare RuntimeError.
-    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+def _is_async(runner: Runner, config: EngineConfig) -> bool:
+    return runner.device.type == "cuda" if config.async_scheduling is None else config.async_scheduling
 
 
 def _one_line(error: Exception) -> str:

@@ -25,15 +25,7 @@ class KVMemory:
     ) -> None:
         self.num_blocks = num_blocks
         self.block_bytes = block_bytes(model, block_size, dtype)
-        shape = (
-            2,
-            model.num_hidden_layers,
-            NULL_BLOCK + 1 + num_blocks,
-            block_size,
-            model.num_key_value_heads,
-            model.head_dim,
-        )
-        self.cache = zeros(shape, dtype, device)
+        self.cache = zeros(kv_shape(model, NULL_BLOCK + 1 + num_blocks, block_size), dtype, device)
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (source, destination); no block is both, or twice a destination."""
@@ -41,7 +33,8 @@ class KVMemory:
         copy_blocks(self.cache, sources, destinations)
 
     def zero(self, blocks: Sequence[int]) -> None:
-        self.cache[:, :, self._index(blocks)] = 0
+        # As bytes: torch indexes no float8.
+        self.cache.view(torch.uint8)[:, :, self._index(blocks)] = 0
 
     def swap_out(self, blocks: Sequence[int]) -> Tensor:
         """The blocks' content in the host's memory."""
@@ -53,6 +46,11 @@ class KVMemory:
 
     def _index(self, blocks: Sequence[int]) -> Tensor:
         return torch.tensor(blocks, dtype=torch.int64, device=self.cache.device)
+
+
+def kv_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int, ...]:
+    """[2, num_layers, num_blocks, block_size, num_kv_heads, head_dim], the null block being one of `num_blocks`."""
+    return (2, model.num_hidden_layers, num_blocks, block_size, model.num_key_value_heads, model.head_dim)
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -56,7 +56,8 @@ class LiveRequest:
         """Whether it is about to compute its prompt for the first time, so that others may join."""
         if self.is_decided or self.tree is not None or self.leader is not None:
             return False
-        return not self.sequences[0].num_output_tokens
+        sequence = self.sequences[0]
+        return not sequence.num_output_tokens and sequence.num_computed_tokens < sequence.num_prompt_tokens
 
     def resume(self) -> None:
         """Take in the tokens that the request resumes from; the answer may end with the last of them.

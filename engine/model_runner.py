@@ -1,18 +1,28 @@
 """One step on the device: the model, its KV cache, and where they live."""
 
+import logging
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from ..kernels.device import runs_triton
 from ..kernels.linear import supports_int8
+from ..kernels.paged_attention import AttentionMetadata
 from .batch import Batch
 from .config import EngineConfig
+from .cuda_graphs import Capture, CudaCapture, CudaGraphs, GraphLimits
+from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
 from .errors import ConfigError
 from .host_memory import keep_freed_memory
-from .kv_memory import KVMemory, num_blocks_in
+from .kv_memory import KVMemory
+from .memory_budget import fitting, measured_num_blocks, stated_num_blocks
 from .model_config import ModelConfig
 from .models import load_model
 from .quantization.config import QuantizationConfig
 from .swap import PreemptionCosts
+
+logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
@@ -29,13 +39,29 @@ class ModelRunner:
         self.vocab_size = model_config.vocab_size
         windows = model_config.sliding_windows
         self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
-        num_blocks = config.num_gpu_blocks_override or num_blocks_in(
-            config.kv_cache_memory_bytes, model_config, config.block_size, self.dtype
-        )
-        self._model = load_model(model_config, config, self.dtype, self.device)
+        kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
+        num_blocks = stated_num_blocks(model_config, config, kv_dtype, self.device)
+        with fitting("the model"):
+            self._model = load_model(model_config, config, self.dtype, self.device)
+            self._model.prepack(config.quantization)
         self.preemption_costs = preemption_costs(self._model.num_parameters, self.device)
-        self._model.prepack(config.quantization)
-        self.memory = KVMemory(model_config, num_blocks, config.block_size, self.dtype, self.device)
+        if num_blocks is None:
+            num_blocks = measured_num_blocks(self._model, model_config, config, kv_dtype, self.device)
+        with fitting(f"a KV cache of {num_blocks} blocks"):
+            self.memory = KVMemory(model_config, num_blocks, config.block_size, kv_dtype, self.device)
+        self._compute: Callable[[Batch], Tensor] = self._compute_eagerly
+        if wants_graphs(model_config, config, self.device) and runs_triton(self.memory.cache):
+            try:
+                self.use_graphs(CudaCapture(self.device), model_config, config)
+            except RuntimeError as error:
+                logger.warning("no CUDA graphs, steps run eagerly: %s", " ".join(str(error).split()))
+
+    @torch.inference_mode()
+    def use_graphs(self, capture: Capture, model_config: ModelConfig, config: EngineConfig) -> None:
+        """Compute small steps with what `capture` makes of the forward pass."""
+        max_model_len = config.max_model_len or model_config.max_position_embeddings
+        limits = GraphLimits(config.resolved_graph_sizes, -(-max_model_len // config.block_size), config.block_size)
+        self._compute = CudaGraphs(self._forward, limits, self.device, capture).forward
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
@@ -43,10 +69,26 @@ class ModelRunner:
 
         Its prompt reader, if it has one, is shown the logits it wants.
         """
-        hidden = self._model.forward(batch.token_ids, batch.positions, self.memory.cache, batch.slots, batch.attention)
+        hidden = self._compute(batch)
         if batch.prompt_reader is not None:
             batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
         return self._model.logits(hidden[batch.last_token_index])
+
+    def _compute_eagerly(self, batch: Batch) -> Tensor:
+        return self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
+
+    def _forward(self, token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata) -> Tensor:
+        return self._model.forward(token_ids, positions, self.memory.cache, slots, attention)
+
+
+def wants_graphs(model_config: ModelConfig, config: EngineConfig, device: torch.device) -> bool:
+    """Whether small steps are to be computed with CUDA graphs; a line of the log says where a model cannot be."""
+    if config.enforce_eager or device.type != "cuda":
+        return False
+    if model_config.moe is not None:
+        logger.info("no CUDA graphs: the host chooses which experts of %s are computed", model_config.path)
+        return False
+    return True
 
 
 def preemption_costs(num_parameters: int, device: torch.device) -> PreemptionCosts:
@@ -79,38 +121,3 @@ def require_quantization(
             "quantization int8 needs the compiled kernels, a CPU with AVX-512, VNNI and bfloat16, and dtype bfloat16 "
             f"or float32; here are {device.type} and {str(dtype).removeprefix('torch.')}: leave it out"
         )
-
-
-def resolve_device(device: str) -> torch.device:
-    """ "auto" is CUDA where there is a GPU, else the CPU."""
-    if device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    if device.startswith("cuda") and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r} was asked for, but torch finds no CUDA GPU here")
-    try:
-        return torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be auto, cpu or cuda, not {device!r}") from error
-
-
-def resolve_dtype(dtype: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:
-    """ "auto" is the checkpoint's own dtype, or float32 where the CPU has no arithmetic for it."""
-    if dtype != "auto":
-        return _named_dtype(dtype)
-    own = _named_dtype(checkpoint_dtype)
-    if device.type == "cpu" and not _cpu_computes(own):
-        return torch.float32
-    return own
-
-
-def _named_dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise ConfigError(f"unknown dtype {name!r} in config.json")
-    return dtype
-
-
-def _cpu_computes(dtype: torch.dtype) -> bool:
-    if dtype == torch.bfloat16:
-        return torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    return dtype == torch.float32

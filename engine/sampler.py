@@ -3,8 +3,9 @@
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -13,6 +14,7 @@ from .adjustment import Adjustment, adjust_
 from .choices import ChoiceNode
 from .logprobs import Logprob
 from .request import SamplingParams
+from .transfer import to_device
 
 Key = TypeVar("Key", bound=Hashable)
 
@@ -30,60 +32,58 @@ class SampleRow(NamedTuple):
 
 
 def sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> list[int]:
-    """One token a row. A row's token depends on its own logits, seed, counter and adjustment only.
+    """As `launch_sample`, and wait for the tokens."""
+    return [int(token) for token in launch_sample(logits, rows, likeliest).tolist()]
+
+
+def launch_sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> Tensor:
+    """One token a row: [n] int64. A row's token depends on its own logits, seed, counter and adjustment only.
 
     logits: [n, vocab] of any float type; they are not changed. likeliest: [n] int64, each row's token with the largest
-    logit, where that is known already.
+    logit, where that is known already. On a GPU the host waits for nothing unless a row is adjusted.
     """
     adjusted = [index for index, row in enumerate(rows) if row.adjustment is not None]
     if not adjusted:
         return _choose(logits, rows, likeliest)
-    tokens = [0] * len(rows)
+    tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     plain = [index for index, row in enumerate(rows) if row.adjustment is None]
     for members in (plain, adjusted):
         chosen = [rows[index] for index in members]
-        part, known = logits[members], likeliest[members] if likeliest is not None else None
+        index = to_device(members, logits.device)
+        part, known = logits[index], likeliest[index] if likeliest is not None else None
         if members is adjusted:
             part, known = part.float(), None
             adjust_(part, {place: row.adjustment for place, row in enumerate(chosen) if row.adjustment is not None})
-        for index, token in zip(members, _choose(part, chosen, known), strict=True):
-            tokens[index] = token
+        tokens[index] = _choose(part, chosen, known)
     return tokens
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None) -> list[int]:
-    """As `sample`, of logits that are adjusted already."""
+def _choose(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None) -> Tensor:
+    """As `launch_sample`, of logits that are adjusted already."""
     drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
-    if len(drawn) == len(rows):
-        tokens = _draw(logits, rows)
-    else:
-        tokens = likeliest_tokens(logits).tokens if likeliest is None else likeliest.clone()
-        if drawn:
-            tokens[drawn] = _draw(logits[drawn], [rows[index] for index in drawn])
-    return [int(token) for token in tokens.tolist()]
+    if drawn and len(drawn) == len(rows):
+        return _draw(logits, rows)
+    tokens = likeliest_tokens(logits).tokens if likeliest is None else likeliest
+    if not drawn:
+        return tokens
+    index = to_device(drawn, logits.device)
+    return tokens.index_copy(0, index, _draw(logits[index], [rows[each] for each in drawn]))
 
 
 def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
     device = logits.device
     return sample_tokens(
         logits,
-        temperature=_doubles([row.params.temperature for row in rows], device),
-        top_k=torch.tensor([row.params.top_k for row in rows], device=device),
-        top_p=_doubles([row.params.top_p for row in rows], device),
-        min_p=_doubles([row.params.min_p for row in rows], device),
+        temperature=to_device([row.params.temperature for row in rows], device, numpy.float64),
+        top_k=to_device([row.params.top_k for row in rows], device),
+        top_p=to_device([row.params.top_p for row in rows], device, numpy.float64),
+        min_p=to_device([row.params.min_p for row in rows], device, numpy.float64),
         uniforms=_uniforms([row.seed for row in rows], [row.counter for row in rows], device),
     )
 
 
-def _doubles(values: list[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64, device=device)
-
-
 def _uniforms(seeds: list[int], counters: list[int], device: torch.device) -> Tensor:
-    return philox_uniform(
-        torch.tensor(seeds, dtype=torch.int64, device=device),
-        torch.tensor(counters, dtype=torch.int64, device=device),
-    )
+    return philox_uniform(to_device(seeds, device), to_device(counters, device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,22 +95,65 @@ class LogprobRow:
     temperature: float = 1.0
 
 
+class LogprobQuery(NamedTuple):
+    """As `LogprobRow`, without the token."""
+
+    num_top: int
+    temperature: float
+
+
+class ReportedLogprobs(NamedTuple):
+    """Of the rows `members`, on the device: `ids` and `values` of each row's own token and its likeliest ([n, 1 + k]),
+    and the rank of its own ([n]).
+    """
+
+    members: list[int]
+    ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.ids, self.values, self.ranks
+
+
 def token_logprobs(logits: Tensor, rows: Sequence[LogprobRow]) -> list[dict[int, Logprob]]:
     """For each row its token, first, and its likeliest tokens, in their order.
 
     logits: [n, vocab] of any float type, as the model gave them. A token's rank is its place among the likeliest, or
     where it is not reported as one of them, how many tokens are at least as likely.
     """
-    result: list[dict[int, Logprob]] = [{} for _ in rows]
+    tokens = to_device([row.token for row in rows], logits.device)
+    groups = launch_logprobs(logits, tokens, [LogprobQuery(row.num_top, row.temperature) for row in rows])
+    return read_logprobs(groups, [part.tolist() for group in groups for part in group.tensors], len(rows))
+
+
+def launch_logprobs(logits: Tensor, tokens: Tensor, queries: Sequence[LogprobQuery]) -> list[ReportedLogprobs]:
+    """What `token_logprobs` is made of, for tokens ([n] int64) that only the device knows; waits for nothing."""
+    groups = []
     # Grouped, because which of two equally likely tokens is among the k likeliest depends on k.
-    for (num, temperature), members in _grouped([(row.num_top, row.temperature) for row in rows]).items():
-        part = logits if len(members) == len(rows) else logits[members]
-        own = torch.tensor([[rows[index].token] for index in members], device=logits.device)
-        reported = _reported(part if temperature == 1 else part.float() / temperature, own, num)
-        for index, ids, values, rank in zip(members, *(part.tolist() for part in reported), strict=True):
+    for (num, temperature), members in _grouped(queries).items():
+        part, own = logits, tokens
+        if len(members) != len(queries):
+            index = to_device(members, logits.device)
+            part, own = logits[index], tokens[index]
+        part = part if temperature == 1 else part.float() / temperature
+        groups.append(ReportedLogprobs(members, *_reported(part, own.unsqueeze(1), num)))
+    return groups
+
+
+def read_logprobs(
+    groups: Sequence[ReportedLogprobs], values: Sequence[list[Any]], num_rows: int
+) -> list[dict[int, Logprob]]:
+    """As `token_logprobs` returns them, from the values of the groups' tensors, one after the other."""
+    result: list[dict[int, Logprob]] = [{} for _ in range(num_rows)]
+    for number, group in enumerate(groups):
+        for index, ids, logprobs, rank in zip(group.members, *values[3 * number : 3 * number + 3], strict=True):
             ranks = (rank, *range(1, len(ids)))
             # A token that is its row's own and among the likeliest keeps the first place and the latter rank.
-            result[index] = {token: Logprob(value, rank) for token, value, rank in zip(ids, values, ranks, strict=True)}
+            result[index] = {
+                token: Logprob(value, rank) for token, value, rank in zip(ids, logprobs, ranks, strict=True)
+            }
     return result
 
 

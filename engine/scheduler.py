@@ -1,7 +1,7 @@
 """Which sequences compute how many tokens in the next step. Policy only: no torch."""
 
 from bisect import bisect_right
-from collections.abc import Container
+from collections.abc import Container, Iterable
 
 from .block_tables import BlockTables
 from .expected_prefixes import ExpectedPrefixes
@@ -31,17 +31,18 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         self.waiting.push(sequence)
 
-    def schedule(self, among: Container[str] | None = None) -> StepPlan:
+    def schedule(self, among: Container[str] | None = None, is_ahead: bool = False) -> StepPlan:
         """Choose the next step's work; allocates its blocks and makes them findable for later sequences.
 
         Priority by priority what runs goes on, then newcomers are admitted. With `among`, only running sequences of
-        the requests it names are served.
+        the requests it names are served. With `is_ahead`, where a step in flight is counted as computed, nobody is
+        preempted: a plan for which somebody would have to be is stuck.
 
         Blocks are findable as soon as the step that fills them is chosen: within a step every layer writes all its
         KV before attention reads any, so that sequences with the same new prefix compute it once even when they
         are admitted together.
         """
-        plan = StepPlan(self.budget.tokens)
+        plan = StepPlan(self.budget.tokens, is_ahead=is_ahead)
         position = 0
         while plan.budget > 0:
             if self.waiting and among is None and self._is_newcomers_turn(position):
@@ -68,6 +69,9 @@ class Scheduler:
         if self._tables.decodes_in_place(sequence):
             plan.schedule(sequence, 1, is_new=False)
             return True
+        # It ends with the token that a step in flight samples.
+        if not sequence.num_uncomputed_tokens:
+            return True
         # Whoever was in a step that was undone may have lost its blocks, but not its seat.
         is_new = not sequence.num_computed_tokens
         if is_new:
@@ -76,6 +80,11 @@ class Scheduler:
             self._tables.slide(sequence)
         num_tokens = self._tables.chunk(sequence, plan.budget)
         while not self._tables.can_grow(sequence, num_tokens):
+            if plan.is_ahead:
+                plan.is_stuck = True
+                if is_new:
+                    self._tables.detach(sequence)
+                return False
             victim = self.running[-1]
             self._preempt(victim, plan)
             if victim is sequence:
@@ -90,6 +99,9 @@ class Scheduler:
             return False
         while not self._begin(sequence, plan):
             if not self.running or self.running[-1].priority <= sequence.priority:
+                return False
+            if plan.is_ahead:
+                plan.is_stuck = True
                 return False
             self._preempt(self.running[-1], plan)
         return True
@@ -136,13 +148,41 @@ class Scheduler:
         self._seat(child)
         return self._tables.fork(parent, child)
 
+    def launched(self, plan: StepPlan, unread: Iterable[Sequence]) -> None:
+        """Count a step's tokens as computed, which they are for whatever is launched after it.
+
+        `unread`: whose sampled tokens the next step may go on by before they are read.
+        """
+        for sequence, num_tokens, _, _ in plan.scheduled:
+            sequence.num_computed_tokens += num_tokens
+        for sequence in unread:
+            sequence.num_unread_tokens += 1
+
+    def read(self, sequence: Sequence, token: int) -> None:
+        """Append a token that a step sampled."""
+        sequence.token_ids.append(token)
+        if sequence.num_unread_tokens:
+            sequence.num_unread_tokens -= 1
+            self._tables.publish_read(sequence)
+
     def complete(self, plan: StepPlan) -> None:
         """Record that a step's tokens are computed."""
-        for sequence, num_tokens, _, is_new in plan.scheduled:
-            sequence.num_computed_tokens += num_tokens
+        for sequence, _, _, is_new in plan.scheduled:
             if is_new:
                 self._tables.drop_swapped(sequence)
         self.budget.step_succeeded()
+
+    def take_back(self, plan: StepPlan, unread: Iterable[Sequence]) -> None:
+        """As `undo`, of the step launched last; `unread`: whose tokens it was to sample.
+
+        Sequences that have ended since own no blocks any more, and stay as they are.
+        """
+        for sequence in unread:
+            sequence.num_unread_tokens -= 1
+        for sequence, num_tokens, _, _ in plan.scheduled:
+            if sequence.block_table:
+                sequence.num_computed_tokens -= num_tokens
+        self.undo(plan)
 
     def undo(self, plan: StepPlan) -> None:
         """Take back a step that failed: no block it was to fill can be found, nobody has more than before.
@@ -190,7 +230,11 @@ class Scheduler:
     def check_order(self, plan: StepPlan) -> None:
         """Assert that nobody is served in a step while someone more urgent goes short. For tests."""
         served = {item.sequence.turn: item.sequence for item in plan.scheduled}
-        left = [each.priority for each in (*self.waiting, *self.running) if each.turn not in served]
+        left = [
+            each.priority
+            for each in (*self.waiting, *self.running)
+            if each.turn not in served and each.num_uncomputed_tokens
+        ]
         left += [item.sequence.priority for item in plan.scheduled if not item.reaches_end]
         most_urgent_left = min(left, default=None)
         for sequence in served.values():

@@ -8,6 +8,8 @@ from itertools import chain
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
+from .words import WordEncoder
+
 
 class SegmentEncoder:
     """Encodes texts piece by piece and remembers the pieces that several texts have.
@@ -19,10 +21,14 @@ class SegmentEncoder:
 
     def __init__(self, fast: FastTokenizer) -> None:
         self._fast = fast
-        added = [token for token in fast.get_added_tokens_decoder().values() if not token.normalized]
+        all_added = fast.get_added_tokens_decoder()
+        added = [token for token in all_added.values() if not token.normalized]
         self._pattern = _any_of(token.content for token in added)
         self._boundaries = frozenset(token.content for token in added if _is_boundary(token))
         self._known: dict[str, list[int]] = {}
+        self._added_ids: dict[str, list[int]] = {"": [], **{token.content: [n] for n, token in all_added.items()}}
+        # An added token in the middle of a piece is for the tokenizer to find.
+        self._words = WordEncoder.of(fast) if len(added) == len(all_added) else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
         """The token ids of each text, without those that a post-processor adds."""
@@ -31,7 +37,7 @@ class SegmentEncoder:
         pieces = [self._cut(text) for text in texts]
         counts = Counter(chain.from_iterable(pieces))
         new = [piece for piece in counts if piece not in self._known]
-        ids_of = self._known | dict(zip(new, self._encode(new), strict=True))
+        ids_of = self._known | dict(zip(new, self._encode_pieces(new), strict=True))
         # What this batch repeats, the next one will: only that is kept, and only for as long as it is repeated.
         self._known = {piece: ids_of[piece] for piece, count in counts.items() if count > 1}
         return [list(chain.from_iterable(ids_of[piece] for piece in cut)) for cut in pieces]
@@ -47,6 +53,18 @@ class SegmentEncoder:
             else:
                 pieces[-1] += token + after
         return pieces if pieces[0] else pieces[1:]
+
+    def _encode_pieces(self, pieces: Sequence[str]) -> list[list[int]]:
+        """Of pieces that have no added token but the one they begin with."""
+        assert self._pattern is not None
+        if self._words is None:
+            return self._encode(pieces)
+        heads = [match.end() if (match := self._pattern.match(piece)) else 0 for piece in pieces]
+        tails = self._words.encode_batch([piece[head:] for piece, head in zip(pieces, heads, strict=True)])
+        if tails is None:
+            return self._encode(pieces)
+        ids = [self._added_ids[piece[:head]] for piece, head in zip(pieces, heads, strict=True)]
+        return [head + tail for head, tail in zip(ids, tails, strict=True)]
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)

@@ -28,7 +28,11 @@ class Sequence:
     # When its request arrived, and its place among that request's sequences; no two sequences have the same.
     arrival: int = 0
     branch: int = 0
+    # With those that a step in flight computes.
     num_computed_tokens: int = 0
+    # Sampled by steps in flight: the sequence has them, but only the device knows which they are. One that is sure to
+    # be the last is not counted: it is never computed.
+    num_unread_tokens: int = 0
     # Prompt tokens found in the prefix cache when the sequence was first admitted.
     num_cached_tokens: int = 0
     was_admitted: bool = False
@@ -45,14 +49,15 @@ class Sequence:
 
     @property
     def num_tokens(self) -> int:
-        return len(self.token_ids)
+        return len(self.token_ids) + self.num_unread_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:
-        return len(self.token_ids) - self.num_computed_tokens
+        return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens
 
     @property
     def num_output_tokens(self) -> int:
+        """Those whose ids are known."""
         return len(self.token_ids) - self.num_prompt_tokens
 
     @property
@@ -65,7 +70,7 @@ class Sequence:
         return -(-num_tokens // self.block_size)
 
     def hashes(self) -> list[BlockHash]:
-        """Hashes of all full blocks; computed once per block."""
-        if len(self.block_hashes) < self.num_tokens // self.block_size:
+        """Hashes of all full blocks whose tokens are known; computed once per block."""
+        if len(self.block_hashes) < len(self.token_ids) // self.block_size:
             self.block_hashes = hash_blocks(self.token_ids, self.block_size, self.block_hashes)
         return self.block_hashes

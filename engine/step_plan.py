@@ -33,7 +33,8 @@ class SwapIn:
 class StepPlan:
     """A step's work: blocks go out to the host, then others come back, then the scheduled tokens are computed.
 
-    `budget`: how many more tokens may be scheduled; `num_tokens`: how many are.
+    `budget`: how many more tokens may be scheduled; `num_tokens`: how many are. `is_ahead`: a step in flight still
+    computes, so nobody is preempted; `is_stuck`: somebody would have to be.
     """
 
     budget: int
@@ -43,9 +44,11 @@ class StepPlan:
     # The most urgent priority of those preempted for this step.
     preempted_priority: int | None = None
     num_tokens: int = 0
+    is_ahead: bool = False
+    is_stuck: bool = False
 
     def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool) -> None:
-        reaches_end = num_tokens == len(sequence.token_ids) - sequence.num_computed_tokens
+        reaches_end = num_tokens == sequence.num_uncomputed_tokens
         self.scheduled.append(ScheduledSequence(sequence, num_tokens, reaches_end, is_new))
         self.num_tokens += num_tokens
         self.budget -= num_tokens

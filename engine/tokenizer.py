@@ -48,6 +48,11 @@ class Tokenizer:
         return cls(folder, fast, config)
 
     @property
+    def folder(self) -> Path:
+        """Where it was read from."""
+        return self._folder
+
+    @property
     def fast(self) -> FastTokenizer:
         """The tokenizer proper, for what this class has no method for."""
         return self._fast

@@ -32,6 +32,7 @@ class WeightSlot:
     is_optional: bool = False
     is_drawn: bool = True
     constant: float | None = None
+    is_positive: bool = False
 
     def check(self, tensor: Tensor) -> None:
         """Raises `ValueError` unless the checkpoint's tensor fits, dimensions of size one apart.
@@ -44,6 +45,8 @@ class WeightSlot:
         if tensor.dtype != expected.dtype and not {tensor.dtype, expected.dtype} <= set(_FLOAT_DTYPES):
             found, wanted = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, expected.dtype))
             raise ValueError(f"dtype {found}; quantization_config in config.json asks for {wanted}")
+        if self.is_positive and not bool((tensor > 0).all()):
+            raise ValueError(f"the value {tensor.min().item():g}; must be positive")
 
     def fill(self, tensor: Tensor) -> None:
         """Take over what the checkpoint has."""

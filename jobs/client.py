@@ -17,7 +17,7 @@ from celery import Celery
 from ..engine.hub import model_name
 from ..storage.errors import LedgerUnavailable
 from ..storage.ledger import Ledger
-from ..storage.output_dir import OutputMode
+from ..storage.output_dir import OutputMode, local_folder
 from ..storage.parts import committed_file
 from ..storage.readers import InputSource, open_input
 from ..storage.records import JobRecord, JobState, Progress
@@ -102,7 +102,7 @@ class Client:
         `input`: a path or URL (see `open_input`), an open source (`open_sql`), or rows as mappings.
         `prompt` is a template over the columns (`"{text}"`); without one rows bring `messages`. `sampling` takes
         the fields of `SamplingSpec` (`temperature`, `max_tokens`, `stop`, …). `mode`: `new`, `resume` or `overwrite`.
-        Rows of shards that no worker has taken `within_seconds` expire. The job that was submitted with the same
+        Rows without an answer `within_seconds` expire. The job that was submitted with the same
         `idempotency_key` is returned instead of a second one. The rows are also written into a `sink`, the URL of a
         PostgreSQL database or SQLite file, where `sink_table` is made if there is none. With `cache` answers that
         earlier such jobs have given to the same prompts are taken (column `from_cache`), and new ones kept. The job's
@@ -154,7 +154,7 @@ class Client:
         # Before anything is written: a job that cannot be rung for would lie there until somebody resumes it.
         self.ping_redis()
         producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows)
-        return Job(self, producer.submit(source, spec, output.absolute(), mode, job_id, terms))
+        return Job(self, producer.submit(source, spec, local_folder(output), mode, job_id, terms))
 
     @property
     def redis_url(self) -> str:
@@ -205,7 +205,8 @@ class Client:
     ) -> LocalWorker:
         precision = ["--dtype", dtype, *(["--quantization", quantization] if quantization else [])]
         log = self.settings.data_dir / "logs" / f"worker-{name}.log"
-        return LocalWorker(self._presence, queue, ["--model", model, *precision, *options], log)
+        command = ["--model", model, *precision, *options]
+        return LocalWorker(self._presence, queue, command, log, self.settings.environment())
 
     @cached_property
     def live(self) -> LiveRequests:

@@ -3,8 +3,9 @@
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from ..engine.engine import Engine, EngineStats
@@ -14,11 +15,13 @@ from ..engine.request import FinishReason, Request, RequestEvent
 
 logger = logging.getLogger(__name__)
 
+NO_LOGPROBS: Mapping[str, Sequence[TokenLogprobs]] = MappingProxyType({})
+
 
 class Answer(NamedTuple):
     """A request's whole answer, with what it was resumed from. The choice fields are None where it had no choices.
 
-    `logprobs`: one for each token that was computed, where the request asked for them. (A tuple, as
+    `logprobs`: one for each token, where the request asked for them. (A tuple, as
     thousands of them are made at a time.)
     """
 
@@ -93,14 +96,21 @@ class EngineHost:
         """How many tokens a prompt and its answer may have together."""
         return self._engine.max_model_len
 
-    def submit(self, requests: Sequence[Request], sink: Sink, on_tokens: TokenSink | None = None) -> None:
+    def submit(
+        self,
+        requests: Sequence[Request],
+        sink: Sink,
+        on_tokens: TokenSink | None = None,
+        resume_logprobs: Mapping[str, Sequence[TokenLogprobs]] = NO_LOGPROBS,
+    ) -> None:
         """Hand requests over; `sink` gets one outcome for each, unless it is aborted. Returns at once.
 
-        `on_tokens` is told of their tokens as they come.
+        `on_tokens` is told of their tokens as they come. `resume_logprobs`: those of the tokens that requests are
+        resumed from, by their ids; their answers begin with these.
         What all their prompts begin with stays in the prefix cache until the last of them has begun, as far as it can.
         """
         prefix = _common_prefix([request.prompt_token_ids for request in requests])
-        self._command(lambda: self._add(requests, sink, on_tokens, prefix))
+        self._command(lambda: self._add(requests, sink, on_tokens, prefix, resume_logprobs))
 
     def watch(self, request_id: str, sink: Sink, on_tokens: TokenSink) -> None:
         """Tell another of a request's tokens, those it has by now first, and of its outcome. Returns at once.
@@ -109,13 +119,17 @@ class EngineHost:
         """
         self._command(lambda: self._watch(request_id, sink, on_tokens))
 
-    def tokens_after(self, request_id: str, number: int, at_least: int) -> list[int]:
+    def tokens_after(
+        self, request_id: str, number: int, at_least: int, with_logprobs: bool = False
+    ) -> tuple[list[int], list[TokenLogprobs]]:
         """Those that an answer in flight has after so many; none unless they are `at_least` as many."""
         pending = self._pending.get(request_id)
         if pending is None or len(pending.token_ids) - number < at_least:
-            return []
-        # The engine's thread only ever appends.
-        return pending.token_ids[number:]
+            return [], []
+        # The engine's thread only ever appends, log-probabilities after their tokens.
+        logprobs = pending.logprobs[number:] if with_logprobs else []
+        token_ids = pending.token_ids[number:]
+        return (token_ids[: len(logprobs)], logprobs) if with_logprobs else (token_ids, [])
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Drop requests and free their KV blocks; those that have ended already are left alone. Returns at once."""
@@ -140,7 +154,14 @@ class EngineHost:
             self._wake.wait_for(lambda: self._stopping or self._commands or self._engine.has_work)
             return not self._stopping
 
-    def _add(self, requests: Sequence[Request], sink: Sink, on_tokens: TokenSink | None, prefix: Sequence[int]) -> None:
+    def _add(
+        self,
+        requests: Sequence[Request],
+        sink: Sink,
+        on_tokens: TokenSink | None,
+        prefix: Sequence[int],
+        resume_logprobs: Mapping[str, Sequence[TokenLogprobs]],
+    ) -> None:
         num_added = 0
         for request in requests:
             try:
@@ -152,7 +173,9 @@ class EngineHost:
                 logger.exception("the engine did not take request %s", request.request_id)
                 sink(EngineFailure(request.request_id, _one_line(error)))
             else:
-                self._pending[request.request_id] = _Pending(sink, on_tokens, list(request.resume_token_ids))
+                logprobs = resume_logprobs.get(request.request_id, ())
+                pending = _Pending(sink, on_tokens, list(request.resume_token_ids), list(logprobs))
+                self._pending[request.request_id] = pending
                 num_added += 1
         # One alone shares with nobody.
         if num_added > 1:

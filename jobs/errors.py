@@ -21,6 +21,10 @@ class NotRetriable(JobError):
     """There is no row of the job to try again, or it has not completed."""
 
 
+class NotVerifiable(JobError):
+    """There is nothing of a job that could be made again and compared."""
+
+
 class Stopped(JobError):
     """An attempt was told to end: the worker shuts down, or the lease is gone."""
 

@@ -1,7 +1,7 @@
 """A worker of our own for a job whose queue nobody serves, kept alive for as long as the job wants it."""
 
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -17,12 +17,21 @@ class LocalWorker:
     """Starts a worker process when a queue has none, and again when it dies.
 
     A context manager: leaving it ends the worker, which hands back what it has not finished. The worker ends by
-    itself when this process is killed. `options` are those of `headrace worker`. `tick` is to be called often, from
-    the thread that entered the context. Its messages go to the file `log`.
+    itself when this process is killed. `options` are those of `headrace worker`, `environment` is the worker's own, in
+    the place of this process's. `tick` is to be called often, from the thread that entered the context. Its messages
+    go to the file `log`.
     """
 
-    def __init__(self, presence: WorkerPresence, queue: str, options: Sequence[str], log: Path) -> None:
+    def __init__(
+        self,
+        presence: WorkerPresence,
+        queue: str,
+        options: Sequence[str],
+        log: Path,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self._log = log
+        self._environment = environment
         self._presence = presence
         self._queue = queue
         self._options = tuple(options)
@@ -70,7 +79,7 @@ class LocalWorker:
         self._num_starts_without_progress += 1
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            self._process = start_worker(self._options, log)
+            self._process = start_worker(self._options, log, environment=self._environment)
 
     def _last_words(self) -> str:
         lines = self._log.read_text(encoding="utf-8", errors="replace").splitlines() if self._log.exists() else []

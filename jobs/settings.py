@@ -56,8 +56,8 @@ class Settings(BaseModel):
 
     `data_dir` is absolute and `redis_url` is None when the embedded Valkey is to be used. What HTTP clients may name:
     inputs whose URLs begin with one of `input_urls`, sinks with one of `sink_urls` (none unless set); hosts with
-    private addresses only with `allow_private_addresses`. `max_body_bytes` bounds a request's body,
-    `max_file_bytes` an uploaded file,
+    private addresses only with `allow_private_addresses`. `max_body_bytes` bounds a request's body (a live one's is
+    never more than 4 MiB), `max_file_bytes` an uploaded file,
     `max_open_requests` the live requests of one model that have not ended, `max_queued_jobs` the jobs that have not.
     With `metrics_require_key` the API's metrics need an API key too, once there are any.
     """
@@ -77,7 +77,7 @@ class Settings(BaseModel):
     input_urls: UrlPrefixes = ("https://",)
     sink_urls: UrlPrefixes = ()
     allow_private_addresses: bool = False
-    max_body_bytes: int = Field(default=64 * 2**20, ge=1)
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1)
     max_file_bytes: int = Field(default=4 * 2**30, ge=1)
     max_open_requests: int = Field(default=4096, ge=1)
     max_queued_jobs: int = Field(default=10_000, ge=1)
@@ -97,6 +97,17 @@ class Settings(BaseModel):
             return cls(**fields)
         except ValidationError as error:
             raise SettingsError(_one_line(error)) from error
+
+    def environment(self, environ: Mapping[str, str] = os.environ) -> dict[str, str]:
+        """That of a process which is to have these settings, and `environ` beside them."""
+        others = {name: value for name, value in environ.items() if not _is_ours(name)}
+        ours = {_PREFIX + name.upper(): _text(value) for name, value in self if value is not None}
+        return others | ours
+
+
+def _text(value: Any) -> str:
+    """As a variable of the environment has it."""
+    return ",".join(value) if isinstance(value, tuple) else str(value)
 
 
 def _is_ours(name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Telling webhooks that a job has ended: events signed as https://www.standardwebhooks.com has it."""
+"""Telling webhooks that a job or a batch has ended: events signed as https://www.standardwebhooks.com has it."""
 
 import asyncio
 import base64
@@ -72,7 +72,7 @@ class WebhookSender:
         if problem is None:
             await asyncio.to_thread(self.webhooks.delivered, delivery)
             return
-        logger.warning("event %s of %s was not taken: %s", delivery.event_id, delivery.job_id, problem)
+        logger.warning("event %s of %s was not taken: %s", delivery.event_id, delivery.subject_id, problem)
         await asyncio.to_thread(self.webhooks.failed, delivery, problem, is_final=status == _GONE)
 
 
@@ -99,7 +99,7 @@ def event_body(delivery: Delivery) -> bytes:
         "object": "event",
         "type": delivery.event_type,
         "created_at": int(delivery.event_at),
-        "data": {"id": delivery.job_id},
+        "data": {"id": delivery.subject_id},
     }
     return json.dumps(event, separators=(",", ":")).encode()
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Self
 
 from celery import Celery
 from redis.exceptions import RedisError
@@ -18,10 +19,10 @@ from ..engine.engine import Engine
 from ..engine.hub import LocatedModel
 from ..engine.model_config import ModelConfig
 from ..engine.tokenizer import Tokenizer
-from ..storage.errors import LeaseLost, LedgerUnavailable
+from ..storage.errors import JobEnded, LeaseLost, LedgerUnavailable
 from ..storage.ledger import Ledger
 from ..storage.parts import remove_all_strays
-from ..storage.records import Claim, JobState
+from ..storage.records import Claim, JobRecord, JobState
 from ..storage.result_cache import ResultCache
 from .celery_app import (
     RESCUE_PRIORITY,
@@ -46,13 +47,14 @@ from .settings import Settings
 from .shards.answer_cache import AnswerCache
 from .shards.attempt import AttemptTools, ShardAttempt
 from .shards.checkpoints import TokenCheckpoints
-from .shards.faults import why_failed
+from .shards.faults import HOPELESS_FAULTS, is_fault, repeated_fault, why_failed
 from .shards.finishing import finish_job
 from .shards.row_streams import LOOK_SECONDS, RowStreams
 from .streams.publisher import StreamPublisher
 from .streams.row_watch import RowWatch
 from .tasks import register_tasks
 from .webhooks import SEND_SECONDS, WebhookSender
+from .weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 
@@ -67,12 +69,16 @@ _YOUNG_OBJECTS = 20_000
 
 @dataclass
 class ShardRunner:
-    """Runs the shards a worker is told of and knows which are in flight. Thread-safe."""
+    """Runs the shards a worker is told of and knows which are in flight. Thread-safe.
+
+    `weights`: what is noted with each job that it begins.
+    """
 
     tools: AttemptTools
     queue: str
     owner: str
     lease_seconds: float
+    weights: ModelWeights | None = None
     # The number of the shard that was taken last, by job.
     _last: dict[str, int] = field(default_factory=dict)
     _claiming: threading.Lock = field(default_factory=threading.Lock)
@@ -118,7 +124,10 @@ class ShardRunner:
         return claim
 
     def _attempt(self, claim: Claim) -> JobState:
-        attempt = ShardAttempt(self.tools, claim, self.tools.ledger.job(claim.job_id))
+        job = self.tools.ledger.job(claim.job_id)
+        if self.weights is not None:
+            self._note_weights(job, self.weights)
+        attempt = ShardAttempt(self.tools, claim, job)
         with self._lock:
             self._attempts[claim.attempt_id] = attempt
         try:
@@ -129,11 +138,34 @@ class ShardRunner:
             with self._lock:
                 del self._attempts[claim.attempt_id]
 
+    def _note_weights(self, job: JobRecord, weights: ModelWeights) -> None:
+        try:
+            if job.weights is None:
+                self.tools.ledger.note_weights(job.id, weights.identity())
+            elif job.weights != weights.identity():
+                logger.warning("job %s was begun with other weights of %s than are here", job.id, job.model)
+        except OSError as error:
+            logger.warning("the weights of job %s are not noted: %s", job.id, error)
+
     def _release(self, claim: Claim, error: str | None) -> None:
         try:
             self.tools.ledger.release(claim, error)
+            if is_fault(error):
+                self._pause_if_hopeless(claim)
         except LedgerUnavailable as unavailable:
             logger.warning("shard %s goes back when its lease ends: %s", claim.shard_id, unavailable)
+        except JobEnded as ended:
+            logger.info("%s", ended)
+
+    def _pause_if_hopeless(self, claim: Claim) -> None:
+        """Let the job wait for somebody to mend what is wrong and resume it, with the fault as its error."""
+        if claim.attempt_number < HOPELESS_FAULTS:
+            return
+        ledger = self.tools.ledger
+        attempts, parts = ledger.attempts(claim.shard_id), ledger.parts(claim.job_id, claim.shard_number)
+        if (fault := repeated_fault(attempts, parts, HOPELESS_FAULTS)) is not None:
+            ledger.pause_job(claim.job_id)
+            logger.error("job %s is paused, shard %s fails again and again: %s", claim.job_id, claim.shard_id, fault)
 
     def renew_leases(self) -> None:
         """Keep what is in flight; stop the attempts whose lease is gone. Raises `LedgerUnavailable`."""
@@ -220,34 +252,13 @@ def serve(
     Raises `ModelError`, `ConfigError`, `LedgerError` or `EmbeddedValkeyError` when it cannot start. Ends in the
     order: take no more shards, hand back or finish those in flight, stop the engine, leave.
     """
-    # Before the tokenizer: it could not tell a folder that is no model from a model without one.
-    ModelConfig.from_pretrained(options.model.folder)
-    tokenizer = Tokenizer.from_pretrained(options.model.folder)
     with ExitStack() as stack:
-        ledger = stack.enter_context(open_ledger(settings))
-        urls = stack.enter_context(redis_urls(settings))
-        engine = load(options.model.folder, options.engine)
-        host = stack.enter_context(EngineHost(engine))
-        publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
-        watch = stack.enter_context(RowWatch(urls.redis))
-        row_streams = stack.enter_context(RowStreams(host, tokenizer, publisher, watch))
-        checkpoints = stack.enter_context(TokenCheckpoints(urls.redis, host, settings.stream_ttl_seconds))
-        results = stack.enter_context(ResultCache(urls.redis, settings.result_cache_ttl_seconds))
-        tools = AttemptTools(
-            ledger,
-            host,
-            tokenizer,
-            settings.flush_seconds,
-            row_streams=row_streams,
-            checkpoints=checkpoints,
-            answers=AnswerCache(results, options.model),
-        )
-        worker_id = WorkerId.own()
-        runner = ShardRunner(tools, options.queue, str(worker_id), settings.lease_seconds)
-        app = create_app(urls.broker)
-        register_tasks(app, runner.run)
-        sweeper = Sweeper(ledger, app, options.queue, settings.lease_seconds)
-        live = _live_runner(settings, options, host, tokenizer, urls, publisher, worker_id, app, stack)
+        base = _Base.opened(settings, options, load, stack)
+        row_streams, checkpoints = base.row_streams(), base.checkpoints()
+        runner = base.shard_runner(row_streams, checkpoints)
+        register_tasks(base.app, runner.run)
+        sweeper = Sweeper(base.ledger, base.app, options.queue, settings.lease_seconds)
+        live = base.live_runner()
         for name, seconds, action in (
             ("lease renewal", settings.lease_seconds / 3, runner.renew_leases),
             ("sweeper", _SWEEP_SECONDS, sweeper.sweep),
@@ -255,42 +266,97 @@ def serve(
             ("live sweeper", _SWEEP_SECONDS, live.sweep),
             ("row streams", LOOK_SECONDS, row_streams.look),
             ("checkpoints", settings.flush_seconds, checkpoints.save),
-            ("webhooks", SEND_SECONDS, WebhookSender.of(ledger, settings).send_due),
-            ("presence", RENEW_SECONDS, _announcer(urls, options.queue, worker_id, host, stack)),
+            ("webhooks", SEND_SECONDS, WebhookSender.of(base.ledger, settings).send_due),
+            ("presence", RENEW_SECONDS, _announcer(base.urls, options.queue, base.worker_id, base.host, stack)),
         ):
             stack.enter_context(Periodic(name, seconds, action))
-        name, context = options.model.name, engine.max_model_len
-        logger.info("serving %s, up to %d tokens a sequence, as %s", name, context, worker_id)
+        name, context = options.model.name, base.host.max_model_len
+        logger.info("serving %s, up to %d tokens a sequence, as %s", name, context, base.worker_id)
         # After what renews its leases: leaving it takes a while.
         stack.enter_context(live)
-        stack.enter_context(CancelListener(urls.redis, live.cancel))
+        stack.enter_context(CancelListener(base.urls.redis, live.cancel))
+        _tune_interpreter()
         bells = Bells(options.live_queue, live.ring)
-        # A full collection would walk the libraries' hundreds of thousands of objects again and again.
-        gc.collect()
-        gc.freeze()
-        # Bells, claims and flushes are many short turns beside the engine's thread: each would wait 5 ms for its own.
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        gc.set_threshold(_YOUNG_OBJECTS)
-        status = run_worker(app, [options.queue], options.concurrency, runner.drain, bells)
+        status = run_worker(base.app, [options.queue], options.concurrency, runner.drain, bells)
     logger.info("stopped")
     return status
 
 
-def _live_runner(
-    settings: Settings,
-    options: WorkerOptions,
-    host: EngineHost,
-    tokenizer: Tokenizer,
-    urls: RedisUrls,
-    publisher: StreamPublisher,
-    worker_id: WorkerId,
-    app: Celery,
-    stack: ExitStack,
-) -> LiveRunner:
-    lease_seconds, ttl_seconds = settings.lease_seconds, settings.stream_ttl_seconds
-    claims = LiveClaims(urls.redis, options.live_queue, str(worker_id), lease_seconds, ttl_seconds)
-    slots = options.engine.max_num_seqs
-    return LiveRunner(host, tokenizer, publisher, stack.enter_context(claims), app, num_slots=slots)
+@dataclass(frozen=True)
+class _Base:
+    """What everything in a worker stands on. What its methods make is open until `stack` is left."""
+
+    settings: Settings
+    options: WorkerOptions
+    stack: ExitStack
+    ledger: Ledger
+    urls: RedisUrls
+    weights: ModelWeights
+    tokenizer: Tokenizer
+    host: EngineHost
+    publisher: StreamPublisher
+    app: Celery
+    worker_id: WorkerId
+
+    @classmethod
+    def opened(
+        cls,
+        settings: Settings,
+        options: WorkerOptions,
+        load: Callable[[Path, EngineConfig], Engine],
+        stack: ExitStack,
+    ) -> Self:
+        # Before the tokenizer: it could not tell a folder that is no model from a model without one.
+        ModelConfig.from_pretrained(options.model.folder)
+        tokenizer = Tokenizer.from_pretrained(options.model.folder)
+        ledger = stack.enter_context(open_ledger(settings))
+        urls = stack.enter_context(redis_urls(settings))
+        weights = ModelWeights(options.model)
+        host = stack.enter_context(EngineHost(load(options.model.folder, options.engine)))
+        publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
+        app, worker_id = create_app(urls.broker), WorkerId.own()
+        return cls(settings, options, stack, ledger, urls, weights, tokenizer, host, publisher, app, worker_id)
+
+    def row_streams(self) -> RowStreams:
+        watch = self.stack.enter_context(RowWatch(self.urls.redis))
+        return self.stack.enter_context(RowStreams(self.host, self.tokenizer, self.publisher, watch))
+
+    def checkpoints(self) -> TokenCheckpoints:
+        ttl_seconds = self.settings.stream_ttl_seconds
+        return self.stack.enter_context(TokenCheckpoints(self.urls.redis, self.host, ttl_seconds))
+
+    def shard_runner(self, row_streams: RowStreams, checkpoints: TokenCheckpoints) -> ShardRunner:
+        settings = self.settings
+        results = self.stack.enter_context(ResultCache(self.urls.redis, settings.result_cache_ttl_seconds))
+        tools = AttemptTools(
+            self.ledger,
+            self.host,
+            self.tokenizer,
+            settings.flush_seconds,
+            row_streams=row_streams,
+            checkpoints=checkpoints,
+            answers=AnswerCache(results, self.weights),
+        )
+        return ShardRunner(tools, self.options.queue, str(self.worker_id), settings.lease_seconds, self.weights)
+
+    def live_runner(self) -> LiveRunner:
+        """Not entered yet."""
+        settings, options = self.settings, self.options
+        lease_seconds, ttl_seconds = settings.lease_seconds, settings.stream_ttl_seconds
+        claims = self.stack.enter_context(
+            LiveClaims(self.urls.redis, options.live_queue, str(self.worker_id), lease_seconds, ttl_seconds)
+        )
+        slots = options.engine.max_num_seqs
+        return LiveRunner(self.host, self.tokenizer, self.publisher, claims, self.app, num_slots=slots)
+
+
+def _tune_interpreter() -> None:
+    # A full collection would walk the libraries' hundreds of thousands of objects again and again.
+    gc.collect()
+    gc.freeze()
+    # Bells, claims and flushes are many short turns beside the engine's thread: each would wait 5 ms for its own.
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    gc.set_threshold(_YOUNG_OBJECTS)
 
 
 def _announcer(

@@ -4,7 +4,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import IO
 
 # How long a worker may take to hand back what it has not finished.
@@ -14,16 +14,26 @@ REFUSED = 2
 
 
 def start_worker(
-    options: Sequence[str], output: int | IO[bytes], *, in_own_group: bool = False
+    options: Sequence[str],
+    output: int | IO[bytes],
+    *,
+    environment: Mapping[str, str] | None = None,
+    in_own_group: bool = False,
 ) -> "subprocess.Popen[bytes]":
     """Start `headrace worker` with these options; its messages go to `output`.
 
-    It ends by itself when the calling thread does. `in_own_group`: Ctrl-C does not reach it.
+    It ends by itself when the calling thread does. `environment`: its own, in the place of this process's.
+    `in_own_group`: Ctrl-C does not reach it.
     """
     # -P: without it Python would look for our modules in the working directory first.
     command = [sys.executable, "-P", "-m", "headrace.jobs.cli", "worker", *options, "--parent-pid", str(os.getpid())]
     return subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=in_own_group
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=subprocess.STDOUT,
+        env=environment,
+        start_new_session=in_own_group,
     )
 
 

@@ -11,8 +11,9 @@ from .clock import now
 from .database import Database
 from .errors import UnknownBatch
 from .file_records import NewFile, by_age, follows, insert_file
-from .records import JobState
+from .records import JobState, NewWebhook
 from .tables import batches, jobs
+from .webhooks import insert_webhook
 
 
 class BatchState(StrEnum):
@@ -35,7 +36,7 @@ _OPEN = [state for state in BatchState if not state.has_ended]
 
 @dataclass(frozen=True)
 class NewBatch:
-    """A batch to record. It expires `within_seconds` after that."""
+    """A batch to record. It expires `within_seconds` after that; its end is told to its `webhook`."""
 
     id: str
     tenant: str
@@ -45,6 +46,7 @@ class NewBatch:
     within_seconds: float
     metadata: dict[str, str] | None = None
     output_expires_seconds: int | None = None
+    webhook: NewWebhook | None = None
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,15 @@ class BatchRecord:
 
 
 @dataclass(frozen=True)
+class DueBatch:
+    """A batch that somebody could bring further now."""
+
+    id: str
+    tenant: str
+    state: BatchState
+
+
+@dataclass(frozen=True)
 class BatchTotals:
     """What has become of a batch's requests: `num_failed` are the lines of its error file."""
 
@@ -112,9 +123,13 @@ class BatchRecords:
     def add(self, batch: NewBatch) -> BatchRecord:
         values = asdict(batch)
         expires_at = now() + values.pop("within_seconds")
+        del values["webhook"]
         added = insert(batches).values(**values, state=BatchState.VALIDATING, created_at=now(), expires_at=expires_at)
         with self.database.write() as connection:
-            return _record(connection.execute(added.returning(batches)).one())
+            record = _record(connection.execute(added.returning(batches)).one())
+            if batch.webhook is not None:
+                insert_webhook(connection, batch.webhook, batch_id=record.id)
+        return record
 
     def get(self, tenant: str, batch_id: str) -> BatchRecord:
         """Raises UnknownBatch, also for another tenant's."""
@@ -148,7 +163,7 @@ class BatchRecords:
 
     # What a keeper does.
 
-    def due(self) -> list[tuple[str, BatchState]]:
+    def due(self) -> list[DueBatch]:
         """Batches that somebody could bring further now and that nobody has a lease on, the oldest first."""
         joined = batches.outerjoin(jobs, jobs.c.id == batches.c.job_id)
         job_is_over = or_(jobs.c.id.is_(None), jobs.c.state.in_([state for state in JobState if state.has_ended]))
@@ -158,13 +173,13 @@ class BatchRecords:
         )
         underway = [BatchState.VALIDATING, BatchState.FINALIZING, BatchState.CANCELLING]
         wanted = (
-            select(batches.c.id, batches.c.state)
+            select(batches.c.id, batches.c.tenant, batches.c.state)
             .select_from(joined)
             .where(_is_free(), or_(batches.c.state.in_(underway), is_over))
         )
         with self.database.read() as connection:
             rows = connection.execute(wanted.order_by(batches.c.created_at, batches.c.id))
-            return [(batch_id, BatchState(state)) for batch_id, state in rows]
+            return [DueBatch(batch_id, tenant, BatchState(state)) for batch_id, tenant, state in rows]
 
     def claim(self, batch_id: str, owner: str, lease_seconds: float) -> BatchRecord | None:
         """Take a batch that has not ended and that nobody has a lease on; None if it is not to be had."""

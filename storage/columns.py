@@ -30,6 +30,8 @@ RESERVED_NAMES = frozenset(
         "from_cache",
     )
 )
+# In front of a name of the input's that is one of these.
+_PREFIX = "input_"
 _JSON_TEXT = {b"headrace.encoding": b"json"}
 # Beyond these a float64 no longer tells neighbouring integers apart, and an int64 overflows.
 _FLOAT64_EXACT = 2**53
@@ -48,14 +50,19 @@ class SchemaUnifier:
         self._exact = exact
         self._kinds: dict[str, set[str]] = {}
 
-    def observe(self, values: Mapping[str, Any]) -> None:
-        if self._exact is not None:
-            return
+    def observe(self, values: Mapping[str, Any]) -> int:
+        """Take in a row's values; returns about how many characters they are."""
+        num_characters = 0
         for name, value in values.items():
+            if isinstance(value, str):
+                num_characters += len(value)
+            if self._exact is not None:
+                continue
             if (kinds := self._kinds.get(name)) is None:
                 kinds = self._kinds[name] = set()
             if value is not None:
                 kinds.add(_kind(value))
+        return num_characters
 
     def schema(self) -> pa.Schema:
         """The columns seen so far in the order of their first appearance; all nullable."""
@@ -121,6 +128,14 @@ def python_values(column: pa.Array) -> list[Any]:
     return values
 
 
+def carried_values(column: pa.Array, field: pa.Field) -> list[Any]:
+    """A column's values as the input had them, of the data set or the spool that `column_array` made."""
+    values = python_values(column)
+    if not (field.metadata and field.metadata.items() >= _JSON_TEXT.items()):
+        return values
+    return [None if value is None else json.loads(value) for value in values]
+
+
 def _without_nanoseconds(column: pa.Array) -> pa.Array:
     try:
         return column.cast(pa.timestamp("us", column.type.tz))
@@ -145,8 +160,22 @@ def carried_names(names: Sequence[str]) -> dict[str, str]:
     return carried
 
 
+def input_names(carried: Iterable[str]) -> dict[str, str]:
+    """For the data set's columns that carry the input's: under what name the input had each."""
+    own = [name for name in carried if name.casefold() not in RESERVED_NAMES]
+    # Of two that could have been one column, the longer name was the one that had to give way.
+    return {name: _given_name(name) for name in sorted(own, key=len)}
+
+
+def _given_name(name: str) -> str:
+    given = name
+    while given.startswith(_PREFIX) and given.casefold() not in RESERVED_NAMES:
+        given = given.removeprefix(_PREFIX)
+    return given if given.casefold() in RESERVED_NAMES else name
+
+
 def _free_name(name: str, taken: set[str]) -> str:
-    name = f"input_{name}"
+    name = f"{_PREFIX}{name}"
     return _free_name(name, taken) if name.casefold() in taken else name
 
 

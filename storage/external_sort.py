@@ -3,7 +3,7 @@
 import heapq
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import itemgetter
 from pathlib import Path
@@ -48,6 +48,15 @@ class ExternalSorter:
         """Raises StorageError when a run cannot be written."""
         self._items.append((key, payload))
         self._held_bytes += len(key) + len(payload) + _ITEM_OVERHEAD_BYTES
+        if self._held_bytes > self._memory_bytes:
+            self._spill()
+
+    def extend(self, items: Iterable[Item]) -> None:
+        """As `add` of each. Raises StorageError when a run cannot be written."""
+        before = len(self._items)
+        self._items += items
+        added = self._items[before:]
+        self._held_bytes += sum(len(key) + len(payload) for key, payload in added) + len(added) * _ITEM_OVERHEAD_BYTES
         if self._held_bytes > self._memory_bytes:
             self._spill()
 

@@ -4,7 +4,7 @@ from dataclasses import asdict
 from itertools import takewhile
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, or_, select, update
+from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
 
 from .clock import now
 from .errors import LeaseLost
@@ -29,13 +29,10 @@ def of_running_job(queue: str | None = None) -> ColumnElement[bool]:
 
 
 def take(connection: Connection, shard_id: str, owner: str, lease_seconds: float) -> Claim | None:
-    """Begin an attempt at a shard that is queued, or running under a lease that ran out; None if it is neither."""
-    free = or_(
-        shards.c.state == ShardState.QUEUED,
-        (shards.c.state == ShardState.RUNNING) & (shards.c.lease_expires_at < now()),
-    )
+    """Begin an attempt at a shard that is queued; None if it is not."""
     lease = {"lease_owner": owner, "lease_expires_at": now() + lease_seconds}
-    taken = update(shards).where(shards.c.id == shard_id, free, of_running_job())
+    taken = update(shards).where(shards.c.id == shard_id, shards.c.state == ShardState.QUEUED)
+    taken = taken.where(of_running_job())
     taken = taken.values(state=ShardState.RUNNING, num_attempts=shards.c.num_attempts + 1, retry_at=None, **lease)
     if (row := connection.execute(taken.returning(shards)).one_or_none()) is None:
         return None
@@ -50,13 +47,11 @@ def take(connection: Connection, shard_id: str, owner: str, lease_seconds: float
         num_rows=shard.num_rows,
         spool_path=shard.spool_path,
         retry_of=shard.retry_of,
-        is_expired=bool(connection.scalar(select(jobs.c.deadline_at < now()).where(jobs.c.id == shard.job_id))),
+        seconds_left=connection.scalar(select(jobs.c.deadline_at - now()).where(jobs.c.id == shard.job_id)),
     )
 
 
 def _start_attempt(connection: Connection, shard: ShardRecord, owner: str) -> int:
-    if shard.attempt_id is not None:
-        end_attempt(connection, shard.attempt_id, AttemptOutcome.LOST)
     started = insert(attempts).values(shard_id=shard.id, number=shard.num_attempts, owner=owner, started_at=now())
     attempt_id: int = connection.scalars(started.returning(attempts.c.id)).one()
     connection.execute(update(shards).where(shards.c.id == shard.id).values(attempt_id=attempt_id))

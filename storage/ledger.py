@@ -97,7 +97,7 @@ class Ledger:
             connection.execute(recorded.values(deadline_at=deadline_at))
             _insert_shards(connection, job.id, new_shards)
             if job.webhook is not None:
-                insert_webhook(connection, job.id, job.webhook)
+                insert_webhook(connection, job.webhook, job_id=job.id)
 
     def job(self, job_id: str) -> JobRecord:
         """Raises UnknownJob."""
@@ -106,6 +106,12 @@ class Ledger:
         if row is None:
             raise _unknown(job_id)
         return JobRecord(**row._mapping)
+
+    def note_weights(self, job_id: str, weights: str) -> None:
+        """Record what a job is answered with, unless that is recorded."""
+        unknown = update(jobs).where(jobs.c.id == job_id, jobs.c.weights.is_(None))
+        with self._database.write() as connection:
+            connection.execute(unknown.values(weights=weights))
 
     def check_quota(self, tenant: str, quota: Quota) -> None:
         """Raises QuotaExceeded when not even a job without tokens could be recorded now."""
@@ -230,11 +236,6 @@ class Ledger:
             return set(connection.scalars(of_family))
 
     # An attempt: claim, renew while it lasts, commit parts, then finish or release.
-
-    def claim(self, shard_id: str, owner: str, lease_seconds: float) -> Claim | None:
-        """Take a shard that is queued, or running under a lease that ran out; None if it is neither."""
-        with self._database.write() as connection:
-            return take(connection, shard_id, owner, lease_seconds)
 
     def claim_next(
         self, queue: str, owner: str, lease_seconds: float, after: Mapping[str, int] = NOWHERE
@@ -421,6 +422,7 @@ def _progress_of(job_id: str) -> Select[Any]:
     sums = {
         "rows_done": parts.c.num_rows,
         "rows_failed": parts.c.num_failed,
+        "rows_from_cache": parts.c.num_from_cache,
         "prompt_tokens": parts.c.prompt_tokens,
         "cached_tokens": parts.c.cached_tokens,
         "completion_tokens": parts.c.completion_tokens,

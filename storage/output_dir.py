@@ -14,6 +14,8 @@ from .files import sync_folder
 
 MANIFEST_NAME = "_headrace.json"
 _TEMPORARY_MANIFEST = f".{MANIFEST_NAME}.tmp"
+# A path has lost one of the two slashes.
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _PART_NAME = re.compile(r"part-\d+-\d+-\d+\.parquet|\.part-\d+-\d+-\d+\.parquet\.tmp")
 
 
@@ -29,6 +31,13 @@ class Manifest:
 
     job_id: str
     fingerprint: str
+
+
+def local_folder(address: str | Path) -> Path:
+    """The absolute path of an output folder. Raises StorageError for a URL, whose store has no renames to commit by."""
+    if _URL.match(str(address)):
+        raise StorageError(f"output {address} is a URL, and data sets are written to folders: name one, copy it later")
+    return Path(address).absolute()
 
 
 def prepare_output_dir(folder: Path, mode: OutputMode) -> Manifest | None:
@@ -83,10 +92,16 @@ def complete_manifest(folder: Path, manifest: Manifest, report: Mapping[str, Any
 
 def read_manifest(folder: Path) -> Manifest | None:
     """The folder's manifest, or None. Raises ManifestDamaged, StorageError when it cannot be read."""
+    report = read_report(folder)
+    return None if report is None else Manifest(report["job_id"], report["fingerprint"])
+
+
+def read_report(folder: Path) -> dict[str, Any] | None:
+    """All that the folder's manifest says, how the job went too once it has completed. Raises as `read_manifest`."""
     path = folder / MANIFEST_NAME
     try:
-        values = json.loads(path.read_bytes())
-        return Manifest(values["job_id"], values["fingerprint"])
+        values: dict[str, Any] = json.loads(path.read_bytes())
+        return {"job_id": values["job_id"], "fingerprint": values["fingerprint"], **values}
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:

@@ -28,9 +28,13 @@ class Totals:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A queue's shards by their states, and for how long the first of those that wait has been there."""
+    """A queue's shards by their states, and for how long the first of those that wait has been there.
+
+    `model`: that of its jobs, which all have the same; None where there is no job.
+    """
 
     queue: str
+    model: str | None
     num_queued: int
     num_running: int
     queued_rows: int
@@ -93,6 +97,7 @@ class Overview:
         counts = (
             select(
                 jobs.c.queue,
+                func.min(jobs.c.model),
                 func.count().filter(and_(queued, is_running)),
                 func.count().filter(and_(running, is_running)),
                 func.coalesce(func.sum(shards.c.num_rows).filter(and_(queued, is_running)), 0),
@@ -105,8 +110,8 @@ class Overview:
         )
         with self.database.read() as connection:
             return [
-                Waiting(queue, num_queued, num_running, int(rows), float(age))
-                for queue, num_queued, num_running, rows, age in connection.execute(counts)
+                Waiting(queue, model, num_queued, num_running, int(rows), float(age))
+                for queue, model, num_queued, num_running, rows, age in connection.execute(counts)
             ]
 
     def totals(self) -> Totals:

@@ -88,6 +88,7 @@ def part_summary(file_name: str, table: pa.Table) -> NewPart:
         prompt_tokens=_sum(table, "prompt_tokens"),
         cached_tokens=_sum(table, "cached_tokens"),
         completion_tokens=_sum(table, "completion_tokens"),
+        num_from_cache=_sum(table, "from_cache") if "from_cache" in table.column_names else 0,
     )
 
 

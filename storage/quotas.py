@@ -60,13 +60,16 @@ def check_quota(connection: Connection, tenant: str, quota: Quota, num_tokens: i
 
 def tokens_of(job: NewJob) -> int:
     """Prompt tokens and the most that the answers may have."""
-    return job.prompt_tokens + job.num_rows * _answer_tokens(job.spec)
+    if job.answer_tokens is not None:
+        return job.prompt_tokens + job.answer_tokens
+    return job.prompt_tokens + job.num_rows * _row_answer_tokens(job.spec)
 
 
 def queued_tokens(connection: Connection, tenant: str) -> int:
     """What the rows of a tenant's open shards may take: their prompts, at the job's average, and their answers."""
+    columns = (jobs.c.prompt_tokens, jobs.c.answer_tokens, jobs.c.num_rows, jobs.c.spec)
     open_rows = (
-        select(jobs.c.prompt_tokens, jobs.c.num_rows, jobs.c.spec, func.sum(shards.c.num_rows).label("open_rows"))
+        select(*columns, func.sum(shards.c.num_rows).label("open_rows"))
         .join(shards, shards.c.job_id == jobs.c.id)
         .where(jobs.c.tenant == tenant, jobs.c.state.in_(_OPEN), shards.c.state != ShardState.DONE)
         .group_by(jobs.c.id)
@@ -74,12 +77,16 @@ def queued_tokens(connection: Connection, tenant: str) -> int:
     return sum(_open_tokens(*job) for job in connection.execute(open_rows))
 
 
-def _open_tokens(prompt_tokens: int | None, num_rows: int, spec: Mapping[str, Any], open_rows: int) -> int:
+def _open_tokens(
+    prompt_tokens: int | None, answer_tokens: int | None, num_rows: int, spec: Mapping[str, Any], open_rows: int
+) -> int:
+    if answer_tokens is None:
+        answer_tokens = num_rows * _row_answer_tokens(spec)
     # Of jobs recorded before their tokens were counted only the answers are known.
-    return (prompt_tokens or 0) * int(open_rows) // num_rows + int(open_rows) * _answer_tokens(spec)
+    return ((prompt_tokens or 0) + answer_tokens) * int(open_rows) // num_rows
 
 
-def _answer_tokens(spec: Mapping[str, Any]) -> int:
+def _row_answer_tokens(spec: Mapping[str, Any]) -> int:
     """The most tokens that a row's answers may have."""
     sampling = spec.get("sampling", {})
     return int(sampling.get("max_tokens", 0)) * int(sampling.get("n", 1))

@@ -57,7 +57,8 @@ class NewWebhook:
 class NewJob:
     """A job to record. `spec` is JSON; `num_planned_errors` counts the rows that the planner refused.
 
-    `within_seconds` from now on, no worker begins a row any more. No two jobs of a tenant have the same
+    `answer_tokens`: the most that all answers may have, where each row says it for itself rather than the `spec`.
+    `within_seconds` from now on, rows without an answer expire. No two jobs of a tenant have the same
     `idempotency_key`.
     `sink` is a `SinkSpec` as a dictionary.
     Of the `prompt_tokens`, `shareable_tokens` also begin the prompt planned before theirs, `shared_tokens` one in the
@@ -81,6 +82,7 @@ class NewJob:
     tenant: str = DEFAULT_TENANT
     priority: int = 0
     webhook: NewWebhook | None = None
+    answer_tokens: int | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,10 @@ class NewShard:
 
 @dataclass(frozen=True)
 class NewPart:
-    """A part file that is written and synced under its temporary name; `num_rows` includes `num_failed`."""
+    """A part file that is written and synced under its temporary name; `num_rows` includes `num_failed`.
+
+    `num_from_cache`: the rows whose answers are earlier jobs'.
+    """
 
     file_name: str
     num_rows: int
@@ -103,11 +108,15 @@ class NewPart:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    num_from_cache: int = 0
 
 
 @dataclass(frozen=True)
 class JobRecord:
-    """`error` says why the job waits: the last reason for which a shard was handed back."""
+    """`error` says why the job waits: the last reason for which a shard was handed back.
+
+    `weights` tells those it is answered with from others, once a worker has begun; jobs of before that have None.
+    """
 
     id: str
     state: JobState
@@ -120,6 +129,7 @@ class JobRecord:
     prompt_tokens: int | None
     shareable_tokens: int | None
     shared_tokens: int | None
+    answer_tokens: int | None
     spec: dict[str, Any]
     created_at: float
     started_at: float | None
@@ -130,6 +140,7 @@ class JobRecord:
     error: str | None
     tenant: str
     priority: int
+    weights: str | None
 
 
 @dataclass(frozen=True)
@@ -181,6 +192,7 @@ class PartRecord:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    num_from_cache: int
     committed_at: float
 
 
@@ -196,7 +208,7 @@ class Replacement:
 class Claim:
     """An attempt's right to a shard, as proof to hand back to the ledger. `attempt_number` counts from 1.
 
-    `is_expired`: the job's deadline had passed. `retry_of` is the shard's.
+    `seconds_left`: until the job's deadline, if it has one. `retry_of` is the shard's.
     """
 
     shard_id: str
@@ -208,12 +220,17 @@ class Claim:
     num_rows: int
     spool_path: str
     retry_of: int | None
-    is_expired: bool
+    seconds_left: float | None
+
+    @property
+    def is_expired(self) -> bool:
+        """Whether the job's deadline had passed."""
+        return self.seconds_left is not None and self.seconds_left < 0
 
 
 @dataclass(frozen=True)
 class Progress:
-    """Sums over the committed parts of a job; `rows_done` includes `rows_failed`.
+    """Sums over the committed parts of a job; `rows_done` includes `rows_failed` and `rows_from_cache`.
 
     `error`: why shards of it wait, while some do.
     """
@@ -223,6 +240,7 @@ class Progress:
     rows_total: int
     rows_done: int
     rows_failed: int
+    rows_from_cache: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int

@@ -2,10 +2,9 @@
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -22,10 +21,10 @@ _ROW_SAMPLING = pa.field("row_sampling", pa.string())
 _OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING, _ROW_SAMPLING))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PlannedRow:
+class PlannedRow(NamedTuple):
     """A row to generate, or with `error` one to report. `values` are the input's, under the input's names.
 
+    (A tuple, as millions of them are made.)
     `sampling`: how this row is sampled, where its job leaves that to the rows; JSON, which only `jobs` reads.
     """
 

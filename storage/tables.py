@@ -8,7 +8,7 @@ from sqlalchemy import UniqueConstraint as Unique
 from .records import AttemptOutcome, JobState, ShardState, WebhookState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0008"
+SCHEMA_REVISION = "0010"
 
 metadata = MetaData(
     naming_convention={
@@ -40,11 +40,13 @@ jobs = Table(
     Column("prompt_tokens", BigInteger),
     Column("shareable_tokens", BigInteger),
     Column("shared_tokens", BigInteger),
+    # The most that all answers together may have, where each row says it for itself; of other jobs `spec` tells.
+    Column("answer_tokens", BigInteger),
     Column("spec", JSON, nullable=False),
     Column("created_at", Double, nullable=False, index=True),
     Column("started_at", Double),
     Column("finished_at", Double),
-    # After this no worker begins a row.
+    # After this rows without an answer expire.
     Column("deadline_at", Double),
     Column("idempotency_key", Text),
     Column("sink", JSON(none_as_null=True)),
@@ -54,6 +56,8 @@ jobs = Table(
     Index(None, "tenant", "idempotency_key", unique=True),
     # Higher first.
     Column("priority", Integer, nullable=False, server_default="0"),
+    # Of the worker that took up its first shard; unknown of jobs from before that was noted.
+    Column("weights", Text),
     Index(None, "tenant", "created_at"),
     Index("ix_jobs_turn", "state", "queue", "tenant", "priority", "created_at", "id"),
 )
@@ -113,6 +117,7 @@ parts = Table(
     Column("prompt_tokens", Integer, nullable=False),
     Column("cached_tokens", Integer, nullable=False),
     Column("completion_tokens", Integer, nullable=False),
+    Column("num_from_cache", Integer, nullable=False, server_default="0"),
     Column("committed_at", Double, nullable=False),
     Unique("job_id", "file_name"),
 )
@@ -204,11 +209,13 @@ webhooks = Table(
     "webhooks",
     metadata,
     Column("id", Integer, primary_key=True),
-    Column("job_id", ForeignKey("jobs.id"), nullable=False, index=True),
+    # Whose end is to be told: one of the two.
+    Column("job_id", ForeignKey("jobs.id"), index=True),
+    Column("batch_id", ForeignKey("batches.id"), index=True),
     Column("url", Text, nullable=False),
     Column("secret", Text),
     Column("state", _state(WebhookState), nullable=False),
-    # Of the last end of the job, once it has ended.
+    # Of its last end, once it has ended.
     Column("event_id", String(64)),
     Column("event_type", String(64)),
     Column("event_at", Double),

@@ -1,21 +1,20 @@
 """`--device cuda` runs the Triton kernels on a GPU; without it they run in Triton's interpreter, on any machine."""
 
 import os
+import sys
 
 import pytest
 import torch
+
+if not {"cuda", "--device=cuda"} & set(sys.argv):
+    # Before anything imports triton, which reads it then; as transformers does, in a conftest below this one.
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where the Triton kernels run")
     parser.addoption("--chaos-seeds", default="2", help="which jobs tests/chaos disturbs: so many, or FIRST:END")
     parser.addoption("--chaos-rows", type=int, default=320, help="how long these jobs are")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--device") == "cpu":
-        # Before anything imports triton, which reads it then.
-        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session")

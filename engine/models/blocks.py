@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from ...kernels.activation import gelu_tanh_and_mul, silu_and_mul
+from ...kernels.kv_cache import KVScales
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rotate_and_write
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
@@ -14,6 +16,8 @@ from ..model_config import ModelConfig
 from ..quantization.stored import StoredModules, stored_modules
 from ..weights import WeightSlot
 
+# Of keys and of values; the first of each is one scale for both.
+_KV_SCALE_NAMES = (("kv_scale", "k_proj.k_scale", "k_scale"), ("kv_scale", "v_proj.v_scale", "v_scale"))
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 
 
@@ -86,6 +90,13 @@ class Attention:
         self.query_norm = blank.norm(config.head_dim) if config.qk_norm else None
         self.key_norm = blank.norm(config.head_dim) if config.qk_norm else None
         self.output = blank.linear(["o_proj"], [config.hidden_size], query_size, config.output_bias)
+        # On the host: the kernels take them as plain numbers.
+        self._loaded_kv_scales = torch.ones(2)
+
+    @cached_property
+    def _kv_scales(self) -> KVScales:
+        """Those of a cache in FP8, once the weights are there."""
+        return KVScales(*self._loaded_kv_scales.tolist())
 
     def __call__(self, x: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         """x: [num_tokens, hidden_size]. Writes keys and values into the caches; returns x's shape."""
@@ -101,6 +112,7 @@ class Attention:
             self.query_norm,
             self.key_norm,
             config.rms_norm_eps,
+            self._kv_scales,
         )
         attended = paged_attention(
             query,
@@ -110,6 +122,7 @@ class Attention:
             config.attention_scale,
             self._sliding_window,
             config.attention_soft_cap,
+            self._kv_scales,
         )
         return self.output(attended.flatten(1))
 
@@ -123,6 +136,14 @@ class Attention:
         if self.query_norm is not None and self.key_norm is not None:
             yield WeightSlot(f"{prefix}.q_norm.weight", self.query_norm, self._config.norm_offset)
             yield WeightSlot(f"{prefix}.k_norm.weight", self.key_norm, self._config.norm_offset)
+        if self._config.quantization is not None:
+            yield from self._kv_scale_slots(prefix)
+
+    def _kv_scale_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        """The scales of a cache in FP8 by all the names that quantisers give them; many checkpoints have none."""
+        for scale, names in zip(self._loaded_kv_scales, _KV_SCALE_NAMES, strict=True):
+            for name in names:
+                yield WeightSlot(f"{prefix}.{name}", scale, is_optional=True, is_drawn=False, is_positive=True)
 
 
 @dataclass(frozen=True)

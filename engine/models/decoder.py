@@ -16,9 +16,9 @@ from .blocks import BlankWeights, Step, linear_slots
 from .rope import rotary_factors
 
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
-# beforehand (they are measured row by row here), scales of a KV cache in 8 bits, and what says nothing.
+# beforehand (they are measured row by row here), and what says nothing.
 _UNREAD_SUFFIXES = (
-    *(".input_scale", ".input_zero_point", ".output_scale", ".k_scale", ".v_scale", ".kv_scale"),
+    *(".input_scale", ".input_zero_point", ".output_scale"),
     *(".weight_zero_point", ".g_idx", ".weight_shape"),
 )
 

@@ -102,16 +102,21 @@ class Admission:
 
     def admit_job(self, connection: HTTPConnection) -> Quota:
         """Let a request for a job in, or raise; what the job is then to be held to when it is recorded."""
-        standing = self._standing(tenant_of(connection))
-        tenant = standing.tenant
+        tenant = self.admit_request(connection)
         tokens = tenant.queued_tokens
-        if tenant.requests_per_minute is not None:
-            usage, _ = self._limits.admit(tenant.name, tenant.requests_per_minute)
-            self._answer(connection, standing, usage, 0)
         if tokens is not None:
             # Of the live requests Redis knows, of the jobs the ledger.
             tokens = max(0, tokens - self._limits.held_tokens(tenant.name))
         return Quota(tenant.concurrent_jobs, tokens, self._settings.max_queued_jobs)
+
+    def admit_request(self, connection: HTTPConnection) -> TenantRecord:
+        """Let a request in that takes no tokens, or raise; whose it is."""
+        standing = self._standing(tenant_of(connection))
+        tenant = standing.tenant
+        if tenant.requests_per_minute is not None:
+            usage, _ = self._limits.admit(tenant.name, tenant.requests_per_minute)
+            self._answer(connection, standing, usage, 0)
+        return tenant
 
     def _standing(self, name: str) -> _Standing:
         return self._standings.get(name, lambda: self._read_standing(name))
@@ -148,6 +153,11 @@ def _job_quota(request: Request) -> Quota:
 
 # A parameter of the routes that submit jobs: with it a request counts, and gets what its job is to be held to.
 JobQuota = Annotated[Quota, Depends(_job_quota)]
+
+
+def count_request(request: Request) -> None:
+    """For routes that write without a job: `Depends(count_request)`."""
+    admission_of(request).admit_request(request)
 
 
 def _headers(standing: _Standing, usage: Usage) -> Mapping[str, str]:

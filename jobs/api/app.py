@@ -8,13 +8,14 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from ..batches.files import FileStore
+from ..batches.lines import ENDPOINTS
 from ..client import Client
 from ..live.requests import LiveRequests
 from ..streams.row_watch import RowWatch
 from . import health, metrics, requests, result_routes, routes, row_routes
 from .admission import Admission
 from .authentication import Authentication, KeyRing
-from .body_limit import BodyLimit
+from .body_limit import MAX_LIVE_BYTES, BodyLimit
 from .description import describe
 from .errors import answer_errors
 from .live import LiveAnswers
@@ -64,7 +65,8 @@ def create_app(client: Client, models: ServedModels, beside: Beside = nullcontex
     app.state.admission = Admission(settings, client.ledger, limits, live.num_unanswered)
     app.state.files = FileStore.of(settings, client.ledger)
     upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), settings.max_file_bytes + files.MAX_FORM_BYTES)
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit)
+    live_limit = dict.fromkeys(ENDPOINTS, min(settings.max_body_bytes, MAX_LIVE_BYTES))
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit | live_limit)
     app.state.keys = KeyRing(client.ledger.api_keys)
     # Around the limit: of a request that is nobody's no body is read.
     open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}

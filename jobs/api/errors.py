@@ -112,7 +112,11 @@ def _answer_http(request: Request, error: HTTPException) -> JSONResponse:
         # The framework's word for a body that Python's JSON parser gave up on.
         return _invalid_json("it can not be parsed")
     kind = error.kind if isinstance(error, ApiError) else None
-    return error_response(error.status_code, str(error.detail), code, param, error.headers, kind)
+    message = str(error.detail)
+    if not isinstance(error, ApiError) and error.status_code in (404, 405):
+        # The framework's word is the status again. As OpenAI says it, so that a client sees which of its URLs is wrong.
+        message = f"Invalid URL ({request.method} {request.url.path})"
+    return error_response(error.status_code, message, code, param, error.headers, kind)
 
 
 def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:

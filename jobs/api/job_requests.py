@@ -11,7 +11,7 @@ from ..outside import AddressRefused, check_prefix
 from ..schemas import SamplingSpec
 from ..webhooks import parse_webhook
 from .models import ServedModel
-from .schemas import Text
+from .schemas import Name, Text
 
 MAX_PRIORITY = 1000
 _EXAMPLE: dict[str, JsonValue] = {
@@ -50,8 +50,8 @@ class _Body(BaseModel):
 class SinkRequest(_Body):
     """A database whose table also gets the rows; the server allows only those it was configured for."""
 
-    url: Annotated[Text, Field(max_length=2000, examples=["postgresql://user@db.example.com/labels"])]
-    table: Annotated[Text, Field(min_length=1, max_length=120)] = DEFAULT_TABLE
+    url: Annotated[Name, Field(max_length=2000, examples=["postgresql://user@db.example.com/labels"])]
+    table: Annotated[Name, Field(min_length=1, max_length=120)] = DEFAULT_TABLE
 
     def spec(self, allowed: tuple[str, ...]) -> SinkSpec:
         """Raises `SpecError` where the server does not allow it, `SinkError`."""
@@ -68,16 +68,17 @@ class SinkRequest(_Body):
 
 
 class WebhookRequest(_Body):
-    """Where the end of the job is to be told, as a POST request with an event.
+    """Where the end of the job, or of the batch, is to be told, as a POST request with an event.
 
     `{"id": "evt_…", "object": "event", "type": "job.completed", "created_at": 1767225600, "data": {"id": "job_…"}}`;
-    other types are `job.failed` (no row has an answer), `job.cancelled` and `job.expired`. With a `secret` it is
+    other types are `job.failed` (no row has an answer), `job.cancelled` and `job.expired`, and a batch's as OpenAI
+    names them: `batch.completed`, `batch.failed`, `batch.cancelled` and `batch.expired`. With a `secret` it is
     signed as Standard Webhooks has it. It is sent again, less and less often, until the answer's status is 2xx, for
     at most a day. The same event may come more than once.
     """
 
-    url: Annotated[Text, Field(max_length=2000)]
-    secret: Annotated[Text, Field(min_length=1, max_length=200)] | None = None
+    url: Annotated[Name, Field(max_length=2000)]
+    secret: Annotated[Name, Field(min_length=1, max_length=200)] | None = None
 
     def parsed(self) -> NewWebhook:
         """Raises `SpecError`."""
@@ -88,8 +89,9 @@ class JobOptions(_Body):
     """How rows are to be answered.
 
     `prompt` is a template over the rows' fields (`{text}`); without one each row brings `messages` or a `prompt`.
-    `choices` restricts every answer to one of them. A row's `custom_id` comes back with its answer. Rows that no
-    worker has begun `within_seconds` expire. `limit`: only the first rows of the input.
+    `choices` restricts every answer to one of them. A row's `custom_id` comes back with its answer. Rows without
+    an answer `within_seconds` expire. `limit`: only the first rows of the input. With `cache` answers that earlier
+    such jobs of yours have given to the same prompts are taken, and new ones kept.
     """
 
     model: Annotated[Text, Field(max_length=4096)]
@@ -100,6 +102,7 @@ class JobOptions(_Body):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(default=None, description=_PRECISION)
     quantization: Literal["int8"] | None = Field(default=None, description=_PRECISION)
     limit: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
+    cache: bool = False
     within_seconds: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
     priority: Priority = 0
     input_format: InputFormat | None = Field(
@@ -110,7 +113,7 @@ class JobOptions(_Body):
 
     def of_spec(self, served: ServedModel) -> dict[str, Any]:
         """The fields of a `JobSpec`."""
-        names = ("prompt", "system", "choices", "sampling", "limit")
+        names = ("prompt", "system", "choices", "sampling", "limit", "cache")
         given = {"dtype": self.dtype, "quantization": self.quantization}
         # Whoever names one of the two means workers with exactly that.
         precision = {k: v for k, v in given.items() if v is not None} or served.precision
@@ -126,5 +129,5 @@ class JobRequest(JobOptions):
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE, _FROM_URL]})
 
     rows: Rows | None = None
-    input_file_id: Annotated[Text, Field(max_length=64)] | None = None
-    input_url: Annotated[Text, Field(max_length=4096)] | None = None
+    input_file_id: Annotated[Name, Field(max_length=64)] | None = None
+    input_url: Annotated[Name, Field(max_length=4096)] | None = None

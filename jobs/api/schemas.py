@@ -1,5 +1,6 @@
 """The bodies of answers, and what is in them."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
@@ -19,7 +20,7 @@ _EXAMPLE: dict[str, JsonValue] = {
     "started_at": 1767225601.5,
     "finished_at": None,
     "deadline_at": None,
-    "rows": {"total": 1000, "done": 256, "failed": 1},
+    "rows": {"total": 1000, "done": 256, "failed": 1, "from_cache": 0},
     "shards": {"total": 4, "done": 1},
     "tokens": {"prompt": 61440, "cached": 46080, "completion": 1280, "cached_share": 0.75},
     "rows_per_second": 64.0,
@@ -37,15 +38,30 @@ def _refuse_half_pairs(text: str) -> str:
     return text
 
 
+def _refuse_nul(text: str) -> str:
+    """No database's text, path or header can have one."""
+    if "\0" in text:
+        raise ValueError("must be a text without NUL")
+    return text
+
+
 Text = Annotated[str, AfterValidator(_refuse_half_pairs)]
+# What is looked for, or written into the ledger, rather than being read by a model.
+Name = Annotated[Text, AfterValidator(_refuse_nul)]
 
 
 class RowCounts(BaseModel):
-    """`done` includes `failed`."""
+    """`done` includes `failed`, and `from_cache`: rows with the answers of earlier jobs."""
 
     total: int
     done: int
     failed: int
+    from_cache: int
+
+    @classmethod
+    def of(cls, progress: Progress) -> Self:
+        done, failed, from_cache = progress.rows_done, progress.rows_failed, progress.rows_from_cache
+        return cls(total=progress.rows_total, done=done, failed=failed, from_cache=from_cache)
 
 
 class ShardCounts(BaseModel):
@@ -110,7 +126,7 @@ class JobAnswer(BaseModel):
             started_at=job.started_at,
             finished_at=job.finished_at,
             deadline_at=job.deadline_at,
-            rows=RowCounts(total=progress.rows_total, done=progress.rows_done, failed=progress.rows_failed),
+            rows=RowCounts.of(progress),
             shards=ShardCounts(total=progress.shards_total, done=progress.shards_done),
             tokens=TokenCounts.of(progress),
             rows_per_second=rate,
@@ -135,7 +151,7 @@ class DeletedJob(BaseModel):
 
 
 class WebhookAnswer(BaseModel):
-    """How far the telling of a job's end is. `waiting`: for that end; `pending`: it is sent until it is `delivered`.
+    """How far the telling of an end is. `waiting`: for that end; `pending`: it is sent until it is `delivered`.
 
     `error` is what went wrong last; `failed`: it was not taken for a day, or will never be.
     """
@@ -147,6 +163,10 @@ class WebhookAnswer(BaseModel):
 class WebhookList(BaseModel):
     object: Literal["list"] = "list"
     data: list[WebhookAnswer]
+
+    @classmethod
+    def of(cls, found: Sequence[tuple[WebhookState, str | None]]) -> Self:
+        return cls(data=[WebhookAnswer(state=state, error=error) for state, error in found])
 
 
 class ResultPage(BaseModel):

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import resource
 import signal
 import socket
 from collections.abc import Callable, Iterator
@@ -19,6 +20,7 @@ from ..periodic import Periodic
 from ..settings import Settings
 from ..webhooks import SEND_SECONDS, WebhookSender
 from .app import Beside, create_app
+from .body_limit import MAX_LIVE_BYTES
 from .models import ServedModels
 
 # Requests under way when told to stop. Docker kills after ten seconds.
@@ -63,9 +65,11 @@ def serve(
 ) -> None:
     """Serve until SIGTERM or SIGINT, in the main thread. Port 0 picks a free one.
 
-    `on_listening` is told the URL once connections are taken, and then that of gRPC, if it is wanted. Raises
-    `ListenError`, what `Client` raises, and `SpecError` where gRPC is wanted and not installed.
+    `on_listening` is told the URL once connections are taken, and then that of gRPC, if it is wanted. The process may
+    have as many files open from now on as it can. Raises `ListenError`, what `Client` raises, and `SpecError` where
+    gRPC is wanted and not installed.
     """
+    _allow_many_connections()
     with _listen(host, port) as listener, Client(settings) as client:
         beside = nullcontext if grpc_port is None else _grpc(settings, host, grpc_port, on_listening)
         app = create_app(client, models, beside)
@@ -88,6 +92,14 @@ def serve(
             server.run(sockets=[listener])
 
 
+def _allow_many_connections() -> None:
+    """Each reader of a stream is an open file, and shells start their programs with room for a thousand."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    # Where the limit is none, as on macOS, the system has one of its own that may not be asked for.
+    if most != resource.RLIM_INFINITY:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+
+
 def _grpc(settings: Settings, host: str, port: int, on_listening: Callable[[str], None]) -> Beside:
     """The gRPC server to be. Raises `SpecError` where the extra is missing, `ListenError`."""
     try:
@@ -101,7 +113,7 @@ def _grpc(settings: Settings, host: str, port: int, on_listening: Callable[[str]
     return partial(
         grpc_server,
         address=address,
-        max_request_bytes=settings.max_body_bytes,
+        max_request_bytes=min(settings.max_body_bytes, MAX_LIVE_BYTES),
         grace_seconds=_GRACE_SECONDS,
         on_listening=lambda: on_listening(f"grpc://{address}"),
     )

@@ -30,7 +30,7 @@ from .inputs import Inputs
 from .job_requests import JobOptions, JobRequest
 from .models import ServedModels
 from .results import read_page
-from .schemas import JobAnswer, JobList, ResultPage, WebhookAnswer, WebhookList
+from .schemas import JobAnswer, JobList, ResultPage, WebhookList
 
 logger = logging.getLogger(__name__)
 
@@ -139,8 +139,7 @@ class JobService:
 
     def webhooks(self, job_id: str) -> WebhookList:
         """Raises `ApiError` (404)."""
-        found = Webhooks(self.client.ledger.database).of_job(self.record(job_id).id)
-        return WebhookList(data=[WebhookAnswer(state=state, error=error) for state, error in found])
+        return WebhookList.of(Webhooks(self.client.ledger.database).of_job(self.record(job_id).id))
 
     def _rung_for(self, job_id: str, verb: Callable[[Job], None]) -> JobAnswer:
         try:

@@ -17,7 +17,7 @@ from typing import Self
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from ...storage.batch_records import BatchRecord, BatchState, BatchTotals
+from ...storage.batch_records import BatchRecord, BatchState, BatchTotals, DueBatch
 from ...storage.errors import JobEnded, StorageError, UnknownJob
 from ...storage.quotas import QuotaExceeded
 from ...storage.records import JobRecord, JobState, ShardState
@@ -36,6 +36,8 @@ _TICK_SECONDS = 0.25
 _SWEEP_SECONDS = 300.0
 # How long leaving waits for a step under way; what is not done by then is as if the process was killed.
 _LEAVE_SECONDS = 5.0
+# How many tenants' batches are validated at a time, and how many finished: none waits for another's huge one.
+_LANES = 3
 _LONGEST_PAUSE_SECONDS = 30.0
 _NOTHING = BatchTotals(0, 0, 0, 0, 0, 0)
 
@@ -56,9 +58,10 @@ class _Held:
 
 
 class BatchKeeper:
-    """Works in threads of its own while the context lasts: one validates, one finishes, so that neither waits.
+    """Works in threads of its own while the context lasts: some validate, some finish, each for another tenant.
 
-    A batch that can not be brought further for now (disk full, Redis away) is tried again after growing pauses.
+    Tenants take turns; a tenant's own batches come one after the other, the oldest first. A batch that can not be
+    brought further for now (disk full, Redis away) is tried again after growing pauses.
     """
 
     def __init__(self, client: Client, store: FileStore, validation: Validation) -> None:
@@ -70,7 +73,10 @@ class BatchKeeper:
         self._lease_seconds = client.settings.lease_seconds
         self._stopping = threading.Event()
         self._held: dict[str, _Held] = {}
-        self._lanes: dict[bool, threading.Thread] = {}
+        # By whether they validate, and by tenant.
+        self._lanes: dict[tuple[bool, str], threading.Thread] = {}
+        # When the last batch of a lane was begun.
+        self._turns: dict[tuple[bool, str], float] = {}
         # Of those that had to wait: how long the next pause is, and when this one is over.
         self._pauses: dict[str, tuple[float, float]] = {}
         self._stack = ExitStack()
@@ -93,25 +99,27 @@ class BatchKeeper:
     def __exit__(self, *exc_info: object) -> None:
         self._stopping.set()
         deadline = time.monotonic() + _LEAVE_SECONDS
-        for thread in self._lanes.values():
+        for thread in tuple(self._lanes.values()):
             thread.join(max(0.0, deadline - time.monotonic()))
         self._stack.close()
 
     def tick(self) -> None:
         """Begin what there is to do, as far as there is a thread for it. Raises `LedgerError`."""
-        for batch_id, state in self._ledger.batches.due():
-            is_new = state is BatchState.VALIDATING
-            if self._is_busy(is_new) or self._is_paused(batch_id) or self._stopping.is_set():
+        due = sorted(self._ledger.batches.due(), key=lambda batch: self._turns.get(_lane(batch), 0.0))
+        for waiting in due:
+            lane = _lane(waiting)
+            if not self._has_room(lane) or self._is_paused(waiting.id) or self._stopping.is_set():
                 continue
-            batch = self._ledger.batches.claim(batch_id, self._owner, self._lease_seconds)
+            batch = self._ledger.batches.claim(waiting.id, self._owner, self._lease_seconds)
             if batch is not None:
-                self._held[batch.id] = _Held(is_new)
+                self._held[batch.id] = _Held(is_new=waiting.state is BatchState.VALIDATING)
                 thread = threading.Thread(target=self._work, args=(batch,), name=f"batch {batch.id}", daemon=True)
-                self._lanes[is_new] = thread
+                self._lanes[lane], self._turns[lane] = thread, time.monotonic()
                 thread.start()
 
-    def _is_busy(self, lane: bool) -> bool:
-        return (thread := self._lanes.get(lane)) is not None and thread.is_alive()
+    def _has_room(self, lane: tuple[bool, str]) -> bool:
+        self._lanes = {busy: thread for busy, thread in self._lanes.items() if thread.is_alive()}
+        return lane not in self._lanes and sum(busy[0] == lane[0] for busy in self._lanes) < _LANES
 
     def _is_paused(self, batch_id: str) -> bool:
         _, until = self._pauses.get(batch_id, (0.0, 0.0))
@@ -216,6 +224,10 @@ class BatchKeeper:
         is_done = self._ledger.batches.finish(batch.id, self._owner, state, output, error, totals, written.lost)
         if is_done and job.state is JobState.CANCELLED:
             shutil.rmtree(self._client.jobs_folder / job.id, ignore_errors=True)
+
+
+def _lane(batch: DueBatch) -> tuple[bool, str]:
+    return batch.state is BatchState.VALIDATING, batch.tenant
 
 
 def _final_state(batch: BatchRecord, job: JobRecord, has_expired_rows: bool) -> BatchState:

@@ -136,6 +136,8 @@ def _check_envelope(values: dict[str, Any], endpoint: str) -> None:
     if not isinstance(custom_id, str) or not 0 < len(custom_id) <= _MAX_CUSTOM_ID:
         message = f"'custom_id' must be a text of 1 to {_MAX_CUSTOM_ID} characters."
         raise LineFault("invalid_value", message, "custom_id")
+    if "\0" in custom_id:
+        raise LineFault("invalid_value", "'custom_id' must be a text without NUL.", "custom_id")
     if values["method"] != "POST":
         raise LineFault("invalid_method", "'method' must be 'POST'.", "method")
     if values["url"] != endpoint:

@@ -21,7 +21,7 @@ from ...storage.parts import committed_file
 from ...storage.records import JobRecord, JobState, PartRecord, ShardRecord
 from ...storage.spool import read_shard
 from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
-from ..planning.planner import TOO_LONG
+from ..planning.batch_planner import TOO_LONG
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
 from .lines import CHAT, LineError
 from .requests import ECHO, REQUEST_ERROR

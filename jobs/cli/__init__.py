@@ -1,4 +1,4 @@
-"""The command line: `headrace run`, `jobs`, `show`, `results`, `worker`, `serve`, `up`, `keys`, `tenants`."""
+"""The command line: `headrace run`, `jobs`, `queues`, `show`, `results`, `verify`, `worker`, `serve`, `up`, …"""
 
 from .app import main
 

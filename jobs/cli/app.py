@@ -14,7 +14,7 @@ from ...storage.errors import LedgerUnavailable, StorageError
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
 from ..settings import SettingsError
-from . import dry_run, inspect, run, serve, stream, up, verbs, watch, worker
+from . import dry_run, inspect, queues, run, serve, stream, up, verbs, verify, watch, worker
 from .keys import keys
 from .tenants import tenants
 
@@ -34,8 +34,10 @@ app.command("submit")(run.submit)
 app.command("dry-run")(dry_run.dry_run)
 app.command("watch")(watch.watch)
 app.command("jobs")(inspect.jobs)
+app.command("queues")(queues.queues)
 app.command("show")(inspect.show)
 app.command("results")(inspect.results)
+app.command("verify")(verify.verify)
 app.command("pause")(verbs.pause)
 app.command("resume")(verbs.resume)
 app.command("cancel")(verbs.cancel)

@@ -114,8 +114,13 @@ class RunDisplay:
         eta = pace.eta_seconds(progress)
         return (
             f"{pace.rows_per_second(progress):,.0f} rows/s  {pace.tokens_per_second(progress):,.0f} tokens/s  "
-            f"{pace.hit_rate(progress):.0%} cached  ETA {duration(eta) if eta is not None else '-'}"
+            f"{pace.hit_rate(progress):.0%} cached  {_reused(progress)}"
+            f"ETA {duration(eta) if eta is not None else '-'}"
         )
+
+
+def _reused(progress: Progress) -> str:
+    return f"{progress.rows_from_cache} rows from the result cache  " if progress.rows_from_cache else ""
 
 
 def counted(count: int, noun: str) -> str:
@@ -125,12 +130,11 @@ def counted(count: int, noun: str) -> str:
 
 def summary(pace: Pace, progress: Progress, output: str) -> str:
     """The last lines of a run, for standard output."""
-    kept = pace.first.rows_done
     return "\n".join(
         (
             f"job         {progress.job_id} {progress.state}",
-            f"rows        {progress.rows_done} of {progress.rows_total}: {progress.rows_done - kept} generated, "
-            f"{kept} kept from before, {progress.rows_failed} failed",
+            f"rows        {progress.rows_done} of {progress.rows_total}: {_origins(pace.first, progress)}, "
+            f"{progress.rows_failed} failed",
             f"time        {pace.seconds:.1f} s, of which {pace.working_seconds:.1f} s with the model loaded",
             f"rate        {pace.rows_per_second(progress):,.1f} rows/s, "
             f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
@@ -138,6 +142,14 @@ def summary(pace: Pace, progress: Progress, output: str) -> str:
             f"output      {output}",
         )
     )
+
+
+def _origins(first: Progress, now: Progress) -> str:
+    """Where the rows of a run come from."""
+    from_cache = now.rows_from_cache - first.rows_from_cache
+    generated = now.rows_done - first.rows_done - from_cache
+    cached = f"{from_cache} from the result cache, " if from_cache else ""
+    return f"{generated} generated, {cached}{first.rows_done} kept from before"
 
 
 def duration(seconds: float) -> str:

@@ -78,7 +78,7 @@ def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
     fields = [
         ("job", job.id),
         ("state", str(job.state)),
-        ("rows", f"{progress.rows_done} of {progress.rows_total} ({progress.rows_failed} failed)"),
+        ("rows", f"{progress.rows_done} of {progress.rows_total} ({_kinds(progress)})"),
         ("shards", f"{progress.shards_done} of {progress.shards_total}"),
         ("tokens", f"{progress.prompt_tokens} prompt ({cached:.1%} cached), {progress.completion_tokens} completion"),
         *([("tenant", job.tenant)] if job.tenant != DEFAULT_TENANT else []),
@@ -86,11 +86,17 @@ def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
         *([("deadline", time_text(job.deadline_at))] if job.deadline_at is not None else []),
         ("finished", time_text(job.finished_at) if job.finished_at is not None else "-"),
         ("output", job.output_dir),
+        *([("weights", job.weights)] if job.weights is not None else []),
         *([("sink", str(SinkSpec.of(job.sink)))] if job.sink is not None else []),
     ]
     options = [(name, _clipped(value)) for name, value in job.spec.items() if value is not None]
     errors = [("error", progress.error)] if progress.error else []
     return [*fields, *options, *errors]
+
+
+def _kinds(progress: Progress) -> str:
+    cached = f", {progress.rows_from_cache} from the result cache" if progress.rows_from_cache else ""
+    return f"{progress.rows_failed} failed{cached}"
 
 
 def _clipped(value: Any) -> str:

@@ -158,7 +158,7 @@ def target(
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder's data set.")] = False,
     within: Annotated[
         str | None,
-        typer.Option("--within", metavar="24h", help="Rows of shards that no worker has taken by then expire."),
+        typer.Option("--within", metavar="24h", help="Rows without an answer by then expire."),
     ] = None,
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", help="The job that was submitted with this key, if there is one.")

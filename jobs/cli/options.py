@@ -22,6 +22,13 @@ MaxModelLen = Annotated[
 EnablePrefixCaching = Annotated[
     bool, typer.Option("--enable-prefix-caching/--no-enable-prefix-caching", help="Compute shared prefixes once.")
 ]
+KvCacheDType = Annotated[
+    str, typer.Option("--kv-cache-dtype", help="On a GPU: auto, fp8 (fp8_e4m3) or fp8_e5m2 keys and values.")
+]
+GpuMemoryUtilization = Annotated[
+    float, typer.Option("--gpu-memory-utilization", help="Share of a GPU's memory that the worker may take.")
+]
+EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="On a GPU: launch each step without CUDA graphs.")]
 
 
 def engine_options(
@@ -29,6 +36,9 @@ def engine_options(
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
     max_model_len: MaxModelLen = None,
     enable_prefix_caching: EnablePrefixCaching = True,
+    enforce_eager: EnforceEager = False,
+    kv_cache_dtype: KvCacheDType = "auto",
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
 ) -> list[str]:
     """The options of a worker of our own. Raises `ConfigError`."""
     engine = EngineConfig(
@@ -36,10 +46,16 @@ def engine_options(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching,
+        enforce_eager=enforce_eager,
+        kv_cache_dtype=kv_cache_dtype,
+        gpu_memory_utilization=gpu_memory_utilization,
     )
     options = [
         f"--max-num-seqs={engine.max_num_seqs}",
         f"--max-num-batched-tokens={engine.max_num_batched_tokens}",
         "--enable-prefix-caching" if engine.enable_prefix_caching else "--no-enable-prefix-caching",
+        f"--kv-cache-dtype={engine.kv_cache_dtype}",
+        f"--gpu-memory-utilization={engine.gpu_memory_utilization}",
+        *(["--enforce-eager"] if engine.enforce_eager else []),
     ]
     return options + ([f"--max-model-len={engine.max_model_len}"] if engine.max_model_len else [])

@@ -13,6 +13,9 @@ from ..settings import Settings
 from .options import (
     DType,
     EnablePrefixCaching,
+    EnforceEager,
+    GpuMemoryUtilization,
+    KvCacheDType,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
@@ -31,6 +34,9 @@ def worker(
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
     max_model_len: MaxModelLen = None,
     enable_prefix_caching: EnablePrefixCaching = True,
+    enforce_eager: EnforceEager = False,
+    kv_cache_dtype: KvCacheDType = "auto",
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Load a model and work on its jobs. SIGTERM or Ctrl-C hands back what is not finished and exits."""
@@ -50,6 +56,9 @@ def worker(
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching,
+        enforce_eager=enforce_eager,
+        kv_cache_dtype=kv_cache_dtype,
+        gpu_memory_utilization=gpu_memory_utilization,
     )
     located = locate_model(model, revision)
     raise typer.Exit(serve(settings, WorkerOptions(located, engine, settings.worker_concurrency)))

@@ -8,6 +8,8 @@ import grpc
 from fastapi import FastAPI
 
 from .headrace_pb2_grpc import add_HeadraceServicer_to_server
+from .health import HealthService
+from .health_pb2_grpc import add_HealthServicer_to_server
 from .service import HeadraceService
 
 
@@ -22,6 +24,7 @@ async def grpc_server(
     options = (("grpc.so_reuseport", 0), ("grpc.max_receive_message_length", max_request_bytes))
     server = grpc.aio.server(options=options)
     add_HeadraceServicer_to_server(HeadraceService(app), server)  # type: ignore[no-untyped-call]
+    add_HealthServicer_to_server(HealthService(app.state.leaving), server)  # type: ignore[no-untyped-call]
     server.add_insecure_port(address)
     await server.start()
     on_listening()

@@ -5,7 +5,7 @@ from operator import itemgetter
 
 from ...storage.errors import InputError
 from ...storage.external_sort import ExternalSorter
-from ...storage.spool import PlannedRow
+from .batch_planner import PlannedBatch
 
 # More than this is no slip: the column does not name rows.
 _MAX_DUPLICATES = 100_000
@@ -20,15 +20,17 @@ class CustomIds:
         self._num_rows = 0
         self._has_own_ids = False
 
-    def add(self, row: PlannedRow) -> None:
-        if not self._has_own_ids and row.values.get("custom_id") is not None:
+    def add(self, batch: PlannedBatch) -> None:
+        if batch.own_ids and not self._has_own_ids:
             self._has_own_ids = True
             # The rows before are named by their numbers, which this column may repeat.
             for number in range(self._num_rows):
                 self._sorter.add(str(number).encode(), _payload(number, is_error=False))
+        first, self._num_rows = self._num_rows, self._num_rows + len(batch.items)
         if self._has_own_ids:
-            self._sorter.add(row.custom_id.encode(), _payload(row.row, row.error is not None))
-        self._num_rows += 1
+            for number in range(first, self._num_rows):
+                custom_id = batch.own_ids.get(number, str(number))
+                self._sorter.add(custom_id.encode(), _payload(number, number in batch.errors))
 
     def duplicates(self) -> dict[int, int]:
         """The rows that repeat an id, each with the first row that has it; rows with another error are left out.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...engine.config import EngineConfig
+from ...engine.config import DEFAULT_KV_CACHE_BYTES
 from ...engine.model_config import ModelConfig
 from ...storage.readers import InputSource
 from ...storage.spool import PlannedRow
@@ -63,4 +63,4 @@ def _observe(found: Forecast, shards: Iterator[list[PlannedRow]]) -> None:
 def _kv_tokens(model: ModelConfig, dtype: str) -> int:
     item_bytes = 4 if dtype == "float32" else 2
     per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * item_bytes
-    return EngineConfig().kv_cache_memory_bytes // per_token
+    return DEFAULT_KV_CACHE_BYTES // per_token

@@ -3,13 +3,10 @@
 A job may be larger than memory: between the first step and the last, its rows are in an `ExternalSorter`.
 """
 
-import pickle
-import sys
-from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from collections.abc import Generator, Iterable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
@@ -19,20 +16,22 @@ from ...engine.choices import build_choice_tree
 from ...engine.hub import locate_model
 from ...engine.model_config import ModelConfig
 from ...engine.tokenizer import Tokenizer
-from ...storage.columns import SchemaUnifier, custom_id_of
+from ...storage.columns import SchemaUnifier
 from ...storage.external_sort import ExternalSorter
 from ...storage.readers import InputRow, InputSource
 from ...storage.spool import PlannedRow
 from ..schemas import JobSpec
-from .ahead import map_ahead
+from .batch_helper import Recipe
+from .batch_planner import BatchPlanner, PlannedBatch, planned_row
 from .collector import leave_alone_what_is_there
 from .custom_ids import CustomIds
-from .rendering import PromptRenderer, RowError
+from .rendering import PromptRenderer
 from .shard_cutter import PrefixSharing, ShardCutter
+from .side_by_side import plan_batches
 
-# How the error of a prompt begins that is too long for the model.
-TOO_LONG = "prompt has"
 _BATCH_ROWS = 1024
+# A batch of long rows ends earlier.
+_BATCH_CHARACTERS = 4 * 1024**2
 _SORT_MEMORY_BYTES = 256 * 1024**2
 
 
@@ -40,12 +39,14 @@ _SORT_MEMORY_BYTES = 256 * 1024**2
 class Plan:
     """A job's rows in the order in which to run them, and the types of the input's columns.
 
+    `answer_tokens`: the most that all answers together may have, where each row has a sampling of its own.
     Rows that can not be asked are in shards too, with their error: every row takes the same way to the output.
     """
 
     schema: pa.Schema
     num_rows: int
     num_errors: int
+    answer_tokens: int | None
     _sorted_rows: ExternalSorter
     has_row_sampling: bool
     # Rows whose custom_id a row before has, with that row.
@@ -54,13 +55,13 @@ class Plan:
 
     def shards(self) -> Iterator[list[PlannedRow]]:
         """The rows of one shard after the other, read from disk as they are taken; once."""
-        return self._cutter.cut(self._checked(_planned(key, payload)) for key, payload in self._sorted_rows)
+        return self._cutter.cut(map(self._checked, map(planned_row, self._sorted_rows)))
 
     def _checked(self, row: PlannedRow) -> PlannedRow:
         if (first := self._duplicates.get(row.row)) is None:
             return row
         error = f"custom_id {row.custom_id!r} is also that of row {first}"
-        return replace(row, prompt_token_ids=None, error=error)
+        return row._replace(prompt_token_ids=None, error=error)
 
     @property
     def sharing(self) -> PrefixSharing:
@@ -99,78 +100,33 @@ class Planner:
         """
         renderer = self.check(source)
         unifier = source.unifier()
-        num_rows = num_errors = 0
+        num_rows = num_errors = answer_tokens = 0
         with leave_alone_what_is_there(), self._sorter() as sorter, self._sorter() as id_sorter:
             ids = CustomIds(id_sorter)
-            for row in self._plan_rows(renderer, unifier, source):
-                sorter.add(*_item(row))
-                ids.add(row)
-                num_rows += 1
-                num_errors += row.error is not None
+            with closing(self._batches(renderer, unifier, source)) as batches:
+                for batch in batches:
+                    sorter.extend(batch.items)
+                    ids.add(batch)
+                    num_rows += len(batch.items)
+                    num_errors += len(batch.errors)
+                    answer_tokens += batch.answer_tokens
             duplicates = ids.duplicates()
             num_errors += len(duplicates)
             cutter = ShardCutter(self.shard_rows)
             own = self.spec.samples_each_row
-            yield Plan(unifier.schema(), num_rows, num_errors, sorter, own, duplicates, cutter)
+            most = answer_tokens if own else None
+            yield Plan(unifier.schema(), num_rows, num_errors, most, sorter, own, duplicates, cutter)
 
     def _sorter(self) -> ExternalSorter:
         return ExternalSorter(self.sort_folder, self.sort_memory_bytes)
 
-    def _plan_rows(self, renderer: PromptRenderer, unifier: SchemaUnifier, source: InputSource) -> Iterator[PlannedRow]:
-        """All rows in the input's order. One batch is tokenized while the next is read and rendered."""
-
-        def encode(rendered: _Rendered) -> tuple[_Rendered, list[list[int]]]:
-            return rendered, self.tokenizer.encode_batch(rendered.texts, renderer.adds_special_tokens)
-
-        batches = (_Rendered.of(renderer, unifier, rows) for rows in _batches(source))
-        for rendered, token_ids in map_ahead(encode, batches):
-            yield from self._plan_batch(rendered, iter(token_ids))
-
-    def _plan_batch(self, rendered: "_Rendered", token_ids: Iterator[list[int]]) -> Iterator[PlannedRow]:
-        for row in rendered.rows:
-            problem = rendered.errors.get(row.row)
-            ids = None if problem else rendered.encoded.get(row.row) or next(token_ids)
-            if ids is not None and (problem := self._length_error(len(ids))):
-                ids = None
-            custom_id = custom_id_of(row.values, row.row)
-            yield PlannedRow(row.row, custom_id, row.values, ids, problem, row.sampling)
-
-    def _length_error(self, num_tokens: int) -> str | None:
-        limit = self.model.max_position_embeddings
-        if num_tokens == 0:
-            return "prompt is empty"
-        if num_tokens >= limit:
-            return f"{TOO_LONG} {num_tokens} tokens; the model's context holds {limit} with the answer"
-        return None
-
-
-@dataclass(frozen=True)
-class _Rendered:
-    """A batch of rows and their prompts: `texts`, in order, of all that are neither in `errors` nor `encoded` already.
-
-    Both of these by the row's number.
-    """
-
-    rows: list[InputRow]
-    texts: list[str] = field(default_factory=list)
-    errors: dict[int, str] = field(default_factory=dict)
-    encoded: dict[int, list[int]] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, renderer: PromptRenderer, unifier: SchemaUnifier, rows: list[InputRow]) -> "_Rendered":
-        batch = cls(rows)
-        for row in rows:
-            unifier.observe(row.values)
-            try:
-                prompt = _render(renderer, row)
-            except RowError as error:
-                batch.errors[row.row] = str(error)
-            else:
-                if isinstance(prompt, str):
-                    batch.texts.append(prompt)
-                else:
-                    batch.encoded[row.row] = prompt
-        return batch
+    def _batches(
+        self, renderer: PromptRenderer, unifier: SchemaUnifier, source: InputSource
+    ) -> Generator[PlannedBatch, None, None]:
+        """All rows in the input's order."""
+        context = self.model.max_position_embeddings
+        recipe = Recipe(self.spec.model_dump_json(), tuple(_columns(source)), self.tokenizer.folder, context)
+        return plan_batches(BatchPlanner(renderer, self.tokenizer, context), recipe, _observed(source, unifier))
 
 
 def make_planner(spec: JobSpec, shard_rows: int, sort_folder: Path) -> Planner:
@@ -195,36 +151,15 @@ def _columns(source: InputSource) -> list[str]:
     return source.columns
 
 
-def _render(renderer: PromptRenderer, row: InputRow) -> str | list[int]:
-    if row.error is not None:
-        raise RowError(row.error)
-    return renderer.render(row.values)
-
-
-def _item(row: PlannedRow) -> tuple[bytes, bytes]:
-    """What the sorter is given: the tokens as the key, so that prompts with a long common beginning are neighbours.
-
-    Rows without tokens come first: they cost the engine nothing.
-    """
-    key = b"" if row.prompt_token_ids is None else _big_endian(array("i", row.prompt_token_ids)).tobytes()
-    payload = (row.row, row.custom_id, row.values, row.error, row.sampling)
-    return key, pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
-
-
-def _planned(key: bytes, payload: bytes) -> PlannedRow:
-    number, custom_id, values, error, sampling = pickle.loads(payload)
-    token_ids = None if error else _big_endian(array("i", key))
-    return PlannedRow(number, custom_id, values, token_ids, error, sampling)
-
-
-def _big_endian(token_ids: "array[int]") -> "array[int]":
-    """Turned from this machine's order of bytes to big-endian, or back: as bytes, they then sort as numbers do."""
-    if sys.byteorder == "little":
-        token_ids.byteswap()
-    return token_ids
-
-
-def _batches(rows: Iterable[InputRow]) -> Iterator[list[InputRow]]:
-    iterator = iter(rows)
-    while batch := list(islice(iterator, _BATCH_ROWS)):
+def _observed(rows: Iterable[InputRow], unifier: SchemaUnifier) -> Iterator[list[InputRow]]:
+    """The rows in batches; `unifier` has seen their values."""
+    batch: list[InputRow] = []
+    num_characters = 0
+    for row in rows:
+        num_characters += unifier.observe(row.values)
+        batch.append(row)
+        if len(batch) == _BATCH_ROWS or num_characters >= _BATCH_CHARACTERS:
+            yield batch
+            batch, num_characters = [], 0
+    if batch:
         yield batch

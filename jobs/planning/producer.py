@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 from celery import Celery
 
-from ...storage.errors import LedgerError, ManifestDamaged, SinkError, UnknownJob
+from ...storage.errors import InputError, LedgerError, ManifestDamaged, SinkError, UnknownJob
 from ...storage.ledger import Ledger
 from ...storage.output_dir import Manifest, OutputMode, prepare_output_dir, read_manifest, write_manifest
 from ...storage.parts import committed_file
@@ -31,7 +31,7 @@ from .planner import Plan, make_planner
 class Terms:
     """What a job is held to beside its answers.
 
-    `within_seconds` after it is recorded, no worker takes up a shard of it. Of two jobs of a tenant with one
+    `within_seconds` after it is recorded, rows without an answer expire. Of two jobs of a tenant with one
     `idempotency_key` the second is the first. Its rows also go to the `sink`; its end is told to the
     `webhook`. Jobs with a higher `priority` come first. It is not taken beyond the `quota`.
     """
@@ -92,10 +92,15 @@ class Producer:
         job_id = manifest.job_id if manifest else job_id or new_job_id()
         if manifest is None:
             write_manifest(output, Manifest(job_id, fingerprint))
-        with planner.plan(source) as plan:
-            if terms.sink is not None:
-                _prepare_sink(terms.sink, part_schema(spec, carried_fields(plan.schema)), output)
-            return self._create(job_id, fingerprint, spec, plan, output, terms)
+        try:
+            with planner.plan(source) as plan:
+                if terms.sink is not None:
+                    _prepare_sink(terms.sink, part_schema(spec, carried_fields(plan.schema)), output)
+                return self._create(job_id, fingerprint, spec, plan, output, terms)
+        except InputError:
+            # It cannot be read to its end, which only reading it can tell.
+            self._forget(job_id, output)
+            raise
 
     def _job_of_key(self, terms: Terms, fingerprint: str, spec: JobSpec) -> JobRecord | None:
         """Raises `JobMismatchError` when another job has the key."""
@@ -168,6 +173,7 @@ class Producer:
             webhook=terms.webhook,
             priority=terms.priority,
             tenant=terms.tenant,
+            answer_tokens=plan.answer_tokens,
             **asdict(plan.sharing),
         )
         try:

@@ -1,8 +1,9 @@
 """Cutting ordered rows into shards where their prompts have least in common."""
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from ...storage.spool import PlannedRow
 
@@ -38,16 +39,17 @@ class ShardCutter:
         shard: list[PlannedRow] = []
         # How many tokens each row of the shard has in common with the row before it.
         common: list[int] = []
+        before = _NO_PROMPT
         for row in rows:
+            prompt = _Prompt.of(row)
+            num_common = common_prefix_length(before, prompt)
             if len(shard) == self._shard_rows:
-                next_common = _common_prefix(shard[-1], row)
-                end = self._end([*common, next_common])
+                end = self._end([*common, num_common])
                 yield self._take(shard[:end], common[:end])
                 shard, common = shard[end:], common[end:]
-                common.append(next_common)
-            else:
-                common.append(_common_prefix(shard[-1], row) if shard else 0)
             shard.append(row)
+            common.append(num_common)
+            before = prompt
         if shard:
             yield self._take(shard, common)
 
@@ -67,21 +69,27 @@ def _num_tokens(row: PlannedRow) -> int:
     return 0 if row.prompt_token_ids is None else len(row.prompt_token_ids)
 
 
-def _common_prefix(one: PlannedRow, other: PlannedRow) -> int:
-    if one.prompt_token_ids is None or other.prompt_token_ids is None:
-        return 0
-    return common_prefix_length(one.prompt_token_ids, other.prompt_token_ids)
+class _Prompt(NamedTuple):
+    """How many tokens, and all of them as one large number, the first token lowest."""
+
+    length: int
+    number: int
+
+    @classmethod
+    def of(cls, row: PlannedRow) -> "_Prompt":
+        token_ids = row.prompt_token_ids
+        if token_ids is None:
+            return _NO_PROMPT
+        return cls(len(token_ids), int.from_bytes(array("i", token_ids).tobytes(), "little"))
 
 
-def common_prefix_length(one: Sequence[int], other: Sequence[int]) -> int:
+_NO_PROMPT = _Prompt(0, 0)
+
+
+def common_prefix_length(one: _Prompt, other: _Prompt) -> int:
     """With how many equal tokens two prompts begin."""
-    length = min(len(one), len(other))
-    # As two large numbers, the first token lowest: where the lowest bit is by which they differ.
-    differing = _number(one[:length]) ^ _number(other[:length])
-    if not differing:
+    length = min(one.length, other.length)
+    if not length or not (differing := one.number ^ other.number):
         return length
-    return ((differing & -differing).bit_length() - 1) // _TOKEN_BITS
-
-
-def _number(token_ids: Sequence[int]) -> int:
-    return int.from_bytes(array("i", token_ids).tobytes(), "little")
+    # Where the lowest bit is by which they differ.
+    return min(length, ((differing & -differing).bit_length() - 1) // _TOKEN_BITS)

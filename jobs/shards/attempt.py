@@ -32,7 +32,7 @@ from ..errors import Stopped
 from ..schemas import JobSpec
 from .answer_cache import AnswerCache
 from .checkpoints import Checkpoint, TokenCheckpoints
-from .deadline import expire
+from .deadline import NOT_ANSWERED, Deadline, expire
 from .faults import MAX_FAULTS, repeated_fault
 from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
 from .retrying import Retrial
@@ -42,7 +42,7 @@ from .row_streams import RowStreams
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
-_LEDGER_RETRY_SECONDS = 0.5
+_RETRY_SECONDS = 0.5
 _ENGINE_FAILED = "engine failed: "
 
 
@@ -50,7 +50,8 @@ _ENGINE_FAILED = "engine failed: "
 class AttemptTools:
     """What every attempt of a worker uses.
 
-    `flush_seconds`: how long a finished row waits for its part at most. `max_failures`: after how many attempts that
+    `flush_seconds`: how long a finished row waits for its part at most. `write_seconds`: how long one that cannot be
+    written, as the disk is full, is kept before the shard is handed back. `max_failures`: after how many attempts that
     ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine. `row_streams`:
     for rows that somebody watches. `checkpoints`: for long rows, whose tokens outlive the worker.
     `answers`: those of earlier jobs, for jobs that want them.
@@ -61,6 +62,7 @@ class AttemptTools:
     tokenizer: Tokenizer
     flush_seconds: float
     max_failures: int = 3
+    write_seconds: float = 10.0
     room: EngineRoom = field(default_factory=EngineRoom)
     row_streams: RowStreams | None = None
     checkpoints: TokenCheckpoints | None = None
@@ -85,6 +87,7 @@ class ShardAttempt:
         self._folder = Path(self.job.output_dir)
         self._retrial = Retrial(self.tools.ledger, self.claim, self._folder)
         self._checkpoint = Checkpoint(self.claim)
+        self._deadline = Deadline.of(self.claim)
 
     def stop(self) -> None:
         """Make `run` end soon. What is finished is committed if the lease still allows it."""
@@ -138,12 +141,12 @@ class ShardAttempt:
 
     def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
         """Have the rows of `table` answered that are not done, and commit them."""
-        prefix, known = str(self.claim.attempt_id), self._checkpoint.token_ids
+        prefix, known = str(self.claim.attempt_id), self._checkpoint.known
         batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix, known)
         if self._spec.cache and self.tools.answers is not None:
-            self._cache_keys = self.tools.answers.answer(batch, self._spec)
+            self._cache_keys = self.tools.answers.answer(batch, self._spec, self.job.tenant)
         try:
-            self.tools.host.submit(batch.requests, self._outcomes.put)
+            self.tools.host.submit(batch.requests, self._outcomes.put, resume_logprobs=batch.resume_logprobs)
             with ExitStack() as stack:
                 if self.tools.row_streams is not None:
                     stack.enter_context(self.tools.row_streams.offered(self.claim, batch))
@@ -175,6 +178,8 @@ class ShardAttempt:
         """Until every row has its outcome: gather them and commit a part every `flush_seconds`."""
         while True:
             self._gather(batch)
+            if self._deadline.has_passed:
+                self._expire(batch)
             if batch.has_finished:
                 finished = batch.finished_rows() if self._cache_keys else {}
                 self._commit(batch.take_finished())
@@ -193,7 +198,7 @@ class ShardAttempt:
             self.tools.answers.keep({keys[index]: columns for index, columns in finished.items() if index in keys})
 
     def _gather(self, batch: RowBatch) -> None:
-        deadline = time.monotonic() + self.tools.flush_seconds
+        deadline = self._deadline.not_after(time.monotonic() + self.tools.flush_seconds)
         while not batch.is_answered:
             # Told to stop, take what the engine has answered by now.
             patience = 0.0 if self._stop.is_set() else max(0.0, deadline - time.monotonic())
@@ -201,12 +206,19 @@ class ShardAttempt:
                 outcome = self._outcomes.get(timeout=patience)
             except queue.Empty:
                 return
-            if outcome is None:
+            # A row that was given up may have got its answer this moment.
+            if outcome is None or not batch.waits_for(outcome):
                 continue
             if (request := batch.anew(outcome)) is not None:
                 self.tools.host.submit([request], self._outcomes.put)
             else:
                 batch.record(outcome)
+
+    def _expire(self, batch: RowBatch) -> None:
+        """Give up the rows that have no answer; what the engine has of them goes."""
+        requests = batch.requests
+        batch.give_up(NOT_ANSWERED)
+        self.tools.host.abort(request.request_id for request in requests)
 
     def _gives_up(self) -> bool:
         errors = (attempt.error or "" for attempt in self.tools.ledger.attempts(self.claim.shard_id))
@@ -218,7 +230,7 @@ class ShardAttempt:
             rows = SqlSink(sink, table.schema)
             self._persistently(lambda: rows.upsert(self.claim.job_id, self.claim.attempt_id, table))
         name = self._next_name()
-        write_part(self._folder, name, table)
+        self._write(name, table)
         part = part_summary(name, table)
         replaced = self._retrial.replace(table["row"].to_pylist(), self._next_name)
         replacing = [each.replacement for each in replaced]
@@ -230,6 +242,17 @@ class ShardAttempt:
         for each in replaced:
             each.publish(self._folder)
         publish(self._folder, name)
+
+    def _write(self, name: str, table: pa.Table) -> None:
+        """Try again while there is no room: rows that were given back at once would be generated in vain, again."""
+        deadline = time.monotonic() + self.tools.write_seconds
+        while True:
+            try:
+                return write_part(self._folder, name, table)
+            except StorageError as error:
+                if time.monotonic() >= deadline or self._stop.wait(_RETRY_SECONDS):
+                    raise
+                logger.warning("a part cannot be written, trying again: %s", error)
 
     def _discard_uncommitted(self, names: Sequence[str]) -> None:
         # A commit whose answer was lost may have been followed by the loss of the lease.
@@ -250,7 +273,7 @@ class ShardAttempt:
             try:
                 return call()
             except LedgerUnavailable as error:
-                if self._stop.wait(_LEDGER_RETRY_SECONDS):
+                if self._stop.wait(_RETRY_SECONDS):
                     raise
                 logger.warning("the ledger does not answer, trying again: %s", error)
 

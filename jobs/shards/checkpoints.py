@@ -1,14 +1,14 @@
 """Tokens of long rows outlive their worker: it writes them down while it generates, and the next attempt goes on there.
 
 In Redis, one hash a shard: the field `attempt` is the attempt that may write; each other field has a row's tokens so
-far, four bytes each, under the row's number (`<row>/<sample>` for further samples). A row that somebody watches is in
-its stream too, which is what readers have seen: where both are there, the stream decides.
+far, as `Begun` keeps them, under the row's number (`<row>/<sample>` for further samples; `#<k>` after it where the
+log-probabilities of the k likeliest are reported). A row that somebody watches is in its stream too, which is what
+readers have seen: where both are there, the stream decides, unless it lacks log-probabilities that are wanted.
 """
 
 import logging
 import threading
-from array import array
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Self
@@ -21,14 +21,13 @@ from ..engine_host import EngineHost
 from ..streams.connections import connect
 from ..streams.keys import row_stream_id, stream_key, tokens_key
 from ..streams.recovery import recover
+from .begun import Begun, bytes_of_token
 
 logger = logging.getLogger(__name__)
 
 # A row that is shorter is generated again sooner than all are written down.
 MIN_TOKENS = 64
 _RECOVER_SECONDS = 5.0
-# Of a token: four bytes, the lowest first on every machine that torch runs on.
-_TOKEN = "I"
 
 # ARGV: the attempt, the TTL in seconds, then of each row its field, how many bytes it should have and those that
 # follow; with none before them they replace what is there. Answers with the fields that did not have as many, or with
@@ -68,14 +67,14 @@ _DROP = "if redis.call('HGET', KEYS[1], 'attempt') == ARGV[1] then return redis.
 class Checkpoint:
     """What one attempt at a shard goes on from and writes down.
 
-    `token_ids`: of rows that earlier attempts have begun, by their names. `num_saved`: how many tokens of a row Redis
+    `known`: of rows that earlier attempts have begun, by their names. `num_saved`: how many tokens of a row Redis
     has. `requests`: what the engine has of the shard, by their rows' names.
     """
 
     claim: Claim
-    token_ids: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    known: Mapping[str, Begun] = field(default_factory=dict)
     num_saved: dict[str, int] = field(default_factory=dict)
-    requests: dict[str, str] = field(default_factory=dict)
+    requests: dict[str, Request] = field(default_factory=dict)
     is_lost: bool = False
 
     @property
@@ -87,19 +86,22 @@ class Checkpoint:
         """Whether Redis has nothing of the shard, as far as this attempt knows."""
         return not self.num_saved and self.claim.attempt_number == 1
 
-    def news(self, host: EngineHost, min_tokens: int, min_new: int) -> dict[str, list[int]]:
+    def news(self, host: EngineHost, min_tokens: int, min_new: int) -> dict[str, Begun]:
         """What Redis lacks of rows with so many tokens, of which so many are new."""
         found = {}
-        for name, request_id in self.requests.items():
-            saved = self.num_saved.get(name, 0)
-            if new := host.tokens_after(request_id, saved, max(min_tokens - saved, min_new)):
-                found[name] = new
+        for name, request in self.requests.items():
+            saved, with_logprobs = self.num_saved.get(name, 0), request.params.logprobs is not None
+            least = max(min_tokens - saved, min_new)
+            token_ids, logprobs = host.tokens_after(request.request_id, saved, least, with_logprobs)
+            if token_ids:
+                found[name] = Begun(tuple(token_ids), tuple(logprobs))
         return found
 
-    def saved(self, news: Mapping[str, Sequence[int]], behind: Collection[str]) -> None:
+    def saved(self, news: Mapping[str, Begun], behind: Collection[str]) -> None:
         """Note that Redis has these, except for rows that it has forgotten: they are written anew."""
         for name, tokens in news.items():
-            self.num_saved[name] = 0 if name in behind else self.num_saved.get(name, 0) + len(tokens)
+            is_behind = _field(self.requests[name]) in behind
+            self.num_saved[name] = 0 if is_behind else self.num_saved.get(name, 0) + len(tokens)
 
 
 class TokenCheckpoints:
@@ -130,17 +132,14 @@ class TokenCheckpoints:
         except RedisError as error:
             logger.warning("shard %s begins its open rows anew, Redis does not answer: %s", claim.shard_id, error)
             return Checkpoint(claim)
-        known = dict(saved)
-        for name, tokens in streamed.items():
-            if known.get(name, ())[: len(tokens)] != tokens:
-                known[name] = tokens
-        num_saved = {name: len(saved[name]) for name in saved if known[name][: len(saved[name])] == saved[name]}
+        known = saved | {name: seen for name, seen in streamed.items() if _decides(seen, saved.get(name, Begun()))}
+        num_saved = {name: len(saved[name]) for name in saved if known[name].starts_with(saved[name])}
         return Checkpoint(claim, known, num_saved)
 
     @contextmanager
     def kept(self, checkpoint: Checkpoint, requests: Iterable[Request]) -> Iterator[None]:
         """While the engine has these requests, the tokens of the long ones are saved, and once more at the end."""
-        checkpoint.requests = {_name(each): each.request_id for each in requests if self._is_worth_it(each)}
+        checkpoint.requests = {_name(each): each for each in requests if self._is_worth_it(each)}
         if not checkpoint.requests:
             yield
             return
@@ -169,7 +168,8 @@ class TokenCheckpoints:
 
     def _is_worth_it(self, request: Request) -> bool:
         max_tokens = request.params.max_tokens
-        return can_resume(request) and (max_tokens is None or max_tokens > self._min_tokens)
+        # Choices come whole.
+        return request.params.choices is None and (max_tokens is None or max_tokens > self._min_tokens)
 
     def _save(self, kept: Iterable[Checkpoint], min_new: int) -> None:
         # One at a time: an attempt's last save may come while the others' is under way.
@@ -186,19 +186,21 @@ class TokenCheckpoints:
                 checkpoint.is_lost = behind is None
                 checkpoint.saved(news, [name.decode() for name in behind or ()])
 
-    def _arguments(self, checkpoint: Checkpoint, news: Mapping[str, list[int]]) -> list[str | int | bytes]:
+    def _arguments(self, checkpoint: Checkpoint, news: Mapping[str, Begun]) -> list[str | int | bytes]:
         arguments: list[str | int | bytes] = [checkpoint.claim.attempt_id, self._ttl_seconds]
-        for name, tokens in news.items():
-            num_bytes = checkpoint.num_saved.get(name, 0) * array(_TOKEN).itemsize
-            arguments += [name, num_bytes, array(_TOKEN, tokens).tobytes()]
+        for name, begun in news.items():
+            request = checkpoint.requests[name]
+            num_top = request.params.logprobs
+            num_bytes = checkpoint.num_saved.get(name, 0) * bytes_of_token(num_top)
+            arguments += [_field(request), num_bytes, begun.to_bytes(num_top)]
         return arguments
 
-    def _claim(self, claim: Claim) -> dict[str, tuple[int, ...]]:
+    def _claim(self, claim: Claim) -> dict[str, Begun]:
         answer = self._redis.eval(_CLAIM, 1, tokens_key(claim.shard_id), claim.attempt_id, self._ttl_seconds)
         pairs = zip(answer[::2], answer[1::2], strict=True)
-        return {name.decode(): tuple(array(_TOKEN, tokens)) for name, tokens in pairs if name != b"attempt"}
+        return dict(_read(name.decode(), tokens) for name, tokens in pairs if name != b"attempt")
 
-    def _streamed(self, claim: Claim, rows: Iterable[int]) -> dict[str, tuple[int, ...]]:
+    def _streamed(self, claim: Claim, rows: Iterable[int]) -> dict[str, Begun]:
         """The tokens of those rows that somebody has watched, by their names."""
         streams = {row_stream_id(claim.job_id, row): str(row) for row in rows}
         with self._redis.pipeline(transaction=False) as pipe:
@@ -209,12 +211,23 @@ class TokenCheckpoints:
         found = recover(self._redis_url, self._ttl_seconds, attempts, _RECOVER_SECONDS) if attempts else {}
         # One that ended in an error may be that of a row which is tried again.
         good = {stream: each for stream, each in found.items() if each.end is None or each.end.error is None}
-        return {streams[stream_id]: each.token_ids for stream_id, each in good.items()}
+        return {streams[stream_id]: Begun(tuple(each.token_ids)) for stream_id, each in good.items()}
 
 
-def can_resume(request: Request) -> bool:
-    """Whether tokens are all there is to an answer: not to choices, whose answers come whole, nor to logprobs."""
-    return request.params.choices is None and request.params.logprobs is None
+def _decides(seen: Begun, saved: Begun) -> bool:
+    """Whether to go on from what a row's readers have seen, rather than from what was saved."""
+    return not saved.logprobs and not saved.starts_with(seen)
+
+
+def _field(request: Request) -> str:
+    """Under what Redis has a request's tokens."""
+    num_top = request.params.logprobs
+    return _name(request) if num_top is None else f"{_name(request)}#{num_top}"
+
+
+def _read(field: str, tokens: bytes) -> tuple[str, Begun]:
+    name, _, num_top = field.partition("#")
+    return name, Begun.from_bytes(tokens, int(num_top) if num_top else None)
 
 
 def _name(request: Request) -> str:

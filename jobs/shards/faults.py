@@ -10,6 +10,8 @@ from ...storage.records import AttemptOutcome, AttemptRecord, PartRecord
 
 _FAULT = "attempt_failed: "
 MAX_FAULTS = 5
+# Beyond that error rows do not help: the fault is where earlier parts are read, or new ones committed.
+HOPELESS_FAULTS = 2 * MAX_FAULTS
 # What has a cause outside, which may pass.
 _NOT_OURS = (StorageError, LedgerError, RedisError, OSError, MemoryError)
 
@@ -22,16 +24,23 @@ def why_failed(error: Exception) -> str:
     return f"{'' if isinstance(error, _NOT_OURS) else _FAULT}{type(error).__name__}: {text}"
 
 
-def repeated_fault(attempts: Iterable[AttemptRecord], parts: Iterable[PartRecord]) -> str | None:
-    """The fault with which a shard's last attempts have all ended, without a part, when they were too many."""
+def is_fault(error: str | None) -> bool:
+    """Whether `why_failed` has taken an attempt's error for a fault of ours."""
+    return error is not None and error.startswith(_FAULT)
+
+
+def repeated_fault(
+    attempts: Iterable[AttemptRecord], parts: Iterable[PartRecord], at_least: int = MAX_FAULTS
+) -> str | None:
+    """The fault with which a shard's last attempts have all ended, without a part, when they were so many."""
     counted = [each for each in attempts if each.outcome not in (None, AttemptOutcome.RELEASED)]
     counted.sort(key=lambda attempt: attempt.number, reverse=True)
     fault = counted[0].error if counted else None
-    if fault is None or not fault.startswith(_FAULT):
+    if fault is None or not is_fault(fault):
         return None
     fruitful = {part.attempt_id for part in parts}
     same = takewhile(lambda attempt: _is_in_vain(attempt, fault, fruitful), counted)
-    return fault if sum(1 for _ in same) >= MAX_FAULTS else None
+    return fault if sum(1 for _ in same) >= at_least else None
 
 
 def _is_in_vain(attempt: AttemptRecord, fault: str, fruitful: Collection[int]) -> bool:

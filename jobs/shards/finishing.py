@@ -9,14 +9,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import pyarrow.compute as pc
-
 from ...storage.errors import StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_dir import Manifest, complete_manifest
 from ...storage.records import JobRecord, Progress, ShardRecord
 from ...storage.spool import read_shard
-from .retrying import read_part, unretriable_rows
+from .retrying import unretriable_rows
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +32,7 @@ def finish_job(ledger: Ledger, job: JobRecord) -> None:
     """Remove what a completed job needs no more and complete its manifest. What fails of it is only logged."""
     try:
         remove_spool(ledger, job)
-        report = _report(job, ledger.progress(job.id), _num_from_cache(ledger, job))
+        report = _report(job, ledger.progress(job.id))
         complete_manifest(Path(job.output_dir), Manifest(job.id, job.fingerprint), report)
     except StorageError as error:
         logger.warning("job %s has completed, but not all is tidy: %s", job.id, error)
@@ -75,17 +73,7 @@ def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShar
     return SpooledShard(root.number, path, table.num_rows - len(left))
 
 
-def _num_from_cache(ledger: Ledger, job: JobRecord) -> int | None:
-    """How many answers are earlier jobs'; None where the job did not ask for those. Raises StorageError."""
-    if not job.spec.get("cache"):
-        return None
-    folder = Path(job.output_dir)
-    return sum(
-        int(pc.sum(read_part(folder, part, ["from_cache"])["from_cache"]).as_py() or 0) for part in ledger.parts(job.id)
-    )
-
-
-def _report(job: JobRecord, progress: Progress, num_from_cache: int | None) -> dict[str, Any]:
+def _report(job: JobRecord, progress: Progress) -> dict[str, Any]:
     # A folder's path has no revision, whatever characters it has.
     name, _, revision = (job.model, "", "") if Path(job.model).is_absolute() else job.model.partition("@")
     return {
@@ -97,7 +85,7 @@ def _report(job: JobRecord, progress: Progress, num_from_cache: int | None) -> d
             "total": progress.rows_total,
             "done": progress.rows_done,
             "failed": progress.rows_failed,
-            **({"from_cache": num_from_cache} if num_from_cache is not None else {}),
+            **({"from_cache": progress.rows_from_cache} if job.spec.get("cache") else {}),
         },
         "tokens": {
             "prompt": progress.prompt_tokens,
@@ -106,6 +94,7 @@ def _report(job: JobRecord, progress: Progress, num_from_cache: int | None) -> d
         },
         "model": name,
         "revision": revision or None,
+        "weights": job.weights,
         "options": job.spec,
         "versions": {package: version(package) for package in ("headrace", "torch")},
     }

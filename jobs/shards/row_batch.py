@@ -1,6 +1,6 @@
 """A shard's open rows: as requests for the engine, and as output rows once they are answered."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
@@ -12,18 +12,20 @@ import pyarrow.compute as pc
 
 from ...engine.detokenizer import StopStrings
 from ...engine.errors import InvalidRequestError
+from ...engine.grammar import Grammar
+from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request, SamplingParams
 from ...engine.tokenizer import Tokenizer
 from ...storage.spool import input_fields, prompt_token_lists
 from ..engine_host import Answer, EngineFailure, Outcome, Refusal
 from ..schemas import JobSpec, row_seed
-from .checkpoints import can_resume
+from .begun import Begun
 from .part_schema import part_schema
 from .row_answers import answer_columns, error_columns
 from .row_sampling import RowSampling
 
 TokenLists = tuple[tuple[int, ...], ...]
-NOTHING_KNOWN: Mapping[str, Sequence[int]] = MappingProxyType({})
+NOTHING_KNOWN: Mapping[str, Begun] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,8 @@ class _OpenRow:
 class RowBatch:
     """Used by one thread. `table` is the spooled shard; rows in `done` are left out.
 
-    `known`: tokens that answers begin with, by `ROW` or `ROW/SAMPLE`; their requests are resumed from these.
+    `known`: what answers begin with, by `ROW` or `ROW/SAMPLE`; their requests are resumed from it. `resume_logprobs`:
+    of these, by the requests' ids, what is known of their tokens.
     """
 
     def __init__(
@@ -65,11 +68,12 @@ class RowBatch:
         spec: JobSpec,
         tokenizer: Tokenizer,
         prefix: str,
-        known: Mapping[str, Sequence[int]] = NOTHING_KNOWN,
+        known: Mapping[str, Begun] = NOTHING_KNOWN,
     ) -> None:
         self._table = table
         self._prefix = prefix
         self._known = known
+        self.resume_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         self._spec = spec
         self._tokenizer = tokenizer
         self._schema = part_schema(spec, input_fields(table.schema))
@@ -94,25 +98,48 @@ class RowBatch:
         except InvalidRequestError as error:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
         else:
-            # The first computes the prompt, the others fork from it.
-            requests = [
-                Request(
-                    f"{request_id}/{sample}" if sample else request_id,
-                    token_ids,
-                    params.of_sample(sample),
-                    choice_token_ids,
-                    StopStrings.of(self._tokenizer, params),
-                    grammar,
-                    fork_of=request_id if sample else None,
-                )
-                for sample in range(params.n)
-            ]
+            requests = self._requests(request_id, token_ids, params, choice_token_ids, grammar)
             open_row = _OpenRow(index, [self._resumed(each) for each in requests] if self._known else requests)
-            self._open.update((request.request_id, (open_row, request)) for request in open_row.requests)
+            for request in open_row.requests:
+                self._open[request.request_id] = (open_row, request)
+
+    def _requests(
+        self,
+        request_id: str,
+        token_ids: list[int],
+        params: SamplingParams,
+        choice_token_ids: TokenLists | None,
+        grammar: Grammar | None,
+    ) -> list[Request]:
+        """One for each sample: the first computes the prompt, the others fork from it."""
+        checker = StopStrings.of(self._tokenizer, params)
+        first = Request(request_id, token_ids, params.of_sample(0), choice_token_ids, checker, grammar)
+        # Nearly all rows are done here.
+        if params.n == 1:
+            return [first]
+        others = [
+            Request(
+                f"{request_id}/{sample}",
+                token_ids,
+                params.of_sample(sample),
+                choice_token_ids,
+                StopStrings.of(self._tokenizer, params),
+                grammar,
+                fork_of=request_id,
+            )
+            for sample in range(1, params.n)
+        ]
+        return [first, *others]
 
     def _resumed(self, request: Request) -> Request:
         known = self._known.get(request.request_id.removeprefix(f"{self._prefix}/"))
-        return replace(request, resume_token_ids=known) if known and can_resume(request) else request
+        # The engine says nothing of tokens that it is given.
+        with_logprobs = request.params.logprobs is not None
+        if not known or request.params.choices is not None or (with_logprobs and len(known.logprobs) < len(known)):
+            return request
+        if with_logprobs:
+            self.resume_logprobs[request.request_id] = known.logprobs
+        return replace(request, resume_token_ids=known.token_ids)
 
     def _params(self, row: int, sampling: str | None) -> tuple[SamplingParams, TokenLists | None]:
         """A row's parameters, and its choices as tokens. Raises `InvalidRequestError`."""
@@ -201,6 +228,17 @@ class RowBatch:
         row.outcomes[outcome.request_id] = outcome
         if len(row.outcomes) == len(row.requests):
             self._finished.append(_Finished(row.index, row.columns(self._tokenizer, self._spec.samples_each_row)))
+
+    def waits_for(self, outcome: Outcome) -> bool:
+        """Whether the row has not been given up meanwhile."""
+        return outcome.request_id in self._open
+
+    def give_up(self, error: str) -> None:
+        """Turn all rows that wait for an answer into error rows."""
+        for index, requests in self.open_rows().items():
+            self._finished.append(_Finished(index, error_columns(error, len(requests[0].prompt_token_ids))))
+        self._open.clear()
+        self._failed.clear()
 
     def take_finished(self) -> pa.Table:
         """The rows answered since the last call, with the output's columns."""

@@ -32,7 +32,8 @@ def swap_out(kv_cache: Tensor, blocks: Tensor) -> Tensor:
 
     From a GPU they come into pinned memory, and arrive when the stream has come so far.
     """
-    gathered = kv_cache.index_select(2, blocks)
+    # As bytes: torch indexes no float8.
+    gathered = kv_cache.view(torch.uint8).index_select(2, blocks).view(kv_cache.dtype)
     if not kv_cache.is_cuda:
         return gathered
     held = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
@@ -45,4 +46,4 @@ def swap_in(kv_cache: Tensor, blocks: Tensor, held: Tensor) -> None:
         raise ValueError(
             f"held {tuple(held.shape)} is {held.dtype}; must have {len(blocks)} blocks of {kv_cache.dtype}"
         )
-    kv_cache.index_copy_(2, blocks, held.to(kv_cache.device, non_blocking=True))
+    kv_cache.view(torch.uint8).index_copy_(2, blocks, held.to(kv_cache.device, non_blocking=True).view(torch.uint8))

@@ -1,9 +1,27 @@
 """The obvious torch; also the path that runs where no faster one exists."""
 
+import torch
 from torch import Tensor
 
+from .fp8 import UNSCALED, KVScales, as_stored, is_fp8
 
-def write_kv_reference(key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor, slots: Tensor) -> None:
+# The slot of a token that pads a batch: nothing of it is kept.
+PADDING_SLOT = -1
+
+
+def write_kv_reference(
+    key: Tensor,
+    value: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    slots: Tensor,
+    kv_scales: KVScales = UNSCALED,
+) -> None:
     """See `write_kv`."""
-    key_cache.view(-1, *key.shape[1:])[slots] = key
-    value_cache.view(-1, *value.shape[1:])[slots] = value
+    is_kept = slots != PADDING_SLOT
+    for new, cache, scale in ((key, key_cache, kv_scales.key), (value, value_cache, kv_scales.value)):
+        places, stored = cache.view(-1, *new.shape[1:]), as_stored(new, cache.dtype, scale)
+        if is_fp8(cache):
+            # As bytes: torch indexes no float8.
+            places, stored = places.view(torch.uint8), stored.view(torch.uint8)
+        places[slots[is_kept]] = stored[is_kept]

@@ -4,7 +4,8 @@ import torch
 import triton
 from torch import Tensor
 
-from ..triton_checks import check_launch, check_tensor
+from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from .fp8 import FP8_LARGEST
 from .triton_kernels import copy_blocks_kernel
 
 _ELEMENTS_PER_PROGRAM = 2048
@@ -14,7 +15,7 @@ _BYTES_OF_INT = {1: torch.int8, 2: torch.int16, 4: torch.int32}
 def copy_blocks_triton(kv_cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
     """See `copy_blocks`."""
     check_launch("kv_cache", kv_cache, copy_blocks_kernel)
-    check_tensor("kv_cache", kv_cache, [None] * 6, (kv_cache.dtype,), kv_cache.device)
+    check_tensor("kv_cache", kv_cache, [None] * 6, (*FLOAT_DTYPES, *FP8_LARGEST), kv_cache.device)
     sources, destinations = sources.contiguous(), destinations.contiguous()
     check_tensor("sources", sources, (None,), (torch.int64,), kv_cache.device)
     check_tensor("destinations", destinations, sources.shape, (torch.int64,), kv_cache.device)

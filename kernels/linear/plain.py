@@ -5,6 +5,7 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from .native import MAX_ROWS, linear_native, takes_weight
+from .packed import PackedProduct, takes_packed
 from .product import Product
 
 # The number of rows oneDNN chooses its layout for; what it chooses for one row or 64 measured alike.
@@ -14,12 +15,15 @@ _TYPICAL_ROWS = 64
 def plain_product(weight: Tensor, bias: Tensor | None) -> Product:
     """What is fastest here for this weight.
 
-    In bfloat16 on a CPU that is oneDNN's layout, or none where the compiled kernel reads the weight as it is: with few
-    rows that kernel is the faster, and with thousands the plain product is as fast as oneDNN's packed one.
+    In bfloat16 on a CPU that is one of the compiled kernels. With AMX it reads the weight as it is: with few rows it
+    is the fastest, and with thousands the plain product is as fast as oneDNN's packed one. With AVX-512 alone it has a
+    layout of its own; oneDNN's is for where there is no such kernel.
     In float32 the layouts measured alike (`docs/decisions.md`), and it stays as it is.
     """
     if takes_weight(weight):
         return NativeProduct(weight, bias)
+    if takes_packed(weight):
+        return PackedProduct(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_onednn():
         return OneDnnProduct(weight, bias)
     return PlainProduct(weight, bias)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from ..device import runs_triton
+from ..kv_cache.fp8 import UNSCALED, KVScales
 from ..native import runs_native
 from .native import add_rms_norm_native, rms_norm_native, rotate_and_write_native
 from .reference import (
@@ -53,14 +54,15 @@ def rotate_and_write(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    kv_scales: KVScales = UNSCALED,
 ) -> Tensor:
     """From a layer's projections to rotated queries, with rotated keys and values stored in the KV cache.
 
     qkv: [num_tokens, (num_heads + 2 * num_kv_heads) * head_dim], queries, then keys, then values. cos, sin:
     [num_tokens, rotary_dim / 2], of qkv's dtype; what a head has beyond `rotary_dim` is not rotated. key_cache,
-    value_cache, slots: as `write_kv` has them; both caches are changed in place. query_norm, key_norm: [head_dim], the
-    weights of an RMSNorm over each head before it is rotated, both or neither; `eps` is theirs. Returns the queries:
-    [num_tokens, num_heads, head_dim].
+    value_cache, slots, kv_scales: as `write_kv` has them; both caches are changed in place. query_norm, key_norm:
+    [head_dim], the weights of an RMSNorm over each head before it is rotated, both or neither; `eps` is theirs. Returns
+    the queries: [num_tokens, num_heads, head_dim].
     """
     dense = (cos, sin, key_cache, value_cache)
     norms = (norm for norm in (query_norm, key_norm) if norm is not None)
@@ -69,8 +71,12 @@ def rotate_and_write(
     if runs_triton(qkv):
         from .triton import rotate_and_write_triton
 
-        return rotate_and_write_triton(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps)
-    return rotate_and_write_reference(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps)
+        return rotate_and_write_triton(
+            qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps, kv_scales
+        )
+    return rotate_and_write_reference(
+        qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps, kv_scales
+    )
 
 
 __all__ = ["add_rms_norm", "apply_rotary", "rms_norm", "rotary_table", "rotate_and_write"]

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 
 from ..kv_cache import write_kv
+from ..kv_cache.fp8 import UNSCALED, KVScales
 
 
 def rms_norm_reference(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -28,6 +29,7 @@ def rotate_and_write_reference(
     query_norm: Tensor | None,
     key_norm: Tensor | None,
     eps: float,
+    kv_scales: KVScales = UNSCALED,
 ) -> Tensor:
     """See `rotate_and_write`."""
     num_kv_heads, head_dim = key_cache.shape[2:]
@@ -36,7 +38,7 @@ def rotate_and_write_reference(
     if query_norm is not None and key_norm is not None:
         query = rms_norm_reference(query, query_norm, eps)
         key = rms_norm_reference(key, key_norm, eps)
-    write_kv(apply_rotary(key, cos, sin), value, key_cache, value_cache, slots)
+    write_kv(apply_rotary(key, cos, sin), value, key_cache, value_cache, slots, kv_scales)
     return apply_rotary(query, cos, sin)
 
 

@@ -4,6 +4,7 @@ import torch
 import triton
 from torch import Tensor
 
+from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .triton_kernels import rms_norm_kernel, rotate_and_write_kernel
 
@@ -62,6 +63,7 @@ def rotate_and_write_triton(
     query_norm: Tensor | None = None,
     key_norm: Tensor | None = None,
     eps: float = 0.0,
+    kv_scales: KVScales = UNSCALED,
 ) -> Tensor:
     """See `rotate_and_write`."""
     num_heads = _check(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm)
@@ -81,6 +83,8 @@ def rotate_and_write_triton(
         cos if query_norm is None else query_norm,
         cos if key_norm is None else key_norm,
         eps,
+        kv_scales.key,
+        kv_scales.value,
         num_heads,
         num_kv_heads,
         key_cache.shape[1],
@@ -95,6 +99,7 @@ def rotate_and_write_triton(
         PADDED_REST=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
         HEADS=_HEADS_PER_PROGRAM,
         HAS_NORM=query_norm is not None,
+        LARGEST_FP8=int(FP8_LARGEST.get(key_cache.dtype, 0)),
         num_warps=4,
     )
     return output
@@ -114,8 +119,9 @@ def _check(
     check_launch("qkv", qkv, rotate_and_write_kernel)
     check_tensor("qkv", qkv, (None, None), FLOAT_DTYPES, qkv.device, is_contiguous=False)
     same = ((qkv.dtype,), qkv.device)
-    check_tensor("key_cache", key_cache, (None, None, None, None), *same, is_contiguous=False)
-    check_tensor("value_cache", value_cache, key_cache.shape, *same, is_contiguous=False)
+    dtypes = (qkv.dtype, *FP8_LARGEST)
+    check_tensor("key_cache", key_cache, (None, None, None, None), dtypes, qkv.device, is_contiguous=False)
+    check_tensor("value_cache", value_cache, key_cache.shape, (key_cache.dtype,), qkv.device, is_contiguous=False)
     if key_cache.stride() != value_cache.stride():
         raise ValueError(
             f"value_cache {tuple(value_cache.shape)} has strides {value_cache.stride()}, and must have key_cache's, "

@@ -46,6 +46,8 @@ def rotate_and_write_kernel(
     query_norm,
     key_norm,
     eps,
+    key_scale,
+    value_scale,
     num_heads,
     num_kv_heads,
     block_size,
@@ -60,8 +62,12 @@ def rotate_and_write_kernel(
     PADDED_REST: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_NORM: tl.constexpr,
+    LARGEST_FP8: tl.constexpr,
 ):
-    """One program is a token and `HEADS` of its query, key and value heads, taken as two halves and the rest."""
+    """One program is a token and `HEADS` of its query, key and value heads, taken as two halves and the rest.
+
+    LARGEST_FP8: the largest number that the caches have, 0 where they are not in FP8.
+    """
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * HEADS + tl.arange(0, HEADS)
     is_head = head < num_heads + 2 * num_kv_heads
@@ -98,24 +104,41 @@ def rotate_and_write_kernel(
     turned_first = tl.where(is_value[:, None], first, first * cosine - second * sine).to(output.dtype.element_ty)
     turned_second = tl.where(is_value[:, None], second, second * cosine + first * sine).to(output.dtype.element_ty)
 
+    # A padding token's slot is negative, and nothing of it is kept.
     slot = tl.load(slots + token)
+    is_kept = slot >= 0
     place = slot // block_size * cache_block_stride + slot % block_size * cache_slot_stride
     queries = output + (token * num_heads + head[:, None]) * HEAD_DIM
     keys = key_cache + place + (head - num_heads)[:, None] * cache_head_stride
     values = value_cache + place + (head - num_heads - num_kv_heads)[:, None] * cache_head_stride
-    is_key_write = (is_head & ~is_query & ~is_value)[:, None]
-    is_value_write = (is_head & is_value)[:, None]
+    is_key_write = (is_head & ~is_query & ~is_value & is_kept)[:, None]
+    is_value_write = (is_head & is_value & is_kept)[:, None]
     tl.store(queries + half[None, :], turned_first, mask=is_query[:, None] & is_half[None, :])
     tl.store(queries + HALF + half[None, :], turned_second, mask=is_query[:, None] & is_half[None, :])
-    tl.store(keys + half[None, :], turned_first, mask=is_key_write & is_half[None, :])
-    tl.store(keys + HALF + half[None, :], turned_second, mask=is_key_write & is_half[None, :])
-    tl.store(values + half[None, :], turned_first, mask=is_value_write & is_half[None, :])
-    tl.store(values + HALF + half[None, :], turned_second, mask=is_value_write & is_half[None, :])
+    cache_scale = tl.where(is_value, value_scale, key_scale)[:, None]
+    first_stored = _as_stored(turned_first, cache_scale, key_cache, LARGEST_FP8)
+    second_stored = _as_stored(turned_second, cache_scale, key_cache, LARGEST_FP8)
+    tl.store(keys + half[None, :], first_stored, mask=is_key_write & is_half[None, :])
+    tl.store(keys + HALF + half[None, :], second_stored, mask=is_key_write & is_half[None, :])
+    tl.store(values + half[None, :], first_stored, mask=is_value_write & is_half[None, :])
+    tl.store(values + HALF + half[None, :], second_stored, mask=is_value_write & is_half[None, :])
     if REST:
         kept = unturned.to(output.dtype.element_ty)
         tl.store(queries + rest[None, :], kept, mask=is_query[:, None] & is_rest[None, :])
-        tl.store(keys + rest[None, :], kept, mask=is_key_write & is_rest[None, :])
-        tl.store(values + rest[None, :], kept, mask=is_value_write & is_rest[None, :])
+        rest_stored = _as_stored(kept, cache_scale, key_cache, LARGEST_FP8)
+        tl.store(keys + rest[None, :], rest_stored, mask=is_key_write & is_rest[None, :])
+        tl.store(values + rest[None, :], rest_stored, mask=is_value_write & is_rest[None, :])
+
+
+@triton.jit
+def _as_stored(x, scale, cache, LARGEST_FP8: tl.constexpr):
+    """What the cache holds of x: in FP8 the quotient by the scale, what it cannot reach as the largest it has."""
+    if LARGEST_FP8:
+        quotient = x.to(tl.float32) / scale
+        # NaN stays NaN: it is how a row that went wrong is found.
+        reached = tl.clamp(quotient, -1.0 * LARGEST_FP8, 1.0 * LARGEST_FP8, propagate_nan=tl.PropagateNan.ALL)
+        x = reached.to(cache.dtype.element_ty)
+    return x
 
 
 @triton.jit

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from ..device import runs_triton
+from ..kv_cache.fp8 import UNSCALED, KVScales, is_fp8
 from .cpu import paged_attention_padded
 from .metadata import AttentionMetadata
 from .native import paged_attention_native, takes_native
@@ -17,6 +18,7 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: KVScales = UNSCALED,
 ) -> Tensor:
     """Causal attention for prefill chunks and decodes in one batch.
 
@@ -24,14 +26,21 @@ def paged_attention(
     queries being its last tokens. key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], the
     new tokens' entries already written. num_heads is a multiple of num_kv_heads. `sliding_window`: a token
     attends to itself and the `sliding_window - 1` tokens before it. `soft_cap`: a score x, scaled, counts as
-    soft_cap · tanh(x / soft_cap). Returns query's shape and dtype; changes nothing.
+    soft_cap · tanh(x / soft_cap). `kv_scales`: of caches in FP8, which the kernels read for any dtype of queries.
+    Returns query's shape and dtype; changes nothing.
     Raises `ValueError` naming the argument whose shape does not fit.
     """
     _check(query, key_cache, value_cache, metadata)
     if runs_triton(query):
         from .triton import paged_attention_triton
 
-        return paged_attention_triton(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)
+        return paged_attention_triton(
+            query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales
+        )
+    if is_fp8(key_cache):
+        return paged_attention_reference(
+            query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales
+        )
     if takes_native(query, key_cache, value_cache, scale):
         return paged_attention_native(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)
     return paged_attention_padded(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)

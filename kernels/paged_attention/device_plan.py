@@ -1,5 +1,6 @@
 """An attention plan in device memory, at addresses that stay when the next step's plan takes its place."""
 
+from copy import copy
 from dataclasses import dataclass, fields
 from functools import cached_property
 
@@ -8,6 +9,9 @@ import torch
 from torch import Tensor
 
 from .plan import ITEM_FIELDS, AttentionPlan, Ints
+
+# What a plan may have the device launch: the attention kernel in its two shapes, and the merge of their parts.
+LAUNCHES = ("narrow", "wide", "merge_tokens")
 
 
 class PlanTooLargeError(ValueError):
@@ -41,10 +45,11 @@ class PlanCapacity:
             "narrow": self.narrow * len(ITEM_FIELDS),
             "wide": self.wide * len(ITEM_FIELDS),
             "query_tokens": self.query_tokens,
-            "blocks": self.blocks,
             "merge_tokens": self.merge_tokens,
             "merge_starts": self.merge_tokens + 1,
             "merge_rows": self.merge_rows,
+            # By far the longest, and seldom full: at the end, what is not used of it need not be copied.
+            "blocks": self.blocks,
         }
         sections, start = {}, 0
         for name, size in sizes.items():
@@ -54,17 +59,23 @@ class PlanCapacity:
 
     @property
     def size(self) -> int:
-        return int(self.sections["merge_rows"].stop)
+        return int(self.sections["blocks"].stop)
+
+    def num_bytes(self, num_heads: int, head_dim: int) -> int:
+        """What a `DevicePlan` takes, its workspace included."""
+        return 4 * (self.size + self.merge_rows * num_heads * (head_dim + 1))
 
 
 class DevicePlan:
-    """A plan where the kernels read it, and the workspace for its parts.
+    """A plan where the kernels read it, and the workspace for its parts; at first a plan of nothing.
 
     Made once with room for any step, it is what a captured launch reads: `load` puts in the next step's plan.
+    `launches`: those of `LAUNCHES` that it is for; by default all there is room for.
     """
 
     def __init__(self, capacity: PlanCapacity, num_heads: int, head_dim: int, device: torch.device) -> None:
         self.capacity = capacity
+        self.launches = frozenset(name for name in LAUNCHES if getattr(capacity, name))
         self._buffer = torch.zeros(capacity.size, dtype=torch.int32, device=device)
         rows = capacity.merge_rows
         self.partial_output = torch.empty(rows, num_heads, head_dim, dtype=torch.float32, device=device)
@@ -77,16 +88,23 @@ class DevicePlan:
         result.load(plan)
         return result
 
+    def launching(self, launches: frozenset[str]) -> "DevicePlan":
+        """The same memory, for these launches alone: whoever uses it sees to it that a plan needs no others."""
+        result = copy(self)
+        result.launches = launches
+        return result
+
     def load(self, plan: AttentionPlan) -> None:
         """Replace the plan, in one copy that the host does not wait for. Raises `PlanTooLargeError`."""
         packed = torch.from_numpy(self._packed(plan))
         if self._buffer.is_cuda:
             # The allocator of pinned memory knows of the copy, and does not reuse this before it is done.
             packed = packed.pin_memory()
-        self._buffer.copy_(packed, non_blocking=True)
+        self._buffer[: len(packed)].copy_(packed, non_blocking=True)
 
     def _packed(self, plan: AttentionPlan) -> Ints:
-        packed = numpy.zeros(self.capacity.size, dtype=numpy.int32)
+        """What `_buffer` is to begin with."""
+        packed = numpy.zeros(self.capacity.sections["blocks"].start + len(plan.blocks), dtype=numpy.int32)
         counts = {
             "num_narrow": len(plan.narrow),
             "num_wide": len(plan.wide),

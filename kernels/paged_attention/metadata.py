@@ -1,6 +1,6 @@
 """A batch's layout, worked out once a step and used by every layer."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from .prefix_groups import PrefixGroup, prefix_groups
 
 if TYPE_CHECKING:
     from .device_plan import DevicePlan
+    from .triton import PlanKey
 
 # Where sharing pays on a CPU (benchmarks/bench_shared_prefix.py): where it spares the reading of this many keys, and
 # where each sequence has few queries, since with many the prefix is read for them all in one go anyway.
@@ -34,7 +35,7 @@ class AttentionMetadata:
     block_size: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     # The GPU's plans of this batch, by what else they depend on: filled by `triton.py`.
-    device_plans: dict[Hashable, "DevicePlan"] = field(init=False, default_factory=dict, compare=False, repr=False)
+    device_plans: dict["PlanKey", "DevicePlan"] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @property
     def num_tokens(self) -> int:

@@ -6,6 +6,7 @@ in their numbers only. Queries with several items have their parts merged by log
 2402.05099; the item list read by a persistent grid: "The Anatomy of a Triton Attention Kernel", arXiv 2511.11581).
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -45,6 +46,16 @@ class Tiling:
     num_kv_heads: int
     narrow_programs: int
     wide_programs: int
+
+    @property
+    def max_narrow_cuts(self) -> int:
+        """How many narrow items a plan may have beyond one for each up to `narrow_queries` of a run's queries."""
+        return _max_cuts(self.narrow_programs / self.num_kv_heads)
+
+    @property
+    def max_wide_cuts(self) -> int:
+        """The same of wide ones."""
+        return _max_cuts(self.wide_programs / self.num_kv_heads)
 
 
 @dataclass(frozen=True)
@@ -151,6 +162,14 @@ class _Runs:
 # Two units a program even out what differs between them; segments below this length cost more to merge than they gain.
 _UNITS_PER_PROGRAM = 2
 _MIN_SEGMENT = 256
+
+
+def _max_cuts(concurrency: float) -> int:
+    """All ranges together are of so many segments, and one more for each range, at most.
+
+    A segment has at least `_MIN_SEGMENT` keys, and at least an equal share of them all, rounded down.
+    """
+    return math.ceil(concurrency * _UNITS_PER_PROGRAM * (_MIN_SEGMENT + 1) / _MIN_SEGMENT)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from ..kv_cache.fp8 import UNSCALED, KVScales, gathered
 from .metadata import AttentionMetadata
 
 
@@ -14,9 +15,12 @@ def paged_attention_reference(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: KVScales = UNSCALED,
 ) -> Tensor:
     """See `paged_attention`; one sequence and one head at a time, in float32."""
-    return paged_attention_with_lse(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)[0]
+    return paged_attention_with_lse(
+        query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales
+    )[0]
 
 
 def paged_attention_with_lse(
@@ -27,6 +31,7 @@ def paged_attention_with_lse(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: KVScales = UNSCALED,
 ) -> tuple[Tensor, Tensor]:
     """The output, and the natural log of the sum of the scores' exponentials: [num_tokens, num_heads] float32.
 
@@ -38,8 +43,8 @@ def paged_attention_with_lse(
     for start, length, context, table in zip(
         metadata.query_starts, metadata.query_lens, metadata.context_lens, metadata.block_tables, strict=True
     ):
-        keys = key_cache[list(table)].flatten(0, 1)[:context].float()
-        values = value_cache[list(table)].flatten(0, 1)[:context].float()
+        keys = gathered(key_cache, list(table), kv_scales.key).flatten(0, 1)[:context]
+        values = gathered(value_cache, list(table), kv_scales.value).flatten(0, 1)[:context]
         positions = torch.arange(context - length, context).unsqueeze(1)
         key_positions = torch.arange(context)
         visible = key_positions <= positions

@@ -8,6 +8,7 @@ import triton
 from torch import Tensor
 
 from ..device import num_processors
+from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .device_plan import DevicePlan
 from .metadata import AttentionMetadata
@@ -82,6 +83,10 @@ class AttentionShape:
         )
 
 
+# What a plan depends on beside the step: the shape, and the sliding window.
+PlanKey = tuple[AttentionShape, int | None]
+
+
 def paged_attention_triton(
     query: Tensor,
     key_cache: Tensor,
@@ -90,12 +95,13 @@ def paged_attention_triton(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: KVScales = UNSCALED,
 ) -> Tensor:
     """See `paged_attention`. A prefix that sequences share is computed once for all of them, where that pays."""
     _check(query, key_cache, value_cache, metadata)
     plan = _plan_of(metadata, _shape_of(query, key_cache), sliding_window, query.device)
     output = torch.empty_like(query)
-    attend_planned(query, key_cache, value_cache, plan, scale, output, None, sliding_window, soft_cap)
+    _attend(query, key_cache, value_cache, plan, scale, output, None, sliding_window, soft_cap, kv_scales)
     return output
 
 
@@ -131,22 +137,41 @@ def attend_planned(
     lse: Tensor | None = None,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    kv_scales: KVScales = UNSCALED,
 ) -> None:
     """Fill `output` (like query) and, where given, `lse` ([num_tokens, num_heads] float32, the natural log-sum-exps).
 
-    The plan's window has to be this one. Launches depend on the plan's capacity alone, never on what it holds, so
-    that they can be captured in a CUDA graph.
+    The plan's window has to be this one. Which launches there are is for the plan's `launches` to say, and their grids
+    never depend on what it holds, so that they can be captured in a CUDA graph.
     """
-    shape = _shape_of(query, key_cache)
+    _check_tensors(query, key_cache, value_cache)
     check_tensor("output", output, query.shape, (query.dtype,), query.device, is_contiguous=False)
     if lse is not None:
         check_tensor("lse", lse, query.shape[:2], (torch.float32,), query.device)
-    launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape)
-    if plan.capacity.narrow:
+    _attend(query, key_cache, value_cache, plan, scale, output, lse, sliding_window, soft_cap, kv_scales)
+
+
+def _attend(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    plan: DevicePlan,
+    scale: float,
+    output: Tensor,
+    lse: Tensor | None,
+    sliding_window: int | None,
+    soft_cap: float | None,
+    kv_scales: KVScales,
+) -> None:
+    """As `attend_planned`, of tensors that fit together."""
+    shape = _shape_of(query, key_cache)
+    scales = kv_scales if is_fp8(key_cache) else UNSCALED
+    launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape, scales)
+    if "narrow" in plan.launches:
         launch.attend("narrow", shape.narrow, scale, sliding_window, soft_cap)
-    if plan.capacity.wide:
+    if "wide" in plan.launches:
         launch.attend("wide", shape.wide, scale, sliding_window, soft_cap)
-    if plan.capacity.merge_tokens:
+    if "merge_tokens" in plan.launches:
         launch.merge()
 
 
@@ -161,6 +186,7 @@ class _Launch:
     output: Tensor
     lse: Tensor | None
     shape: AttentionShape
+    kv_scales: KVScales
 
     def attend(
         self,
@@ -181,7 +207,8 @@ class _Launch:
             num_items=plan.section(f"num_{items}"),
             query_tokens=plan.section("query_tokens"),
             blocks=plan.section("blocks"),
-            scale=scale,
+            scale=scale * self.kv_scales.key,
+            value_scale=self.kv_scales.value,
             soft_cap=soft_cap or 0.0,
             sliding_window=sliding_window or 0,
             num_kv_heads=shape.num_kv_heads,
@@ -246,23 +273,34 @@ def _plan_of(
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
-    check_launch("query", query, attend_kernel)
     check_tensor("query", query, (metadata.num_tokens, None, None), FLOAT_DTYPES, query.device, is_contiguous=False)
+    _check_tensors(query, key_cache, value_cache)
+    if key_cache.shape[1] != metadata.block_size:
+        raise ValueError(
+            f"key_cache {tuple(key_cache.shape)} must have the shape [any, {metadata.block_size}, any, any]: metadata "
+            "has blocks of so many tokens"
+        )
+
+
+def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+    check_launch("query", query, attend_kernel)
+    check_tensor("query", query, (None, None, None), FLOAT_DTYPES, query.device, is_contiguous=False)
     head_dim = query.shape[2]
     if not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(f"query {tuple(query.shape)} has heads of {head_dim}; from 16 to {MAX_HEAD_DIM} are supported")
-    caches = (None, metadata.block_size, None, head_dim)
+    dtypes = (query.dtype, *FP8_LARGEST)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
-        check_tensor(name, cache, caches, (query.dtype,), query.device, is_contiguous=False)
+        check_tensor(name, cache, (None, None, None, head_dim), dtypes, query.device, is_contiguous=False)
+    if key_cache.dtype != value_cache.dtype:
+        raise ValueError(f"key_cache is {key_cache.dtype} and value_cache {value_cache.dtype}; both must be one")
     if key_cache.shape != value_cache.shape or key_cache.stride() != value_cache.stride():
         raise ValueError(
             f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)} must have one shape and "
             f"layout, and have strides {key_cache.stride()} and {value_cache.stride()}"
         )
-    if metadata.block_size & (metadata.block_size - 1):
-        raise ValueError(
-            f"key_cache {tuple(key_cache.shape)} has blocks of {metadata.block_size}; needs a power of two"
-        )
+    block_size = key_cache.shape[1]
+    if block_size < 1 or block_size & (block_size - 1):
+        raise ValueError(f"key_cache {tuple(key_cache.shape)} has blocks of {block_size}; needs a power of two")
     if query.shape[1] % key_cache.shape[2]:
         raise ValueError(
             f"query {tuple(query.shape)} must have a multiple of {key_cache.shape[2]} heads, as key_cache has"

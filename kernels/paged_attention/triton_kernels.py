@@ -26,6 +26,7 @@ def attend_kernel(
     query_tokens,
     blocks,
     scale,
+    value_scale,
     soft_cap,
     sliding_window,
     num_kv_heads,
@@ -100,7 +101,7 @@ def attend_kernel(
 
         # A row that saw no key has an output of zero and a log-sum-exp of -inf, and so no weight in a merge.
         divisor = tl.where(total > 0, total, 1.0)
-        attended = weighted / divisor[:, None]
+        attended = weighted / divisor[:, None] * value_scale
         row_lse = highest * LN_2 + tl.log(divisor)
         if is_final:
             at = output + token[:, None] * output_token_stride + head[:, None] * output_head_stride + dim[None, :]
@@ -149,7 +150,8 @@ def _attend_tile(
     slot = block.to(tl.int64) * cache_block_stride + (key % BLOCK_SIZE) * cache_slot_stride
     # Beyond the end lies what nobody wrote: it is read as zero, since zero weight times NaN would be NaN.
     is_read = is_key[:, None] & is_dim[None, :] if IS_MASKED else is_dim[None, :]
-    tile_keys = tl.load(keys + slot[:, None] + dim[None, :], mask=is_read, other=0.0)
+    # A cache in FP8 is widened to the queries' dtype, which has all its numbers.
+    tile_keys = tl.load(keys + slot[:, None] + dim[None, :], mask=is_read, other=0.0).to(queries.dtype)
     scores = tl.dot(queries, tl.trans(tile_keys), input_precision=PRECISION) * scale
     if HAS_SOFT_CAP:
         scores = soft_cap * _tanh(scores / soft_cap)
@@ -165,7 +167,7 @@ def _attend_tile(
     weights = tl.exp2(scores - base[:, None])
     decay = tl.exp2(highest - base)
     total = total * decay + tl.sum(weights, 1)
-    tile_values = tl.load(values + slot[:, None] + dim[None, :], mask=is_read, other=0.0)
+    tile_values = tl.load(values + slot[:, None] + dim[None, :], mask=is_read, other=0.0).to(queries.dtype)
     weighted = weighted * decay[:, None]
     weighted = tl.dot(weights.to(tile_values.dtype), tile_values, weighted, input_precision=PRECISION)
     return new_highest, total, weighted

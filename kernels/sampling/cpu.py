@@ -65,7 +65,8 @@ def _least_in_head(head: Tensor, limits: Tensor, top_p: Tensor, vocab_size: int)
     whole = torch.where(limits < vocab_size, mass[:, -1], 1.0)
     mass_before = torch.cat([torch.zeros(len(head), 1, dtype=torch.float64), mass[:, :-1]], 1)
     num_kept = torch.minimum((mass_before < (top_p * whole).unsqueeze(1)).sum(-1), limits)
-    least = head.gather(1, num_kept.unsqueeze(1) - 1).squeeze(1).double()
+    # Of a row with a NaN nothing is kept; whatever is drawn from it is not used.
+    least = head.gather(1, num_kept.unsqueeze(1).clamp(min=1) - 1).squeeze(1).double()
     return least, (num_kept < length) | (limits <= length)
 
 
@@ -100,4 +101,4 @@ def _invert(weights: Tensor, uniforms: Tensor) -> Tensor:
     rest = torch.minimum(targets - (ends.gather(1, block) - sums.gather(1, block)), within[:, -1:])
     # Nor down to a first token that has none.
     rest = rest.clamp(min=_LEAST_SHARE)
-    return places.gather(1, torch.searchsorted(within, rest)).squeeze(1)
+    return places.gather(1, torch.searchsorted(within, rest).clamp(max=_BLOCK - 1)).squeeze(1)

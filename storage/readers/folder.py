@@ -2,7 +2,6 @@
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 from ..errors import InputError
 from .location import Location
@@ -32,7 +31,7 @@ class Concatenated(InputSource):
         for source in self._sources:
             for row in source:
                 error = None if row.error is None else f"{source.name}: {row.error}"
-                yield replace(row, row=number, error=error)
+                yield row._replace(row=number, error=error)
                 number += 1
 
     def _refuse_drift(self) -> None:

@@ -4,9 +4,8 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 
@@ -14,10 +13,10 @@ from ..columns import SchemaUnifier
 from ..errors import InputError
 
 
-@dataclass(frozen=True, slots=True)
-class InputRow:
+class InputRow(NamedTuple):
     """One data row. `row` counts from 0; with an `error`, which names the line, `values` is empty.
 
+    (A tuple, as millions of them are made.)
     `sampling`: how this row is sampled, where the input says so for each; JSON, which only `jobs` reads.
     """
 

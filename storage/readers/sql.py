@@ -3,9 +3,10 @@
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from sqlalchemy import Engine, create_engine, text
-from sqlalchemy.engine import CursorResult, make_url
+from sqlalchemy.engine import URL, CursorResult, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ..errors import InputError
@@ -26,6 +27,9 @@ class SqlQuery(InputSource):
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise InputError(f"--sql is not a database that can be opened: {_one_line(error)}") from error
         self._url = make_url(url)
+        if _is_missing_file(self._url):
+            # To connect would make an empty one.
+            raise InputError(f"--sql: there is no file {self._url.database!r}: check the path")
         with self._result() as result:
             names = list(result.keys())
         refuse_duplicates(self.name, names)
@@ -57,3 +61,9 @@ class SqlQuery(InputSource):
 
 def _one_line(error: object) -> str:
     return " ".join(str(error).split())
+
+
+def _is_missing_file(url: URL) -> bool:
+    # Without a name, or in its own way of writing one, SQLite has no file that could be looked for.
+    has_name = url.database and not url.database.startswith((":", "file:"))
+    return url.get_backend_name() == "sqlite" and bool(has_name) and not Path(str(url.database)).is_file()

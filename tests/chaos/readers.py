@@ -21,8 +21,8 @@ from headrace.jobs.live.requests import LiveRequest, UnknownRequest
 from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent
 
-from ..engine.fakes import CONTEXT, fake_answer
-from ..jobs.models import WORDS
+from ..engine.fakes import fake_answer
+from .model import CONTEXT, text_of
 
 # What no row's prompt begins with.
 LIVE_TOKEN = 10
@@ -99,7 +99,7 @@ def _follow_live(client: Client, request: LiveRequest, tally: Tally) -> None:
         tally.counts["crashed"] += 1
         return
     assert tokens.token_ids == expected, f"{request.id}: {tokens.token_ids} instead of {expected}"
-    assert tokens.text == _text(expected)
+    assert tokens.text == text_of(expected)
     tally.counts["answers"] += 1
 
 
@@ -128,26 +128,17 @@ def _persistently(call: Callable[[], None]) -> None:
             time.sleep(0.1)
 
 
-def _text(token_ids: list[int]) -> str:
-    return " ".join(WORDS[token] for token in token_ids if token != 0)
-
-
 @dataclass
 class RowReader:
-    """Watches a job's rows over HTTP, one after the other; the server may be gone meanwhile."""
+    """Watches rows of a job over HTTP, one after the other; the server may be gone meanwhile."""
 
     url: str
     job_id: str
     expected: Callable[[int], str]
     tally: Tally
 
-    def watch(self, rows: Iterator[int], stop: threading.Event) -> None:
-        for row in rows:
-            if stop.is_set():
-                return
-            self._watch(row)
-
-    def _watch(self, row: int) -> None:
+    def watch(self, row: int) -> None:
+        """Until it ends, and compare."""
         tokens, end = _Tokens(), None
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while end is None:

@@ -1,7 +1,6 @@
-"""A job, three workers, an API server and all they stand on, and what can be done to them from outside."""
+"""A job, three workers, an API server and all they stand on."""
 
 import os
-import resource
 import secrets
 import signal
 import subprocess
@@ -14,41 +13,56 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
 import psutil
-from redis import Redis
+from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from headrace.jobs.celery_app import create_app, live_queue, send_request, send_shards
+from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.client import Client, Job
-from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.processes import is_alive
 from headrace.jobs.settings import Settings
+from headrace.storage.errors import LedgerUnavailable
+from headrace.storage.records import JobState
 
 from ..jobs.conftest import wait_until
-from ..jobs.models import WORDS, write_model_folder
-from ..jobs.running import ROOT, environment, processes_of
+from ..jobs.forked_worker import PREEMPTED
+from ..jobs.running import ROOT, environment
 from .api_process import ApiProcess
 from .databases import LedgerDatabase
 from .disk import Disk, small_disk
+from .long_jobs import FIRST_ROW, LongJob, kinds
+from .model import CONTEXT, prompt_of, prompt_text, write_model
 from .readers import LIVE_TOKEN
 
+T = TypeVar("T")
 LEASE_SECONDS = 1.0
 MAX_TOKENS = 12
 NUM_WORKERS = 3
 _PROMPT_TOKENS = 4
+_PATIENCE_SECONDS = 30.0
+_UNREACHABLE = (OSError, RedisError, OperationalError, LedgerUnavailable)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """How long a job is and how fast its workers are."""
+    """How long a job is and how fast its workers are.
+
+    `long_rows`, of `long_tokens`: of each of the long jobs that run beside it, of which the first is of the kind with
+    the number `first_kind`. `database_seconds`: how long the
+    ledger's database is away.
+    """
 
     num_rows: int
     shard_rows: int
     num_seqs: int
     step_seconds: float
+    long_rows: int
+    long_tokens: int
+    database_seconds: float
+    first_kind: int = 0
 
     def settings(self, database_url: str) -> dict[str, str]:
         return {
@@ -59,42 +73,45 @@ class Scale:
             "HEADRACE_DATABASE_URL": database_url,
             "HEADRACE_TEST_STEP_SECONDS": str(self.step_seconds),
             "HEADRACE_TEST_NUM_SEQS": str(self.num_seqs),
+            "HEADRACE_TEST_CONTEXT": str(CONTEXT),
         }
 
 
-def prompt_of(row: int) -> list[int]:
-    """Unlike any other row's, and neither one that kills workers nor a live request's."""
-    return [1 + row % 8, *(1 + int(digit) for digit in f"{row // 8:03d}")]
-
-
 class Site:
-    """Everything of one run, in folders of its own. Mischief is done to it by its methods, a `Random` choosing."""
+    """Everything of one run, in folders of its own. A `Random` chooses whom something happens to.
+
+    `num_begun`: how often each row came to an engine; `num_resumed`: how many of these times with tokens from before.
+    `num_preempted`: how many of them may be due to a live request that took a row's seat.
+    """
 
     def __init__(self, stack: ExitStack, folder: Path, scale: Scale, random: Random, database: LedgerDatabase) -> None:
-        self.scale = scale
+        self.scale, self.random, self.database = scale, random, database
         self.data_dir = folder / "data"
         self.num_begun: Counter[int] = Counter()
-        self.num_kills = 0
-        self._database, self._random = database, random
+        self.num_resumed = 0
+        self.num_preempted = 0
+        self.long_jobs: list[LongJob] = []
         self._pids, self._log = folder / "pids", folder / "log"
         self.disk: Disk = stack.enter_context(small_disk(self.data_dir / "outputs"))
         env = environment(self.data_dir, **scale.settings(database.url))
-        self._settings = Settings.from_environment(env)
-        self.model = write_model_folder(folder / "model")
-        self.client = stack.enter_context(Client(self._settings))
+        self.settings = Settings.from_environment(env)
+        self.model = write_model(folder / "model")
+        self._tokenizer = Tokenizer.from_pretrained(self.model)
+        self.client = stack.enter_context(Client(self.settings))
         stack.enter_context(self._workers(env))
         self.api = stack.enter_context(ApiProcess(self.model, env, folder / "api log"))
         self.job: Job = self._submitted()
 
     def _submitted(self) -> Job:
         """A job that was submitted over HTTP by a client whose server was killed meanwhile."""
-        rows = [{"text": " ".join(WORDS[token] for token in prompt_of(row))} for row in range(self.scale.num_rows)]
+        rows = [{"text": prompt_text(row)} for row in range(self.scale.num_rows)]
         body = {"model": "model", "rows": rows, "prompt": "{text}", "sampling": {"max_tokens": MAX_TOKENS}}
         key = {"Idempotency-Key": secrets.token_hex(8)}
         first = threading.Thread(target=self._try_to_submit, args=(key, body))
         first.start()
-        time.sleep(self._random.uniform(0.0, 1.0))
-        self.kill_api()
+        time.sleep(self.random.uniform(0.0, 1.0))
+        self.api.kill()
+        self.api.start()
         first.join()
         answer = self.api.post("/jobs", key, **body)
         return self.client.job(answer["id"])
@@ -104,6 +121,29 @@ class Site:
             self.api.post("/jobs", key, **body)
         except httpx2.HTTPError:
             return
+
+    def submit_long_job(self) -> LongJob:
+        """One of the next kind; its shards come before the others that wait."""
+        number, num_rows = len(self.long_jobs), self.scale.long_rows
+        first_row = FIRST_ROW + number * num_rows
+        of_kind = kinds(self.scale.long_tokens)
+        kind = list(of_kind)[(number + self.scale.first_kind) % len(of_kind)]
+        rows = [{"text": prompt_text(first_row + row)} for row in range(num_rows)]
+        output = self.data_dir / "outputs" / f"long {number}"
+        options: dict[str, Any] = {"prompt": "{text}", "idempotency_key": f"long {number}", **of_kind[kind]}
+        # What was begun and not recorded is in the way of another try, unless that may take it up.
+        job = persistently(lambda: self.client.submit(rows, self.model, output, mode="resume", **options))
+        persistently(lambda: job.set_priority(1))
+        self.long_jobs.append(LongJob(kind, job, first_row, num_rows, self._tokenizer))
+        return self.long_jobs[-1]
+
+    @property
+    def jobs(self) -> list[Job]:
+        return [self.job, *(each.job for each in self.long_jobs)]
+
+    @property
+    def is_running(self) -> bool:
+        return any(job.progress().state is JobState.RUNNING for job in self.jobs)
 
     @property
     def output(self) -> Path:
@@ -127,112 +167,45 @@ class Site:
         assert status == 0, f"{status}: {self._log.read_text()}"
 
     def _count_begun(self, pipe: int) -> None:
-        row_of = {tuple(prompt_of(row)): row for row in range(self.scale.num_rows)}
+        row_of = {tuple(prompt_of(row)): row for row in range(8 * 1000)}
         with os.fdopen(pipe) as lines:
-            for line in lines:
-                # A row that goes on where it was streamed to brings those tokens too.
-                prompt = tuple(map(int, line.split()))[:_PROMPT_TOKENS]
-                if prompt[0] != LIVE_TOKEN:
-                    self.num_begun[row_of[prompt]] += 1
+            for words in map(str.split, lines):
+                prompt, known = words[:_PROMPT_TOKENS], words[_PROMPT_TOKENS:]
+                if prompt[0] == PREEMPTED:
+                    self.num_preempted += int(prompt[1])
+                elif prompt[0] != str(LIVE_TOKEN):
+                    self.num_begun[row_of[tuple(map(int, prompt))]] += 1
+                    self.num_resumed += bool(known)
 
     def worker(self) -> psutil.Process:
         """One of the workers that are there now."""
-        wait_until(lambda: bool(self._alive()), "a worker has started", 60)
-        return psutil.Process(self._random.choice(self._alive()))
+        wait_until(lambda: bool(self.workers()), "a worker has started", 60)
+        return psutil.Process(self.random.choice(self.workers()))
 
-    def _alive(self) -> list[int]:
+    def workers(self) -> list[int]:
+        """The pids of those that are there now."""
         pids = [int(pid) for pid in self._pids.read_text().split()] if self._pids.exists() else []
         return [pid for pid in pids if is_alive(pid)]
 
-    def kill_worker(self) -> None:
-        """The sweepers, which are threads of the workers, die with them."""
-        self.worker().kill()
-        self.num_kills += 1
 
-    def stop_worker_past_its_lease(self) -> None:
-        worker = self.worker()
-        worker.send_signal(signal.SIGSTOP)
+@contextmanager
+def stopped(process: psutil.Process) -> Iterator[None]:
+    """It does nothing meanwhile, and knows nothing of it."""
+    process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        if process.is_running():
+            process.send_signal(signal.SIGCONT)
+
+
+def persistently(call: Callable[[], T]) -> T:
+    """While what it wants is about to come back."""
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
         try:
-            time.sleep(1.6 * LEASE_SECONDS)
-        finally:
-            worker.send_signal(signal.SIGCONT)
-
-    def kill_api(self) -> None:
-        self.api.kill()
-        self.num_kills += 1
-        self.api.start()
-
-    def kill_valkey(self) -> None:
-        self._kill("valkey-server")
-
-    def kill_supervisor(self) -> None:
-        self._kill("embedded.supervisor")
-
-    def _kill(self, word: str) -> None:
-        self.num_kills += 1
-        for process in processes_of(self.data_dir):
-            try:
-                if word in " ".join(process.cmdline()):
-                    process.kill()
-            except psutil.NoSuchProcess:
-                continue
-
-    def wipe_redis(self) -> None:
-        with redis_urls(self._settings) as urls, Redis.from_url(urls.redis) as redis:
-            try:
-                redis.flushall()
-            except RedisError:
-                # It is just being started again, after another mischief: nothing to wipe.
-                return
-
-    def restart_redis_empty(self) -> None:
-        self.wipe_redis()
-        self.kill_valkey()
-
-    def ring_twice(self) -> None:
-        """Send every shard's message again, done, running or not, and some that mean nothing."""
-        known = [shard.id for shard in self.client.ledger.shards(self.job.id)]
-        with redis_urls(self._settings) as urls:
-            app = create_app(urls.broker)
-            send_shards(app, self.job.record.queue, [*known, "job_none/00000", "nonsense"])
-            for request_id in ("req_" + 24 * "0", "nonsense"):
-                send_request(app, live_queue(str(self.model), "auto"), request_id)
-            app.close()
-
-    def take_database_away(self) -> None:
-        """Nobody can write, for longer than a lease."""
-        with self._database.away():
-            time.sleep(2 * LEASE_SECONDS)
-
-    def fill_disk(self) -> None:
-        with self.disk.full():
-            time.sleep(1.0)
-
-    def limit_files(self) -> None:
-        """No file that a worker writes can grow beyond what the smallest part needs, its ledger's included."""
-        worker = self.worker()
-        _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (256, hard))
-        time.sleep(1.0)
-        if worker.is_running():
-            resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (hard, hard))
-
-    def mischief(self) -> list[Callable[[], None]]:
-        """All that can happen, each at least once, in an order of the seed's."""
-        events = [
-            self.kill_worker,
-            self.kill_worker,
-            self.kill_worker,
-            self.stop_worker_past_its_lease,
-            self.kill_valkey,
-            self.kill_supervisor,
-            self.wipe_redis,
-            self.restart_redis_empty,
-            self.ring_twice,
-            self.take_database_away,
-            self.limit_files,
-            self.kill_api,
-            *([] if self.disk.reason else [self.fill_disk]),
-        ]
-        self._random.shuffle(events)
-        return events
+            return call()
+        except _UNREACHABLE:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

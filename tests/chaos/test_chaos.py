@@ -1,38 +1,66 @@
 """A job whose workers, API, Redis, database and disk are disturbed all the time, and that ends as if they had not been.
 
 Its ledger is in SQLite where the seed is even, in PostgreSQL where it is odd. All the while readers follow live
-requests and rows of the job. A short job has half of the mischief: each of two neighbouring seeds the other half.
+requests and rows. Before each mischief a small job of long rows begins, so that there are always some which have been
+generated in part: these go on from where their tokens were written down. A short job has half of the mischief: each of
+two neighbouring seeds the other half.
 
     python -m pytest tests/chaos --chaos-seeds 20 --chaos-rows 5000 -s
 """
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache, partial
+from itertools import count
 from pathlib import Path
 from random import Random
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pytest
 
 from headrace.engine.request import Request
 from headrace.jobs.schemas import JobSpec
-from headrace.storage.records import AttemptOutcome, JobState
+from headrace.storage.records import JobState
 
-from ..engine.fakes import CONTEXT, fake_answer
+from ..engine.fakes import fake_answer
 from ..jobs.conftest import wait_until
-from ..jobs.models import WORDS
 from ..jobs.running import processes_of
 from ..postgres import new_database
+from .account import Account
 from .databases import LedgerDatabase, PostgresDatabase, SqliteFile
+from .long_jobs import LongJob
+from .mischief import Mischief
+from .model import CONTEXT, prompt_of, text_of
 from .readers import RowReader, Tally, live_readers, reading
-from .site import MAX_TOKENS, Scale, Site, prompt_of
+from .site import LEASE_SECONDS, MAX_TOKENS, Scale, Site
 
 SECONDS = 90.0
 LONG_ROWS = 2000
-SHORT = partial(Scale, shard_rows=16, num_seqs=8, step_seconds=0.04)
-LONG = partial(Scale, shard_rows=32, num_seqs=24, step_seconds=0.02)
+SHORT = Scale(
+    num_rows=320,
+    shard_rows=16,
+    num_seqs=8,
+    step_seconds=0.03,
+    long_rows=2,
+    long_tokens=90,
+    database_seconds=2 * LEASE_SECONDS,
+)
+LONG = Scale(
+    num_rows=5000,
+    shard_rows=32,
+    num_seqs=24,
+    step_seconds=0.02,
+    long_rows=5,
+    long_tokens=150,
+    database_seconds=10.0,
+)
+# So many of the mischiefs have a long job begun before them.
+SHORT_LONG_JOBS = 2
+STREAMED_ROWS = 2
 
 
 @pytest.fixture
@@ -47,66 +75,102 @@ def database(seed: int, tmp_path: Path, request: pytest.FixtureRequest) -> Itera
 
 def test_whatever_happens_each_row_comes_out_once_and_right(seed, num_rows, database, tmp_path):
     is_long = num_rows >= LONG_ROWS
-    scale = (LONG if is_long else SHORT)(num_rows)
+    # Two short runs have all kinds of long jobs between them.
+    scale = replace(LONG if is_long else SHORT, num_rows=num_rows, first_kind=0 if is_long else 2 * seed)
     started = time.monotonic()
     with ExitStack() as stack:
         site = Site(stack, tmp_path, scale, Random(seed), database)
         if site.disk.reason:
             print(f"no disk is filled, only files are limited: {site.disk.reason}")
         wait_until(lambda: site.job.progress().rows_done > 0, "the first part is committed", SECONDS)
-        tally = Tally()
+        tally, mischief = Tally(), Mischief(site)
         with reading(*readers(site, tally)):
-            num_events = disturb(site, seed, is_long)
-            assert site.job.wait(SECONDS, start_worker=False).state is JobState.COMPLETED
-        assert num_events >= 4, "the job was over before much had happened to it"
+            disturb(site, mischief, seed, is_long)
+            for job in site.jobs:
+                assert job.wait(SECONDS, start_worker=False).state is JobState.COMPLETED
+        assert mischief.done.total() >= 4, "the job was over before much had happened to it"
         ledger = site.client.ledger
-        assert [job.id for job in ledger.jobs()] == [site.job.id]
-        shards, parts = ledger.shards(site.job.id), ledger.parts(site.job.id)
-        attempts = [attempt for shard in shards for attempt in ledger.attempts(shard.id)]
-        wait_until(lambda: not list(site.output.glob(".part*")), "no unpublished part is left")
+        assert {job.id for job in ledger.jobs(100)} == {job.id for job in site.jobs}
+        account = Account.of(ledger, [job.id for job in site.jobs])
+        for job in site.jobs:
+            folder, parts = Path(job.record.output_dir), ledger.parts(job.id)
+            wait_until(partial(no_part_is_unpublished, folder), "no unpublished part is left")
+            assert sorted(path.name for path in folder.glob("*part-*")) == sorted(part.file_name for part in parts)
         assert_each_row_once(site)
-        assert sorted(path.name for path in site.output.glob("*part-*")) == sorted(part.file_name for part in parts)
-    # What is generated again was in flight when an attempt ended without having done its shard.
-    interrupted = sum(attempt.outcome is not AttemptOutcome.DONE for attempt in attempts)
-    again = sum(site.num_begun.values()) - num_rows
+        for long_job in site.long_jobs:
+            long_job.assert_undisturbed(rows_of(Path(long_job.job.record.output_dir)))
+    again = site.num_begun.total() - len(site.num_begun)
     print(
-        f"seed {seed}: {time.monotonic() - started:.1f} s, {num_events} events, {site.num_kills} kills, "
-        f"{interrupted} of {len(attempts)} attempts interrupted, {again} rows begun again of at most "
-        f"{interrupted * scale.shard_rows}; {tally}"
+        f"seed {seed}: {time.monotonic() - started:.1f} s, {mischief.done.total()} events ({mischief}), "
+        f"{mischief.num_kills} kills; {account}; {again} rows begun again of at most {account.num_open_rows} "
+        f"and {site.num_preempted} preempted, {site.num_resumed} of them resumed, "
+        f"{len(site.long_jobs)} long jobs; {tally}"
     )
-    assert 0 <= again <= interrupted * scale.shard_rows
+    assert len(site.num_begun) == num_rows + len(site.long_jobs) * scale.long_rows
+    assert 0 <= again <= account.num_open_rows + site.num_preempted
     assert tally.counts["answers"] > 0
     assert tally.counts["watched rows"] > 0
     wait_until(lambda: not processes_of(site.data_dir), "nothing is left")
 
 
-def disturb(site: Site, seed: int, is_long: bool) -> int:
-    """How much has happened before the job was over."""
-    events, num_events = site.mischief(), 0
+def disturb(site: Site, mischief: Mischief, seed: int, is_long: bool) -> None:
+    """Do one mischief after the other until the jobs are over."""
+    events = mischief.kinds(is_long)
     if not is_long:
         mine = sorted({event.__name__ for event in events})[seed % 2 :: 2]
         events = [event for event in events if event.__name__ in mine]
     for event in events:
-        if site.job.progress().state is not JobState.RUNNING:
+        if not site.is_running:
             break
-        event()
-        num_events += 1
-    return num_events
+        if is_long or len(site.long_jobs) < SHORT_LONG_JOBS:
+            site.submit_long_job()
+        mischief.do(event)
 
 
-def readers(site: Site, tally: Tally):
+def readers(site: Site, tally: Tally) -> Iterator[Callable[[threading.Event], None]]:
     for number in range(3):
-        yield lambda stop, number=number: live_readers(site.client, str(site.model), number, tally, stop)
-    rows = RowReader(site.api.url, site.job.id, partial(undisturbed, site.job.spec), tally)
-    for number in range(3):
-        # Those that come last are likely to be begun under a reader's eyes.
-        order = list(range(site.scale.num_rows))
-        Random(number).shuffle(order)
-        yield lambda stop, order=order: rows.watch(iter(order), stop)
+        yield partial(live_readers, site.client, str(site.model), number, tally)
+    yield partial(watch_short_rows, site, tally)
+    for row in range(STREAMED_ROWS):
+        yield partial(watch_long_rows, site, row, tally)
+
+
+def no_part_is_unpublished(folder: Path) -> bool:
+    return not list(folder.glob(".part*"))
+
+
+def watch_short_rows(site: Site, tally: Tally, stop: threading.Event) -> None:
+    reader = RowReader(site.api.url, site.job.id, partial(undisturbed, site.job.spec), tally)
+    # Those that come last are likely to be begun under a reader's eyes.
+    order = list(range(site.scale.num_rows))
+    Random(0).shuffle(order)
+    for row in order:
+        if stop.is_set():
+            return
+        reader.watch(row)
+
+
+def watch_long_rows(site: Site, row: int, tally: Tally, stop: threading.Event) -> None:
+    """This row of each long job, from its beginning if it can be."""
+    for number in count():
+        while len(site.long_jobs) <= number:
+            if stop.wait(0.01):
+                return
+        long_job = site.long_jobs[number]
+        expected = partial(long_row, long_job)
+        RowReader(site.api.url, long_job.job.id, expected, tally).watch(row)
+
+
+def long_row(long_job: LongJob, row: int) -> str:
+    return str(long_job.expected[row]["output"])
+
+
+def rows_of(folder: Path) -> pa.Table:
+    return ds.dataset(sorted(map(str, folder.glob("*.parquet")))).to_table().sort_by("row")
 
 
 def assert_each_row_once(site: Site) -> None:
-    table = ds.dataset(sorted(map(str, site.output.glob("*.parquet")))).to_table().sort_by("row")
+    table = rows_of(site.output)
     num_rows = site.scale.num_rows
     assert table["row"].to_pylist() == list(range(num_rows))
     assert set(table["error"].to_pylist()) == {None}
@@ -121,5 +185,4 @@ def undisturbed(spec: JobSpec, row: int) -> str:
 @cache
 def _undisturbed(row: int) -> str:
     params = JobSpec.parse(model="m", sampling={"max_tokens": MAX_TOKENS}).sampling.params(row, None)
-    answer = fake_answer(Request("r", prompt_of(row), params), CONTEXT)
-    return " ".join(WORDS[token] for token in answer if token != 0)
+    return text_of(fake_answer(Request("r", prompt_of(row), params), CONTEXT))

@@ -140,8 +140,8 @@ class FakeRunner:
         return tokens
 
 
-def fake_engine(runner: FakeRunner, config: EngineConfig) -> Engine:
-    return Engine(runner, config, CONTEXT, [END_TOKEN_ID])
+def fake_engine(runner: FakeRunner, config: EngineConfig, context: int = CONTEXT) -> Engine:
+    return Engine(runner, config, context, [END_TOKEN_ID])
 
 
 def make_engine(

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from headrace.engine.config import EngineConfig
+from headrace.engine.devices import resolve_device, resolve_dtype
 from headrace.engine.errors import ConfigError, ModelError
 from headrace.engine.kv_memory import num_blocks_in
 from headrace.engine.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
-from headrace.engine.model_runner import resolve_device, resolve_dtype
 from headrace.engine.rope_config import RopeConfig
 
 LLAMA: dict[str, Any] = {
@@ -299,12 +299,38 @@ def test_configs_that_cannot_be_served(tmp_path, changes, message):
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens must be at least 1, not -1"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, not 0"),
         ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override must be at least 1, not 0"),
+        (
+            {"cuda_graph_sizes": ()},
+            "cuda_graph_sizes must name at least one size; enforce_eager=True turns CUDA graphs off",
+        ),
+        (
+            {"cuda_graph_sizes": (8, 65), "max_num_batched_tokens": 64},
+            "cuda_graph_sizes must be between 1 and max_num_batched_tokens=64, not 65",
+        ),
     ],
 )
 def test_engine_options_out_of_range(options, message):
     with pytest.raises(ConfigError) as error:
         EngineConfig(**options)
     assert one_line(error) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"max_num_seqs": 1}, [1]),
+        ({"max_num_seqs": 20}, [1, 2, 4, 8, 16, 20]),
+        ({"max_num_seqs": 20, "max_num_batched_tokens": 8}, [1, 2, 4, 8]),
+        ({"cuda_graph_sizes": [4, 1, 4]}, [1, 4]),
+    ],
+)
+def test_sizes_of_cuda_graphs(options, sizes):
+    assert list(EngineConfig(**options).resolved_graph_sizes) == sizes
+
+
+def test_large_cuda_graphs_are_further_apart():
+    sizes = EngineConfig(max_num_seqs=1024).resolved_graph_sizes
+    assert (*sizes[:6], sizes[33:36], sizes[-2:]) == (1, 2, 4, 8, 16, 24, (248, 256, 272), (960, 1024))
 
 
 def test_kv_memory_is_counted_in_whole_blocks(tmp_path):

@@ -3,20 +3,22 @@
 import logging
 import weakref
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
-from headrace.engine import step_result
 from headrace.engine.batch import Batch
+from headrace.engine.out_of_memory import is_out_of_memory
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
-from headrace.engine.sampler import sample
+from headrace.engine.step_result import LaunchedResult
 
 from .fakes import fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids
 
 PREFIX = [token % 5 + 1 for token in range(32)]
 POISON = 9
+IS_ASYNC = pytest.mark.parametrize("is_async", [False, True], ids=["", "one-step-ahead"])
 logging.getLogger("headrace.engine.engine").setLevel(logging.CRITICAL)
 
 
@@ -80,8 +82,13 @@ def test_a_request_that_needs_no_step_survives_the_failure_of_one():
 @pytest.mark.parametrize("num_blocks", [6, 32])
 @pytest.mark.parametrize("is_caching", [True, False])
 @pytest.mark.parametrize("num_poisoned", [1, 2, 6])
-def test_requests_that_fail_alone_end_with_their_error_and_the_others_go_on(num_poisoned, is_caching, num_blocks):
-    engine, runner = make_engine(num_blocks, enable_prefix_caching=is_caching, max_num_batched_tokens=50)
+@IS_ASYNC
+def test_requests_that_fail_alone_end_with_their_error_and_the_others_go_on(
+    num_poisoned, is_caching, num_blocks, is_async
+):
+    engine, runner = make_engine(
+        num_blocks, async_scheduling=is_async, enable_prefix_caching=is_caching, max_num_batched_tokens=50
+    )
     runner.poison = POISON
     harmless = replace(greedy_params(5), logit_bias={POISON: -100})
     requests = [
@@ -97,8 +104,9 @@ def test_requests_that_fail_alone_end_with_their_error_and_the_others_go_on(num_
     assert engine.stats.num_running == engine.stats.num_waiting == 0
 
 
-def test_a_row_that_fails_while_it_generates_keeps_what_it_said_before():
-    engine, runner = make_engine()
+@IS_ASYNC
+def test_a_row_that_fails_while_it_generates_keeps_what_it_said_before(is_async):
+    engine, runner = make_engine(async_scheduling=is_async)
     requests = [Request(str(first), [first, 2, 3], greedy_params(20)) for first in range(1, 6)]
     answers = {request.request_id: fake_answer(request, engine.max_model_len) for request in requests}
     runner.poison = answers["1"][7]
@@ -116,20 +124,60 @@ def test_an_error_that_does_not_come_back_costs_nobody_anything(monkeypatch):
     requests = [Request(str(first), [first, 2, 3], greedy_params(5)) for first in range(1, 6)]
     errors = iter([RuntimeError("once"), torch.OutOfMemoryError("once")])
 
-    def fails_twice(*arguments: object) -> list[int]:
+    launch = LaunchedResult.of
+
+    def fails_twice(*arguments: Any) -> LaunchedResult:
         for error in errors:
             raise error
-        return sample(*arguments)  # type: ignore[arg-type]
+        return launch(*arguments)
 
-    monkeypatch.setattr(step_result, "sample", fails_twice)
+    monkeypatch.setattr(LaunchedResult, "of", fails_twice)
     events = run_all(engine, requests)
     for request in requests:
         assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
 
 
-@pytest.mark.parametrize("fits", [1, 3, 20])
-def test_out_of_memory_shrinks_the_steps_until_they_fit(fits):
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
+        RuntimeError("CUDA error: out of memory"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("Triton Error [CUDA]: out of memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory"),
+    ],
+    ids=["python", "torch", "driver", "cublas", "triton", "cpu"],
+)
+def test_whoever_ran_out_of_memory_fewer_tokens_are_tried(error, monkeypatch):
+    """All requests at once, not one by one: two steps of two, where one of four failed."""
     engine, runner = make_engine()
+    sizes: list[int] = []
+    execute = runner.execute
+
+    def run_out_above_two(batch: Batch) -> torch.Tensor:
+        sizes.append(len(batch.token_ids))
+        if len(batch.token_ids) > 2:
+            raise error
+        return execute(batch)
+
+    monkeypatch.setattr(runner, "execute", run_out_above_two)
+    requests = [Request(str(first), [first], greedy_params(1)) for first in range(1, 5)]
+    events = run_all(engine, requests)
+    assert sizes == [4, 2, 2]
+    for request in requests:
+        assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
+
+
+def test_an_error_of_another_kind_is_not_taken_for_it():
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access was encountered"))
+    assert not is_out_of_memory(ValueError("out of memory"))
+
+
+@pytest.mark.parametrize("fits", [1, 3, 20])
+@IS_ASYNC
+def test_out_of_memory_shrinks_the_steps_until_they_fit(fits, is_async):
+    engine, runner = make_engine(async_scheduling=is_async)
     runner.fits = fits
     requests = [Request(str(first), [*PREFIX, first], greedy_params(10)) for first in range(1, 8)]
     events = run_all(engine, requests)

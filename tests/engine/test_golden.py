@@ -37,6 +37,7 @@ class Schedule:
 SCHEDULES = [
     Schedule("batched"),
     Schedule("chunked", {"max_num_batched_tokens": 13, "block_size": 8}),
+    Schedule("one-step-ahead", {"async_scheduling": True, "max_num_batched_tokens": 13, "block_size": 8}),
     Schedule("blocks-of-32", {"block_size": 32}),
     Schedule("no-prefix-cache", {"enable_prefix_caching": False, "max_num_batched_tokens": 23}),
 ]

@@ -49,6 +49,7 @@ configs = st.builds(
     max_num_batched_tokens=st.integers(1, 24),
     enable_prefix_caching=st.booleans(),
     swap_space_bytes=st.sampled_from([0, 0, 4, 100]),
+    async_scheduling=st.booleans(),
 )
 windows = st.sampled_from([None, None, 1, 5, 8])
 priorities = st.sampled_from([0, 0, 0, -1, 2])
@@ -209,8 +210,8 @@ def check_every_plan(engine: Engine) -> None:
     scheduler = engine._scheduler
     schedule = scheduler.schedule
 
-    def checked(among: Container[str] | None = None) -> StepPlan:
-        plan = schedule(among)
+    def checked(among: Container[str] | None = None, is_ahead: bool = False) -> StepPlan:
+        plan = schedule(among, is_ahead)
         if among is None:
             scheduler.check_order(plan)
         return plan

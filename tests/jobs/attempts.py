@@ -10,6 +10,7 @@ from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.storage.records import Claim, NewJob, NewShard
 from headrace.storage.spool import PlannedRow
 
+from ..storage.claiming import take_shard
 from .conftest import wait_until
 from .shop import JOB, LONG, Shop
 
@@ -39,6 +40,6 @@ def replace_job(shop: Shop, job_id: str, **spec: Any) -> Claim:
     old, shard = shop.ledger.job(JOB), shop.ledger.shards(JOB)[0]
     job = NewJob(job_id, "q", old.model, old.output_dir, "g", old.num_rows, spec or old.spec)
     shop.ledger.create_job(job, [NewShard(0, shard.num_rows, shard.spool_path)])
-    claim = shop.ledger.claim(f"{job_id}/00000", "worker new", LONG)
+    claim = take_shard(shop.ledger, f"{job_id}/00000", "worker new", LONG)
     assert claim is not None
     return claim

@@ -3,9 +3,10 @@
     python -m tests.jobs.forked_worker MODEL_FOLDER PIDS [WORKERS]
 
 Starts so many workers (1), another whenever one was killed, and appends each one's pid to the file PIDS. A prompt that
-begins with the token KILLER really kills the worker that computes it; every other is written to stdout when it is
-begun, a line of tokens each. A step takes HEADRACE_TEST_STEP_SECONDS, a batch has at most HEADRACE_TEST_NUM_SEQS
-sequences. SIGTERM ends the workers properly, and with them this process.
+begins with the token KILLER really kills the worker that computes it; of every other the first tokens (32, or
+HEADRACE_TEST_SHOWN_TOKENS) are written to stdout when it is begun, a line each, and how many sequences had to make
+room for others. A step takes HEADRACE_TEST_STEP_SECONDS, a batch has at most HEADRACE_TEST_NUM_SEQS sequences of
+HEADRACE_TEST_CONTEXT tokens. SIGTERM ends the workers properly, and with them this process.
 """
 
 import os
@@ -27,31 +28,47 @@ from headrace.jobs.settings import Settings
 from headrace.jobs.worker import WorkerOptions, serve
 from headrace.storage.errors import LedgerUnavailable
 
-from ..engine.fakes import FakeRunner, fake_engine
+from ..engine.fakes import CONTEXT, FakeRunner, fake_engine
 
 KILLER = 9
+PREEMPTED = "preempted"
 STEP_SECONDS = float(os.environ.get("HEADRACE_TEST_STEP_SECONDS", "0"))
 NUM_SEQS = int(os.environ.get("HEADRACE_TEST_NUM_SEQS", "8"))
+MAX_TOKENS = int(os.environ.get("HEADRACE_TEST_CONTEXT", str(CONTEXT)))
+_SHOWN_TOKENS = int(os.environ.get("HEADRACE_TEST_SHOWN_TOKENS", "32"))
 _PAUSE_SECONDS = 0.1
 CONFIG = EngineConfig(block_size=4, max_num_seqs=NUM_SEQS, enable_prefix_caching=False)
 
 
 class KillableRunner(FakeRunner):
+    engine: Engine | None = None
+    _num_preemptions = 0
+
     def execute(self, batch: Batch) -> Tensor:
         tokens, positions = batch.token_ids.tolist(), batch.positions.tolist()
         spans = zip(batch.attention.query_starts, batch.attention.query_lens, strict=True)
-        begun = [tokens[start : start + length] for start, length in spans if positions[start] == 0]
+        begun = [tokens[start : start + min(length, _SHOWN_TOKENS)] for start, length in spans if positions[start] == 0]
         if any(prompt[0] == KILLER for prompt in begun):
             os.kill(os.getpid(), signal.SIGKILL)
         if begun:
             # In one write, which a pipe keeps whole.
             os.write(1, "".join(" ".join(map(str, prompt)) + "\n" for prompt in begun).encode())
+        self._tell_of_preemptions()
         time.sleep(STEP_SECONDS)
         return super().execute(batch)
 
+    def _tell_of_preemptions(self) -> None:
+        num_preemptions = self.engine.stats.num_preemptions if self.engine else 0
+        if num_preemptions > self._num_preemptions:
+            os.write(1, f"{PREEMPTED} {num_preemptions - self._num_preemptions}\n".encode())
+            self._num_preemptions = num_preemptions
+
 
 def load(folder: Path, config: EngineConfig) -> Engine:
-    return fake_engine(KillableRunner(16 * config.max_num_seqs, config.block_size), config)
+    num_blocks = config.max_num_seqs * MAX_TOKENS // config.block_size
+    runner = KillableRunner(num_blocks, config.block_size)
+    runner.engine = fake_engine(runner, config, MAX_TOKENS)
+    return runner.engine
 
 
 def work(model: str) -> int:

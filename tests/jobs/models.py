@@ -1,10 +1,12 @@
 """Model folders for tests of the queue side, where a tokenizer is wanted but no weights."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers.decoders import Decoder
 
 from ..engine.fakes import CONTEXT, END_TOKEN_ID, VOCAB_SIZE
 
@@ -27,13 +29,19 @@ CONFIG = {
 }
 
 
-def write_model_folder(folder: Path, chat: bool = False, **config: Any) -> Path:
-    """A folder without weights whose tokens are the words a to j, as the fake runner knows them."""
+def write_model_folder(
+    folder: Path, chat: bool = False, words: Sequence[str] = WORDS, decoder: Decoder | None = None, **config: Any
+) -> Path:
+    """A folder without weights whose tokens are the words a to j, or others, as many as the fake runner knows.
+
+    `decoder`: what makes a text of them; without one they stand with spaces between them.
+    """
     folder.mkdir(parents=True)
-    words = models.WordLevel({word: index for index, word in enumerate(WORDS)}, unk_token="j")
-    tokenizer = Tokenizer(words)
+    tokenizer = Tokenizer(models.WordLevel({word: index for index, word in enumerate(words)}, unk_token=words[-1]))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.add_special_tokens([WORDS[END_TOKEN_ID]])
+    if decoder is not None:
+        tokenizer.decoder = decoder
+    tokenizer.add_special_tokens([words[END_TOKEN_ID]])
     tokenizer.save(str(folder / "tokenizer.json"))
     (folder / "config.json").write_text(json.dumps(CONFIG | config))
     if chat:

@@ -77,8 +77,9 @@ def _belongs_to(process: psutil.Process, data_dir: Path) -> bool:
     try:
         if process.pid == os.getpid() or process.status() == psutil.STATUS_ZOMBIE:
             return False
-        # Valkey writes its title over its environment, but works in its folder.
-        named = process.environ().get("HEADRACE_DATA_DIR") == str(data_dir)
-        return named or Path(process.cwd()).is_relative_to(data_dir)
+        if process.environ().get("HEADRACE_DATA_DIR") == str(data_dir):
+            return True
+        # Valkey writes its title over its environment, but works in its folder; its supervisor is told of that.
+        return any(Path(place).is_relative_to(data_dir) for place in (process.cwd(), *process.cmdline()))
     except psutil.Error:
         return False

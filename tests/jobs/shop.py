@@ -21,6 +21,7 @@ from headrace.storage.records import Claim, JobState, NewJob, NewShard
 from headrace.storage.spool import PlannedRow, write_shard
 
 from ..engine.fakes import CONTEXT, fake_answer
+from ..storage.claiming import take_shard
 from .answers import GatedRunner
 
 JOB, SHARD, QUEUE = "job_1", "job_1/00000", "q"
@@ -50,7 +51,8 @@ class Shop:
 
     @cached_property
     def tools(self) -> AttemptTools:
-        return AttemptTools(self.ledger, self.host, Tokenizer.from_pretrained(self.model), flush_seconds=0.01)
+        tokenizer = Tokenizer.from_pretrained(self.model)
+        return AttemptTools(self.ledger, self.host, tokenizer, flush_seconds=0.01, write_seconds=0.0)
 
     def create(
         self,
@@ -77,7 +79,7 @@ class Shop:
         self.ledger.create_job(job, [NewShard(0, len(rows), str(spool))])
 
     def claim(self, lease_seconds: float = LONG) -> Claim:
-        claim = self.ledger.claim(SHARD, f"worker {next(self.owners)}", lease_seconds)
+        claim = take_shard(self.ledger, SHARD, f"worker {next(self.owners)}", lease_seconds)
         assert claim is not None
         return claim
 

@@ -44,6 +44,18 @@ def program(monkeypatch, tmp_path) -> Callable[[str], None]:
 STAY = "exec sleep 600"
 
 
+def test_the_worker_has_the_settings_it_is_given(presence, program, tmp_path, wait_until):
+    program(f'echo "$HEADRACE_DATA_DIR" > {tmp_path}/said; {STAY}')
+    log = tmp_path / "worker.log"
+    with LocalWorker(
+        presence, QUEUE, [], log, {"HEADRACE_DATA_DIR": "/elsewhere", "PATH": os.environ["PATH"]}
+    ) as worker:
+        worker.tick(0)
+        wait_until(
+            lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text() == "/elsewhere\n", "it said"
+        )
+
+
 def tick_until_it_fails(worker: LocalWorker, wait_until: Callable[..., None], rows: Iterator[int]) -> str:
     failures: list[str] = []
 

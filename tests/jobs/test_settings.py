@@ -138,6 +138,30 @@ def test_a_refused_url_does_not_show_its_password():
     assert "secret" not in str(caught.value)
 
 
+def test_another_process_can_be_given_the_same():
+    settings = Settings.from_environment(
+        {
+            "HEADRACE_DATA_DIR": "/data",
+            "HEADRACE_INPUT_URLS": "https://a.example/,s3://b/",
+            "HEADRACE_METRICS_REQUIRE_KEY": "true",
+            "HEADRACE_FLUSH_SECONDS": "0.25",
+        }
+    )
+    elsewhere = {
+        "HEADRACE_REDIS_URL": "redis://elsewhere",
+        "HEADRACE_TEST_X": "1",
+        "HEADRACE_NATIVE_KERNELS": "0",
+        "A": "b",
+    }
+    given = settings.environment(elsewhere)
+    assert Settings.from_environment(given) == settings
+    assert {name: given[name] for name in ("HEADRACE_TEST_X", "HEADRACE_NATIVE_KERNELS", "A")} == {
+        "HEADRACE_TEST_X": "1",
+        "HEADRACE_NATIVE_KERNELS": "0",
+        "A": "b",
+    }
+
+
 def test_settings_do_not_change():
     with pytest.raises(ValidationError, match="frozen"):
         read().shard_rows = 1

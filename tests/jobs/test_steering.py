@@ -17,6 +17,7 @@ from headrace.storage.records import NewJob, NewShard
 from headrace.storage.spool import PlannedRow, write_shard
 
 from ..engine.fakes import FakeRunner, fake_engine
+from ..storage.claiming import claimed
 from .shop import NO_TYPES
 
 BLOCK_SIZE = 4
@@ -90,7 +91,7 @@ def test_few_prefixes_are_computed_by_several_workers(open_hall):
         runners[turn % WORKERS].run("a doorbell")
     in_turn = open_hall("in turn")
     for number in range(in_turn.num_shards):
-        claim = in_turn.ledger.claim(f"{JOB}/{number:05d}", "worker", 60)
+        claim = claimed(in_turn.ledger, f"{JOB}/{number:05d}")
         ShardAttempt(in_turn.tools[number % WORKERS], claim, in_turn.ledger.job(JOB)).run()
     computed, without_steering = steered.computed_tokens(), in_turn.computed_tokens()
     print(f"{computed} prompt tokens computed with steering, {without_steering} without")

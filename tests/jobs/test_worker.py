@@ -20,6 +20,7 @@ from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewJob, NewShard, ShardState
 
+from ..storage.claiming import take_shard
 from .conftest import wait_until
 
 QUEUE = "headrace.bulk.0123456789ab"
@@ -71,7 +72,7 @@ def test_while_messages_wait_none_is_lost(place, monkeypatch):
 
 
 def test_a_shard_handed_back_is_offered_at_once(place):
-    claim = place.ledger.claim(IDS[1], "worker", 60)
+    claim = take_shard(place.ledger, IDS[1], "worker", 60)
     assert claim is not None
     place.ledger.release(claim)
     place.sweep()
@@ -80,7 +81,7 @@ def test_a_shard_handed_back_is_offered_at_once(place):
 
 def test_what_a_dead_worker_held_is_put_back_ahead_of_what_waits(place):
     send_shards(place.app, QUEUE, IDS[1:])
-    assert place.ledger.claim(IDS[0], "dead worker", 0.0) is not None
+    assert take_shard(place.ledger, IDS[0], "dead worker", 0.0) is not None
     place.sweep()
     assert place.ledger.shards("job")[0].state is ShardState.QUEUED
     assert IDS[0].encode() in place.redis.lindex(QUEUE, 0)
@@ -90,7 +91,7 @@ def test_what_a_dead_worker_held_is_put_back_ahead_of_what_waits(place):
 
 
 def test_a_lease_that_holds_is_respected(place):
-    assert place.ledger.claim(IDS[0], "worker", 60) is not None
+    assert take_shard(place.ledger, IDS[0], "worker", 60) is not None
     place.sweep()
     assert place.ledger.shards("job")[0].state is ShardState.RUNNING
 
@@ -99,8 +100,8 @@ def test_after_an_outage_of_the_ledger_its_workers_get_the_time_to_renew(place, 
     """While it could not be written to, every lease ran out: that makes nobody dead."""
     lease = 0.3
     sweeper = Sweeper(place.ledger, place.app, QUEUE, lease)
-    alive = place.ledger.claim(IDS[0], "alive", 0.0)
-    assert place.ledger.claim(IDS[1], "dead", 0.0) is not None
+    alive = take_shard(place.ledger, IDS[0], "alive", 0.0)
+    assert take_shard(place.ledger, IDS[1], "dead", 0.0) is not None
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as locking:
         locking.execute("BEGIN IMMEDIATE")
         swept = start(sweeper.sweep)

@@ -31,6 +31,7 @@ TYPE_NAMES = {
     F32: "fp32",
     F64: "fp64",
     FP8: "fp8e4nv",
+    torch.float8_e5m2: "fp8e5",
     torch.uint8: "u8",
     INT8: "i8",
     torch.int16: "i16",
@@ -64,12 +65,14 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
     print(json.dumps({"kernel": kernel.fn.__name__, "shared_bytes": compiled.metadata.shared, **shapes}), flush=True)
 
 
-def attend(heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *options: Any) -> None:
+def attend(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, *options: Any, kv_dtype: torch.dtype | None = None
+) -> None:
     """A batch that has narrow items, wide ones and merges."""
     tables = [list(range(first, first + count)) for first, count in ((0, 63), (63, 2), (65, 19))]
     metadata = AttentionMetadata([1, 1, 300], [1000, 20, 300], tables, 16)
     query = torch.zeros(302, heads, head_dim, dtype=dtype)
-    keys, values = torch.zeros(2, 84, 16, kv_heads, head_dim, dtype=dtype)
+    keys, values = torch.zeros(2, 84, 16, kv_heads, head_dim).to(kv_dtype or dtype)
     attention.paged_attention_triton(query, keys, values, metadata, 0.1, *options)
 
 
@@ -80,6 +83,10 @@ def compile_attention() -> None:
     attend(8, 1, 80, F16)
     attend(6, 2, 64, F32)
     attend(6, 2, 256, F32)
+    attend(32, 8, 128, BF16, kv_dtype=FP8)
+    attend(14, 2, 64, F16, 100, 30.0, kv_dtype=torch.float8_e5m2)
+    attend(8, 4, 256, BF16, kv_dtype=torch.float8_e5m2)
+    attend(6, 2, 256, F32, kv_dtype=FP8)
 
 
 def compile_linear() -> None:
@@ -108,6 +115,9 @@ def compile_the_rest() -> None:
             angles, cache = torch.zeros(4, half, dtype=dtype), torch.zeros(9, 16, 8, 128, dtype=dtype)
             qkv = torch.zeros(4, 48 * 128, dtype=dtype)
             norm_rotary.rotate_and_write_triton(qkv, angles, angles, cache, cache, torch.arange(4), norm, norm, 1e-5)
+            for fp8 in (FP8, torch.float8_e5m2):
+                caches = cache.to(fp8), cache.to(fp8)
+                norm_rotary.rotate_and_write_triton(qkv, angles, angles, *caches, torch.arange(4), norm, norm, 1e-5)
         logits, doubles, counts = torch.zeros(4, 128256, dtype=dtype), torch.ones(4, dtype=F64), torch.arange(4)
         sampling.sample_tokens_triton(logits, doubles, counts, doubles, doubles, doubles)
         sampling.likeliest_tokens_triton(logits, True)

@@ -56,3 +56,5 @@ def test_what_does_not_fit_is_named(device):
         copy_blocks_triton(kv_cache, one.int(), one)
     with pytest.raises(ValueError, match=r"kv_cache \(2, 3, 7, 2, 4, 17\) must be contiguous"):
         copy_blocks_triton(kv_cache.transpose(3, 4), one, one)
+    with pytest.raises(ValueError, match=r"kv_cache \(2, 3, 7, 4, 2, 17\) is float64, and must be float32 or"):
+        copy_blocks_triton(kv_cache.double(), one, one)

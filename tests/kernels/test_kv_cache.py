@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels.kv_cache import write_kv
+from headrace.kernels.kv_cache import PADDING_SLOT, write_kv
 
 BLOCKS, BLOCK_SIZE, HEADS, DIM = 5, 4, 3, 6
 
@@ -24,6 +24,16 @@ def test_each_token_lands_in_its_slot_and_nothing_else_is_touched():
             block, offset = divmod(slot, BLOCK_SIZE)
             assert torch.equal(cache[block, offset], new[token])
         assert int(cache.isnan().all(-1).all(-1).sum()) == BLOCKS * BLOCK_SIZE - len(slots)
+
+
+def test_padding_is_not_kept():
+    key, value = torch.randn(2, 4, HEADS, DIM)
+    key_cache, value_cache = caches()
+    write_kv(key, value, key_cache, value_cache, torch.tensor([PADDING_SLOT, 7, PADDING_SLOT, 3]))
+    for new, cache in ((key, key_cache), (value, value_cache)):
+        written = cache.flatten(0, 1)
+        assert torch.equal(written[[7, 3]], new[[1, 3]])
+        assert int(written.isnan().all(-1).all(-1).sum()) == BLOCKS * BLOCK_SIZE - 2
 
 
 def test_no_tokens_no_change():

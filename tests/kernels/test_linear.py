@@ -1,10 +1,13 @@
 """The packed product against the plain one."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch.nn.functional import linear
 
 from headrace.kernels.linear import Linear
+from headrace.kernels.linear.packed import PackedProduct, takes_packed
 
 from .tolerances import DTYPES, assert_close
 
@@ -27,6 +30,21 @@ def test_against_the_plain_product(rows, outputs, inputs, with_bias, dtype):
     packed = Linear(weight.clone(), bias)
     packed.prepack()
     assert_close(packed(x), linear(x, weight, bias))
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+@pytest.mark.parametrize("rows", [*range(1, 15), 96, 97, 200])
+def test_every_number_of_rows_in_pairs_of_inputs(rows, threads, request):
+    """Of each tile's size, and of more than stay in a cache: on AMX, too, where it is not what is chosen."""
+    generator = torch.Generator().manual_seed(rows)
+    weight = (torch.randn(72, 136, generator=generator) * 136**-0.5).to(torch.bfloat16)
+    if not takes_packed(weight):
+        pytest.skip("the compiled kernels are not there, or cannot run on this processor")
+    request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
+    torch.set_num_threads(threads)
+    bias = torch.randn(72, generator=generator).to(torch.bfloat16)
+    x = torch.randn(rows, 136, generator=generator).to(torch.bfloat16)
+    assert_close(PackedProduct(weight, bias)(x), linear(x, weight, bias))
 
 
 def test_a_packed_weight_is_given_up():

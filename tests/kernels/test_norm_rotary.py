@@ -10,6 +10,7 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEm
 
 from headrace.engine.models.rope import rotary_factors
 from headrace.engine.rope_config import RopeConfig, read_rope
+from headrace.kernels.kv_cache import PADDING_SLOT
 from headrace.kernels.norm_rotary import add_rms_norm, apply_rotary, rms_norm, rotate_and_write
 from headrace.kernels.norm_rotary.reference import rms_norm_reference, rotate_and_write_reference
 
@@ -113,6 +114,8 @@ def test_rotate_and_write(tokens, heads, kv_heads, head_dim, rotary_dim, with_no
     qkv = draw(tokens, (heads + 2 * kv_heads) * head_dim + 3)[:, :-3]
     cos, sin = draw(2, tokens, rotary_dim // 2)
     slots = torch.randperm(24, generator=generator)[:tokens]
+    # Every third token is padding.
+    slots[2::3] = PADDING_SLOT
     query_norm, key_norm = draw(2, head_dim) if with_norms else (None, None)
     caches, expected_caches = torch.full((2, 2, 6, 4, kv_heads, head_dim), torch.nan).to(dtype)
     queries = rotate_and_write(qkv, cos, sin, caches[0], caches[1], slots, query_norm, key_norm, 1e-5)

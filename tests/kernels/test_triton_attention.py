@@ -93,6 +93,12 @@ def test_a_window(shape, sliding_window, triton_dtype, device):
     check(Case.build(shape, triton_dtype, device), sliding_window=sliding_window)
 
 
+@pytest.mark.parametrize(("block_size", "head_dim"), [(8, 96), (32, 256)])
+def test_a_window_across_other_blocks(block_size, head_dim, device):
+    case = Case.build(Shape((1, 3, 20), (50, 33, 20), 4, 2, head_dim, block_size), device=device)
+    check(case, sliding_window=17)
+
+
 @pytest.mark.parametrize("sliding_window", [None, 13])
 @pytest.mark.parametrize("soft_cap", [0.5, 30.0])
 def test_a_soft_cap(soft_cap, sliding_window, triton_dtype, device):
@@ -113,6 +119,12 @@ def test_shared_prefixes(name, block_size, heads, kv_heads, dim, triton_dtype, d
     case = Case(*tensors(metadata, heads, kv_heads, dim, triton_dtype), metadata, dim**-0.5)
     assert plan_attention(metadata, shape_of(case), None, always).num_partial_rows
     check(case, always)
+
+
+@pytest.mark.parametrize(("block_size", "heads", "kv_heads", "dim"), [(16, 5, 1, 96), (8, 4, 1, 256), (32, 2, 1, 64)])
+def test_shared_prefixes_of_other_head_sizes(block_size, heads, kv_heads, dim, device):
+    metadata = build(BATCHES["decodes"], block_size, device)
+    check(Case(*tensors(metadata, heads, kv_heads, dim, torch.float32), metadata, dim**-0.5), always)
 
 
 def test_a_shared_prefix_longer_than_a_segment(device):
@@ -223,3 +235,33 @@ def test_arguments_that_do_not_fit_are_named(change, message, device):
     case = Case.build(MIXED, device=device)
     with pytest.raises(ValueError, match=message):
         run(replace(case, **change(case)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda case: {"query": case.query.double()}, r"query \(60, 4, 16\) is float64"),
+        (lambda case: {"query": case.query[..., :8]}, r"query \(60, 4, 8\) has heads of 8"),
+        (lambda case: {"key_cache": case.key_cache.half()}, r"key_cache \(.*\) is float16, and must be float32"),
+        (
+            lambda case: {"key_cache": case.key_cache[:, :12], "value_cache": case.value_cache[:, :12]},
+            r"key_cache \(.*, 12, 2, 16\) has blocks of 12; needs a power of two",
+        ),
+    ],
+    ids=["dtype", "head size", "cache dtype", "block size"],
+)
+def test_arguments_that_do_not_fit_a_plan_are_named(change, message, device):
+    case = Case.build(MIXED, device=device)
+    plan = hold(case, plan_attention(case.metadata, shape_of(case)))
+    with pytest.raises(ValueError, match=message):
+        attend(replace(case, **change(case)), plan)
+
+
+def test_results_that_do_not_fit_are_named(device):
+    case = Case.build(MIXED, device=device)
+    plan = hold(case, plan_attention(case.metadata, shape_of(case)))
+    given = (case.query, case.key_cache, case.value_cache, plan, case.scale)
+    with pytest.raises(ValueError, match=r"output \(59, 4, 16\) must have the shape \[60, 4, 16\]"):
+        attend_planned(*given, torch.empty_like(case.query)[1:])
+    with pytest.raises(ValueError, match=r"lse \(60, 4\) is float16, and must be float32"):
+        attend_planned(*given, torch.empty_like(case.query), case.query[..., 0].half())

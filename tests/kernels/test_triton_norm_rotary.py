@@ -6,6 +6,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
+from headrace.kernels.kv_cache import PADDING_SLOT
 from headrace.kernels.norm_rotary.reference import rms_norm_reference, rotate_and_write_reference
 from headrace.kernels.norm_rotary.triton import (
     MAX_NORM_SIZE,
@@ -52,9 +53,10 @@ def test_add_rms_norm(shape, triton_dtype, device):
         (7, 3, 1, 80, 32),
         (2, 2, 2, 128, 100),
         (3, 16, 2, 96, 96),
+        (2, 4, 2, 256, 256),
         (0, 2, 1, 16, 16),
     ],
-    ids=["decode", "odd-head", "partial", "partial-odd", "many-heads", "nothing"],
+    ids=["decode", "odd-head", "partial", "partial-odd", "many-heads", "long-head", "nothing"],
 )
 def test_rotate_and_write(tokens, heads, kv_heads, head_dim, rotary_dim, norm_dtype, triton_dtype, device):
     """Queries, and what is written where. Untouched slots stay NaN."""
@@ -67,6 +69,8 @@ def test_rotate_and_write(tokens, heads, kv_heads, head_dim, rotary_dim, norm_dt
     qkv = draw(tokens, (heads + 2 * kv_heads) * head_dim + 3)[:, :-3]
     cos, sin = draw(2, tokens, rotary_dim // 2)
     slots = torch.randperm(24, generator=generator)[:tokens].to(device)
+    # Every third token is padding.
+    slots[2::3] = PADDING_SLOT
     query_norm = key_norm = None
     if norm_dtype is not None:
         query_norm, key_norm = draw(2, head_dim).to(torch.float32 if norm_dtype == "float32" else triton_dtype)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from headrace.storage.batch_records import BatchRecords, BatchState, BatchTotals, NewBatch
+from headrace.storage.batch_records import BatchRecords, BatchState, BatchTotals, DueBatch, NewBatch
 from headrace.storage.errors import UnknownBatch, UnknownFile
 from headrace.storage.file_records import NewFile
 from headrace.storage.ledger import Ledger
@@ -34,7 +34,7 @@ def file(file_id: str) -> NewFile:
 
 def test_one_at_a_time_brings_a_batch_further(batches):
     batches.add(new("b"))
-    assert batches.due() == [("b", BatchState.VALIDATING)]
+    assert batches.due() == [DueBatch("b", "t", BatchState.VALIDATING)]
     claimed = batches.claim("b", "one", LONG)
     assert (claimed.state, claimed.lease_owner) == (BatchState.VALIDATING, "one")
     assert batches.due() == []
@@ -86,7 +86,7 @@ def test_a_running_batch_is_due_when_its_job_or_its_time_is_over(batches):
         batches.begin(name, "one", "no such job", "m")
         assert batches.due() == []
         batches.release(name, "one")
-        assert batches.due() == [(name, BatchState.IN_PROGRESS)]
+        assert batches.due() == [DueBatch(name, "t", BatchState.IN_PROGRESS)]
         batches.claim(name, "one", LONG)
 
 
@@ -100,7 +100,7 @@ def test_cancelling_does_not_take_the_lease_but_the_next_step(batches):
     assert not batches.begin("b", "one", "job", "m")
     assert batches.cancel("t", "b").cancelling_at == cancelled.cancelling_at
     batches.release("b", "one")
-    assert batches.due() == [("b", BatchState.CANCELLING)]
+    assert batches.due() == [DueBatch("b", "t", BatchState.CANCELLING)]
 
 
 def test_a_batch_that_is_about_to_expire_can_not_be_cancelled_any_more(batches):

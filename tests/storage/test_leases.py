@@ -17,7 +17,7 @@ from headrace.storage.records import (
     Replacement,
 )
 
-from .claiming import PART, CreateJob, claimed, outcomes
+from .claiming import PART, CreateJob, claimed, outcomes, take_shard
 
 
 def test_claim_takes_a_queued_shard_once(ledger: Ledger, create_job: CreateJob) -> None:
@@ -25,12 +25,12 @@ def test_claim_takes_a_queued_shard_once(ledger: Ledger, create_job: CreateJob) 
     claim = claimed(ledger, "job-1/00001")
     assert (claim.job_id, claim.shard_number, claim.attempt_number) == ("job-1", 1, 1)
     assert (claim.num_rows, claim.spool_path, claim.owner) == (2, "/spool/1.parquet", "worker-a")
-    assert ledger.claim("job-1/00001", "worker-b", 60) is None
+    assert take_shard(ledger, "job-1/00001", "worker-b", 60) is None
     assert ledger.job("job-1").started_at is not None
 
 
 def test_claim_of_an_unknown_shard_is_none(ledger: Ledger) -> None:
-    assert ledger.claim("nope/00000", "worker-a", 60) is None
+    assert take_shard(ledger, "nope/00000", "worker-a", 60) is None
 
 
 def test_commit_and_finish_can_be_repeated(ledger: Ledger, create_job: CreateJob) -> None:
@@ -74,7 +74,7 @@ def test_expired_lease_that_nobody_took_still_commits(ledger: Ledger, create_job
     claim = claimed(ledger, "job-1/00000", lease_seconds=-1)
     ledger.commit_part(claim, PART)
     assert ledger.renew("worker-a", [claim.attempt_id], 60) == {claim.attempt_id}
-    assert ledger.claim("job-1/00000", "worker-b", 60) is None
+    assert take_shard(ledger, "job-1/00000", "worker-b", 60) is None
     assert ledger.finish_shard(claim) is JobState.COMPLETED
 
 
@@ -88,11 +88,11 @@ def test_same_owner_with_an_older_attempt_has_lost_too(ledger: Ledger, create_jo
 
 def test_renew_answers_which_leases_are_still_held(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=4)
-    held = claimed(ledger, "job-1/00000", lease_seconds=-1)
     taken = claimed(ledger, "job-1/00001", lease_seconds=-1)
+    claimed(ledger, "job-1/00001", "worker-b")
+    held = claimed(ledger, "job-1/00000", lease_seconds=-1)
     finished = claimed(ledger, "job-1/00002")
     foreign = claimed(ledger, "job-1/00003", "worker-b")
-    claimed(ledger, "job-1/00001", "worker-b")
     ledger.finish_shard(finished)
     ids = [claim.attempt_id for claim in (held, taken, finished, foreign)]
     assert ledger.renew("worker-a", ids, 60) == {held.attempt_id}
@@ -185,13 +185,16 @@ def test_a_stale_attempt_replaces_nothing(ledger: Ledger, create_job: CreateJob)
     assert ledger.parts("job-1") == [old]
 
 
-def test_a_claim_says_whether_the_deadline_has_passed(ledger: Ledger) -> None:
+def test_a_claim_says_how_far_the_deadline_is(ledger: Ledger) -> None:
     for job_id, seconds in (("late", -1.0), ("early", 60.0), ("any", None)):
         job = NewJob(job_id, "bulk", "tiny", "/out", "abc", num_rows=1, within_seconds=seconds)
         ledger.create_job(job, [NewShard(0, 1, "/spool")])
     assert claimed(ledger, "late/00000").is_expired
-    assert not claimed(ledger, "early/00000").is_expired
-    assert not claimed(ledger, "any/00000").is_expired
+    in_time = claimed(ledger, "early/00000")
+    assert not in_time.is_expired
+    assert in_time.seconds_left == pytest.approx(60, abs=5)
+    endless = claimed(ledger, "any/00000")
+    assert (endless.is_expired, endless.seconds_left) == (False, None)
     early = ledger.job("early")
     assert early.deadline_at == pytest.approx(early.created_at + 60, abs=1)
     assert ledger.job("any").deadline_at is None

@@ -14,7 +14,7 @@ from headrace.storage.records import (
     ShardState,
 )
 
-from .claiming import PART, CreateJob, claimed, outcomes
+from .claiming import PART, CreateJob, claimed, outcomes, take_shard
 
 
 def test_new_job_is_running_with_queued_shards(ledger: Ledger, create_job: CreateJob) -> None:
@@ -101,7 +101,7 @@ def test_cancelled_job_stops_everywhere(ledger: Ledger, create_job: CreateJob) -
     running = claimed(ledger, "job-1/00000")
     claimed(ledger, "job-1/00001", lease_seconds=-1)
     assert ledger.cancel_job("job-1") is JobState.CANCELLED
-    assert ledger.claim("job-1/00002", "worker-b", 60) is None
+    assert take_shard(ledger, "job-1/00002", "worker-b", 60) is None
     assert ledger.renew("worker-a", [running.attempt_id], 60) == set()
     assert ledger.requeue_expired("bulk") == []
     assert ledger.unclaimed("bulk", older_than_seconds=0, limit=10) == []
@@ -115,7 +115,7 @@ def test_completed_job_stays_completed(ledger: Ledger, create_job: CreateJob) ->
     create_job(num_shards=1)
     ledger.finish_shard(claimed(ledger, "job-1/00000"))
     assert ledger.cancel_job("job-1") is JobState.COMPLETED
-    assert ledger.claim("job-1/00000", "worker-b", 60) is None
+    assert take_shard(ledger, "job-1/00000", "worker-b", 60) is None
 
 
 def test_a_paused_job_is_neither_claimed_nor_renewed_but_committed_to(ledger: Ledger, create_job: CreateJob) -> None:
@@ -125,7 +125,7 @@ def test_a_paused_job_is_neither_claimed_nor_renewed_but_committed_to(ledger: Le
     for _ in range(2):
         ledger.pause_job("job-1")
         assert ledger.job("job-1").state is JobState.PAUSED
-    assert ledger.claim("job-1/00002", "worker-b", 60) is None
+    assert take_shard(ledger, "job-1/00002", "worker-b", 60) is None
     assert ledger.renew("worker-a", [running.attempt_id], 60) == set()
     assert ledger.requeue_expired("bulk") == []
     assert ledger.unclaimed("bulk", older_than_seconds=0, limit=10) == []
@@ -235,3 +235,18 @@ def test_the_parts_and_attempts_of_a_shard_and_its_retries(ledger: Ledger, creat
     assert [part.file_name for part in ledger.retried_parts("job-1", 0)] == ["a", "c"]
     assert ledger.retrying_attempts("job-1", 0) == {first.attempt_id, again.attempt_id}
     assert ledger.retrying_attempts("job-1", 1) == {other.attempt_id}
+
+
+def test_a_job_keeps_the_weights_that_were_noted_first(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job()
+    assert ledger.job("job-1").weights is None
+    ledger.note_weights("job-1", "blake2b:1")
+    ledger.note_weights("job-1", "blake2b:2")
+    assert ledger.job("job-1").weights == "blake2b:1"
+
+
+def test_progress_counts_answers_of_earlier_jobs(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job()
+    ledger.commit_part(claimed(ledger, "job-1/00000"), NewPart("a", num_rows=2, num_from_cache=2))
+    ledger.commit_part(claimed(ledger, "job-1/00001"), NewPart("b", num_rows=2, num_from_cache=1))
+    assert ledger.progress("job-1").rows_from_cache == 3

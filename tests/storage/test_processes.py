@@ -12,6 +12,8 @@ from headrace.storage import parts
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import JobState
 
+from .claiming import take_shard
+
 HERE = Path(__file__).parent
 
 
@@ -59,7 +61,7 @@ def test_killed_between_the_steps_of_a_commit(
     visible_before = list(folder.glob("*.parquet"))
     assert bool(visible_before) == (last_step == "publish")
 
-    claim = ledger.claim("job-1/00000", "heir", 60)
+    claim = take_shard(ledger, "job-1/00000", "heir", 60)
     assert claim is not None
     committed = [part.file_name for part in ledger.parts("job-1", claim.shard_number)]
     recovered = parts.recover_shard(folder, claim.shard_number, claim.attempt_number, committed)

@@ -412,5 +412,11 @@ def test_an_unusable_query(query: str, message: str, shop_url: str) -> None:
 
 @pytest.mark.parametrize("url", ["nosuch://x", "no url", "sqlite:////no/such/folder/a.db"])
 def test_an_unusable_database(url: str) -> None:
-    with pytest.raises(InputError, match=r"--sql is not a database|--query failed"):
+    with pytest.raises(InputError, match=r"--sql is not a database|--sql: there is no file '/no/such/folder/a.db'"):
         open_sql(url, "select 1")
+
+
+def test_a_missing_database_is_not_made(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"there is no file .*nowhere\.db"):
+        open_sql(f"sqlite:///{tmp_path / 'nowhere.db'}", "select 1")
+    assert not (tmp_path / "nowhere.db").exists()

@@ -19,6 +19,8 @@ from headrace.storage.records import NewJob, NewShard
 from headrace.storage.tables import metadata
 from headrace.storage.tenants import TenantError, TenantRecord
 
+from .claiming import take_shard
+
 SPEC = {"sampling": {"max_tokens": 10, "n": 2}}
 JOB = NewJob("job-1", "bulk", "tiny", "/out", "abc", num_rows=4, spec=SPEC, prompt_tokens=40, tenant="acme")
 SHARDS = [NewShard(0, 3, "/spool/0"), NewShard(1, 1, "/spool/1")]
@@ -128,7 +130,7 @@ def test_tokens_count_until_their_shard_is_done(ledger: Ledger) -> None:
     with pytest.raises(QuotaExceeded, match=str(JOB_TOKENS)) as refused:
         ledger.create_job(replace(JOB, id="job-2"), SHARDS, Quota(queued_tokens=2 * JOB_TOKENS - 1))
     assert refused.value.limit == "queued_tokens"
-    claim = ledger.claim("job-1/00000", "worker", 60)
+    claim = take_shard(ledger, "job-1/00000", "worker", 60)
     assert claim is not None
     ledger.finish_shard(claim)
     # One of four rows is left.

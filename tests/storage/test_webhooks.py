@@ -2,10 +2,13 @@
 
 from concurrent.futures import ThreadPoolExecutor
 
+from headrace.storage.batch_records import NewBatch
 from headrace.storage.ledger import Ledger
 from headrace.storage.overview import Overview, Totals
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard, NewWebhook, WebhookState
 from headrace.storage.webhooks import Webhooks
+
+from .claiming import take_shard
 
 
 def create(ledger: Ledger, job_id: str, num_failed: int | None, within_seconds: float | None = None) -> None:
@@ -14,7 +17,7 @@ def create(ledger: Ledger, job_id: str, num_failed: int | None, within_seconds: 
     job = NewJob(job_id, "q", "/m", "/o", "f", 3, {"model": "/m"}, within_seconds=within_seconds, webhook=webhook)
     ledger.create_job(job, [NewShard(0, 3, "/s")])
     if num_failed is not None:
-        claim = ledger.claim(f"{job_id}/00000", "owner", 60)
+        claim = take_shard(ledger, f"{job_id}/00000", "owner", 60)
         assert claim is not None
         ledger.commit_part(claim, NewPart(f"{job_id}.parquet", 3, num_failed, 30, 10, 6))
         ledger.finish_shard(claim)
@@ -27,7 +30,7 @@ def test_each_end_is_due_once(ledger: Ledger) -> None:
     create(ledger, "job_b", 3)
     create(ledger, "job_c", None)
     create(ledger, "job_d", 1, within_seconds=-5)
-    due = {delivery.job_id: delivery for delivery in hooks.claim_due(10)}
+    due = {delivery.subject_id: delivery for delivery in hooks.claim_due(10)}
     assert {name: delivery.event_type for name, delivery in due.items()} == {
         "job_a": "job.completed",
         "job_b": "job.failed",
@@ -45,14 +48,34 @@ def test_each_end_is_due_once(ledger: Ledger) -> None:
     assert hooks.claim_due(10) == []
 
 
+def test_a_job_and_a_batch_that_have_ended_are_told_of_once(ledger: Ledger) -> None:
+    webhook = NewWebhook("https://example.com/", None)
+    ledger.create_job(NewJob("job-1", "q", "m", "/o", "f", 1, webhook=webhook), [NewShard(0, 1, "/spool")])
+    ledger.batches.add(NewBatch("batch-1", "t", "/v1/completions", "file-in", "24h", 60.0, webhook=webhook))
+    webhooks = Webhooks(ledger.database)
+    assert webhooks.claim_due(10) == []
+    ledger.cancel_job("job-1")
+    ledger.batches.claim("batch-1", "one", 60.0)
+    ledger.batches.fail("batch-1", "one", [{"code": "empty_file", "message": "."}])
+    due = webhooks.claim_due(10)
+    told = sorted((delivery.event_type, delivery.subject_id) for delivery in due)
+    assert told == [("batch.failed", "batch-1"), ("job.cancelled", "job-1")]
+    assert webhooks.claim_due(10) == []
+    for delivery in due:
+        webhooks.delivered(delivery)
+    assert [str(state) for state, _ in (*webhooks.of_job("job-1"), *webhooks.of_batch("batch-1"))] == ["delivered"] * 2
+
+
 def test_an_event_is_had_by_one(ledger: Ledger) -> None:
     for number in range(12):
         create(ledger, f"job_{number}", 0)
     hooks = Webhooks(ledger.database)
     with ThreadPoolExecutor(4) as pool:
-        found = [delivery.job_id for taken in pool.map(lambda _: hooks.claim_due(20), range(4)) for delivery in taken]
+        found = [
+            delivery.subject_id for taken in pool.map(lambda _: hooks.claim_due(20), range(4)) for delivery in taken
+        ]
     while len(found) < 12 and (more := hooks.claim_due(20)):
-        found += [delivery.job_id for delivery in more]
+        found += [delivery.subject_id for delivery in more]
     assert sorted(found) == sorted(f"job_{number}" for number in range(12))
 
 

@@ -8,7 +8,8 @@ from pydantic import AfterValidator, BaseModel, Field
 from ....storage.batch_records import BatchRecord, BatchState
 from ....storage.records import Progress
 from ...shards.deadline import parse_duration
-from ..schemas import Text
+from ..job_requests import WebhookRequest
+from ..schemas import Name
 from .body import Body
 from .file_schemas import ExpiresAfter
 
@@ -25,18 +26,22 @@ def _window(text: str) -> str:
 
 
 Metadata = Annotated[
-    dict[Annotated[Text, Field(max_length=64)], Annotated[Text, Field(max_length=512)]], Field(max_length=16)
+    dict[Annotated[Name, Field(max_length=64)], Annotated[Name, Field(max_length=512)]], Field(max_length=16)
 ]
 
 
 class BatchRequest(Body):
-    """A batch of the requests in an uploaded file. `completion_window`: any whole number of s, m, h or d."""
+    """A batch of the requests in an uploaded file. `completion_window`: any whole number of s, m, h or d.
 
-    input_file_id: Text
+    `webhook`: where its end is to be told, as `batch.completed`, `batch.failed`, `batch.expired` or `batch.cancelled`.
+    """
+
+    input_file_id: Name
     endpoint: Literal["/v1/chat/completions", "/v1/completions"]
     completion_window: Annotated[str, AfterValidator(_window), Field(examples=["24h"])]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None
+    webhook: WebhookRequest | None = None
 
     @property
     def within_seconds(self) -> float:

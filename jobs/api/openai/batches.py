@@ -8,9 +8,11 @@ from fastapi import APIRouter, Depends, Query, Request
 from ....storage.batch_records import BatchRecord, BatchState, NewBatch
 from ....storage.errors import UnknownBatch, UnknownFile, UnknownJob
 from ....storage.ledger import Ledger
+from ....storage.webhooks import Webhooks
 from ..admission import JobQuota
 from ..errors import ApiError, ErrorBody
 from ..json_body import expect_json
+from ..schemas import Name, WebhookList
 from .batch_schemas import BatchBody, BatchList, BatchRequest
 from .files import EVERYWHERE, Tenant
 from .route import OpenAIRoute
@@ -54,6 +56,7 @@ def create_batch(body: BatchRequest, ledger: LedgerOf, tenant: Tenant, quota: Jo
         within_seconds=body.within_seconds,
         metadata=body.metadata,
         output_expires_seconds=body.output_expires_after.seconds if body.output_expires_after else None,
+        webhook=None if body.webhook is None else body.webhook.parsed(),
     )
     return BatchBody.of(ledger.batches.add(batch), None)
 
@@ -62,7 +65,7 @@ def create_batch(body: BatchRequest, ledger: LedgerOf, tenant: Tenant, quota: Jo
 def list_batches(
     ledger: LedgerOf,
     tenant: Tenant,
-    after: Annotated[str | None, Query(description="The last batch of the page before")] = None,
+    after: Annotated[Name | None, Query(description="The last batch of the page before")] = None,
     limit: Annotated[int, Query(ge=1, le=100)] = 20,
 ) -> BatchList:
     """List batches, the newest first."""
@@ -77,7 +80,7 @@ def list_batches(
 
 
 @router.get("/batches/{batch_id}", responses=_NOT_FOUND)
-def retrieve_batch(batch_id: str, ledger: LedgerOf, tenant: Tenant) -> BatchBody:
+def retrieve_batch(batch_id: Name, ledger: LedgerOf, tenant: Tenant) -> BatchBody:
     """A batch as it stands."""
     try:
         return _body(ledger, ledger.batches.get(tenant, batch_id))
@@ -86,7 +89,7 @@ def retrieve_batch(batch_id: str, ledger: LedgerOf, tenant: Tenant) -> BatchBody
 
 
 @router.post("/batches/{batch_id}/cancel", responses=_CANCEL)
-def cancel_batch(batch_id: str, ledger: LedgerOf, tenant: Tenant) -> BatchBody:
+def cancel_batch(batch_id: Name, ledger: LedgerOf, tenant: Tenant) -> BatchBody:
     """Stop a batch. What is finished is in its output file once its status is `cancelled`."""
     try:
         batch = ledger.batches.cancel(tenant, batch_id)
@@ -95,6 +98,15 @@ def cancel_batch(batch_id: str, ledger: LedgerOf, tenant: Tenant) -> BatchBody:
     if batch.state not in (BatchState.CANCELLING, BatchState.CANCELLED):
         raise ApiError(409, f"Cannot cancel a batch with status '{batch.state}'.", "invalid_state", "batch_id")
     return _body(ledger, batch)
+
+
+@router.get("/batches/{batch_id}/webhooks", responses=_NOT_FOUND)
+def get_batch_webhooks(batch_id: Name, ledger: LedgerOf, tenant: Tenant) -> WebhookList:
+    """Whether the batch's webhook has been told of its end, and what went wrong last."""
+    try:
+        return WebhookList.of(Webhooks(ledger.database).of_batch(ledger.batches.get(tenant, batch_id).id))
+    except UnknownBatch as error:
+        raise _unknown(error) from error
 
 
 def _body(ledger: Ledger, batch: BatchRecord) -> BatchBody:

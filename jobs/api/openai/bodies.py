@@ -49,6 +49,8 @@ class Usage:
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+            # Programs read it without a look at whether it is there.
+            "completion_tokens_details": {"reasoning_tokens": 0},
         }
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from json.encoder import encode_basestring
 from typing import Any
 
 from ...streams.events import StreamEvent
@@ -25,7 +26,10 @@ class ChunkWriter:
         self._tail = ',"usage":null}\n\n' if includes_usage else "}\n\n"
 
     def choice(self, choice: Mapping[str, Any]) -> bytes:
-        return f'data: {self._head},"choices":[{to_json(choice)}]{self._tail}'.encode()
+        return self.encoded_choice(to_json(choice))
+
+    def encoded_choice(self, choice: str) -> bytes:
+        return f'data: {self._head},"choices":[{choice}]{self._tail}'.encode()
 
     def usage(self, usage: Usage) -> bytes:
         """The last chunk where usage was asked for."""
@@ -44,13 +48,20 @@ class ChatChunks:
 
     def add(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         logprobs = chat_logprobs(event.logprobs) if self._has_logprobs and event.logprobs else None
-        if event.text or logprobs:
+        if logprobs:
             yield self._chunk(index, {"content": event.text}, logprobs)
+        elif event.text:
+            yield self._text_chunk(index, event.text)
         if event.is_final:
             yield self._chunk(index, {}, finish_reason=event.finish_reason)
 
     def usage(self, usage: Usage) -> bytes:
         return self._writer.usage(usage)
+
+    def _text_chunk(self, index: int, text: str) -> bytes:
+        # As `_chunk` would; nearly all chunks are such.
+        delta = f'{{"content":{encode_basestring(text)}}}'
+        return self._writer.encoded_choice(f'{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":null}}')
 
     def _chunk(
         self,

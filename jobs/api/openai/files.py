@@ -10,8 +10,10 @@ from starlette.requests import ClientDisconnect
 from ....storage.errors import LedgerError, StorageError, UnknownFile
 from ....storage.file_records import FileRecord, NewFile
 from ...batches.files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile, new_file_id
+from ..admission import count_request
 from ..caller import tenant_of
 from ..errors import ApiError, ErrorBody
+from ..schemas import Name
 from .file_schemas import DeletedFile, FileBody, FileList, UploadFields
 from .route import OpenAIRoute
 from .upload import FILE, Upload
@@ -31,6 +33,7 @@ _UPLOAD: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "A field is missing or can not be used"},
     413: {"model": ErrorBody, "description": "The file is too large"},
     415: {"model": ErrorBody, "description": "The body is no form"},
+    429: {"model": ErrorBody, "description": "More requests than the caller may make in a minute"},
     507: {"model": ErrorBody, "description": "There is no room for the file"},
 }
 _FORM = {
@@ -64,7 +67,14 @@ Tenant = Annotated[str, Depends(tenant_of)]
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute, responses=EVERYWHERE)
 
 
-@router.post("/files", response_model=FileBody, responses=_UPLOAD, openapi_extra=_FORM)
+@router.post(
+    "/files",
+    response_model=FileBody,
+    responses=_UPLOAD,
+    openapi_extra=_FORM,
+    # Before anything of the file is read.
+    dependencies=[Depends(count_request)],
+)
 async def create_file(request: Request, store: Store, tenant: Tenant) -> FileBody | Response:
     """Upload a file, which is written to disk as it comes in."""
     try:
@@ -102,10 +112,10 @@ def _described(upload: Upload, incoming: IncomingFile, tenant: str) -> NewFile:
 def list_files(
     store: Store,
     tenant: Tenant,
-    purpose: str | None = None,
+    purpose: Name | None = None,
     limit: Annotated[int, Query(ge=1, le=_MAX_FILES)] = _MAX_FILES,
     order: Literal["asc", "desc"] = "desc",
-    after: Annotated[str | None, Query(description="The last file of the page before")] = None,
+    after: Annotated[Name | None, Query(description="The last file of the page before")] = None,
 ) -> FileList:
     """List files, the newest first unless asked otherwise."""
     try:
@@ -119,13 +129,13 @@ def list_files(
 
 
 @router.get("/files/{file_id}", responses=_NOT_FOUND)
-def retrieve_file(file_id: str, store: Store, tenant: Tenant) -> FileBody:
+def retrieve_file(file_id: Name, store: Store, tenant: Tenant) -> FileBody:
     """What is known of a file."""
     return FileBody.of(_file(store, tenant, file_id))
 
 
 @router.get("/files/{file_id}/content", responses=_NOT_FOUND, response_class=FileResponse)
-def retrieve_file_content(file_id: str, store: Store, tenant: Tenant) -> Response:
+def retrieve_file_content(file_id: Name, store: Store, tenant: Tenant) -> Response:
     """The bytes of a file."""
     file = _file(store, tenant, file_id)
     path = store.path(file)
@@ -135,7 +145,7 @@ def retrieve_file_content(file_id: str, store: Store, tenant: Tenant) -> Respons
 
 
 @router.delete("/files/{file_id}", responses=_NOT_FOUND)
-def delete_file(file_id: str, store: Store, tenant: Tenant) -> DeletedFile:
+def delete_file(file_id: Name, store: Store, tenant: Tenant) -> DeletedFile:
     """Remove a file. A batch that has been validated does not need its input file any more."""
     try:
         store.delete(tenant, file_id)

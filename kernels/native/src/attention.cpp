@@ -5,8 +5,9 @@
 // It runs over the tree that the block tables form: keys that several of its sequences share are read once for all
 // their queries (Hydragen, arXiv 2402.05099), with the softmax kept online (FlashAttention, arXiv 2205.14135), so that
 // nothing has to be merged. A tile whose queries are of several sequences is computed once for each, with the others'
-// lanes idle: a decode's few queries would leave them idle anyway.
+// lanes idle. A lone decode's few queries go another way, over the keys it shares with nobody (attention_few.h).
 
+#include "attention_few.h"
 #include "attention_products.h"
 
 #ifdef HEADRACE_X86
@@ -111,6 +112,7 @@ struct Scratch {
     bf16 weights[kChunk * kLanes];
     bf16 values[kChunk * kMaxHeadDim];
     bf16 keys[kChunk * kMaxHeadDim];
+    FewResult few;
 
     static Scratch& of_this_thread() {
         static thread_local Buffer<Scratch> scratch = make_buffer<Scratch>(1);
@@ -232,7 +234,7 @@ private:
     // The sequences from `first` to before `end`, from key `from` on, which is where their shared part so far ends.
     HEADRACE_AVX512 void attend(int first, int end, int from) {
         if (end - first == 1) {
-            attend_keys(first, end, from, call_.context_lens[call_.order[first]]);
+            attend_own_keys(first, from);
             return;
         }
         const std::int32_t* shared = call_.shared_blocks;
@@ -250,6 +252,46 @@ private:
             attend(run, next, from);
             run = next;
         }
+    }
+
+    // A sequence's keys from `from` on, which it shares with no other here.
+    HEADRACE_AVX512 void attend_own_keys(int sequence, int from) {
+        const int index = call_.order[sequence], length = call_.query_starts[index + 1] - call_.query_starts[index];
+        const int begin = std::max(plan_.lane_starts[sequence], first_lane_);
+        const int count = std::min(plan_.lane_starts[sequence + 1], end_lane_) - begin;
+        if (length > 1 || count > kMaxFew) {
+            attend_keys(sequence, sequence + 1, from, call_.context_lens[index]);
+            return;
+        }
+        const Tile& first_tile = scratch_.tiles[(begin - first_lane_) / kLanes];
+        const int lane = (begin - first_lane_) % kLanes;
+        Few few = {};
+        few.from = std::max({from, first_tile.first[lane], split_first_});
+        few.to = std::min(first_tile.last[lane], split_last_);
+        if (few.from >= few.to) {
+            return;
+        }
+        few.keys = rows_of(call_.key_cache, index);
+        few.values = rows_of(call_.value_cache, index);
+        few.head_dim = head_dim_;
+        few.scale = call_.scale;
+        few.soft_cap = call_.soft_cap;
+        few.factor = scale_factor();
+        for (int i = 0; i < count; ++i) {
+            const int head = kv_head_ * group_ + begin - plan_.lane_starts[sequence] + i;
+            few.queries[i] = call_.query + call_.query_starts[index] * call_.query_token_stride +
+                             head * call_.query_head_stride;
+        }
+        kAttendFew[count](few, scratch_.few);
+        for (int i = 0; i < count; ++i) {
+            const int place = begin - first_lane_ + i;
+            add_to_lane(scratch_.tiles[place / kLanes], place % kLanes, scratch_.few, i, few.factor, head_dim_);
+        }
+    }
+
+    Rows rows_of(const bf16* cache, int index) const {
+        return {cache + kv_head_ * call_.head_stride, call_.block_tables + index * call_.max_blocks, call_.block_bits,
+                call_.block_stride, call_.token_stride};
     }
 
     // What a run of keys concerns of a tile.

@@ -118,10 +118,13 @@ struct Vnni {
         finish(pending, kBlock);
         for (int row = 0; row < num_rows; row += kTogether) {
             const std::uint8_t* rows = left + row / kRows * num_steps * kTile + row % kRows * kStep;
-            multiply_rows(rows, right, num_steps, starts, sums + row * kBlock);
+            const auto multiply = row == 0 ? multiply_rows<true> : multiply_rows<false>;
+            multiply(rows, right, num_steps, starts, sums + row * kBlock);
         }
     }
 
+    // kFetches: the block of the right side that comes after this one is fetched into the second-level cache.
+    template <bool kFetches>
     HEADRACE_AVX512 static void multiply_rows(const std::uint8_t* rows, const std::uint8_t* right,
                                               std::int64_t num_steps, const std::int32_t* starts,
                                               std::int32_t* sums) {
@@ -133,8 +136,13 @@ struct Vnni {
         const std::int64_t next = num_steps * kTile;
         for (std::int64_t offset = 0; offset < next; offset += kTile) {
             for (int four = 0; four < kStep; four += 4) {
-                const __m512i first = _mm512_load_si512(right + offset + four * 16);
-                const __m512i second = _mm512_load_si512(right + next + offset + four * 16);
+                const std::uint8_t* columns = right + offset + four * 16;
+                if (kFetches) {
+                    _mm_prefetch(columns + 2 * next, _MM_HINT_T1);
+                    _mm_prefetch(columns + 3 * next, _MM_HINT_T1);
+                }
+                const __m512i first = _mm512_load_si512(columns);
+                const __m512i second = _mm512_load_si512(columns + next);
                 for (int row = 0; row < kTogether; ++row) {
                     std::int32_t bytes;
                     std::memcpy(&bytes, rows + offset + row * kStep + four, sizeof bytes);

@@ -53,7 +53,7 @@ HEADRACE_AVX512 void rotate(const bf16* head, const bf16* weight, const bf16* co
 }  // namespace
 
 // Each row of qkv, `stride` elements apart, is its heads' queries, then keys, then values. cos, sin: dense rows of
-// `half`. A cache's slot is `num_kv_heads` heads; query_output dense. The norms' weights are both null where there are
+// `half`. A cache's slot is `num_kv_heads` heads, and nothing is written for a negative one; query_output dense. The norms' weights are both null where there are
 // none.
 HEADRACE_API HEADRACE_AVX512 void headrace_rotate_and_write(const bf16* qkv, std::int64_t stride, const bf16* cos,
                                                             const bf16* sin, bf16* key_cache, bf16* value_cache,
@@ -73,6 +73,8 @@ HEADRACE_API HEADRACE_AVX512 void headrace_rotate_and_write(const bf16* qkv, std
         for (std::int64_t i = 0; i < query_size; i += head_dim) {
             rotate(query + i, query_norm, c, s, rotated + i, heads);
         }
+        // A padding token's.
+        if (slots[token] < 0) continue;
         bf16* key_slot = key_cache + slots[token] * kv_size;
         for (std::int64_t i = 0; i < kv_size; i += head_dim) {
             rotate(key + i, key_norm, c, s, key_slot + i, heads);

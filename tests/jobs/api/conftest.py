@@ -12,6 +12,7 @@ import pytest
 from ..conftest import wait_until
 from ..running import COMMAND, MODEL, environment
 from .live_desk import LiveDesk, live_desk
+from .own_server import Server, start_server
 
 # What a server has to allow for the tests' own receivers and files, which are on this host.
 SETTINGS = {
@@ -66,6 +67,14 @@ def api(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiS
     server = start_api(served, log, **SETTINGS)
     yield server
     stop_api(server, log)
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server whose jobs nobody works on."""
+    server = start_server(tmp_path_factory.mktemp("unattended"))
+    yield server
+    server.stop()
 
 
 @pytest.fixture(scope="session")

@@ -54,7 +54,7 @@ def test_a_receiver_knows_our_webhooks() -> None:
         event_id="evt_1",
         event_type="job.completed",
         event_at=time.time(),
-        job_id="job_1",
+        subject_id="job_1",
         url="http://127.0.0.1:9000/",
         secret=names["SECRET"],
     )

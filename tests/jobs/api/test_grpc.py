@@ -20,6 +20,8 @@ from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client import Client
 from headrace.jobs.grpc.headrace_pb2 import GenerateRequest, GenerateResponse, Message, ResponseFormat, StreamRequest
 from headrace.jobs.grpc.headrace_pb2_grpc import HeadraceStub
+from headrace.jobs.grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse
+from headrace.jobs.grpc.health_pb2_grpc import HealthStub
 from headrace.jobs.grpc.server import grpc_server
 from headrace.jobs.live.requests import LiveRequests
 from headrace.jobs.presence import WorkerId, WorkerPresence
@@ -59,10 +61,24 @@ def text_of(responses: list[GenerateResponse], end: GenerateResponse) -> str:
 def test_generated_code_is_what_the_proto_gives(tmp_path: Path) -> None:
     outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", "typings", *outputs]
-    subprocess.run([*command, "headrace/jobs/grpc/headrace.proto"], cwd=ROOT, check=True)
-    made = {path.name: path.read_text() for path in tmp_path.rglob("headrace_pb2*")}
-    assert made == {path.name: path.read_text() for path in (ROOT / "jobs/grpc").glob("headrace_pb2*")}
-    assert len(made) == 3
+    protos = [f"headrace/jobs/grpc/{name}.proto" for name in ("headrace", "health")]
+    subprocess.run([*command, *protos], cwd=ROOT, check=True)
+    made = {path.name: path.read_text() for path in tmp_path.rglob("*_pb2*")}
+    assert made == {path.name: path.read_text() for path in (ROOT / "jobs/grpc").glob("*_pb2*")}
+    assert len(made) == 6
+
+
+def test_probes_learn_whether_calls_are_taken(api: ApiServer) -> None:
+    with grpc.insecure_channel(api.grpc) as channel:
+        health = HealthStub(channel)
+        for service in ("", "headrace.v1.Headrace"):
+            assert health.Check(HealthCheckRequest(service=service), timeout=10).status == HealthCheckResponse.SERVING
+        with pytest.raises(grpc.RpcError) as unknown:
+            health.Check(HealthCheckRequest(service="other"), timeout=10)
+        assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
+        watching = health.Watch(HealthCheckRequest(service="other"))
+        assert next(watching).status == HealthCheckResponse.SERVICE_UNKNOWN
+        watching.cancel()
 
 
 def test_a_chat_is_answered_as_over_http(api: ApiServer, stub: HeadraceStub) -> None:

@@ -22,6 +22,7 @@ from headrace.storage.ledger import Ledger
 from headrace.storage.parts import publish, write_part
 from headrace.storage.records import Claim, NewJob, NewPart, NewShard
 
+from ...storage.claiming import take_shard
 from .conftest import ApiServer
 from .receiver import Receiver, receiving
 
@@ -45,7 +46,7 @@ def files() -> Iterator[Receiver]:
 def done(api: ApiServer, wait_until_done: Callable[[str], dict[str, Any]]) -> str:
     """A job that has completed."""
     job = api.post("/jobs", **OPTIONS, rows=ROWS)
-    assert wait_until_done(job["id"])["rows"] == {"total": 40, "done": 40, "failed": 0}
+    assert wait_until_done(job["id"])["rows"] == {"total": 40, "done": 40, "failed": 0, "from_cache": 0}
     return job["id"]
 
 
@@ -104,7 +105,7 @@ def test_a_file_uploaded_before(api: ApiServer, wait_until_done: Callable[[str],
     form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("tickets.jsonl", lines)}}
     file_id = api.http.post("/v1/files", **form).raise_for_status().json()["id"]
     job = api.post("/jobs", **OPTIONS, input_file_id=file_id)
-    assert wait_until_done(job["id"])["rows"] == {"total": 5, "done": 5, "failed": 0}
+    assert wait_until_done(job["id"])["rows"] == {"total": 5, "done": 5, "failed": 0, "from_cache": 0}
     refused(api.http.post("/jobs", json={**OPTIONS, "input_file_id": "file-none"}), 404, "input_file_id")
     refused(api.http.post("/jobs", json={**OPTIONS, "input_file_id": "../../x"}), 404, "input_file_id")
 
@@ -187,6 +188,15 @@ def test_priority(api: ApiServer, done: str) -> None:
     refused(api.http.post("/jobs/job_none/priority", json={"priority": 1}), 404, "job_id")
 
 
+def test_answers_of_an_earlier_job_are_taken_on_request(
+    api: ApiServer, wait_until_done: Callable[[str], dict[str, Any]]
+) -> None:
+    jobs = [api.post("/jobs", **OPTIONS, rows=ROWS[:3], cache=cache)["id"] for cache in (True, False)]
+    assert [wait_until_done(job_id)["rows"]["from_cache"] for job_id in jobs] == [0, 0]
+    again = api.post("/jobs", **OPTIONS, rows=ROWS[:3], cache=True)["id"]
+    assert wait_until_done(again)["rows"] == {"total": 3, "done": 3, "failed": 0, "from_cache": 3}
+
+
 def test_progress_of_a_job_that_has_ended(api: ApiServer, done: str) -> None:
     job = api.get(f"/jobs/{done}")
     assert job["eta_seconds"] is None
@@ -227,7 +237,7 @@ def running(tmp_path: Path) -> Iterator[tuple[Ledger, Claim]]:
     folder.mkdir()
     job = NewJob("job_1", "queue", "/m", str(folder), "print", 10, {"model": "/m"})
     ledger.create_job(job, [NewShard(0, 10, "/spool")])
-    claim = ledger.claim("job_1/00000", "owner", 60)
+    claim = take_shard(ledger, "job_1/00000", "owner", 60)
     assert claim is not None
     yield ledger, claim
     ledger.close()

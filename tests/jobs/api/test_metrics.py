@@ -16,6 +16,7 @@ from headrace.storage.ledger import Ledger
 from headrace.storage.overview import Overview
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard
 
+from ...storage.claiming import take_shard
 from ..running import MODEL, environment
 from .conftest import ApiServer
 
@@ -80,7 +81,7 @@ def test_what_waits_is_shown_for_autoscaling(client: Client) -> None:
     for number, queue in enumerate(["a", "a", "b"]):
         job = NewJob(f"job_{number}", queue, "/m", "/o", "f", 20, {"model": "/m"})
         ledger.create_job(job, [NewShard(0, 12, "/s"), NewShard(1, 8, "/s")])
-    claim = ledger.claim("job_0/00000", "owner", 60)
+    claim = take_shard(ledger, "job_0/00000", "owner", 60)
     assert claim is not None
     ledger.pause_job("job_2")
     with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
@@ -118,7 +119,7 @@ def test_the_rate_is_that_of_the_last_minute(client: Client) -> None:
     ledger, overview = client.ledger, Overview(client.ledger.database)
     ledger.create_job(NewJob("job_1", "q", "/m", "/o", "f", 100, {"model": "/m"}), [NewShard(0, 100, "/s")])
     assert overview.recent_rows_per_second("job_1") is None
-    claim = ledger.claim("job_1/00000", "owner", 60)
+    claim = take_shard(ledger, "job_1/00000", "owner", 60)
     assert claim is not None
     ledger.commit_part(claim, NewPart("part-1", 30))
     ledger.commit_part(claim, NewPart("part-2", 60))

@@ -71,6 +71,7 @@ def test_a_chat_is_answered_as_by_the_engine(client: OpenAI, llm: LLM) -> None:
     usage, num_prompt, num_answer = answer.usage, len(expected.prompt_token_ids), len(expected.outputs[0].token_ids)
     assert (usage.prompt_tokens, usage.completion_tokens) == (num_prompt, num_answer)
     assert usage.total_tokens == num_prompt + num_answer
+    assert usage.completion_tokens_details.reasoning_tokens == 0
     again = client.chat.completions.create(model=NAME, messages=CHAT, temperature=0)
     assert 0 < (again.usage.prompt_tokens_details.cached_tokens or 0) < num_prompt
     assert again.id != answer.id

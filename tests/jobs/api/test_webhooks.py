@@ -19,6 +19,7 @@ from headrace.storage.records import NewJob, NewPart, NewShard, NewWebhook, Webh
 from headrace.storage.tables import webhooks as table
 from headrace.storage.webhooks import Webhooks
 
+from ...storage.claiming import take_shard
 from .conftest import ApiServer
 from .receiver import Receiver, receiving
 
@@ -46,7 +47,7 @@ def create(ledger: Ledger, url: str, job_id: str = JOB, within_seconds: float | 
 
 
 def finish(ledger: Ledger, job_id: str = JOB, number: int = 0, num_failed: int = 0) -> None:
-    claim = ledger.claim(f"{job_id}/{number:05d}", "owner", 60)
+    claim = take_shard(ledger, f"{job_id}/{number:05d}", "owner", 60)
     assert claim is not None
     ledger.commit_part(claim, NewPart(f"part-{number}.parquet", 4, num_failed))
     ledger.finish_shard(claim)

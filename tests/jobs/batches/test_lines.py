@@ -38,6 +38,11 @@ def test_a_line_too_long_is_one_fault(check, monkeypatch):
     assert found.num_lines == 3
 
 
+def test_a_custom_id_that_no_database_takes(check):
+    found = check(line("a\0b"), line("c"))
+    assert [(error.line, error.code, error.param) for error in found.errors] == [(1, "invalid_value", "custom_id")]
+
+
 def test_custom_ids_beyond_memory_are_compared(check, monkeypatch):
     monkeypatch.setattr(module, "_SORT_MEMORY_BYTES", 2000)
     texts = [line(f"row-{number}") for number in range(200)]

@@ -1,25 +1,19 @@
 """A validation that is cut short leaves the batch to whoever comes next."""
 
 import json
-import secrets
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs.api.models import ServedModels
-from headrace.jobs.batches.files import FileStore
 from headrace.jobs.batches.keeper import BatchKeeper
-from headrace.jobs.batches.validation import InvalidBatch, Validation, job_key
-from headrace.jobs.client import Client
-from headrace.jobs.settings import Settings
-from headrace.storage.batch_records import BatchState, NewBatch
-from headrace.storage.file_records import NewFile
+from headrace.jobs.batches.validation import InvalidBatch, job_key
+from headrace.storage.batch_records import BatchState
 from headrace.storage.records import NewPart
 
-from ..api.batch_lines import CHAT, chat_line, jsonl
-from ..running import MODEL, environment
+from ...storage.claiming import take_shard
+from .conftest import add_batch
 
 NUM_LINES = 10
 
@@ -40,31 +34,6 @@ class StopAfter:
             raise Stop
 
 
-@pytest.fixture(scope="module")
-def client(tmp_path_factory):
-    """Over a ledger that no server looks after."""
-    data_dir = tmp_path_factory.mktemp("unattended")
-    with Client(Settings.from_environment(environment(data_dir))) as client:
-        yield client
-
-
-@pytest.fixture
-def validation(client, tmp_path):
-    store = FileStore(tmp_path / "files", client.ledger.files, 10_000_000)
-    return Validation(client, ServedModels.of([str(MODEL)]), store)
-
-
-def add_batch(validation, num_lines, within_seconds=3600):
-    name, content = secrets.token_hex(8), jsonl(chat_line(f"row-{number}") for number in range(num_lines))
-    tenant = f"tenant-{name}"
-    with validation.store.incoming() as incoming:
-        incoming.write(content)
-        file = NewFile(f"file-{name}", tenant, "batch", "x", len(content), incoming.sha256, None)
-        validation.store.add(incoming, file)
-    new = NewBatch(f"batch_{name}", tenant, CHAT, file.id, "1h", within_seconds)
-    return validation.client.ledger.batches.add(new)
-
-
 @pytest.fixture
 def batch(validation):
     return add_batch(validation, NUM_LINES)
@@ -82,6 +51,24 @@ def test_one_that_was_done_already_is_found(validation, batch):
     job = validation.run(batch, lambda: None)
     assert (job.num_rows, job.tenant) == (NUM_LINES, batch.tenant)
     assert validation.run(batch, StopAfter(0)).id == job.id
+
+
+def test_a_batch_takes_the_tokens_that_its_lines_ask_for(validation):
+    """Each of the answers may have four tokens, whatever a job's rows have by default."""
+    ledger = validation.client.ledger
+    batch, other = add_batch(validation, NUM_LINES), add_batch(validation, NUM_LINES)
+    job = validation.run(batch, lambda: None)
+    assert job.answer_tokens == 4 * NUM_LINES
+    needed = job.prompt_tokens + job.answer_tokens
+    assert ledger.queued_tokens(batch.tenant) == needed
+    ledger.tenants.set(other.tenant, queued_tokens=needed)
+    assert validation.run(other, lambda: None).num_rows == NUM_LINES
+    ledger.finish_shard(claimed(ledger, job))
+    assert ledger.queued_tokens(batch.tenant) == 0
+
+
+def claimed(ledger, job):
+    return take_shard(ledger, f"{job.id}/00000", "worker", 60)
 
 
 def test_a_tenant_s_tokens_bound_a_batch(validation, batch):
@@ -112,7 +99,7 @@ def test_answers_that_somebody_removed_do_not_hold_up_their_batch(validation, wa
     with BatchKeeper(validation.client, validation.store, validation):
         wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).job_id is not None, "it has a job")
     job_id = ledger.batches.get(batch.tenant, batch.id).job_id
-    claim = ledger.claim(f"{job_id}/00000", "worker", 60)
+    claim = take_shard(ledger, f"{job_id}/00000", "worker", 60)
     ledger.commit_part(claim, NewPart("part-gone.parquet", 2))
     ledger.finish_shard(claim)
     with BatchKeeper(validation.client, validation.store, validation):
@@ -130,7 +117,7 @@ def test_a_row_that_was_finished_before_the_cancellation_is_told_of_once(validat
     job = ledger.job(ledger.batches.get(batch.tenant, batch.id).job_id)
     row = {"row": [0], "custom_id": ["row-0"], "error": ["engine failed: asked for by the test"]}
     pq.write_table(pa.table(row), Path(job.output_dir, "part-one.parquet"))
-    claim = ledger.claim(f"{job.id}/00000", "worker", 60)
+    claim = take_shard(ledger, f"{job.id}/00000", "worker", 60)
     ledger.commit_part(claim, NewPart("part-one.parquet", 1, 1))
     ledger.release(claim)
     ledger.batches.cancel(batch.tenant, batch.id)

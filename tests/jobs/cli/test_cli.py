@@ -81,6 +81,26 @@ def test_an_empty_file_is_refused(refused, tmp_path, name):
     refused(input=tmp_path / name, words=[name])
 
 
+def test_an_unreadable_row_group_is_named_and_nothing_is_left(refused, tmp_path):
+    """That is found out while the job is planned, when the output folder is already taken."""
+    path = tmp_path / "tickets.parquet"
+    texts = [f"{number:01000}" for number in range(400)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=100, use_dictionary=False, compression=None)
+    start = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * 200)
+    refused(input=path, words=["tickets.parquet", "row group 2", "cannot be read"])
+
+
+@pytest.mark.parametrize("output", ["s3://bucket/labels", "gs://bucket/labels"])
+def test_an_output_that_is_a_url_is_refused(served, headrace, few, tmp_path, monkeypatch, output):
+    monkeypatch.chdir(tmp_path)
+    result = headrace(served, "run", few, "--model", MODEL, "--prompt", "{text}", "--output", output)
+    assert_refused(result, "is a URL", "written to folders")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missing_template_column_is_named_with_those_there_are(refused):
     refused(prompt="{txet}", words=["'txet'", "ticket_id, text, category"])
 

@@ -38,7 +38,7 @@ def test_it_answers_survives_its_worker_and_ends(tmp_path: Path, wait_until: Cal
 
         first = worker_of(up.pid)
         assert first is not None
-        assert first.cmdline()[-3] == "--enable-prefix-caching"
+        assert "--enable-prefix-caching" in first.cmdline()
         assert "--max-num-seqs=8" in first.cmdline()
         first.kill()
         wait_until(lambda: (worker_of(up.pid) or first).pid != first.pid, "another worker runs")

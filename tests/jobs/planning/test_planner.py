@@ -15,12 +15,13 @@ from headrace.engine.errors import InvalidRequestError
 from headrace.engine.model_config import ModelConfig
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.errors import SpecError
-from headrace.jobs.planning import custom_ids
+from headrace.jobs.planning import custom_ids, planner
 from headrace.jobs.planning.planner import Planner
 from headrace.jobs.planning.shard_cutter import PrefixSharing
 from headrace.jobs.schemas import JobSpec
+from headrace.storage.columns import SchemaUnifier
 from headrace.storage.errors import InputError
-from headrace.storage.readers import open_input
+from headrace.storage.readers import InputRow, open_input
 from headrace.storage.spool import PlannedRow
 
 from ...engine.fakes import CONTEXT
@@ -52,7 +53,7 @@ def plan(model, tmp_path) -> Callable[..., Planned]:
     def plan(rows: Sequence[Any], sort_memory_bytes: int = 10**8, **spec: Any) -> Planned:
         path = tmp_path / "input.jsonl"
         path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
-        planner = Planner(
+        job_planner = Planner(
             JobSpec.parse(model=str(model), **{"prompt": "{text}"} | spec),
             ModelConfig.from_pretrained(model),
             Tokenizer.from_pretrained(model),
@@ -60,7 +61,7 @@ def plan(model, tmp_path) -> Callable[..., Planned]:
             tmp_path / "sort",
             sort_memory_bytes,
         )
-        with planner.plan(open_input(path)) as plan:
+        with job_planner.plan(open_input(path)) as plan:
             return Planned(list(plan.shards()), plan.schema, plan.num_rows, plan.num_errors, plan.sharing)
 
     return plan
@@ -192,6 +193,14 @@ def test_errors_and_answers_stay_apart_across_reading_batches(plan):
     for row in planned(result):
         if row.error is None:
             assert token_ids(row) == [1, *[2] * (row.row % 7)]
+
+
+def test_a_batch_of_long_rows_ends_early(monkeypatch):
+    monkeypatch.setattr(planner, "_BATCH_CHARACTERS", 10)
+    rows = [InputRow(number, {"text": text, "n": 1}) for number, text in enumerate(["a", "b" * 8, "c" * 30, "d", "e"])]
+    unifier = SchemaUnifier()
+    assert [[row.row for row in batch] for batch in planner._observed(rows, unifier)] == [[0, 1, 2], [3, 4]]
+    assert unifier.schema().names == ["text", "n"]
 
 
 def test_an_input_whose_rows_are_all_at_fault_is_planned(plan):

@@ -12,10 +12,12 @@ import pytest
 from headrace.engine.hub import LocatedModel
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
-from headrace.jobs.shards.answer_cache import AnswerCache, folder_identity
+from headrace.jobs.shards.answer_cache import AnswerCache
 from headrace.jobs.shards.attempt import AttemptTools
 from headrace.jobs.shards.finishing import finish_job
+from headrace.jobs.weights import ModelWeights, folder_identity
 from headrace.storage.output_dir import Manifest, write_manifest
+from headrace.storage.records import DEFAULT_TENANT
 from headrace.storage.result_cache import ResultCache
 
 from ..attempts import ask
@@ -31,16 +33,19 @@ def tools(shop: Shop, tmp_path: Path) -> Iterator[AttemptTools]:
         redis_urls(Settings.from_environment(environment(tmp_path / "valkey"))) as urls,
         ResultCache(urls.redis, ttl_seconds=600) as cache,
     ):
-        yield replace(shop.tools, answers=AnswerCache(cache, LocatedModel(str(shop.model), shop.model)))
+        yield replace(shop.tools, answers=AnswerCache(cache, ModelWeights(LocatedModel(str(shop.model), shop.model))))
 
 
-def run(shop: Shop, tools: AttemptTools, rows: Any = ROWS, **spec: Any) -> dict[str, Any]:
+def run(shop: Shop, tools: AttemptTools, rows: Any = ROWS, tenant: str = DEFAULT_TENANT, **spec: Any) -> dict[str, Any]:
     """A job of its own; its columns, and under `steps` what it took."""
     shop.create(rows, **spec)
     write_manifest(shop.output, Manifest(JOB, "f"))
     before = shop.host.stats.num_steps
-    shop.attempt(tools=tools).run()
+    attempt = shop.attempt(tools=tools)
+    attempt.job = replace(attempt.job, tenant=tenant)
+    attempt.run()
     finish_job(shop.ledger, shop.ledger.job(JOB))
+    assert shop.ledger.progress(JOB).rows_from_cache == sum(shop.table().to_pydict().get("from_cache", []))
     columns = shop.table().to_pydict()
     columns["steps"] = shop.host.stats.num_steps - before
     columns["report"] = json.loads((shop.output / "_headrace.json").read_text())["rows"]
@@ -90,6 +95,12 @@ def test_an_answer_is_another_rows_only_where_it_would_be_the_same(shop, tools):
     run(shop, tools, sampling=drawn, cache=True)
     assert run(shop, tools, moved, sampling=drawn, cache=True)["from_cache"] == [False] * 3
     assert run(shop, tools, sampling={**drawn, "seed": 1}, cache=True)["from_cache"] == [False] * 3
+
+
+def test_nobody_learns_from_it_what_another_tenant_has_asked(shop, tools):
+    assert run(shop, tools, sampling={"max_tokens": 6}, cache=True)["from_cache"] == [False] * 3
+    assert run(shop, tools, tenant="other", sampling={"max_tokens": 6}, cache=True)["from_cache"] == [False] * 3
+    assert run(shop, tools, tenant="other", sampling={"max_tokens": 6}, cache=True)["from_cache"] == [True] * 3
 
 
 def test_a_folder_is_known_by_its_content(model, tmp_path):

@@ -55,6 +55,17 @@ def test_other_failures_do_not_count_as_the_engines(shop):
     shop.assert_complete()
 
 
+def test_rows_that_cannot_be_written_are_kept_until_there_is_room(shop, start, caplog):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    away = shop.output.rename(shop.folder / "away")
+    running = start(shop.attempt(tools=replace(shop.tools, write_seconds=60.0)).run)
+    wait_until(lambda: "cannot be written" in caplog.text, "it was tried in vain")
+    away.rename(shop.output)
+    assert running.result(20) is JobState.COMPLETED
+    shop.assert_complete()
+    assert shop.runner.num_sequences_started == len(ROWS)
+
+
 @dataclass
 class Faulty:
     """A tokenizer that fails as only a mistake of ours would make it."""
@@ -80,6 +91,40 @@ def test_after_five_faults_of_ours_without_progress_the_open_rows_are_error_rows
     runner.run(SHARD)
     assert shop.table()["error"].to_pylist() == [None, None, *[error] * 3]
     shop.assert_settled()
+
+
+@dataclass
+class Mistaken:
+    """A ledger one of whose methods fails as only a mistake of ours would make it."""
+
+    ledger: Ledger
+    method: str
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.method:
+            raise TypeError("a mistake of ours")
+        return getattr(self.ledger, name)
+
+
+@pytest.mark.parametrize("method", ["commit_part", "finish_shard"])
+def test_a_fault_that_error_rows_do_not_help_pauses_the_job_until_it_is_resumed(shop, method):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    ledger: Any = Mistaken(shop.ledger, method)
+    runner = shop.shard_runner()
+    runner.tools = replace(shop.tools, ledger=ledger)
+    for _ in range(20):
+        runner.run(SHARD)
+    progress = shop.ledger.progress(JOB)
+    assert (progress.state, progress.error) == (JobState.PAUSED, "attempt_failed: TypeError: a mistake of ours")
+    assert len(shop.ledger.attempts(SHARD)) in (10, 11)
+    shop.ledger.resume_job(JOB)
+    runner.run(SHARD)
+    assert shop.ledger.job(JOB).state is JobState.PAUSED
+    runner.tools = shop.tools
+    shop.ledger.resume_job(JOB)
+    runner.run(SHARD)
+    assert shop.ledger.job(JOB).state is JobState.COMPLETED
+    assert len(shop.table()) == len(ROWS)
 
 
 @dataclass

@@ -3,10 +3,12 @@
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
+from tokenizers import decoders
 
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.errors import Stopped
@@ -19,12 +21,16 @@ from headrace.storage.records import JobState
 
 from ..attempts import ask
 from ..conftest import wait_until
+from ..models import write_model_folder
 from ..running import environment
 from ..shop import JOB, OVER, SHARD, Shop
 
 ROWS = ask((1, 2), (3, 5), (4, 5, 6))
 LONG_ANSWERS = {"ignore_eos": True, "max_tokens": 12, "temperature": 1.0, "seed": 3}
 FEW = 4
+# With these, each a token, JSON can be spelled.
+WORDS = ("<end>", "[", "]", ",", *"0123456")
+DIGITS = {"type": "array", "items": {"enum": list(range(6))}, "minItems": 5, "maxItems": 10}
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +38,11 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data_dir = tmp_path_factory.mktemp("valkey")
     with redis_urls(Settings.from_environment(environment(data_dir))) as urls:
         yield urls.redis
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model_folder(tmp_path_factory.mktemp("models") / "json", words=WORDS, decoder=decoders.ByteLevel())
 
 
 @pytest.fixture
@@ -117,11 +128,23 @@ def test_after_a_kill_only_the_rest_is_computed(shop, tools, checkpoints, redis,
     [
         {"temperature": 0.0},
         {"n": 2, "max_tokens": 8},
-        {"stop": "c", "presence_penalty": 1.0},
+        {"stop": "3", "presence_penalty": 1.0},
         {"min_tokens": 10, "ignore_eos": False},
         {"logprobs": True, "top_logprobs": 2},
+        {"logprobs": True, "n": 2, "max_tokens": 8},
+        {"ignore_eos": False, "structured_outputs": {"regex": "[0-6]{9,12}"}},
+        {"ignore_eos": False, "structured_outputs": {"json": DIGITS}, "max_tokens": 40},
     ],
-    ids=["greedy", "two samples", "stop and penalty", "least tokens", "logprobs begin again"],
+    ids=[
+        "greedy",
+        "two samples",
+        "stop and penalty",
+        "least tokens",
+        "logprobs",
+        "logprobs of two samples",
+        "regex",
+        "JSON schema",
+    ],
 )
 def test_an_answer_is_that_of_an_undisturbed_run(shop, tools, redis, start, options):
     shop.create(ROWS, sampling=LONG_ANSWERS | options)
@@ -129,16 +152,20 @@ def test_an_answer_is_that_of_an_undisturbed_run(shop, tools, redis, start, opti
     running = begin(shop, first, start, 6)
     end(shop, first, running)
     shop.ledger.release(first.claim)
-    assert bool(saved(redis)) is ("logprobs" not in options)
-    known = tools.checkpoints.restore(replace(first.claim, attempt_number=2), range(3)).token_ids
-    assert bool(known) is ("logprobs" not in options)
+    assert saved(redis)
+    assert tools.checkpoints.restore(replace(first.claim, attempt_number=2), range(3)).known
+    before = shop.host.stats.num_steps
     resumed = outputs(shop, tools)
+    num_resumed_steps = shop.host.stats.num_steps - before
     shop.ledger.delete_job(JOB)
     for path in shop.output.iterdir():
         path.unlink()
     shop.output.rmdir()
     shop.create(ROWS, sampling=LONG_ANSWERS | options)
+    before = shop.host.stats.num_steps
     assert resumed == outputs(shop, shop.tools)
+    # What the first attempt has computed the second has not.
+    assert num_resumed_steps < shop.host.stats.num_steps - before
 
 
 def test_without_redis_or_its_content_a_row_begins_again(shop, tools, checkpoints, redis, start):
@@ -158,7 +185,7 @@ def test_without_redis_or_its_content_a_row_begins_again(shop, tools, checkpoint
     shop.ledger.release(first.claim)
     redis.flushall()
     with TokenCheckpoints("redis://127.0.0.1:1/0", shop.host, 600) as away:
-        assert not away.restore(replace(first.claim, attempt_number=2), range(3)).token_ids
+        assert not away.restore(replace(first.claim, attempt_number=2), range(3)).known
     shop.attempt(tools=tools).run()
     shop.assert_complete()
 

@@ -22,6 +22,7 @@ from headrace.storage.output_dir import Manifest, read_manifest, write_manifest
 from headrace.storage.records import JobState
 from headrace.storage.spool import PlannedRow
 
+from ...storage.claiming import take_shard
 from ..shop import JOB, OVER, SHARD, Shop
 
 RETRY = f"{JOB}/00001"
@@ -139,7 +140,7 @@ def test_what_fails_again_can_be_tried_again_until_nothing_is_left(shop):
 def test_wherever_a_retry_is_killed_each_row_is_there_once(shop, monkeypatch, module, name, after):
     fail_rows(shop, 1, 4)
     retry_job(shop.ledger, JOB)
-    claim = shop.ledger.claim(RETRY, "doomed", -1)
+    claim = take_shard(shop.ledger, RETRY, "doomed", -1)
     assert claim is not None
     with monkeypatch.context() as patch:
         kill(patch, module, name, after)
@@ -197,13 +198,13 @@ def test_rows_overtaken_by_the_deadline_expire_and_can_be_tried_again(shop):
 def test_a_commit_whose_answer_is_lost_with_the_lease_stands(shop, monkeypatch):
     fail_rows(shop, 1, 4)
     retry_job(shop.ledger, JOB)
-    claim = shop.ledger.claim(RETRY, "slow", OVER)
+    claim = take_shard(shop.ledger, RETRY, "slow", OVER)
     assert claim is not None
     commit = Ledger.commit_part
 
     def commit_without_answer(ledger: Ledger, *arguments: Any) -> None:
         commit(ledger, *arguments)
-        assert ledger.claim(RETRY, "quick", OVER) is not None
+        assert take_shard(ledger, RETRY, "quick", OVER) is not None
         monkeypatch.setattr(Ledger, "commit_part", commit)
         raise LedgerUnavailable("the connection was reset")
 

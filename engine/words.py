@@ -1,0 +1,100 @@
+"""Cutting texts where a tokenizer cuts them anyway, so that a word is encoded once however often it comes."""
+
+import json
+import re
+from collections.abc import Sequence
+from itertools import chain
+from typing import Any
+
+from tokenizers import Tokenizer as FastTokenizer
+from tokenizers.models import BPE
+
+_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+# What is known to begin anew at a space after something else: GPT-2's, Llama 3's and Qwen's ways to cut.
+_PATTERNS = frozenset((_GPT2, _CONTRACTIONS + r"\p{N}{1,3}" + _REST, _CONTRACTIONS + r"\p{N}" + _REST))
+_SINGLE_DIGITS = frozenset((_CONTRACTIONS + r"\p{N}" + _REST,))
+
+# A word with the white space before it. Other white space than a space is never cut off from what is before it.
+_WORD = re.compile(r"\s*\S+(?:[^\S ]\s*(?:\S+|$))*|\s+")
+# The same where every digit is a token of its own.
+_WORD_OR_DIGIT = re.compile(r"\s*(?:[0-9]|[^\s0-9]+(?:[^\S ]\s*(?:[^\s0-9]+|[0-9]|$))*)|\s+")
+
+_MAX_KNOWN = 50_000
+# Of more words that are new than this, remembering costs more than it saves.
+_MAX_NEW = 0.25
+
+
+class WordEncoder:
+    """Encodes texts word by word and remembers the words.
+
+    `of` gives one for tokenizers that begin a token at every space which follows something else, as byte-level BPE
+    does with the usual patterns; exactly the tokens of the whole text come out.
+    """
+
+    def __init__(self, fast: FastTokenizer, words: re.Pattern[str]) -> None:
+        self._fast = fast
+        self._words = words
+        self._known: dict[str, list[int]] = {}
+
+    @classmethod
+    def of(cls, fast: FastTokenizer) -> "WordEncoder | None":
+        """None for a tokenizer of another kind."""
+        if not isinstance(fast.model, BPE) or fast.model.dropout or not _leaves_spaces(fast.normalizer):
+            return None
+        if any(token.lstrip or token.rstrip or token.single_word for token in fast.get_added_tokens_decoder().values()):
+            return None
+        steps = _steps(_state(fast.pre_tokenizer))
+        if not any(map(_cuts_at_spaces, steps)) or not all(map(_is_known, steps)):
+            return None
+        return cls(fast, _WORD_OR_DIGIT if any(map(_cuts_at_digits, steps)) else _WORD)
+
+    def encode_batch(self, texts: Sequence[str]) -> list[list[int]] | None:
+        """The token ids of each text; None where too many of its words are new. No text holds an added token."""
+        cut = [self._words.findall(text) for text in texts]
+        known = self._known
+        new = list({word for word in chain.from_iterable(cut) if word not in known})
+        if len(new) > _MAX_NEW * sum(map(len, cut)):
+            return None
+        if len(known) + len(new) > _MAX_KNOWN:
+            known.clear()
+            new = list(set(chain.from_iterable(cut)))
+        encodings = self._fast.encode_batch_fast(new, add_special_tokens=False)
+        known.update((word, list(encoding.ids)) for word, encoding in zip(new, encodings, strict=True))
+        return [list(chain.from_iterable(map(known.__getitem__, words))) for words in cut]
+
+
+def _state(component: Any) -> dict[str, Any]:
+    """A part of a tokenizer as its file describes it."""
+    return {} if component is None else dict(json.loads(component.__getstate__()))
+
+
+def _steps(state: dict[str, Any]) -> list[dict[str, Any]]:
+    return state["pretokenizers"] if state.get("type") == "Sequence" else [state]
+
+
+def _leaves_spaces(normalizer: Any) -> bool:
+    return normalizer is None or _state(normalizer).get("type") == "NFC"
+
+
+def _is_known(step: dict[str, Any]) -> bool:
+    """Whether what a step makes of a text is the same word by word."""
+    is_byte_level = step.get("type") == "ByteLevel" and not step["add_prefix_space"]
+    return is_byte_level or _cuts_at_digits(step) or _pattern(step) in _PATTERNS
+
+
+def _cuts_at_spaces(step: dict[str, Any]) -> bool:
+    return (step.get("type") == "ByteLevel" and bool(step["use_regex"])) or _pattern(step) in _PATTERNS
+
+
+def _cuts_at_digits(step: dict[str, Any]) -> bool:
+    """Whether every digit is cut off from what is around it."""
+    return (step.get("type") == "Digits" and bool(step["individual_digits"])) or _pattern(step) in _SINGLE_DIGITS
+
+
+def _pattern(step: dict[str, Any]) -> str | None:
+    if step.get("type") != "Split" or step["behavior"] != "Isolated" or step["invert"]:
+        return None
+    pattern: str | None = step["pattern"].get("Regex")
+    return pattern

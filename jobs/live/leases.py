@@ -1,0 +1,83 @@
+"""Keeps the leases of a worker's live requests, and rings for requests that nobody holds any more."""
+
+import logging
+import time
+from collections.abc import Callable
+
+from celery import Celery
+from kombu.exceptions import OperationalError
+from redis.exceptions import RedisError
+
+from ..celery_app import queue_is_empty, send_request
+from .answer import Interruption, LiveAnswer
+from .claims import LiveClaims, Verdict
+from .in_flight import AnswersInFlight
+
+logger = logging.getLogger(__name__)
+
+# A request whose bell is older than this, while no bell waits to be heard, has lost it.
+_LOST_BELL_SECONDS = 1.0
+
+
+class LiveLeases:
+    """`renew` and `sweep` may be called from different threads.
+
+    `interrupt` is told which answers are not this worker's any more, or are no longer wanted.
+    """
+
+    def __init__(
+        self,
+        claims: LiveClaims,
+        app: Celery,
+        in_flight: AnswersInFlight,
+        interrupt: Callable[[LiveAnswer, Interruption], None],
+    ) -> None:
+        self._claims = claims
+        self._app = app
+        self._in_flight = in_flight
+        self._interrupt = interrupt
+        self._no_sweep_before = 0.0
+
+    def renew(self) -> None:
+        """Keep what is in flight, and find out what is not ours any more. Raises redis' errors."""
+        answers = self._in_flight.all()
+        waiting = [answer for answer in answers if not answer.has_begun]
+        for answer in waiting:
+            answer.is_known_to_wait = True
+        try:
+            verdicts = self._claims.renew([answer.claim for answer in answers], {answer.id for answer in waiting})
+            for answer in waiting:
+                # Begun in the meantime.
+                if answer.has_begun:
+                    self._claims.begin(answer.claim)
+        except RedisError:
+            self._wait_for_the_others()
+            raise
+        for answer, verdict in zip(answers, verdicts, strict=True):
+            self._heed(answer, verdict)
+
+    def sweep(self) -> None:
+        """Ring for what dead workers held and for lost bells. Raises redis' errors, kombu's `OperationalError`."""
+        if time.monotonic() < self._no_sweep_before:
+            return
+        try:
+            bells_wait = not queue_is_empty(self._app, self._claims.queue)
+            for request_id in self._claims.sweep(_LOST_BELL_SECONDS, bells_wait):
+                logger.warning("request %s has no worker, ringing for it", request_id)
+                send_request(self._app, self._claims.queue, request_id)
+        except (RedisError, OperationalError):
+            self._wait_for_the_others()
+            raise
+
+    def _heed(self, answer: LiveAnswer, verdict: Verdict) -> None:
+        if verdict is Verdict.GONE and not answer.is_over:
+            self._claims.restore(answer.claim)
+        elif verdict is Verdict.LOST:
+            answer.is_lost = True
+            self._interrupt(answer, Interruption.LOST)
+        elif verdict is Verdict.CANCELLED:
+            self._interrupt(answer, Interruption.CANCELLED)
+
+    def _wait_for_the_others(self) -> None:
+        """After an outage of Redis every worker is to have the time to renew, before any of them is taken for dead."""
+        self._no_sweep_before = time.monotonic() + self._claims.lease_seconds

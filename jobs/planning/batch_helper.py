@@ -1,0 +1,127 @@
+"""Planning batches in processes beside one's own: `BatchHelper` is such a process as its starter sees it."""
+
+import gc
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import repeat
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from ...engine.tokenizer import Tokenizer
+from ...storage.readers import InputRow
+from ..schemas import JobSpec
+from .ahead import map_ahead
+from .batch_planner import BatchPlanner, PlannedBatch
+from .rendering import PromptRenderer
+
+# One is planned, one waits in the helper and one on the way there: it never has to wait for its starter.
+_MOST_OPEN = 3
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What a `BatchPlanner` is made of. `spec`: the job's, as JSON. `columns`: the input's."""
+
+    spec: str
+    columns: tuple[str, ...]
+    model_folder: Path
+    context: int
+
+    def planner(self) -> BatchPlanner:
+        tokenizer = Tokenizer.from_pretrained(self.model_folder)
+        renderer = PromptRenderer(JobSpec.model_validate_json(self.spec), tokenizer, self.columns)
+        return BatchPlanner(renderer, tokenizer, self.context)
+
+
+class BatchHelper:
+    """A process of our own that plans batches in the order given. A context manager; leaving it ends the process."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        """Raises `OSError` when the system has no room for a process."""
+        self._ours, theirs = Pipe()
+        command = [sys.executable, "-P", "-m", __spec__.name, str(theirs.fileno())]
+        # The other processes have the other cores.
+        env = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        null = subprocess.DEVNULL
+        with theirs:
+            self._process = subprocess.Popen(
+                command, env=env, stdin=null, stdout=null, stderr=null, pass_fds=[theirs.fileno()]
+            )
+        self._sending, self._receiving = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
+        self._sending.submit(_send, self._ours, recipe)
+        self._ready: Future[None] = self._receiving.submit(_receive, self._ours)
+        self._open: list[Future[PlannedBatch]] = []
+
+    def __enter__(self) -> "BatchHelper":
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        # It has nothing that is not here too.
+        self._process.kill()
+        self._process.wait()
+        # Threads that send or receive find the other end closed.
+        self._sending.shutdown()
+        self._receiving.shutdown()
+        self._ours.close()
+
+    @property
+    def is_free(self) -> bool:
+        """Whether it has begun, lives, and has not enough to do."""
+        if not self._ready.done() or self._ready.exception() is not None or self._process.poll() is not None:
+            return False
+        self._open = [batch for batch in self._open if not batch.done()]
+        return len(self._open) < _MOST_OPEN
+
+    def plan(self, rows: Sequence[InputRow]) -> "Future[PlannedBatch]":
+        """Fails with an `OSError` or `EOFError` when the process ends before."""
+        # Plain tuples: several times as fast to pickle.
+        self._sending.submit(_send, self._ours, [tuple(row) for row in rows])
+        batch: Future[PlannedBatch] = self._receiving.submit(_receive, self._ours)
+        self._open.append(batch)
+        return batch
+
+
+def _send(connection: Connection, message: object) -> None:
+    connection.send_bytes(pickle.dumps(message, pickle.HIGHEST_PROTOCOL))
+
+
+def _receive(connection: Connection) -> Any:
+    """Only between this process and the one it has started."""
+    return pickle.loads(connection.recv_bytes())
+
+
+def _serve(connection: Connection) -> None:
+    recipe: Recipe = _receive(connection)
+    planner = recipe.planner()
+    _send(connection, None)
+    gc.freeze()
+    planned = (planner.plan([InputRow(*fields) for fields in rows]) for rows in _received(connection))
+    for _ in map_ahead(lambda batch: _send(connection, batch), planned):
+        pass
+
+
+def _received(connection: Connection) -> Iterator[list[tuple[Any, ...]]]:
+    """Until the starter is gone; the next is read while the caller is busy with one."""
+
+    def receive(_: None) -> list[tuple[Any, ...]] | None:
+        try:
+            rows: list[tuple[Any, ...]] = _receive(connection)
+        except (EOFError, OSError):
+            return None
+        return rows
+
+    for rows in map_ahead(receive, repeat(None), num_ahead=1):
+        if rows is None:
+            return
+        yield rows
+
+
+if __name__ == "__main__":
+    _serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,124 @@
+"""Planning some rows of the input: rendered, tokenized, and ready to be sorted. It keeps no state between batches."""
+
+import pickle
+import sys
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from ...engine.tokenizer import Tokenizer
+from ...storage.columns import custom_id_of
+from ...storage.readers import InputRow
+from ...storage.spool import PlannedRow
+from ..shards.row_sampling import RowSampling
+from .rendering import PromptRenderer, RowError
+
+# How the error of a prompt begins that is too long for the model.
+TOO_LONG = "prompt has"
+
+Item = tuple[bytes, bytes]
+
+
+class PlannedBatch(NamedTuple):
+    """Rows that follow each other in the input.
+
+    `items`: one a row, as `ExternalSorter` takes them. `own_ids`: of those that bring a `custom_id`, by row number.
+    `errors`: the numbers of those that can not be asked. `answer_tokens`: the most that the answers may have together
+    of rows that say themselves how they are sampled.
+    """
+
+    items: list[Item]
+    own_ids: dict[int, str]
+    errors: frozenset[int]
+    answer_tokens: int
+
+
+@dataclass(frozen=True)
+class BatchPlanner:
+    """`context`: how many tokens a prompt and its answer may have together."""
+
+    renderer: PromptRenderer
+    tokenizer: Tokenizer
+    context: int
+
+    def plan(self, rows: Sequence[InputRow]) -> PlannedBatch:
+        """What is wrong with a row becomes its error."""
+        own_ids: dict[int, str] = {}
+        errors = set()
+        items = []
+        answer_tokens = 0
+        for row, prompt in zip(rows, self._prompts(rows), strict=True):
+            if row.values.get("custom_id") is not None:
+                own_ids[row.row] = custom_id_of(row.values, row.row)
+            problem = prompt if isinstance(prompt, str) else self._length_error(len(prompt))
+            if problem is not None:
+                errors.add(row.row)
+                items.append(_item(row, (), problem))
+                continue
+            assert not isinstance(prompt, str)
+            items.append(_item(row, prompt, None))
+            if row.sampling is not None:
+                answer_tokens += self._answer_tokens(row.sampling, len(prompt))
+        return PlannedBatch(items, own_ids, frozenset(errors), answer_tokens)
+
+    def _prompts(self, rows: Sequence[InputRow]) -> list[str | list[int]]:
+        """Each row's tokens, or its error."""
+        prompts: list[str | list[int]] = []
+        texts: list[str] = []
+        places: list[int] = []
+        for row in rows:
+            try:
+                prompt = self._render(row)
+            except RowError as error:
+                prompts.append(str(error))
+                continue
+            if isinstance(prompt, str):
+                places.append(len(prompts))
+                texts.append(prompt)
+            prompts.append(prompt)
+        encoded = self.tokenizer.encode_batch(texts, self.renderer.adds_special_tokens)
+        for place, token_ids in zip(places, encoded, strict=True):
+            prompts[place] = token_ids
+        return prompts
+
+    def _render(self, row: InputRow) -> str | list[int]:
+        if row.error is not None:
+            raise RowError(row.error)
+        return self.renderer.render(row.values)
+
+    def _length_error(self, num_tokens: int) -> str | None:
+        if num_tokens == 0:
+            return "prompt is empty"
+        if num_tokens >= self.context:
+            return f"{TOO_LONG} {num_tokens} tokens; the model's context holds {self.context} with the answer"
+        return None
+
+    def _answer_tokens(self, row_sampling: str, num_prompt_tokens: int) -> int:
+        """The most that a row's answers may have."""
+        sampling = RowSampling.model_validate_json(row_sampling).sampling
+        return sampling.n * min(sampling.max_tokens, self.context - num_prompt_tokens)
+
+
+def _item(row: InputRow, token_ids: Sequence[int], error: str | None) -> Item:
+    """The tokens as the key, so that prompts with a long common beginning are neighbours.
+
+    Rows without tokens come first: they cost the engine nothing.
+    """
+    payload = (row.row, row.values, error, row.sampling)
+    return _big_endian(array("i", token_ids)).tobytes(), pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
+
+
+def planned_row(item: Item) -> PlannedRow:
+    """The row that an item was made of."""
+    key, payload = item
+    number, values, error, sampling = pickle.loads(payload)
+    token_ids = None if error else _big_endian(array("i", key))
+    return PlannedRow(number, custom_id_of(values, number), values, token_ids, error, sampling)
+
+
+def _big_endian(token_ids: "array[int]") -> "array[int]":
+    """Turned from this machine's order of bytes to big-endian, or back: as bytes, they then sort as numbers do."""
+    if sys.byteorder == "little":
+        token_ids.byteswap()
+    return token_ids

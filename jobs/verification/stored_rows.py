@@ -1,0 +1,34 @@
+"""Rows of a data set as the input that they were made of."""
+
+import hashlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from ...storage.columns import SchemaUnifier, carried_values, input_names
+from ...storage.readers import InputRow, InputSource
+
+
+class StoredRows(InputSource):
+    """Rows under the numbers they have, which is what their seeds are made of, with the input's columns."""
+
+    def __init__(self, name: str, table: pa.Table) -> None:
+        super().__init__(name, None)
+        self._table = table.combine_chunks()
+        names = input_names(table.schema.names)
+        fields = [table.schema.field(name) for name in names]
+        self._fields = {names[field.name]: field for field in fields}
+        self._columns = dict.fromkeys(("custom_id", *self._fields))
+
+    def unifier(self) -> SchemaUnifier:
+        fields = (field.with_name(name) for name, field in self._fields.items())
+        return SchemaUnifier(exact=pa.schema([pa.field("custom_id", pa.string()), *fields]))
+
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.name}\n{self._table['row'].to_pylist()}".encode()).hexdigest()
+
+    def _rows(self) -> Iterator[InputRow]:
+        carried = [carried_values(self._table[field.name], field) for field in self._fields.values()]
+        columns = (self._table["custom_id"].to_pylist(), *carried)
+        for row, *values in zip(self._table["row"].to_pylist(), *columns, strict=True):
+            yield InputRow(row, dict(zip(self._columns, values, strict=True)))

@@ -1,0 +1,93 @@
+"""Making some of a job's rows again, on the way that all rows take, and comparing them with those there are."""
+
+import time
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ...storage.output_dir import OutputMode, read_report
+from ...storage.records import JobState
+from ..client import Client, Job
+from ..errors import NotVerifiable
+from ..planning.producer import Terms
+from ..schemas import JobSpec
+from .differences import Difference, first_difference
+from .receipts import Receipt
+from .sample import Sample
+from .stored_rows import StoredRows
+
+_TIDY_SECONDS = 10.0
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What came of it. `weights`: those the rows were made again with; `differences`: one a row that is not equal."""
+
+    receipt: Receipt
+    sample: Sample
+    weights: str | None
+    differences: tuple[Difference, ...]
+
+    @property
+    def same_weights(self) -> bool | None:
+        """Whether they are those of the job; None where either is not known."""
+        if None in (self.receipt.weights, self.weights):
+            return None
+        return self.receipt.weights == self.weights
+
+
+def verify(
+    client: Client,
+    receipt: Receipt,
+    sample: Sample,
+    model: str | None = None,
+    tolerance: float = 0.01,
+    worker_options: Sequence[str] = (),
+) -> Verification:
+    """Make a sample's rows again and compare. Starts a worker for that time if the model's queue has none.
+
+    `model`: where it is by now, if elsewhere. Raises `NotVerifiable`, `ModelError`, `WorkerFailedError`.
+    """
+    changed = {"cache": False, "limit": None, **({"model": model} if model is not None else {})}
+    spec = JobSpec.model_validate(receipt.spec.model_dump() | changed)
+    with _answered_again(client, receipt, sample, spec, worker_options) as job:
+        again = {row["row"]: row for row in job.results().to_pylist()}
+        weights = client.job(job.id).record.weights
+    stored = sample.table.to_pylist()
+    found = (first_difference(row, again[row["row"]], tolerance) for row in stored)
+    return Verification(receipt, sample, weights, tuple(each for each in found if each is not None))
+
+
+@contextmanager
+def _answered_again(
+    client: Client, receipt: Receipt, sample: Sample, spec: JobSpec, worker_options: Sequence[str]
+) -> Iterator[Job]:
+    """A job of these rows that has completed; it is forgotten afterwards, with its data set."""
+    folder = client.settings.data_dir / "verify" / uuid.uuid4().hex
+    source = StoredRows(f"{receipt.job_id}, sample", sample.table)
+    # Before the rest of the job, which may still be running.
+    terms = Terms(tenant=receipt.tenant, priority=receipt.priority + 1)
+    job = client.submit_spec(source, spec, folder, OutputMode.NEW, terms=terms)
+    try:
+        with client.local_worker(job, worker_options) as worker:
+            for progress in job.watch():
+                if progress.state is JobState.RUNNING:
+                    worker.tick(progress.rows_done)
+            if progress.state is not JobState.COMPLETED:
+                raise NotVerifiable(f"job {job.id}, which makes the rows again, was {progress.state}")
+            _wait_until_tidy(folder)
+        yield job
+    finally:
+        job.delete(with_output=True)
+        with suppress(OSError):
+            folder.parent.rmdir()
+
+
+def _wait_until_tidy(folder: Path) -> None:
+    """Until the worker has written down how the job went: deleted before, it would be missed by the worker."""
+    deadline = time.monotonic() + _TIDY_SECONDS
+    while time.monotonic() < deadline and "state" not in (read_report(folder) or {}):
+        time.sleep(_POLL_SECONDS)

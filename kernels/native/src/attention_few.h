@@ -1,0 +1,226 @@
+// One token's queries over keys that no other sequence shares: a decode's, with nothing to fill sixteen lanes with.
+//
+// Here the lanes are keys while scores are computed, and dimensions while values are added up, so a few queries take
+// a few instructions a key, and reading the cache is what takes the time.
+#pragma once
+
+#include "attention_tile.h"
+
+#ifdef HEADRACE_X86
+namespace attention {
+
+constexpr int kMaxFew = 8;  // queries
+// How many keys ahead of those at work are fetched: blocks lie anywhere, so the processor cannot guess which are next.
+constexpr int kKeysAhead = 32;
+constexpr int kElementsPerLine = 32;
+
+// Where one KV head's keys (or values) lie, 2^block_bits tokens a block.
+struct Rows {
+    const bf16* cache;  // at the head
+    const std::int32_t* table;
+    std::int64_t block_bits, block_stride, token_stride;
+
+    const bf16* operator[](int key) const {
+        const int offset = key & ((1 << block_bits) - 1);
+        return cache + table[key >> block_bits] * block_stride + offset * token_stride;
+    }
+};
+
+// What `count` queries attend to: the keys from `from` to before `to`.
+struct Few {
+    const bf16* queries[kMaxFew];
+    Rows keys, values;
+    int from, to, head_dim;
+    float scale, soft_cap, factor;
+};
+
+// Each query's maximum of the raw scores, sum of the weights, and weighted values, not yet divided by the sum.
+struct FewResult {
+    float maximum[kMaxFew];
+    float sum[kMaxFew];
+    alignas(64) float output[kMaxFew][kMaxHeadDim];
+};
+
+HEADRACE_INLINE __mmask32 mask_of_dims(int dim, int head_dim) {
+    return head_dim - dim >= 32 ? ~__mmask32(0) : __mmask32(0xffff);
+}
+
+HEADRACE_INLINE void fetch_row(const bf16* row, int head_dim) {
+    for (int dim = 0; dim < head_dim; dim += kElementsPerLine) {
+        _mm_prefetch(row + dim, _MM_HINT_T0);
+    }
+}
+
+// scores[query][key - first], for a multiple of sixteen keys: what lies from `end` on means nothing.
+template <int kCount>
+HEADRACE_AVX512 void few_scores(const Few& few, int first, int end, float (&scores)[kMaxFew][kChunk]) {
+    for (int key = first; key < end; key += 16) {
+        __m512 sums[kCount][2];
+        for (auto& sum : sums) {
+            sum[0] = sum[1] = _mm512_setzero_ps();
+        }
+        const bf16* rows[16];
+        for (int i = 0; i < 16; ++i) {
+            rows[i] = few.keys[key + i < end ? key + i : end - 1];
+        }
+        for (int i = 0; i < 16 && key + i < end; ++i) {
+            fetch_row(few.values[key + i], few.head_dim);
+            if (key + i + kKeysAhead < few.to) {
+                fetch_row(few.keys[key + i + kKeysAhead], few.head_dim);
+            }
+        }
+        for (int dim = 0; dim < few.head_dim; dim += 32) {
+            const __mmask32 mask = mask_of_dims(dim, few.head_dim);
+            __m512i pairs[16];
+            for (int i = 0; i < 16; ++i) {
+                pairs[i] = _mm512_maskz_loadu_epi16(mask, rows[i] + dim);
+            }
+            transpose(pairs);
+            const int num_pairs = few.head_dim - dim >= 32 ? 16 : 8;
+            for (int i = 0; i < num_pairs; i += 2) {
+#pragma GCC unroll 8
+                for (int query = 0; query < kCount; ++query) {
+                    std::int32_t even, odd;
+                    std::memcpy(&even, few.queries[query] + dim + 2 * i, sizeof even);
+                    std::memcpy(&odd, few.queries[query] + dim + 2 * i + 2, sizeof odd);
+                    sums[query][0] = _mm512_dpbf16_ps(sums[query][0], reinterpret_cast<__m512bh>(pairs[i]),
+                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(even)));
+                    sums[query][1] = _mm512_dpbf16_ps(sums[query][1], reinterpret_cast<__m512bh>(pairs[i + 1]),
+                                                      reinterpret_cast<__m512bh>(_mm512_set1_epi32(odd)));
+                }
+            }
+        }
+        for (int query = 0; query < kCount; ++query) {
+            _mm512_store_ps(scores[query] + key - first, _mm512_add_ps(sums[query][0], sums[query][1]));
+        }
+    }
+}
+
+// Minus infinity for the keys that the last sixteen scores have too many.
+HEADRACE_INLINE void hide_tail(float* scores, int count) {
+    if (count % kLanes) {
+        float* last = scores + count / kLanes * kLanes;
+        const __m512 hidden = _mm512_set1_ps(-__builtin_inff());
+        _mm512_store_ps(last, _mm512_mask_mov_ps(hidden, tail_mask(count), _mm512_load_ps(last)));
+    }
+}
+
+// Weights of one query's scores, of bfloat16, and the result brought to the new maximum.
+HEADRACE_AVX512 inline void few_weights(const float* scores, int count, float factor, int head_dim, int query,
+                                        FewResult& result, bf16* weights) {
+    __m512 highest = _mm512_set1_ps(result.maximum[query]);
+    for (int i = 0; i < count; i += 16) {
+        highest = _mm512_max_ps(highest, _mm512_load_ps(scores + i));
+    }
+    const float maximum = _mm512_reduce_max_ps(highest);
+    const __m512 scale = _mm512_set1_ps(factor), offset = _mm512_set1_ps(maximum * factor);
+    __m512 sum = _mm512_setzero_ps();
+    for (int i = 0; i < count; i += 16) {
+        const __m512i weight = exp2_to_be_cut(_mm512_fmsub_ps(_mm512_load_ps(scores + i), scale, offset));
+        const __m512i rounded = _mm512_and_si512(weight, _mm512_set1_epi32(0xffff0000));
+        sum = _mm512_add_ps(sum, _mm512_castsi512_ps(rounded));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(weights + i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(weight, 16)));
+    }
+    float kept = result.sum[query];
+    if (maximum > result.maximum[query]) {
+        const __m512 shrink = exp2_precise(_mm512_set1_ps((result.maximum[query] - maximum) * factor));
+        kept *= _mm512_cvtss_f32(shrink);
+        for (int dim = 0; dim < head_dim; dim += 16) {
+            float* output = result.output[query] + dim;
+            _mm512_store_ps(output, _mm512_mul_ps(_mm512_load_ps(output), shrink));
+        }
+        result.maximum[query] = maximum;
+    }
+    result.sum[query] = kept + _mm512_reduce_add_ps(sum);
+}
+
+// Adds the weighted values of the keys from `first` to before `end`. Within each 32 dimensions the result is in the
+// order that unpacking gives: of each eight the first four, all lanes' in turn, then the others.
+template <int kCount>
+HEADRACE_AVX512 void few_outputs(const Few& few, int first, int end, const bf16 (&weights)[kMaxFew][kChunk],
+                                 FewResult& result) {
+    alignas(64) static constexpr bf16 kNothing[kMaxHeadDim] = {};
+    const bf16* rows[kChunk];
+    const int count = end - first, even_count = (count + 1) / 2 * 2;
+    for (int i = 0; i < even_count; ++i) {
+        rows[i] = i < count ? few.values[first + i] : kNothing;
+    }
+    for (int dim = 0; dim < few.head_dim; dim += 32) {
+        const __mmask32 mask = mask_of_dims(dim, few.head_dim);
+        __m512 totals[kCount][2];
+        for (int query = 0; query < kCount; ++query) {
+            totals[query][0] = _mm512_load_ps(result.output[query] + dim);
+            totals[query][1] = _mm512_load_ps(result.output[query] + dim + 16);
+        }
+        for (int i = 0; i < even_count; i += 2) {
+            const __m512i even = _mm512_maskz_loadu_epi16(mask, rows[i] + dim);
+            const __m512i odd = _mm512_maskz_loadu_epi16(mask, rows[i + 1] + dim);
+            const auto lower = reinterpret_cast<__m512bh>(_mm512_unpacklo_epi16(even, odd));
+            const auto upper = reinterpret_cast<__m512bh>(_mm512_unpackhi_epi16(even, odd));
+#pragma GCC unroll 8
+            for (int query = 0; query < kCount; ++query) {
+                std::int32_t pair;
+                std::memcpy(&pair, weights[query] + i, sizeof pair);
+                const auto weight = reinterpret_cast<__m512bh>(_mm512_set1_epi32(pair));
+                totals[query][0] = _mm512_dpbf16_ps(totals[query][0], lower, weight);
+                totals[query][1] = _mm512_dpbf16_ps(totals[query][1], upper, weight);
+            }
+        }
+        for (int query = 0; query < kCount; ++query) {
+            _mm512_store_ps(result.output[query] + dim, totals[query][0]);
+            _mm512_store_ps(result.output[query] + dim + 16, totals[query][1]);
+        }
+    }
+}
+
+template <int kCount>
+HEADRACE_AVX512 void attend_few(const Few& few, FewResult& result) {
+    alignas(64) float scores[kMaxFew][kChunk];
+    alignas(64) bf16 weights[kMaxFew][kChunk];
+    for (int query = 0; query < kCount; ++query) {
+        result.maximum[query] = kNoScore;
+        result.sum[query] = 0;
+        std::memset(result.output[query], 0, (few.head_dim + 31) / 32 * 32 * sizeof(float));
+    }
+    for (int key = few.from; key < few.to && key < few.from + kKeysAhead; ++key) {
+        fetch_row(few.keys[key], few.head_dim);
+    }
+    for (int first = few.from; first < few.to; first += kChunk) {
+        const int end = first + kChunk < few.to ? first + kChunk : few.to, count = (end - first + 15) / 16 * 16;
+        few_scores<kCount>(few, first, end, scores);
+        for (int query = 0; query < kCount; ++query) {
+            if (few.soft_cap < __builtin_inff()) {
+                cap_scores(scores[query], count / kLanes, few.scale, few.soft_cap);
+            }
+            hide_tail(scores[query], end - first);
+            few_weights(scores[query], count, few.factor, few.head_dim, query, result, weights[query]);
+        }
+        few_outputs<kCount>(few, first, end, weights, result);
+    }
+}
+
+using AttendFew = void (*)(const Few&, FewResult&);
+
+// By the number of queries.
+constexpr AttendFew kAttendFew[kMaxFew + 1] = {nullptr,       attend_few<1>, attend_few<2>, attend_few<3>, attend_few<4>,
+                                               attend_few<5>, attend_few<6>, attend_few<7>, attend_few<8>};
+
+// Adds one of the queries' result to a tile's lane.
+HEADRACE_AVX512 inline void add_to_lane(Tile& tile, int lane, const FewResult& result, int query, float factor,
+                                        int head_dim) {
+    const float mine = tile.maximum[lane], theirs = result.maximum[query], maximum = mine > theirs ? mine : theirs;
+    const float keep = _mm512_cvtss_f32(exp2_precise(_mm512_set1_ps((mine - maximum) * factor)));
+    const float take = _mm512_cvtss_f32(exp2_precise(_mm512_set1_ps((theirs - maximum) * factor)));
+    tile.maximum[lane] = maximum;
+    tile.sum[lane] = tile.sum[lane] * keep + result.sum[query] * take;
+    for (int i = 0; i < (head_dim + 31) / 32 * 32; ++i) {
+        const int within = i % 32, dim = i - within + within % 16 / 4 * 8 + within % 4 + within / 16 * 4;
+        if (dim < head_dim) {
+            float& output = tile.output[dim][lane];
+            output = output * keep + result.output[query][i] * take;
+        }
+    }
+}
+
+}  // namespace attention
+#endif

@@ -1,0 +1,97 @@
+"""Attention's plans for captured steps: memory for any step's, at addresses that stay."""
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from .device_plan import LAUNCHES, DevicePlan, PlanCapacity
+from .metadata import AttentionMetadata
+from .plan import AttentionPlan, Tiling
+
+if TYPE_CHECKING:
+    from .triton import PlanKey
+
+# A query may be in its own part and those of so many nested prefixes: a system prompt, examples, a document.
+_MAX_LEVELS = 3
+# Of a plan's memory for block tables, 16 MiB: what 256 sequences of 262,144 tokens take in blocks of 16.
+_MAX_BLOCKS = 4 * 1024**2
+
+
+class StaticPlans:
+    """A plan for each kind of layer that a model has, with room for steps of up to `num_tokens` tokens.
+
+    `keys`: what the plans of the model's layers depend on. `blocks_per_sequence`: the longest block table.
+    """
+
+    def __init__(
+        self,
+        keys: list["PlanKey"],
+        num_tokens: int,
+        blocks_per_sequence: int,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
+        self._block_size, self._device = block_size, device
+        self._held = {
+            key: DevicePlan(
+                step_capacity(num_tokens, blocks_per_sequence, key[0].tiling(device)),
+                key[0].num_heads,
+                key[0].head_dim,
+                device,
+            )
+            for key in keys
+        }
+
+    def load(self, metadata: AttentionMetadata) -> frozenset[str]:
+        """Put in a step's plans, without waiting for the device; returns which launches they need, all kinds together.
+
+        Raises `PlanTooLargeError`; what is held is of no use then.
+        """
+        from .triton import plan_attention
+
+        plans = {key: plan_attention(metadata, *key) for key in self._held}
+        for key, plan in plans.items():
+            self._held[key].load(plan)
+        return needed_launches(list(plans.values()))
+
+    def metadata(self, num_tokens: int, launches: frozenset[str]) -> AttentionMetadata:
+        """For a step of so many tokens, padding included, whose attention is what the plans say when it runs."""
+        result = AttentionMetadata(
+            [1] * num_tokens, [1] * num_tokens, [[0]] * num_tokens, self._block_size, self._device
+        )
+        result.device_plans.update({key: held.launching(launches) for key, held in self._held.items()})
+        return result
+
+
+def plan_bytes(keys: list["PlanKey"], num_tokens: int, blocks_per_sequence: int, device: torch.device) -> int:
+    """How much of the device's memory `StaticPlans` takes."""
+    return sum(
+        step_capacity(num_tokens, blocks_per_sequence, shape.tiling(device)).num_bytes(shape.num_heads, shape.head_dim)
+        for shape, _ in keys
+    )
+
+
+def needed_launches(plans: list[AttentionPlan]) -> frozenset[str]:
+    """One of three sets, so that few graphs serve all steps: narrow alone, with a merge, or everything."""
+    if any(len(plan.wide) for plan in plans):
+        return frozenset(LAUNCHES)
+    if any(len(plan.merge_tokens) for plan in plans):
+        return frozenset(("narrow", "merge_tokens"))
+    return frozenset(("narrow",))
+
+
+def step_capacity(num_tokens: int, blocks_per_sequence: int, tiling: Tiling) -> PlanCapacity:
+    """Room for the plan of any step of up to `num_tokens` tokens with at most `_MAX_LEVELS` nested prefixes."""
+    # Each token once in its own sequence, and once a level.
+    entries = num_tokens * (1 + _MAX_LEVELS)
+    narrow_cuts, wide_cuts = tiling.max_narrow_cuts, tiling.max_wide_cuts
+    return PlanCapacity(
+        # One for each sequence and, since prefixes form a tree whose leaves sequences are, fewer than that for these.
+        narrow=2 * num_tokens + narrow_cuts,
+        # A run is wide from `narrow_queries + 1` queries on; each may end on a Q-block that is not full.
+        wide=entries // (tiling.narrow_queries + 1) + entries // tiling.wide_queries + wide_cuts,
+        query_tokens=entries,
+        blocks=min(num_tokens * blocks_per_sequence, _MAX_BLOCKS),
+        merge_tokens=num_tokens,
+        merge_rows=entries + narrow_cuts * tiling.narrow_queries + wide_cuts * tiling.wide_queries,
+    )

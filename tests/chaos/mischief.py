@@ -1,0 +1,149 @@
+"""What can be done to a site from outside."""
+
+import os
+import resource
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import psutil
+from redis import Redis
+from redis.exceptions import RedisError
+
+from headrace.jobs.celery_app import create_app, live_queue, send_request, send_shards
+from headrace.jobs.embedded.valkey import redis_urls
+
+from ..jobs.conftest import wait_until
+from ..jobs.running import processes_of
+from .site import LEASE_SECONDS, Site, stopped
+
+_LONGER_THAN_A_LEASE = 1.6 * LEASE_SECONDS
+
+
+@dataclass
+class Mischief:
+    """`done`: how often each kind of it was, `num_kills`: how many processes were killed with -9."""
+
+    site: Site
+    done: Counter[str] = field(default_factory=Counter)
+    num_kills: int = 0
+
+    def kinds(self, is_long: bool) -> list[Callable[[], None]]:
+        """All that can happen, each at least once, in an order of the seed's; some of it only to a long run."""
+        events = [
+            *([self.kill_all_workers, self.stop_redis] if is_long else []),
+            *3 * [self.kill_worker],
+            self.stop_worker,
+            self.kill_redis,
+            self.kill_supervisor,
+            self.wipe_redis,
+            self.restart_redis_empty,
+            self.ring_twice,
+            self.take_database_away,
+            self.limit_files,
+            self.kill_api,
+            *([] if self.site.disk.reason else [self.fill_disk]),
+        ]
+        self.site.random.shuffle(events)
+        return events
+
+    def do(self, event: Callable[[], None]) -> None:
+        self.done[event.__name__.replace("_", " ")] += 1
+        event()
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {count}" for name, count in sorted(self.done.items()))
+
+    def kill_worker(self) -> None:
+        """Its sweeper, a thread of it, dies with it."""
+        self.site.worker().kill()
+        self.num_kills += 1
+
+    def kill_all_workers(self) -> None:
+        """So that nobody is left to sweep."""
+        for pid in self.site.workers():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                self.num_kills += 1
+
+    def stop_worker(self) -> None:
+        with stopped(self.site.worker()):
+            time.sleep(_LONGER_THAN_A_LEASE)
+
+    def stop_redis(self) -> None:
+        """It takes connections and answers nothing."""
+        wait_until(lambda: bool(self._processes("valkey-server")), "Redis is there")
+        for process in self._processes("valkey-server"):
+            with stopped(process):
+                time.sleep(_LONGER_THAN_A_LEASE)
+
+    def kill_api(self) -> None:
+        self.site.api.kill()
+        self.num_kills += 1
+        self.site.api.start()
+
+    def kill_redis(self) -> None:
+        """It comes back with its data."""
+        self._kill("valkey-server")
+
+    def kill_supervisor(self) -> None:
+        self._kill("embedded.supervisor")
+
+    def _kill(self, word: str) -> None:
+        wait_until(lambda: bool(self._processes(word)), f"there is a {word}")
+        for process in self._processes(word):
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
+                self.num_kills += 1
+
+    def _processes(self, word: str) -> list[psutil.Process]:
+        found = []
+        for process in processes_of(self.site.data_dir):
+            with suppress(psutil.NoSuchProcess):
+                if word in " ".join(process.cmdline()):
+                    found.append(process)
+        return found
+
+    def wipe_redis(self) -> None:
+        with redis_urls(self.site.settings) as urls, Redis.from_url(urls.redis) as redis:
+            try:
+                redis.flushall()
+            except RedisError:
+                # It is just being started again, after another mischief: nothing to wipe.
+                return
+
+    def restart_redis_empty(self) -> None:
+        self.wipe_redis()
+        self.kill_redis()
+
+    def ring_twice(self) -> None:
+        """Send every shard's message again, done, running or not, and some that mean nothing."""
+        site = self.site
+        known = [shard.id for job in site.jobs for shard in site.client.ledger.shards(job.id)]
+        with redis_urls(site.settings) as urls:
+            app = create_app(urls.broker)
+            send_shards(app, site.job.record.queue, [*known, "job_none/00000", "nonsense"])
+            for request_id in ("req_" + 24 * "0", "nonsense"):
+                send_request(app, live_queue(str(site.model), "auto"), request_id)
+            app.close()
+
+    def take_database_away(self) -> None:
+        """Nobody can write, for longer than a lease."""
+        with self.site.database.away():
+            time.sleep(self.site.scale.database_seconds)
+
+    def fill_disk(self) -> None:
+        with self.site.disk.full():
+            time.sleep(1.0)
+
+    def limit_files(self) -> None:
+        """No file that a worker writes can grow beyond what the smallest part needs, its ledger's included."""
+        worker = self.site.worker()
+        _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (256, hard))
+        time.sleep(1.0)
+        if worker.is_running():
+            resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (hard, hard))

@@ -1,0 +1,108 @@
+"""The server's process: whether it is ready, what it needs, and how it ends."""
+
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from fastapi.testclient import TestClient
+
+from headrace.engine.errors import ModelError
+from headrace.jobs.api.app import create_app
+from headrace.jobs.api.models import ServedModels
+from headrace.jobs.api.server import _listen
+from headrace.jobs.client import Client
+from headrace.jobs.errors import SpecError
+from headrace.jobs.settings import Settings
+from headrace.storage.ledger import Ledger
+
+from ..running import COMMAND, MODEL, environment
+from .own_server import JOB, Server, assert_error, start_server
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with Client(Settings.from_environment(environment(tmp_path))) as client:
+        yield client
+
+
+def test_ready_while_everything_answers(server: Server) -> None:
+    assert server.http.get("/health").json() == {"status": "ok"}
+    ready = server.http.get("/ready")
+    assert (ready.status_code, ready.json()) == (200, {"ready": True, "ledger": "ok", "redis": "ok"})
+
+
+def test_without_redis_it_is_up_but_not_ready_and_takes_no_job(tmp_path: Path) -> None:
+    server = start_server(tmp_path, HEADRACE_REDIS_URL=f"unix://{tmp_path}/nothing.sock")
+    try:
+        assert server.http.get("/health").status_code == 200
+        ready = server.http.get("/ready")
+        assert (ready.status_code, ready.json()["ledger"]) == (503, "ok")
+        assert "nothing.sock" in ready.json()["redis"]
+        refused = server.submit()
+        assert_error(refused, 503, "unavailable")
+        assert refused.headers["Retry-After"]
+        assert server.http.get("/jobs").json()["data"] == []
+    finally:
+        server.stop()
+
+
+def test_without_its_ledger_it_is_up_but_not_ready(client: Client, tmp_path: Path) -> None:
+    working = client.ledger
+    client.ledger = Ledger(f"postgresql+psycopg://nobody@/none?host={tmp_path}")
+    try:
+        with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
+            assert http.get("/health").status_code == 200
+            ready = http.get("/ready")
+            assert (ready.status_code, ready.json()["redis"]) == (503, "ok")
+            assert ready.json()["ledger"].startswith("ledger postgresql+psycopg://")
+            assert_error(http.get("/jobs"), 503, "unavailable")
+            assert_error(http.post("/jobs", json=JOB), 503, "unavailable")
+    finally:
+        client.ledger.close()
+        client.ledger = working
+
+
+def test_ctrl_c_leaves_nothing_running(tmp_path: Path, wait_until_ended: Callable[..., None]) -> None:
+    server = start_server(tmp_path)
+    valkey = psutil.Process(int((tmp_path / "valkey/server.pid").read_text()))
+    assert server.submit().status_code == 201
+    assert server.stop(signal.SIGINT) == ""
+    wait_until_ended(valkey)
+
+
+def test_answers_do_not_wait_for_the_acknowledgement_of_what_was_sent_before() -> None:
+    with _listen("127.0.0.1", 0) as listener, socket.create_connection(listener.getsockname()):
+        connection, _ = listener.accept()
+        with connection:
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+def test_a_port_in_use_is_refused(server: Server, tmp_path: Path) -> None:
+    options = ["--model", str(MODEL), "--port", str(server.http.base_url.port)]
+    done = subprocess.run([*COMMAND, "serve", *options], env=environment(tmp_path), capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"headrace: cannot listen on 127.0.0.1 port {options[-1]}: Address already in use")
+
+
+def test_folders_that_can_not_be_served_are_refused(tmp_path: Path) -> None:
+    twin = tmp_path / "twin/model"
+    twin.parent.mkdir()
+    twin.symlink_to(MODEL)
+    with pytest.raises(ModelError, match="does not exist"):
+        ServedModels.of([str(tmp_path / "none")])
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        ServedModels.of([str(MODEL), str(tmp_path)])
+    with pytest.raises(SpecError, match="share a name"):
+        ServedModels.of([str(MODEL), str(twin)])
+
+
+def test_the_api_imports_no_torch() -> None:
+    code = "import sys, headrace.jobs.api.server; print({'torch', 'triton', 'transformers'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    assert done.stdout == "set()\n"

@@ -1,0 +1,27 @@
+"""`headrace queues`: the backlog as it stands."""
+
+import json
+from pathlib import Path
+
+from headrace.jobs.celery_app import shard_queue
+
+from ..running import MODEL, label_arguments
+
+
+def test_what_waits_is_listed_with_who_serves_it(served: Path, headrace, tickets: Path, tmp_path: Path):
+    waiting = tmp_path / "data"
+    assert headrace(waiting, "queues").out.split("\n")[1:] == [""]
+    submitted = headrace(waiting, "submit", *label_arguments(tickets, tmp_path / "out")[1:], "--limit", 80)
+    assert submitted.status == 0
+    (queue,) = json.loads(headrace(waiting, "queues", "--json").out)
+    assert 0 <= queue.pop("oldest_seconds") < 120
+    name = shard_queue(str(MODEL), "auto")
+    counts = {"num_queued": 3, "num_running": 0, "queued_rows": 80, "num_workers": 0}
+    assert queue == {"queue": name, "model": str(MODEL), **counts}
+    line = headrace(waiting, "queues").out.splitlines()[1].split()
+    assert line[:6] == [name, str(MODEL), "0", "0", "3", "80"]
+    # What is paused waits for somebody else.
+    headrace(waiting, "pause", submitted.out.strip())
+    assert headrace(waiting, "queues").out.splitlines()[1].split()[2:] == ["0", "0", "0", "0", "-"]
+    idle = [line.split() for line in headrace(served, "queues").out.splitlines()]
+    assert any(line[0] == name and line[2] == "1" for line in idle)

@@ -1,0 +1,108 @@
+"""A real worker is killed in the middle of long rows: what was saved of them is not generated again."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from headrace.engine.request import Request, SamplingParams
+from headrace.jobs.client import Client, Job
+from headrace.jobs.settings import Settings
+from headrace.jobs.shards.begun import bytes_of_token
+from headrace.jobs.streams.keys import tokens_key
+from headrace.storage.records import JobState, shard_id_of
+
+from ...engine.fakes import fake_answer
+from ..conftest import wait_until
+from ..models import WORDS, write_model_folder
+from ..running import ROOT, environment, processes_of
+
+SECONDS = 60.0
+CONTEXT, ANSWER_TOKENS, TOP = 1024, 600, 2
+PROMPTS = ((1, 2), (3, 5), (4, 6))
+SLOW = {
+    "HEADRACE_LEASE_SECONDS": "1",
+    "HEADRACE_TEST_STEP_SECONDS": "0.004",
+    "HEADRACE_TEST_CONTEXT": str(CONTEXT),
+    "HEADRACE_TEST_SHOWN_TOKENS": str(CONTEXT),
+}
+
+
+@pytest.fixture
+def model(tmp_path) -> Path:
+    return write_model_folder(tmp_path / "model", max_position_embeddings=CONTEXT)
+
+
+@pytest.fixture
+def client(tmp_path, model) -> Iterator[Client]:
+    """With a worker of `forked_worker`, in whose place a new one comes when it dies."""
+    data = tmp_path / "data"
+    env = environment(data, **SLOW)
+    command = [sys.executable, "-m", "tests.jobs.forked_worker", str(model), str(tmp_path / "pids")]
+    with (
+        Client(Settings.from_environment(env)) as client,
+        (tmp_path / "log").open("wb") as log,
+        subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) as workers,
+    ):
+        yield client
+        workers.terminate()
+        assert workers.wait(30) == 0, (tmp_path / "log").read_text()
+    wait_until(lambda: not processes_of(data), "nothing is left")
+
+
+def saved(redis: Redis, job: Job, num_top: int | None) -> list[int]:
+    """How many tokens of each row Redis has."""
+    kept = redis.hgetall(tokens_key(shard_id_of(job.id, 0)))
+    suffix = "" if num_top is None else f"#{num_top}"
+    return [len(kept.get(f"{row}{suffix}".encode(), b"")) // bytes_of_token(num_top) for row in range(len(PROMPTS))]
+
+
+def begun(log: Path) -> list[list[int]]:
+    """What the workers have computed at a time when they began with a row: its prompt, and what was there of it."""
+    lines = (line.split() for line in log.read_text().splitlines())
+    return [list(map(int, words)) for words in lines if words and all(word.isdecimal() for word in words)]
+
+
+def submitted(client: Client, model: Path, output: Path, **options: Any) -> Job:
+    rows = [{"text": " ".join(WORDS[token] for token in prompt)} for prompt in PROMPTS]
+    return client.submit(rows, model, output, prompt="{text}", max_tokens=ANSWER_TOKENS, ignore_eos=True, **options)
+
+
+def test_saved_tokens_are_not_generated_again(client, model, tmp_path):
+    plain = submitted(client, model, tmp_path / "plain")
+    probable = submitted(client, model, tmp_path / "probable", logprobs=True, top_logprobs=TOP)
+    kinds = ((plain, None), (probable, TOP))
+    with Redis.from_url(client.redis_url) as redis:
+        wait_until(
+            lambda: all(min(saved(redis, *kind)) > 0 for kind in kinds), "something of all rows is saved", SECONDS
+        )
+        worker = int((tmp_path / "pids").read_text().split()[-1])
+        # Stopped, it saves nothing more that would have to be counted.
+        os.kill(worker, signal.SIGSTOP)
+        num_saved = [saved(redis, *kind) for kind in kinds]
+        os.kill(worker, signal.SIGKILL)
+    for job, _ in kinds:
+        assert job.wait(SECONDS, start_worker=False).state is JobState.COMPLETED
+    for row, prompt in enumerate(PROMPTS):
+        tokens = answer(prompt)
+        began = [found for found in begun(tmp_path / "log") if found[:2] == list(prompt)]
+        again = [[*prompt, *tokens[: kind[row]]] for kind in num_saved]
+        assert sorted(began) == sorted([list(prompt), list(prompt), *again])
+        for job, _ in kinds:
+            stored = job.results().to_pylist()[row]
+            assert stored["output"].split() == [WORDS[token] for token in tokens if token]
+        assert [each["token_id"] for each in stored["logprobs"]] == tokens
+        assert {len(each["top"]) for each in stored["logprobs"]} == {TOP}
+        assert all(len(prompt) < len(each) < ANSWER_TOKENS for each in again)
+
+
+def answer(prompt: Sequence[int]) -> list[int]:
+    """What a row's tokens are when nothing happens."""
+    params = SamplingParams(max_tokens=ANSWER_TOKENS, ignore_eos=True, temperature=0.0)
+    return fake_answer(Request("r", list(prompt), params), CONTEXT)

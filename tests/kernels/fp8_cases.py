@@ -1,0 +1,24 @@
+"""Batches whose keys and values are held in 8-bit floats."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from headrace.kernels.kv_cache import KVScales
+from headrace.kernels.kv_cache.fp8 import FP8_LARGEST, as_stored
+
+from .attention_cases import Case
+
+SCALES = KVScales(key=0.5, value=2.0)
+FORMATS = pytest.mark.parametrize("dtype", FP8_LARGEST, ids=lambda dtype: str(dtype).removeprefix("torch.float8_"))
+
+
+def in_fp8(case: Case, dtype: torch.dtype) -> Case:
+    """The same batch with its keys and values in 8 bits."""
+    keys = as_stored(case.key_cache, dtype, SCALES.key)
+    return Case(case.query, keys, as_stored(case.value_cache, dtype, SCALES.value), case.metadata, case.scale)
+
+
+def representable(*shape: int) -> Tensor:
+    """Numbers that FP8 has, as have their halves and doubles: the interpreter rounds others wrongly."""
+    return torch.tensor([-2.0, -1.5, -0.5, 0.25, 1.0, 3.0])[torch.randint(6, shape)]

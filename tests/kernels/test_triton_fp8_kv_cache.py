@@ -1,0 +1,110 @@
+"""The GPU's kernels over a KV cache in 8-bit floats, against the reference."""
+
+import pytest
+import torch
+
+pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+
+from headrace.kernels.kv_cache.fp8 import FP8_LARGEST
+from headrace.kernels.norm_rotary.reference import rotate_and_write_reference
+from headrace.kernels.norm_rotary.triton import rotate_and_write_triton
+from headrace.kernels.paged_attention import paged_attention_reference
+from headrace.kernels.paged_attention.device_plan import DevicePlan
+from headrace.kernels.paged_attention.reference import paged_attention_with_lse
+from headrace.kernels.paged_attention.triton import (
+    AttentionShape,
+    attend_planned,
+    paged_attention_triton,
+    plan_attention,
+)
+
+from .attention_cases import MIXED, Case, Shape
+from .fp8_cases import FORMATS, SCALES, in_fp8, representable
+from .shared_prefix_cases import BATCHES, build, tensors
+from .tolerances import assert_close
+
+# What the interpreter says of what is not a number.
+pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+BATCH_OF_ITEMS = {
+    "mixed": (MIXED, None),
+    "window": (MIXED, 13),
+    "split": (Shape((1, 3), (900, 300), head_dim=64), None),
+    "wide": (Shape((3, 64), (35, 65), 8, 1, 128, 32), None),
+}
+
+
+@FORMATS
+@pytest.mark.parametrize(("shape", "sliding_window"), BATCH_OF_ITEMS.values(), ids=BATCH_OF_ITEMS)
+def test_attention(shape, sliding_window, dtype, triton_dtype, device):
+    case = in_fp8(Case.build(shape, triton_dtype, device), dtype)
+    given = (case.query, case.key_cache, case.value_cache, case.metadata, case.scale, sliding_window, None, SCALES)
+    assert_close(paged_attention_triton(*given), paged_attention_reference(*given))
+
+
+@FORMATS
+@pytest.mark.parametrize("name", ["nested", "chunks"])
+def test_shared_prefixes(name, dtype, device):
+    metadata = build(BATCHES[name], device=device)
+    case = in_fp8(Case(*tensors(metadata, 6, 2, 80, torch.float32), metadata, 80**-0.5), dtype)
+    plan = plan_attention(metadata, AttentionShape(6, 2, 80, torch.float32), None, lambda members, tokens: True)
+    held = DevicePlan.holding(plan, 6, 80, device)
+    output, lse = torch.full_like(case.query, torch.nan), torch.full(case.query.shape[:2], torch.nan, device=device)
+    tensors_given = (case.query, case.key_cache, case.value_cache)
+    attend_planned(*tensors_given, held, case.scale, output, lse, kv_scales=SCALES)
+    expected, expected_lse = paged_attention_with_lse(*tensors_given, metadata, case.scale, kv_scales=SCALES)
+    assert_close(output, expected)
+    assert_close(lse, expected_lse)
+
+
+@FORMATS
+@pytest.mark.parametrize("rotary_dim", [64, 24])
+def test_rotated_and_written(rotary_dim, dtype, triton_dtype, device):
+    """Untouched slots keep what they have."""
+    tokens, heads, kv_heads, head_dim = 5, 6, 2, 64
+    qkv = representable(tokens, (heads + 2 * kv_heads) * head_dim).to(device, triton_dtype)
+    # Quarter turns, which round nothing.
+    turns = torch.arange(tokens * rotary_dim // 2).view(tokens, -1) % 4
+    cos, sin = (torch.tensor(each, dtype=triton_dtype)[turns].to(device) for each in ([1, 0, -1, 0], [0, 1, 0, -1]))
+    slots = torch.tensor([7, 0, 22, 13, 5], device=device)
+    caches, expected = torch.ones(2, 2, 6, 4, kv_heads, head_dim, device=device).to(dtype)
+    keys, values = caches
+    expected_keys, expected_values = expected
+    queries = rotate_and_write_triton(qkv, cos, sin, keys, values, slots, kv_scales=SCALES)
+    expected_queries = rotate_and_write_reference(
+        qkv, cos, sin, expected_keys, expected_values, slots, None, None, 0.0, SCALES
+    )
+    assert torch.equal(queries, expected_queries)
+    assert torch.equal(caches.float(), expected.float())
+
+
+@FORMATS
+@pytest.mark.parametrize(("key", "value"), [(1e6, -1e6), (-1e6, 1e6)])
+def test_what_fp8_cannot_reach_is_written_as_its_largest(key, value, dtype, device):
+    qkv = torch.tensor([1.0, key, value], device=device).repeat_interleave(16).view(1, -1)
+    cos, sin = torch.ones(1, 8, device=device), torch.zeros(1, 8, device=device)
+    caches = torch.zeros(2, 1, 1, 1, 16, device=device).to(dtype)
+    rotate_and_write_triton(qkv, cos, sin, caches[0], caches[1], torch.tensor([0], device=device))
+    largest = FP8_LARGEST[dtype]
+    assert caches.float().flatten(1).tolist() == [[largest if x > 0 else -largest] * 16 for x in (key, value)]
+
+
+def test_nan_is_written_as_nan(device):
+    """In e5m2, whose NaN the interpreter knows too."""
+    cos, sin = torch.ones(1, 8, device=device), torch.zeros(1, 8, device=device)
+    caches = torch.zeros(2, 1, 1, 1, 16, device=device).to(torch.float8_e5m2)
+    qkv = torch.full((1, 48), torch.nan, device=device)
+    rotate_and_write_triton(qkv, cos, sin, caches[0], caches[1], torch.tensor([0], device=device))
+    assert caches.float().isnan().all()
+
+
+def test_caches_of_two_formats_are_refused(device):
+    case = in_fp8(Case.build(MIXED, device=device), torch.float8_e5m2)
+    values = case.value_cache.to(torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"key_cache is torch.float8_e5m2 and value_cache torch.float8_e4m3fn"):
+        paged_attention_triton(case.query, case.key_cache, values, case.metadata, case.scale)
+    qkv, cos = torch.zeros(1, 48, device=device), torch.zeros(1, 8, device=device)
+    caches = torch.zeros(2, 1, 1, 1, 16, device=device).to(torch.float8_e5m2)
+    with pytest.raises(ValueError, match=r"value_cache .* is float8_e4m3fn, and must be float8_e5m2"):
+        rotate_and_write_triton(
+            qkv, cos, cos, caches[0], caches[1].to(torch.float8_e4m3fn), torch.tensor([0], device=device)
+        )
