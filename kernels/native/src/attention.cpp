@@ -266,13 +266,16 @@ private:
         const Tile& first_tile = scratch_.tiles[(begin - first_lane_) / kLanes];
         const int lane = (begin - first_lane_) % kLanes;
         Few few = {};
-        few.from = std::max({from, first_tile.first[lane], split_first_});
-        few.to = std::min(first_tile.last[lane], split_last_);
-        if (few.from >= few.to) {
+        few.span = span_of(index, std::max({from, first_tile.first[lane], split_first_}),
+                           std::min(first_tile.last[lane], split_last_));
+        if (few.span.from >= few.span.to) {
             return;
         }
-        few.keys = rows_of(call_.key_cache, index);
-        few.values = rows_of(call_.value_cache, index);
+        if (sequence + 1 < end_sequence_) {
+            // It may have less to itself, or begin later: a fetch in vain does no harm.
+            const int next = call_.order[sequence + 1];
+            few.next = span_of(next, from, std::min<int>(call_.context_lens[next], split_last_));
+        }
         few.head_dim = head_dim_;
         few.scale = call_.scale;
         few.soft_cap = call_.soft_cap;
@@ -287,6 +290,10 @@ private:
             const int place = begin - first_lane_ + i;
             add_to_lane(scratch_.tiles[place / kLanes], place % kLanes, scratch_.few, i, few.factor, head_dim_);
         }
+    }
+
+    Span span_of(int index, int from, int to) const {
+        return {rows_of(call_.key_cache, index), rows_of(call_.value_cache, index), from, to};
     }
 
     Rows rows_of(const bf16* cache, int index) const {

@@ -10,8 +10,9 @@
 namespace attention {
 
 constexpr int kMaxFew = 8;  // queries
-// How many keys ahead of those at work are fetched: blocks lie anywhere, so the processor cannot guess which are next.
-constexpr int kKeysAhead = 32;
+// How many keys ahead of those at work are fetched into the second-level cache: blocks lie anywhere, so the processor
+// cannot guess which are next.
+constexpr int kKeysAhead = 128;
 constexpr int kElementsPerLine = 32;
 
 // Where one KV head's keys (or values) lie, 2^block_bits tokens a block.
@@ -26,11 +27,17 @@ struct Rows {
     }
 };
 
-// What `count` queries attend to: the keys from `from` to before `to`.
+// Keys and values from `from` to before `to`.
+struct Span {
+    Rows keys, values;
+    int from, to;
+};
+
+// What some queries attend to, and what will be attended to after that.
 struct Few {
     const bf16* queries[kMaxFew];
-    Rows keys, values;
-    int from, to, head_dim;
+    Span span, next;
+    int head_dim;
     float scale, soft_cap, factor;
 };
 
@@ -45,9 +52,24 @@ HEADRACE_INLINE __mmask32 mask_of_dims(int dim, int head_dim) {
     return head_dim - dim >= 32 ? ~__mmask32(0) : __mmask32(0xffff);
 }
 
-HEADRACE_INLINE void fetch_row(const bf16* row, int head_dim) {
-    for (int dim = 0; dim < head_dim; dim += kElementsPerLine) {
-        _mm_prefetch(row + dim, _MM_HINT_T0);
+HEADRACE_INLINE void fetch(const Span& span, int first, int head_dim) {
+    const int end = first + 16 < span.to ? first + 16 : span.to;
+    for (int key = first; key < end; ++key) {
+        const bf16 *keys = span.keys[key], *values = span.values[key];
+        for (int dim = 0; dim < head_dim; dim += kElementsPerLine) {
+            _mm_prefetch(keys + dim, _MM_HINT_T1);
+            _mm_prefetch(values + dim, _MM_HINT_T1);
+        }
+    }
+}
+
+// The sixteen keys and values that are `kKeysAhead` ahead of `key`, or as far into what comes next as `key` is here.
+HEADRACE_INLINE void fetch_ahead(const Few& few, int key) {
+    if (key + kKeysAhead < few.span.to) {
+        fetch(few.span, key + kKeysAhead, few.head_dim);
+    } else {
+        const int left = few.span.to - few.span.from, window = left < kKeysAhead ? left : kKeysAhead;
+        fetch(few.next, few.next.from + key - (few.span.to - window), few.head_dim);
     }
 }
 
@@ -61,14 +83,9 @@ HEADRACE_AVX512 void few_scores(const Few& few, int first, int end, float (&scor
         }
         const bf16* rows[16];
         for (int i = 0; i < 16; ++i) {
-            rows[i] = few.keys[key + i < end ? key + i : end - 1];
+            rows[i] = few.span.keys[key + i < end ? key + i : end - 1];
         }
-        for (int i = 0; i < 16 && key + i < end; ++i) {
-            fetch_row(few.values[key + i], few.head_dim);
-            if (key + i + kKeysAhead < few.to) {
-                fetch_row(few.keys[key + i + kKeysAhead], few.head_dim);
-            }
-        }
+        fetch_ahead(few, key);
         for (int dim = 0; dim < few.head_dim; dim += 32) {
             const __mmask32 mask = mask_of_dims(dim, few.head_dim);
             __m512i pairs[16];
@@ -143,7 +160,7 @@ HEADRACE_AVX512 void few_outputs(const Few& few, int first, int end, const bf16 
     const bf16* rows[kChunk];
     const int count = end - first, even_count = (count + 1) / 2 * 2;
     for (int i = 0; i < even_count; ++i) {
-        rows[i] = i < count ? few.values[first + i] : kNothing;
+        rows[i] = i < count ? few.span.values[first + i] : kNothing;
     }
     for (int dim = 0; dim < few.head_dim; dim += 32) {
         const __mmask32 mask = mask_of_dims(dim, few.head_dim);
@@ -182,11 +199,9 @@ HEADRACE_AVX512 void attend_few(const Few& few, FewResult& result) {
         result.sum[query] = 0;
         std::memset(result.output[query], 0, (few.head_dim + 31) / 32 * 32 * sizeof(float));
     }
-    for (int key = few.from; key < few.to && key < few.from + kKeysAhead; ++key) {
-        fetch_row(few.keys[key], few.head_dim);
-    }
-    for (int first = few.from; first < few.to; first += kChunk) {
-        const int end = first + kChunk < few.to ? first + kChunk : few.to, count = (end - first + 15) / 16 * 16;
+    const int to = few.span.to;
+    for (int first = few.span.from; first < to; first += kChunk) {
+        const int end = first + kChunk < to ? first + kChunk : to, count = (end - first + 15) / 16 * 16;
         few_scores<kCount>(few, first, end, scores);
         for (int query = 0; query < kCount; ++query) {
             if (few.soft_cap < __builtin_inff()) {
