@@ -40,10 +40,13 @@ def swap_out(kv_cache: Tensor, blocks: Tensor) -> Tensor:
     return held.copy_(gathered, non_blocking=True)
 
 
-def swap_in(kv_cache: Tensor, blocks: Tensor, held: Tensor) -> None:
-    """Put what `swap_out` gave into these blocks; changes the cache in place."""
-    if held.shape[2] != len(blocks) or held.dtype != kv_cache.dtype:
+def swap_in(kv_cache: Tensor, blocks: Tensor, held: Tensor, first: int = 0) -> None:
+    """Put what `swap_out` gave, from its `first` block on, into these blocks; changes the cache in place."""
+    if held.shape[2] - first != len(blocks) or held.dtype != kv_cache.dtype:
         raise ValueError(
-            f"held {tuple(held.shape)} is {held.dtype}; must have {len(blocks)} blocks of {kv_cache.dtype}"
+            f"held {tuple(held.shape)} is {held.dtype}; must have {len(blocks)} blocks of {kv_cache.dtype} from its "
+            f"block {first} on"
         )
-    kv_cache.view(torch.uint8).index_copy_(2, blocks, held.to(kv_cache.device, non_blocking=True).view(torch.uint8))
+    # Moved as a whole: to cut it the host would read what the device may still be writing.
+    moved = held.to(kv_cache.device, non_blocking=True)[:, :, first:]
+    kv_cache.view(torch.uint8).index_copy_(2, blocks, moved.view(torch.uint8))

@@ -128,7 +128,9 @@ struct Vnni {
     HEADRACE_AVX512 static void multiply_rows(const std::uint8_t* rows, const std::uint8_t* right,
                                               std::int64_t num_steps, const std::int32_t* starts,
                                               std::int32_t* sums) {
+        // Unrolled early, or the compiler keeps the totals in memory and stores each one after each product.
         __m512i totals[kTogether][2];
+#pragma GCC unroll 8
         for (int row = 0; row < kTogether; ++row) {
             totals[row][0] = _mm512_loadu_si512(starts);
             totals[row][1] = _mm512_loadu_si512(starts + 16);
@@ -143,6 +145,7 @@ struct Vnni {
                 }
                 const __m512i first = _mm512_load_si512(columns);
                 const __m512i second = _mm512_load_si512(columns + next);
+#pragma GCC unroll 8
                 for (int row = 0; row < kTogether; ++row) {
                     std::int32_t bytes;
                     std::memcpy(&bytes, rows + offset + row * kStep + four, sizeof bytes);
@@ -152,6 +155,7 @@ struct Vnni {
                 }
             }
         }
+#pragma GCC unroll 8
         for (int row = 0; row < kTogether; ++row) {
             _mm512_store_si512(sums + row * kBlock, totals[row][0]);
             _mm512_store_si512(sums + row * kBlock + 16, totals[row][1]);
