@@ -1,10 +1,10 @@
 """Streaming answers through the HTTP API, a worker and Redis, beside the engine called in process on the same cores.
 
-    python benchmarks/bench_api.py [--streams 200] [--max-tokens 128] [--requests 50] [--flood 400]
+    python benchmarks/bench_api.py [--streams 200] [--max-tokens 64] [--rounds 5] [--requests 50] [--flood 400]
 
-The ticket model. First in this process: requests one after the other, then all streams at once. Then the same through
-`headrace serve` and `headrace worker`, this process being the client; every text must be the same. Last, one tenant
-sends a flood and another one request after the other. The last line is JSON.
+The ticket model, in this process and through `headrace serve` and `headrace worker`, this process being the client:
+requests one after the other, then rounds of all streams at once, both ways in turns. Every text must be the same. Last,
+one tenant sends a flood and another one request after the other. The last line is JSON.
 """
 
 import argparse
@@ -12,15 +12,18 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
 
 from redis import Redis
-from report import ROOT, milliseconds, print_result
+from report import ROOT, milliseconds, print_result, spread
 from services import cpu_seconds, new_key, server, worker
 from sse_client import Streamed, stream_all, stream_one
 
@@ -37,6 +40,7 @@ MODEL = ROOT / "examples" / "tickets" / "model"
 PATIENCE_SECONDS = 60.0
 WARM_UP = 5
 IDLE_TOKENS = 16
+InProcess = Callable[[Sequence[Request]], list[Streamed]]
 
 
 @dataclass(frozen=True)
@@ -121,26 +125,86 @@ async def one_by_one(ask: Callable[[int], Any], count: int) -> list[Streamed]:
     return [await ask(number) for number in range(count)][WARM_UP:]
 
 
-def measure_streams(running: Running, key: str, bodies: list[dict[str, Any]], alone: list[Streamed]) -> dict[str, Any]:
-    """All streams at once: speed, latencies, and what they cost whom."""
+@dataclass
+class Cost:
+    """What rounds through the API took, and whom. Takes the counters of the services at its beginning."""
+
+    running: Running
+    redis: Redis
+    seconds: Counter[str] = field(default_factory=Counter)
+    calls: Counter[str] = field(default_factory=Counter)
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what happens inside."""
+        before = {name: cpu_seconds(pid) for name, pid in self.running.pids.items()}
+        self.redis.config_resetstat()
+        yield
+        found: dict[str, Any] = self.redis.info("commandstats")
+        self.seconds.update({name: cpu_seconds(pid) - before[name] for name, pid in self.running.pids.items()})
+        self.calls.update({name.removeprefix("cmdstat_"): stat["calls"] for name, stat in found.items()})
+
+    def figures(self, num_tokens: int) -> dict[str, Any]:
+        calls = {name: round(calls / num_tokens, 3) for name, calls in self.calls.items() if calls > 0.005 * num_tokens}
+        return {
+            "cpu_us_per_token": {name: round(1e6 * taken / num_tokens, 1) for name, taken in self.seconds.items()},
+            "redis_operations_per_token": calls,
+        }
+
+
+@dataclass
+class Rounds:
+    """All streams at once, in process and through the API in turns."""
+
+    alone: list[list[Streamed]] = field(default_factory=list)
+    api: list[list[Streamed]] = field(default_factory=list)
+
+    def figures(self) -> dict[str, Any]:
+        """The ratio is of each round's two: what the machine does meanwhile hits both alike."""
+        speeds = {name: list(map(tokens_per_second, of)) for name, of in (("alone", self.alone), ("api", self.api))}
+        ratios = [api / alone for api, alone in zip(speeds["api"], speeds["alone"], strict=True)]
+        return {
+            "in_process": {"tokens_per_second": spread(speeds["alone"]), **latencies(list(chain(*self.alone)))},
+            "api": {
+                "tokens_per_second": spread(speeds["api"]),
+                **latencies(list(chain(*self.api))),
+                "tokens_per_chunk": self.num_tokens / sum(len(each.arrivals) for each in chain(*self.api)),
+            },
+            "ratio": {**spread(ratios), "rounds": [round(ratio, 3) for ratio in ratios]},
+        }
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the API's answers."""
+        return sum(each.num_tokens for each in chain(*self.api))
+
+
+def measure_streams(running: Running, key: str, options: argparse.Namespace, ask: InProcess) -> dict[str, Any]:
+    bodies = [body(number, options.max_tokens) for number in range(options.streams)]
+
+    def alone() -> list[Streamed]:
+        return ask([engine_request(each) for each in bodies])
+
+    def through() -> list[Streamed]:
+        return asyncio.run(stream_all(running.url, key, bodies))
+
+    # Threads, connections and the caches of keys are there before.
+    check(through(), alone())
+    rounds = Rounds()
     with Redis.from_url(running.redis_url) as redis:
-        # Threads, connections and the caches of keys are there before.
-        check(asyncio.run(stream_all(running.url, key, bodies)), alone)
-        before = {name: cpu_seconds(pid) for name, pid in running.pids.items()}
-        redis.config_resetstat()
-        answers = asyncio.run(stream_all(running.url, key, bodies))
-        found: dict[str, Any] = redis.info("commandstats")
-        taken = {name: cpu_seconds(pid) - before[name] for name, pid in running.pids.items()}
-    check(answers, alone)
-    num_tokens = sum(each.num_tokens for each in answers)
-    operations = {name.removeprefix("cmdstat_"): stat["calls"] / num_tokens for name, stat in found.items()}
-    return {
-        "tokens_per_second": tokens_per_second(answers),
-        **latencies(answers),
-        "tokens_per_chunk": num_tokens / sum(len(each.arrivals) for each in answers),
-        "cpu_us_per_token": {name: 1e6 * seconds / num_tokens for name, seconds in taken.items()},
-        "redis_operations_per_token": {name: round(calls, 3) for name, calls in operations.items() if calls > 0.005},
-    }
+        cost = Cost(running, redis)
+        for number in range(options.rounds):
+            # Every other round backwards.
+            if number % 2:
+                rounds.alone.append(alone())
+            with cost.counting():
+                rounds.api.append(through())
+            if not number % 2:
+                rounds.alone.append(alone())
+            check(rounds.api[-1], rounds.alone[-1])
+    figures = rounds.figures()
+    figures["api"] |= cost.figures(rounds.num_tokens)
+    return figures
 
 
 async def beside_a_flood(url: str, flooding: str, asking: str, flood: int) -> list[Streamed]:
@@ -167,22 +231,11 @@ def measure_fairness(running: Running, keys: tuple[str, str], flood: int) -> dic
     return figures
 
 
-def measure_alone(options: argparse.Namespace) -> tuple[list[Streamed], list[Streamed]]:
-    """In this process: one request after the other, then all streams at once."""
-    tokenizer = Tokenizer.from_pretrained(MODEL)
-    with EngineHost(Engine.from_pretrained(MODEL)) as host:
-        ask = partial(in_process, host, tokenizer)
-        single = [ask([engine_request(body(number, IDLE_TOKENS))])[0] for number in range(options.requests + WARM_UP)]
-        requests = [engine_request(body(number, options.max_tokens)) for number in range(options.streams)]
-        ask(requests)
-        return single[WARM_UP:], ask([engine_request(body(n, options.max_tokens)) for n in range(options.streams)])
-
-
 def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
-    single, alone = measure_alone(options)
     env = {**os.environ, "HEADRACE_DATA_DIR": str(folder)}
     keys = new_key(env, "noisy"), new_key(env, "quiet")
     with (
+        EngineHost(Engine.from_pretrained(MODEL)) as host,
         Client(Settings.from_environment(env)) as client,
         Redis.from_url(client.redis_url) as redis,
         worker(env, folder / "worker.log", MODEL) as worker_pid,
@@ -191,27 +244,29 @@ def measure(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         redis_pid: Any = redis.info("server")["process_id"]
         pids = {"worker": worker_pid, "server": server_pid, "redis": redis_pid, "client": os.getpid()}
         running = Running(url, client.redis_url, pids)
-        ask = lambda number: stream_one(url, keys[1], body(number, IDLE_TOKENS))  # noqa: E731
-        idle = asyncio.run(one_by_one(ask, options.requests + WARM_UP))
-        check(idle, single)
-        bodies = [body(number, options.max_tokens) for number in range(options.streams)]
-        streams = measure_streams(running, keys[1], bodies, alone)
+        ask = partial(in_process, host, Tokenizer.from_pretrained(MODEL))
+        idle = measure_idle(running, keys[1], options.requests + WARM_UP, ask)
+        streams = measure_streams(running, keys[1], options, ask)
         fairness = measure_fairness(running, keys, options.flood) if options.flood else {}
-    return {
-        "idle": {"in_process": latencies(single), "api": latencies(idle)},
-        "in_process": {"tokens_per_second": tokens_per_second(alone), **latencies(alone)},
-        "api": streams,
-        "ratio": streams["tokens_per_second"] / tokens_per_second(alone),
-        "two_tenants": fairness,
-    }
+    return {"idle": idle, **streams, "two_tenants": fairness}
+
+
+def measure_idle(running: Running, key: str, count: int, ask: InProcess) -> dict[str, Any]:
+    """One request after the other, in process and through the API."""
+    alone = [ask([engine_request(body(number, IDLE_TOKENS))])[0] for number in range(count)][WARM_UP:]
+    api = asyncio.run(one_by_one(lambda number: stream_one(running.url, key, body(number, IDLE_TOKENS)), count))
+    check(api, alone)
+    return {"in_process": latencies(alone), "api": latencies(api)}
 
 
 def show(figures: dict[str, Any]) -> None:
     for where in ("in_process", "api"):
-        single, streams = figures["idle"][where], figures[where]
-        print(f"{where}: idle TTFT {single['ttft_ms']['median']:.1f} ms (p95 {single['ttft_ms']['p95']:.1f})", end=", ")
-        print(f"{streams['tokens_per_second']:.0f} tokens/s, ttft {streams['ttft_ms']}, {streams['between_chunks_ms']}")
-    print(f"ratio {figures['ratio']:.3f}, CPU µs a token {figures['api']['cpu_us_per_token']}")
+        single, streams = figures["idle"][where]["ttft_ms"], figures[where]
+        print(f"{where}: idle TTFT {single['median']:.1f} ms (p95 {single['p95']:.1f})", end=", ")
+        print(f"{streams['tokens_per_second']['median']:.0f} tokens/s, TTFT {streams['ttft_ms']}", end=", ")
+        print(f"between chunks {streams['between_chunks_ms']}")
+    print(f"ratio {figures['ratio']['median']:.3f}, of the rounds {figures['ratio']['rounds']}")
+    print(f"CPU µs a token {figures['api']['cpu_us_per_token']}")
     print(f"Redis operations a token {figures['api']['redis_operations_per_token']}")
     for name, found in figures["two_tenants"].items():
         print(f"{name}: {found}")
@@ -220,14 +275,16 @@ def show(figures: dict[str, Any]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--streams", type=int, default=200)
-    parser.add_argument("--max-tokens", type=int, default=128)
+    parser.add_argument("--max-tokens", type=int, default=64)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=50, help="one after the other, on an idle system")
     parser.add_argument("--flood", type=int, default=400, help="requests of the flooding tenant; 0: leave it out")
+    parser.add_argument("--output", type=Path, help="where to write the JSON line as well")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         figures = measure(Path(folder), options)
     show(figures)
-    print_result("api", {"streams": options.streams, "max_tokens": options.max_tokens, **figures})
+    print_result("api", {"streams": options.streams, "max_tokens": options.max_tokens, **figures}, options.output)
 
 
 if __name__ == "__main__":

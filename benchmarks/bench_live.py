@@ -1,6 +1,6 @@
 """What the queue adds to the time until an interactive request's first token, and what such a request waits for.
 
-    python benchmarks/bench_live.py [--requests 200] [--max-tokens 8] [--beside-bulk 50]
+    python benchmarks/bench_live.py [--requests 200] [--max-tokens 8] [--beside-bulk 30] [--output FILE]
 
 The ticket model, one request after the other: first through `EngineHost.submit` in this process, then through Redis
 and a worker of its own process to a reader of the stream. Both must give the same tokens. Then, with bulk rows in
@@ -42,6 +42,9 @@ from headrace.jobs.streams.reader import follow
 
 MODEL = ROOT / "examples" / "tickets" / "model"
 WARM_UP = 10
+LONGEST_PAUSE_SECONDS = 0.1
+BESIDE_TOKENS = 2
+Ask = Callable[[LiveRequest, int], float]
 BULK_ROWS = 64
 BULK_TOKENS = 1500
 
@@ -163,16 +166,8 @@ def engine_stats(presence: WorkerPresence) -> dict[str, float]:
     return next((dict(each.stats) for each in presence.workers()), {})
 
 
-def step_ms(presence: WorkerPresence, seconds: float = 4.0) -> float:
-    """How long a step takes now, as the worker tells once a second how many it has done."""
-    first, start = news(presence)
-    time.sleep(seconds)
-    last, end = news(presence)
-    return 1e3 * (end - start) / (last - first)
-
-
 def news(presence: WorkerPresence) -> tuple[float, float]:
-    """The number of steps when it is next told, and that moment."""
+    """The number of steps when it is next told (once a second), and that moment."""
     before = engine_stats(presence)["num_steps"]
     while (now := engine_stats(presence)["num_steps"]) == before:
         time.sleep(0.002)
@@ -180,9 +175,13 @@ def news(presence: WorkerPresence) -> tuple[float, float]:
 
 
 def measure_through_worker(folder: Path, count: int) -> dict[str, Any]:
-    """Until the first token, idle and beside a bulk job; `waited_steps`: what the job adds, in its engine's steps."""
+    """Until the first token, idle and beside a bulk job.
+
+    `added_in_steps`: what the job adds, in steps of its engine: the rest of the one under way, on average half of it,
+    and that the request's own step has the job's rows in it, too.
+    """
     env = {**os.environ, "HEADRACE_DATA_DIR": str(folder)}
-    key, requests = new_key(env, "bench"), asked(2 * (WARM_UP + count), 8)
+    key, requests = new_key(env, "bench"), asked(2 * (WARM_UP + count), BESIDE_TOKENS)
     with (
         Client(Settings.from_environment(env)) as client,
         worker(env, folder / "worker.log", MODEL, ["--max-num-seqs", str(BULK_ROWS)]),
@@ -190,35 +189,50 @@ def measure_through_worker(folder: Path, count: int) -> dict[str, Any]:
         Redis.from_url(client.redis_url, decode_responses=True) as redis,
         WorkerPresence(client.redis_url) as presence,
     ):
-        ways: dict[str, Callable[[LiveRequest, int], float]] = {
+        ways: dict[str, Ask] = {
             "redis": lambda request, _: through_queue(client, redis, request).first_token,
-            "http": lambda _, number: asyncio.run(stream_one(url, key, body(number, 8))).first_token,
+            "http": lambda _, number: asyncio.run(stream_one(url, key, body(number, BESIDE_TOKENS))).first_token,
         }
         idle = {name: first_tokens(ask, requests[: WARM_UP + count]) for name, ask in ways.items()}
         with bulk_job(client, folder, presence):
-            step = step_ms(presence)
-            beside = {name: first_tokens(ask, requests[WARM_UP + count :]) for name, ask in ways.items()}
-    return {
-        "step_ms": round(step, 3),
-        **{name: _compared(idle[name], beside[name], step) for name in ways},
-    }
+            beside = {name: in_steps(presence, ask, requests[WARM_UP + count :]) for name, ask in ways.items()}
+    return {name: _compared(idle[name], *beside[name]) for name in ways}
 
 
-def first_tokens(ask: Callable[[LiveRequest, int], float], requests: list[LiveRequest]) -> list[float]:
-    return [ask(request, number) for number, request in enumerate(requests)][WARM_UP:]
+def in_steps(presence: WorkerPresence, ask: Ask, requests: list[LiveRequest]) -> tuple[list[float], float]:
+    """Until each first token, and how long the engine's steps took meanwhile, both in seconds."""
+    first, start = news(presence)
+    found = first_tokens(ask, requests)
+    last, end = news(presence)
+    return found, (end - start) / (last - first)
+
+
+def first_tokens(ask: Ask, requests: list[LiveRequest]) -> list[float]:
+    found = []
+    for number, request in enumerate(requests):
+        # Users come at any moment of a step: not, as here, just after the end of an answer.
+        time.sleep(number * 0.618 % 1 * LONGEST_PAUSE_SECONDS)
+        found.append(ask(request, number))
+    return found[WARM_UP:]
 
 
 def _compared(idle: list[float], beside: list[float], step: float) -> dict[str, Any]:
     found = milliseconds(idle), milliseconds(beside)
-    waited = {name: round((found[1][name] - found[0][name]) / step, 2) for name in ("median", "p95")}
-    return {"idle_ttft_ms": found[0], "beside_bulk_ttft_ms": found[1], "waited_steps": waited}
+    waited = {name: round((found[1][name] - found[0][name]) / (1e3 * step), 2) for name in ("median", "p95")}
+    return {
+        "idle_ttft_ms": found[0],
+        "beside_bulk_ttft_ms": found[1],
+        "step_ms": round(1e3 * step, 3),
+        "added_in_steps": waited,
+    }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=8)
-    parser.add_argument("--beside-bulk", type=int, default=50, help="requests to a worker with a bulk job; 0: none")
+    parser.add_argument("--beside-bulk", type=int, default=30, help="requests to a worker with a bulk job; 0: none")
+    parser.add_argument("--output", type=Path, help="where to write the JSON line as well")
     options = parser.parse_args()
     requests = asked(WARM_UP + options.requests, options.max_tokens)
     with tempfile.TemporaryDirectory() as folder:
@@ -231,9 +245,9 @@ def main() -> None:
     if options.beside_bulk:
         with tempfile.TemporaryDirectory() as folder:
             through = measure_through_worker(Path(folder), options.beside_bulk)
-        print(f"beside a bulk job, steps of {through['step_ms']} ms: {through['redis']}, HTTP {through['http']}")
+        print(f"beside a bulk job: {through['redis']}, HTTP {through['http']}")
     figures = {"requests": options.requests, **idle, "beside_bulk": bulk, "through_worker_beside_bulk": through}
-    print_result("live", figures)
+    print_result("live", figures, options.output)
 
 
 if __name__ == "__main__":

@@ -29,8 +29,7 @@ BUDGET_SECONDS = 8 * 60
 class EngineSizes:
     """How large the workloads are: requests, shared and own tokens of a prompt, tokens out.
 
-    lengths: requests, and the least and the most tokens of a prompt and an answer. ceilings: what an H200's bytes and
-    products allow of the two workloads, in output tokens/s and in requests/s.
+    lengths: requests, and the least and the most tokens of a prompt and an answer. steps: decode steps that are timed.
     """
 
     small: str
@@ -39,18 +38,13 @@ class EngineSizes:
     shared: tuple[int, int, int, int]
     labels: tuple[int, int, int, int]
     lengths: tuple[int, int, int]
-    ceilings: dict[str, tuple[float, float]]
-    host_batch: int
     steps: int
 
 
 GPU = EngineSizes(
-    "M2", "llama-3-8b", "qwen3-0.6b", (256, 2048, 128, 128), (1024, 2048, 128, 8), (256, 100, 1024),
-    {"M2": (339_000.0, 6_360.0), "llama-3-8b": (22_700.0, 384.0)}, host_batch=256, steps=60,
-)  # fmt: skip
-DRY = EngineSizes(
-    "gate", "gate", "gate", (3, 32, 8, 4), (3, 32, 8, 2), (3, 4, 9), {"gate": (1e9, 1e9)}, host_batch=8, steps=4
+    "M2", "llama-3-8b", "qwen3-0.6b", (256, 2048, 128, 128), (1024, 2048, 128, 8), (256, 100, 1024), steps=60
 )
+DRY = EngineSizes("gate", "gate", "gate", (3, 32, 8, 3), (3, 32, 8, 2), (3, 3, 6), steps=4)
 
 
 @dataclass
@@ -86,8 +80,6 @@ class Table:
             measure()
         # One missing figure is not to cost the others, on a machine that is lent for minutes.
         except Exception as error:  # noqa: BLE001
-            if torch.cuda.is_available():
-                torch.cuda.empty_cache()
             self.leave_out(goal, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
@@ -114,7 +106,7 @@ def _run(is_dry: bool, with_peers: bool) -> dict[str, Any]:
     from gpu_kernels import DRY as DRY_KERNELS
     from gpu_kernels import GPU as GPU_KERNELS
     from gpu_kernels import attention_lines, check_attention, linear_lines, measure_limits, small_lines
-    from gpu_workloads import run_engine
+    from gpu_workloads import EngineGoals
 
     table, sizes = Table(), DRY_KERNELS if is_dry else GPU_KERNELS
     check_attention(sizes)
@@ -127,9 +119,11 @@ def _run(is_dry: bool, with_peers: bool) -> dict[str, Any]:
         table.attempt("FlashInfer", 20, lambda: table.add(flashinfer_line(sizes)))
     else:
         table.leave_out("FlashInfer", "it is not installed here, or not asked for")
-    run_engine(table, DRY if is_dry else GPU, sizes.device, with_peers)
+    goals = EngineGoals(table, DRY if is_dry else GPU, sizes.device, limits)
+    goals.measure()
     table.attempt("quantised linears", 30, lambda: table.add(*linear_lines(sizes, limits)))
     table.attempt("small kernels", 20, lambda: table.add(*small_lines(sizes, limits)))
+    goals.compare(with_peers)
     return {
         "gpu": "none (dry run)" if is_dry else torch.cuda.get_device_name(),
         "seconds": round(BUDGET_SECONDS - table.seconds_left),

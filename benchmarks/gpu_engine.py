@@ -1,5 +1,6 @@
 """The engine's part of `gpu.py`: its tokens against the CPU's, and its speed on shared prompts."""
 
+import gc
 import json
 import time
 from collections.abc import Sequence
@@ -8,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_kernels import Line
 from report import ROOT
 from shapes import SHAPES
 
@@ -92,6 +92,10 @@ class Workload:
         prompts = [torch.randint(1, vocab, (length,), generator=generator).tolist() for length in lengths]
         return cls(prompts, answers)
 
+    def with_other_tokens(self) -> "Workload":
+        """The same lengths, and the same tokens shared, but none of them what they were: to warm up with."""
+        return Workload([[token - 1 for token in prompt] for prompt in self.prompts], self.max_tokens)
+
     @property
     def num_output_tokens(self) -> int:
         return sum(self.max_tokens)
@@ -99,10 +103,6 @@ class Workload:
     @property
     def longest(self) -> int:
         return max(len(prompt) + length for prompt, length in zip(self.prompts, self.max_tokens, strict=True))
-
-    def first(self, count: int) -> "Workload":
-        """Some of it, to warm up."""
-        return Workload(self.prompts[:count], self.max_tokens[:count])
 
 
 def check_engine(device: torch.device) -> None:
@@ -118,7 +118,8 @@ def load(model: str, device: str, **options: Any) -> LLM:
 
 
 def load_for(model: str, device: torch.device, workloads: Sequence[Workload], **options: Any) -> LLM:
-    """A model with room for any of the workloads at once."""
+    """A model with room for any of the workloads at once, and for none beside it."""
+    release_memory()
     is_gpu = device.type == "cuda"
     return load(
         model,
@@ -143,8 +144,11 @@ def config_folder(model: str) -> Path:
 
 
 def output_rate(llm: LLM, work: Workload) -> float:
-    """Output tokens per second of a workload, whole, after a part of it to warm up."""
-    generate(llm, work.first(8))
+    """Output tokens per second of a workload, after one just like it.
+
+    A graph is captured, and a kernel compiled, when it is first wanted: both are done once for a job of many hours.
+    """
+    generate(llm, work.with_other_tokens())
     start = time.perf_counter()
     tokens = generate(llm, work)
     elapsed = time.perf_counter() - start
@@ -152,8 +156,11 @@ def output_rate(llm: LLM, work: Workload) -> float:
     return work.num_output_tokens / elapsed
 
 
-def engine_line(name: str, rate: float, ceiling: float, goal: float, number: int) -> Line:
-    return Line(f"{name}: fraction of the ceiling", rate, "tok/s", rate / ceiling, goal, number, ceiling)
+def release_memory() -> None:
+    """Give a GPU's memory back that models had which are no longer used: the next one, or a peer, takes most of it."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
 
 
 def generate(llm: LLM, work: Workload) -> list[list[int]]:

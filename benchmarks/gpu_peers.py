@@ -2,7 +2,8 @@
 
     python benchmarks/gpu_peers.py transformers WORKLOAD.json    # prints output tokens per second
 
-The workload: `config` (a folder with a config.json), `prompts`, `max_tokens`, `device`.
+The workload: `config` (a folder with a config.json), `prompts`, `max_tokens`, `device`, and `warm_up`: prompts of the
+same lengths with other tokens, which are answered before the clock runs.
 """
 
 import json
@@ -12,7 +13,10 @@ import tempfile
 import time
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpu_engine import Workload
 
 PEERS = ("transformers", "vllm")
 
@@ -21,16 +25,20 @@ class PeerError(Exception):
     """A peer could not be measured; the message is one line that says why."""
 
 
-def peer_rate(
-    peer: str, config: Path, prompts: list[list[int]], max_tokens: list[int], device: str, limit: float
-) -> float:
+def peer_rate(peer: str, config: Path, work: "Workload", device: str, limit: float) -> float:
     """Output tokens per second of a peer. Raises `PeerError` where it is not here, fails, or takes `limit` seconds."""
     if find_spec(peer) is None:
         raise PeerError(f"{peer} is not installed here")
-    work = {"config": str(config), "prompts": prompts, "max_tokens": max_tokens, "device": device}
+    told = {
+        "config": str(config),
+        "prompts": work.prompts,
+        "warm_up": work.with_other_tokens().prompts,
+        "max_tokens": work.max_tokens,
+        "device": device,
+    }
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "workload.json"
-        file.write_text(json.dumps(work))
+        file.write_text(json.dumps(told))
         try:
             done = subprocess.run(
                 [sys.executable, __file__, peer, file], capture_output=True, text=True, timeout=limit, check=False
@@ -59,29 +67,29 @@ def _transformers(work: dict[str, Any]) -> float:
         from transformers import ContinuousBatchingConfig
 
         options["continuous_batching_config"] = ContinuousBatchingConfig(num_blocks=64, max_batch_tokens=256)
-
-    def run(prompts: list[list[int]], max_tokens: int) -> None:
-        generation = GenerationConfig(max_new_tokens=max_tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-        model.generate_batch(inputs=prompts, generation_config=generation, progress_bar=False, **options)
-
-    run(work["prompts"][:2], 2)
-    # It takes one length for all: rows of about one length go together, as its users would do.
-    parts = _by_length(work)
-    start = time.perf_counter()
-    for max_tokens, prompts in parts:
-        run(prompts, max_tokens)
-    elapsed = time.perf_counter() - start
-    return sum(max_tokens * len(prompts) for max_tokens, prompts in parts) / elapsed
+    generation = GenerationConfig(do_sample=False, eos_token_id=-1, pad_token_id=0)
+    # One for both: its cache and its CUDA graphs are there when the clock runs.
+    with model.continuous_batching_context_manager(generation_config=generation, timeout=5, **options) as manager:
+        _answer(manager, work["warm_up"], work["max_tokens"])
+        start = time.perf_counter()
+        num_tokens = _answer(manager, work["prompts"], work["max_tokens"])
+        return num_tokens / (time.perf_counter() - start)
 
 
-def _by_length(work: dict[str, Any], num_parts: int = 4) -> list[tuple[int, list[list[int]]]]:
-    """The prompts in parts of similar numbers of tokens out, each with its mean: all of one where they are equal."""
-    rows = sorted(zip(work["max_tokens"], work["prompts"], strict=True), key=lambda row: row[0])
-    if rows[0][0] == rows[-1][0]:
-        return [(rows[0][0], [prompt for _, prompt in rows])]
-    size = -(-len(rows) // num_parts)
-    parts = [rows[begin : begin + size] for begin in range(0, len(rows), size)]
-    return [(sum(length for length, _ in part) // len(part), [prompt for _, prompt in part]) for part in parts]
+def _answer(manager: Any, prompts: list[list[int]], max_tokens: list[int]) -> int:
+    """Answer all prompts, each with as many tokens as it is to have; returns how many tokens that were."""
+    for prompt, length in zip(prompts, max_tokens, strict=True):
+        manager.add_request(prompt, max_new_tokens=length)
+    answered: list[int] = []
+    while len(answered) < len(prompts):
+        result = manager.get_result(timeout=1)
+        if result is not None and result.is_finished():
+            answered.append(len(result.generated_tokens))
+        elif result is None and not manager.is_running():
+            raise PeerError("transformers stopped before all was answered")
+    if sorted(answered) != sorted(max_tokens):
+        raise PeerError(f"transformers answered with {sum(answered)} tokens, not {sum(max_tokens)}")
+    return sum(answered)
 
 
 def _vllm(work: dict[str, Any]) -> float:
@@ -92,13 +100,13 @@ def _vllm(work: dict[str, Any]) -> float:
         work["config"], load_format="dummy", skip_tokenizer_init=True, max_model_len=longest, enable_prefix_caching=True
     )
 
-    def run(count: int | None) -> None:
-        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in work["max_tokens"][:count]]
-        llm.generate([{"prompt_token_ids": prompt} for prompt in work["prompts"][:count]], params, use_tqdm=False)
+    def run(prompts: list[list[int]]) -> None:
+        params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in work["max_tokens"]]
+        llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
 
-    run(2)
+    run(work["warm_up"])
     start = time.perf_counter()
-    run(None)
+    run(work["prompts"])
     return float(sum(work["max_tokens"]) / (time.perf_counter() - start))
 
 

@@ -1,7 +1,9 @@
 """Where a decode step's time goes, for `gpu.py`: the host's share of it, and how long the device has nothing to do."""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import count
 from statistics import median
 from typing import Any
@@ -10,67 +12,68 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from headrace.engine.batch import Batch
-from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.llm import LLM
 from headrace.engine.request import Request, SamplingParams
-from headrace.engine.swap import PreemptionCosts
+from headrace.engine.transfer import Readback
 
-_VOCAB_SIZE = 512
+# Between kernels that were launched long before: the device goes from one to the next, and waits for nobody.
+_LAUNCH_MICROSECONDS = 5.0
 _ids = count()
 
 
-class NoMemory:
-    """KV blocks that hold nothing."""
+@dataclass(frozen=True)
+class StepTimes:
+    """Medians of decode steps, in microseconds. `host`: all but waiting for the device."""
 
-    block_bytes = 1
-
-    def __init__(self, num_blocks: int) -> None:
-        self.num_blocks = num_blocks
-
-    def copy(self, pairs: Any) -> None: ...
-
-    def zero(self, blocks: Any) -> None: ...
-
-    def swap_out(self, blocks: Any) -> None: ...
-
-    def swap_in(self, content: Any, first: int, blocks: Any) -> None: ...
+    step: float
+    host: float
 
 
-class NoModel:
-    """A model that takes no time: what is left of a step is the host's, and the choice of tokens."""
+def step_times(llm: LLM, prompts: list[list[int]], steps: int) -> StepTimes:
+    """What steps of as many decodes as there are prompts take, with the model: its graphs' loading and launch too."""
+    _fill(llm.engine, prompts, steps + 4)
+    whole, host = [], []
+    with _timed_waits() as waits:
+        for _ in range(steps):
+            waits.clear()
+            start = time.perf_counter()
+            llm.engine.step()
+            whole.append(time.perf_counter() - start)
+            host.append(whole[-1] - sum(waits))
+    _drain(llm.engine)
+    return StepTimes(median(whole) * 1e6, median(host) * 1e6)
 
-    vocab_size = _VOCAB_SIZE
-    sliding_window: int | None = None
-    preemption_costs = PreemptionCosts(1.0, 1.0, 1.0)
 
-    def __init__(self, max_num_seqs: int, num_blocks: int, device: torch.device) -> None:
-        self.device = device
-        self.memory = NoMemory(num_blocks)
-        self._logits = torch.randn(max_num_seqs, _VOCAB_SIZE, device=device)
+@contextmanager
+def _timed_waits() -> Iterator[list[float]]:
+    """The seconds of each wait for a step's tokens while this lasts."""
+    waits: list[float] = []
+    wait = Readback.wait
 
-    def execute(self, batch: Batch) -> torch.Tensor:
-        return self._logits[: len(batch.last_token_index)]
-
-
-def host_microseconds(device: torch.device, batch: int, steps: int) -> float:
-    """Median time of a decode step of `batch` sequences without a model."""
-    config = EngineConfig(max_num_seqs=batch, max_num_batched_tokens=max(8192, batch), enable_prefix_caching=True)
-    blocks = batch * (2 + steps // config.block_size)
-    engine = Engine(NoModel(batch, blocks, device), config, max_position_embeddings=4 * (steps + 32))
-    _fill(engine, [[1 + index % 500, 2, 3] for index in range(batch)], steps)
-    times = []
-    for _ in range(steps - 2):
+    def timed(self: Readback) -> list[list[Any]]:
         start = time.perf_counter()
-        engine.step()
-        times.append(time.perf_counter() - start)
-    _drain(engine)
-    return median(times) * 1e6
+        values = wait(self)
+        waits.append(time.perf_counter() - start)
+        return values
+
+    Readback.wait = timed  # type: ignore[method-assign]
+    try:
+        yield waits
+    finally:
+        Readback.wait = wait  # type: ignore[method-assign]
 
 
-def idle_fraction(llm: LLM, prompts: list[list[int]], steps: int) -> float:
-    """Share of the time of decode steps in which the device computes nothing; of a CPU, in which torch does not."""
+@dataclass(frozen=True)
+class Idle:
+    """Shares of a time in which the device computes nothing: `waiting` for the host, and `between` kernels as well."""
+
+    waiting: float
+    between: float
+
+
+def idle_shares(llm: LLM, prompts: list[list[int]], steps: int) -> Idle:
+    """Of decode steps, as torch's profiler sees them; on a CPU of the time between torch's own functions."""
     is_gpu = torch.cuda.is_available()
     _fill(llm.engine, prompts, steps + 4)
     activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
@@ -79,17 +82,19 @@ def idle_fraction(llm: LLM, prompts: list[list[int]], steps: int) -> float:
             llm.engine.step()
     _drain(llm.engine)
     events: Iterable[Any] = profiled.events() or ()
-    return idle_share([(each.time_range.start, each.time_range.end) for each in events if each.device_type == kind])
+    intervals = [(each.time_range.start, each.time_range.end) for each in events if each.device_type == kind]
+    return Idle(idle_share(intervals, _LAUNCH_MICROSECONDS), idle_share(intervals, 0.0))
 
 
-def idle_share(intervals: list[tuple[float, float]]) -> float:
-    """What part of the time from the first interval's begin to the last one's end lies in none of them."""
+def idle_share(intervals: list[tuple[float, float]], least: float) -> float:
+    """Of the time from the first interval's begin to the last one's end, what part is in gaps longer than `least`."""
     ordered = sorted(intervals)
-    busy, reached = 0.0, ordered[0][0]
+    idle, reached = 0.0, ordered[0][0]
     for begin, end in ordered:
-        busy += max(0.0, end - max(begin, reached))
+        if begin - reached > least:
+            idle += begin - reached
         reached = max(reached, end)
-    return 1 - busy / (reached - ordered[0][0])
+    return idle / (reached - ordered[0][0])
 
 
 def _fill(engine: Engine, prompts: list[list[int]], max_tokens: int) -> None:

@@ -1,93 +1,120 @@
-"""The engine's goals for `gpu.py`, one after the other: end to end, the host's time, the peers, and FP8."""
+"""The engine's goals for `gpu.py`, one after the other: end to end, the host's time, FP8, and the peers."""
 
 from functools import partial
+from importlib.metadata import version
 
 import torch
 from gpu import EngineSizes, Table
-from gpu_engine import Workload, config_folder, engine_line, load_for, output_rate
-from gpu_kernels import Line
+from gpu_ceilings import least_seconds
+from gpu_engine import CONFIGS, Workload, config_folder, load_for, output_rate, release_memory
+from gpu_kernels import Limits, Line
 from gpu_peers import PEERS, PeerError, peer_rate
-from gpu_steps import host_microseconds, idle_fraction
+from gpu_steps import idle_shares, step_times
 
-# What transformers may take for one workload.
-_PEER_SECONDS = 75.0
+from headrace.engine.llm import LLM
+
+# What a peer may take for one workload, its start and warm-up included.
+_PEER_SECONDS = 120.0
 _MIN_RATE = 120_000.0
 _MAX_HOST_MICROSECONDS = 150.0
 _MAX_IDLE = 0.03
+_SHARED, _UNIFORM = "shared prompt", "uniform lengths"
+# How many times as fast as transformers.
+_PEER_GOALS = {_SHARED: 10.0, _UNIFORM: 2.0}
 
 
-def run_engine(table: Table, sizes: EngineSizes, device: torch.device, with_peers: bool) -> None:
-    """Fill the table with what the engine does on the workloads, most wanted first."""
-    rates: dict[str, float] = {}
-    table.attempt("goal 5, host", 15, partial(_host, table, sizes, device))
-    table.attempt(f"goals 4, 5 on {sizes.small}", 45, partial(_small, table, sizes, device, rates))
-    table.attempt(f"goal 4 on {sizes.large}", 100, partial(_end_to_end, table, sizes, sizes.large, device, rates))
-    table.attempt("goal 7", 75, partial(_fp8, table, sizes, device, rates))
-    table.attempt("goal 6, our side", 30, partial(_uniform, table, sizes, device, rates))
-    for peer in PEERS:
-        if not with_peers:
-            table.leave_out(f"goal 6, {peer}", "not asked for")
-            continue
-        for name in ("shared prompt", "uniform lengths"):
-            table.attempt(f"goal 6, {peer}, {name}", 20, partial(_peer, table, sizes, device, rates, peer, name))
+class EngineGoals:
+    """Fills the table with what the engine does on the workloads; remembers its rates, to compare others with."""
 
+    def __init__(self, table: Table, sizes: EngineSizes, device: torch.device, limits: Limits) -> None:
+        self._table, self._sizes, self._device, self._limits = table, sizes, device, limits
+        self._rates: dict[str, float] = {}
 
-def _host(table: Table, sizes: EngineSizes, device: torch.device) -> None:
-    took = host_microseconds(device, sizes.host_batch, sizes.steps)
-    name = f"host, a step of {sizes.host_batch} decodes without a model: fraction of what it may take"
-    table.add(Line(name, took, "us", took / _MAX_HOST_MICROSECONDS, 1.0, 5, _MAX_HOST_MICROSECONDS))
+    def measure(self) -> None:
+        """The engine alone, most wanted first."""
+        table, sizes = self._table, self._sizes
+        table.attempt(f"goals 4, 5 on {sizes.small}", 60, self._small)
+        table.attempt(f"goal 4 on {sizes.large}", 60, self._large)
+        table.attempt("goal 7", 60, self._fp8)
+        table.attempt("goal 6, our side", 40, self._uniform)
 
+    def compare(self, with_peers: bool) -> None:
+        """Each peer that is installed on both workloads."""
+        for peer in PEERS:
+            for name, goal in _PEER_GOALS.items():
+                title = f"goal 6, {peer}, {name}, {goal:g} times as fast"
+                if with_peers:
+                    self._table.attempt(title, 30, partial(self._peer, peer, name))
+                else:
+                    self._table.leave_out(title, "not asked for")
 
-def _small(table: Table, sizes: EngineSizes, device: torch.device, rates: dict[str, float]) -> None:
-    _end_to_end(table, sizes, sizes.small, device, rates)
-    rate = rates[sizes.small]
-    name = f"{sizes.small}, shared prompt: of {_MIN_RATE:g}"
-    table.add(Line(name, rate, "tok/s", rate / _MIN_RATE, 1.0, 5, _MIN_RATE))
-    work = Workload.shared(sizes.small, *sizes.shared[:3], sizes.steps + 4)
-    llm = load_for(sizes.small, device, [work])
-    idle = idle_fraction(llm, work.prompts, sizes.steps)
-    name = f"{sizes.small}, device idle in steps of {len(work.prompts)} decodes: of {_MAX_IDLE:g}"
-    table.add(Line(name, idle, "fraction", idle / _MAX_IDLE, 1.0, 5, _MAX_IDLE))
+    def _small(self) -> None:
+        sizes = self._sizes
+        requests, shared, own, _ = sizes.shared
+        decodes = Workload.shared(sizes.small, requests, shared, own, sizes.steps + 4, seed=3)
+        llm = self._end_to_end(sizes.small, decodes)
+        rate = self._rates[sizes.small]
+        name = f"{sizes.small}, {_SHARED}: of {_MIN_RATE:g} tokens/s"
+        self._table.add(Line(name, rate, "tok/s", rate / _MIN_RATE, 1.0, 5, _MIN_RATE))
+        self._steps(llm, decodes)
 
+    def _steps(self, llm: LLM, work: Workload) -> None:
+        """The host's time and the device's idle time while all of `work` is decoded."""
+        steps, name = self._sizes.steps, f"{self._sizes.small}, a step of {len(work.prompts)} decodes"
+        times = step_times(llm, work.prompts, steps)
+        idle = idle_shares(llm, work.prompts, steps)
+        share = times.host / _MAX_HOST_MICROSECONDS
+        self._table.add(
+            Line(f"{name}: whole", times.step, "us"),
+            Line(f"{name}: host, at most {_MAX_HOST_MICROSECONDS:g}", times.host, "us", share, 1.0, 5, 150.0),
+            Line(f"{name}: idle, at most {_MAX_IDLE:g}", idle.waiting, "share", idle.waiting / _MAX_IDLE, 1.0, 5, 0.03),
+            Line(f"{name}: idle or between kernels", idle.between, "share"),
+        )
 
-def _end_to_end(table: Table, sizes: EngineSizes, model: str, device: torch.device, rates: dict[str, float]) -> None:
-    shared, labels = (Workload.shared(model, *size) for size in (sizes.shared, sizes.labels))
-    llm = load_for(model, device, [shared, labels])
-    tokens_ceiling, requests_ceiling = sizes.ceilings[model]
-    rates[model] = output_rate(llm, shared)
-    table.add(engine_line(f"{model}, shared prompt", rates[model], tokens_ceiling, 0.65, 4))
-    ceiling = requests_ceiling * labels.max_tokens[0]
-    table.add(engine_line(f"{model}, labels", output_rate(llm, labels), ceiling, 0.70, 4))
+    def _large(self) -> None:
+        self._end_to_end(self._sizes.large)
 
+    def _end_to_end(self, model: str, *others: Workload) -> LLM:
+        """The model, with room for `others` as well."""
+        shared, labels = (Workload.shared(model, *size) for size in (self._sizes.shared, self._sizes.labels))
+        llm: LLM = load_for(model, self._device, [shared, labels, *others])
+        self._rates[model] = output_rate(llm, shared)
+        self._add_end_to_end(f"{model}, {_SHARED}", self._rates[model], self._sizes.shared, 0.65, model)
+        self._add_end_to_end(f"{model}, labels", output_rate(llm, labels), self._sizes.labels, 0.70, model)
+        return llm
 
-def _fp8(table: Table, sizes: EngineSizes, device: torch.device, rates: dict[str, float]) -> None:
-    """FP8 weights and, on a GPU, an FP8 KV cache."""
-    work = Workload.shared(sizes.large, *sizes.shared)
-    options = {"kv_cache_dtype": "fp8"} if device.type == "cuda" else {}
-    rate = output_rate(load_for(f"{sizes.large} fp8", device, [work], **options), work)
-    plain = rates.get(sizes.large)
-    if plain is None:
-        raise LookupError(f"there is no figure of {sizes.large} in bfloat16 to compare {rate:.0f} tok/s with")
-    name = f"{sizes.large} in FP8, shared prompt: times as fast as bfloat16"
-    table.add(Line(name, rate, "tok/s", rate / plain, 1.5, 7))
+    def _add_end_to_end(self, name: str, rate: float, size: tuple[int, int, int, int], goal: float, model: str) -> None:
+        ceiling = size[0] * size[3] / least_seconds(CONFIGS[model], *size, self._limits)
+        self._table.add(Line(f"{name}: fraction of the ceiling", rate, "tok/s", rate / ceiling, goal, 4, ceiling))
 
+    def _fp8(self) -> None:
+        """FP8 weights and, on a GPU, an FP8 KV cache."""
+        model = self._sizes.large
+        work = Workload.shared(model, *self._sizes.shared)
+        options = {"kv_cache_dtype": "fp8"} if self._device.type == "cuda" else {}
+        rate = output_rate(load_for(f"{model} fp8", self._device, [work], **options), work)
+        plain = self._rates.get(model)
+        if plain is None:
+            raise LookupError(f"there is no figure of {model} in bfloat16 to compare {rate:.0f} tok/s with")
+        name = f"{model} in FP8, {_SHARED}: times as fast as bfloat16"
+        self._table.add(Line(name, rate, "tok/s", rate / plain, 1.5, 7))
 
-def _uniform(table: Table, sizes: EngineSizes, device: torch.device, rates: dict[str, float]) -> None:
-    work = Workload.uniform(sizes.uniform, *sizes.lengths)
-    rates["uniform lengths"] = output_rate(load_for(sizes.uniform, device, [work]), work)
-    table.add(Line(f"{sizes.uniform}, uniform lengths", rates["uniform lengths"], "tok/s"))
+    def _uniform(self) -> None:
+        model = self._sizes.uniform
+        work = Workload.uniform(model, *self._sizes.lengths)
+        self._rates[_UNIFORM] = output_rate(load_for(model, self._device, [work]), work)
+        self._table.add(Line(f"{model}, {_UNIFORM}", self._rates[_UNIFORM], "tok/s"))
 
-
-def _peer(
-    table: Table, sizes: EngineSizes, device: torch.device, rates: dict[str, float], peer: str, name: str
-) -> None:
-    is_shared = name == "shared prompt"
-    model = sizes.small if is_shared else sizes.uniform
-    ours = rates.get(model if is_shared else name)
-    if ours is None:
-        raise PeerError("there is no figure of our own to compare with")
-    work = Workload.shared(model, *sizes.shared) if is_shared else Workload.uniform(model, *sizes.lengths)
-    limit = min(_PEER_SECONDS, table.seconds_left)
-    theirs = peer_rate(peer, config_folder(model), work.prompts, work.max_tokens, device.type, limit)
-    goal = {"shared prompt": 10.0, "uniform lengths": 2.0}[name] if peer == "transformers" else None
-    table.add(Line(f"{model}, {name}: times as fast as {peer}", theirs, "tok/s", ours / theirs, goal, 6))
+    def _peer(self, peer: str, name: str) -> None:
+        sizes = self._sizes
+        model = sizes.small if name == _SHARED else sizes.uniform
+        ours = self._rates.get(model if name == _SHARED else name)
+        if ours is None:
+            raise PeerError("there is no figure of our own to compare with")
+        work = Workload.shared(model, *sizes.shared) if name == _SHARED else Workload.uniform(model, *sizes.lengths)
+        limit = min(_PEER_SECONDS, self._table.seconds_left)
+        release_memory()
+        theirs = peer_rate(peer, config_folder(model), work, self._device.type, limit)
+        goal = _PEER_GOALS[name] if peer == "transformers" else None
+        title = f"{model}, {name}: times as fast as {peer} {version(peer)}"
+        self._table.add(Line(title, theirs, "tok/s", ours / theirs, goal, 6))

@@ -94,9 +94,9 @@ def _answered(
     with timed("read a shard, make requests"):
         batch = RowBatch(read_shard(Path(claim.spool_path)), (), spec, tokenizer, str(claim.attempt_id))
         requests = batch.requests
-    outcomes: SimpleQueue[Outcome] = SimpleQueue()
+    outcomes: SimpleQueue[list[Outcome]] = SimpleQueue()
     with timed("engine and its host"):
-        host.submit(requests, outcomes.put)
+        host.submit_rows(requests, outcomes.put)
         answers = _drained(outcomes.get, len(requests))
     with timed("answers to columns"):
         for answer in answers:
@@ -113,5 +113,8 @@ def _answered(
         ledger.finish_shard(claim)
 
 
-def _drained(get: Callable[[], Outcome], count: int) -> list[Outcome]:
-    return [get() for _ in range(count)]
+def _drained(get: Callable[[], list[Outcome]], count: int) -> list[Outcome]:
+    outcomes: list[Outcome] = []
+    while len(outcomes) < count:
+        outcomes += get()
+    return outcomes

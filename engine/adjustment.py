@@ -11,6 +11,7 @@ from torch import Tensor
 from ..kernels.sampling import apply_bit_mask, penalize_
 from .guide import Guide
 from .request import SamplingParams
+from .transfer import to_device
 
 
 class TokenHistory:
@@ -103,7 +104,7 @@ def adjust_(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
 def _mask_stops(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
     pairs = [(row, token) for row, each in adjustments.items() if each.forbids_stops for token in each.stop_token_ids]
     if pairs:
-        rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
+        rows, tokens = to_device(pairs, logits.device).unbind(1)
         logits[rows, tokens] = -torch.inf
 
 
@@ -115,8 +116,8 @@ def _add_biases(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
             pairs += [(row, token) for token in each.params.logit_bias]
             biases += each.params.logit_bias.values()
     if pairs:
-        rows, tokens = torch.tensor(pairs, device=logits.device).unbind(1)
-        logits[rows, tokens] += torch.tensor(biases, dtype=logits.dtype, device=logits.device)
+        rows, tokens = to_device(pairs, logits.device).unbind(1)
+        logits[rows, tokens] += to_device(biases, logits.device, numpy.float32)
 
 
 def _penalize(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
@@ -125,19 +126,19 @@ def _penalize(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
         return
     lengths = [len(history.tokens) for _, history in histories.values()]
 
-    def of_row(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+    def of_row(values: Sequence[float], dtype: type) -> Tensor:
         """One value a row, repeated for each of the row's tokens."""
-        return torch.from_numpy(numpy.repeat(values, lengths)).to(logits.device, dtype)
+        return to_device(numpy.repeat(values, lengths), logits.device, dtype)
 
     params = [params for params, _ in histories.values()]
     penalize_(
         logits,
-        rows=of_row(list(histories), torch.int64),
+        rows=of_row(list(histories), numpy.int64),
         tokens=_joined([history.tokens for _, history in histories.values()], logits.device),
         counts=_joined([history.counts for _, history in histories.values()], logits.device),
-        repetition=of_row([each.repetition_penalty for each in params], logits.dtype),
-        presence=of_row([each.presence_penalty for each in params], logits.dtype),
-        frequency=of_row([each.frequency_penalty for each in params], logits.dtype),
+        repetition=of_row([each.repetition_penalty for each in params], numpy.float32),
+        presence=of_row([each.presence_penalty for each in params], numpy.float32),
+        frequency=of_row([each.frequency_penalty for each in params], numpy.float32),
     )
 
 
@@ -145,15 +146,15 @@ def _mask_forbidden(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> No
     guides = {row: each.guide for row, each in adjustments.items() if each.guide is not None}
     if not guides:
         return
-    masks = torch.from_numpy(numpy.stack([guide.mask for guide in guides.values()])).to(logits.device)
+    masks = to_device(numpy.stack([guide.mask for guide in guides.values()]), logits.device, numpy.int32)
     if len(guides) == len(logits):
         apply_bit_mask(logits, masks)
         return
-    rows = torch.tensor(list(guides), device=logits.device)
+    rows = to_device(list(guides), logits.device)
     masked = logits[rows]
     apply_bit_mask(masked, masks)
     logits[rows] = masked
 
 
 def _joined(arrays: Sequence["array[int]"], device: torch.device) -> Tensor:
-    return torch.from_numpy(numpy.concatenate([numpy.array(each, dtype=numpy.int64) for each in arrays])).to(device)
+    return to_device(numpy.concatenate([numpy.array(each, dtype=numpy.int64) for each in arrays]), device)

@@ -62,9 +62,12 @@ class CudaCapture:
         with torch.cuda.stream(current):
             # What is done once, compiling and allocating workspaces, is not to happen in a capture.
             self._stream.wait_stream(current)
-            with torch.cuda.stream(self._stream):
-                function()
-            current.wait_stream(self._stream)
+            try:
+                with torch.cuda.stream(self._stream):
+                    function()
+            finally:
+                # What was launched writes into the KV cache, also where the rest of it did not fit into the memory.
+                current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
             # The worker's other threads may do as they like meanwhile.
             with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):

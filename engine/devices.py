@@ -34,6 +34,11 @@ def resolve_device(device: str) -> torch.device:
     except RuntimeError as error:
         raise ConfigError(f"device must be auto, cpu or cuda, not {device!r}") from error
     if found.type == "cuda":
+        if found.index:
+            raise ConfigError(
+                f"device {device!r} is not the first GPU that this process sees, where its kernels run: set "
+                f"CUDA_VISIBLE_DEVICES={found.index} and device='cuda'"
+            )
         _require_usable(found)
     return found
 

@@ -11,6 +11,7 @@ from ..kernels.kv_cache.block_copy import copy_blocks, swap_in, swap_out
 from .block_pool import NULL_BLOCK
 from .errors import ConfigError
 from .model_config import ModelConfig
+from .transfer import to_device
 
 
 class KVMemory:
@@ -29,7 +30,7 @@ class KVMemory:
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy blocks, (source, destination); no block is both, or twice a destination."""
-        sources, destinations = torch.tensor(pairs, device=self.cache.device).unbind(1)
+        sources, destinations = to_device(pairs, self.cache.device).unbind(1)
         copy_blocks(self.cache, sources, destinations)
 
     def zero(self, blocks: Sequence[int]) -> None:
@@ -42,10 +43,10 @@ class KVMemory:
 
     def swap_in(self, content: Tensor, first: int, blocks: Sequence[int]) -> None:
         """Put what `swap_out` gave, from its `first` block on, into these blocks."""
-        swap_in(self.cache, self._index(blocks), content[:, :, first:])
+        swap_in(self.cache, self._index(blocks), content, first)
 
     def _index(self, blocks: Sequence[int]) -> Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self.cache.device)
+        return to_device(blocks, self.cache.device)
 
 
 def kv_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int, ...]:

@@ -1,7 +1,6 @@
 """One step on the device: the model, its KV cache, and where they live."""
 
 import logging
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -11,14 +10,14 @@ from ..kernels.linear import supports_int8
 from ..kernels.paged_attention import AttentionMetadata
 from .batch import Batch
 from .config import EngineConfig
-from .cuda_graphs import Capture, CudaCapture, CudaGraphs, GraphLimits
+from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
 from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
 from .errors import ConfigError
 from .host_memory import keep_freed_memory
 from .kv_memory import KVMemory
 from .memory_budget import fitting, measured_num_blocks, stated_num_blocks
 from .model_config import ModelConfig
-from .models import load_model
+from .models import Decoder, load_model
 from .quantization.config import QuantizationConfig
 from .swap import PreemptionCosts
 
@@ -49,7 +48,8 @@ class ModelRunner:
             num_blocks = measured_num_blocks(self._model, model_config, config, kv_dtype, self.device)
         with fitting(f"a KV cache of {num_blocks} blocks"):
             self.memory = KVMemory(model_config, num_blocks, config.block_size, kv_dtype, self.device)
-        self._compute: Callable[[Batch], Tensor] = self._compute_eagerly
+        self._forward = _forward_into(self._model, self.memory.cache)
+        self._graphs: CudaGraphs | None = None
         if wants_graphs(model_config, config, self.device) and runs_triton(self.memory.cache):
             try:
                 self.use_graphs(CudaCapture(self.device), model_config, config)
@@ -61,7 +61,7 @@ class ModelRunner:
         """Compute small steps with what `capture` makes of the forward pass."""
         max_model_len = config.max_model_len or model_config.max_position_embeddings
         limits = GraphLimits(config.resolved_graph_sizes, -(-max_model_len // config.block_size), config.block_size)
-        self._compute = CudaGraphs(self._forward, limits, self.device, capture).forward
+        self._graphs = CudaGraphs(self._forward, limits, self.device, capture)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
@@ -69,16 +69,22 @@ class ModelRunner:
 
         Its prompt reader, if it has one, is shown the logits it wants.
         """
-        hidden = self._compute(batch)
+        if self._graphs is not None:
+            hidden = self._graphs.forward(batch)
+        else:
+            hidden = self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
         if batch.prompt_reader is not None:
             batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
         return self._model.logits(hidden[batch.last_token_index])
 
-    def _compute_eagerly(self, batch: Batch) -> Tensor:
-        return self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
 
-    def _forward(self, token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata) -> Tensor:
-        return self._model.forward(token_ids, positions, self.memory.cache, slots, attention)
+def _forward_into(model: Decoder, kv_cache: Tensor) -> Forward:
+    """The forward pass without its runner: a runner that is part of a cycle would keep the GPU's memory for a while."""
+
+    def forward(token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata) -> Tensor:
+        return model.forward(token_ids, positions, kv_cache, slots, attention)
+
+    return forward
 
 
 def wants_graphs(model_config: ModelConfig, config: EngineConfig, device: torch.device) -> bool:

@@ -10,6 +10,7 @@ from torch import Tensor
 from .logprobs import PromptLogprobs
 from .sampler import LogprobRow, token_logprobs
 from .step_plan import ScheduledSequence
+from .transfer import to_device
 
 # Logits held at a time: those of a whole chunk of 2,048 tokens and 150,000 words would take 1.2 GB.
 _SLICE_BYTES = 64 * 2**20
@@ -52,7 +53,7 @@ class PromptReader:
         size = max(1, _SLICE_BYTES // (vocab_size * _FLOAT32_BYTES))
         for start in range(0, len(self.places), size):
             places = self.places[start : start + size]
-            logits = logits_of(torch.tensor([place.batch_index for place in places], device=device))
+            logits = logits_of(to_device([place.batch_index for place in places], device))
             rows = [LogprobRow(place.next_token, place.collected.num_top) for place in places]
             for place, found in zip(places, token_logprobs(logits, rows), strict=True):
                 place.collected.record(place.next_position, found)

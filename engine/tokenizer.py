@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
@@ -14,6 +14,10 @@ from .grammar import Grammar, GrammarCompiler
 from .model_config import read_json_object
 from .segments import SegmentEncoder
 from .structured_outputs import StructuredOutputsParams
+from .token_lengths import characters_per_token
+
+if TYPE_CHECKING:
+    from .chat_frame import ChatFrame
 
 
 class Tokenizer:
@@ -70,6 +74,15 @@ class Tokenizer:
             return self._segments.encode_batch(texts)
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [list(encoding.ids) for encoding in encodings]
+
+    def fewest_tokens(self, num_characters: int) -> int:
+        """How few tokens a text of so many characters has at least, as far as the tokenizer lets that be known."""
+        longest = self._characters_per_token
+        return 0 if longest is None else -(-num_characters // longest)
+
+    @cached_property
+    def _characters_per_token(self) -> int | None:
+        return characters_per_token(self._fast)
 
     def encode_choices(self, choices: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The tokens of each choice as an answer: without the special tokens that open a text."""
@@ -151,6 +164,18 @@ class Tokenizer:
         except Exception as error:
             raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error
         return str(text)
+
+    def chat_frame(self, system: str | None) -> "ChatFrame | None":
+        """What `apply_chat_template` puts around any user's text, where that is the same for all; `system` comes first.
+
+        Raises as `apply_chat_template` does.
+        """
+        # As with the template engine itself.
+        from .chat_frame import ChatFrame
+
+        template = self._template
+        parsed = template.environment.parse(self._template_source or "")
+        return ChatFrame.of(parsed, self.apply_chat_template, system)
 
 
 class NoTokenizer(Tokenizer):

@@ -22,6 +22,8 @@ _WORD = re.compile(r"\s*\S+(?:[^\S ]\s*(?:\S+|$))*|\s+")
 _WORD_OR_DIGIT = re.compile(r"\s*(?:[0-9]|[^\s0-9]+(?:[^\S ]\s*(?:[^\s0-9]+|[0-9]|$))*)|\s+")
 
 _MAX_KNOWN = 50_000
+# Of all words together: a word may be as long as a text, and a token of it takes dozens of bytes.
+_MAX_KNOWN_CHARACTERS = 2_000_000
 # Of more words that are new than this, remembering costs more than it saves.
 _MAX_NEW = 0.25
 
@@ -37,6 +39,7 @@ class WordEncoder:
         self._fast = fast
         self._words = words
         self._known: dict[str, list[int]] = {}
+        self._num_characters = 0
 
     @classmethod
     def of(cls, fast: FastTokenizer) -> "WordEncoder | None":
@@ -55,11 +58,15 @@ class WordEncoder:
         cut = [self._words.findall(text) for text in texts]
         known = self._known
         new = list({word for word in chain.from_iterable(cut) if word not in known})
-        if len(new) > _MAX_NEW * sum(map(len, cut)):
+        num_characters = sum(map(len, new))
+        if len(new) > _MAX_NEW * sum(map(len, cut)) or num_characters > _MAX_KNOWN_CHARACTERS:
             return None
-        if len(known) + len(new) > _MAX_KNOWN:
-            known.clear()
+        if len(known) + len(new) > _MAX_KNOWN or self._num_characters + num_characters > _MAX_KNOWN_CHARACTERS:
+            # A new one: another thread may be reading what was known.
+            known = self._known = {}
             new = list(set(chain.from_iterable(cut)))
+            self._num_characters, num_characters = 0, sum(map(len, new))
+        self._num_characters += num_characters
         encodings = self._fast.encode_batch_fast(new, add_special_tokens=False)
         known.update((word, list(encoding.ids)) for word, encoding in zip(new, encodings, strict=True))
         return [list(chain.from_iterable(map(known.__getitem__, words))) for words in cut]

@@ -26,6 +26,8 @@ from kombu.exceptions import BatchPublishError, ChannelError, OperationalError
 from kombu.message import Message
 from kombu.messaging import Consumer
 
+from .precision import Precision
+
 logger = logging.getLogger(__name__)
 
 RUN_SHARD = "headrace.run_shard"
@@ -35,19 +37,20 @@ BULK_PRIORITY = 6
 _BATCH_MESSAGES = 500
 
 
-def shard_queue(model: str, dtype: str, quantization: str | None = None) -> str:
+def shard_queue(model: str, dtype: str, quantization: str | None = None, kv_cache_dtype: str = "auto") -> str:
     """Name the queue that workers with this model in this precision listen to."""
-    return f"headrace.bulk.{_model_key(model, dtype, quantization)}"
+    return f"headrace.bulk.{_model_key(model, Precision(dtype, quantization, kv_cache_dtype))}"
 
 
-def live_queue(model: str, dtype: str, quantization: str | None = None) -> str:
+def live_queue(model: str, dtype: str, quantization: str | None = None, kv_cache_dtype: str = "auto") -> str:
     """Name the queue of the same workers for interactive requests."""
-    return f"headrace.live.{_model_key(model, dtype, quantization)}"
+    return f"headrace.live.{_model_key(model, Precision(dtype, quantization, kv_cache_dtype))}"
 
 
-def _model_key(model: str, dtype: str, quantization: str | None) -> str:
-    precision = dtype if quantization is None else f"{dtype}|{quantization}"
-    return hashlib.sha256(f"{model}|{precision}".encode()).hexdigest()[:12]
+def _model_key(model: str, precision: Precision) -> str:
+    kv_cache = [] if precision.kv_cache_dtype == "auto" else [f"kv_cache:{precision.kv_cache_dtype}"]
+    named = [model, precision.dtype, *([precision.quantization] if precision.quantization else []), *kv_cache]
+    return hashlib.sha256("|".join(named).encode()).hexdigest()[:12]
 
 
 def create_app(broker_url: str) -> Celery:

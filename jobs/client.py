@@ -30,6 +30,7 @@ from .live.requests import LiveRequests
 from .local_worker import LocalWorker
 from .open_ledger import open_ledger
 from .planning.producer import NO_TERMS, Producer, Terms
+from .precision import Precision
 from .presence import WorkerPresence
 from .schemas import JobSpec
 from .settings import Settings
@@ -84,6 +85,7 @@ class Client:
         choices: Sequence[str] | None = None,
         dtype: str = "auto",
         quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
         revision: str | None = None,
         limit: int | None = None,
         mode: OutputMode | str = OutputMode.NEW,
@@ -113,6 +115,7 @@ class Client:
             model=model_name(model, revision),
             dtype=dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             system=system,
             prompt=prompt,
             choices=tuple(choices) if choices is not None else None,
@@ -198,14 +201,13 @@ class Client:
     def local_worker(self, job: "Job", options: Sequence[str] = ()) -> LocalWorker:
         """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
         spec = job.spec
-        return self._worker_for(job.record.queue, spec.model, spec.dtype, spec.quantization, options, job.id)
+        return self._worker_for(job.record.queue, spec.model, spec.precision, options, job.id)
 
     def _worker_for(
-        self, queue: str, model: str, dtype: str, quantization: str | None, options: Sequence[str], name: str
+        self, queue: str, model: str, precision: Precision, options: Sequence[str], name: str
     ) -> LocalWorker:
-        precision = ["--dtype", dtype, *(["--quantization", quantization] if quantization else [])]
         log = self.settings.data_dir / "logs" / f"worker-{name}.log"
-        command = ["--model", model, *precision, *options]
+        command = ["--model", model, *precision.worker_options, *options]
         return LocalWorker(self._presence, queue, command, log, self.settings.environment())
 
     @cached_property
@@ -239,9 +241,9 @@ class Client:
         request = new_request(prompt, model, **options)
         self.ensure_redis()
         self.live.submit(request)
-        dtype, quantization = options.get("dtype", "auto"), options.get("quantization")
-        queue = shard_queue(request.model, dtype, quantization)
-        with self._worker_for(queue, request.model, dtype, quantization, (), request.id) as worker:
+        precision = Precision(**{name: options[name] for name in Precision._fields if name in options})
+        queue = shard_queue(request.model, *precision)
+        with self._worker_for(queue, request.model, precision, (), request.id) as worker:
             return self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
 
     def stream(self, stream_id: str, after: int = 0) -> Iterator[StreamEvent]:

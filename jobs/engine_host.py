@@ -54,13 +54,15 @@ class EngineFailure:
 Outcome = Answer | Refusal | EngineFailure
 # Called in the engine's thread: it must be quick and must not raise.
 Sink = Callable[[Outcome], None]
+# Likewise: with all that one step has brought for the requests of one call. A thread that waits is woken once.
+BatchSink = Callable[[list[Outcome]], None]
 # Likewise: called with every event that brings tokens, the last one included, before the outcome.
 TokenSink = Callable[[RequestEvent], None]
 
 
 @dataclass(slots=True)
 class _Pending:
-    sink: Sink
+    sink: BatchSink
     on_tokens: TokenSink | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -72,6 +74,8 @@ class EngineHost:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._pending: dict[str, _Pending] = {}
+        # What is still to be told, by whom it concerns.
+        self._untold: dict[BatchSink, list[Outcome]] = {}
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
@@ -109,6 +113,24 @@ class EngineHost:
         resumed from, by their ids; their answers begin with these.
         What all their prompts begin with stays in the prefix cache until the last of them has begun, as far as it can.
         """
+        self._submit(requests, _one_by_one(sink), on_tokens, resume_logprobs)
+
+    def submit_rows(
+        self,
+        requests: Sequence[Request],
+        sink: BatchSink,
+        resume_logprobs: Mapping[str, Sequence[TokenLogprobs]] = NO_LOGPROBS,
+    ) -> None:
+        """As `submit`, for requests whose outcomes are taken together and whose tokens nobody watches."""
+        self._submit(requests, sink, None, resume_logprobs)
+
+    def _submit(
+        self,
+        requests: Sequence[Request],
+        sink: BatchSink,
+        on_tokens: TokenSink | None,
+        resume_logprobs: Mapping[str, Sequence[TokenLogprobs]],
+    ) -> None:
         prefix = _common_prefix([request.prompt_token_ids for request in requests])
         self._command(lambda: self._add(requests, sink, on_tokens, prefix, resume_logprobs))
 
@@ -145,8 +167,10 @@ class EngineHost:
         while self._wait():
             while self._commands:
                 self._commands.popleft()()
+            self._tell_all()
             if self._engine.has_work:
                 self._step()
+                self._tell_all()
 
     def _wait(self) -> bool:
         """Until there is something to do; false when it is time to stop."""
@@ -157,7 +181,7 @@ class EngineHost:
     def _add(
         self,
         requests: Sequence[Request],
-        sink: Sink,
+        sink: BatchSink,
         on_tokens: TokenSink | None,
         prefix: Sequence[int],
         resume_logprobs: Mapping[str, Sequence[TokenLogprobs]],
@@ -167,11 +191,11 @@ class EngineHost:
             try:
                 self._engine.add(request)
             except InvalidRequestError as error:
-                sink(Refusal(request.request_id, str(error), has_run=False))
+                self._note(sink, Refusal(request.request_id, str(error), has_run=False))
             # Nothing else is expected of `add`; were it to happen, its caller must hear of it and the thread live.
             except Exception as error:
                 logger.exception("the engine did not take request %s", request.request_id)
-                sink(EngineFailure(request.request_id, _one_line(error)))
+                self._note(sink, EngineFailure(request.request_id, _one_line(error)))
             else:
                 logprobs = resume_logprobs.get(request.request_id, ())
                 pending = _Pending(sink, on_tokens, list(request.resume_token_ids), list(logprobs))
@@ -187,7 +211,7 @@ class EngineHost:
             return
         if pending.token_ids:
             on_tokens(RequestEvent(request_id, tuple(pending.token_ids), logprobs=tuple(pending.logprobs)))
-        pending.sink, pending.on_tokens = _both(sink, pending.sink), on_tokens
+        pending.sink, pending.on_tokens = _both(_one_by_one(sink), pending.sink), on_tokens
 
     def _abort(self, request_ids: list[str]) -> None:
         for request_id in request_ids:
@@ -206,7 +230,7 @@ class EngineHost:
         kind = EngineFailure if all(event.error is not None for event in events) else Refusal
         for event in events:
             if event.error is not None:
-                self._pending.pop(event.request_id).sink(kind(event.request_id, event.error))
+                self._note(self._pending.pop(event.request_id).sink, kind(event.request_id, event.error))
             else:
                 self._deliver(event)
 
@@ -219,28 +243,45 @@ class EngineHost:
         if event.finish_reason is None:
             return
         del self._pending[event.request_id]
-        pending.sink(
-            Answer(
-                request_id=event.request_id,
-                token_ids=tuple(pending.token_ids),
-                finish_reason=event.finish_reason,
-                num_cached_tokens=event.num_cached_tokens,
-                choice_index=event.choice_index,
-                choice_probabilities=event.choice_probabilities,
-                logprobs=tuple(pending.logprobs),
-            )
+        answer = Answer(
+            request_id=event.request_id,
+            token_ids=tuple(pending.token_ids),
+            finish_reason=event.finish_reason,
+            num_cached_tokens=event.num_cached_tokens,
+            choice_index=event.choice_index,
+            choice_probabilities=event.choice_probabilities,
+            logprobs=tuple(pending.logprobs),
         )
+        self._note(pending.sink, answer)
+
+    def _note(self, sink: BatchSink, outcome: Outcome) -> None:
+        if (outcomes := self._untold.get(sink)) is None:
+            outcomes = self._untold[sink] = []
+        outcomes.append(outcome)
+
+    def _tell_all(self) -> None:
+        untold, self._untold = self._untold, {}
+        for sink, outcomes in untold.items():
+            sink(outcomes)
 
     def _fail_all(self, error: str) -> None:
         for request_id in list(self._pending):
             self._engine.abort(request_id)
-            self._pending.pop(request_id).sink(EngineFailure(request_id, error))
+            self._note(self._pending.pop(request_id).sink, EngineFailure(request_id, error))
 
 
-def _both(first: Sink, second: Sink) -> Sink:
-    def tell(outcome: Outcome) -> None:
-        first(outcome)
-        second(outcome)
+def _one_by_one(sink: Sink) -> BatchSink:
+    def tell(outcomes: list[Outcome]) -> None:
+        for outcome in outcomes:
+            sink(outcome)
+
+    return tell
+
+
+def _both(first: BatchSink, second: BatchSink) -> BatchSink:
+    def tell(outcomes: list[Outcome]) -> None:
+        first(outcomes)
+        second(outcomes)
 
     return tell
 

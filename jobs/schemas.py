@@ -11,6 +11,7 @@ from ..engine.hub import model_name
 from ..engine.request import SamplingParams
 from ..engine.structured_outputs import StructuredOutputsParams
 from .errors import SpecError
+from .precision import Precision
 from .response_format import ResponseFormat, StructuredOutputs, checked
 
 # A longer text is not repeated in the message about it.
@@ -21,6 +22,7 @@ MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 256
 MAX_SAMPLES = 1024
 Texts = TypeVar("Texts", str, None, tuple[str, ...])
+KvCacheDType = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 
 class SamplingSpec(BaseModel):
@@ -130,6 +132,7 @@ class JobSpec(BaseModel):
     model: str
     dtype: str = "auto"
     quantization: Literal["int8"] | None = None
+    kv_cache_dtype: KvCacheDType = "auto"
     system: str | None = None
     prompt: str | None = None
     choices: tuple[str, ...] | None = None
@@ -137,6 +140,10 @@ class JobSpec(BaseModel):
     limit: Annotated[int, Field(ge=1)] | None = None
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] | None = None
     cache: bool = False
+
+    @property
+    def precision(self) -> Precision:
+        return Precision(self.dtype, self.quantization, self.kv_cache_dtype)
 
     @property
     def samples_each_row(self) -> bool:
@@ -171,7 +178,9 @@ class JobSpec(BaseModel):
 
     def fingerprint(self, input_fingerprint: str) -> str:
         """The same for the same work: the input's content and every option that can change an answer."""
-        text = f"{input_fingerprint}\n{self.model_dump_json(exclude={'cache'})}"
+        # Folders of before there was a choice of it are resumed too.
+        left_out = {"cache", *(["kv_cache_dtype"] if self.kv_cache_dtype == "auto" else [])}
+        text = f"{input_fingerprint}\n{self.model_dump_json(exclude=left_out)}"
         return hashlib.sha256(text.encode()).hexdigest()
 
 

@@ -42,6 +42,7 @@ from .live.claims import LiveClaims
 from .live.runner import LiveRunner
 from .open_ledger import open_ledger
 from .periodic import Periodic
+from .precision import Precision
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .settings import Settings
 from .shards.answer_cache import AnswerCache
@@ -235,11 +236,15 @@ class WorkerOptions:
 
     @property
     def queue(self) -> str:
-        return shard_queue(self.model.name, self.engine.dtype, self.engine.quantization)
+        return shard_queue(self.model.name, *self._precision)
 
     @property
     def live_queue(self) -> str:
-        return live_queue(self.model.name, self.engine.dtype, self.engine.quantization)
+        return live_queue(self.model.name, *self._precision)
+
+    @property
+    def _precision(self) -> Precision:
+        return Precision(self.engine.dtype, self.engine.quantization, self.engine.kv_cache_dtype)
 
 
 def serve(

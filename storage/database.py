@@ -1,6 +1,6 @@
 """Connections and transactions: the one place that knows how SQLite and PostgreSQL differ."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -10,6 +10,8 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, Ope
 
 from .errors import LedgerError, LedgerUnavailable
 
+# What somebody else does in a transaction of ours.
+InTransaction = Callable[[Connection], None]
 BUSY_TIMEOUT_SECONDS = 30
 _BEGIN = "headrace_sqlite_begin"
 

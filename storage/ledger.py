@@ -11,7 +11,7 @@ from .api_keys import ApiKeys
 from .batch_records import BatchRecords
 from .claim_order import backlog_of, lock_next_shard
 from .clock import now
-from .database import Database
+from .database import Database, InTransaction
 from .errors import JobEnded, UnknownJob
 from .file_records import FileRecords
 from .leases import (
@@ -274,13 +274,23 @@ class Ledger:
             attempt = update(attempts).where(attempts.c.id == claim.attempt_id)
             connection.execute(attempt.values(trial_rows=list(rows)))
 
-    def commit_part(self, claim: Claim, part: NewPart, replacing: Sequence[Replacement] = ()) -> None:
+    def commit_part(
+        self,
+        claim: Claim,
+        part: NewPart,
+        replacing: Sequence[Replacement] = (),
+        also: InTransaction | None = None,
+    ) -> None:
         """Record a part whose file is synced under its temporary name. Raises LeaseLost.
 
-        In the same transaction the parts `replacing` names go, each for what stays of it, written like the part.
+        In the same transaction the parts `replacing` names go, each for what stays of it, written like the part, and
+        `also` is done, which has to bear repetition.
         Calling it again for the same file changes nothing, so a call whose answer was lost can be repeated.
         """
         with self._database.write() as connection:
+            if also is not None:
+                # First: should it have to wait for somebody, no lease waits for us.
+                also(connection)
             hold(connection, claim)
             same_file = select(parts.c.id).where(parts.c.job_id == claim.job_id, parts.c.file_name == part.file_name)
             if connection.scalar(same_file.where(parts.c.attempt_id == claim.attempt_id)) is None:

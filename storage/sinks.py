@@ -1,12 +1,14 @@
 """A job's rows in a SQL table of the user's: typed columns, each row once.
 
-A row is written before the ledger learns that it is done, so that none is missing. What an attempt has written that
-then fails to commit is written over by the next: rows are keyed by job and row, and an older attempt never overwrites
-a newer one's.
+A table in the ledger's own database gets rows in the transaction that commits them. In another database a row is
+written before the ledger learns that it is done, so that none is missing. What an attempt has written that then fails
+to commit is written over by the next: rows are keyed by job and row, and an older attempt never overwrites a newer
+one's.
 """
 
 import json
 import math
+import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -34,7 +36,7 @@ from sqlalchemy import (
     inspect,
 )
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.engine import make_url
+from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     ArgumentError,
     InterfaceError,
@@ -87,6 +89,10 @@ class SinkSpec:
         """What `as_dict` has made, or None of None."""
         return None if values is None else cls(**values)
 
+    def is_in(self, database: URL) -> bool:
+        """Whether the table is in this database, and its user the same."""
+        return _normal(make_url(self.url)) == _normal(database)
+
     def as_dict(self) -> dict[str, str]:
         return asdict(self)
 
@@ -96,7 +102,7 @@ class SinkSpec:
 
 
 class SqlSink:
-    """Writes rows with the columns of `schema`, which is a part's. Each call opens a connection of its own.
+    """Writes rows with the columns of `schema`, which is a part's. Opens a connection for a call that is given none.
 
     Raises SinkUnavailable where another try may help, else SinkError.
     """
@@ -124,15 +130,22 @@ class SqlSink:
                 self._upsert(connection, [_PROBE | dict.fromkeys(self._answer_columns)])
                 probe.rollback()
 
-    def upsert(self, job_id: str, attempt_id: int, part: pa.Table) -> None:
-        """Write a part's rows, over those that this or an earlier attempt has written."""
-        own = {"job_id": job_id, "attempt_id": attempt_id}
+    def upsert(self, job_id: str, attempt_id: int, part: pa.Table, connection: Connection | None = None) -> None:
+        """Write a part's rows, over those that this or an earlier attempt has written.
+
+        With a connection to the sink's database, in its transaction.
+        """
+        both = {"job_id": job_id, "attempt_id": attempt_id}
         rows = [
-            own | {name: _plain(value) for name, value in row.items()}
+            both | {name: _plain(value) for name, value in row.items()}
             for row in part.to_pylist(maps_as_pydicts="lossy")
         ]
-        with _connected(self._spec) as connection, connection.begin():
-            self._upsert(connection, rows)
+        if connection is not None:
+            with _translated_errors(self._spec):
+                self._upsert(connection, rows)
+            return
+        with _connected(self._spec) as own, own.begin():
+            self._upsert(own, rows)
 
     @property
     def _answer_columns(self) -> list[str]:
@@ -168,14 +181,26 @@ def check_reachable(spec: SinkSpec) -> None:
 
 @contextmanager
 def _connected(spec: SinkSpec) -> Iterator[Connection]:
+    with _translated_errors(spec), _engine(spec.url).connect() as connection:
+        yield connection
+
+
+@contextmanager
+def _translated_errors(spec: SinkSpec) -> Iterator[None]:
     try:
-        with _engine(spec.url).connect() as connection:
-            yield connection
+        yield
     except SQLAlchemyError as error:
         reason = " ".join(str(getattr(error, "orig", None) or error).split())
         may_pass = isinstance(error, OperationalError | InterfaceError)
         kind = SinkUnavailable if may_pass else SinkError
         raise kind(f"sink {spec}: {reason}") from error
+
+
+def _normal(url: URL) -> URL:
+    """The same for two ways to write an address; of two names for one host it knows nothing."""
+    if url.get_backend_name() == "sqlite":
+        return URL.create("sqlite", database=os.path.realpath(str(url.database)))
+    return url.set(drivername="postgresql", port=url.port or 5432)
 
 
 def _engine(url: str) -> Engine:

@@ -1,4 +1,7 @@
-"""`--device cuda` runs the Triton kernels on a GPU; without it they run in Triton's interpreter, on any machine."""
+"""`--device cuda` runs the Triton kernels, and every engine that is not told where, on a GPU.
+
+Without it the kernels run in Triton's interpreter and engines on the CPU, on any machine.
+"""
 
 import os
 import sys
@@ -6,9 +9,12 @@ import sys
 import pytest
 import torch
 
-if not {"cuda", "--device=cuda"} & set(sys.argv):
+# pytest-xdist's workers do not see the command line, and inherit this.
+if "PYTEST_XDIST_WORKER" not in os.environ and not {"cuda", "--device=cuda"} & set(sys.argv):
     # Before anything imports triton, which reads it then; as transformers does, in a conftest below this one.
     os.environ["TRITON_INTERPRET"] = "1"
+    # Where there is a GPU, an engine would take it.
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -8,7 +8,8 @@ from ...storage.records import NewWebhook
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
 from ..outside import AddressRefused, check_prefix
-from ..schemas import SamplingSpec
+from ..precision import Precision
+from ..schemas import KvCacheDType, SamplingSpec
 from ..webhooks import parse_webhook
 from .models import ServedModel
 from .schemas import Name, Text
@@ -30,7 +31,7 @@ _FROM_URL: dict[str, JsonValue] = {
 
 
 _PRECISION = (
-    "Of the workers that are to do it. Where a job names neither it goes to those that the server was set up for."
+    "Of the workers that are to do it. Where a job names none of these it goes to those that the server was set up for."
 )
 Priority = Annotated[
     int,
@@ -101,6 +102,7 @@ class JobOptions(_Body):
     sampling: SamplingSpec = SamplingSpec()
     dtype: Literal["auto", "float32", "bfloat16", "float16"] | None = Field(default=None, description=_PRECISION)
     quantization: Literal["int8"] | None = Field(default=None, description=_PRECISION)
+    kv_cache_dtype: KvCacheDType | None = Field(default=None, description=_PRECISION)
     limit: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     cache: bool = False
     within_seconds: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
@@ -114,9 +116,9 @@ class JobOptions(_Body):
     def of_spec(self, served: ServedModel) -> dict[str, Any]:
         """The fields of a `JobSpec`."""
         names = ("prompt", "system", "choices", "sampling", "limit", "cache")
-        given = {"dtype": self.dtype, "quantization": self.quantization}
-        # Whoever names one of the two means workers with exactly that.
-        precision = {k: v for k, v in given.items() if v is not None} or served.precision
+        given = {name: getattr(self, name) for name in Precision._fields}
+        # Whoever names one of these means workers with exactly that.
+        precision = {k: v for k, v in given.items() if v is not None} or served.precision._asdict()
         return {**self.model_dump(include=set(names)), **precision, "model": served.exact_name}
 
 

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ...engine.config import EngineConfig
 from ...engine.hub import locate_model, public_name
 from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
+from ..precision import Precision
 from .errors import ApiError
 
 
@@ -17,33 +17,26 @@ from .errors import ApiError
 class ServedModel:
     """A model by the `name` that clients use, and by what `headrace worker` and the queues call it.
 
-    `dtype` and `quantization` are those its workers were started with: requests that name none go to these.
+    `precision`: what its workers were started with; requests that name none go to these.
     """
 
     name: str
     exact_name: str
-    dtype: str = "auto"
-    quantization: str | None = None
+    precision: Precision
 
     @property
     def live_queue(self) -> str:
-        return live_queue(self.exact_name, self.dtype, self.quantization)
+        return live_queue(self.exact_name, *self.precision)
 
     @property
     def shard_queue(self) -> str:
         """The queue by which its workers' presence is known."""
-        return shard_queue(self.exact_name, self.dtype, self.quantization)
-
-    @property
-    def precision(self) -> dict[str, str | None]:
-        """The fields of a `JobSpec` that lead to its workers."""
-        return {"dtype": self.dtype, "quantization": self.quantization}
+        return shard_queue(self.exact_name, *self.precision)
 
     @property
     def worker_options(self) -> list[str]:
         """What its workers are started with, beside the model."""
-        dtype = [] if self.dtype == "auto" else ["--dtype", self.dtype]
-        return dtype + (["--quantization", self.quantization] if self.quantization else [])
+        return self.precision.worker_options
 
     @property
     def prompts(self) -> LivePrompts:
@@ -59,13 +52,15 @@ class ServedModels:
         self.created = int(time.time())
 
     @classmethod
-    def of(cls, models: Sequence[str], dtype: str = "auto", quantization: str | None = None) -> Self:
-        """Check the models and name them; `dtype` and `quantization` are their workers'.
+    def of(
+        cls, models: Sequence[str], dtype: str = "auto", quantization: str | None = None, kv_cache_dtype: str = "auto"
+    ) -> Self:
+        """Check the models and name them; the rest is their workers' precision.
 
         Raises `ModelError`, `ConfigError`, or `SpecError` when two have the same name.
         """
-        # What no worker could be started with is refused here.
-        EngineConfig(dtype=dtype, quantization=quantization)
+        precision = Precision(dtype, quantization, kv_cache_dtype)
+        precision.check()
         exact_names: dict[str, str] = {}
         for model in models:
             located = locate_model(model, with_weights=False)
@@ -74,7 +69,7 @@ class ServedModels:
             name = public_name(located.name)
             if (other := exact_names.setdefault(name, located.name)) != located.name:
                 raise SpecError(f"--model {located.name} and {other} share a name: link one under another")
-        return cls([ServedModel(*names, dtype, quantization) for names in exact_names.items()])
+        return cls([ServedModel(*names, precision) for names in exact_names.items()])
 
     @property
     def all(self) -> Sequence[ServedModel]:

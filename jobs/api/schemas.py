@@ -15,6 +15,7 @@ _EXAMPLE: dict[str, JsonValue] = {
     "model": "model",
     "dtype": "auto",
     "quantization": None,
+    "kv_cache_dtype": "auto",
     "priority": 0,
     "created_at": 1767225600.0,
     "started_at": 1767225601.5,
@@ -99,6 +100,7 @@ class JobAnswer(BaseModel):
     model: str
     dtype: str
     quantization: str | None
+    kv_cache_dtype: str
     priority: int
     created_at: float
     started_at: float | None
@@ -121,6 +123,7 @@ class JobAnswer(BaseModel):
             dtype=job.spec["dtype"],
             # Jobs of before there was a choice do not say.
             quantization=job.spec.get("quantization"),
+            kv_cache_dtype=job.spec.get("kv_cache_dtype", "auto"),
             priority=job.priority,
             created_at=job.created_at,
             started_at=job.started_at,

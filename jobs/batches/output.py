@@ -32,7 +32,7 @@ PURPOSE = "batch_output"
 _ROWS = 256
 _MAX_READS = 5
 _SERVER_FAULTS = ("engine failed", "worker_crashed")
-_TOO_LONG = re.compile(rf"{TOO_LONG} \d+ tokens|.*max_model_len")
+_TOO_LONG = re.compile(rf"{TOO_LONG} (at least )?\d+ tokens|.*max_model_len")
 _NEVER_RAN = {
     BatchState.EXPIRED: ("batch_expired", "This request was not begun before the batch expired."),
     BatchState.CANCELLED: ("batch_cancelled", "This request was not finished before the batch was cancelled."),

@@ -96,7 +96,7 @@ class Validation:
         digest = hashlib.blake2b(batch.id.encode(), digest_size=8).digest()
         sampling = SamplingSpec(seed=int.from_bytes(digest) >> 1)
         return JobSpec.parse(
-            model=model.exact_name, endpoint=batch.endpoint, sampling=sampling.model_dump(), **model.precision
+            model=model.exact_name, endpoint=batch.endpoint, sampling=sampling.model_dump(), **model.precision._asdict()
         )
 
     def _reader(self, batch: BatchRecord, spec: JobSpec) -> RequestReader:

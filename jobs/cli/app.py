@@ -10,7 +10,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from ...engine.errors import EngineError
-from ...storage.errors import LedgerUnavailable, StorageError
+from ...storage.errors import LedgerUnavailable, SinkError, StorageError
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
 from ..settings import SettingsError
@@ -74,6 +74,9 @@ def main() -> None:
         sys.exit(app(sys.argv[1:] or ["--help"], prog_name="headrace", standalone_mode=False))
     except _UsageError as error:
         _exit(_usage_problem(error), _REFUSED)
+    except SinkError as error:
+        # Also where it does not answer: a job is submitted with it or not at all.
+        _exit(error, _REFUSED)
     except (LedgerUnavailable, WorkerFailedError, EmbeddedValkeyError) as error:
         _exit(error, _FAILED)
     except (RedisError, OperationalError) as error:

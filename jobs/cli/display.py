@@ -80,7 +80,8 @@ class RunDisplay:
             self._bar = ProgressBar(
                 BarColumn(),
                 MofNCompleteColumn(),
-                TextColumn("{task.fields[figures]}"),
+                # An error's brackets are no styles.
+                TextColumn("{task.fields[figures]}", markup=False),
                 TimeElapsedColumn(),
                 console=console,
             )
@@ -106,7 +107,8 @@ class RunDisplay:
     def _figures(self, progress: Progress) -> str:
         pace = self._pace
         if progress.state is JobState.PAUSED:
-            return f"paused: headrace resume {progress.job_id}"
+            reason = f"; failed last: {progress.error}" if progress.error else ""
+            return f"paused: headrace resume {progress.job_id}{reason}"
         if progress.error:
             return f"waiting: {progress.error}"
         if pace.ready_at is None:

@@ -10,7 +10,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ...engine.config import EngineConfig
 from ...engine.hub import model_name
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
@@ -21,7 +20,7 @@ from ..schemas import JobSpec
 from ..shards.deadline import parse_duration
 from ..webhooks import parse_webhook
 from .inputs import opened_source, text_or_file
-from .options import DType, Model, Quantization, Revision
+from .options import DType, KvCacheDType, Model, Quantization, Revision
 
 
 @dataclass(frozen=True)
@@ -111,6 +110,7 @@ def asked(
     revision: Revision = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KvCacheDType = "auto",
 ) -> Asked:
     """Raises `SpecError`, `ConfigError`."""
     request = Asked(
@@ -118,6 +118,7 @@ def asked(
             model=model_name(model, revision),
             dtype=dtype,
             quantization=quantization,
+            kv_cache_dtype=kv_cache_dtype,
             system=None if system is None else text_or_file("--system", system),
             prompt=prompt,
             choices=_split_choices(choices),
@@ -148,7 +149,7 @@ def asked(
         functools.partial(opened_source, input, input_format, sql, query, limit),
     )
     # A worker for it has to be possible.
-    EngineConfig(dtype=dtype, quantization=quantization)
+    request.spec.precision.check()
     return request
 
 

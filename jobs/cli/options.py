@@ -37,7 +37,6 @@ def engine_options(
     max_model_len: MaxModelLen = None,
     enable_prefix_caching: EnablePrefixCaching = True,
     enforce_eager: EnforceEager = False,
-    kv_cache_dtype: KvCacheDType = "auto",
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
 ) -> list[str]:
     """The options of a worker of our own. Raises `ConfigError`."""
@@ -47,14 +46,12 @@ def engine_options(
         max_model_len=max_model_len,
         enable_prefix_caching=enable_prefix_caching,
         enforce_eager=enforce_eager,
-        kv_cache_dtype=kv_cache_dtype,
         gpu_memory_utilization=gpu_memory_utilization,
     )
     options = [
         f"--max-num-seqs={engine.max_num_seqs}",
         f"--max-num-batched-tokens={engine.max_num_batched_tokens}",
         "--enable-prefix-caching" if engine.enable_prefix_caching else "--no-enable-prefix-caching",
-        f"--kv-cache-dtype={engine.kv_cache_dtype}",
         f"--gpu-memory-utilization={engine.gpu_memory_utilization}",
         *(["--enforce-eager"] if engine.enforce_eager else []),
     ]

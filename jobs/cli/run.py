@@ -55,9 +55,7 @@ def _submitted(client: Client, asked: Asked, target: Target) -> Job:
 
 def _worker_command(job: Job) -> str:
     spec = job.spec
-    precision = [] if spec.dtype == "auto" else ["--dtype", spec.dtype]
-    quantization = ["--quantization", spec.quantization] if spec.quantization else []
-    return shlex.join(["headrace", "worker", "--model", spec.model, *precision, *quantization])
+    return shlex.join(["headrace", "worker", "--model", spec.model, *spec.precision.worker_options])
 
 
 def _farewell(job: Job | None, mode: OutputMode) -> str:

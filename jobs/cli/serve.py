@@ -10,7 +10,7 @@ import typer
 
 from ..open_ledger import open_ledger
 from ..settings import Settings
-from .options import DType, Quantization
+from .options import DType, KvCacheDType, Quantization
 from .signatures import takes
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ class Serving:
     models: Sequence[str]
     dtype: str
     quantization: str | None
+    kv_cache_dtype: str
     host: str
     port: int
     grpc_port: int | None
@@ -45,7 +46,7 @@ class Serving:
         """The models, checked. Raises what `ServedModels.of` raises."""
         from ..api.models import ServedModels
 
-        return ServedModels.of(self.models, self.dtype, self.quantization)
+        return ServedModels.of(self.models, self.dtype, self.quantization, self.kv_cache_dtype)
 
 
 def serving(
@@ -58,6 +59,7 @@ def serving(
     ],
     dtype: DType = "auto",
     quantization: Quantization = None,
+    kv_cache_dtype: KvCacheDType = "auto",
     host: Annotated[str, typer.Option("--host", help="Address to listen on; 0.0.0.0 for all.")] = "127.0.0.1",
     port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 picks a free one.")] = 8000,
     grpc_port: Annotated[
@@ -68,13 +70,13 @@ def serving(
     ] = False,
 ) -> Serving:
     """The options of a server."""
-    return Serving(model, dtype, quantization, host, port, grpc_port, allow_anonymous)
+    return Serving(model, dtype, quantization, kv_cache_dtype, host, port, grpc_port, allow_anonymous)
 
 
 @takes(serving)
 def serve(serving: Serving) -> None:
-    """Take requests and jobs over HTTP. Workers do them: run `headrace worker` with the same --model, --dtype and
-    --quantization.
+    """Take requests and jobs over HTTP. Workers do them: run `headrace worker` with the same --model, --dtype,
+    --quantization and --kv-cache-dtype.
 
     SIGTERM or Ctrl-C ends what is under way and exits. Once `headrace keys create` has made a key, every request
     needs one. Before that everybody who can connect may use it, so it listens on this machine only.

@@ -122,7 +122,8 @@ class _Display:
 
 @contextmanager
 def _shown() -> Iterator[_Display]:
-    console = Console(stderr=True)
+    # An error's brackets are no styles.
+    console = Console(stderr=True, markup=False)
     if not console.is_terminal:
         yield _Display(None)
         return

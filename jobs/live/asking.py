@@ -63,6 +63,7 @@ def new_request(
     choices: Sequence[str] | None = None,
     dtype: str = "auto",
     quantization: str | None = None,
+    kv_cache_dtype: str = "auto",
     revision: str | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     **sampling: Any,
@@ -76,6 +77,7 @@ def new_request(
         model=name,
         dtype=dtype,
         quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
         choices=None if choices is None else tuple(choices),
         sampling={"seed": new_seed(), **sampling},
     )
@@ -83,7 +85,7 @@ def new_request(
     token_ids = _encode(prompts, prompt, system)
     prompts.check(token_ids, spec.sampling)
     return LiveRequest.new(
-        queue=live_queue(name, dtype, quantization),
+        queue=live_queue(name, *spec.precision),
         model=name,
         prompt_token_ids=token_ids,
         sampling=spec.sampling,

@@ -23,7 +23,6 @@ from .in_flight import AnswersInFlight
 
 logger = logging.getLogger(__name__)
 
-TICK_SECONDS = 0.25
 _RETRY_SECONDS = 0.2
 _MAX_CLAIMS = 64
 
@@ -59,7 +58,7 @@ class Claimer:
         self._in_flight = in_flight
         self._on_claimed = on_claimed
         self._draining = threading.Event()
-        self._bells = InBatches[str]("live claims", self._claim_all, TICK_SECONDS)
+        self._bells = InBatches[str]("live claims", self._claim_all)
 
     def __enter__(self) -> Self:
         self._bells.__enter__()

@@ -17,7 +17,6 @@ from .in_batches import InBatches
 
 logger = logging.getLogger(__name__)
 
-_TICK_SECONDS = 0.25
 _FLUSH_SECONDS = 5.0
 
 
@@ -41,7 +40,7 @@ class Closer:
         self._app = app
         self._on_closed = on_closed
         self._to_close: list[Closing] = []
-        self._closings = InBatches[Closing]("live ends", self._close_all, _TICK_SECONDS)
+        self._closings = InBatches[Closing]("live ends", self._close_all)
 
     def __enter__(self) -> Self:
         self._closings.__enter__()

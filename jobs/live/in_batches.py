@@ -9,6 +9,8 @@ from typing import Generic, Self, TypeVar
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
+# How often a thread that is handed nothing looks at what has to be done all the same.
+TICK_SECONDS = 0.25
 
 
 class InBatches(Generic[T]):
@@ -17,7 +19,7 @@ class InBatches(Generic[T]):
     `work` also gets an empty list when nothing has come for `tick_seconds`.
     """
 
-    def __init__(self, name: str, work: Callable[[list[T]], None], tick_seconds: float) -> None:
+    def __init__(self, name: str, work: Callable[[list[T]], None], tick_seconds: float = TICK_SECONDS) -> None:
         self._work = work
         self._tick_seconds = tick_seconds
         self._items: SimpleQueue[T | None] = SimpleQueue()

@@ -15,10 +15,10 @@ from ..engine_host import Answer, EngineFailure, EngineHost, Outcome, Refusal
 from ..streams.events import StreamError
 from ..streams.publisher import StreamPublisher
 from .answer import Interruption, LiveAnswer, LiveSample
-from .claiming import TICK_SECONDS, Claimed, Claimer, internal_error
+from .claiming import Claimed, Claimer, internal_error
 from .claims import LiveClaim, LiveClaims
 from .closing import Closer, Closing
-from .in_batches import InBatches
+from .in_batches import TICK_SECONDS, InBatches
 from .in_flight import AnswersInFlight
 from .leases import LiveLeases
 from .turns import Turns
@@ -70,7 +70,7 @@ class LiveRunner:
 
     def __post_init__(self) -> None:
         self._answers = AnswersInFlight()
-        self._events = InBatches[_Item]("live events", self._handle_all, TICK_SECONDS)
+        self._events = InBatches[_Item]("live events", self._handle_all)
         self._turns = Turns[LiveAnswer](self.num_slots, lambda answer: self._events.put(_Turn(answer)))
         self._claimer = Claimer(self.claims, self.publisher, self.tokenizer, self.app, self._answers, self._events.put)
         self._closer = Closer(self.claims, self.publisher, self.app, self._forget)
@@ -85,7 +85,7 @@ class LiveRunner:
     def __exit__(self, *exc_info: object) -> None:
         self.drain()
         self._answers.wait_until_empty(self.grace_seconds)
-        for answer in self._in_flight():
+        for answer in self._answers.all():
             self._interrupt_soon(answer, Interruption.HANDED_BACK)
         self._answers.wait_until_empty(HAND_BACK_SECONDS)
         self._threads.close()
@@ -118,9 +118,6 @@ class LiveRunner:
 
     def _interrupt_soon(self, answer: LiveAnswer, why: Interruption) -> None:
         self._events.put(_Interrupt(answer, why))
-
-    def _in_flight(self) -> list[LiveAnswer]:
-        return self._answers.all()
 
     def _forget(self, answer: LiveAnswer) -> None:
         self._turns.leave(answer)
@@ -196,7 +193,7 @@ class LiveRunner:
         if now < self._next_look_at_deadlines:
             return
         self._next_look_at_deadlines = now + TICK_SECONDS
-        for answer in self._in_flight():
+        for answer in self._answers.all():
             if answer.deadline < now:
                 self._interrupt(answer, Interruption.DEADLINE)
 

@@ -3,10 +3,12 @@
 import gc
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import repeat
 from multiprocessing import Pipe
@@ -63,13 +65,16 @@ class BatchHelper:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        # It has nothing that is not here too.
-        self._process.kill()
-        self._process.wait()
+        self.kill()
         # Threads that send or receive find the other end closed.
         self._sending.shutdown()
         self._receiving.shutdown()
         self._ours.close()
+
+    def kill(self) -> None:
+        """What it has not planned yet fails; nothing is lost, as it has nothing that is not here too."""
+        self._process.kill()
+        self._process.wait()
 
     @property
     def is_free(self) -> bool:
@@ -102,9 +107,18 @@ def _serve(connection: Connection) -> None:
     planner = recipe.planner()
     _send(connection, None)
     gc.freeze()
-    planned = (planner.plan([InputRow(*fields) for fields in rows]) for rows in _received(connection))
+    planned = (_plan(planner, rows) for rows in _received(connection))
     for _ in map_ahead(lambda batch: _send(connection, batch), planned):
         pass
+
+
+def _plan(planner: BatchPlanner, rows: list[tuple[Any, ...]]) -> PlannedBatch:
+    with ExitStack() as stack:
+        # Whatever is raised, the starter meets the same. The thread that waits for more would keep us from ending.
+        stack.callback(os._exit, 1)
+        batch = planner.plan([InputRow(*fields) for fields in rows])
+        stack.pop_all()
+    return batch
 
 
 def _received(connection: Connection) -> Iterator[list[tuple[Any, ...]]]:
@@ -124,4 +138,6 @@ def _received(connection: Connection) -> Iterator[list[tuple[Any, ...]]]:
 
 
 if __name__ == "__main__":
+    # Control-C is for the starter, which may have other plans than to end.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     _serve(Connection(int(sys.argv[1])))

@@ -85,7 +85,10 @@ class BatchPlanner:
     def _render(self, row: InputRow) -> str | list[int]:
         if row.error is not None:
             raise RowError(row.error)
-        return self.renderer.render(row.values)
+        prompt = self.renderer.render(row.values)
+        if isinstance(prompt, str):
+            self._check_size(len(prompt))
+        return prompt
 
     def _length_error(self, num_tokens: int) -> str | None:
         if num_tokens == 0:
@@ -93,6 +96,17 @@ class BatchPlanner:
         if num_tokens >= self.context:
             return f"{TOO_LONG} {num_tokens} tokens; the model's context holds {self.context} with the answer"
         return None
+
+    def _check_size(self, num_characters: int) -> None:
+        """Refuse a text that is too long however it is tokenized: doing it takes dozens of bytes a character."""
+        # No more than a token for each character can be known beforehand.
+        if num_characters < self.context:
+            return
+        fewest = self.tokenizer.fewest_tokens(num_characters)
+        if fewest >= self.context:
+            raise RowError(
+                f"{TOO_LONG} at least {fewest} tokens; the model's context holds {self.context} with the answer"
+            )
 
     def _answer_tokens(self, row_sampling: str, num_prompt_tokens: int) -> int:
         """The most that a row's answers may have."""

@@ -101,16 +101,16 @@ class Planner:
         renderer = self.check(source)
         unifier = source.unifier()
         num_rows = num_errors = answer_tokens = 0
-        with leave_alone_what_is_there(), self._sorter() as sorter, self._sorter() as id_sorter:
-            ids = CustomIds(id_sorter)
-            with closing(self._batches(renderer, unifier, source)) as batches:
+        with leave_alone_what_is_there(), self._sorter() as sorter:
+            with self._sorter() as id_sorter, closing(self._batches(renderer, unifier, source)) as batches:
+                ids = CustomIds(id_sorter)
                 for batch in batches:
                     sorter.extend(batch.items)
                     ids.add(batch)
                     num_rows += len(batch.items)
                     num_errors += len(batch.errors)
                     answer_tokens += batch.answer_tokens
-            duplicates = ids.duplicates()
+                duplicates = ids.duplicates()
             num_errors += len(duplicates)
             cutter = ShardCutter(self.shard_rows)
             own = self.spec.samples_each_row

@@ -156,7 +156,7 @@ class Producer:
         self, job_id: str, fingerprint: str, spec: JobSpec, plan: Plan, output: Path, terms: Terms
     ) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, `--resume` finds it consistent."""
-        queue = shard_queue(spec.model, spec.dtype, spec.quantization)
+        queue = shard_queue(spec.model, *spec.precision)
         shards = self._spool(job_id, plan)
         job = NewJob(
             id=job_id,

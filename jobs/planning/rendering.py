@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from string import Formatter
 from typing import Any
 
+from ...engine.chat_frame import ChatFrame
 from ...engine.errors import InvalidRequestError
 from ...engine.tokenizer import Tokenizer
 from ..errors import SpecError
@@ -67,6 +69,15 @@ class PromptRenderer:
         self._template = None if self._is_raw else _template(spec, columns)
         if self._template is None and not self._is_raw and not tokenizer.has_chat_template:
             raise SpecError(f"model {spec.model} has no chat template for the column 'messages': pass --prompt")
+        self._frame = self._chat_frame()
+
+    def _chat_frame(self) -> ChatFrame | None:
+        if self._template is None or not self._tokenizer.has_chat_template:
+            return None
+        # What does not fit the template is each row's error.
+        with suppress(InvalidRequestError):
+            return self._tokenizer.chat_frame(self._system)
+        return None
 
     def render(self, values: Mapping[str, Any]) -> str | list[int]:
         """The whole prompt, to be encoded with special tokens as `adds_special_tokens` says, unless it is in tokens.
@@ -80,6 +91,8 @@ class PromptRenderer:
         text = self._template.render(values)
         if not text.strip():
             raise RowError("prompt is empty")
+        if self._frame is not None:
+            return self._frame.around(text)
         if self._tokenizer.has_chat_template:
             system = [{"role": "system", "content": self._system}] if self._system else []
             return self._chat([*system, {"role": "user", "content": text}])

@@ -16,10 +16,13 @@ _BATCHES_ALONE = 32
 _MOST_HELPERS = 7
 # Results that wait for an earlier one, for each process.
 _MOST_WAITING = 4
+# A helper that takes so long for a batch whose turn it is hangs.
+_PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
 class _Begun:
+    helper: BatchHelper
     rows: Sequence[InputRow]
     result: "Future[PlannedBatch]"
 
@@ -29,7 +32,7 @@ def plan_batches(
 ) -> Generator[PlannedBatch, None, None]:
     """What `planner` makes of each batch, in order. `recipe` tells helpers how to make the same planner.
 
-    A helper that is lost costs time only: its batches are planned here.
+    A helper that is lost or hangs costs time only: its batches are planned here.
     """
     num_helpers = min(num_cores() - 1, _MOST_HELPERS)
     helpers: list[BatchHelper] = []
@@ -41,7 +44,7 @@ def plan_batches(
                 with suppress(OSError):
                     helpers += (stack.enter_context(BatchHelper(recipe)) for _ in range(num_helpers))
             free = next((helper for helper in helpers if helper.is_free), None)
-            begun.append(planner.plan(rows) if free is None else _Begun(rows, free.plan(rows)))
+            begun.append(planner.plan(rows) if free is None else _Begun(free, rows, free.plan(rows)))
             while begun and (_is_done(begun[0]) or len(begun) > _MOST_WAITING * (1 + num_helpers)):
                 yield _result(planner, begun.popleft())
         while begun:
@@ -61,6 +64,8 @@ def _result(planner: BatchPlanner, batch: _Begun | PlannedBatch) -> PlannedBatch
     if isinstance(batch, PlannedBatch):
         return batch
     try:
-        return batch.result.result()
+        return batch.result.result(_PATIENCE_SECONDS)
+    # Among them the `TimeoutError` of one that hangs.
     except (EOFError, OSError):
+        batch.helper.kill()
         return planner.plan(batch.rows)

@@ -42,7 +42,7 @@ class AnswerCache:
         self._cache.put_many(good)
 
     def _about_all(self, spec: JobSpec, tenant: str) -> str:
-        about = [_VERSION, tenant, self._weights.identity(), spec.dtype, spec.quantization, spec.samples_each_row]
+        about = [_VERSION, tenant, self._weights.identity(), *spec.precision, spec.samples_each_row]
         return json.dumps(about)
 
 

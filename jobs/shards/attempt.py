@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from ...engine.tokenizer import Tokenizer
+from ...storage.database import InTransaction
 from ...storage.errors import LeaseLost, LedgerUnavailable, StorageError
 from ...storage.ledger import Ledger
 from ...storage.parts import (
@@ -76,7 +77,7 @@ class ShardAttempt:
     tools: AttemptTools
     claim: Claim
     job: JobRecord
-    _outcomes: "queue.SimpleQueue[Outcome | None]" = field(default_factory=queue.SimpleQueue)
+    _outcomes: "queue.SimpleQueue[list[Outcome]]" = field(default_factory=queue.SimpleQueue)
     _stop: threading.Event = field(default_factory=threading.Event)
     _num_parts: int = 0
     # Under what to keep answers, by where their rows stand in the batch.
@@ -92,7 +93,8 @@ class ShardAttempt:
     def stop(self) -> None:
         """Make `run` end soon. What is finished is committed if the lease still allows it."""
         self._stop.set()
-        self._outcomes.put(None)
+        # Wakes the thread that waits for the engine.
+        self._outcomes.put([])
 
     def run(self) -> JobState:
         """Generate and commit the shard's open rows; returns the job's state after that.
@@ -146,7 +148,7 @@ class ShardAttempt:
         if self._spec.cache and self.tools.answers is not None:
             self._cache_keys = self.tools.answers.answer(batch, self._spec, self.job.tenant)
         try:
-            self.tools.host.submit(batch.requests, self._outcomes.put, resume_logprobs=batch.resume_logprobs)
+            self.tools.host.submit_rows(batch.requests, self._outcomes.put, batch.resume_logprobs)
             with ExitStack() as stack:
                 if self.tools.row_streams is not None:
                     stack.enter_context(self.tools.row_streams.offered(self.claim, batch))
@@ -203,16 +205,23 @@ class ShardAttempt:
             # Told to stop, take what the engine has answered by now.
             patience = 0.0 if self._stop.is_set() else max(0.0, deadline - time.monotonic())
             try:
-                outcome = self._outcomes.get(timeout=patience)
+                outcomes = self._outcomes.get(timeout=patience)
             except queue.Empty:
                 return
+            self._record(batch, outcomes)
+
+    def _record(self, batch: RowBatch, outcomes: list[Outcome]) -> None:
+        anew = []
+        for outcome in outcomes:
             # A row that was given up may have got its answer this moment.
-            if outcome is None or not batch.waits_for(outcome):
+            if not batch.waits_for(outcome):
                 continue
             if (request := batch.anew(outcome)) is not None:
-                self.tools.host.submit([request], self._outcomes.put)
+                anew.append(request)
             else:
                 batch.record(outcome)
+        if anew:
+            self.tools.host.submit_rows(anew, self._outcomes.put)
 
     def _expire(self, batch: RowBatch) -> None:
         """Give up the rows that have no answer; what the engine has of them goes."""
@@ -226,22 +235,30 @@ class ShardAttempt:
 
     def _commit(self, table: pa.Table) -> None:
         """Write, commit, publish: in this order, so that a reader of the folder sees committed rows only."""
-        if (sink := SinkSpec.of(self.job.sink)) is not None:
-            rows = SqlSink(sink, table.schema)
-            self._persistently(lambda: rows.upsert(self.claim.job_id, self.claim.attempt_id, table))
+        also = self._sink(table)
         name = self._next_name()
         self._write(name, table)
         part = part_summary(name, table)
         replaced = self._retrial.replace(table["row"].to_pylist(), self._next_name)
         replacing = [each.replacement for each in replaced]
         try:
-            self._persistently(lambda: self.tools.ledger.commit_part(self.claim, part, replacing))
+            self._persistently(lambda: self.tools.ledger.commit_part(self.claim, part, replacing, also))
         except LeaseLost:
             self._discard_uncommitted([name, *(each.rest.file_name for each in replaced if each.rest is not None)])
             raise
         for each in replaced:
             each.publish(self._folder)
         publish(self._folder, name)
+
+    def _sink(self, table: pa.Table) -> InTransaction | None:
+        """Write rows to the job's sink, if it has one, or return what does so in the ledger's transaction."""
+        if (sink := SinkSpec.of(self.job.sink)) is None:
+            return None
+        upsert = functools.partial(SqlSink(sink, table.schema).upsert, self.claim.job_id, self.claim.attempt_id, table)
+        if sink.is_in(self.tools.ledger.database.url):
+            return upsert
+        self._persistently(upsert)
+        return None
 
     def _write(self, name: str, table: pa.Table) -> None:
         """Try again while there is no room: rows that were given back at once would be generated in vain, again."""

@@ -40,7 +40,8 @@ def quantize_rows_kernel(
     tl.store(scales + row * num_groups + group, tl.div_rn(largest, limit))
 
 
-@triton.jit
+# Not compiled again for numbers of rows that are multiples of 16, or one: a step has any number of them.
+@triton.jit(do_not_specialize=["num_rows"])
 def scaled_linear_kernel(
     output,
     x,
@@ -93,7 +94,7 @@ def scaled_linear_kernel(
         tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "tiles_per_split"])
 def int4_linear_kernel(
     output,
     x,
@@ -144,7 +145,7 @@ def int4_linear_kernel(
     tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "num_splits"])
 def sum_splits_kernel(
     output, parts, bias, size, num_outputs, num_splits, HAS_BIAS: tl.constexpr, NUMBERS: tl.constexpr
 ):

@@ -54,6 +54,10 @@ class LongJob:
     num_rows: int
     tokenizer: Tokenizer
 
+    @property
+    def has_ended(self) -> bool:
+        return self.job.progress().state.has_ended
+
     @cached_property
     def expected(self) -> list[dict[str, Any]]:
         """The columns of each row as an engine of its own answers them, undisturbed."""

@@ -15,11 +15,15 @@ from redis.exceptions import RedisError
 
 from headrace.jobs.celery_app import create_app, live_queue, send_request, send_shards
 from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.presence import WorkerId
+from headrace.jobs.streams.keys import tokens_key
 
 from ..jobs.conftest import wait_until
 from ..jobs.running import processes_of
+from .long_jobs import LongJob
 from .site import LEASE_SECONDS, Site, stopped
 
+_TRIES = 3
 _LONGER_THAN_A_LEASE = 1.6 * LEASE_SECONDS
 
 
@@ -31,24 +35,40 @@ class Mischief:
     done: Counter[str] = field(default_factory=Counter)
     num_kills: int = 0
 
-    def kinds(self, is_long: bool) -> list[Callable[[], None]]:
-        """All that can happen, each at least once, in an order of the seed's; some of it only to a long run."""
-        events = [
-            *([self.kill_all_workers, self.stop_redis] if is_long else []),
-            *3 * [self.kill_worker],
+    def kinds(self) -> list[Callable[[], None]]:
+        """All that can happen, in an order of the seed's; only the first one takes a Redis that is there."""
+        others = self._shuffled(self.kill_all_workers, self.stop_redis, *self._of_redis(), *self._of_others())
+        return [self.kill_writer, *others]
+
+    def half_of_kinds(self, seed: int) -> list[Callable[[], None]]:
+        """Nearly all, of which two neighbouring seeds have a half each."""
+        if seed % 2 == 0:
+            return self._shuffled(*self._of_redis())
+        return [self.kill_writer, *self._shuffled(*self._of_others())]
+
+    def _of_redis(self) -> list[Callable[[], None]]:
+        return [
+            self.kill_worker,
+            self.kill_worker,
             self.stop_worker,
             self.kill_redis,
-            self.kill_supervisor,
             self.wipe_redis,
             self.restart_redis_empty,
+            *([] if self.site.disk.reason else [self.fill_disk]),
+        ]
+
+    def _of_others(self) -> list[Callable[[], None]]:
+        return [
+            self.kill_worker,
+            self.kill_supervisor,
             self.ring_twice,
             self.take_database_away,
             self.limit_files,
             self.kill_api,
-            *([] if self.site.disk.reason else [self.fill_disk]),
         ]
-        self.site.random.shuffle(events)
-        return events
+
+    def _shuffled(self, *events: Callable[[], None]) -> list[Callable[[], None]]:
+        return self.site.random.sample(events, len(events))
 
     def do(self, event: Callable[[], None]) -> None:
         self.done[event.__name__.replace("_", " ")] += 1
@@ -68,6 +88,26 @@ class Mischief:
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
                 self.num_kills += 1
+
+    def kill_writer(self) -> None:
+        """The worker of a long job, once it has written down some of its tokens: another goes on from there."""
+        assert any(self._goes_on_elsewhere(self.site.submit_long_job()) for _ in range(_TRIES))
+
+    def _goes_on_elsewhere(self, long_job: LongJob) -> bool:
+        """Whether it was resumed; on a slow machine it may be over before its worker is killed."""
+        wait_until(lambda: self._kills_writer(long_job) or long_job.has_ended, "tokens are written down")
+        wait_until(lambda: self.site.is_resumed(long_job) or long_job.has_ended, "another worker goes on")
+        return self.site.is_resumed(long_job)
+
+    def _kills_writer(self, long_job: LongJob) -> bool:
+        (shard,) = self.site.client.ledger.shards(long_job.job.id)
+        with redis_urls(self.site.settings) as urls, Redis.from_url(urls.redis) as redis:
+            # The first field is its writer's name.
+            if shard.lease_owner is None or redis.hlen(tokens_key(shard.id)) < 2:
+                return False
+        os.kill(WorkerId.parse(shard.lease_owner).pid, signal.SIGKILL)
+        self.num_kills += 1
+        return True
 
     def stop_worker(self) -> None:
         with stopped(self.site.worker()):

@@ -109,7 +109,9 @@ def _answer(request: LiveRequest, params: Any) -> list[int]:
 
 
 def _take(event: StreamEvent, tokens: _Tokens) -> StreamEvent | None:
-    tokens.add(event.first, list(event.token_ids), event.text)
+    # A request is given up where its stream stands, which has lost its tokens if Redis was emptied.
+    if event.error is None:
+        tokens.add(event.first, list(event.token_ids), event.text)
     return event if event.is_final else None
 
 

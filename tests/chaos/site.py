@@ -51,8 +51,8 @@ class Scale:
     """How long a job is and how fast its workers are.
 
     `long_rows`, of `long_tokens`: of each of the long jobs that run beside it, of which the first is of the kind with
-    the number `first_kind`. `database_seconds`: how long the
-    ledger's database is away.
+    the number `first_kind`. `database_seconds`: how long the ledger's database is away. `hurries`: whether workers
+    notice sooner than usual what is lost. `kills_api_at_first`: while the job is being submitted.
     """
 
     num_rows: int
@@ -62,7 +62,9 @@ class Scale:
     long_rows: int
     long_tokens: int
     database_seconds: float
+    hurries: bool = False
     first_kind: int = 0
+    kills_api_at_first: bool = True
 
     def settings(self, database_url: str) -> dict[str, str]:
         return {
@@ -72,6 +74,7 @@ class Scale:
             "HEADRACE_WORKER_CONCURRENCY": "2",
             "HEADRACE_DATABASE_URL": database_url,
             "HEADRACE_TEST_STEP_SECONDS": str(self.step_seconds),
+            **({"HEADRACE_TEST_HURRY": "yes"} if self.hurries else {}),
             "HEADRACE_TEST_NUM_SEQS": str(self.num_seqs),
             "HEADRACE_TEST_CONTEXT": str(CONTEXT),
         }
@@ -80,7 +83,7 @@ class Scale:
 class Site:
     """Everything of one run, in folders of its own. A `Random` chooses whom something happens to.
 
-    `num_begun`: how often each row came to an engine; `num_resumed`: how many of these times with tokens from before.
+    `num_begun`: how often each row came to an engine; `num_resumed`: how often with tokens from before.
     `num_preempted`: how many of them may be due to a live request that took a row's seat.
     """
 
@@ -88,7 +91,7 @@ class Site:
         self.scale, self.random, self.database = scale, random, database
         self.data_dir = folder / "data"
         self.num_begun: Counter[int] = Counter()
-        self.num_resumed = 0
+        self.num_resumed: Counter[int] = Counter()
         self.num_preempted = 0
         self.long_jobs: list[LongJob] = []
         self._pids, self._log = folder / "pids", folder / "log"
@@ -103,18 +106,22 @@ class Site:
         self.job: Job = self._submitted()
 
     def _submitted(self) -> Job:
-        """A job that was submitted over HTTP by a client whose server was killed meanwhile."""
+        """A job that was submitted over HTTP, by a client whose server may have been killed meanwhile."""
         rows = [{"text": prompt_text(row)} for row in range(self.scale.num_rows)]
         body = {"model": "model", "rows": rows, "prompt": "{text}", "sampling": {"max_tokens": MAX_TOKENS}}
         key = {"Idempotency-Key": secrets.token_hex(8)}
+        if self.scale.kills_api_at_first:
+            self._kill_api_meanwhile(key, body)
+        answer = self.api.post("/jobs", key, **body)
+        return self.client.job(answer["id"])
+
+    def _kill_api_meanwhile(self, key: dict[str, str], body: dict[str, Any]) -> None:
         first = threading.Thread(target=self._try_to_submit, args=(key, body))
         first.start()
         time.sleep(self.random.uniform(0.0, 1.0))
         self.api.kill()
         self.api.start()
         first.join()
-        answer = self.api.post("/jobs", key, **body)
-        return self.client.job(answer["id"])
 
     def _try_to_submit(self, key: dict[str, str], body: dict[str, Any]) -> None:
         try:
@@ -136,6 +143,10 @@ class Site:
         persistently(lambda: job.set_priority(1))
         self.long_jobs.append(LongJob(kind, job, first_row, num_rows, self._tokenizer))
         return self.long_jobs[-1]
+
+    def is_resumed(self, long_job: LongJob) -> bool:
+        """Whether any row of it was begun with tokens from before."""
+        return any(self.num_resumed[long_job.first_row + row] for row in range(long_job.num_rows))
 
     @property
     def jobs(self) -> list[Job]:
@@ -174,8 +185,9 @@ class Site:
                 if prompt[0] == PREEMPTED:
                     self.num_preempted += int(prompt[1])
                 elif prompt[0] != str(LIVE_TOKEN):
-                    self.num_begun[row_of[tuple(map(int, prompt))]] += 1
-                    self.num_resumed += bool(known)
+                    row = row_of[tuple(map(int, prompt))]
+                    self.num_begun[row] += 1
+                    self.num_resumed[row] += bool(known)
 
     def worker(self) -> psutil.Process:
         """One of the workers that are there now."""

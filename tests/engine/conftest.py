@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging
 
-from .families import FAMILIES, ODD_SIZES, VOCAB_SIZE
+from .families import VOCAB_SIZE, families, odd_sizes
 
 NUM_NEW_TOKENS = 64
 PROMPT_LENGTHS = (1, 7, 33, 61)
@@ -38,13 +38,13 @@ def _quiet_single_thread() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Checkpoint]:
-    """Makes the checkpoint of a family named in `FAMILIES`, once."""
+def checkpoint(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Callable[[str], Checkpoint]:
+    """Makes the checkpoint of a family named in `FAMILIES`, once. What is expected is computed on the CPU."""
 
     @cache
     def make(name: str) -> Checkpoint:
         folder = tmp_path_factory.mktemp(name)
-        model = save_random_model(FAMILIES[name], folder)
+        model = save_random_model(families(device)[name], folder)
         generator = torch.Generator().manual_seed(7)
         prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
         return Checkpoint(folder, prompts, [greedy(model, prompt) for prompt in prompts])
@@ -89,7 +89,7 @@ CHAT_TEMPLATE = (
 
 
 @pytest.fixture(scope="session")
-def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def chat_folder(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> Path:
     """A model folder complete with a byte tokenizer and a chat template: <s> is 0 and </s>, its end, is 1."""
     folder = tmp_path_factory.mktemp("chat")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -101,7 +101,7 @@ def chat_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         tokenizer_object=fast, bos_token="<s>", eos_token="</s>", chat_template=CHAT_TEMPLATE
     )
     tokenizer.save_pretrained(folder)
-    sizes = {**ODD_SIZES, "num_hidden_layers": 2, "eos_token_id": 1, "bos_token_id": 0}
+    sizes = {**odd_sizes(device), "num_hidden_layers": 2, "eos_token_id": 1, "bos_token_id": 0}
     save_random_model(LlamaConfig(**sizes), folder)
     return folder
 

@@ -1,7 +1,10 @@
 """A model of odd sizes from every family, and of what varies within it."""
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
+import torch
 from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
@@ -16,17 +19,31 @@ from transformers import (
 )
 
 VOCAB_SIZE = 307
-ODD_SIZES: dict[str, Any] = {
-    "vocab_size": VOCAB_SIZE,
-    "hidden_size": 72,
-    "intermediate_size": 101,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 6,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 256,
-    # Large, so that the logits differ enough for outputs that wander.
-    "initializer_range": 0.3,
-}
+_HEAD_DIM = 12
+# The Triton kernels take heads from here on.
+_GPU_HEAD_DIM = 16
+_NUM_HEADS = 6
+# Of a head's dimensions, where only a part is rotated.
+_ROTATED_DIMS = 6
+
+
+def odd_sizes(device: torch.device) -> dict[str, Any]:
+    """Odd for every kernel of the CPU; for a GPU as odd as its kernels allow."""
+    head_dim = _GPU_HEAD_DIM if device.type == "cuda" else _HEAD_DIM
+    return {
+        "vocab_size": VOCAB_SIZE,
+        "hidden_size": _NUM_HEADS * head_dim,
+        "intermediate_size": 101,
+        "num_hidden_layers": 3,
+        "num_attention_heads": _NUM_HEADS,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        # Large, so that the logits differ enough for outputs that wander.
+        "initializer_range": 0.3,
+    }
+
+
+ODD_SIZES = odd_sizes(torch.device("cpu"))
 LLAMA3_ROPE = {
     "rope_type": "llama3",
     "rope_theta": 10000.0,
@@ -36,40 +53,46 @@ LLAMA3_ROPE = {
     "original_max_position_embeddings": 48,
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
-# Tests run with a context of 150 tokens, which decides between the two.
-LONGROPE = {
-    "rope_type": "longrope",
-    "rope_theta": 10000.0,
-    "partial_rotary_factor": 0.5,
-    "short_factor": [1.0, 1.5, 2.0],
-    "long_factor": [1.0, 3.0, 7.0],
-}
-PHI3_SIZES = {**ODD_SIZES, "pad_token_id": 0, "eos_token_id": 1}
 
-FAMILIES: dict[str, Any] = {
-    "llama": LlamaConfig(**ODD_SIZES),
-    "llama-bias-tied-rope3": LlamaConfig(
-        **ODD_SIZES,
+
+PHI3_TOKENS = {"pad_token_id": 0, "eos_token_id": 1}
+
+
+def longrope(sizes: dict[str, Any]) -> dict[str, Any]:
+    """Tests run with a context of 150 tokens, which decides between the two."""
+    return {
+        "rope_type": "longrope",
+        "rope_theta": 10000.0,
+        "partial_rotary_factor": _ROTATED_DIMS * _NUM_HEADS / sizes["hidden_size"],
+        "short_factor": [1.0, 1.5, 2.0],
+        "long_factor": [1.0, 3.0, 7.0],
+    }
+
+
+_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "llama": lambda sizes: LlamaConfig(**sizes),
+    "llama-bias-tied-rope3": lambda sizes: LlamaConfig(
+        **sizes,
         attention_bias=True,
         mlp_bias=True,
         tie_word_embeddings=True,
         rope_parameters=LLAMA3_ROPE,
     ),
-    "mistral-window": MistralConfig(**ODD_SIZES, sliding_window=19),
-    "mixtral": MixtralConfig(**ODD_SIZES, num_local_experts=5, num_experts_per_tok=2),
-    "qwen2-window": Qwen2Config(**ODD_SIZES, use_sliding_window=True, sliding_window=17, max_window_layers=1),
-    "qwen2-yarn": Qwen2Config(**ODD_SIZES, rope_parameters=YARN_ROPE),
-    "qwen2-moe": Qwen2MoeConfig(
-        **ODD_SIZES,
+    "mistral-window": lambda sizes: MistralConfig(**sizes, sliding_window=19),
+    "mixtral": lambda sizes: MixtralConfig(**sizes, num_local_experts=5, num_experts_per_tok=2),
+    "qwen2-window": lambda sizes: Qwen2Config(**sizes, use_sliding_window=True, sliding_window=17, max_window_layers=1),
+    "qwen2-yarn": lambda sizes: Qwen2Config(**sizes, rope_parameters=YARN_ROPE),
+    "qwen2-moe": lambda sizes: Qwen2MoeConfig(
+        **sizes,
         moe_intermediate_size=37,
         num_experts=7,
         num_experts_per_tok=3,
         shared_expert_intermediate_size=45,
         mlp_only_layers=[1],
     ),
-    "qwen3": Qwen3Config(**ODD_SIZES, head_dim=20),
-    "qwen3-bias-tied-windows": Qwen3Config(
-        **ODD_SIZES,
+    "qwen3": lambda sizes: Qwen3Config(**sizes, head_dim=20),
+    "qwen3-bias-tied-windows": lambda sizes: Qwen3Config(
+        **sizes,
         head_dim=16,
         attention_bias=True,
         tie_word_embeddings=True,
@@ -77,8 +100,8 @@ FAMILIES: dict[str, Any] = {
         sliding_window=11,
         layer_types=["sliding_attention", "full_attention", "sliding_attention"],
     ),
-    "qwen3-moe": Qwen3MoeConfig(
-        **ODD_SIZES,
+    "qwen3-moe": lambda sizes: Qwen3MoeConfig(
+        **sizes,
         head_dim=20,
         moe_intermediate_size=37,
         num_experts=6,
@@ -86,14 +109,19 @@ FAMILIES: dict[str, Any] = {
         norm_topk_prob=True,
         decoder_sparse_step=2,
     ),
-    "phi3-window": Phi3Config(**PHI3_SIZES, sliding_window=23),
-    "phi3-longrope-short": Phi3Config(**PHI3_SIZES, original_max_position_embeddings=160, rope_parameters={**LONGROPE}),
-    "phi3-longrope-long": Phi3Config(
-        **PHI3_SIZES, original_max_position_embeddings=1, rope_parameters={**LONGROPE, "attention_factor": 1.25}
+    "phi3-window": lambda sizes: Phi3Config(**sizes, **PHI3_TOKENS, sliding_window=23),
+    "phi3-longrope-short": lambda sizes: Phi3Config(
+        **sizes, **PHI3_TOKENS, original_max_position_embeddings=160, rope_parameters=longrope(sizes)
+    ),
+    "phi3-longrope-long": lambda sizes: Phi3Config(
+        **sizes,
+        **PHI3_TOKENS,
+        original_max_position_embeddings=1,
+        rope_parameters={**longrope(sizes), "attention_factor": 1.25},
     ),
     # Untied, since embeddings as large as Gemma's would echo the last token; and with caps low enough to matter.
-    "gemma2": Gemma2Config(
-        **ODD_SIZES,
+    "gemma2": lambda sizes: Gemma2Config(
+        **sizes,
         tie_word_embeddings=False,
         head_dim=20,
         query_pre_attn_scalar=24,
@@ -101,8 +129,8 @@ FAMILIES: dict[str, Any] = {
         attn_logit_softcapping=5.0,
         final_logit_softcapping=7.0,
     ),
-    "gemma3": Gemma3TextConfig(
-        **ODD_SIZES,
+    "gemma3": lambda sizes: Gemma3TextConfig(
+        **sizes,
         tie_word_embeddings=False,
         head_dim=20,
         query_pre_attn_scalar=24,
@@ -114,3 +142,13 @@ FAMILIES: dict[str, Any] = {
         },
     ),
 }
+
+
+@cache
+def families(device: torch.device) -> dict[str, Any]:
+    """`FAMILIES`, but of the sizes that tests on this device have."""
+    sizes = odd_sizes(device)
+    return {name: make(sizes) for name, make in _MAKERS.items()}
+
+
+FAMILIES = families(torch.device("cpu"))

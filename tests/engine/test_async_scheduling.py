@@ -176,7 +176,7 @@ def test_whose_prompt_is_shared_is_aborted_while_it_is_in_flight():
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_step_ahead_that_fails_costs_nobody_anything(error):
     engine, runner, _ = make_async(max_num_batched_tokens=20)
-    requests = [Request(str(tail), [*PREFIX, tail], greedy_params(5)) for tail in (1, 2, 3)]
+    requests = [Request(str(tail), [*PREFIX, tail], greedy_params(9)) for tail in (1, 2, 3)]
     answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
     for request in requests:
         engine.add(request)

@@ -1,12 +1,13 @@
 """Steps computed with graphs answer as eager steps do. Without a GPU a graph is a function called again."""
 
+import gc
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import pytest
 import torch
@@ -249,3 +250,19 @@ def test_who_has_graphs(folders, options, caplog):
     with caplog.at_level(logging.INFO, "headrace.engine.model_runner"):
         assert not model_runner.wants_graphs(mixture, config, gpu)
     assert "no CUDA graphs: the host chooses which experts" in caplog.text
+
+
+def test_a_model_that_is_not_used_any_more_is_gone_at_once(folders, options):
+    """And with it the GPU's memory, which the next one may want: not when Python next looks for cycles."""
+    engine = Engine.from_pretrained(folders["llama"], EngineConfig(**options))
+    run_all(engine, [Request("r", tokens(5, 9), greedy_params(4))])
+    runner = engine._runner
+    assert isinstance(runner, model_runner.ModelRunner)
+    held = [ref(runner), ref(runner._model)]
+    gc.collect()
+    gc.disable()
+    try:
+        del engine, runner
+        assert [each() for each in held] == [None, None]
+    finally:
+        gc.enable()

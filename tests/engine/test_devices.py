@@ -85,3 +85,9 @@ def test_a_gpu_that_runs_no_kernels(error, message, monkeypatch):
     monkeypatch.setattr(torch, "empty", raises(error))
     with pytest.raises(ConfigError, match=message):
         resolve_device("auto")
+
+
+def test_another_gpu_than_the_first_is_chosen_by_what_the_process_sees(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    with pytest.raises(ConfigError, match="set CUDA_VISIBLE_DEVICES=1 and device='cuda'"):
+        resolve_device("cuda:1")

@@ -55,6 +55,8 @@ windows = st.sampled_from([None, None, 1, 5, 8])
 priorities = st.sampled_from([0, 0, 0, -1, 2])
 # Longest prompt, longest choice, one token to generate.
 LONGEST_REQUEST = 8 + 6 + 4 + 1
+# Room for the longest one and then some: whatever can happen to an answer happens within so many tokens.
+MOST_TOKENS = 32
 # A step that computes this token raises; after this one the logits are NaN.
 POISON, BREAKS = 10, 9
 
@@ -72,7 +74,7 @@ class EngineMachine(RuleBasedStateMachine):
         self.runner = FakeRunner(num_blocks, config.block_size, window)
         if is_harsh:
             self.runner.poison, self.runner.breaks = POISON, BREAKS
-        self.engine = fake_engine(self.runner, config)
+        self.engine = fake_engine(self.runner, config, MOST_TOKENS)
         check_every_plan(self.engine)
         self.live: dict[str, Request] = {}
         self.events: dict[str, list[RequestEvent]] = {}

@@ -1,5 +1,6 @@
 """Encoding by words gives the tokens that the whole text has, for the tokenizers that cut at spaces."""
 
+from concurrent.futures import ThreadPoolExecutor
 from random import Random
 
 import pytest
@@ -83,6 +84,33 @@ def test_texts_of_new_words_are_left_to_the_tokenizer():
     encoder = WordEncoder.of(trained(tokenizer))
     assert encoder is not None
     assert encoder.encode_batch(["each word here is new"]) is None
+
+
+def test_long_words_are_not_kept_for_ever(monkeypatch):
+    monkeypatch.setattr(words, "_MAX_KNOWN_CHARACTERS", 500)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = BYTE_LEVEL
+    encoder = WordEncoder.of(trained(tokenizer))
+    assert encoder is not None
+    for number in range(20):
+        texts = ["hello " * 30 + chr(ord("a") + number) * 200]
+        assert encoder.encode_batch(texts) == [tokenizer.encode(text).ids for text in texts]
+        assert sum(map(len, encoder._known)) <= 500
+    assert encoder.encode_batch(["hello " * 30 + "x" * 501]) is None
+
+
+def test_threads_may_share_an_encoder(monkeypatch):
+    monkeypatch.setattr(words, "_MAX_NEW", 1.0)
+    monkeypatch.setattr(words, "_MAX_KNOWN", 8)
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = BYTE_LEVEL
+    encoder = WordEncoder.of(trained(tokenizer))
+    assert encoder is not None
+    texts = [f"hello {' '.join(f'w{(start * 7 + i) % 31}' for i in range(7))}" for start in range(300)]
+    expected = [tokenizer.encode(text).ids for text in texts]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda text: encoder.encode_batch([text]), texts))
+    assert [ids for batch in found for ids in batch or ()] == expected
 
 
 @pytest.mark.parametrize(

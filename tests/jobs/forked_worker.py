@@ -6,7 +6,8 @@ Starts so many workers (1), another whenever one was killed, and appends each on
 begins with the token KILLER really kills the worker that computes it; of every other the first tokens (32, or
 HEADRACE_TEST_SHOWN_TOKENS) are written to stdout when it is begun, a line each, and how many sequences had to make
 room for others. A step takes HEADRACE_TEST_STEP_SECONDS, a batch has at most HEADRACE_TEST_NUM_SEQS sequences of
-HEADRACE_TEST_CONTEXT tokens. SIGTERM ends the workers properly, and with them this process.
+HEADRACE_TEST_CONTEXT tokens. With HEADRACE_TEST_HURRY they sweep more often, take messages for lost sooner and write
+down shorter rows. SIGTERM ends the workers properly, and with them this process.
 """
 
 import os
@@ -14,8 +15,10 @@ import signal
 import sys
 import time
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 from torch import Tensor
 
@@ -23,8 +26,10 @@ from headrace.engine.batch import Batch
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.hub import locate_model
+from headrace.jobs import worker as worker_module
 from headrace.jobs.processes import die_with_parent
 from headrace.jobs.settings import Settings
+from headrace.jobs.shards.checkpoints import TokenCheckpoints
 from headrace.jobs.worker import WorkerOptions, serve
 from headrace.storage.errors import LedgerUnavailable
 
@@ -37,6 +42,11 @@ NUM_SEQS = int(os.environ.get("HEADRACE_TEST_NUM_SEQS", "8"))
 MAX_TOKENS = int(os.environ.get("HEADRACE_TEST_CONTEXT", str(CONTEXT)))
 _SHOWN_TOKENS = int(os.environ.get("HEADRACE_TEST_SHOWN_TOKENS", "32"))
 _PAUSE_SECONDS = 0.1
+_HURRY: dict[str, Any] = {
+    "_SWEEP_SECONDS": 0.3,
+    "_LOST_MESSAGE_SECONDS": 1.0,
+    "TokenCheckpoints": partial(TokenCheckpoints, min_tokens=16),
+}
 CONFIG = EngineConfig(block_size=4, max_num_seqs=NUM_SEQS, enable_prefix_caching=False)
 
 
@@ -72,6 +82,9 @@ def load(folder: Path, config: EngineConfig) -> Engine:
 
 
 def work(model: str) -> int:
+    if "HEADRACE_TEST_HURRY" in os.environ:
+        for name, value in _HURRY.items():
+            setattr(worker_module, name, value)
     settings = Settings.from_environment()
     try:
         return serve(settings, WorkerOptions(locate_model(model, None), CONFIG, settings.worker_concurrency), load)

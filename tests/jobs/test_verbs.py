@@ -244,7 +244,8 @@ def test_a_sink_that_does_not_fit_is_refused_before_anything_is_queued(served, h
     result = headrace(served, *options, "--sink", f"sqlite:///{tmp_path / 'answers.db'}")
     refused_in_one_line(result, "has no column 'attempt_id'")
     refused_in_one_line(headrace(served, *options, "--sink", "mysql://host/name"), "mysql")
-    assert headrace(served, *options, "--sink", f"sqlite:///{tmp_path}/nowhere/answers.db").status == 1
+    away = headrace(served, *options, "--sink", f"sqlite:///{tmp_path}/nowhere/answers.db")
+    refused_in_one_line(away, "unable to open database file")
     assert headrace(served, "jobs").out == jobs
     assert not (tmp_path / "out").exists()
 

@@ -1,8 +1,11 @@
 """KV blocks copied to other blocks, and out to the host and back."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
@@ -58,3 +61,23 @@ def test_what_does_not_fit_is_named(device):
         copy_blocks_triton(kv_cache.transpose(3, 4), one, one)
     with pytest.raises(ValueError, match=r"kv_cache \(2, 3, 7, 4, 2, 17\) is float64, and must be float32 or"):
         copy_blocks_triton(kv_cache.double(), one, one)
+
+
+class MovesWhole(TorchFunctionMode):
+    """Refuses to cut what is on the host: a device may still be writing there."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.to:
+            assert args[0].is_contiguous()
+        return func(*args, **kwargs or {})
+
+
+def test_what_is_swapped_in_from_some_block_on_is_moved_whole(device):
+    kv_cache = cache(torch.float16, device)
+    before = kv_cache.clone()
+    held = swap_out(kv_cache, torch.tensor([5, 1, 2], device=device))
+    with MovesWhole():
+        swap_in(kv_cache, torch.tensor([0, 6], device=device), held, 1)
+    assert torch.equal(kv_cache[:, :, [0, 6]], before[:, :, [1, 2]])
+    with pytest.raises(ValueError, match="must have 2 blocks of torch.float16 from its block 2 on"):
+        swap_in(kv_cache, torch.tensor([0, 6], device=device), held, 2)

@@ -4,10 +4,19 @@ import sys
 from pathlib import Path
 
 import pyarrow as pa
+from sqlalchemy import Connection
 
 from headrace.storage import parts
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewPart
+from headrace.storage.sinks import SinkSpec, SqlSink
+
+SCHEMA = parts.output_schema([])
+
+
+def stop() -> None:
+    print("there", flush=True)
+    sys.stdin.read()
 
 
 def main(url: str, folder: Path, last_step: str) -> None:
@@ -16,16 +25,24 @@ def main(url: str, folder: Path, last_step: str) -> None:
     claim = ledger.claim_next("bulk", "victim", -1)
     assert claim is not None
     name = parts.part_file_name(claim.shard_number, claim.attempt_number, 0)
+    sink = SqlSink(SinkSpec.parse(url), SCHEMA)
+    sink.prepare()
+    rows = pa.Table.from_pylist([{"row": 0}, {"row": 1}], schema=SCHEMA)
+
+    def fill(connection: Connection) -> None:
+        sink.upsert("job-1", claim.attempt_id, rows, connection)
+        if last_step == "fill":
+            stop()
+
     steps = {
         "write": lambda: parts.write_part(folder, name, pa.table({"row": pa.array([0, 1], pa.int64())})),
-        "commit": lambda: ledger.commit_part(claim, NewPart(name, num_rows=2)),
+        "commit": lambda: ledger.commit_part(claim, NewPart(name, num_rows=2), also=fill),
         "publish": lambda: parts.publish(folder, name),
     }
     for step, act in steps.items():
         act()
         if step == last_step:
-            print("there", flush=True)
-            sys.stdin.read()
+            stop()
 
 
 if __name__ == "__main__":

@@ -7,10 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from sqlalchemy import text
 
 from headrace.storage import parts
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import JobState
+from headrace.storage.sinks import DEFAULT_TABLE
 
 from .claiming import take_shard
 
@@ -41,7 +43,9 @@ def test_each_shard_goes_to_exactly_one_process(
     assert (progress.state, progress.rows_done) == (JobState.COMPLETED, 400)
 
 
-@pytest.mark.parametrize(("last_step", "rows_kept"), [("write", set()), ("commit", {0, 1}), ("publish", {0, 1})])
+@pytest.mark.parametrize(
+    ("last_step", "rows_kept"), [("write", set()), ("fill", set()), ("commit", {0, 1}), ("publish", {0, 1})]
+)
 def test_killed_between_the_steps_of_a_commit(
     last_step: str,
     rows_kept: set[int],
@@ -69,3 +73,6 @@ def test_killed_between_the_steps_of_a_commit(
     assert recovered.missing == ()
     assert sorted(path.name for path in folder.iterdir()) == committed
     assert ledger.progress("job-1").rows_done == len(rows_kept)
+    # What goes to a table in the ledger's database is there when it is done, not before.
+    with ledger.database.read() as connection:
+        assert set(connection.scalars(text(f"select row from {DEFAULT_TABLE}"))) == rows_kept

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import create_engine, text
+from sqlalchemy import create_engine, make_url, text
 
 from headrace.storage.errors import SinkError, SinkUnavailable
 from headrace.storage.parts import output_schema
@@ -135,6 +135,20 @@ def test_what_is_no_sink_is_refused(url, problem):
 def test_a_file_is_meant_from_where_the_job_is_submitted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert SinkSpec.parse("sqlite:///answers.db").url == f"sqlite:///{tmp_path / 'answers.db'}"
+
+
+@pytest.mark.parametrize(
+    ("url", "ledger", "same"),
+    [
+        ("postgresql://me@host/name", "postgresql+psycopg://me@host:5432/name", True),
+        ("postgresql://me@host/name", "postgresql://me@host/other", False),
+        ("postgresql://me@host/name", "postgresql://you@host/name", False),
+        ("sqlite:////a/../b/ledger.db", "sqlite:////b/ledger.db", True),
+        ("sqlite:////b/ledger.db", "postgresql://host//b/ledger.db", False),
+    ],
+)
+def test_whether_it_is_the_ledgers_database(url, ledger, same):
+    assert SinkSpec.parse(url).is_in(make_url(ledger)) is same
 
 
 def test_a_password_is_not_shown_but_kept():

@@ -13,7 +13,7 @@ from .route import OpenAIRoute
 class ModelBody(BaseModel):
     """`max_model_len`: tokens of prompt and answer together. `created`: since when it is served here, Unix seconds.
 
-    `dtype` and `quantization`: those of the workers that answer.
+    `dtype`, `quantization` and `kv_cache_dtype`: those of the workers that answer.
     """
 
     id: str
@@ -23,6 +23,7 @@ class ModelBody(BaseModel):
     max_model_len: int
     dtype: str
     quantization: str | None
+    kv_cache_dtype: str
 
 
 class ModelList(BaseModel):
@@ -57,6 +58,5 @@ def _body(models: ServedModels, model: ServedModel) -> ModelBody:
         id=model.name,
         created=models.created,
         max_model_len=model.prompts.context_length,
-        dtype=model.dtype,
-        quantization=model.quantization,
+        **model.precision._asdict(),
     )

@@ -42,10 +42,13 @@ HEADRACE_AVX512 void multiply(const Call& call, std::int64_t row, std::int64_t c
     constexpr int kApart = apart(kRows);
     const bf16* x = call.x + row * call.stride;
     const bf16* weight = call.weight + column * call.depth;
+    // All loops over them are unrolled early: else the compiler keeps some in memory.
     __m512 sums[kApart][kRows][2];
-    for (auto& part : sums) {
-        for (auto& sum : part) {
-            sum[0] = sum[1] = _mm512_setzero_ps();
+#pragma GCC unroll 4
+    for (int i = 0; i < kApart; ++i) {
+#pragma GCC unroll 16
+        for (int r = 0; r < kRows; ++r) {
+            sums[i][r][0] = sums[i][r][1] = _mm512_setzero_ps();
         }
     }
     for (std::int64_t k = 0; k < call.depth; k += 2 * kApart) {
@@ -72,8 +75,10 @@ HEADRACE_AVX512 void multiply(const Call& call, std::int64_t row, std::int64_t c
     const __mmask32 mask = ~0u >> missing;
     const __m512 left = _mm512_loadu_ps(call.bias + column), right = _mm512_loadu_ps(call.bias + column + 16);
     bf16* output = call.output + row * call.num_outputs + column;
+#pragma GCC unroll 16
     for (int r = 0; r < kRows; ++r) {
         __m512 low = left, high = right;
+#pragma GCC unroll 4
         for (int i = 0; i < kApart; ++i) {
             low = _mm512_add_ps(low, sums[i][r][0]);
             high = _mm512_add_ps(high, sums[i][r][1]);

@@ -1,4 +1,4 @@
-"""`headrace serve --dtype --quantization`: requests that name no precision go to workers that were started so."""
+"""`headrace serve` with a precision: requests that name none go to workers that were started with it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +13,13 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import live_queue, shard_queue
 from headrace.jobs.client import Client
 from headrace.jobs.live.requests import LiveRequests
+from headrace.jobs.precision import Precision
 from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.settings import Settings
 
 from ..running import MODEL, environment
 
-PRECISION = ("float32", "int8")
+PRECISION = ("float32", "int8", "fp8")
 CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "content": "x"}]}
 JOB: dict[str, Any] = {"model": MODEL.name, "rows": [{"text": "x"}], "prompt": "{text}"}
 
@@ -38,7 +39,7 @@ def http(client: Client) -> Iterator[TestClient]:
 def test_live_requests(client: Client, http: TestClient) -> None:
     refused = http.post("/v1/chat/completions", json=CHAT)
     assert refused.status_code == 503
-    assert "--dtype float32 --quantization int8`" in refused.json()["error"]["message"]
+    assert "--dtype float32 --quantization int8 --kv-cache-dtype fp8`" in refused.json()["error"]["message"]
     queue = live_queue(str(MODEL), *PRECISION)
     with WorkerPresence(client.redis_url) as presence, LiveRequests(client.redis_url, client.celery) as requests:
         presence.announce(shard_queue(str(MODEL), *PRECISION), WorkerId.own())
@@ -49,21 +50,26 @@ def test_live_requests(client: Client, http: TestClient) -> None:
 
 @pytest.mark.parametrize(
     ("named", "expected"),
-    [({}, PRECISION), ({"dtype": "bfloat16"}, ("bfloat16", None)), ({"quantization": "int8"}, ("auto", "int8"))],
-    ids=["neither", "dtype", "quantization"],
+    [
+        ({}, PRECISION),
+        ({"dtype": "bfloat16"}, ("bfloat16", None, "auto")),
+        ({"quantization": "int8"}, ("auto", "int8", "auto")),
+        ({"kv_cache_dtype": "fp8_e5m2"}, ("auto", None, "fp8_e5m2")),
+    ],
+    ids=["none", "dtype", "quantization", "kv_cache_dtype"],
 )
-def test_jobs(client: Client, http: TestClient, named: dict[str, str], expected: tuple[str, str | None]) -> None:
+def test_jobs(client: Client, http: TestClient, named: dict[str, str], expected: tuple[str, str | None, str]) -> None:
     job = http.post("/jobs", json=JOB | named).raise_for_status().json()
-    assert (job["dtype"], job["quantization"]) == expected
+    assert tuple(job[name] for name in Precision._fields) == expected
     assert client.ledger.job(job["id"]).queue == shard_queue(str(MODEL), *expected)
 
 
 def test_the_list_of_models_says_so(http: TestClient) -> None:
     [model] = http.get("/v1/models").json()["data"]
-    assert (model["dtype"], model["quantization"]) == PRECISION
+    assert tuple(model[name] for name in Precision._fields) == PRECISION
 
 
-@pytest.mark.parametrize("precision", [("float13", None), ("auto", "int3")], ids=str)
-def test_what_no_worker_knows_is_refused(precision: tuple[str, str | None], tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", [("float13", None), ("auto", "int3"), ("auto", None, "fp7")], ids=str)
+def test_what_no_worker_knows_is_refused(precision: tuple[Any, ...], tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         ServedModels.of([str(MODEL)], *precision)

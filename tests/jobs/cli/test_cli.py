@@ -181,6 +181,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--limit", "0"], ["--limit"]),
         (["--dtype", "int3"], ["dtype", "auto, float32"]),
         (["--quantization", "int3"], ["quantization", "'int8'"]),
+        (["--kv-cache-dtype", "fp7"], ["kv_cache_dtype", "fp8_e5m2", "'fp7'"]),
         (["--max-num-seqs", "0"], ["--max-num-seqs"]),
         (["--system", "@nowhere.txt"], ["--system", "nowhere.txt"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite"]),

@@ -1,7 +1,10 @@
 """Planning in several processes gives what planning in one does."""
 
 import os
+import pickle
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -58,30 +61,61 @@ def test_helpers_plan_as_one_process_does(recipe, monkeypatch):
     assert list(plan_batches(planner, recipe, batches())) == alone
 
 
-def test_batches_of_a_lost_helper_are_planned_here(recipe, monkeypatch):
+@pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
+def test_batches_of_a_lost_helper_are_planned_here(recipe, monkeypatch, fate):
     monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 0)
+    # Long for those that end: only of one that hangs is it waited for.
+    monkeypatch.setattr(side_by_side, "_PATIENCE_SECONDS", 0.5 if fate is signal.SIGSTOP else 60.0)
     monkeypatch.setattr(side_by_side, "num_cores", lambda: 2)
-    monkeypatch.setattr(side_by_side, "BatchHelper", DoomedHelper)
+    helpers: list[DoomedHelper] = []
+
+    def doomed(recipe: Recipe) -> DoomedHelper:
+        helpers.append(DoomedHelper(recipe, fate))
+        return helpers[-1]
+
+    monkeypatch.setattr(side_by_side, "BatchHelper", doomed)
     planner = recipe.planner()
     assert list(plan_batches(planner, recipe, batches())) == [planner.plan(batch) for batch in batches()]
-    assert DoomedHelper.num_begun == 2
+    assert [helper.num_begun for helper in helpers] == [helpers[0].num_begun]
+    assert helpers[0].num_begun >= 2
 
 
 class DoomedHelper(BatchHelper):
-    """Is killed when it has its second batch."""
+    """Gets a signal before its second batch, and is sent that all the same."""
 
-    num_begun = 0
+    def __init__(self, recipe: Recipe, fate: signal.Signals) -> None:
+        super().__init__(recipe)
+        self._fate = fate
+        self.num_begun = 0
 
     def __enter__(self) -> "DoomedHelper":
         wait_until(lambda: self.is_free, "the helper begins")
         return self
 
     def plan(self, rows):
-        DoomedHelper.num_begun += 1
-        if DoomedHelper.num_begun == 2:
-            os.kill(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        self.num_begun += 1
+        if self.num_begun == 2:
+            os.kill(self._process.pid, self._fate)
+            if self._fate is not signal.SIGSTOP:
+                self._process.wait()
         return super().plan(rows)
+
+
+def test_what_a_helper_cannot_plan_ends_it(recipe):
+    with BatchHelper(recipe) as helper:
+        wait_until(lambda: helper.is_free, "the helper begins")
+        no_rows = [InputRow(0, None)]  # type: ignore[arg-type]
+        assert isinstance(helper.plan(no_rows).exception(timeout=60), EOFError | OSError)
+        assert helper._process.wait(60) == 1
+        assert not helper.is_free
+
+
+def test_control_c_is_for_the_starter(recipe):
+    with BatchHelper(recipe) as helper:
+        wait_until(lambda: helper.is_free, "the helper begins")
+        os.kill(helper._process.pid, signal.SIGINT)
+        rows = next(batches())
+        assert helper.plan(rows).result(timeout=60) == recipe.planner().plan(rows)
 
 
 def test_a_process_that_cannot_begin_is_never_free(recipe, tmp_path):
@@ -96,6 +130,37 @@ def test_a_helper_ends_when_nobody_has_work_for_it(recipe):
         wait_until(lambda: helper.is_free, "the helper begins")
         pid = helper._process.pid
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_helper_whose_starter_is_killed_ends(recipe, tmp_path):
+    file = tmp_path / "recipe"
+    file.write_bytes(pickle.dumps(recipe))
+    starter = subprocess.Popen([sys.executable, "-c", STARTER, str(file)], stdout=subprocess.PIPE, text=True)
+    assert starter.stdout is not None
+    helper = int(starter.stdout.readline())
+    starter.kill()
+    starter.communicate()
+    wait_until(lambda: has_ended(helper), "the helper ends")
+
+
+# As a user's script is: nothing guards it against being run again by what it starts.
+STARTER = """
+import pickle, sys, time
+from headrace.jobs.planning.batch_helper import BatchHelper
+with BatchHelper(pickle.load(open(sys.argv[1], "rb"))) as helper:
+    while not helper.is_free:
+        time.sleep(0.01)
+    print(helper._process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def has_ended(pid: int) -> bool:
+    """Where nobody waits for orphans, one that has ended stays in the list of processes as a zombie."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return True
 
 
 def test_the_recipe_makes_the_same_planner(recipe, model):

@@ -91,6 +91,8 @@ def test_an_answer_is_another_rows_only_where_it_would_be_the_same(shop, tools):
     # Greedy answers do not depend on the row's number, drawn ones do.
     assert run(shop, tools, moved, sampling={"max_tokens": 6}, cache=True)["from_cache"] == [True, True, False]
     assert run(shop, tools, sampling={"max_tokens": 5}, cache=True)["from_cache"] == [False] * 3
+    for name, value in (("quantization", "int8"), ("kv_cache_dtype", "fp8")):
+        assert run(shop, tools, sampling={"max_tokens": 6}, cache=True, **{name: value})["from_cache"] == [False] * 3
     drawn = {"max_tokens": 6, "temperature": 1.0}
     run(shop, tools, sampling=drawn, cache=True)
     assert run(shop, tools, moved, sampling=drawn, cache=True)["from_cache"] == [False] * 3

@@ -30,8 +30,10 @@ def test_rows_without_an_answer_expire(shop: Shop, start, trial):
     wait_until(lambda: shop.num_committed() == 1, "the first row is committed")
     # The second is begun; nothing comes of it by itself. Time flies.
     attempt._deadline = Deadline(time.monotonic())
-    assert running.result(20) is JobState.COMPLETED
-    shop.runner.open()
+    try:
+        assert running.result(20) is JobState.COMPLETED
+    finally:
+        shop.runner.open()
     table = shop.table()
     assert table["error"].to_pylist() == [None, *[NOT_ANSWERED] * 3]
     assert table["output"].to_pylist() == [shop.text(0), None, None, None]

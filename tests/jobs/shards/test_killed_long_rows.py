@@ -24,7 +24,7 @@ from ..models import WORDS, write_model_folder
 from ..running import ROOT, environment, processes_of
 
 SECONDS = 60.0
-CONTEXT, ANSWER_TOKENS, TOP = 1024, 600, 2
+CONTEXT, ANSWER_TOKENS, TOP = 512, 300, 2
 PROMPTS = ((1, 2), (3, 5), (4, 6))
 SLOW = {
     "HEADRACE_LEASE_SECONDS": "1",
