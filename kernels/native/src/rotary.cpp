@@ -5,6 +5,16 @@
 #ifdef HEADRACE_X86
 namespace {
 
+// Slots lie anywhere: a store that waits for its line holds up those behind it.
+constexpr std::int64_t kTokensAhead = 4;
+constexpr std::int64_t kElementsPerLine = 32;
+
+HEADRACE_INLINE void fetch_for_writing(const bf16* row, std::int64_t size) {
+    for (std::int64_t i = 0; i < size; i += kElementsPerLine) {
+        __builtin_prefetch(row + i, 1);
+    }
+}
+
 // What all heads of a call share.
 struct Heads {
     std::int64_t head_dim;
@@ -53,8 +63,8 @@ HEADRACE_AVX512 void rotate(const bf16* head, const bf16* weight, const bf16* co
 }  // namespace
 
 // Each row of qkv, `stride` elements apart, is its heads' queries, then keys, then values. cos, sin: dense rows of
-// `half`. A cache's slot is `num_kv_heads` heads, and nothing is written for a negative one; query_output dense. The norms' weights are both null where there are
-// none.
+// `half`. A cache's slot is `num_kv_heads` heads, and nothing is written for a negative one; query_output dense. The
+// norms' weights are both null where there are none.
 HEADRACE_API HEADRACE_AVX512 void headrace_rotate_and_write(const bf16* qkv, std::int64_t stride, const bf16* cos,
                                                             const bf16* sin, bf16* key_cache, bf16* value_cache,
                                                             const std::int64_t* slots, const bf16* query_norm,
@@ -70,6 +80,10 @@ HEADRACE_API HEADRACE_AVX512 void headrace_rotate_and_write(const bf16* qkv, std
         const bf16* key = query + query_size;
         const bf16 *c = cos + token * half, *s = sin + token * half;
         bf16* rotated = query_output + token * query_size;
+        if (token + kTokensAhead < num_tokens && slots[token + kTokensAhead] >= 0) {
+            fetch_for_writing(key_cache + slots[token + kTokensAhead] * kv_size, kv_size);
+            fetch_for_writing(value_cache + slots[token + kTokensAhead] * kv_size, kv_size);
+        }
         for (std::int64_t i = 0; i < query_size; i += head_dim) {
             rotate(query + i, query_norm, c, s, rotated + i, heads);
         }
