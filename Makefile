@@ -26,7 +26,7 @@ demo: .venv/.runtime
 	$(bin)/python examples/tickets/score.py out/tickets --rows 2000
 
 test: .venv/.dev
-	$(bin)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile
+	$(bin)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 
 lint: .venv/.dev
 	$(bin)/ruff check .

@@ -1,6 +1,7 @@
 """Rows through the whole queue path, from submit to committed Parquet, with a model that answers at once.
 
     python benchmarks/bench_queue.py [--rows 20000] [--celery-rows 5000] [--shard-rows 1024] [--workers 1]
+                                      [--output FILE]
 
 Each worker is a process of its own, as in production, with the ticket model's tokenizer and an engine whose model
 computes nothing. Then each phase by itself, in one process, for 20,000 rows at most. For comparison the same rows as
@@ -207,6 +208,7 @@ def main() -> None:
     parser.add_argument("--celery-rows", type=int, default=5_000)
     parser.add_argument("--shard-rows", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--output", type=Path, help="where to write the figures as well")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--celery-work", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -216,7 +218,7 @@ def main() -> None:
         work_for_celery(*options.celery_work)
     else:
         with tempfile.TemporaryDirectory() as folder:
-            print_result("queue", measure(options, Path(folder)))
+            print_result("queue", {"shard_rows": options.shard_rows, **measure(options, Path(folder))}, options.output)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,8 @@
 import gc
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from shapes import SHAPES
 
 from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
+from headrace.engine.weights import WeightSlot
 
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -121,18 +123,36 @@ def load_for(model: str, device: torch.device, workloads: Sequence[Workload], **
     """A model with room for any of the workloads at once, and for none beside it."""
     release_memory()
     is_gpu = device.type == "cuda"
-    return load(
-        model,
-        device.type,
-        **{
-            "dtype": "bfloat16" if is_gpu else "float32",
-            "kv_cache_memory_bytes": 48 * 2**30 if is_gpu else 2**26,
-            "max_num_seqs": max(len(work.prompts) for work in workloads),
-            "max_num_batched_tokens": 8192 if is_gpu else 64,
-            "max_model_len": max(work.longest for work in workloads),
-            **options,
-        },
-    )
+    with _weights_drawn_where_they_are():
+        return load(
+            model,
+            device.type,
+            **{
+                "dtype": "bfloat16" if is_gpu else "float32",
+                "kv_cache_memory_bytes": 48 * 2**30 if is_gpu else 2**26,
+                "max_num_seqs": max(len(work.prompts) for work in workloads),
+                "max_num_batched_tokens": 8192 if is_gpu else 64,
+                "max_model_len": max(work.longest for work in workloads),
+                **options,
+            },
+        )
+
+
+@contextmanager
+def _weights_drawn_where_they_are() -> Iterator[None]:
+    """Random weights from the GPU's own generator: the engine draws on the host, a minute for eight billion."""
+    drawn = WeightSlot._drawn
+
+    def drawn_there(self: WeightSlot, generator: torch.Generator) -> torch.Tensor:
+        shape = self.destination.shape
+        scale = shape[1] ** -0.5 if len(shape) > 1 else 0.1
+        return torch.randn(shape, device=self.destination.device).mul_(scale).add_(self.name.endswith("norm.weight"))
+
+    WeightSlot._drawn = drawn_there  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        WeightSlot._drawn = drawn  # type: ignore[method-assign]
 
 
 def config_folder(model: str) -> Path:

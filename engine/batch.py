@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ..kernels.paged_attention import AttentionMetadata
+from .decode_rows import DecodeRows
 from .prompt_reader import PromptReader
 from .sequence import Sequence
 from .step_plan import ScheduledSequence
@@ -89,6 +90,23 @@ class Batch:
             attention=attention,
             last_token_index=to_device(layout.ends[reaches_end] - 1, device),
             prompt_reader=PromptReader.of(scheduled),
+        )
+
+    @classmethod
+    def of_decodes(cls, decodes: DecodeRows, token_ids: Tensor, device: torch.device) -> "Batch":
+        """The next step of sequences that decode. token_ids: [n] int64, what the step before it has sampled."""
+        return cls(
+            token_ids=token_ids,
+            positions=to_device(decodes.starts, device),
+            slots=to_device(decodes.slots, device),
+            attention=AttentionMetadata(
+                query_lens=decodes.query_lens,
+                context_lens=(decodes.starts + 1).tolist(),
+                block_tables=decodes.block_tables,
+                block_size=decodes.block_size,
+                device=device,
+            ),
+            last_token_index=torch.arange(len(decodes), device=device),
         )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 
 from .block_pool import NULL_BLOCK
+from .decode_rows import DecodeRows
 from .prefix_cache import PrefixCache
 from .sequence import Sequence
 from .step_plan import StepPlan, SwapIn
@@ -23,6 +24,10 @@ class BlockTables:
         self.num_swaps = 0
         self._window = sliding_window
         self._swap_space = swap_space
+
+    @property
+    def has_window(self) -> bool:
+        return self._window is not None
 
     def decodes_in_place(self, sequence: Sequence) -> bool:
         """Whether one token is all that is to do, and goes into a block that it neither begins nor fills.
@@ -88,6 +93,18 @@ class BlockTables:
         if num_known % sequence.block_size == 0 and sequence.num_computed_tokens >= num_known:
             index = num_known // sequence.block_size - 1
             self.cache.insert(sequence.block_table[index], sequence.hashes()[index])
+
+    def grow_decodes(self, decodes: DecodeRows) -> bool:
+        """Blocks for one more token of each row; false, and nothing changed, where they run out."""
+        beginning, filling = decodes.at_block_edges()
+        if len(beginning) > self.cache.num_available:
+            return False
+        for row in beginning:
+            decodes.block_tables[row] += self.cache.allocate(self._num_new_blocks(decodes.sequences[row], 1))
+            decodes.begin_block(row)
+        for row in filling:
+            self._publish(decodes.sequences[row], 1)
+        return True
 
     def slide(self, sequence: Sequence) -> None:
         """Give up the blocks that no later token can see."""

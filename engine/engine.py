@@ -13,19 +13,22 @@ from .batch import Batch, SampledTokens
 from .block_pool import BlockPool
 from .block_tables import BlockTables
 from .config import EngineConfig
+from .decode_rows import DecodeRows
 from .errors import InvalidRequestError
-from .in_flight import StepInFlight, sampled_for_next
+from .in_flight import StepInFlight
 from .live_request import LiveRequest
+from .logprobs import TokenLogprobs
 from .model_config import ModelConfig
 from .model_runner import ModelRunner
 from .out_of_memory import is_out_of_memory, release_cached_memory
 from .prefix_cache import PrefixCache, hash_blocks
 from .request import FinishReason, Request, RequestEvent
 from .runner import Runner
+from .sampling_batch import SampledRow, SamplingBatch
 from .scheduler import Scheduler
 from .sequence import Sequence
 from .step_plan import StepPlan
-from .step_result import DrawnToken, LaunchedResult, StepResult
+from .step_result import LaunchedResult, StepResult
 from .swap import SwapSpace
 
 logger = logging.getLogger(__name__)
@@ -75,6 +78,8 @@ class Engine:
         self._decided: list[LiveRequest] = []
         self._num_guided = 0
         self._is_async = _is_async(runner, config)
+        # What the last step sampled, while the sequences that decode stay the same.
+        self._last_sampled: LaunchedResult | None = None
         # The step that was launched before the last one was read.
         self._in_flight: StepInFlight | None = None
         self._num_steps = 0
@@ -182,6 +187,7 @@ class Engine:
         try:
             result = step.read()
         except BaseException as error:
+            self._last_sampled = None
             if following is not None:
                 self._scheduler.take_back(following.plan, following.unread)
             if not isinstance(error, Exception):
@@ -243,17 +249,31 @@ class Engine:
             self._runner.memory.swap_in(swap_in.swapped.content, swap_in.first, swap_in.blocks)
         if not plan.scheduled:
             return StepInFlight(plan, None)
-        logits = self._runner.execute(
-            Batch.build(plan.scheduled, self._config.block_size, self._runner.device, sampled)
-        )
-        ended = [item.sequence for item in plan.scheduled if item.reaches_end]
+        # Until this one is launched there is no last one.
+        last, self._last_sampled = self._last_sampled, None
+        if plan.decodes is not None and last is not None and last.batch.ended is plan.decodes.sequences:
+            logits = self._runner.execute(Batch.of_decodes(plan.decodes, last.tokens, self._runner.device))
+            last.batch.advance()
+            result = LaunchedResult.of(logits, last.batch)
+        else:
+            logits = self._runner.execute(
+                Batch.build(plan.scheduled, self._config.block_size, self._runner.device, sampled)
+            )
+            result = LaunchedResult.of(logits, self._sampling_of(plan))
+        step = StepInFlight.of(plan, result, may_be_followed)
+        self._scheduler.launched(plan, step.unread)
+        self._last_sampled = result if result.batch.is_plain else None
+        return step
+
+    def _sampling_of(self, plan: StepPlan) -> SamplingBatch:
+        if plan.decodes is not None:
+            ended = plan.decodes.sequences
+        else:
+            ended = [item.sequence for item in plan.scheduled if item.reaches_end]
         if self._num_guided:
             # On a GPU, while it computes.
             self._compute_masks(ended)
-        result = LaunchedResult.of(logits, ended, self._requests)
-        step = StepInFlight(plan, result, sampled_for_next(result) if may_be_followed else None)
-        self._scheduler.launched(plan, step.unread)
-        return step
+        return SamplingBatch(ended, self._requests, self._runner.device)
 
     def _compute_masks(self, ended: SequenceOf[Sequence]) -> None:
         for sequence in ended:
@@ -262,51 +282,69 @@ class Engine:
                 if each.guide is not None:
                     each.guide.refresh()
 
-    def _record(self, plan: StepPlan, result: StepResult) -> list[RequestEvent]:
-        if not plan.scheduled:
+    def _record(self, plan: StepPlan, result: StepResult | None) -> list[RequestEvent]:
+        if result is None:
             return []
         self._scheduler.complete(plan)
         self._num_steps += 1
         self._num_computed_tokens += plan.num_tokens
+        decodes, is_plain = plan.decodes, result.batch.is_plain and not result.broken_rows
+        # Those that the scheduler still has: nobody has left since the step was launched.
+        if decodes is not None and decodes is self._scheduler.decodes and is_plain:
+            events = self._append_all(decodes, result)
+        else:
+            events = self._append_each(result)
+        if not self._requests:
+            # What was launched for those that have just ended is not waited for.
+            self._in_flight = self._last_sampled = None
+        return events
+
+    def _append_all(self, decodes: DecodeRows, result: StepResult) -> list[RequestEvent]:
+        """As `_append_each`, of a step in which nothing but their tokens tells most rows apart."""
+        answers, tokens = result.batch.answers, result.tokens
+        self._scheduler.read_all(decodes, tokens)
+        events = answers.events(tokens)
+        for row in answers.ending(tokens):
+            events[row] = self._appended(result.batch.sampled[row], tokens[row], result.logprobs_of(row))
+        return events
+
+    def _append_each(self, result: StepResult) -> list[RequestEvent]:
         broken_sequences = [sequence for sequence in result.broken if self._is_served(sequence)]
         for sequence in broken_sequences:
             self._tables.taint(sequence)
         # Once a request: one with choices may have several sequences in a step.
         broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
         events = [self._fail(self._requests[request_id], _NOT_FINITE) for request_id in broken]
-        drawn_tokens = [drawn for drawn in result.drawn if self._is_wanted(drawn)]
-        for drawn in drawn_tokens:
-            if drawn.live.followers:
-                self._start_followers(drawn.live, drawn.sequence)
-        events += [self._append(drawn) for drawn in drawn_tokens]
+        drawn = [each for each in result.drawn() if self._is_wanted(each[0])]
+        for (_, live, sequence, _), _, _ in drawn:
+            if live.followers:
+                self._start_followers(live, sequence)
+        for sampled, token, logprobs in drawn:
+            self._scheduler.read(sampled.sequence, token)
+            events.append(self._appended(sampled, token, logprobs))
         for sequence, score in result.scores:
             events += self._reach(sequence, score)
-        if not self._requests:
-            # What was launched for those that have just ended is not waited for.
-            self._in_flight = None
         return events
 
-    def _is_wanted(self, drawn: DrawnToken) -> bool:
+    def _is_wanted(self, sampled: SampledRow) -> bool:
         """Whether a token is still its request's next one: that may have ended, or lost whom it followed, meanwhile."""
-        return self._requests.get(drawn.sequence.request_id) is drawn.live and drawn.live.leader is drawn.leader
+        _, live, sequence, leader = sampled
+        return self._requests.get(sequence.request_id) is live and live.leader is leader
 
-    def _append(self, drawn: DrawnToken) -> RequestEvent:
-        live, sequence, token, logprobs, _ = drawn
-        self._scheduler.read(sequence, token)
+    def _appended(self, sampled: SampledRow, token: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestEvent:
+        """What a sequence's new token brings its request, and perhaps ends it."""
+        _, live, sequence, _ = sampled
         try:
-            reason = live.finish_reason(sequence)
+            reason = live.finish_reason(token, len(sequence.token_ids) - sequence.num_prompt_tokens)
         # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.
         except Exception as error:
             logger.exception("request %s failed on its token %d", sequence.request_id, token)
             return self._fail(live, _one_line(error))
         collected = sequence.prompt_logprobs
+        prompt_logprobs = collected.entries() if collected is not None and live.is_first(sequence) else None
+        new = (token, *live.forced) if live.forced else (token,)
         event = RequestEvent(
-            sequence.request_id,
-            (token, *live.forced),
-            reason,
-            sequence.num_cached_tokens,
-            logprobs=logprobs,
-            prompt_logprobs=collected.entries() if collected is not None and live.is_first(sequence) else None,
+            sequence.request_id, new, reason, sequence.num_cached_tokens, None, None, logprobs, prompt_logprobs
         )
         return event if reason is None else self._end(live, event)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from .batch import SampledTokens
 from .sequence import Sequence
 from .step_plan import StepPlan
-from .step_result import LaunchedResult, SampledRow, StepResult
+from .step_result import LaunchedResult, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,35 +20,15 @@ class StepInFlight:
     sampled: SampledTokens | None = None
 
     @property
-    def unread(self) -> Mapping[Sequence, int]:
-        """The sequences whose sampled tokens are counted as theirs already."""
-        return self.sampled.rows if self.sampled is not None else {}
+    def unread(self) -> Mapping[Sequence, int] | None:
+        """The sequences whose sampled tokens are counted as theirs already; None where no step may go on by them."""
+        return self.sampled.rows if self.sampled is not None else None
 
-    def read(self) -> StepResult:
-        """Wait for the device. Changes nothing."""
-        return self.result.read() if self.result is not None else StepResult([], [], [])
+    @classmethod
+    def of(cls, plan: StepPlan, result: LaunchedResult, may_be_followed: bool) -> "StepInFlight":
+        rows = result.batch.next_rows() if may_be_followed else None
+        return cls(plan, result, None if rows is None else SampledTokens(result.tokens, rows))
 
-
-def sampled_for_next(result: LaunchedResult) -> SampledTokens | None:
-    """What the step after this one goes on by, without having read it; None where it depends on what is read.
-
-    So it does where a choice is scored, where a prompt is shared with followers, and where a next token is masked,
-    biased or penalised by what was said before.
-    """
-    if result.scored:
-        return None
-    rows: dict[Sequence, int] = {}
-    for index, sampled in enumerate(result.sampled):
-        if sampled.leader is not None:
-            return None
-        if _has_next(sampled):
-            if sampled.live.adjustment is not None:
-                return None
-            rows[sampled.sequence] = index
-    return SampledTokens(result.tokens, rows)
-
-
-def _has_next(sampled: SampledRow) -> bool:
-    """Whether the answer may go on after this token, as far as its length is concerned."""
-    sequence = sampled.sequence
-    return sequence.num_tokens - sequence.num_prompt_tokens + 1 < sampled.live.max_tokens
+    def read(self) -> StepResult | None:
+        """Wait for the device; None where nothing was to be computed. Changes nothing."""
+        return self.result.read() if self.result is not None else None

@@ -76,7 +76,7 @@ class LiveRequest:
             elif self.ended is not None:
                 raise _cannot_resume(f"go on after token {length - 1}, with which the answer ends")
             else:
-                self.ended = self._finish_reason(token, length)
+                self.ended = self.finish_reason(token, length)
 
     def new_sequence(self, node: ChoiceNode | None = None) -> Sequence:
         """A further sequence of this request, at its beginning or at one of its choices' nodes."""
@@ -96,14 +96,11 @@ class LiveRequest:
         self.sequences.append(sequence)
         return sequence
 
-    def finish_reason(self, sequence: Sequence) -> FinishReason | None:
-        """Whether and why the sequence's last token ends it, perhaps with what is then `forced`.
+    def finish_reason(self, token: int, num_output_tokens: int) -> FinishReason | None:
+        """Whether and why this token, the last one of so many, ends the answer, perhaps with what is then `forced`.
 
         Tells the stop checker and the guide, so to be asked once a token. Raises what they raise.
         """
-        return self._finish_reason(sequence.token_ids[-1], sequence.num_output_tokens)
-
-    def _finish_reason(self, token: int, num_output_tokens: int) -> FinishReason | None:
         stop_checker = self.request.stop_checker
         if token in self.stop_token_ids or (stop_checker is not None and stop_checker(token)):
             return FinishReason.STOP

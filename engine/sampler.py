@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy
 import torch
@@ -44,7 +44,7 @@ def launch_sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor |
     """
     adjusted = [index for index, row in enumerate(rows) if row.adjustment is not None]
     if not adjusted:
-        return _choose(logits, rows, likeliest)
+        return PlainSampling.of(rows, logits.device).sample(logits, likeliest)
     tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     plain = [index for index, row in enumerate(rows) if row.adjustment is None]
     for members in (plain, adjusted):
@@ -54,36 +54,49 @@ def launch_sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor |
         if members is adjusted:
             part, known = part.float(), None
             adjust_(part, {place: row.adjustment for place, row in enumerate(chosen) if row.adjustment is not None})
-        tokens[index] = _choose(part, chosen, known)
+        tokens[index] = PlainSampling.of(chosen, logits.device).sample(part, known)
     return tokens
 
 
-def _choose(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None) -> Tensor:
-    """As `launch_sample`, of logits that are adjusted already."""
-    drawn = [index for index, row in enumerate(rows) if not row.params.is_greedy]
-    if drawn and len(drawn) == len(rows):
-        return _draw(logits, rows)
-    tokens = likeliest_tokens(logits).tokens if likeliest is None else likeliest
-    if not drawn:
-        return tokens
-    index = to_device(drawn, logits.device)
-    return tokens.index_copy(0, index, _draw(logits[index], [rows[each] for each in drawn]))
+class PlainSampling:
+    """Rows without adjustments as tensors, which serve for as long as the same rows are sampled.
 
+    `drawn`: those of `num_rows` rows, at these `indices`, that are not greedy.
+    """
 
-def _draw(logits: Tensor, rows: Sequence[SampleRow]) -> Tensor:
-    device = logits.device
-    return sample_tokens(
-        logits,
-        temperature=to_device([row.params.temperature for row in rows], device, numpy.float64),
-        top_k=to_device([row.params.top_k for row in rows], device),
-        top_p=to_device([row.params.top_p for row in rows], device, numpy.float64),
-        min_p=to_device([row.params.min_p for row in rows], device, numpy.float64),
-        uniforms=_uniforms([row.seed for row in rows], [row.counter for row in rows], device),
-    )
+    def __init__(self, num_rows: int, indices: Sequence[int], drawn: Sequence[SampleRow], device: torch.device) -> None:
+        self._num_drawn = len(drawn)
+        if not drawn:
+            return
+        self._are_all_drawn = len(drawn) == num_rows
+        self._drawn = to_device(indices, device)
+        self._temperature = to_device([row.params.temperature for row in drawn], device, numpy.float64)
+        self._top_k = to_device([row.params.top_k for row in drawn], device)
+        self._top_p = to_device([row.params.top_p for row in drawn], device, numpy.float64)
+        self._min_p = to_device([row.params.min_p for row in drawn], device, numpy.float64)
+        self._seeds = to_device([row.seed for row in drawn], device)
+        self._counters = to_device([row.counter for row in drawn], device)
 
+    @classmethod
+    def of(cls, rows: Sequence[SampleRow], device: torch.device) -> Self:
+        indices = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+        return cls(len(rows), indices, [rows[index] for index in indices], device)
 
-def _uniforms(seeds: list[int], counters: list[int], device: torch.device) -> Tensor:
-    return philox_uniform(to_device(seeds, device), to_device(counters, device))
+    def advance(self) -> None:
+        """Every row has drawn a token, and is to draw another."""
+        if self._num_drawn:
+            self._counters = self._counters + 1
+
+    def sample(self, logits: Tensor, likeliest: Tensor | None = None) -> Tensor:
+        """As `launch_sample`."""
+        if self._num_drawn and self._are_all_drawn:
+            return self._draw(logits)
+        tokens = likeliest_tokens(logits).tokens if likeliest is None else likeliest
+        return tokens.index_copy(0, self._drawn, self._draw(logits[self._drawn])) if self._num_drawn else tokens
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        uniforms = philox_uniform(self._seeds, self._counters)
+        return sample_tokens(logits, self._temperature, self._top_k, self._top_p, self._min_p, uniforms)
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +199,7 @@ def pick_choice(probabilities: Sequence[float], params: SamplingParams, seed: in
     if params.is_greedy:
         return int(weights.argmax())
     tempered = (weights.log() / params.temperature).softmax(-1).cumsum(-1)
-    target = _uniforms([seed], [0], weights.device) * tempered[-1]
+    target = philox_uniform(torch.tensor([seed]), torch.tensor([0])) * tempered[-1]
     return int(torch.searchsorted(tempered, target).clamp(max=len(probabilities) - 1))
 
 

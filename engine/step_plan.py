@@ -1,10 +1,15 @@
 """What one step is to do. Free of torch."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from .sequence import Sequence
 from .swap import SwappedBlocks
+
+if TYPE_CHECKING:
+    from .decode_rows import DecodeRows
+
+_new_tuple = tuple.__new__
 
 
 class ScheduledSequence(NamedTuple):
@@ -18,6 +23,11 @@ class ScheduledSequence(NamedTuple):
     num_tokens: int
     reaches_end: bool
     is_new: bool = False
+
+
+def as_decode(sequence: Sequence) -> ScheduledSequence:
+    """One token of it, its last one. (As the class itself does, without looking at names and defaults.)"""
+    return _new_tuple(ScheduledSequence, (sequence, 1, True, False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +44,8 @@ class StepPlan:
     """A step's work: blocks go out to the host, then others come back, then the scheduled tokens are computed.
 
     `budget`: how many more tokens may be scheduled; `num_tokens`: how many are. `is_ahead`: a step in flight still
-    computes, so nobody is preempted; `is_stuck`: somebody would have to be.
+    computes, so nobody is preempted; `is_stuck`: somebody would have to be. `decodes`: the scheduled sequences as
+    columns, where each of them decodes one token.
     """
 
     budget: int
@@ -46,6 +57,7 @@ class StepPlan:
     num_tokens: int = 0
     is_ahead: bool = False
     is_stuck: bool = False
+    decodes: "DecodeRows | None" = None
 
     def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool) -> None:
         reaches_end = num_tokens == sequence.num_uncomputed_tokens

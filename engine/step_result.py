@@ -1,141 +1,96 @@
 """What a step's logits say: a token for each sequence that generates, scores for each that reached a choice."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..kernels.sampling import likeliest_tokens
-from .live_request import LiveRequest
 from .logprobs import TokenLogprobs
-from .sampler import (
-    LogprobQuery,
-    ReportedLogprobs,
-    SampleRow,
-    launch_logprobs,
-    launch_sample,
-    read_logprobs,
-    score_choices,
-)
+from .sampler import ReportedLogprobs, launch_logprobs, read_logprobs, score_choices
+from .sampling_batch import SampledRow, SamplingBatch
 from .sequence import Sequence
 from .transfer import Readback, to_device
 
 
-class SampledRow(NamedTuple):
-    """A row of the logits, and whose token is drawn from it. `leader`: from whose prompt it is the follower's."""
-
-    row: int
-    live: LiveRequest
-    sequence: Sequence
-    leader: LiveRequest | None = None
-
-
-class DrawnToken(NamedTuple):
-    """`logprobs`: one entry where the request asks for them. `leader`: as `SampledRow` has it."""
-
-    live: LiveRequest
-    sequence: Sequence
-    token: int
-    logprobs: tuple[TokenLogprobs, ...]
-    leader: LiveRequest | None
-
-
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """`scores`: the log-probabilities of a choice node's children. `broken`: whose logits are not finite."""
+    """`tokens`: one for each of the batch's `sampled`; `logprobs`: one entry, by the index of those who ask for them.
 
-    drawn: list[DrawnToken]
+    `scores`: the log-probabilities of a choice node's children. `broken_rows`: whose logits are not finite.
+    """
+
+    batch: SamplingBatch
+    tokens: list[int]
+    logprobs: Mapping[int, TokenLogprobs]
     scores: list[tuple[Sequence, list[float]]]
-    broken: list[Sequence]
+    broken_rows: frozenset[int]
+
+    @property
+    def broken(self) -> list[Sequence]:
+        return [self.batch.ended[row] for row in sorted(self.broken_rows)]
+
+    def logprobs_of(self, index: int) -> tuple[TokenLogprobs, ...]:
+        """Of the batch's sampled row of this index."""
+        return (self.logprobs[index],) if index in self.logprobs else ()
+
+    def drawn(self) -> Iterator[tuple[SampledRow, int, tuple[TokenLogprobs, ...]]]:
+        """Each sampled row with its token and its log-probabilities, but for those that are broken."""
+        for index, (sampled, token) in enumerate(zip(self.batch.sampled, self.tokens, strict=True)):
+            if sampled.row not in self.broken_rows:
+                yield sampled, token, self.logprobs_of(index)
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchedResult:
-    """A step's result while it is computed. `sampled`: whose tokens `tokens` ([n] int64, on the device) are.
+    """A step's result while it is computed: `tokens` ([n] int64, on the device) of the batch's `sampled`.
 
-    `scored`: rows of `score_logits`, kept where there are such, that are a choice's. `asked`: which of the sampled
-    want log-probabilities.
+    `score_logits`: the step's logits, where choices are to be scored.
     """
 
-    ended: SequenceOf[Sequence]
-    sampled: SequenceOf[SampledRow]
+    batch: SamplingBatch
     tokens: Tensor
-    scored: SequenceOf[tuple[int, Sequence]]
     score_logits: Tensor | None
-    asked: SequenceOf[int]
     reported: SequenceOf[ReportedLogprobs]
     _readback: Readback
 
     @classmethod
-    def of(cls, logits: Tensor, ended: SequenceOf[Sequence], requests: Mapping[str, LiveRequest]) -> "LaunchedResult":
+    def of(cls, logits: Tensor, batch: SamplingBatch) -> "LaunchedResult":
         """Sample. Changes nothing and waits for nothing, so that a step that raises here can be undone.
 
-        logits: [n, vocab], one row for each of `ended`. From a prompt's row its followers draw their first tokens too.
+        logits: [n, vocab], one row for each of the batch's `ended`.
         """
         likeliest = likeliest_tokens(logits)
-        sampled: list[SampledRow] = []
-        scored: list[tuple[int, Sequence]] = []
-        for row, sequence in enumerate(ended):
-            if sequence.choice_node is not None:
-                scored.append((row, sequence))
-                continue
-            live = requests[sequence.request_id]
-            sampled.append(SampledRow(row, live, sequence))
-            if live.followers:
-                sampled += [SampledRow(row, each, each.sequences[0], live) for each in live.followers]
-        rows, tokens = _sampled_rows(logits, likeliest.tokens, sampled)
-        asked = [index for index, each in enumerate(sampled) if each.live.request.params.logprobs is not None]
-        reported = _launch_logprobs(rows, tokens, sampled, asked) if asked else []
+        rows, tokens = batch.sample(logits, likeliest.tokens)
+        reported = _launch_logprobs(rows, tokens, batch) if batch.asked else []
         # One copy: a NaN anywhere, or nothing but infinities, shows in a row's largest logit.
         told = torch.cat([tokens, likeliest.are_finite.long()])
         readback = Readback([told, *(each for part in reported for each in part.tensors)])
-        return cls(ended, sampled, tokens, scored, logits if scored else None, asked, reported, readback)
+        return cls(batch, tokens, logits if batch.scored else None, reported, readback)
 
     def read(self) -> StepResult:
         """Wait for it. Changes nothing."""
         told, *reported = self._readback.wait()
-        finite = told[len(self.sampled) :]
-        logprobs = dict(zip(self.asked, read_logprobs(self.reported, reported, len(self.asked)), strict=True))
-        scored = [(row, sequence) for row, sequence in self.scored if finite[row]]
+        batch, num_sampled = self.batch, len(self.batch.sampled)
+        finite = told[num_sampled:]
+        broken = frozenset(row for row, is_finite in enumerate(finite) if not is_finite) if 0 in finite else frozenset()
+        scored = [(row, sequence) for row, sequence in batch.scored if row not in broken]
         return StepResult(
-            drawn=[
-                DrawnToken(live, sequence, token, (logprobs[index],) if index in logprobs else (), leader)
-                for index, ((row, live, sequence, leader), token) in enumerate(zip(self.sampled, told, strict=False))
-                if finite[row]
-            ],
+            batch,
+            tokens=told[:num_sampled],
+            logprobs=dict(zip(batch.asked, read_logprobs(self.reported, reported, len(batch.asked)), strict=True)),
             scores=_score(self.score_logits, scored) if self.score_logits is not None and scored else [],
-            broken=[sequence for sequence, is_finite in zip(self.ended, finite, strict=True) if not is_finite],
+            broken_rows=broken,
         )
 
 
-def _sampled_rows(logits: Tensor, likeliest: Tensor, sampled: SequenceOf[SampledRow]) -> tuple[Tensor, Tensor]:
-    """The logits that tokens are drawn from, a row a token, and the tokens: of rows that are not finite, some."""
-    rows = [each.row for each in sampled]
-    # Mostly every row is sampled once: no copy then.
-    if rows != list(range(len(logits))):
-        index = to_device(rows, logits.device)
-        logits, likeliest = logits[index], likeliest[index]
-    tokens = launch_sample(logits, [_sample_row(each.live, each.sequence) for each in sampled], likeliest)
-    return logits, tokens.clamp(0, logits.shape[1] - 1)
-
-
-def _sample_row(live: LiveRequest, sequence: Sequence) -> SampleRow:
-    adjustment = live.adjustment and live.adjustment.after(sequence.token_ids)
-    return SampleRow(live.request.params, live.seed, sequence.num_tokens - sequence.num_prompt_tokens, adjustment)
-
-
-def _launch_logprobs(
-    logits: Tensor, tokens: Tensor, sampled: SequenceOf[SampledRow], asked: SequenceOf[int]
-) -> list[ReportedLogprobs]:
-    requests = [sampled[index].live.request for index in asked]
-    queries = [LogprobQuery(each.params.logprobs or 0, each.logprobs_temperature) for each in requests]
-    if len(asked) != len(sampled):
-        index = to_device(asked, logits.device)
+def _launch_logprobs(logits: Tensor, tokens: Tensor, batch: SamplingBatch) -> list[ReportedLogprobs]:
+    if len(batch.asked) != len(batch.sampled):
+        index = to_device(batch.asked, logits.device)
         logits, tokens = logits[index], tokens[index]
-    return launch_logprobs(logits, tokens, queries)
+    return launch_logprobs(logits, tokens, batch.queries)
 
 
 def _score(logits: Tensor, scored: SequenceOf[tuple[int, Sequence]]) -> list[tuple[Sequence, list[float]]]:

@@ -1,12 +1,8 @@
 """Checkpoints in, tensors out: Hugging Face safetensors, whole or sharded."""
 
-import os
-from collections import deque
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +15,6 @@ from .model_config import read_json_object
 
 # Buffers some exporters write that are computed, not learned.
 _COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
-# Each thread that draws holds its weight in float32 for a while.
-_MAX_DRAWN_AT_ONCE = 8
-# More than a model has weights.
-_MAX_SLOTS = 1_000_003
 _FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -113,13 +105,9 @@ def draw_weights(slots: Iterable[WeightSlot], seed: int) -> None:
     norms are near one and biases near zero; of integers all bits are random. What is drawn depends on the seed and
     the slots, not on the dtype of floats.
     """
-
-    def draw(index: int, slot: WeightSlot) -> None:
-        slot.draw(torch.Generator().manual_seed((seed * _MAX_SLOTS + index) % 2**63))
-
-    # Side by side: one generator takes a minute for eight billion weights.
-    with ThreadPoolExecutor(min(_MAX_DRAWN_AT_ONCE, os.cpu_count() or 1)) as pool:
-        deque(pool.map(draw, count(), slots), maxlen=0)
+    generator = torch.Generator().manual_seed(seed)
+    for slot in slots:
+        slot.draw(generator)
 
 
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:

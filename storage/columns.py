@@ -32,7 +32,10 @@ RESERVED_NAMES = frozenset(
 )
 # In front of a name of the input's that is one of these.
 _PREFIX = "input_"
-_JSON_TEXT = {b"headrace.encoding": b"json"}
+_ENCODING = b"headrace.encoding"
+_JSON_TEXT = {_ENCODING: b"json"}
+# Of a column of doubles: what is whole in it was written without a point.
+_NUMBERS = {_ENCODING: b"number"}
 # Beyond these a float64 no longer tells neighbouring integers apart, and an int64 overflows.
 _FLOAT64_EXACT = 2**53
 _INT64_MAX = 2**63 - 1
@@ -81,7 +84,7 @@ def _kind(value: Any) -> str:
     if isinstance(value, int):
         return _int_kind(value)
     if isinstance(value, float):
-        return "double"
+        return "whole" if value.is_integer() else "double"
     return "json"
 
 
@@ -98,8 +101,8 @@ def _field(name: str, kinds: set[str]) -> pa.Field:
         return pa.field(name, pa.bool_())
     if kinds <= {"int", "long"}:
         return pa.field(name, pa.int64())
-    if kinds <= {"int", "double"}:
-        return pa.field(name, pa.float64())
+    if kinds <= {"int", "whole", "double"}:
+        return pa.field(name, pa.float64(), metadata=_NUMBERS if kinds == {"int", "double"} else None)
     return pa.field(name, pa.string(), metadata=_JSON_TEXT)
 
 
@@ -131,9 +134,13 @@ def python_values(column: pa.Array) -> list[Any]:
 def carried_values(column: pa.Array, field: pa.Field) -> list[Any]:
     """A column's values as the input had them, of the data set or the spool that `column_array` made."""
     values = python_values(column)
-    if not (field.metadata and field.metadata.items() >= _JSON_TEXT.items()):
-        return values
-    return [None if value is None else json.loads(value) for value in values]
+    match (field.metadata or {}).get(_ENCODING):
+        case b"json":
+            return [None if value is None else json.loads(value) for value in values]
+        case b"number":
+            return [int(value) if value is not None and value.is_integer() else value for value in values]
+        case _:
+            return values
 
 
 def _without_nanoseconds(column: pa.Array) -> pa.Array:

@@ -22,6 +22,7 @@ from .live import LiveAnswers
 from .models import ServedModels
 from .openai import batches, chat, completions, files
 from .openai import models as openai_models
+from .openai.route import asking_turns
 from .rate_limits import RateLimits
 from .row_events import StoredRows
 from .service import JobService
@@ -62,6 +63,7 @@ def create_app(client: Client, models: ServedModels, beside: Beside = nullcontex
     app.state.stopping = asyncio.Event()
     # Set as soon as it was told to: nothing new is to be taken.
     app.state.leaving = asyncio.Event()
+    app.state.asking_turns = asking_turns()
     app.state.admission = Admission(settings, client.ledger, limits, live.num_unanswered)
     app.state.files = FileStore.of(settings, client.ledger)
     upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), settings.max_file_bytes + files.MAX_FORM_BYTES)

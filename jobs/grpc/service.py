@@ -5,7 +5,6 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
-from anyio.to_thread import run_sync
 from fastapi import FastAPI
 from grpc.aio import ServicerContext as Context
 from starlette.requests import HTTPConnection
@@ -19,7 +18,7 @@ from ..api.openai.answering import choice_events, expect_proper
 from ..api.openai.asking import Asked
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.respond import close, request_headers
-from ..api.openai.route import asker_of, refusals
+from ..api.openai.route import asker_of, in_turn, refusals
 from ..api.requests import find_request
 from ..api.row_routes import row_events
 from ..streams.events import StreamEvent
@@ -96,9 +95,9 @@ class HeadraceService(HeadraceServicer):
         """With the workers; called off at the end, also where the client leaves while it is handed over."""
         body, asker = body_of(request), asker_of(connection)
         if isinstance(body, ChatCompletionRequest):
-            asking = asyncio.ensure_future(run_sync(asker.chat, body))
+            asking = asyncio.ensure_future(in_turn(connection, asker.chat, body))
         else:
-            asking = asyncio.ensure_future(run_sync(asker.completions, body))
+            asking = asyncio.ensure_future(in_turn(connection, asker.completions, body))
         try:
             yield await asyncio.shield(asking)
         finally:

@@ -4,13 +4,16 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from string import Formatter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ...engine.chat_frame import ChatFrame
 from ...engine.errors import InvalidRequestError
 from ...engine.tokenizer import Tokenizer
 from ..errors import SpecError
 from ..schemas import JobSpec
+
+if TYPE_CHECKING:
+    # With it comes a template engine, which not every command needs.
+    from ...engine.chat_frame import ChatFrame
 
 _EMPTY = "are empty"
 
@@ -71,7 +74,7 @@ class PromptRenderer:
             raise SpecError(f"model {spec.model} has no chat template for the column 'messages': pass --prompt")
         self._frame = self._chat_frame()
 
-    def _chat_frame(self) -> ChatFrame | None:
+    def _chat_frame(self) -> "ChatFrame | None":
         if self._template is None or not self._tokenizer.has_chat_template:
             return None
         # What does not fit the template is each row's error.

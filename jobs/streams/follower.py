@@ -1,6 +1,7 @@
 """One consumer of a stream hub, and the events that it has not taken yet."""
 
 import asyncio
+import math
 from collections import deque
 
 from .cursor import Cursor
@@ -22,6 +23,7 @@ class Follower:
         self._waiting: deque[StreamEvent] = deque()
         self._last = cursor.last
         self._news = asyncio.Event()
+        self._timer: asyncio.TimerHandle | None = None
 
     @property
     def num_waiting(self) -> int:
@@ -62,6 +64,19 @@ class Follower:
         self._last = max(self._last, self.cursor.last)
 
     async def wait(self) -> None:
-        """Wait until there may be something new."""
+        """Wait until there may be something new, or the time may be up: the cursor knows. Raises StreamTimeout."""
+        left = self.cursor.remaining()
+        # One for many waits: events come far more often than time runs out, and each sets the clock anew.
+        if self._timer is None and math.isfinite(left):
+            self._timer = asyncio.get_running_loop().call_later(left, self._look_at_clock)
         await self._news.wait()
         self._news.clear()
+
+    def close(self) -> None:
+        """Wait for nothing any more."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look_at_clock(self) -> None:
+        self._timer = None
+        self._news.set()

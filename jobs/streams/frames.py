@@ -98,6 +98,7 @@ class StreamHub:
         followers.append(follower)
 
     def _remove(self, stream_id: str, follower: Follower) -> None:
+        follower.close()
         followers = self._followers[stream_id]
         followers.remove(follower)
         if not follower.framed and all(other.framed for other in followers):
@@ -107,13 +108,13 @@ class StreamHub:
 
     async def _more(self, follower: Follower) -> list[StreamEvent]:
         """Wait for news, or read the stream where that is needed. Raises StreamTimeout."""
+        if not follower.behind:
+            await follower.wait()
+            return []
         left = follower.cursor.remaining()
         with suppress(TimeoutError):
             async with asyncio.timeout(left if math.isfinite(left) else None):
-                if follower.behind:
-                    return await self._catch_up(follower)
-                await follower.wait()
-                return []
+                return await self._catch_up(follower)
         follower.cursor.remaining()
         return []
 

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from .signatures import declare
 
-# Set to 0, everything runs on torch's own operations: to compare, or to rule these kernels out.
 logger = logging.getLogger(__name__)
 
+# Set to 0, everything runs on torch's own operations: to compare, or to rule these kernels out.
 _SWITCH = "HEADRACE_NATIVE_KERNELS"
 
 
@@ -64,9 +64,13 @@ def instruction_set() -> InstructionSet:
 
 def runs_native(*tensors: Tensor) -> bool:
     """Whether the compiled kernels can take these tensors: bfloat16, on the CPU, the last dimension dense."""
-    return native_library() is not None and all(
-        tensor.dtype == torch.bfloat16 and tensor.device.type == "cpu" and tensor.stride(-1) == 1 for tensor in tensors
-    )
+    if native_library() is None:
+        return False
+    # A plain loop, and not `device.type`: every layer asks several times a step.
+    for tensor in tensors:
+        if not tensor.is_cpu or tensor.dtype != torch.bfloat16 or tensor.stride(-1) != 1:
+            return False
+    return True
 
 
 def _has_openmp() -> bool:

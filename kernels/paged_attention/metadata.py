@@ -37,7 +37,7 @@ class AttentionMetadata:
     # The GPU's plans of this batch, by what else they depend on: filled by `triton.py`.
     device_plans: dict["PlanKey", "DevicePlan"] = field(init=False, default_factory=dict, compare=False, repr=False)
 
-    @property
+    @cached_property
     def num_tokens(self) -> int:
         return sum(self.query_lens)
 

@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 from headrace.jobs.celery_app import create_app, live_queue, send_request, send_shards
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.presence import WorkerId
+from headrace.jobs.processes import is_alive
 from headrace.jobs.streams.keys import tokens_key
 
 from ..jobs.conftest import wait_until
@@ -37,20 +38,19 @@ class Mischief:
 
     def kinds(self) -> list[Callable[[], None]]:
         """All that can happen, in an order of the seed's; only the first one takes a Redis that is there."""
-        others = self._shuffled(self.kill_all_workers, self.stop_redis, *self._of_redis(), *self._of_others())
-        return [self.kill_writer, *others]
+        of_long = [self.kill_all_workers, self.stop_redis, self.stop_worker]
+        return [self.kill_writer, *self._shuffled(*of_long, *self._of_redis(), *self._of_others())]
 
     def half_of_kinds(self, seed: int) -> list[Callable[[], None]]:
-        """Nearly all, of which two neighbouring seeds have a half each."""
+        """Nearly all, of which two neighbouring seeds have a half each; first what takes rows in flight."""
         if seed % 2 == 0:
-            return self._shuffled(*self._of_redis())
+            return [self.stop_worker, *self._shuffled(*self._of_redis())]
         return [self.kill_writer, *self._shuffled(*self._of_others())]
 
     def _of_redis(self) -> list[Callable[[], None]]:
         return [
             self.kill_worker,
             self.kill_worker,
-            self.stop_worker,
             self.kill_redis,
             self.wipe_redis,
             self.restart_redis_empty,
@@ -79,7 +79,7 @@ class Mischief:
 
     def kill_worker(self) -> None:
         """Its sweeper, a thread of it, dies with it."""
-        self.site.worker().kill()
+        self._busy_worker().kill()
         self.num_kills += 1
 
     def kill_all_workers(self) -> None:
@@ -110,8 +110,17 @@ class Mischief:
         return True
 
     def stop_worker(self) -> None:
-        with stopped(self.site.worker()):
+        """For longer than its lease: then it goes on with rows that others have."""
+        with stopped(self._busy_worker()):
             time.sleep(_LONGER_THAN_A_LEASE)
+
+    def _busy_worker(self) -> psutil.Process:
+        """One that has rows in flight, where there is one."""
+        ledger = self.site.client.ledger
+        shards = [shard for job in self.site.jobs for shard in ledger.shards(job.id)]
+        pids = [WorkerId.parse(shard.lease_owner).pid for shard in shards if shard.lease_owner is not None]
+        busy = [pid for pid in pids if is_alive(pid)]
+        return psutil.Process(self.site.random.choice(busy)) if busy else self.site.worker()
 
     def stop_redis(self) -> None:
         """It takes connections and answers nothing."""

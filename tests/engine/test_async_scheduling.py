@@ -2,6 +2,7 @@
 
 from contextlib import suppress
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from headrace.engine.engine import Engine
 from headrace.engine.prefix_cache import hash_blocks
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.step_result import LaunchedResult, StepResult
 
 from .fakes import FakeRunner, fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids
@@ -173,6 +175,38 @@ def test_whose_prompt_is_shared_is_aborted_while_it_is_in_flight():
         assert token_ids(events[follower.request_id]) == fake_answer(follower, engine.max_model_len)
 
 
+def test_what_breaks_for_an_aborted_request_is_no_fault_of_its_successors():
+    engine, runner, launched = make_async()
+    request, again = (Request("a", PREFIX[start : start + 9], greedy_params(3)) for start in (0, 1))
+    runner.breaks = fake_answer(request, engine.max_model_len)[0]
+    assert runner.breaks not in [PREFIX[9], *fake_answer(again, engine.max_model_len)]
+    engine.add(request)
+    engine.step()
+    # What comes after the token that breaks is in flight.
+    assert launched == [9, 1]
+    engine.abort("a")
+    assert token_ids(run_all(engine, [again])["a"]) == fake_answer(again, engine.max_model_len)
+
+
+def test_nothing_is_launched_before_scores_are_read():
+    """A graph's logits are overwritten by the next one's."""
+    engine, _, launched = make_async()
+    choices = SamplingParams(temperature=0, choices=["a", "b"])
+    engine.add(Request("choice", PREFIX[:4], choices, ((1, 2), (2, 1))))
+    engine.add(Request("text", PREFIX[4:9], greedy_params(4)))
+    engine.step()
+    assert launched == [9]
+
+
+def test_what_was_in_flight_when_all_had_ended_does_not_hold_up_what_comes_next():
+    engine, _, _ = make_async()
+    whole = Request("a", PREFIX[:5], greedy_params(20))
+    stop = fake_answer(whole, engine.max_model_len)[4]
+    run_all(engine, [replace(whole, params=replace(whole.params, stop_token_ids=[stop]))])
+    engine.add(Request("b", PREFIX[5:9], greedy_params(4)))
+    assert len(engine.step()) == 1
+
+
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
 def test_a_step_ahead_that_fails_costs_nobody_anything(error):
     engine, runner, _ = make_async(max_num_batched_tokens=20)
@@ -195,6 +229,56 @@ def test_a_step_ahead_that_fails_costs_nobody_anything(error):
     assert num_failures > 3
     for event in events:
         answers[event.request_id] += event.new_token_ids
+    assert answers == {request.request_id: fake_answer(request, engine.max_model_len) for request in requests}
+
+
+def test_an_interrupted_look_ahead_leaves_the_step_before_it_to_be_read():
+    engine, runner, launched = make_async()
+    request = Request("a", PREFIX[:5], greedy_params(4))
+    engine.add(request)
+    execute = runner.execute
+
+    def interrupting(batch: Any) -> Any:
+        # The first of all is launched and not yet read.
+        if len(launched) == 1:
+            runner.fail_next = KeyboardInterrupt
+        return execute(batch)
+
+    runner.execute = interrupting  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.check()
+    runner.execute = execute  # type: ignore[method-assign]
+    tokens: list[int] = []
+    while engine.has_work:
+        tokens += token_ids(engine.step())
+        engine.check()
+    assert tokens == fake_answer(request, engine.max_model_len)
+    # Its prompt is computed once, and so is each token; what was interrupted is counted twice.
+    assert launched == [5, 1, 1, 1, 1]
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_a_step_that_cannot_be_read_costs_nobody_anything(error, monkeypatch):
+    engine, _, _ = make_async()
+    requests = [Request(str(index), PREFIX[index : index + 9], greedy_params(6)) for index in range(3)]
+    answers: dict[str, list[int]] = {request.request_id: [] for request in requests}
+    read, num_reads = LaunchedResult.read, count()
+
+    def failing(result: LaunchedResult) -> StepResult:
+        if next(num_reads) == 2:
+            raise error("asked for by the test")
+        return read(result)
+
+    monkeypatch.setattr(LaunchedResult, "read", failing)
+    for request in requests:
+        engine.add(request)
+    while engine.has_work:
+        with suppress(KeyboardInterrupt):
+            for event in engine.step():
+                answers[event.request_id] += event.new_token_ids
+        engine.check()
+    assert next(num_reads) > 6
     assert answers == {request.request_id: fake_answer(request, engine.max_model_len) for request in requests}
 
 

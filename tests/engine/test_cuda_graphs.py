@@ -258,7 +258,7 @@ def test_a_model_that_is_not_used_any_more_is_gone_at_once(folders, options):
     run_all(engine, [Request("r", tokens(5, 9), greedy_params(4))])
     runner = engine._runner
     assert isinstance(runner, model_runner.ModelRunner)
-    held = [ref(runner), ref(runner._model)]
+    held: list[ref[Any]] = [ref(runner), ref(runner._model)]
     gc.collect()
     gc.disable()
     try:

@@ -130,3 +130,36 @@ def test_other_tokenizers_get_whole_texts(pre_tokenizer):
     if pre_tokenizer is not None:
         tokenizer.pre_tokenizer = pre_tokenizer
     assert WordEncoder.of(tokenizer) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "normalizer", "pre_tokenizer", "added"),
+    [
+        (models.BPE(dropout=0.1), None, BYTE_LEVEL, None),
+        (models.BPE(), normalizers.Replace(" ", "_"), BYTE_LEVEL, None),
+        (models.BPE(), None, pre_tokenizers.Split(Regex(LLAMA_3), behavior="removed"), None),
+        (models.BPE(), None, pre_tokenizers.Split(Regex(LLAMA_3), behavior="isolated", invert=True), None),
+        (models.BPE(), None, BYTE_LEVEL, AddedToken("<|a|>", lstrip=True)),
+        (models.BPE(), None, BYTE_LEVEL, AddedToken("<|a|>", rstrip=True)),
+        (models.BPE(), None, BYTE_LEVEL, AddedToken("a", single_word=True)),
+    ],
+    ids=["dropout", "normalizer", "removed", "inverted", "lstrip", "rstrip", "single-word"],
+)
+def test_where_a_word_depends_on_what_is_around_it_whole_texts_are_encoded(model, normalizer, pre_tokenizer, added):
+    tokenizer = Tokenizer(model)
+    if normalizer is not None:
+        tokenizer.normalizer = normalizer
+    tokenizer.pre_tokenizer = pre_tokenizer
+    if added is not None:
+        tokenizer.add_tokens([added])
+    assert WordEncoder.of(tokenizer) is None
+
+
+def test_words_that_may_hold_an_added_token_are_left_to_the_tokenizer():
+    """A normalized one is only found once the text is normalized, so texts are not cut at it."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = BYTE_LEVEL
+    tokenizer = trained(tokenizer)
+    tokenizer.add_tokens([AddedToken("lo wo", normalized=True)])
+    texts = ["hello world " * 20] * 2
+    assert SegmentEncoder(tokenizer).encode_batch(texts) == [tokenizer.encode(text).ids for text in texts]

@@ -27,7 +27,7 @@ from .shop import Shop
 USER = Path(__file__).with_name("valkey_user.py")
 
 
-def wait_until(condition: Callable[[], bool], description: str, seconds: float = 20.0) -> None:
+def wait_until(condition: Callable[[], bool], description: str, seconds: float = 40.0) -> None:
     """Poll until the condition holds; fails with its description when it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():

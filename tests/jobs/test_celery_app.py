@@ -159,7 +159,7 @@ def test_a_free_thread_gets_the_next_shard_at_once(broker, start_worker, wait_un
     broker.send(*ids("job", 200))
     worker = start_worker(1)
     worker.let_shards_end()
-    wait_until(lambda: len(worker.events("end")) == 200, "two hundred shards have run", seconds=12)
+    wait_until(lambda: len(worker.events("end")) == 200, "two hundred shards have run", seconds=40)
 
 
 def test_a_worker_takes_no_more_than_it_runs(broker, start_worker, wait_until):

@@ -52,14 +52,16 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for index, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
-        if parameter.is_constexpr or (isinstance(value, int) and value == 1):
+        # Triton compiles for a number that is one or a multiple of 16, unless it is told not to.
+        is_special = isinstance(value, int) and not parameter.do_not_specialize
+        if parameter.is_constexpr or (is_special and value == 1):
             signature[parameter.name], constants[index,] = "constexpr", value
             continue
         if isinstance(value, torch.Tensor):
             signature[parameter.name] = "*" + TYPE_NAMES[value.dtype]
         else:
             signature[parameter.name] = "i32" if isinstance(value, int) else "fp32"
-        if isinstance(value, torch.Tensor) or (isinstance(value, int) and value % 16 == 0):
+        if isinstance(value, torch.Tensor) or (is_special and value % 16 == 0):
             attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=H200, options=options)

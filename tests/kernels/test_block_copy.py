@@ -79,5 +79,5 @@ def test_what_is_swapped_in_from_some_block_on_is_moved_whole(device):
     with MovesWhole():
         swap_in(kv_cache, torch.tensor([0, 6], device=device), held, 1)
     assert torch.equal(kv_cache[:, :, [0, 6]], before[:, :, [1, 2]])
-    with pytest.raises(ValueError, match="must have 2 blocks of torch.float16 from its block 2 on"):
+    with pytest.raises(ValueError, match=r"must have 2 blocks of torch\.float16 from its block 2 on"):
         swap_in(kv_cache, torch.tensor([0, 6], device=device), held, 2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from headrace.storage.columns import (
     SchemaUnifier,
     carried_names,
+    carried_values,
     column_array,
     custom_id_of,
     python_values,
@@ -66,6 +67,14 @@ def test_values_that_do_not_go_together_become_json(values: list[Any]) -> None:
     assert field.metadata == {b"headrace.encoding": b"json"}
     texts = through(*values)
     assert [None if text is None else json.loads(text) for text in texts] == values
+
+
+def test_whole_numbers_among_others_are_known_as_such() -> None:
+    """Unless some whole ones were written with a point, too."""
+    column = column_array([1, 2.5, None], unified(1, 2.5, None))
+    assert list(map(repr, carried_values(column, unified(1, 2.5)))) == ["1", "2.5", "None"]
+    assert list(map(repr, carried_values(column, unified(1, 2.0, 2.5)))) == ["1.0", "2.5", "None"]
+    assert list(map(repr, carried_values(column, unified(1.0, 2.5)))) == ["1.0", "2.5", "None"]
 
 
 def test_columns_come_in_the_order_they_appear_in() -> None:

@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from anyio.to_thread import run_sync
 from fastapi import APIRouter, Depends, Request, Response
 
 from ..json_body import expect_json
@@ -11,7 +10,7 @@ from .chunks import TextChunks
 from .completion_schemas import CompletionRequest
 from .described import COMPLETION_RESPONSES
 from .respond import respond, respond_in_chunks
-from .route import OpenAIRoute, asker_of
+from .route import OpenAIRoute, asker_of, in_turn
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
 
@@ -19,7 +18,7 @@ router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
 @router.post("/completions", dependencies=[Depends(expect_json)], responses=COMPLETION_RESPONSES)
 async def create_completion(body: CompletionRequest, request: Request) -> Response:
     """Continue texts, at once or in chunks (`stream`). A worker for the model has to run."""
-    asked = await run_sync(asker_of(request).completions, body)
+    asked = await in_turn(request, asker_of(request).completions, body)
     head = Head.text(asked.id, asked.model.name, asked.model.exact_name)
     if body.stream:
         chunks = TextChunks(head, body.includes_usage, asked.has_logprobs, asked.echo)

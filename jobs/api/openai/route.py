@@ -1,9 +1,12 @@
 """The routes under `/v1`: their errors are OpenAI's, and each answer says which request it belongs to."""
 
+import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
+from anyio import CapacityLimiter
+from anyio.to_thread import run_sync
 from fastapi import Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
@@ -12,8 +15,13 @@ from starlette.requests import HTTPConnection
 from ....engine.errors import InvalidRequestError, ModelError
 from ...errors import SpecError
 from ..errors import ApiError
-from .asking import Asker
+from .asking import Asked, Asker
 from .body import refusal
+
+B = TypeVar("B")
+# Handing a request over is some templates and tokens, and three answers of Redis to wait for. With all the threads that
+# there are, in a burst each waits for the interpreter's lock of the others, and the first answer for the last request.
+_MOST_ASKING = min(40, (os.cpu_count() or 1) + 2)
 
 
 class OpenAIRoute(APIRoute):
@@ -54,3 +62,13 @@ def asker_of(connection: HTTPConnection) -> Asker:
     """What hands this request's body to workers."""
     state = connection.app.state
     return Asker(state.service.models, state.live, state.admission, connection)
+
+
+def asking_turns() -> CapacityLimiter:
+    """For an application's state, as `asking_turns`: how many requests are handed over to workers at a time."""
+    return CapacityLimiter(_MOST_ASKING)
+
+
+async def in_turn(connection: HTTPConnection, hand_over: Callable[[B], Asked], body: B) -> Asked:
+    """What a method of `asker_of(connection)` makes of a body, in a thread. Raises what it does."""
+    return await run_sync(hand_over, body, limiter=connection.app.state.asking_turns)

@@ -223,7 +223,7 @@ def test_past_its_deadline_it_is_not_begun(desk, ends):
 def test_its_deadline_ends_it(desk, wait_until, ends):
     with desk.worker() as worker:
         worker.runner.close()
-        request = desk.submitted(timeout_seconds=0.5)
+        request = desk.submitted(timeout_seconds=1.5)
         worker.live.ring(request.id)
         stop_after(desk, worker, request, 2, wait_until)
         assert error_of(desk, request.id) == "deadline_exceeded"
@@ -379,7 +379,7 @@ def test_what_ends_while_it_is_being_claimed(why, desk, monkeypatch, wait_until,
         monkeypatch.setattr(first.publisher, "recover", slowly)
         first.live.ring(request.id)
         assert reading.wait(WAIT_SECONDS)
-        (answer,) = first.live._in_flight()
+        (answer,) = first.live._answers.all()
         if why == "cancelled":
             assert desk.requests.cancel(request.id)
             first.live.cancel(request.id)

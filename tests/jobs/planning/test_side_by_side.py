@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -80,17 +81,44 @@ def test_batches_of_a_lost_helper_are_planned_here(recipe, monkeypatch, fate):
     assert helpers[0].num_begun >= 2
 
 
-class DoomedHelper(BatchHelper):
+def test_results_come_in_order_when_the_last_ones_are_late(recipe, monkeypatch):
+    monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 0)
+    monkeypatch.setattr(side_by_side, "num_cores", lambda: 2)
+    helpers: list[ReadyHelper] = []
+
+    def ready(recipe: Recipe) -> ReadyHelper:
+        helpers.append(ReadyHelper(recipe))
+        return helpers[-1]
+
+    def halting_it_before_the_last() -> Iterator[list[InputRow]]:
+        for number, rows in enumerate(batches()):
+            # So few that none has to be waited for before the input ends.
+            if number == NUM_BATCHES - 5:
+                os.kill(helpers[0]._process.pid, signal.SIGSTOP)
+            yield rows
+        os.kill(helpers[0]._process.pid, signal.SIGCONT)
+
+    monkeypatch.setattr(side_by_side, "BatchHelper", ready)
+    planner = recipe.planner()
+    planned = list(plan_batches(planner, recipe, halting_it_before_the_last()))
+    assert planned == [planner.plan(batch) for batch in batches()]
+
+
+class ReadyHelper(BatchHelper):
+    """Has begun when the first batch is planned."""
+
+    def __enter__(self) -> Self:
+        wait_until(lambda: self.is_free, "the helper begins")
+        return self
+
+
+class DoomedHelper(ReadyHelper):
     """Gets a signal before its second batch, and is sent that all the same."""
 
     def __init__(self, recipe: Recipe, fate: signal.Signals) -> None:
         super().__init__(recipe)
         self._fate = fate
         self.num_begun = 0
-
-    def __enter__(self) -> "DoomedHelper":
-        wait_until(lambda: self.is_free, "the helper begins")
-        return self
 
     def plan(self, rows):
         self.num_begun += 1

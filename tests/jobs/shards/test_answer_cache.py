@@ -105,6 +105,22 @@ def test_nobody_learns_from_it_what_another_tenant_has_asked(shop, tools):
     assert run(shop, tools, tenant="other", sampling={"max_tokens": 6}, cache=True)["from_cache"] == [True] * 3
 
 
+def test_other_weights_answer_for_themselves(shop, tools, model, tmp_path):
+    assert run(shop, tools, sampling={"max_tokens": 6}, cache=True)["from_cache"] == [False] * 3
+    other = shutil.copytree(model, tmp_path / "other")
+    (other / "model.safetensors").write_bytes(b"other weights")
+    answers = AnswerCache(tools.answers._cache, ModelWeights(LocatedModel(str(other), other)))
+    others = replace(tools, answers=answers)
+    assert run(shop, others, sampling={"max_tokens": 6}, cache=True)["from_cache"] == [False] * 3
+    assert run(shop, others, sampling={"max_tokens": 6}, cache=True)["from_cache"] == [True] * 3
+
+
+def test_errors_are_not_kept(tools):
+    good = {"output": "yes", "prompt_tokens": 3}
+    tools.answers.keep({"good": good, "bad": {"error": "out of memory", "prompt_tokens": 3}})
+    assert tools.answers._cache.get_many(["good", "bad"]) == {"good": json.dumps(good).encode()}
+
+
 def test_a_folder_is_known_by_its_content(model, tmp_path):
     copy = tmp_path / "copy"
     shutil.copytree(model, copy)

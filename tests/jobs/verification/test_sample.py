@@ -29,7 +29,7 @@ def data_set(tmp_path, *cuts, **columns) -> ds.Dataset:
             **columns,
         }
     )
-    folder = tmp_path / f"{len(cuts)} cuts"
+    folder = tmp_path / f"cut at {cuts}"
     folder.mkdir()
     bounds = (0, *cuts, NUM_ROWS)
     for number, (start, end) in enumerate(pairwise(bounds)):
@@ -48,6 +48,7 @@ def test_a_sample_depends_on_its_seed_but_not_on_the_parts(tmp_path):
     assert sample == sorted(sample)
     assert all(row % 10 for row in sample)
     assert drawn(cut, 50) == sample
+    assert drawn(ds.dataset(cut.files[::-1]), 50) == sample
     assert set(drawn(whole, 20)) < set(sample)
     assert drawn(whole, 50, seed=1) != sample
 
@@ -68,6 +69,8 @@ def test_rows_are_counted_by_their_kinds_and_a_share_is_of_those_with_an_answer(
     sample = Sample.draw(data_set(tmp_path), 0.1, 0)
     assert (sample.num_generated, sample.num_from_cache, sample.num_errors) == (700, 200, 100)
     assert len(sample.table) == 90
+    # Of 900, a little less than one: a share is rounded up.
+    assert len(drawn(data_set(tmp_path, 1, 2), 0.0011)) == 1
     assert len(drawn(data_set(tmp_path, 2), 10_000)) == 900
 
 
@@ -77,9 +80,9 @@ def test_without_an_answer_there_is_nothing_to_draw(tmp_path):
 
 
 VALUES: tuple[dict[str, Any], ...] = (
-    {"text": "a", "label": 1, "Input_Row": "x", "mixed": {"a": [1, None]}, "flag": True},
-    {"text": "b", "label": 2, "Input_Row": None, "mixed": "plain", "flag": False},
-    {"text": 'c"\\', "label": None, "Input_Row": "y", "mixed": 3.5, "flag": None},
+    {"text": "a", "label": 1, "Input_Row": "x", "mixed": {"a": [1, None]}, "flag": True, "price": 2},
+    {"text": "b", "label": 2, "Input_Row": None, "mixed": "plain", "flag": False, "price": 2.5},
+    {"text": 'c"\\', "label": None, "Input_Row": "y", "mixed": 3.5, "flag": None, "price": None},
 )
 
 
@@ -96,8 +99,9 @@ def test_stored_rows_render_the_prompts_that_the_input_rendered(tmp_path):
     assert [row.row for row in again] == [0, 10, 20]
     assert [row.values.pop("custom_id") for row in again] == ["id 0", "id 1", "id 2"]
     assert [row.values for row in again] == list(VALUES)
-    template = PromptTemplate("{text} {mixed} {flag}")
-    assert template.render(again[0].values) == template.render(VALUES[0])
+    template = PromptTemplate("{text} {mixed} {flag} {price}")
+    for row, values in zip(again[:2], VALUES[:2], strict=True):
+        assert template.render(row.values) == template.render(values)
     assert stored.columns == ["custom_id", *again[0].values]
 
 

@@ -117,7 +117,7 @@ def test_a_revoked_key_holds_no_longer_than_it_is_remembered(
     client: Client, models: ServedModels, monkeypatch: pytest.MonkeyPatch, desk: Desk, wait_until: WaitUntil
 ) -> None:
     first, other = desk.ledger.api_keys.create("acme"), desk.key("other")
-    ring = authentication.KeyRing(desk.ledger.api_keys, seconds=0.2)
+    ring = authentication.KeyRing(desk.ledger.api_keys, seconds=1.0)
     assert ring.tenant_of(first.secret) == "acme"
     desk.ledger.api_keys.revoke(first.record.id)
     # It is still remembered, and nothing asks the ledger.
@@ -148,7 +148,7 @@ def test_while_the_ledger_is_away_known_keys_hold_for_a_minute(desk: Desk, monke
 
 
 def test_what_is_remembered_is_bounded_in_time_and_number(wait_until: WaitUntil) -> None:
-    cache: TtlCache[int, int] = TtlCache(seconds=0.0, stale_seconds=0.1, max_entries=2)
+    cache: TtlCache[int, int] = TtlCache(seconds=0.0, stale_seconds=0.5, max_entries=2)
 
     def away() -> int:
         raise LedgerUnavailable("gone")

@@ -1,0 +1,47 @@
+"""Rows that could take all memory there is, or spoil what is remembered for others."""
+
+from pathlib import Path
+
+import pytest
+
+from headrace.jobs.planning.batch_helper import Recipe
+from headrace.jobs.planning.batch_planner import BatchPlanner, planned_row
+from headrace.jobs.schemas import JobSpec
+from headrace.storage.readers import InputRow
+
+MODEL = Path(__file__).parents[3] / "examples" / "tickets" / "model"
+CONTEXT = 256
+LONGEST_TOKEN = 16
+
+
+@pytest.fixture(scope="module")
+def planner() -> BatchPlanner:
+    spec = JobSpec.parse(model=str(MODEL), prompt="{text}")
+    return Recipe(spec.model_dump_json(), ("text",), MODEL, CONTEXT).planner()
+
+
+def errors_of(planner: BatchPlanner, *texts: str) -> list[str | None]:
+    batch = planner.plan([InputRow(number, {"text": text}) for number, text in enumerate(texts)])
+    assert batch.errors == {row.row for row in map(planned_row, batch.items) if row.error is not None}
+    return [planned_row(item).error for item in batch.items]
+
+
+@pytest.mark.parametrize("word", ["parcel ", "漢", "x"])
+def test_a_giant_row_is_refused_untokenized_and_its_neighbours_are_planned(planner, word):
+    giant = word * (2_000_000 // len(word))
+    before, error, after = errors_of(planner, "My parcel is lost.", giant, "My parcel is here.")
+    assert before is after is None
+    assert error is not None
+    start, _, rest = error.partition(" tokens; ")
+    fewest = int(start.removeprefix("prompt has at least "))
+    # The template's own text is a few dozen characters.
+    assert len(giant) // LONGEST_TOKEN <= fewest <= len(giant) // LONGEST_TOKEN + 10
+    assert rest == f"the model's context holds {CONTEXT} with the answer"
+
+
+def test_what_might_fit_is_tokenized(planner):
+    fits, exact = errors_of(planner, " troubleshooting" * 200, " troubleshooting" * (CONTEXT - 5))
+    assert fits is None
+    assert exact is not None
+    assert exact.startswith("prompt has ")
+    assert "at least" not in exact
