@@ -6,6 +6,7 @@ import pytest
 from redis import Redis
 
 from headrace.engine.request import Request, SamplingParams
+from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveState
 from headrace.jobs.streams.keys import stream_key
@@ -27,6 +28,18 @@ def error_of(desk: Desk, stream_id: str) -> str:
     end = desk.events(stream_id)[-1]
     assert end.finish_reason == "error"
     return end.error.code
+
+
+def when_told(host: EngineHost, method: str, monkeypatch) -> threading.Event:
+    """Set as soon as the host has got such a command: before its next step it carries it out."""
+    told, tell = threading.Event(), getattr(host, method)
+
+    def tell_and_note(*args) -> None:
+        tell(*args)
+        told.set()
+
+    monkeypatch.setattr(host, method, tell_and_note)
+    return told
 
 
 def stop_after(desk, worker: InProcessWorker, request, num_tokens: int, wait_until) -> None:
@@ -344,7 +357,7 @@ def test_a_redis_that_forgets_everything(desk, wait_until, ends):
         ends(request)
 
 
-def test_live_requests_go_before_bulk_rows(desk, wait_until):
+def test_live_requests_go_before_bulk_rows(desk, wait_until, monkeypatch):
     """Every seat is taken: the request has its first token with the very next step."""
     with desk.worker(max_num_seqs=4) as worker:
         worker.runner.close()
@@ -352,9 +365,10 @@ def test_live_requests_go_before_bulk_rows(desk, wait_until):
         rows = [Request(f"row {row}", (1 + row, 2), params) for row in range(4)]
         worker.host.submit(rows, lambda _: None)
         worker.runner.wait_until_reached()
+        submitted = when_told(worker.host, "submit", monkeypatch)
         request = desk.submitted()
         worker.live.ring(request.id)
-        wait_until(lambda: desk.requests.get(request.id).state is LiveState.RUNNING, "it is claimed")
+        assert submitted.wait(WAIT_SECONDS), "the engine's host has it"
         # The first of these steps began before the request came.
         worker.runner.permit(2)
         wait_until(lambda: desk.num_streamed(request.id) == 1, "its first token is streamed")
@@ -407,7 +421,7 @@ def test_a_grammar_that_the_models_tokens_can_not_spell_ends_its_request(desk, e
         ends(refused)
 
 
-def test_what_waits_for_its_turn_is_not_to_blame_when_the_worker_dies(desk, wait_until):
+def test_what_waits_for_its_turn_is_not_to_blame_when_the_worker_dies(desk, wait_until, monkeypatch):
     with desk.worker(lease_seconds=0.0, num_slots=1) as dies, desk.worker(lease_seconds=0.0) as heir:
         dies.runner.close()
         running, begun, waiting = (desk.submitted() for _ in range(3))
@@ -416,7 +430,10 @@ def test_what_waits_for_its_turn_is_not_to_blame_when_the_worker_dies(desk, wait
         wait_until(lambda: dies.live.num_in_flight == 3, "all are claimed")
         stop_after(desk, dies, running, 1, wait_until)
         dies.live.renew_leases()
+        aborted = when_told(dies.host, "abort", monkeypatch)
         dies.live.cancel(running.id)
+        assert aborted.wait(WAIT_SECONDS), "the engine's host drops the first"
+        # The step that stands at the gate is the last with it.
         dies.runner.permit(2)
         wait_until(lambda: desk.num_streamed(begun.id) == 1, "the second has its turn")
         crashes = [heir.claims.claim(request.id).num_crashes for request in (begun, waiting)]

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,6 @@ from redis import Redis
 
 from headrace.engine.request import Request, SamplingParams
 from headrace.jobs.client import Client, Job
-from headrace.jobs.settings import Settings
 from headrace.jobs.shards.begun import bytes_of_token
 from headrace.jobs.streams.keys import tokens_key
 from headrace.storage.records import JobState, shard_id_of
@@ -21,13 +18,12 @@ from headrace.storage.records import JobState, shard_id_of
 from ...engine.fakes import fake_answer
 from ..conftest import wait_until
 from ..models import WORDS, write_model_folder
-from ..running import ROOT, environment, processes_of
+from .forked import client_of_workers
 
 SECONDS = 60.0
 CONTEXT, ANSWER_TOKENS, TOP = 512, 300, 2
 PROMPTS = ((1, 2), (3, 5), (4, 6))
 SLOW = {
-    "HEADRACE_LEASE_SECONDS": "1",
     "HEADRACE_TEST_STEP_SECONDS": "0.004",
     "HEADRACE_TEST_CONTEXT": str(CONTEXT),
     "HEADRACE_TEST_SHOWN_TOKENS": str(CONTEXT),
@@ -41,19 +37,8 @@ def model(tmp_path) -> Path:
 
 @pytest.fixture
 def client(tmp_path, model) -> Iterator[Client]:
-    """With a worker of `forked_worker`, in whose place a new one comes when it dies."""
-    data = tmp_path / "data"
-    env = environment(data, **SLOW)
-    command = [sys.executable, "-m", "tests.jobs.forked_worker", str(model), str(tmp_path / "pids")]
-    with (
-        Client(Settings.from_environment(env)) as client,
-        (tmp_path / "log").open("wb") as log,
-        subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) as workers,
-    ):
+    with client_of_workers(model, tmp_path, **SLOW) as client:
         yield client
-        workers.terminate()
-        assert workers.wait(30) == 0, (tmp_path / "log").read_text()
-    wait_until(lambda: not processes_of(data), "nothing is left")
 
 
 def saved(redis: Redis, job: Job, num_top: int | None) -> list[int]:

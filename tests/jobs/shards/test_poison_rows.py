@@ -1,7 +1,5 @@
 """Rows that kill the worker: a real one, which a certain token makes kill itself."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -10,14 +8,12 @@ import pytest
 
 from headrace.engine.request import Request
 from headrace.jobs.client import Client
-from headrace.jobs.settings import Settings
 from headrace.storage.records import JobState
 
 from ...engine.fakes import CONTEXT, fake_answer
-from ..conftest import wait_until
 from ..forked_worker import KILLER
 from ..models import WORDS, write_model_folder
-from ..running import ROOT, environment, processes_of
+from .forked import client_of_workers
 
 SECONDS = 60.0
 ROWS, SHARD_ROWS = 40, 20
@@ -30,20 +26,8 @@ def model(tmp_path) -> Path:
 
 @pytest.fixture
 def client(tmp_path, model) -> Iterator[Client]:
-    """With workers of `forked_worker`, in whose place a new one comes when one dies."""
-    data = tmp_path / "data"
-    more = {"HEADRACE_SHARD_ROWS": str(SHARD_ROWS), "HEADRACE_LEASE_SECONDS": "1"}
-    env = environment(data, **more)
-    command = [sys.executable, "-m", "tests.jobs.forked_worker", str(model), str(tmp_path / "pids")]
-    with (
-        Client(Settings.from_environment(env)) as client,
-        (tmp_path / "log").open("wb") as log,
-        subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) as workers,
-    ):
+    with client_of_workers(model, tmp_path, HEADRACE_SHARD_ROWS=str(SHARD_ROWS)) as client:
         yield client
-        workers.terminate()
-        assert workers.wait(30) == 0, (tmp_path / "log").read_text()
-    wait_until(lambda: not processes_of(data), "nothing is left")
 
 
 def prompts(poisoned: set[int]) -> list[list[int]]:
