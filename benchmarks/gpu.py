@@ -12,75 +12,14 @@ FlashInfer are compared with where they are installed. The last line is JSON.
 import argparse
 import os
 import sys
-import time
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import torch
+from gpu_table import BUDGET_SECONDS, Table
 from report import ROOT, print_result
-
-BUDGET_SECONDS = 8 * 60
-
-
-@dataclass(frozen=True)
-class EngineSizes:
-    """How large the workloads are: requests, shared and own tokens of a prompt, tokens out.
-
-    lengths: requests, and the least and the most tokens of a prompt and an answer. steps: decode steps that are timed.
-    """
-
-    small: str
-    large: str
-    uniform: str
-    shared: tuple[int, int, int, int]
-    labels: tuple[int, int, int, int]
-    lengths: tuple[int, int, int]
-    steps: int
-
-
-GPU = EngineSizes(
-    "M2", "llama-3-8b", "qwen3-0.6b", (256, 2048, 128, 128), (1024, 2048, 128, 8), (256, 100, 1024), steps=60
-)
-DRY = EngineSizes("gate", "gate", "gate", (3, 32, 8, 3), (3, 32, 8, 2), (3, 3, 6), steps=4)
-
-
-@dataclass
-class Table:
-    """The lines so far, each printed as it comes, and the goals that were not measured, with the reason."""
-
-    lines: list[Any] = field(default_factory=list)
-    not_run: list[str] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
-
-    @property
-    def seconds_left(self) -> float:
-        return BUDGET_SECONDS - (time.monotonic() - self.started)
-
-    def add(self, *lines: Any) -> None:
-        for line in lines:
-            ratio = "" if line.ratio is None else f"{line.ratio:8.3f}"
-            goal = "" if line.goal is None else f"  goal {line.number}: {line.goal:g}"
-            print(f"{line.name:<66}{line.value:>12.3f} {line.unit:<9}{ratio}{goal}", flush=True)
-        self.lines += lines
-
-    def leave_out(self, goal: str, reason: str) -> None:
-        print(f"not run: {goal}: {reason}", flush=True)
-        self.not_run.append(f"{goal}: {reason}")
-
-    def attempt(self, goal: str, needed_seconds: float, measure: Callable[[], None]) -> None:
-        """Measure, unless there is no time left for it; what fails is left out, and what comes after it is measured."""
-        if self.seconds_left < needed_seconds:
-            left = max(0.0, self.seconds_left)
-            self.leave_out(goal, f"{left:.0f} s were left, and it takes about {needed_seconds:.0f}")
-            return
-        try:
-            measure()
-        # One missing figure is not to cost the others, on a machine that is lent for minutes.
-        except Exception as error:  # noqa: BLE001
-            self.leave_out(goal, " ".join(f"{type(error).__name__}: {error}".split())[:300])
 
 
 def main() -> None:
@@ -106,7 +45,7 @@ def _run(is_dry: bool, with_peers: bool) -> dict[str, Any]:
     from gpu_kernels import DRY as DRY_KERNELS
     from gpu_kernels import GPU as GPU_KERNELS
     from gpu_kernels import attention_lines, check_attention, linear_lines, measure_limits, small_lines
-    from gpu_workloads import EngineGoals
+    from gpu_workloads import DRY, GPU, EngineGoals
 
     table, sizes = Table(), DRY_KERNELS if is_dry else GPU_KERNELS
     check_attention(sizes)

@@ -3,19 +3,21 @@
 import gc
 import json
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from report import ROOT
+from safetensors.torch import save_file
 from shapes import SHAPES
 
+from headrace.engine.config import EngineConfig
 from headrace.engine.llm import LLM
+from headrace.engine.model_config import ModelConfig
+from headrace.engine.models import load_model
 from headrace.engine.request import SamplingParams
-from headrace.engine.weights import WeightSlot
 
 LLAMA_3_8B: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -111,53 +113,50 @@ def check_engine(device: torch.device) -> None:
     """Greedy tokens of a small float32 model are the same on the device and the CPU. Raises `AssertionError`."""
     work = Workload.shared("gate", 6, 64, 9, 16)
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 200, "max_model_len": 256}
-    tokens = [generate(load("gate", place, **options), work) for place in ("cpu", device.type)]
+    folder = checkpoint_folder("gate")
+    tokens = [generate(open_model(folder, place, **options), work) for place in ("cpu", device.type)]
     assert tokens[0] == tokens[1], "greedy tokens on the GPU are not the CPU's: no speed is worth printing"
 
 
 def load(model: str, device: str, **options: Any) -> LLM:
-    return LLM(str(config_folder(model)), device=device, load_format="dummy", skip_tokenizer_init=True, **options)
+    return open_model(config_folder(model), device, load_format="dummy", **options)
+
+
+def open_model(folder: Path, device: str, **options: Any) -> LLM:
+    return LLM(str(folder), device=device, skip_tokenizer_init=True, **options)
 
 
 def load_for(model: str, device: torch.device, workloads: Sequence[Workload], **options: Any) -> LLM:
     """A model with room for any of the workloads at once, and for none beside it."""
     release_memory()
     is_gpu = device.type == "cuda"
-    with _weights_drawn_where_they_are():
-        return load(
-            model,
-            device.type,
-            **{
-                "dtype": "bfloat16" if is_gpu else "float32",
-                "kv_cache_memory_bytes": 48 * 2**30 if is_gpu else 2**26,
-                "max_num_seqs": max(len(work.prompts) for work in workloads),
-                "max_num_batched_tokens": 8192 if is_gpu else 64,
-                "max_model_len": max(work.longest for work in workloads),
-                **options,
-            },
-        )
+    return load(
+        model,
+        device.type,
+        **{
+            "dtype": "bfloat16" if is_gpu else "float32",
+            "kv_cache_memory_bytes": 48 * 2**30 if is_gpu else 2**26,
+            "max_num_seqs": max(len(work.prompts) for work in workloads),
+            "max_num_batched_tokens": 8192 if is_gpu else 64,
+            "max_model_len": max(work.longest for work in workloads),
+            **options,
+        },
+    )
 
 
-@contextmanager
-def _weights_drawn_where_they_are() -> Iterator[None]:
-    """Random weights from the GPU's own generator: the engine draws on the host, a minute for eight billion."""
-    drawn = WeightSlot._drawn
-
-    def drawn_there(self: WeightSlot, generator: torch.Generator) -> torch.Tensor:
-        shape = self.destination.shape
-        scale = shape[1] ** -0.5 if len(shape) > 1 else 0.1
-        return torch.randn(shape, device=self.destination.device).mul_(scale).add_(self.name.endswith("norm.weight"))
-
-    WeightSlot._drawn = drawn_there  # type: ignore[method-assign]
-    try:
-        yield
-    finally:
-        WeightSlot._drawn = drawn  # type: ignore[method-assign]
+def checkpoint_folder(model: str) -> Path:
+    """A folder with the model's `config.json` and random weights, the same ones on whatever device they are loaded."""
+    folder = config_folder(model, "checkpoint")
+    options = EngineConfig(load_format="dummy")
+    drawn = load_model(ModelConfig.from_pretrained(folder), options, torch.float32, torch.device("cpu"))
+    tensors = {slot.name: slot.stored() for slot in drawn.weight_slots()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
 
 
-def config_folder(model: str) -> Path:
+def config_folder(model: str, kind: str = "config") -> Path:
     """A folder with the model's `config.json` alone."""
-    folder: Path = ROOT / "out" / "bench" / f"{model.replace(' ', '-')}-config"
+    folder: Path = ROOT / "out" / "bench" / f"{model.replace(' ', '-')}-{kind}"
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(CONFIGS[model]), encoding="utf-8")
     return folder

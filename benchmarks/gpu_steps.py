@@ -1,8 +1,7 @@
 """Where a decode step's time goes, for `gpu.py`: the host's share of it, and how long the device has nothing to do."""
 
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
 from statistics import median
@@ -15,7 +14,6 @@ from torch.profiler import ProfilerActivity, profile
 from headrace.engine.engine import Engine
 from headrace.engine.llm import LLM
 from headrace.engine.request import Request, SamplingParams
-from headrace.engine.transfer import Readback
 
 # Between kernels that were launched long before: the device goes from one to the next, and waits for nobody.
 _LAUNCH_MICROSECONDS = 5.0
@@ -34,34 +32,13 @@ def step_times(llm: LLM, prompts: list[list[int]], steps: int) -> StepTimes:
     """What steps of as many decodes as there are prompts take, with the model: its graphs' loading and launch too."""
     _fill(llm.engine, prompts, steps + 4)
     whole, host = [], []
-    with _timed_waits() as waits:
-        for _ in range(steps):
-            waits.clear()
-            start = time.perf_counter()
-            llm.engine.step()
-            whole.append(time.perf_counter() - start)
-            host.append(whole[-1] - sum(waits))
+    for _ in range(steps):
+        waited, start = llm.engine.stats.waited_seconds, time.perf_counter()
+        llm.engine.step()
+        whole.append(time.perf_counter() - start)
+        host.append(whole[-1] - (llm.engine.stats.waited_seconds - waited))
     _drain(llm.engine)
     return StepTimes(median(whole) * 1e6, median(host) * 1e6)
-
-
-@contextmanager
-def _timed_waits() -> Iterator[list[float]]:
-    """The seconds of each wait for a step's tokens while this lasts."""
-    waits: list[float] = []
-    wait = Readback.wait
-
-    def timed(self: Readback) -> list[list[Any]]:
-        start = time.perf_counter()
-        values = wait(self)
-        waits.append(time.perf_counter() - start)
-        return values
-
-    Readback.wait = timed  # type: ignore[method-assign]
-    try:
-        yield waits
-    finally:
-        Readback.wait = wait  # type: ignore[method-assign]
 
 
 @dataclass(frozen=True)

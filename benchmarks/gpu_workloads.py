@@ -1,15 +1,16 @@
 """The engine's goals for `gpu.py`, one after the other: end to end, the host's time, FP8, and the peers."""
 
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 
 import torch
-from gpu import EngineSizes, Table
 from gpu_ceilings import least_seconds
 from gpu_engine import CONFIGS, Workload, config_folder, load_for, output_rate, release_memory
 from gpu_kernels import Limits, Line
 from gpu_peers import PEERS, PeerError, peer_rate
 from gpu_steps import idle_shares, step_times
+from gpu_table import Table
 
 from headrace.engine.llm import LLM
 
@@ -21,6 +22,28 @@ _MAX_IDLE = 0.03
 _SHARED, _UNIFORM = "shared prompt", "uniform lengths"
 # How many times as fast as transformers.
 _PEER_GOALS = {_SHARED: 10.0, _UNIFORM: 2.0}
+
+
+@dataclass(frozen=True)
+class EngineSizes:
+    """How large the workloads are: requests, shared and own tokens of a prompt, tokens out.
+
+    lengths: requests, and the least and the most tokens of a prompt and an answer. steps: decode steps that are timed.
+    """
+
+    small: str
+    large: str
+    uniform: str
+    shared: tuple[int, int, int, int]
+    labels: tuple[int, int, int, int]
+    lengths: tuple[int, int, int]
+    steps: int
+
+
+GPU = EngineSizes(
+    "M2", "llama-3-8b", "qwen3-0.6b", (256, 2048, 128, 128), (1024, 2048, 128, 8), (256, 100, 1024), steps=60
+)
+DRY = EngineSizes("gate", "gate", "gate", (3, 32, 8, 3), (3, 32, 8, 2), (3, 3, 6), steps=4)
 
 
 class EngineGoals:

@@ -14,7 +14,8 @@ from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.storage.ledger import Ledger
-from headrace.storage.parts import part_file_name, part_summary, publish, write_part
+from headrace.storage.local_folder import LocalFolder
+from headrace.storage.parts import part_file_name, part_summary
 from headrace.storage.readers import InputSource
 from headrace.storage.records import NewJob, NewShard
 from headrace.storage.spool import read_shard, write_shard
@@ -88,7 +89,7 @@ def _answered(
     after: dict[str, int],
 ) -> None:
     with timed("claim"):
-        claim = ledger.claim_next(QUEUE, "worker", 60, after)
+        claim = ledger.leases.claim_next(QUEUE, "worker", 60, after)
     assert claim is not None
     after[JOB] = claim.shard_number
     with timed("read a shard, make requests"):
@@ -104,13 +105,13 @@ def _answered(
         table = batch.take_finished()
     name = part_file_name(claim.shard_number, claim.attempt_id, 0)
     with timed("write and sync parts"):
-        write_part(output, name, table)
+        LocalFolder(output).write_part(name, table)
     with timed("commit"):
-        ledger.commit_part(claim, part_summary(name, table))
+        ledger.leases.commit_part(claim, part_summary(name, table))
     with timed("publish"):
-        publish(output, name)
+        LocalFolder(output).publish(name)
     with timed("commit"):
-        ledger.finish_shard(claim)
+        ledger.leases.finish_shard(claim)
 
 
 def _drained(get: Callable[[], list[Outcome]], count: int) -> list[Outcome]:

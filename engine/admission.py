@@ -13,6 +13,9 @@ from .guide import Guide
 from .live_request import LiveRequest
 from .request import Request
 
+# Kinds of arrays.
+_WHOLE_NUMBERS = frozenset("bBhHiIlLqQ")
+
 
 @dataclass(frozen=True)
 class Admission:
@@ -116,18 +119,25 @@ class Admission:
         if not token_ids:
             return
         try:
-            array("q", token_ids)
+            if not (isinstance(token_ids, array) and token_ids.typecode in _WHOLE_NUMBERS):
+                array("q", token_ids)
         except (TypeError, OverflowError) as error:
             raise InvalidRequestError(f"{where}token ids must be whole numbers: {error}") from error
+        if isinstance(token_ids, array) and token_ids.itemsize == 4 and self._are_known(token_ids):
+            return
         for token in (min(token_ids), max(token_ids)):
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequestError(
                     f"{where}token id {token} is outside the vocabulary of {self.vocab_size} tokens"
                 )
 
+    def _are_known(self, token_ids: "array[int]") -> bool:
+        """Whether all are of the vocabulary, in one look: negative ones would be large without their sign."""
+        return max(array("I", token_ids.tobytes())) < self.vocab_size
+
 
 def resolve_max_model_len(
-    config: EngineConfig, num_blocks: int, sliding_window: int | None, max_position_embeddings: int
+    config: EngineConfig, num_blocks: int, block_bytes: int, sliding_window: int | None, max_position_embeddings: int
 ) -> int:
     """The model's context, or less where the caller or the KV memory says so. Raises `ConfigError`."""
     capacity: int | None = num_blocks * config.block_size
@@ -141,8 +151,12 @@ def resolve_max_model_len(
             f"max_model_len={config.max_model_len} exceeds the model's context of {max_position_embeddings} tokens"
         )
     if capacity is not None and config.max_model_len > capacity:
+        needed = -(-config.max_model_len // config.block_size)
+        # And the null block.
+        num_bytes = (needed + 1) * block_bytes
         raise ConfigError(
-            f"max_model_len={config.max_model_len} needs {-(-config.max_model_len // config.block_size)} KV blocks "
-            f"of {config.block_size} tokens, but KV memory holds {num_blocks}: raise kv_cache_memory_bytes"
+            f"max_model_len={config.max_model_len} needs {needed} KV blocks of {config.block_size} tokens, but KV "
+            f"memory holds {num_blocks}: raise kv_cache_memory_bytes to {num_bytes}, or lower max_model_len to "
+            f"{capacity}"
         )
     return config.max_model_len

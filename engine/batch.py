@@ -1,8 +1,9 @@
 """A step's scheduled sequences as tensors."""
 
+from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy
 import torch
@@ -11,12 +12,16 @@ from torch import Tensor
 
 from ..kernels.paged_attention import AttentionMetadata
 from .decode_rows import DecodeRows
+from .last_tokens import LastTokens
 from .prompt_reader import PromptReader
+from .scheduled_sequence import ScheduledSequence
 from .sequence import Sequence
-from .step_plan import ScheduledSequence
 from .transfer import to_device
 
 Ints = NDArray[numpy.int64]
+
+# Where a sequence has fewer tokens than this on the average, sparing the last layer some is not worth a second layout.
+_MIN_TOKENS_PER_SEQUENCE = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,7 @@ class Batch:
 
     `last_token_index`: [num_sampling] int64, the tokens whose logits are wanted: the last one of each sequence that
     this step brings to its end, in the order scheduled. `prompt_reader`, if any, is to be shown the prompts' logits.
+    `last_tokens`, if any, are all that the last layer has to compute.
     """
 
     token_ids: Tensor
@@ -41,6 +47,7 @@ class Batch:
     attention: AttentionMetadata
     last_token_index: Tensor
     prompt_reader: PromptReader | None = None
+    last_tokens: LastTokens | None = None
 
     @classmethod
     def build(
@@ -51,7 +58,7 @@ class Batch:
         sampled: SampledTokens | None = None,
     ) -> "Batch":
         """`sampled`: the tokens of the step in flight, of which this one's are those that nobody has read."""
-        token_ids: list[int] = []
+        token_ids = array("i")
         unread: list[int] = []
         unread_rows: list[int] = []
         blocks: list[int] = []
@@ -83,13 +90,15 @@ class Batch:
             block_size=block_size,
             device=device,
         )
+        prompt_reader = PromptReader.of(scheduled)
         return cls(
             token_ids=_fill(to_device(token_ids, device), unread, unread_rows, sampled),
             positions=to_device(layout.positions, device),
             slots=to_device(slots, device),
             attention=attention,
             last_token_index=to_device(layout.ends[reaches_end] - 1, device),
-            prompt_reader=PromptReader.of(scheduled),
+            prompt_reader=prompt_reader,
+            last_tokens=_last_tokens(attention, layout, reaches_end) if prompt_reader is None else None,
         )
 
     @classmethod
@@ -108,6 +117,20 @@ class Batch:
             ),
             last_token_index=torch.arange(len(decodes), device=device),
         )
+
+
+def _last_tokens(
+    attention: AttentionMetadata, layout: "_Layout", reaches_end: NDArray[numpy.bool_]
+) -> LastTokens | None:
+    """None where it would not pay, and on a GPU, where it was not measured."""
+    num_sequences, device = len(layout.lens), attention.device
+    if device.type != "cpu" or len(layout.positions) < _MIN_TOKENS_PER_SEQUENCE * num_sequences:
+        return None
+    return LastTokens(
+        index=to_device(layout.ends - 1, device),
+        attention=replace(attention, query_lens=[1] * num_sequences),
+        sampled=to_device(reaches_end.nonzero()[0], device),
+    )
 
 
 def _fill(token_ids: Tensor, places: list[int], rows: list[int], sampled: SampledTokens | None) -> Tensor:

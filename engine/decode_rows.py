@@ -6,8 +6,8 @@ from typing import Self
 import numpy
 from numpy.typing import NDArray
 
+from .scheduled_sequence import ScheduledSequence
 from .sequence import Sequence
-from .step_plan import ScheduledSequence
 
 
 class DecodeRows:

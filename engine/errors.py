@@ -19,3 +19,8 @@ class InvalidRequestError(EngineError, ValueError):
     def __init__(self, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.field = field
+
+
+def one_line(error: Exception) -> str:
+    """What is told of an error, for a log or an answer."""
+    return " ".join(f"{type(error).__name__}: {error}".split())

@@ -1,5 +1,6 @@
 """What the engine knows of a request that it serves."""
 
+from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
@@ -81,10 +82,12 @@ class LiveRequest:
     def new_sequence(self, node: ChoiceNode | None = None) -> Sequence:
         """A further sequence of this request, at its beginning or at one of its choices' nodes."""
         prompt = self.request.prompt_token_ids
+        token_ids = array("i", prompt)
+        token_ids.extend(node.path if node else self.request.resume_token_ids)
         num_top = self.request.params.prompt_logprobs
         sequence = Sequence(
             request_id=self.request.request_id,
-            token_ids=[*prompt, *(node.path if node else self.request.resume_token_ids)],
+            token_ids=token_ids,
             num_prompt_tokens=len(prompt),
             block_size=self.block_size,
             choice_node=node,

@@ -1,16 +1,15 @@
 """What a model is: its `config.json`, with the families' differences resolved into plain fields. Free of torch."""
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from .errors import ModelError
+from .model_folder import Raw, read_config, read_stop_ids
 from .quantization.config import QuantizationConfig, read_quantization
 from .rope_config import RopeConfig, read_rope
-
-Raw = dict[str, Any]
+from .sliding_windows import qwen_windows, read_windows, sliding_layers
 
 
 @dataclass(frozen=True)
@@ -86,9 +85,9 @@ class ModelConfig:
         missing.
         """
         folder = Path(path)
-        raw = _read_config(folder)
+        raw = read_config(folder)
         read = _READERS[_architecture(folder, raw)]
-        raw["eos_token_id"] = _stop_ids(folder, raw)
+        raw["eos_token_id"] = read_stop_ids(folder, raw)
         try:
             quantization = read_quantization(raw)
             config = replace(_without_idle_windows(read(folder, raw)), quantization=quantization)
@@ -102,26 +101,6 @@ class ModelConfig:
         return config
 
 
-def read_json_object(file: Path) -> Raw:
-    """What a model folder's JSON file holds. Raises `ModelError` when it is no JSON object."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise ModelError(f"{file} is not valid JSON: {error}") from error
-    if not isinstance(content, dict):
-        raise ModelError(f"{file} must hold a JSON object")
-    return content
-
-
-def _read_config(folder: Path) -> Raw:
-    if not folder.exists():
-        raise ModelError(f"model folder {folder} does not exist")
-    file = folder / "config.json"
-    if not file.is_file():
-        raise ModelError(f"{folder} is not a model folder: it has no config.json")
-    return read_json_object(file)
-
-
 def _architecture(folder: Path, raw: Raw) -> str:
     """Which of the readers fits. Refuses what none of them could make sense of."""
     names = raw.get("architectures") or []
@@ -131,16 +110,6 @@ def _architecture(folder: Path, raw: Raw) -> str:
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
         raise ModelError(f"unsupported architecture {found} in {folder}; supported: {supported}")
     return name
-
-
-def _stop_ids(folder: Path, raw: Raw) -> list[Any]:
-    """`generation_config.json` may list more stop ids than `config.json`, as chat models do."""
-    file = folder / "generation_config.json"
-    generation = read_json_object(file) if file.is_file() else {}
-    ids: list[Any] = []
-    for value in (generation.get("eos_token_id"), raw.get("eos_token_id")):
-        ids += value if isinstance(value, list) else [value]
-    return [token for token in dict.fromkeys(ids) if token is not None]
 
 
 def _plain(folder: Path, raw: Raw, rms_norm_eps: float = 1e-6, rope_theta: float = 10000.0) -> ModelConfig:
@@ -181,14 +150,14 @@ def _llama(folder: Path, raw: Raw) -> ModelConfig:
 
 def _mistral(folder: Path, raw: Raw, **defaults: float) -> ModelConfig:
     _require_activation(raw, "hidden_act", "silu")
-    windows = _windows(raw, _sliding_layers(raw, lambda layer: True))
+    windows = read_windows(raw, sliding_layers(raw, lambda layer: True))
     return replace(_plain(folder, raw, **defaults), sliding_windows=windows)
 
 
 def _qwen2(folder: Path, raw: Raw) -> ModelConfig:
     _require_activation(raw, "hidden_act", "silu")
     first = int(raw.get("max_window_layers", 28))
-    windows = _qwen_windows(raw, lambda layer: layer >= first)
+    windows = qwen_windows(raw, lambda layer: layer >= first)
     return replace(_plain(folder, raw), qkv_bias=True, sliding_windows=windows)
 
 
@@ -215,13 +184,13 @@ def _qwen2_moe(folder: Path, raw: Raw) -> ModelConfig:
     return replace(
         _qwen2(folder, raw),
         qkv_bias=bool(raw.get("qkv_bias", True)),
-        sliding_windows=_qwen_windows(raw, lambda layer: layer % 2 == 0 and layer < last),
+        sliding_windows=qwen_windows(raw, lambda layer: layer % 2 == 0 and layer < last),
         moe=replace(_qwen_moe(raw), shared_expert_intermediate_size=int(raw["shared_expert_intermediate_size"])),
     )
 
 
 def _qwen3_moe(folder: Path, raw: Raw) -> ModelConfig:
-    windows = _qwen_windows(raw, lambda layer: True)
+    windows = qwen_windows(raw, lambda layer: True)
     return replace(_qwen3(folder, raw), sliding_windows=windows, moe=_qwen_moe(raw))
 
 
@@ -264,7 +233,7 @@ def _gemma2(folder: Path, raw: Raw) -> ModelConfig:
         final_soft_cap=_optional_float(raw.get("final_logit_softcapping", 30.0)),
         embedding_scale=int(raw["hidden_size"]) ** 0.5,
         norm_offset=1.0,
-        sliding_windows=_windows(raw, _sliding_layers(raw, lambda layer: layer % 2 == 0)),
+        sliding_windows=read_windows(raw, sliding_layers(raw, lambda layer: layer % 2 == 0)),
     )
 
 
@@ -275,13 +244,13 @@ def _gemma3(folder: Path, raw: Raw) -> ModelConfig:
     full = read_rope(scaling, float(raw.get("rope_theta") or 1e6), raw)
     local = read_rope(ropes.get("sliding_attention") or {}, float(raw.get("rope_local_base_freq") or 1e4), raw)
     pattern = int(raw.get("sliding_window_pattern", 6))
-    is_sliding = _sliding_layers(raw, lambda layer: (layer + 1) % pattern != 0)
+    is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % pattern != 0)
     raw = {"sliding_window": 4096, "attn_logit_softcapping": None, "final_logit_softcapping": None, **raw}
     return replace(
         _gemma2(folder, {**raw, "rope_parameters": None}),
         qk_norm=True,
         ropes=tuple(local if sliding else full for sliding in is_sliding),
-        sliding_windows=_windows(raw, is_sliding),
+        sliding_windows=read_windows(raw, is_sliding),
     )
 
 
@@ -298,6 +267,16 @@ _READERS: dict[str, Callable[[Path, Raw], ModelConfig]] = {
     "Gemma3ForCausalLM": _gemma3,
 }
 SUPPORTED_ARCHITECTURES = tuple(_READERS)
+_SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+)
 
 
 def _without_idle_windows(config: ModelConfig) -> ModelConfig:
@@ -308,7 +287,10 @@ def _without_idle_windows(config: ModelConfig) -> ModelConfig:
 
 
 def _check(config: ModelConfig) -> None:
-    """Refuse numbers that contradict each other."""
+    """Refuse numbers that cannot be, or contradict each other."""
+    for name in _SIZES:
+        if (size := getattr(config, name)) < 1:
+            raise ModelError(f"{name} must be at least 1, not {size}")
     if config.num_attention_heads % config.num_key_value_heads:
         raise ModelError(
             f"num_attention_heads {config.num_attention_heads} is no multiple of num_key_value_heads "
@@ -337,28 +319,6 @@ def _context(raw: Raw, rope: RopeConfig) -> int:
     if rope.rope_type != "yarn":
         return own
     return max(own, int(rope.original_max_position_embeddings * rope.factor))
-
-
-def _sliding_layers(raw: Raw, is_sliding: Callable[[int], bool]) -> tuple[bool, ...]:
-    """One entry a layer: as `layer_types` says, or by the family's rule where it is left out."""
-    num_layers = int(raw["num_hidden_layers"])
-    kinds = raw.get("layer_types")
-    if not kinds:
-        return tuple(map(is_sliding, range(num_layers)))
-    if len(kinds) != num_layers:
-        raise ModelError(f"layer_types has {len(kinds)} entries for {num_layers} layers")
-    return tuple(kind == "sliding_attention" for kind in kinds)
-
-
-def _windows(raw: Raw, is_sliding: tuple[bool, ...]) -> tuple[int | None, ...]:
-    window = int(raw.get("sliding_window") or 0)
-    return tuple(window if sliding and window else None for sliding in is_sliding)
-
-
-def _qwen_windows(raw: Raw, is_sliding: Callable[[int], bool]) -> tuple[int | None, ...]:
-    """Qwen names a window in every config and says beside it whether it counts."""
-    used = bool(raw.get("use_sliding_window", False))
-    return _windows(raw, _sliding_layers(raw, is_sliding) if used else (False,) * int(raw["num_hidden_layers"]))
 
 
 def _optional_float(value: Any) -> float | None:

@@ -48,7 +48,6 @@ class ModelRunner:
             num_blocks = measured_num_blocks(self._model, model_config, config, kv_dtype, self.device)
         with fitting(f"a KV cache of {num_blocks} blocks"):
             self.memory = KVMemory(model_config, num_blocks, config.block_size, kv_dtype, self.device)
-        self._forward = _forward_into(self._model, self.memory.cache)
         self._graphs: CudaGraphs | None = None
         if wants_graphs(model_config, config, self.device) and runs_triton(self.memory.cache):
             try:
@@ -61,7 +60,8 @@ class ModelRunner:
         """Compute small steps with what `capture` makes of the forward pass."""
         max_model_len = config.max_model_len or model_config.max_position_embeddings
         limits = GraphLimits(config.resolved_graph_sizes, -(-max_model_len // config.block_size), config.block_size)
-        self._graphs = CudaGraphs(self._forward, limits, self.device, capture)
+        forward = _forward_into(self._model, self.memory.cache)
+        self._graphs = CudaGraphs(forward, limits, self.device, capture)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
@@ -72,7 +72,11 @@ class ModelRunner:
         if self._graphs is not None:
             hidden = self._graphs.forward(batch)
         else:
-            hidden = self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
+            hidden = self._model.forward(
+                batch.token_ids, batch.positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens
+            )
+            if batch.last_tokens is not None:
+                return self._model.logits(hidden[batch.last_tokens.sampled])
         if batch.prompt_reader is not None:
             batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
         return self._model.logits(hidden[batch.last_token_index])

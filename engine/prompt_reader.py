@@ -9,7 +9,7 @@ from torch import Tensor
 
 from .logprobs import PromptLogprobs
 from .sampler import LogprobRow, token_logprobs
-from .step_plan import ScheduledSequence
+from .scheduled_sequence import ScheduledSequence
 from .transfer import to_device
 
 # Logits held at a time: those of a whole chunk of 2,048 tokens and 150,000 words would take 1.2 GB.

@@ -249,6 +249,13 @@ class Request:
     fork_of: str | None = None
     resume_token_ids: Sequence[int] = ()
 
+    def of_row(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> "Request":
+        """The same for another prompt, of a request without a stop checker: a job makes one for each of its rows."""
+        assert self.stop_checker is None
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, request_id=request_id, prompt_token_ids=prompt_token_ids, params=params)
+        return other
+
 
 class RequestEvent(NamedTuple):
     """What one step brought for one request. (A tuple: each step makes as many as it has rows.)

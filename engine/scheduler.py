@@ -8,8 +8,9 @@ from itertools import takewhile
 from .block_tables import BlockTables
 from .decode_rows import DecodeRows
 from .expected_prefixes import ExpectedPrefixes
+from .scheduled_sequence import as_decode
 from .sequence import Sequence
-from .step_plan import StepPlan, as_decode
+from .step_plan import StepPlan
 from .token_budget import TokenBudget
 from .waiting_queue import WaitingQueue
 

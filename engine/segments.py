@@ -8,7 +8,7 @@ from itertools import chain
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from .words import WordEncoder
+from .words import Packed, WordEncoder, packed, unpacked
 
 
 class SegmentEncoder:
@@ -25,12 +25,16 @@ class SegmentEncoder:
         added = [token for token in all_added.values() if not token.normalized]
         self._pattern = _any_of(token.content for token in added)
         self._boundaries = frozenset(token.content for token in added if _is_boundary(token))
-        self._known: dict[str, list[int]] = {}
-        self._added_ids: dict[str, list[int]] = {"": [], **{token.content: [n] for n, token in all_added.items()}}
+        self._known: dict[str, Packed] = {}
+        self._added_ids: dict[str, Packed] = {"": b"", **{token.content: packed([n]) for n, token in all_added.items()}}
         # An added token in the middle of a piece is for the tokenizer to find.
         self._words = WordEncoder.of(fast) if len(added) == len(all_added) else None
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
+        """As `pack_batch`, as lists."""
+        return list(map(unpacked, self.pack_batch(texts)))
+
+    def pack_batch(self, texts: Sequence[str]) -> list[Packed]:
         """The token ids of each text, without those that a post-processor adds."""
         if self._pattern is None:
             return self._encode(texts)
@@ -40,7 +44,7 @@ class SegmentEncoder:
         ids_of = self._known | dict(zip(new, self._encode_pieces(new), strict=True))
         # What this batch repeats, the next one will: only that is kept, and only for as long as it is repeated.
         self._known = {piece: ids_of[piece] for piece, count in counts.items() if count > 1}
-        return [list(chain.from_iterable(ids_of[piece] for piece in cut)) for cut in pieces]
+        return [b"".join(map(ids_of.__getitem__, cut)) for cut in pieces]
 
     def _cut(self, text: str) -> list[str]:
         assert self._pattern is not None
@@ -54,21 +58,21 @@ class SegmentEncoder:
                 pieces[-1] += token + after
         return pieces if pieces[0] else pieces[1:]
 
-    def _encode_pieces(self, pieces: Sequence[str]) -> list[list[int]]:
+    def _encode_pieces(self, pieces: Sequence[str]) -> list[Packed]:
         """Of pieces that have no added token but the one they begin with."""
         assert self._pattern is not None
         if self._words is None:
             return self._encode(pieces)
         heads = [match.end() if (match := self._pattern.match(piece)) else 0 for piece in pieces]
-        tails = self._words.encode_batch([piece[head:] for piece, head in zip(pieces, heads, strict=True)])
+        tails = self._words.pack_batch([piece[head:] for piece, head in zip(pieces, heads, strict=True)])
         if tails is None:
             return self._encode(pieces)
         ids = [self._added_ids[piece[:head]] for piece, head in zip(pieces, heads, strict=True)]
         return [head + tail for head, tail in zip(ids, tails, strict=True)]
 
-    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+    def _encode(self, texts: Sequence[str]) -> list[Packed]:
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [list(encoding.ids) for encoding in encodings]
+        return [packed(encoding.ids) for encoding in encodings]
 
 
 def _is_boundary(token: AddedToken) -> bool:

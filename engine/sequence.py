@@ -1,5 +1,6 @@
 """A request's tokens on their way through the engine, and the KV blocks they own."""
 
+from array import array
 from dataclasses import dataclass, field
 
 from .choices import ChoiceNode
@@ -17,7 +18,8 @@ class Sequence:
     """
 
     request_id: str
-    token_ids: list[int]
+    # Of 32 bits each: a list would have an object for each.
+    token_ids: "array[int]"
     num_prompt_tokens: int
     block_size: int
     choice_node: ChoiceNode | None = None

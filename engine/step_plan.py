@@ -1,33 +1,11 @@
 """What one step is to do. Free of torch."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
 
+from .decode_rows import DecodeRows
+from .scheduled_sequence import ScheduledSequence
 from .sequence import Sequence
 from .swap import SwappedBlocks
-
-if TYPE_CHECKING:
-    from .decode_rows import DecodeRows
-
-_new_tuple = tuple.__new__
-
-
-class ScheduledSequence(NamedTuple):
-    """`num_tokens` of `sequence`, from its first uncomputed one on, are computed in this step.
-
-    `reaches_end`: the last of them is the sequence's last, so that its logits are wanted. `is_new`: before the step
-    the sequence owned no blocks. (A tuple: there is one for each sequence in each step.)
-    """
-
-    sequence: Sequence
-    num_tokens: int
-    reaches_end: bool
-    is_new: bool = False
-
-
-def as_decode(sequence: Sequence) -> ScheduledSequence:
-    """One token of it, its last one. (As the class itself does, without looking at names and defaults.)"""
-    return _new_tuple(ScheduledSequence, (sequence, 1, True, False))
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +35,7 @@ class StepPlan:
     num_tokens: int = 0
     is_ahead: bool = False
     is_stuck: bool = False
-    decodes: "DecodeRows | None" = None
+    decodes: DecodeRows | None = None
 
     def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool) -> None:
         reaches_end = num_tokens == sequence.num_uncomputed_tokens

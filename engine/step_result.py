@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ class StepResult:
     """`tokens`: one for each of the batch's `sampled`; `logprobs`: one entry, by the index of those who ask for them.
 
     `scores`: the log-probabilities of a choice node's children. `broken_rows`: whose logits are not finite.
+    `waited_seconds`: for how long the host had nothing to do but wait for it.
     """
 
     batch: SamplingBatch
@@ -27,6 +29,7 @@ class StepResult:
     logprobs: Mapping[int, TokenLogprobs]
     scores: list[tuple[Sequence, list[float]]]
     broken_rows: frozenset[int]
+    waited_seconds: float
 
     @property
     def broken(self) -> list[Sequence]:
@@ -72,7 +75,9 @@ class LaunchedResult:
 
     def read(self) -> StepResult:
         """Wait for it. Changes nothing."""
+        begin = perf_counter()
         told, *reported = self._readback.wait()
+        waited_seconds = perf_counter() - begin
         batch, num_sampled = self.batch, len(self.batch.sampled)
         finite = told[num_sampled:]
         broken = frozenset(row for row, is_finite in enumerate(finite) if not is_finite) if 0 in finite else frozenset()
@@ -83,6 +88,7 @@ class LaunchedResult:
             logprobs=dict(zip(batch.asked, read_logprobs(self.reported, reported, len(batch.asked)), strict=True)),
             scores=_score(self.score_logits, scored) if self.score_logits is not None and scored else [],
             broken_rows=broken,
+            waited_seconds=waited_seconds,
         )
 
 

@@ -1,6 +1,7 @@
 """Text to token ids and back, and a chat's messages to the model's prompt. Free of torch."""
 
 import json
+from array import array
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -11,7 +12,7 @@ from tokenizers.models import WordLevel
 
 from .errors import InvalidRequestError, ModelError
 from .grammar import Grammar, GrammarCompiler
-from .model_config import read_json_object
+from .model_folder import read_json_object
 from .segments import SegmentEncoder
 from .structured_outputs import StructuredOutputsParams
 from .token_lengths import characters_per_token
@@ -70,10 +71,14 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
         """Like `encode` for many texts, on all cores; what they have in common is encoded once."""
+        return [tokens.tolist() for tokens in self.encode_arrays(texts, add_special_tokens)]
+
+    def encode_arrays(self, texts: Sequence[str], add_special_tokens: bool = True) -> "list[array[int]]":
+        """As `encode_batch`, in a tenth of the memory: 32 bits a token."""
         if not add_special_tokens:
-            return self._segments.encode_batch(texts)
+            return [array("i", packed) for packed in self._segments.pack_batch(texts)]
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        return [list(encoding.ids) for encoding in encodings]
+        return [array("i", encoding.ids) for encoding in encodings]
 
     def fewest_tokens(self, num_characters: int) -> int:
         """How few tokens a text of so many characters has at least, as far as the tokenizer lets that be known."""
@@ -121,8 +126,10 @@ class Tokenizer:
             return file.read_text(encoding="utf-8")
         source = self._config.get("chat_template")
         if isinstance(source, list):
-            named = {entry["name"]: entry["template"] for entry in source}
+            named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
             source = named.get("default")
+        if source is not None and not isinstance(source, str):
+            raise ModelError(f"model {self._folder} has a malformed chat template: it must be a text, not {source!r}")
         return source
 
     @cached_property
@@ -193,8 +200,8 @@ class NoTokenizer(Tokenizer):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         return list(self.fast.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def encode_batch(self, texts: Sequence[str], add_special_tokens: bool = True) -> list[list[int]]:
-        return [self.encode(text, add_special_tokens) for text in texts]
+    def encode_arrays(self, texts: Sequence[str], add_special_tokens: bool = True) -> "list[array[int]]":
+        return [array("i", self.encode(text, add_special_tokens)) for text in texts]
 
 
 def _token_text(token: Any) -> str:

@@ -11,7 +11,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from .errors import ModelError
-from .model_config import read_json_object
+from .model_folder import read_json_object
 
 # Buffers some exporters write that are computed, not learned.
 _COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
@@ -56,7 +56,7 @@ class WeightSlot:
                 self.destination.add_(self.offset)
 
     def draw(self, generator: torch.Generator) -> None:
-        """Take a random weight, as `draw_weights` says."""
+        """Take a random weight, as `draw_weights` says, made where the generator is."""
         if not self.is_drawn:
             return
         with torch.no_grad():
@@ -66,10 +66,11 @@ class WeightSlot:
                 self.destination.copy_(self._drawn(generator))
             else:
                 # The same bits whatever the integers' width.
-                self.destination.copy_(torch.randint(-(2**31), 2**31, self.destination.shape, generator=generator))
+                shape, device = self.destination.shape, generator.device
+                self.destination.copy_(torch.randint(-(2**31), 2**31, shape, generator=generator, device=device))
 
     def _drawn(self, generator: torch.Generator) -> Tensor:
-        drawn = torch.randn(self.destination.shape, generator=generator)
+        drawn = torch.randn(self.destination.shape, generator=generator, device=generator.device)
         scale = self.destination.shape[1] ** -0.5 if self.destination.ndim > 1 else 0.1
         mean = 1.0 if self.name.endswith("norm.weight") else 0.0
         return drawn.mul_(scale).add_(mean)
@@ -102,11 +103,13 @@ def draw_weights(slots: Iterable[WeightSlot], seed: int) -> None:
     """Fill every slot's destination with random weights, as a model has them before it is trained.
 
     Matrices are normal with a variance of one over their input size, so that activations neither grow nor vanish;
-    norms are near one and biases near zero; of integers all bits are random. What is drawn depends on the seed and
-    the slots, not on the dtype of floats.
+    norms are near one and biases near zero; of integers all bits are random. What is drawn depends on the seed, the
+    slots and the kind of device that they are on, not on the dtype of floats.
     """
-    generator = torch.Generator().manual_seed(seed)
-    for slot in slots:
+    wanted = list(slots)
+    # A host takes a minute for eight billion, a GPU no time.
+    generator = torch.Generator(wanted[0].destination.device).manual_seed(seed)
+    for slot in wanted:
         slot.draw(generator)
 
 
@@ -116,8 +119,11 @@ def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     for file in _weight_files(folder):
         try:
             handle = stack.enter_context(safe_open(file, framework="pt"))
-        except (SafetensorError, OSError) as error:
+        except SafetensorError as error:
             raise ModelError(f"{file} is damaged or truncated: {error}") from error
+        except OSError as error:
+            # The file is there, whatever safetensors says of one that it may not read.
+            raise ModelError(f"{file} cannot be read: check its permissions ({error})") from error
         tensors.update(dict.fromkeys(handle.keys(), handle))
     return tensors
 
@@ -126,7 +132,7 @@ def _weight_files(folder: Path) -> Iterator[Path]:
     index = folder / "model.safetensors.index.json"
     if index.is_file():
         weight_map = read_json_object(index).get("weight_map")
-        if not isinstance(weight_map, dict):
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
             raise ModelError(f"{index} has no weight_map: it does not say which file holds which tensor")
         names = sorted(set(weight_map.values()))
         files = [folder / name for name in names]

@@ -2,7 +2,8 @@
 
 import json
 import re
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -21,6 +22,9 @@ _WORD = re.compile(r"\s*\S+(?:[^\S ]\s*(?:\S+|$))*|\s+")
 # The same where every digit is a token of its own.
 _WORD_OR_DIGIT = re.compile(r"\s*(?:[0-9]|[^\s0-9]+(?:[^\S ]\s*(?:[^\s0-9]+|[0-9]|$))*)|\s+")
 
+# Tokens as they are kept and put together: 32 bits each, in this machine's order of bytes.
+Packed = bytes
+
 _MAX_KNOWN = 50_000
 # Of all words together: a word may be as long as a text, and a token of it takes dozens of bytes.
 _MAX_KNOWN_CHARACTERS = 2_000_000
@@ -38,7 +42,7 @@ class WordEncoder:
     def __init__(self, fast: FastTokenizer, words: re.Pattern[str]) -> None:
         self._fast = fast
         self._words = words
-        self._known: dict[str, list[int]] = {}
+        self._known: dict[str, Packed] = {}
         self._num_characters = 0
 
     @classmethod
@@ -54,6 +58,11 @@ class WordEncoder:
         return cls(fast, _WORD_OR_DIGIT if any(map(_cuts_at_digits, steps)) else _WORD)
 
     def encode_batch(self, texts: Sequence[str]) -> list[list[int]] | None:
+        """As `pack_batch`, as lists."""
+        packed = self.pack_batch(texts)
+        return None if packed is None else list(map(unpacked, packed))
+
+    def pack_batch(self, texts: Sequence[str]) -> list[Packed] | None:
         """The token ids of each text; None where too many of its words are new. No text holds an added token."""
         cut = [self._words.findall(text) for text in texts]
         known = self._known
@@ -68,8 +77,16 @@ class WordEncoder:
             self._num_characters, num_characters = 0, sum(map(len, new))
         self._num_characters += num_characters
         encodings = self._fast.encode_batch_fast(new, add_special_tokens=False)
-        known.update((word, list(encoding.ids)) for word, encoding in zip(new, encodings, strict=True))
-        return [list(chain.from_iterable(map(known.__getitem__, words))) for words in cut]
+        known.update((word, packed(encoding.ids)) for word, encoding in zip(new, encodings, strict=True))
+        return [b"".join(map(known.__getitem__, words)) for words in cut]
+
+
+def packed(token_ids: Iterable[int]) -> Packed:
+    return array("i", token_ids).tobytes()
+
+
+def unpacked(tokens: Packed) -> list[int]:
+    return array("i", tokens).tolist()
 
 
 def _state(component: Any) -> dict[str, Any]:

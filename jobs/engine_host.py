@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import NamedTuple, Self
 
 from ..engine.engine import Engine, EngineStats
-from ..engine.errors import InvalidRequestError
+from ..engine.errors import InvalidRequestError, one_line
 from ..engine.logprobs import TokenLogprobs
 from ..engine.request import FinishReason, Request, RequestEvent
 
@@ -195,7 +195,7 @@ class EngineHost:
             # Nothing else is expected of `add`; were it to happen, its caller must hear of it and the thread live.
             except Exception as error:
                 logger.exception("the engine did not take request %s", request.request_id)
-                self._note(sink, EngineFailure(request.request_id, _one_line(error)))
+                self._note(sink, EngineFailure(request.request_id, one_line(error)))
             else:
                 logprobs = resume_logprobs.get(request.request_id, ())
                 pending = _Pending(sink, on_tokens, list(request.resume_token_ids), list(logprobs))
@@ -224,7 +224,7 @@ class EngineHost:
         # The boundary between the engine and its users: whatever a model raises, they hear of it and the thread lives.
         except Exception as error:
             logger.exception("the engine's step failed")
-            self._fail_all(_one_line(error))
+            self._fail_all(one_line(error))
             return
         # Beside rows that got through an error is the row's own. Where none did, another attempt may do better.
         kind = EngineFailure if all(event.error is not None for event in events) else Refusal
@@ -237,20 +237,21 @@ class EngineHost:
     def _deliver(self, event: RequestEvent) -> None:
         pending = self._pending[event.request_id]
         pending.token_ids += event.new_token_ids
-        pending.logprobs += event.logprobs
+        if event.logprobs:
+            pending.logprobs += event.logprobs
         if pending.on_tokens is not None and event.new_token_ids:
             pending.on_tokens(event)
         if event.finish_reason is None:
             return
         del self._pending[event.request_id]
         answer = Answer(
-            request_id=event.request_id,
-            token_ids=tuple(pending.token_ids),
-            finish_reason=event.finish_reason,
-            num_cached_tokens=event.num_cached_tokens,
-            choice_index=event.choice_index,
-            choice_probabilities=event.choice_probabilities,
-            logprobs=tuple(pending.logprobs),
+            event.request_id,
+            tuple(pending.token_ids),
+            event.finish_reason,
+            event.num_cached_tokens,
+            event.choice_index,
+            event.choice_probabilities,
+            tuple(pending.logprobs),
         )
         self._note(pending.sink, answer)
 
@@ -287,14 +288,13 @@ def _both(first: BatchSink, second: BatchSink) -> BatchSink:
 
 
 def _common_prefix(prompts: Sequence[Sequence[int]]) -> Sequence[int]:
-    """What all prompts begin with; as long as the first and the last in their order have in common."""
-    if not prompts:
-        return ()
-    ordered = [tuple(prompt) for prompt in prompts]
-    first, last = min(ordered), max(ordered)
-    pairs = zip(first, last, strict=False)
-    return first[: next((length for length, (one, other) in enumerate(pairs) if one != other), len(first))]
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())
+    """What all prompts begin with."""
+    prefix: Sequence[int] = prompts[0] if prompts else ()
+    for prompt in prompts:
+        # Nearly always, once some have been looked at.
+        if prompt[: len(prefix)] == prefix:
+            continue
+        pairs = enumerate(zip(prefix, prompt, strict=False))
+        num_common = next((place for place, (one, other) in pairs if one != other), min(len(prefix), len(prompt)))
+        prefix = prefix[:num_common]
+    return prefix

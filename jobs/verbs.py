@@ -5,7 +5,8 @@ from pathlib import Path
 
 from ..storage.errors import JobEnded
 from ..storage.ledger import Ledger
-from ..storage.output_dir import OutputMode, prepare_output_dir, read_manifest
+from ..storage.output_address import open_folder
+from ..storage.output_dir import read_manifest, remove_output_dir
 from ..storage.records import JobState, NewShard, shard_id_of
 from .errors import NotRetriable
 from .shards.finishing import retriable_shards
@@ -43,11 +44,11 @@ def delete_job(ledger: Ledger, jobs_folder: Path, job_id: str, with_output: bool
 
     Raises `UnknownJob`, `OutputNotEmpty` when the output folder holds something that is not ours.
     """
-    job, output = ledger.job(job_id), Path(ledger.job(job_id).output_dir)
+    job = ledger.job(job_id)
+    output = open_folder(job.output_dir)
     # First, so that no attempt writes any more.
     ledger.cancel_job(job_id)
     if with_output and (manifest := read_manifest(output)) is not None and manifest.job_id == job.id:
-        prepare_output_dir(output, OutputMode.OVERWRITE)
-        output.rmdir()
+        remove_output_dir(output)
     shutil.rmtree(jobs_folder / job_id, ignore_errors=True)
     ledger.delete_job(job_id)

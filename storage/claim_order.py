@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from sqlalchemy import CTE, ColumnElement, Connection, Double, ScalarSelect, Select, Subquery, cast, func, or_, select
 
@@ -125,12 +124,3 @@ def _running_with_next_done(job_id: str) -> Select[int, int | None]:
     )
     running = select(shards.c.number, next_done.scalar_subquery())
     return running.where(shards.c.job_id == job_id, shards.c.state == ShardState.RUNNING).order_by(shards.c.number)
-
-
-def backlog_of(queue: str) -> Select[Any]:
-    """The columns of `Backlog`."""
-    return (
-        select(func.count(), func.coalesce(func.sum(shards.c.num_rows), 0), now() - func.min(jobs.c.created_at))
-        .select_from(shards.join(jobs, jobs.c.id == shards.c.job_id))
-        .where(shards.c.state == ShardState.QUEUED, jobs.c.state == JobState.RUNNING, jobs.c.queue == queue)
-    )

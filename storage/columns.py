@@ -57,8 +57,7 @@ class SchemaUnifier:
         """Take in a row's values; returns about how many characters they are."""
         num_characters = 0
         for name, value in values.items():
-            if isinstance(value, str):
-                num_characters += len(value)
+            num_characters += len(value) if isinstance(value, str) else _num_characters(value)
             if self._exact is not None:
                 continue
             if (kinds := self._kinds.get(name)) is None:
@@ -72,6 +71,15 @@ class SchemaUnifier:
         if self._exact is not None:
             return pa.schema([field.with_nullable(True) for field in self._exact])
         return pa.schema([_field(name, kinds) for name, kinds in self._kinds.items()])
+
+
+def _num_characters(value: Any) -> int:
+    """About how many characters a value has; a number has none to speak of."""
+    if isinstance(value, str | bytes):
+        return len(value)
+    if isinstance(value, Mapping):
+        return sum(map(_num_characters, value.values()))
+    return sum(map(_num_characters, value)) if isinstance(value, list) else 0
 
 
 def _kind(value: Any) -> str:

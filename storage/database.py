@@ -13,6 +13,7 @@ from .errors import LedgerError, LedgerUnavailable
 # What somebody else does in a transaction of ours.
 InTransaction = Callable[[Connection], None]
 BUSY_TIMEOUT_SECONDS = 30
+_IDLE_SECONDS = 10
 _BEGIN = "headrace_sqlite_begin"
 
 
@@ -50,7 +51,8 @@ class Database:
             yield
         except SQLAlchemyError as error:
             reason = " ".join(str(getattr(error, "orig", None) or error).split())
-            may_pass = isinstance(error, OperationalError | InterfaceError)
+            is_lost = getattr(error, "connection_invalidated", False)
+            may_pass = is_lost or isinstance(error, OperationalError | InterfaceError)
             kind = LedgerUnavailable if may_pass else LedgerError
             raise kind(f"ledger {self.url.render_as_string(hide_password=True)}: {reason}") from error
 
@@ -79,11 +81,20 @@ def _create_engine(url: URL) -> Engine:
         return _sqlite_engine(url)
     try:
         # A server that was restarted is noticed before a statement is tried on a dead connection.
-        return create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        engine = create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
     except ModuleNotFoundError as error:
         raise LedgerError(f"{error.name} is missing: install headrace with its postgres extra") from error
     except NoSuchModuleError as error:
         raise LedgerError(f"database driver {url.drivername!r} is unknown: use postgresql://") from error
+    event.listen(engine, "connect", _configure_postgres_connection)
+    return engine
+
+
+def _configure_postgres_connection(connection: Any, record: object) -> None:
+    # A process that stands still in mid transaction would keep what it has locked from all others: its shard could
+    # neither be put back nor taken. Said here, as poolers refuse such an option at the start of a connection.
+    connection.execute(f"SET idle_in_transaction_session_timeout = '{_IDLE_SECONDS}s'")
+    connection.commit()
 
 
 def _sqlite_engine(url: URL) -> Engine:

@@ -21,6 +21,10 @@ class PartMissing(StorageError):
     """A part the ledger knows is neither under its temporary nor under its final name."""
 
 
+class PartDamaged(StorageError):
+    """A part is there and cannot be read."""
+
+
 class LedgerError(StorageError):
     """The ledger refused a statement or cannot be used as it is."""
 

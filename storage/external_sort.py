@@ -4,7 +4,7 @@ import heapq
 import pickle
 import tempfile
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import chain
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, Self
@@ -14,6 +14,8 @@ import pyarrow as pa
 from .errors import StorageError
 
 _BLOCK_ITEMS = 256
+# Of each run a block is held while they are merged: larger items are blocks of their own.
+_BLOCK_BYTES = 1024**2
 # What Python takes for an item beside its bytes: two bytes objects, a tuple and a place in a list.
 _ITEM_OVERHEAD_BYTES = 160
 _by_key = itemgetter(0)
@@ -86,11 +88,19 @@ class ExternalSorter:
 def _write_run(path: Path, items: list[Item]) -> None:
     # Neighbours begin alike: sorted items compress well, and quickly.
     with path.open("wb") as file, pa.CompressedOutputStream(file, "zstd") as stream:
-        iterator = iter(items)
-        while block := list(islice(iterator, _BLOCK_ITEMS)):
+        for block in _blocks(items):
             data = pickle.dumps(block, protocol=pickle.HIGHEST_PROTOCOL)
             stream.write(len(data).to_bytes(8))
             stream.write(data)
+
+
+def _blocks(items: list[Item]) -> Iterator[list[Item]]:
+    for start in range(0, len(items), _BLOCK_ITEMS):
+        block = items[start : start + _BLOCK_ITEMS]
+        if sum(len(key) + len(payload) for key, payload in block) <= _BLOCK_BYTES:
+            yield block
+        else:
+            yield from ([item] for item in block)
 
 
 def _read_run(path: Path) -> Iterator[Item]:

@@ -1,50 +1,30 @@
 """The ledger: which jobs there are, who may work on which shard, and which rows are done. The only truth."""
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
-from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import Connection, Select, bindparam, case, delete, func, insert, or_, select, true, update
+from sqlalchemy import Connection, Select, case, delete, func, insert, or_, select, true, update
 
 from .api_keys import ApiKeys
 from .batch_records import BatchRecords
-from .claim_order import backlog_of, lock_next_shard
 from .clock import now
-from .database import Database, InTransaction
+from .database import Database
 from .errors import JobEnded, UnknownJob
 from .file_records import FileRecords
-from .leases import (
-    OPEN,
-    acquit,
-    complete_job,
-    end_attempt,
-    end_lease,
-    hold,
-    insert_part,
-    is_finished,
-    is_held,
-    of_running_job,
-    pause_seconds,
-    replace_part,
-    take,
-)
+from .leases import OPEN, Leases
+from .messages import Messages
 from .migrate import migrate
 from .quotas import NO_QUOTA, Quota, check_quota, queued_tokens, tokens_of
 from .records import (
     DEFAULT_TENANT,
-    AttemptOutcome,
     AttemptRecord,
-    Backlog,
-    Claim,
     JobRecord,
     JobState,
     NewJob,
-    NewPart,
     NewShard,
     PartRecord,
     Progress,
-    Replacement,
     ShardRecord,
     ShardState,
     shard_id_of,
@@ -53,17 +33,18 @@ from .tables import attempts, jobs, parts, shards
 from .tenants import Tenants
 from .webhooks import delete_webhooks, insert_webhook, reopen_webhooks
 
-NOWHERE: Mapping[str, int] = MappingProxyType({})
-
 
 class Ledger:
     """All SQL of headrace. One object serves all threads of a process; every method is one transaction.
 
+    Jobs are created, watched and ended here; a worker's part of it is `leases`, the sweeper's `messages`.
     Every method raises LedgerUnavailable when the database does not answer and LedgerError when it refuses.
     """
 
     def __init__(self, database_url: str) -> None:
         self._database = Database(database_url)
+        self.leases = Leases(self._database)
+        self.messages = Messages(self._database)
         self.tenants = Tenants(self._database)
         self.api_keys = ApiKeys(self._database)
         self.files = FileRecords(self._database)
@@ -80,8 +61,6 @@ class Ledger:
     def database(self) -> Database:
         """For tables whose statements have a module of their own, such as `Webhooks`."""
         return self._database
-
-    # A job is created, watched and cancelled here; the methods after these belong to workers.
 
     def create_job(self, job: NewJob, new_shards: Sequence[NewShard], quota: Quota = NO_QUOTA) -> None:
         """Record a job as running, or as completed when it has no shards. Raises QuotaExceeded."""
@@ -160,7 +139,7 @@ class Ledger:
         """
         _refuse_ended(job_id, self._change_state(job_id, [JobState.PAUSED], state=JobState.RUNNING))
         queued = [shard.id for shard in self.shards(job_id) if shard.state is ShardState.QUEUED]
-        self.mark_enqueued(queued)
+        self.messages.mark_enqueued(queued)
         return queued
 
     def set_priority(self, job_id: str, priority: int) -> None:
@@ -235,169 +214,6 @@ class Ledger:
         with self._database.read() as connection:
             return set(connection.scalars(of_family))
 
-    # An attempt: claim, renew while it lasts, commit parts, then finish or release.
-
-    def claim_next(
-        self, queue: str, owner: str, lease_seconds: float, after: Mapping[str, int] = NOWHERE
-    ) -> Claim | None:
-        """Take the queued shard of this queue whose turn it is; None when there is none that is due.
-
-        The highest priority comes first, then the tenant that holds the fewest leases for its weight, then the oldest
-        job. Of that job, the shard that follows `after[job_id]`, the number of the one that the worker had last; else
-        one from which it can go on for long.
-        """
-        with self._database.write() as connection:
-            shard_id = lock_next_shard(connection, queue, after)
-            return None if shard_id is None else take(connection, shard_id, owner, lease_seconds)
-
-    def renew(self, owner: str, attempt_ids: Collection[int], lease_seconds: float) -> set[int]:
-        """Extend the leases of `attempt_ids` from now; returns the ids of those that `owner` still holds.
-
-        A lease that ran out but that nobody has taken since is extended too.
-        """
-        if not attempt_ids:
-            return set()
-        held = (
-            update(shards)
-            .where(shards.c.attempt_id.in_(attempt_ids), shards.c.lease_owner == owner)
-            .where(shards.c.state == ShardState.RUNNING, of_running_job())
-            .values(lease_expires_at=now() + lease_seconds)
-            .returning(shards.c.attempt_id)
-        )
-        with self._database.write() as connection:
-            return set(connection.scalars(held))
-
-    def begin_trial(self, claim: Claim, rows: Sequence[int]) -> None:
-        """Note, before the engine gets them, which rows the attempt tries apart from all others. Raises LeaseLost."""
-        with self._database.write() as connection:
-            hold(connection, claim)
-            attempt = update(attempts).where(attempts.c.id == claim.attempt_id)
-            connection.execute(attempt.values(trial_rows=list(rows)))
-
-    def commit_part(
-        self,
-        claim: Claim,
-        part: NewPart,
-        replacing: Sequence[Replacement] = (),
-        also: InTransaction | None = None,
-    ) -> None:
-        """Record a part whose file is synced under its temporary name. Raises LeaseLost.
-
-        In the same transaction the parts `replacing` names go, each for what stays of it, written like the part, and
-        `also` is done, which has to bear repetition.
-        Calling it again for the same file changes nothing, so a call whose answer was lost can be repeated.
-        """
-        with self._database.write() as connection:
-            if also is not None:
-                # First: should it have to wait for somebody, no lease waits for us.
-                also(connection)
-            hold(connection, claim)
-            same_file = select(parts.c.id).where(parts.c.job_id == claim.job_id, parts.c.file_name == part.file_name)
-            if connection.scalar(same_file.where(parts.c.attempt_id == claim.attempt_id)) is None:
-                insert_part(connection, claim, part)
-                for replacement in replacing:
-                    replace_part(connection, claim, replacement)
-
-    def drop_part(self, claim: Claim, part_id: int) -> None:
-        """Forget a part whose file is gone, so that its rows are generated again. Raises LeaseLost."""
-        with self._database.write() as connection:
-            hold(connection, claim)
-            of_shard = delete(parts).where(parts.c.shard_id == claim.shard_id)
-            connection.execute(of_shard.where(parts.c.id == part_id))
-
-    def finish_shard(self, claim: Claim) -> JobState:
-        """Mark the shard done, and its job completed if it was the last. Raises LeaseLost.
-
-        Calling it again for the same claim changes nothing.
-        """
-        with self._database.write() as connection:
-            if not is_finished(connection, claim):
-                hold(connection, claim)
-                end_lease(connection, claim, ShardState.DONE)
-                end_attempt(connection, claim.attempt_id, AttemptOutcome.DONE)
-            return complete_job(connection, claim.job_id)
-
-    def release(self, claim: Claim, error: str | None = None) -> None:
-        """Hand the shard back as queued. If the lease is lost, only note that its worker lives.
-
-        Without an error `unclaimed` offers it at once. With one it waits until `due_retries` offers it, longer each
-        time it fails in a row, and the error becomes the job's.
-        """
-        with self._database.write() as connection:
-            if not is_held(connection, claim):
-                acquit(connection, claim.attempt_id)
-            elif error is None:
-                end_lease(connection, claim, ShardState.QUEUED, enqueued_at=None)
-                end_attempt(connection, claim.attempt_id, AttemptOutcome.RELEASED)
-            else:
-                end_attempt(connection, claim.attempt_id, AttemptOutcome.FAILED, error)
-                retry_at = now() + pause_seconds(connection, claim.shard_id)
-                end_lease(connection, claim, ShardState.QUEUED, enqueued_at=now(), retry_at=retry_at)
-                connection.execute(update(jobs).where(jobs.c.id == claim.job_id).values(error=error))
-
-    def backlog(self, queue: str) -> Backlog:
-        """What waits for a worker of this queue."""
-        with self._database.read() as connection:
-            return Backlog(*connection.execute(backlog_of(queue)).one())
-
-    # What the sweeper does, and what it and producers tell about messages.
-
-    def requeue_expired(self, queue: str) -> list[str]:
-        """Put shards back whose lease ran out, as if just enqueued; returns their ids, to be sent again."""
-        expired = _shards_on(queue, ShardState.RUNNING).where(shards.c.lease_expires_at < now())
-        put_back = (
-            update(shards)
-            .where(shards.c.id.in_(select(expired.cte().c.id)))
-            .values(state=ShardState.QUEUED, lease_owner=None, lease_expires_at=None, enqueued_at=now())
-            .returning(shards.c.id, shards.c.attempt_id)
-        )
-        with self._database.write() as connection:
-            rows = connection.execute(put_back).all()
-            for _, attempt_id in rows:
-                end_attempt(connection, attempt_id, AttemptOutcome.LOST)
-        return sorted(shard_id for shard_id, _ in rows)
-
-    def due_retries(self, queue: str) -> list[str]:
-        """Shards that failed and whose pause is over, as if just enqueued; their ids, to be sent again."""
-        due = _shards_on(queue, ShardState.QUEUED).where(shards.c.retry_at <= now())
-        stamp = (
-            update(shards)
-            .where(shards.c.id.in_(select(due.cte().c.id)))
-            .values(enqueued_at=now(), retry_at=None)
-            .returning(shards.c.id)
-        )
-        with self._database.write() as connection:
-            return sorted(connection.scalars(stamp))
-
-    def unclaimed(self, queue: str, older_than_seconds: float, limit: int) -> list[str]:
-        """Queued shards whose last message is older, or that have none; stamps them as enqueued now.
-
-        Returns at most `limit` ids, those that have waited longest, to be sent again.
-        """
-        waiting = (
-            _shards_on(queue, ShardState.QUEUED)
-            .where(shards.c.retry_at.is_(None))
-            .where(or_(shards.c.enqueued_at.is_(None), shards.c.enqueued_at <= now() - older_than_seconds))
-            .order_by(shards.c.enqueued_at.nulls_first())
-            .limit(limit)
-        )
-        stamp = (
-            update(shards)
-            .where(shards.c.id.in_(select(waiting.cte().c.id)))
-            .values(enqueued_at=now())
-            .returning(shards.c.id)
-        )
-        with self._database.write() as connection:
-            return sorted(connection.scalars(stamp))
-
-    def mark_enqueued(self, shard_ids: Iterable[str]) -> None:
-        """Note that a message for each of these shards was sent now."""
-        rows = [{"shard_id": shard_id} for shard_id in shard_ids]
-        stamp = update(shards).where(shards.c.id == bindparam("shard_id")).values(enqueued_at=now())
-        if rows:
-            with self._database.write() as connection:
-                connection.execute(stamp, rows)
-
 
 def _unknown(job_id: str) -> UnknownJob:
     return UnknownJob(f"job {job_id!r} is unknown: `headrace jobs` lists those there are")
@@ -420,12 +236,6 @@ def _family(job_id: str, number: int) -> Select[tuple[str]]:
     """A shard of a job and those that try its rows again."""
     same_rows = or_(shards.c.number == number, shards.c.retry_of == number)
     return select(shards.c.id).where(shards.c.job_id == job_id, same_rows)
-
-
-def _shards_on(queue: str, state: ShardState) -> Select[tuple[str]]:
-    """Ids of a queue's shards in a state, each locked, leaving out those another transaction has locked."""
-    found = select(shards.c.id).where(shards.c.state == state, of_running_job(queue))
-    return found.with_for_update(of=shards, skip_locked=True, key_share=True)
 
 
 def _progress_of(job_id: str) -> Select[Any]:

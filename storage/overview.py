@@ -13,6 +13,8 @@ from .tables import jobs, parts, shards
 
 # Long enough for several parts of slow rows, short enough to show what a second worker does.
 _RECENT_SECONDS = 60.0
+# Of how many jobs the largest tells most about the next.
+_LAST_JOBS = 20
 
 
 @dataclass(frozen=True)
@@ -39,6 +41,15 @@ class Waiting:
     num_running: int
     queued_rows: int
     oldest_seconds: float
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How a job has gone: tokens computed a second, those that the prefix cache had left out; tokens of an answer."""
+
+    job_id: str
+    tokens_per_second: float
+    tokens_per_answer: float
 
 
 @dataclass(frozen=True)
@@ -83,6 +94,26 @@ class Overview:
         if seconds is None:
             raise UnknownJob(f"job {job_id!r} is unknown")
         return rows / min(seconds, _RECENT_SECONDS) if seconds > 0 and rows is not None else None
+
+    def pace(self, queue: str) -> Pace | None:
+        """That of the largest of the last jobs of a queue which have completed; None where there is none."""
+        ended = and_(jobs.c.queue == queue, jobs.c.state == JobState.COMPLETED, jobs.c.finished_at > jobs.c.started_at)
+        last = select(jobs).where(ended).order_by(jobs.c.finished_at.desc()).limit(_LAST_JOBS).subquery()
+        answers = func.sum(parts.c.completion_tokens)
+        computed = func.sum(parts.c.prompt_tokens - parts.c.cached_tokens) + answers
+        largest = (
+            select(last.c.id, computed, last.c.finished_at - last.c.started_at, answers, func.sum(parts.c.num_rows))
+            .join(parts, parts.c.job_id == last.c.id)
+            .group_by(last.c.id, last.c.finished_at, last.c.started_at)
+            .order_by(computed.desc())
+            .limit(1)
+        )
+        with self.database.read() as connection:
+            row = connection.execute(largest).one_or_none()
+        if row is None or not row[1]:
+            return None
+        job_id, tokens, seconds, answer_tokens, num_rows = row
+        return Pace(job_id, float(tokens) / seconds, float(answer_tokens) / num_rows)
 
     def jobs_by_state(self) -> Mapping[JobState, int]:
         counted = select(jobs.c.state, func.count()).group_by(jobs.c.state)

@@ -1,27 +1,24 @@
-"""Part files and their commit: written under a temporary name, committed in the ledger, then published.
+"""Part files and their commit: written, committed in the ledger, then published.
 
-`DIR/*.parquet` therefore never shows a row that the ledger does not know. An attempt calls `write_part`,
-`Ledger.commit_part` and `publish`; if it loses its lease, `discard`. Whoever claims the shard next calls
-`recover_shard`, which completes what a killed attempt left between commit and publish.
+An attempt calls `OutputFolder.write_part`, `Leases.commit_part` and `publish`; if it loses its lease, `discard`.
+Whoever claims the shard next calls `recover_shard`, which completes what a killed attempt left in between. A folder on
+a disk shows no part before it is published; on an object store only the ledger tells.
 """
 
 import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from .errors import PartMissing, StorageError
-from .files import sync_folder, write_parquet
+from .errors import PartDamaged, PartMissing
+from .output_folder import OutputFolder
 from .records import NewPart
 
-_TEMPORARY_NAME = re.compile(r"\.part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+\.parquet\.tmp")
-
-_FINAL_NAME = re.compile(r"part-\d+-(?P<attempt>\d+)-\d+\.parquet")
+_FINAL_NAME = re.compile(r"part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+\.parquet")
 
 _TOKEN = (pa.field("token", pa.string()), pa.field("token_id", pa.int32()), pa.field("logprob", pa.float64()))
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, pa.field("top", pa.list_(pa.struct(_TOKEN)))]))
@@ -34,6 +31,14 @@ class Recovered:
 
     rows: frozenset[int]
     missing: tuple[str, ...]
+
+
+class WrittenPart(NamedTuple):
+    """What a part's name says."""
+
+    file_name: str
+    shard_number: int
+    attempt_id: int
 
 
 def part_file_name(shard_number: int, attempt_id: int, sequence: int) -> str:
@@ -96,104 +101,62 @@ def _sum(table: pa.Table, name: str) -> int:
     return int(pc.sum(table[name]).as_py() or 0)
 
 
-def write_part(folder: Path, file_name: str, table: pa.Table) -> None:
-    """Write and sync a part under its temporary name. Raises StorageError, leaving no file."""
-    write_parquet(_temporary(folder, file_name), table)
-
-
-def publish(folder: Path, file_name: str) -> None:
-    """Give a committed part its final name; harmless when it has it already. Raises PartMissing."""
-    try:
-        _temporary(folder, file_name).rename(folder / file_name)
-    except FileNotFoundError:
-        if not (folder / file_name).exists():
-            raise PartMissing(f"part {folder / file_name} is gone") from None
-    except OSError as error:
-        raise StorageError(f"cannot publish {folder / file_name}: {error.strerror}") from error
-    sync_folder(folder)
-
-
-def committed_file(folder: Path, file_name: str) -> Path | None:
-    """Where a committed part is: under its final name, or for a moment still under its temporary one."""
-    # The final name once more: it may have got it between the first look and the second.
-    places = (folder / file_name, _temporary(folder, file_name), folder / file_name)
-    return next((place for place in places if place.exists()), None)
-
-
-def withdraw(folder: Path, file_name: str) -> None:
-    """Remove a part that the ledger no longer knows; does nothing when it is gone."""
-    (folder / file_name).unlink(missing_ok=True)
-
-
-def settle(folder: Path, published: Iterable[str], committed: Collection[str]) -> None:
+def settle(folder: OutputFolder, published: Iterable[str], committed: Collection[str]) -> None:
     """Complete what was committed before a kill: withdraw what was replaced, then publish what replaces it.
 
     `published` is `published_by` the attempts whose parts the ledger then said were `committed`: a part is committed
-    before it is published, so one that is not among these was replaced. Raises StorageError.
+    before it is published, so one that is not among these was replaced, or never committed. Raises StorageError.
     """
     for file_name in set(published) - set(committed):
-        withdraw(folder, file_name)
+        folder.withdraw(file_name)
     for file_name in committed:
         with suppress(PartMissing):
-            publish(folder, file_name)
+            folder.publish(file_name)
 
 
-def published_by(folder: Path, attempt_ids: Collection[int]) -> list[str]:
+def published_by(folder: OutputFolder, attempt_ids: Collection[int]) -> list[str]:
     """The final names of the parts that these attempts have written."""
-    matches = (_FINAL_NAME.fullmatch(path.name) for path in folder.glob("part-*.parquet"))
+    matches = (_FINAL_NAME.fullmatch(name) for name in folder.part_names())
     return [match[0] for match in matches if match and int(match["attempt"]) in attempt_ids]
 
 
-def discard(folder: Path, file_name: str) -> None:
-    """Remove a part that was not committed; does nothing when it is gone."""
-    _temporary(folder, file_name).unlink(missing_ok=True)
-
-
-def recover_shard(folder: Path, shard_number: int, attempt_id: int, committed: Sequence[str]) -> Recovered:
+def recover_shard(
+    folder: OutputFolder,
+    shard_number: int,
+    attempt_id: int,
+    committed: Sequence[str],
+    also_committed: Collection[str] = (),
+) -> Recovered:
     """Publish a shard's committed parts and remove what earlier attempts wrote without committing.
 
     To be called with the shard's lease held, which keeps those attempts from committing any more. The
-    caller drops the `missing` parts from the ledger. Raises StorageError for a damaged part.
+    caller drops the `missing` parts from the ledger. `also_committed`: what the shard's attempts have committed for
+    others. Raises StorageError, PartDamaged.
     """
     rows: set[int] = set()
     missing = []
     for file_name in committed:
         try:
-            publish(folder, file_name)
-            rows.update(_read_rows(folder / file_name))
+            folder.publish(file_name)
+            rows.update(_read_rows(folder, file_name))
         except PartMissing:
             missing.append(file_name)
-    _remove_strays(folder, shard_number, attempt_id)
+    known = {*committed, *also_committed}
+    for part in maybe_strays(folder):
+        if part.shard_number == shard_number and part.attempt_id < attempt_id and part.file_name not in known:
+            folder.discard(part.file_name)
     return Recovered(rows=frozenset(rows), missing=tuple(missing))
 
 
-def remove_all_strays(folder: Path, attempt_id: int) -> None:
-    """Remove what attempts before this one wrote, at whatever shard, without committing.
-
-    To be called by the attempt that completed the job: all parts are published, and none of these can commit another.
-    An attempt that was stopped past its lease may have written after the shard's next attempt had tidied up.
-    """
-    for path in folder.glob(".part-*.tmp"):
-        match = _TEMPORARY_NAME.fullmatch(path.name)
-        if match and int(match["attempt"]) < attempt_id:
-            path.unlink(missing_ok=True)
+def maybe_strays(folder: OutputFolder) -> list[WrittenPart]:
+    """The parts that the folder does not show to be committed: strays, but for those that the ledger knows."""
+    matches = (_FINAL_NAME.fullmatch(name) for name in folder.maybe_uncommitted())
+    return [WrittenPart(match[0], int(match["shard"]), int(match["attempt"])) for match in matches if match]
 
 
-def _remove_strays(folder: Path, shard_number: int, attempt_id: int) -> None:
-    for path in folder.glob(".part-*.tmp"):
-        match = _TEMPORARY_NAME.fullmatch(path.name)
-        if match and int(match["shard"]) == shard_number and int(match["attempt"]) < attempt_id:
-            path.unlink(missing_ok=True)
-
-
-def _read_rows(path: Path) -> list[int]:
+def _read_rows(folder: OutputFolder, file_name: str) -> list[int]:
     try:
-        rows: list[int] = pq.read_table(path, columns=["row"], partitioning=None)["row"].to_pylist()
-    except (OSError, pa.ArrowException) as error:
-        advice = "delete it and run again with --resume, which generates its rows again"
-        raise StorageError(f"part {path} cannot be read ({error}): {advice}") from error
+        rows: list[int] = folder.read_part(file_name, ["row"])["row"].to_pylist()
+    except PartDamaged as error:
+        raise PartDamaged(f"{error}: delete it and run again with --resume, which generates its rows again") from error
     return rows
-
-
-def _temporary(folder: Path, file_name: str) -> Path:
-    return folder / f".{file_name}.tmp"

@@ -249,15 +249,6 @@ class Progress:
     error: str | None
 
 
-@dataclass(frozen=True)
-class Backlog:
-    """What waits on a queue; of the oldest job with a shard that waits, for how long it has been there."""
-
-    num_shards: int
-    num_rows: int
-    oldest_seconds: float | None
-
-
 def shard_id_of(job_id: str, shard_number: int) -> str:
     """The id that a Celery message carries."""
     return f"{job_id}/{shard_number:05d}"

@@ -41,17 +41,18 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_
 
     `with_sampling`: each row has its own. Raises StorageError.
     """
-    inputs = [field for field in schema if field.name in carried_names(schema.names)]
+    names = carried_names(schema.names)
+    numbers, custom_ids, values, prompts, errors, samplings = zip(*rows, strict=True)
     columns = [
-        pa.array([row.row for row in rows], pa.int64()),
-        pa.array([row.custom_id for row in rows], pa.string()),
-        *(column_array((row.values.get(field.name) for row in rows), field) for field in inputs),
-        _token_lists([row.prompt_token_ids for row in rows]),
-        pa.array([row.error for row in rows], pa.string()),
+        pa.array(numbers, pa.int64()),
+        pa.array(custom_ids, pa.string()),
+        *(column_array([each.get(field.name) for each in values], field) for field in schema if field.name in names),
+        _token_lists(prompts),
+        pa.array(errors, pa.string()),
     ]
     fields = [*_LEADING, *carried_fields(schema), *_TRAILING]
     if with_sampling:
-        columns.append(pa.array([row.sampling for row in rows], pa.string()))
+        columns.append(pa.array(samplings, pa.string()))
         fields.append(_ROW_SAMPLING)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_parquet(path, pa.table(columns, schema=pa.schema(fields)))
@@ -73,11 +74,12 @@ def _token_lists(prompts: Sequence[Sequence[int] | None]) -> pa.ListArray:
     return pa.ListArray.from_arrays(offsets, np.asarray(flat), type=_TRAILING[0].type, mask=missing)
 
 
-def prompt_token_lists(table: pa.Table) -> list[list[int]]:
+def prompt_token_arrays(table: pa.Table) -> "list[array[int]]":
     """The prompts of a spooled shard's rows; empty where there is none."""
-    column = pa.concat_arrays(table["prompt_token_ids"].chunks or [pa.array([], _TRAILING[0].type)])
-    # As one list, then cut: Arrow would make an object of each token first.
-    tokens, offsets = column.values.to_numpy().tolist(), column.offsets.to_numpy().tolist()
+    kind = _TRAILING[0].type
+    column = pa.concat_arrays(table["prompt_token_ids"].cast(kind).chunks or [pa.array([], kind)])
+    # A list would have an object for each token, which takes ten times the memory and the time.
+    tokens, offsets = array("i", column.values.to_numpy().tobytes()), column.offsets.to_numpy().tolist()
     return [tokens[start:end] for start, end in pairwise(offsets)]
 
 

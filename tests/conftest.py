@@ -5,9 +5,13 @@ Without it the kernels run in Triton's interpreter and engines on the CPU, on an
 
 import os
 import sys
+from pathlib import Path
 
+import fsspec
 import pytest
 import torch
+
+from .shelf import Shelf
 
 # pytest-xdist's workers do not see the command line, and inherit this.
 if "PYTEST_XDIST_WORKER" not in os.environ and not {"cuda", "--device=cuda"} & set(sys.argv):
@@ -26,3 +30,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     return torch.device(request.config.getoption("--device"))
+
+
+@pytest.fixture
+def shelf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An object store without buckets, which this process knows as shelf://."""
+    fsspec.register_implementation(Shelf.protocol, Shelf)
+    monkeypatch.setenv("SHELF_ROOT", str(tmp_path / "shelf"))
+    (tmp_path / "shelf").mkdir()

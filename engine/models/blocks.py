@@ -12,6 +12,7 @@ from ...kernels.kv_cache import KVScales
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rotate_and_write
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
+from ...kernels.weight_memory import empty_weight
 from ..model_config import ModelConfig
 from ..quantization.stored import StoredModules, stored_modules
 from ..weights import WeightSlot
@@ -35,7 +36,7 @@ class BlankWeights:
         return replace(self, prefix=f"{self.prefix}{name}.")
 
     def matrix(self, rows: int, columns: int) -> Tensor:
-        return torch.empty(rows, columns, dtype=self.dtype, device=self.device)
+        return empty_weight((rows, columns), self.dtype, self.device)
 
     def linear(
         self, names: Sequence[str], sizes: Sequence[int], in_size: int, bias: bool = False, quantizable: bool = True
@@ -59,13 +60,15 @@ class BlankWeights:
 class Step:
     """What all layers need to know of a batch.
 
-    rotary: for each of the model's ropes, the cosines and sines of the tokens' positions, [2, num_tokens,
-    rotary_dim / 2]. slots: [num_tokens] int64, where their keys and values belong.
+    rotary: for each of the model's ropes, the cosines and the sines of the tokens' positions, each [num_tokens,
+    rotary_dim / 2]. slots: [num_tokens] int64, where their keys and values belong. wanted: [n] int64, the tokens whose
+    attention is to be computed, those of `metadata`; None: all.
     """
 
-    rotary: Sequence[Tensor]
+    rotary: Sequence[Sequence[Tensor]]
     slots: Tensor
     metadata: AttentionMetadata
+    wanted: Tensor | None = None
 
 
 class Attention:
@@ -99,7 +102,7 @@ class Attention:
         return KVScales(*self._loaded_kv_scales.tolist())
 
     def __call__(self, x: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
-        """x: [num_tokens, hidden_size]. Writes keys and values into the caches; returns x's shape."""
+        """x: [num_tokens, hidden_size]. Writes keys and values into the caches; returns the rows that `step` wants."""
         config = self._config
         cos, sin = step.rotary[self._rope]
         query = rotate_and_write(
@@ -115,7 +118,7 @@ class Attention:
             self._kv_scales,
         )
         attended = paged_attention(
-            query,
+            query if step.wanted is None else query[step.wanted],
             key_cache,
             value_cache,
             step.metadata,

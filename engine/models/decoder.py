@@ -1,6 +1,7 @@
 """A decoder around its layers: embedding, rotary tables, final norm, head, and its weights' way in."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 import torch
@@ -10,6 +11,7 @@ from torch.nn.functional import embedding
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rms_norm
 from ...kernels.paged_attention import AttentionMetadata
+from ..last_tokens import LastTokens
 from ..model_config import ModelConfig
 from ..weights import WeightSlot, draw_weights, load_weights
 from .blocks import BlankWeights, Step, linear_slots
@@ -26,11 +28,14 @@ _UNREAD_SUFFIXES = (
 class DecoderLayer(Protocol):
     """One family's layer. A stream of residuals runs past it; what it computes joins the stream in the next one."""
 
-    def __call__(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
-        """Add `branch` to `residual`, in place, and attention's output after it; return the MLP's.
+    def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+        """Add `branch` to `residual`, in place; return attention's output, of the tokens that `step` wants.
 
         branch, residual: [num_tokens, hidden_size]. Writes the tokens' keys and values into the caches.
         """
+
+    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+        """Add `branch`, attention's output, to `residual`, in place; return the MLP's. Both: [n, hidden_size]."""
 
     def projections(self) -> Iterator[Linear]:
         """Every matrix that it multiplies by: nearly all of its weights, and of its work."""
@@ -120,21 +125,30 @@ class Decoder:
         kv_cache: Tensor,
         slots: Tensor,
         metadata: AttentionMetadata,
+        last_tokens: LastTokens | None = None,
     ) -> Tensor:
         """Compute a batch of new tokens; writes their keys and values into `kv_cache`.
 
         token_ids, positions, slots: [num_tokens] int64. kv_cache:
         [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. Returns [num_tokens, hidden_size], before
-        the final norm.
+        the final norm, or of the `last_tokens` alone: [num_sequences, hidden_size].
         """
         # The embedding is the first branch that joins the residual stream.
         branch = embedding(token_ids, self._embedding)
         if self._embedding_scale != 1:
             branch *= self._embedding_scale
         residual = torch.zeros_like(branch)
-        step = Step([table[:, positions] for table in self._rotary], slots, metadata)
-        for index, layer in enumerate(self._layers):
-            branch = layer(branch, residual, kv_cache[0, index], kv_cache[1, index], step)
+        # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
+        rotary = [table[:, positions].unbind() for table in self._rotary]
+        step = Step(rotary, slots, metadata)
+        key_caches, value_caches = (cache.unbind() for cache in kv_cache)
+        for layer, key_cache, value_cache in zip(self._layers, key_caches, value_caches, strict=True):
+            if last_tokens is not None and layer is self._layers[-1]:
+                step = replace(step, metadata=last_tokens.attention, wanted=last_tokens.index)
+            attended = layer.attend(branch, residual, key_cache, value_cache, step)
+            if step.wanted is not None:
+                residual = residual[step.wanted]
+            branch = layer.feed_forward(attended, residual)
         return residual.add_(branch)
 
     def logits(self, hidden: Tensor) -> Tensor:

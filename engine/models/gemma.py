@@ -24,11 +24,13 @@ class GemmaLayer:
         self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, MlpNames())
         self.post_mlp_norm = blank.norm(config.hidden_size)
 
-    def __call__(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+    def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
         attended = self.attention(normed, key_cache, value_cache, step)
-        attended = rms_norm(attended, self.post_attention_norm, self._eps)
-        normed = add_rms_norm(attended, residual, self.mlp_norm, self._eps)
+        return rms_norm(attended, self.post_attention_norm, self._eps)
+
+    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+        normed = add_rms_norm(branch, residual, self.mlp_norm, self._eps)
         return rms_norm(self.mlp(normed), self.post_mlp_norm, self._eps)
 
     def projections(self) -> Iterator[Linear]:

@@ -26,10 +26,12 @@ class LlamaLayer:
         self.mlp_norm = blank.norm(config.hidden_size)
         self.mlp = _new_mlp(blank, config, index)
 
-    def __call__(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+    def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
-        attended = self.attention(normed, key_cache, value_cache, step)
-        return self.mlp(add_rms_norm(attended, residual, self.mlp_norm, self._eps))
+        return self.attention(normed, key_cache, value_cache, step)
+
+    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+        return self.mlp(add_rms_norm(branch, residual, self.mlp_norm, self._eps))
 
     def projections(self) -> Iterator[Linear]:
         yield from self.attention.projections()

@@ -1,5 +1,6 @@
 """Quantised weights on their way in: the checkpoint's tensors, then the layout of the kernels."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -14,7 +15,7 @@ from .layouts import INT4_LAYOUTS, Int4Values, StoredTensor
 _BYTE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
-class StoredModules:
+class StoredModules(ABC):
     """Modules that are multiplied as one, side by side. See `StoredWeight`.
 
     Their tensors wait where the checkpoint is read, on the CPU; what is read of them goes to `device`.
@@ -40,12 +41,13 @@ class StoredModules:
                     constant=stored.scale,
                 )
 
+    @abstractmethod
     def read(self) -> QuantizedWeight:
         """See `StoredWeight`. Raises `ModelError` naming the module whose tensors contradict each other."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
-        raise NotImplementedError
+        """A module's tensors, to be filled with the checkpoint's. Raises `ModelError` where they have no room."""
 
     def _tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for name, part in zip(self._names, self._parts, strict=True):

@@ -14,9 +14,13 @@ import redis
 def follow(url: str, stream_id: str, last: int = 0) -> str:
     """Print what comes after the token `last`; returns why the stream ended."""
     client = redis.Redis.from_url(url, decode_responses=True, protocol=2)
-    key = f"headrace:stream:{stream_id}"
+    key, (job, _, row) = f"headrace:stream:{stream_id}", stream_id.partition("/")
     while True:
         try:
+            # A bulk job's row is streamed while somebody asks for it.
+            if not job.startswith("req_"):
+                client.zadd(f"headrace:watch:{job}", {row: client.time()[0] + 30})
+                client.expire(f"headrace:watch:{job}", 60)
             found: Any = client.xread({key: f"{last}-0"}, block=2000)
         except (redis.ConnectionError, redis.TimeoutError):
             time.sleep(0.5)

@@ -6,11 +6,14 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from importlib.metadata import version
 
 from fastapi import FastAPI
+from starlette.datastructures import State
 
 from ..batches.files import FileStore
 from ..batches.lines import ENDPOINTS
 from ..client import Client
 from ..live.requests import LiveRequests
+from ..row_events import StoredRows
+from ..settings import Settings
 from ..streams.row_watch import RowWatch
 from . import health, metrics, requests, result_routes, routes, row_routes
 from .admission import Admission
@@ -24,11 +27,24 @@ from .openai import batches, chat, completions, files
 from .openai import models as openai_models
 from .openai.route import asking_turns
 from .rate_limits import RateLimits
-from .row_events import StoredRows
 from .service import JobService
 
 # Whoever watches over the process need not be a user of it.
 _OPEN_PATHS = frozenset(("/health", "/ready"))
+# First what is asked most: routes are tried in their order.
+_ROUTERS = (
+    chat.router,
+    completions.router,
+    health.router,
+    metrics.router,
+    routes.router,
+    result_routes.router,
+    row_routes.router,
+    files.router,
+    batches.router,
+    openai_models.router,
+    requests.router,
+)
 Beside = Callable[[FastAPI], AbstractAsyncContextManager[object]]
 
 
@@ -57,38 +73,38 @@ def create_app(client: Client, models: ServedModels, beside: Beside = nullcontex
         redirect_slashes=False,
         lifespan=lifespan,
     )
-    settings = client.settings
-    app.state.service = JobService(client, models)
-    # Set by the server shortly before it ends: answers that are still open are to come to an end.
-    app.state.stopping = asyncio.Event()
-    # Set as soon as it was told to: nothing new is to be taken.
-    app.state.leaving = asyncio.Event()
-    app.state.asking_turns = asking_turns()
-    app.state.admission = Admission(settings, client.ledger, limits, live.num_unanswered)
-    app.state.files = FileStore.of(settings, client.ledger)
-    upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), settings.max_file_bytes + files.MAX_FORM_BYTES)
-    live_limit = dict.fromkeys(ENDPOINTS, min(settings.max_body_bytes, MAX_LIVE_BYTES))
-    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit | live_limit)
-    app.state.keys = KeyRing(client.ledger.api_keys)
-    # Around the limit: of a request that is nobody's no body is read.
-    open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}
-    app.add_middleware(Authentication, keys=app.state.keys, open_paths=open_paths)
+    _fill_state(app.state, client, models, live)
+    app.state.admission = Admission(client.settings, client.ledger, limits, live.num_unanswered)
     app.state.row_watch = row_watch
-    app.state.stored_rows = StoredRows(client.ledger)
-    app.state.metrics = metrics.Metrics(client, live.num_waiting, [model.live_queue for model in models.all])
-    # Around all: what is refused counts too.
-    app.add_middleware(metrics.CountRequests, metrics=app.state.metrics)
-    app.include_router(health.router)
-    app.include_router(metrics.router)
-    app.include_router(routes.router)
-    app.include_router(result_routes.router)
-    app.include_router(row_routes.router)
-    app.include_router(files.router)
-    app.include_router(batches.router)
-    app.include_router(chat.router)
-    app.include_router(completions.router)
-    app.include_router(openai_models.router)
-    app.include_router(requests.router)
+    _add_middleware(app, client.settings)
+    for router in _ROUTERS:
+        app.include_router(router)
     answer_errors(app)
     describe(app)
     return app
+
+
+def _fill_state(state: State, client: Client, models: ServedModels, live: LiveRequests) -> None:
+    """What requests are answered with."""
+    state.service = JobService(client, models)
+    # Set by the server shortly before it ends: answers that are still open are to come to an end.
+    state.stopping = asyncio.Event()
+    # Set as soon as it was told to: nothing new is to be taken.
+    state.leaving = asyncio.Event()
+    state.asking_turns = asking_turns()
+    state.files = FileStore.of(client.settings, client.ledger)
+    state.keys = KeyRing(client.ledger.api_keys)
+    state.stored_rows = StoredRows(client.ledger)
+    state.metrics = metrics.Metrics(client, live.num_waiting, [model.live_queue for model in models.all])
+
+
+def _add_middleware(app: FastAPI, settings: Settings) -> None:
+    """Each around those before it."""
+    upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), settings.max_file_bytes + files.MAX_FORM_BYTES)
+    live_limit = dict.fromkeys(ENDPOINTS, min(settings.max_body_bytes, MAX_LIVE_BYTES))
+    app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit | live_limit)
+    # Around the limit: of a request that is nobody's no body is read.
+    open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}
+    app.add_middleware(Authentication, keys=app.state.keys, open_paths=open_paths)
+    # Around all: what is refused counts too.
+    app.add_middleware(metrics.CountRequests, metrics=app.state.metrics)

@@ -1,5 +1,6 @@
 """Whose request it is: by its API key, before anything else of the request is looked at."""
 
+import asyncio
 import hashlib
 import logging
 from collections.abc import Collection
@@ -44,6 +45,8 @@ class KeyRing:
         self._api_keys = api_keys
         self._is_open: TtlCache[None, bool] = TtlCache(seconds, _STALE_SECONDS)
         self._keys: TtlCache[bytes, ApiKeyRecord | None] = TtlCache(seconds, _STALE_SECONDS)
+        # Judgements under way, by what was presented.
+        self._judging: dict[str | Refused, asyncio.Task[str | Refused]] = {}
 
     def is_open(self) -> bool:
         """Whether no key was ever created, so that everybody is the default tenant. Raises `LedgerError`."""
@@ -57,12 +60,17 @@ class KeyRing:
         return Refused.UNKNOWN if record is None else record.tenant
 
     async def caller(self, given: list[str]) -> str | Refused:
-        """The tenant of a request with these Authorization headers. Raises `LedgerError`."""
+        """The tenant of a request with these Authorization headers; for one event loop. Raises `LedgerError`."""
         key = _bearer(given)
         presented = key if isinstance(key, str) else None
         if self.knows(presented):
             return self._judge(key)
-        return await run_sync(self._judge, key)
+        judging = self._judging.get(key)
+        if judging is None:
+            # The ledger is asked once for all of a burst, which would otherwise take every thread there is.
+            judging = self._judging[key] = asyncio.create_task(run_sync(self._judge, key))
+            judging.add_done_callback(lambda _: self._judging.pop(key))
+        return await asyncio.shield(judging)
 
     def _judge(self, key: str | Refused) -> str | Refused:
         if self.is_open():

@@ -5,14 +5,14 @@ What is sent are the parts that were committed when it began. Memory holds some 
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...storage.errors import StorageError
+from ...storage.errors import PartMissing, StorageError
 from ...storage.ledger import Ledger
-from ...storage.parts import committed_file
+from ...storage.output_address import open_folder
+from ...storage.output_folder import OutputFolder
 from ...storage.records import JobRecord
 from ..schemas import JobSpec
 from ..shards.part_schema import part_schema
@@ -51,13 +51,13 @@ def export(ledger: Ledger, job: JobRecord, write: "Writer") -> Iterator[bytes]:
 
     The rows are in the order in which they were committed: `row` says where each was in the input.
     """
-    return write(_Tables(Path(job.output_dir), [part.file_name for part in ledger.parts(job.id)], job))
+    return write(_Tables(open_folder(job.output_dir), [part.file_name for part in ledger.parts(job.id)], job))
 
 
 class _Tables:
     """The rows of some parts, in groups of a bounded size."""
 
-    def __init__(self, folder: Path, names: Sequence[str], job: JobRecord) -> None:
+    def __init__(self, folder: OutputFolder, names: Sequence[str], job: JobRecord) -> None:
         self._folder = folder
         self._names = names
         self._job = job
@@ -65,7 +65,8 @@ class _Tables:
     @property
     def schema(self) -> pa.Schema:
         if self._names:
-            return pq.read_schema(self._path(self._names[0])).remove_metadata()
+            with self._part(self._names[0]) as parquet:
+                return parquet.schema_arrow.remove_metadata()
         return part_schema(JobSpec.model_validate(self._job.spec), [])
 
     def groups(self) -> Iterator[pa.Table]:
@@ -81,15 +82,15 @@ class _Tables:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         for name in self._names:
-            with self._path(name).open("rb") as file, pq.ParquetFile(file, pre_buffer=False) as parquet:
+            with self._part(name) as parquet:
                 for batch in parquet.iter_batches(_READ_ROWS):
                     yield batch.replace_schema_metadata(None)
 
-    def _path(self, name: str) -> Path:
-        path = committed_file(self._folder, name)
-        if path is None:
-            raise StorageError(f"part {self._folder / name} is gone: it was removed, or its rows are being retried")
-        return path
+    def _part(self, name: str) -> pq.ParquetFile:
+        try:
+            return self._folder.open_part(name)
+        except PartMissing as error:
+            raise StorageError(f"{error}: it was removed, or its rows are being retried") from error
 
 
 Writer = Callable[[_Tables], Iterator[bytes]]

@@ -6,7 +6,9 @@ import re
 import shlex
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager, suppress
+from dataclasses import dataclass, field
 
 from anyio.to_thread import run_sync
 from kombu.exceptions import OperationalError
@@ -14,6 +16,7 @@ from redis.exceptions import RedisError
 
 from ..client import Client
 from ..embedded.valkey import EmbeddedValkeyError
+from ..live.in_batches import InBatches
 from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
 from ..presence import RENEW_SECONDS, WorkerPresence
 from ..streams.events import StreamError, StreamEvent
@@ -27,6 +30,8 @@ logger = logging.getLogger(__name__)
 # After so long without a token it is asked whether the request is still known.
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 1.0
+# The thread of submissions has nothing to do when none come.
+_TICK_SECONDS = 60.0
 _RETRY_AFTER = {"Retry-After": "5"}
 _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}", re.ASCII)
 
@@ -47,6 +52,12 @@ class NoWorker(ApiError):
         self.headers = _RETRY_AFTER
 
 
+@dataclass(frozen=True)
+class _Submission:
+    requests: Sequence[LiveRequest]
+    done: "Future[None]" = field(default_factory=Future)
+
+
 class LiveAnswers:
     """Plain methods block and are thread-safe; `events` belongs to the hub's event loop."""
 
@@ -59,6 +70,8 @@ class LiveAnswers:
         # Queues of which the log says that they have no worker.
         self._unserved: set[str] = set()
         self._awaited: set[asyncio.Task[None]] = set()
+        # One thread for all: in a burst handing over is a call of Redis and a bell for many.
+        self._submissions = InBatches[_Submission]("live submissions", self._submit_all, _TICK_SECONDS)
 
     @classmethod
     @asynccontextmanager
@@ -66,7 +79,9 @@ class LiveAnswers:
         """Connected to the client's Redis, which need not answer yet. `requests` stays the caller's."""
         with WorkerPresence(client.redis_url) as presence:
             async with StreamHub(client.redis_url) as hub:
-                yield cls(client, requests, presence, hub)
+                answers = cls(client, requests, presence, hub)
+                with answers._submissions:
+                    yield answers
 
     @property
     def hub(self) -> StreamHub:
@@ -93,17 +108,37 @@ class LiveAnswers:
         self._unserved.discard(queue)
         self._served_until[queue] = now + RENEW_SECONDS
 
-    def submit(self, requests: Sequence[LiveRequest]) -> None:
-        """Queue all or none. Raises redis' errors."""
-        for position, request in enumerate(requests):
-            try:
-                self._requests.submit(request)
-            except OperationalError as error:
-                # Only the bell failed, which comes last: a worker's sweeper finds the request.
-                logger.warning("request %s waits for a sweeper, Redis does not answer: %s", request.id, error)
-            except RedisError:
-                self.cancel(request.id for request in requests[: position + 1])
-                raise
+    def submit(self, requests: Sequence[LiveRequest]) -> "Future[None]":
+        """Queue all or none, together with what others submit at this time. The result may be one of redis' errors."""
+        submission = _Submission(requests)
+        for request in requests:
+            for stream_id in request.stream_ids:
+                self._hub.expect(stream_id)
+        self._submissions.put(submission)
+        return submission.done
+
+    def forget(self, requests: Iterable[LiveRequest]) -> None:
+        """Whatever has not been followed by now will not be. To be called once for all that was submitted."""
+        for request in requests:
+            for stream_id in request.stream_ids:
+                self._hub.forget(stream_id)
+
+    def _submit_all(self, submissions: list[_Submission]) -> None:
+        """In the thread of submissions."""
+        requests = [request for submission in submissions for request in submission.requests]
+        try:
+            self._requests.submit(*requests)
+        except OperationalError as error:
+            # Only the bells failed, which come last: a worker's sweeper finds the requests.
+            logger.warning("%d requests wait for a sweeper, Redis does not answer: %s", len(requests), error)
+        # The boundary: whoever waits is to hear of it.
+        except Exception as error:  # noqa: BLE001
+            self.cancel(request.id for request in requests)
+            for submission in submissions:
+                submission.done.set_exception(error)
+            return
+        for submission in submissions:
+            submission.done.set_result(None)
 
     def cancel(self, request_ids: Iterable[str]) -> None:
         """Have requests end soon, where Redis answers; their deadlines end the others."""

@@ -10,7 +10,7 @@ import pyarrow.dataset as ds
 
 from ...storage.ledger import Ledger
 from ...storage.records import JobRecord
-from ..client import read_parts
+from ..stored_results import read_parts
 
 
 @dataclass(frozen=True)

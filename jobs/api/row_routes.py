@@ -1,16 +1,19 @@
 """`/jobs/{job_id}/rows/{row}/stream`: watch a row of a job being answered."""
 
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Request, Response, WebSocket
 from starlette.requests import HTTPConnection
 
+from ..row_events import RowEvents, StoredRow
+from ..streams.events import StreamEvent
+from ..streams.frames import StreamHub
 from .errors import ApiError
 from .event_stream import STREAM_RESPONSES, EventStreamResponse, cursor_of, send_events, sse_events
 from .requests import After, LastEventId
 from .routes import EVERYWHERE, service_of
-from .row_events import RowEvents, StoredRow
 
 _MAX_INT32 = 2**31 - 1
 router = APIRouter(prefix="/jobs", tags=["results"], responses=EVERYWHERE)
@@ -27,20 +30,24 @@ async def stream_row(
     are the row's `output`.
     """
     events = await row_events(request, job_id, row, cursor_of(last_event_id, after))
-    return EventStreamResponse(sse_events(events.events()), request.app.state.stopping)
+    return EventStreamResponse(sse_events(events), request.app.state.stopping)
 
 
 @router.websocket("/{job_id}/rows/{row}/stream")
 async def stream_row_over_websocket(websocket: WebSocket, job_id: str, row: Row, after: str | None = None) -> None:
     """The same events as JSON texts."""
     events = await row_events(websocket, job_id, row, cursor_of(None, after))
-    await send_events(websocket, events.events(), websocket.app.state.stopping)
+    await send_events(websocket, events, websocket.app.state.stopping)
 
 
-async def row_events(connection: HTTPConnection, job_id: str, row: int, after: int) -> RowEvents:
+async def row_events(
+    connection: HTTPConnection, job_id: str, row: int, after: int
+) -> AsyncGenerator[StreamEvent, None]:
     """The events of a row of the caller's after the token `after`. Raises `ApiError` (404)."""
     state, service = connection.app.state, service_of(connection)
     job = await run_sync(service.record, job_id)
     if row >= job.num_rows:
         raise ApiError(404, f"job {job_id!r} has no row {row}", "row_not_found", "row")
-    return RowEvents(state.live.hub, state.row_watch, StoredRow(state.stored_rows, job.id, row), after)
+    hub: StreamHub = state.live.hub
+    events = RowEvents(state.row_watch, StoredRow(state.stored_rows, job.id, row), after)
+    return events.aevents(lambda stream_id, last, seconds: hub.events(stream_id, last, timeout=seconds))

@@ -75,6 +75,7 @@ def serve(
         app = create_app(client, models, beside)
         config = uvicorn.Config(
             app,
+            http="httptools",
             lifespan="on",
             log_config=None,
             access_log=False,

@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from ...storage.batch_records import BatchRecord, BatchState, BatchTotals
 from ...storage.errors import PartMissing, StorageError
 from ...storage.file_records import NewFile
 from ...storage.ledger import Ledger
-from ...storage.parts import committed_file
+from ...storage.output_address import open_folder
+from ...storage.output_folder import OutputFolder
 from ...storage.records import JobRecord, JobState, PartRecord, ShardRecord
 from ...storage.spool import read_shard
 from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 
 PURPOSE = "batch_output"
 _ROWS = 256
-_MAX_READS = 5
 _SERVER_FAULTS = ("engine failed", "worker_crashed")
 _TOO_LONG = re.compile(rf"{TOO_LONG} (at least )?\d+ tokens|.*max_model_len")
 _NEVER_RAN = {
@@ -97,9 +96,9 @@ class OutputWriter:
                     self._write_error(error, row)
 
     def _part_rows(self, part: PartRecord) -> Iterator[dict[str, Any]]:
-        # Parts are as small as shards, and nobody can rename what is open.
+        # Parts are as small as shards.
         try:
-            table = _read_part(Path(self.job.output_dir), part.file_name, ("messages", "prompt"))
+            table = _read_part(open_folder(self.job.output_dir), part.file_name, ("messages", "prompt"))
         except PartMissing as error:
             self._lose(part, error)
             return
@@ -177,7 +176,7 @@ class OutputWriter:
 
     def _row_numbers(self, part: PartRecord) -> Sequence[int]:
         try:
-            numbers: list[int] = _read_part(Path(self.job.output_dir), part.file_name, ())["row"].to_pylist()
+            numbers: list[int] = _read_part(open_folder(self.job.output_dir), part.file_name, ())["row"].to_pylist()
         except PartMissing:
             return []
         return numbers
@@ -213,20 +212,15 @@ def _response(status_code: int, request_id: str, body: dict[str, Any]) -> dict[s
     return {"status_code": status_code, "request_id": request_id, "body": body}
 
 
-def _read_part(folder: Path, file_name: str, without: Sequence[str]) -> pa.Table:
-    """Raises PartMissing, StorageError. The one who published it may be renaming it at the moment."""
-    for _ in range(_MAX_READS):
-        path = committed_file(folder, file_name)
-        if path is None:
-            break
-        try:
-            with pq.ParquetFile(path) as file:
-                return file.read([name for name in file.schema_arrow.names if name not in without])
-        except FileNotFoundError:
-            continue
-        except (OSError, pa.ArrowException) as error:
-            raise StorageError(f"part {path} cannot be read: {error}") from error
-    if not folder.is_dir():
-        # With all of it: a disk that is not there now, rather than somebody's hand.
-        raise StorageError(f"folder {folder} is not there")
-    raise PartMissing(f"part {folder / file_name} is gone, and with it answers of a batch")
+def _read_part(folder: OutputFolder, file_name: str, without: Sequence[str]) -> pa.Table:
+    """Raises PartMissing, StorageError."""
+    try:
+        with folder.open_part(file_name) as file:
+            return file.read([name for name in file.schema_arrow.names if name not in without])
+    except PartMissing as error:
+        if not folder.exists():
+            # With all of it: a disk that is not there now, rather than somebody's hand.
+            raise StorageError(f"folder {folder} is not there") from error
+        raise PartMissing(f"{error}, and with it answers of a batch") from error
+    except (OSError, pa.ArrowException) as error:
+        raise StorageError(f"part {folder}/{file_name} cannot be read: {error}") from error

@@ -14,6 +14,7 @@ from ...storage.errors import LedgerUnavailable, SinkError, StorageError
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
 from ..settings import SettingsError
+from ..streams.keys import StreamIdError
 from . import dry_run, inspect, queues, run, serve, stream, up, verbs, verify, watch, worker
 from .keys import keys
 from .tenants import tenants
@@ -81,8 +82,12 @@ def main() -> None:
         _exit(error, _FAILED)
     except (RedisError, OperationalError) as error:
         _exit(f"Redis does not answer: {error}", _FAILED)
-    except (EngineError, JobError, StorageError, SettingsError) as error:
+    except (EngineError, JobError, StorageError, SettingsError, StreamIdError) as error:
         _exit(error, _REFUSED)
+    except OSError as error:
+        # A disk that is full, a folder that may not be read: nothing that a traceback would explain.
+        where = f"{error.filename}: " if error.filename else ""
+        _exit(where + (error.strerror or str(error) or type(error).__name__), _FAILED)
     except KeyboardInterrupt:
         sys.exit(_INTERRUPTED)
 

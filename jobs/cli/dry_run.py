@@ -5,25 +5,42 @@ from pathlib import Path
 
 import typer
 
+from ...storage.database import Database
+from ...storage.errors import LedgerError
+from ...storage.overview import Overview, Pace
 from ..planning.dry_run import Forecast, forecast
+from ..schemas import SamplingSpec
 from ..settings import Settings
-from .display import counted
+from .display import counted, duration
 from .job_options import Asked, asked
 from .signatures import takes
 
 
 @takes(asked)
 def dry_run(asked: Asked) -> None:
-    """Plan every row of INPUT and say what running it would mean: rows at fault, tokens, shared prefixes, fit."""
+    """Plan every row of INPUT and say what running it would mean: rows at fault, tokens, shared prefixes, fit, time."""
     settings = Settings.from_environment()
     # The only thing that is written, and only for as long as it takes.
     with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:
         found = forecast(source, asked.spec, settings.shard_rows, Path(folder))
-    for name, value in _lines(found, asked.spec.sampling.max_tokens):
+    for name, value in _lines(found, asked.spec.sampling, _pace(settings, found.queue)):
         typer.echo(f"{name:<16}{value}")
 
 
-def _lines(found: Forecast, max_tokens: int) -> list[tuple[str, str]]:
+def _pace(settings: Settings, queue: str) -> Pace | None:
+    """How fast jobs like it have gone; None where nobody knows. Makes no ledger where there is none."""
+    try:
+        database = Database(settings.database_url)
+        if database.is_sqlite and not Path(str(database.url.database)).is_file():
+            return None
+        return Overview(database).pace(queue)
+    # It is only for an estimate: one of an older headrace is not brought up to date here either.
+    except LedgerError:
+        return None
+
+
+def _lines(found: Forecast, sampling: SamplingSpec, pace: Pace | None) -> list[tuple[str, str]]:
+    max_tokens = sampling.max_tokens
     tokens, longest = found.sharing.prompt_tokens, found.largest_prompt
     return [
         ("rows", f"{found.num_rows}, {found.num_errors} at fault, in {counted(found.num_shards, 'shard')}"),
@@ -34,8 +51,19 @@ def _lines(found: Forecast, max_tokens: int) -> list[tuple[str, str]]:
         ),
         ("context", _fit(found.context_tokens, longest, max_tokens)),
         ("KV memory", f"{_fit(found.kv_tokens, longest, max_tokens)} (by default, in {found.dtype})"),
+        ("time", _time(found, sampling, pace)),
         *((f"row {row}", error) for row, error in found.errors),
     ]
+
+
+def _time(found: Forecast, sampling: SamplingSpec, pace: Pace | None) -> str:
+    """As long as the tokens take that the prefix cache does not spare, at the pace of an earlier job."""
+    if pace is None:
+        return "not known before a job with this model has completed"
+    answer = sampling.n * min(sampling.max_tokens, pace.tokens_per_answer)
+    prompts = found.sharing.prompt_tokens - found.sharing.shared_tokens
+    seconds = (prompts + (found.num_rows - found.num_errors) * answer) / pace.tokens_per_second
+    return f"about {duration(seconds)} at the pace of {pace.job_id} ({pace.tokens_per_second:,.0f} tokens/s)"
 
 
 def _share(part: int, whole: int) -> str:

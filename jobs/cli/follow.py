@@ -1,11 +1,12 @@
 """A job's way to its end: the live display, the summary, and whether it succeeded."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import typer
 
 from ...storage.records import JobState, Progress
-from ..client import Client, Job, first_error
+from ..client import Client, Job
+from ..stored_results import first_error
 from .display import Pace, RunDisplay, counted, summary
 
 
@@ -19,12 +20,14 @@ def opening(job: Job, progress: Progress) -> str:
     )
 
 
-def follow(client: Client, job: Job, progresses: Iterable[Progress], act: Callable[[Progress], None]) -> Progress:
-    """Show each progress until the job has ended, then its summary; `act` is called with those of a running job."""
-    progress = job.progress()
-    pace = Pace(progress)
+def follow(client: Client, job: Job, first: Progress, act: Callable[[Progress], None]) -> Progress:
+    """Show each progress until the job has ended, then its summary; `act` is called with those of a running job.
+
+    What was done at `first` is said to be from before.
+    """
+    pace = Pace(first)
     with RunDisplay(pace) as display:
-        for progress in progresses:
+        for progress in job.watch():
             display.show(progress)
             if progress.state is JobState.RUNNING:
                 act(progress)

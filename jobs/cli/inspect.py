@@ -10,10 +10,10 @@ import typer
 from ...storage.files import write_lines
 from ...storage.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.sinks import SinkSpec
-from ..client import read_results
 from ..open_ledger import open_ledger
 from ..planning.json_lines import json_rows, openai_lines
 from ..settings import Settings
+from ..stored_results import read_results
 from .tables import print_table, time_text
 
 _MAX_SHOWN = 400
@@ -82,6 +82,7 @@ def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
         ("shards", f"{progress.shards_done} of {progress.shards_total}"),
         ("tokens", f"{progress.prompt_tokens} prompt ({cached:.1%} cached), {progress.completion_tokens} completion"),
         *([("tenant", job.tenant)] if job.tenant != DEFAULT_TENANT else []),
+        *([("priority", str(job.priority))] if job.priority else []),
         ("created", time_text(job.created_at)),
         *([("deadline", time_text(job.deadline_at))] if job.deadline_at is not None else []),
         ("finished", time_text(job.finished_at) if job.finished_at is not None else "-"),

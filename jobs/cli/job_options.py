@@ -35,7 +35,7 @@ class Asked:
 class Target:
     """Where a job writes, and on what terms."""
 
-    output: Path
+    output: str
     mode: OutputMode
     terms: Terms
 
@@ -154,13 +154,22 @@ def asked(
 
 
 def target(
-    output: Annotated[Path, typer.Option("--output", help="Folder of the Parquet data set.")],
+    output: Annotated[
+        str,
+        typer.Option(
+            "--output", metavar="FOLDER|URL", help="Of the Parquet data set; a URL such as s3://bucket/folder."
+        ),
+    ],
     resume: Annotated[bool, typer.Option("--resume", help="Finish what an interrupted run left open.")] = False,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the output folder's data set.")] = False,
     within: Annotated[
         str | None,
         typer.Option("--within", metavar="24h", help="Rows without an answer by then expire."),
     ] = None,
+    priority: Annotated[
+        int,
+        typer.Option("--priority", metavar="N", min=-1000, max=1000, help="Begun before jobs with a lower one."),
+    ] = 0,
     idempotency_key: Annotated[
         str | None, typer.Option("--idempotency-key", help="The job that was submitted with this key, if there is one.")
     ] = None,
@@ -190,6 +199,7 @@ def target(
         idempotency_key,
         None if sink is None else SinkSpec.parse(sink, sink_table),
         None if webhook is None else parse_webhook(webhook, webhook_secret),
+        priority,
     )
     return Target(output, _mode(resume, overwrite), terms)
 

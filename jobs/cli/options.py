@@ -28,6 +28,15 @@ KvCacheDType = Annotated[
 GpuMemoryUtilization = Annotated[
     float, typer.Option("--gpu-memory-utilization", help="Share of a GPU's memory that the worker may take.")
 ]
+KvCacheMemoryBytes = Annotated[
+    int | None,
+    typer.Option(
+        "--kv-cache-memory-bytes",
+        min=1,
+        metavar="N",
+        help="Memory for keys and values; default: 2 GiB on a CPU, what is left of a GPU.",
+    ),
+]
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="On a GPU: launch each step without CUDA graphs.")]
 
 
@@ -38,6 +47,7 @@ def engine_options(
     enable_prefix_caching: EnablePrefixCaching = True,
     enforce_eager: EnforceEager = False,
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    kv_cache_memory_bytes: KvCacheMemoryBytes = None,
 ) -> list[str]:
     """The options of a worker of our own. Raises `ConfigError`."""
     engine = EngineConfig(
@@ -47,6 +57,7 @@ def engine_options(
         enable_prefix_caching=enable_prefix_caching,
         enforce_eager=enforce_eager,
         gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
     )
     options = [
         f"--max-num-seqs={engine.max_num_seqs}",
@@ -55,4 +66,8 @@ def engine_options(
         f"--gpu-memory-utilization={engine.gpu_memory_utilization}",
         *(["--enforce-eager"] if engine.enforce_eager else []),
     ]
-    return options + ([f"--max-model-len={engine.max_model_len}"] if engine.max_model_len else [])
+    if engine.max_model_len is not None:
+        options.append(f"--max-model-len={engine.max_model_len}")
+    if engine.kv_cache_memory_bytes is not None:
+        options.append(f"--kv-cache-memory-bytes={engine.kv_cache_memory_bytes}")
+    return options

@@ -2,10 +2,16 @@
 
 import shlex
 import sys
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import typer
 
-from ...storage.output_dir import OutputMode
+from ...storage.errors import ManifestDamaged, UnknownJob
+from ...storage.output_address import open_folder
+from ...storage.output_dir import OutputMode, read_manifest
+from ...storage.records import Progress
 from ..client import Client, Job
 from .follow import exit_status, follow, opening
 from .interrupts import termination_as_interrupt
@@ -23,10 +29,12 @@ def run(asked: Asked, target: Target, worker_options: list[str]) -> None:
     with termination_as_interrupt(), Client() as client:
         job = None
         try:
+            known = _known(client, target)
             job = _submitted(client, asked, target)
-            typer.echo(opening(job, job.progress()), err=True)
+            first = known if known is not None and known.job_id == job.id else _at_first(job)
+            typer.echo(opening(job, first), err=True)
             with client.local_worker(job, worker_options) as worker:
-                progress = follow(client, job, job.watch(), lambda progress: worker.tick(progress.rows_done))
+                progress = follow(client, job, first, lambda progress: worker.tick(progress.rows_done))
         except KeyboardInterrupt:
             typer.echo(_farewell(job, target.mode), err=True)
             raise
@@ -45,6 +53,27 @@ def submit(asked: Asked, target: Target) -> None:
         if not client.is_served(job):
             typer.echo(f"no worker serves it: start one with {_worker_command(job)}", err=True)
         typer.echo(job.id)
+
+
+def _known(client: Client, target: Target) -> Progress | None:
+    """How far the job is that this run may take up, if there is one."""
+    key, tenant = target.terms.idempotency_key, target.terms.tenant
+    if key is not None and (job := client.ledger.job_of_key(key, tenant)) is not None:
+        return client.ledger.progress(job.id)
+    folder = open_folder(target.output)
+    # What is wrong with it is said when the job is submitted.
+    with suppress(ManifestDamaged, UnknownJob):
+        if target.mode is OutputMode.RESUME and (manifest := read_manifest(folder)) is not None:
+            return client.ledger.progress(manifest.job_id)
+    return None
+
+
+def _at_first(job: Job) -> Progress:
+    """A new job's progress, of which workers that are there may have made some by now: that is this run's."""
+    sums = ("rows_done", "rows_failed", "rows_from_cache", "shards_done")
+    tokens = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    nothing: dict[str, Any] = dict.fromkeys((*sums, *tokens), 0)
+    return replace(job.progress(), **nothing)
 
 
 def _submitted(client: Client, asked: Asked, target: Target) -> Job:

@@ -34,8 +34,9 @@ def watch(job_ids: JobIds = None) -> None:
     with Client() as client:
         if job_ids is not None and len(job_ids) == 1:
             job = client.job(job_ids[0])
-            typer.echo(opening(job, job.progress()), err=True)
-            status = exit_status(follow(client, job, job.watch(), lambda progress: None))
+            first = job.progress()
+            typer.echo(opening(job, first), err=True)
+            status = exit_status(follow(client, job, first, lambda progress: None))
         else:
             status = _watch_all(_Watched(client, job_ids or ()))
     raise typer.Exit(status)

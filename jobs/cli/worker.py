@@ -16,6 +16,7 @@ from .options import (
     EnforceEager,
     GpuMemoryUtilization,
     KvCacheDType,
+    KvCacheMemoryBytes,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
@@ -37,6 +38,7 @@ def worker(
     enforce_eager: EnforceEager = False,
     kv_cache_dtype: KvCacheDType = "auto",
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    kv_cache_memory_bytes: KvCacheMemoryBytes = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Load a model and work on its jobs. SIGTERM or Ctrl-C hands back what is not finished and exits."""
@@ -59,6 +61,7 @@ def worker(
         enforce_eager=enforce_eager,
         kv_cache_dtype=kv_cache_dtype,
         gpu_memory_utilization=gpu_memory_utilization,
+        kv_cache_memory_bytes=kv_cache_memory_bytes,
     )
     located = locate_model(model, revision)
     raise typer.Exit(serve(settings, WorkerOptions(located, engine, settings.worker_concurrency)))

@@ -115,8 +115,7 @@ class HeadraceService(HeadraceServicer):
             return choice, self._live.events(live, choice, request.after)
         if not (part.isascii() and part.isdecimal()):
             raise ApiError(404, f"there is no stream {request.id!r}", "stream_not_found", "id")
-        row = await row_events(connection, stream, int(part), request.after)
-        return 0, row.events()
+        return 0, await row_events(connection, stream, int(part), request.after)
 
 
 def _metadata(connection: HTTPConnection, asked: Asked) -> tuple[tuple[str, str], ...]:

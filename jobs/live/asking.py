@@ -103,6 +103,11 @@ def _encode(prompts: LivePrompts, prompt: str | Messages, system: str | None) ->
     return prompts.text(f"{system}\n\n{prompt}" if system else prompt)
 
 
+def is_request(stream_id: str) -> bool:
+    """Whether a stream is a request's, or one of its samples'; else it is a bulk row's."""
+    return stream_id.startswith("req_")
+
+
 @dataclass(frozen=True)
 class LiveStreams:
     """Follows the answers to requests. Thread-safe."""
@@ -165,9 +170,6 @@ class LiveStreams:
         return _generated(events)
 
     def _check(self, stream_id: str) -> None:
-        # A bulk row's stream may begin at any time, as far as anybody knows.
-        if not stream_id.startswith("req_"):
-            return
         record = self.requests.get(stream_id.partition("/")[0])
         if record.state is LiveState.QUEUED and record.request.deadline_at + _OVERDUE_SECONDS < time.time():
             raise GenerationError("deadline_exceeded", f"no worker has taken request {record.request.id} in time")

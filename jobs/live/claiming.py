@@ -3,7 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
@@ -16,7 +17,7 @@ from ...engine.tokenizer import Tokenizer
 from ..celery_app import send_request
 from ..streams.events import RecoveredStream, StreamError
 from ..streams.publisher import StreamPublisher
-from .answer import LiveAnswer
+from .answer import Interruption, LiveAnswer
 from .claims import LiveClaims
 from .in_batches import InBatches
 from .in_flight import AnswersInFlight
@@ -58,6 +59,10 @@ class Claimer:
         self._in_flight = in_flight
         self._on_claimed = on_claimed
         self._draining = threading.Event()
+        # What is being claimed, and which of it was called off before anybody could be told.
+        self._claiming: set[str] = set()
+        self._called_off: set[str] = set()
+        self._lock = threading.Lock()
         self._bells = InBatches[str]("live claims", self._claim_all)
 
     def __enter__(self) -> Self:
@@ -70,6 +75,12 @@ class Claimer:
     def ring(self, request_id: str) -> None:
         """Have a request claimed. Returns at once."""
         self._bells.put(request_id)
+
+    def call_off(self, request_id: str) -> None:
+        """Have a request that is being claimed end as soon as it is; otherwise it is in flight by now, or not here."""
+        with self._lock:
+            if request_id in self._claiming:
+                self._called_off.add(request_id)
 
     def drain(self) -> None:
         """Take nothing more; bells that come now are passed on."""
@@ -88,15 +99,29 @@ class Claimer:
 
     def _claim(self, request_ids: list[str]) -> None:
         if self._draining.is_set():
-            for request_id in request_ids:
-                send_request(self._app, self._claims.queue, request_id)
+            send_request(self._app, self._claims.queue, *request_ids)
             return
-        now = time.monotonic()
-        answers = [LiveAnswer(claim, now + claim.seconds_left) for claim in self._claims.claim_all(request_ids)]
-        # All before the first is begun, which may take a while: their leases are to be renewed.
-        self._in_flight.add(answers)
+        with self._being_claimed(request_ids) as called_off:
+            now = time.monotonic()
+            answers = [LiveAnswer(claim, now + claim.seconds_left) for claim in self._claims.claim_all(request_ids)]
+            # All before the first is begun, which may take a while: their leases are to be renewed.
+            self._in_flight.add(answers)
         for answer in answers:
+            if answer.id in called_off:
+                answer.interrupted = Interruption.CANCELLED
             self._begin(answer)
+
+    @contextmanager
+    def _being_claimed(self, request_ids: list[str]) -> Iterator[set[str]]:
+        """Yields which of them are called off meanwhile, for afterwards: from then on they are found in flight."""
+        called_off: set[str] = set()
+        with self._lock:
+            self._claiming, self._called_off = set(request_ids), called_off
+        try:
+            yield called_off
+        finally:
+            with self._lock:
+                self._claiming, self._called_off = set(), set()
 
     def _begin(self, answer: LiveAnswer) -> None:
         try:

@@ -9,8 +9,9 @@ from typing import Any, Self
 from pydantic import ValidationError
 from redis import Redis
 
-from .keys import open_key, request_key, tenant_key
-from .requests import LiveRequest, LiveState, registration
+from ..streams.keys import writer_key
+from .keys import open_key, request_key
+from .requests import LiveRequest, LiveState, keys_of, registration
 from .scripts import BEGIN, CLAIM, END, REGISTER, RELEASE, RENEW, SWEEP
 
 logger = logging.getLogger(__name__)
@@ -74,24 +75,15 @@ class LiveClaims:
         return next(iter(self.claim_all([request_id])), None)
 
     def claim_all(self, request_ids: Sequence[str]) -> list[LiveClaim]:
-        """The rights that are to be had, in few round trips."""
-        # One by itself: a pipeline asks first whether Redis knows the script.
-        answers: Any = [self._ask(request_id, self._redis) for request_id in request_ids[:1]]
-        if len(request_ids) > 1:
-            with self._redis.pipeline(transaction=False) as pipe:
-                for request_id in request_ids[1:]:
-                    self._ask(request_id, pipe)
-                answers += pipe.execute()
-        claims = (self._claimed(found) for found in answers if found[0] == "claimed")
+        """The rights that are to be had, in one step."""
+        args: Arguments = [self.owner, self.lease_seconds, *request_ids]
+        found: Any = self._claim(keys=[open_key(self.queue), *map(request_key, request_ids)], args=args)
+        claims = map(self._claimed, found)
         return [claim for claim in claims if claim is not None]
-
-    def _ask(self, request_id: str, client: Any) -> Any:
-        args: Arguments = [request_id, self.owner, self.lease_seconds]
-        return self._claim(keys=[request_key(request_id), open_key(self.queue)], args=args, client=client)
 
     @staticmethod
     def _claimed(found: Any) -> LiveClaim | None:
-        _, attempt, num_crashes, num_failures, is_cancelled, now, spec = found
+        attempt, num_crashes, num_failures, is_cancelled, now, spec = found
         try:
             request = LiveRequest.model_validate_json(spec)
         except ValidationError as error:
@@ -123,7 +115,7 @@ class LiveClaims:
     def restore(self, claim: LiveClaim) -> None:
         """Make a request known to a Redis that has forgotten it, as running here."""
         self._register(
-            keys=_keys(claim.request),
+            keys=keys_of(claim.request),
             args=registration(
                 claim.request,
                 self._ttl_seconds,
@@ -139,22 +131,23 @@ class LiveClaims:
     def release(self, claim: LiveClaim, has_failed: bool) -> bool:
         """Hand a request back, for another attempt; false when it was not this attempt's any more."""
         args: Arguments = [claim.request.id, claim.attempt, int(has_failed)]
-        return bool(self._release(keys=_keys(claim.request)[:2], args=args))
+        return bool(self._release(keys=keys_of(claim.request)[:2], args=args))
 
     def end(self, claims: Iterable[LiveClaim]) -> None:
-        """Note that requests have been answered, or never will be; those of other attempts by now are left alone."""
+        """Note that requests have been answered, or never will be; those of other attempts by now are left alone.
+
+        One whose streams another attempt has written, as only happens after Redis was emptied, is queued again.
+        """
         with self._redis.pipeline(transaction=False) as pipe:
             for claim in claims:
                 args: Arguments = [claim.request.id, claim.attempt, self._ttl_seconds]
-                self._end(keys=_keys(claim.request), args=args, client=pipe)
+                writers = map(writer_key, claim.request.stream_ids)
+                self._end(keys=[*keys_of(claim.request), *writers], args=args, client=pipe)
             pipe.execute()
 
-    def sweep(self, lost_seconds: float, bells_wait: bool) -> list[str]:
+    def sweep(self, lost_seconds: float) -> list[str]:
         """The ids to ring for: those whose lease ran out and, unless bells still wait, those nobody was told of."""
-        args: Arguments = [request_key(""), lost_seconds, int(bells_wait), _SWEEP_REQUESTS]
-        rung: Any = self._sweep(keys=[open_key(self.queue)], args=args)
+        args: Arguments = [request_key(""), lost_seconds, _SWEEP_REQUESTS]
+        # Bells have the highest priority, whose list has the queue's own name.
+        rung: Any = self._sweep(keys=[open_key(self.queue), self.queue], args=args)
         return list(rung)
-
-
-def _keys(request: LiveRequest) -> list[str]:
-    return [request_key(request.id), open_key(request.queue), tenant_key(request.tenant)]

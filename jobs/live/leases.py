@@ -8,7 +8,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from ..celery_app import queue_is_empty, send_request
+from ..celery_app import send_request
 from .answer import Interruption, LiveAnswer
 from .claims import LiveClaims, Verdict
 from .in_flight import AnswersInFlight
@@ -61,10 +61,11 @@ class LiveLeases:
         if time.monotonic() < self._no_sweep_before:
             return
         try:
-            bells_wait = not queue_is_empty(self._app, self._claims.queue)
-            for request_id in self._claims.sweep(_LOST_BELL_SECONDS, bells_wait):
+            lost = self._claims.sweep(_LOST_BELL_SECONDS)
+            for request_id in lost:
                 logger.warning("request %s has no worker, ringing for it", request_id)
-                send_request(self._app, self._claims.queue, request_id)
+            if lost:
+                send_request(self._app, self._claims.queue, *lost)
         except (RedisError, OperationalError):
             self._wait_for_the_others()
             raise

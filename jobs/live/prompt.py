@@ -10,7 +10,7 @@ from ...engine.hub import locate_model
 from ...engine.model_config import ModelConfig
 from ...engine.tokenizer import Tokenizer
 from ..errors import SpecError
-from ..planning.rendering import messages_problem
+from ..planning.rendering import messages_problem, with_plain_texts
 from ..schemas import SamplingSpec
 
 
@@ -46,7 +46,7 @@ class LivePrompts:
         if problem is not None:
             raise InvalidRequestError(f"messages {problem}", "messages")
         try:
-            text = self.tokenizer.apply_chat_template(messages)
+            text = self.tokenizer.apply_chat_template(with_plain_texts(messages))
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), "messages") from error
         # A chat template writes the special tokens itself.

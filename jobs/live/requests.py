@@ -24,6 +24,8 @@ from .scripts import CANCEL, REGISTER
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 _REDIS_SECONDS = 5.0
+# Redis does nothing else meanwhile: some 2 ms.
+_REQUESTS_PER_CALL = 64
 
 
 def new_request_id() -> str:
@@ -111,6 +113,11 @@ def new_seed() -> int:
     return secrets.randbits(63)
 
 
+def keys_of(request: LiveRequest) -> list[str]:
+    """The keys of the script `REGISTER`: the request, the queue's open ones and the tenant's."""
+    return [request_key(request.id), open_key(request.queue), tenant_key(request.tenant)]
+
+
 def registration(
     request: LiveRequest,
     ttl_seconds: float,
@@ -159,16 +166,22 @@ class LiveRequests:
     def __exit__(self, *exc_info: object) -> None:
         self._redis.close()
 
-    def submit(self, request: LiveRequest) -> None:
-        """Queue a request and ring for a worker. Harmless when repeated: a request that is known is not queued again.
+    def submit(self, *requests: LiveRequest) -> None:
+        """Queue requests and ring for workers. Harmless when repeated: a request that is known is not queued again.
 
-        Also raises kombu's `OperationalError`; when the bell alone failed, a worker's sweeper finds the request.
+        Also raises kombu's `OperationalError`; when the bells alone failed, a worker's sweeper finds the requests.
         """
-        self._submit(
-            keys=[request_key(request.id), open_key(request.queue), tenant_key(request.tenant)],
-            args=registration(request, self._ttl_seconds, LiveState.QUEUED),
-        )
-        send_request(self._app, request.queue, request.id)
+        for start in range(0, len(requests), _REQUESTS_PER_CALL):
+            some = requests[start : start + _REQUESTS_PER_CALL]
+            self._submit(
+                keys=[key for each in some for key in keys_of(each)],
+                args=[value for each in some for value in registration(each, self._ttl_seconds, LiveState.QUEUED)],
+            )
+        ids: dict[str, list[str]] = {}
+        for request in requests:
+            ids.setdefault(request.queue, []).append(request.id)
+        for queue, request_ids in ids.items():
+            send_request(self._app, queue, *request_ids)
 
     def cancel(self, request_id: str) -> bool:
         """Have a request end soon, with the finish reason "abort"; false when it is unknown or has ended.

@@ -100,6 +100,7 @@ class LiveRunner:
 
     def cancel(self, request_id: str) -> None:
         """Drop a request, if it is here. Returns at once."""
+        self._claimer.call_off(request_id)
         answer = self._answers.get(request_id)
         if answer is not None:
             self._interrupt_soon(answer, Interruption.CANCELLED)

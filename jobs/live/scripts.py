@@ -18,21 +18,30 @@ local function keep(key, seconds)
 end
 """
 
-# KEYS: request, open, tenant. ARGV: id, spec, queue, tenant, deadline, ttl, state, attempt, owner, lease seconds,
-# crashes, failures. 1 when it was not known.
+# Of each request KEYS: request, open, tenant. ARGV: id, spec, queue, tenant, deadline, ttl, state, attempt, owner,
+# lease seconds, crashes, failures. One that is known stays as it is.
 REGISTER = (
     _NOW
     + _KEEP
     + """
-if redis.call('EXISTS', KEYS[1]) == 1 then return 0 end
-local deadline, lease = tonumber(ARGV[5]), now + tonumber(ARGV[10])
-redis.call('HSET', KEYS[1], 'spec', ARGV[2], 'queue', ARGV[3], 'tenant', ARGV[4], 'deadline', ARGV[5],
-  'state', ARGV[7], 'attempt', ARGV[8], 'owner', ARGV[9], 'lease', stamp(lease), 'crashes', ARGV[11],
-  'failures', ARGV[12])
-redis.call('ZADD', KEYS[2], stamp(lease), ARGV[1])
-redis.call('ZADD', KEYS[3], stamp(deadline), ARGV[1])
-for _, key in ipairs(KEYS) do keep(key, math.max(deadline - now, 0) + tonumber(ARGV[6])) end
-return 1
+local function register(request, open, tenant, id, spec, queue, name, deadline, ttl, state, attempt, owner, lease,
+    crashes, failures)
+  if redis.call('EXISTS', request) == 1 then return end
+  local ends = stamp(now + tonumber(lease))
+  redis.call('HSET', request, 'spec', spec, 'queue', queue, 'tenant', name, 'deadline', deadline, 'state', state,
+    'attempt', attempt, 'owner', owner, 'lease', ends, 'crashes', crashes, 'failures', failures)
+  redis.call('ZADD', open, ends, id)
+  redis.call('ZADD', tenant, stamp(tonumber(deadline)), id)
+  local seconds = math.max(tonumber(deadline) - now, 0) + tonumber(ttl)
+  keep(request, seconds)
+  keep(open, seconds)
+  keep(tenant, seconds)
+end
+
+for number = 0, #KEYS / 3 - 1 do
+  register(KEYS[3 * number + 1], KEYS[3 * number + 2], KEYS[3 * number + 3],
+    unpack(ARGV, 12 * number + 1, 12 * number + 12))
+end
 """
 )
 
@@ -46,27 +55,35 @@ redis.call('PUBLISH', ARGV[2], ARGV[1])
 return 1
 """
 
-# KEYS: request, open. ARGV: id, owner, lease seconds.
-# The verdict, and where it is "claimed": attempt, crashes, failures, whether cancelled, now, spec.
+# KEYS: open, requests. ARGV: owner, lease seconds, then the id of each.
+# Of each that is to be had: attempt, crashes, failures, whether cancelled, now, spec. Others have ended, or somebody
+# has them.
 CLAIM = (
     _NOW
     + """
-local state, lease, waits = unpack(redis.call('HMGET', KEYS[1], 'state', 'lease', 'waits'))
-if not state or state == 'ended' then
-  redis.call('ZREM', KEYS[2], ARGV[1])
-  return {'ended'}
+local ends, claimed = stamp(now + tonumber(ARGV[2])), {}
+
+local function claim(key, id)
+  local state, lease, waits = unpack(redis.call('HMGET', key, 'state', 'lease', 'waits'))
+  if not state or state == 'ended' then
+    redis.call('ZREM', KEYS[1], id)
+    return
+  end
+  if state == 'running' then
+    if tonumber(lease) > now then return end
+    if waits ~= '1' then redis.call('HINCRBY', key, 'crashes', 1) end
+  end
+  local attempt = redis.call('HINCRBY', key, 'attempt', 1)
+  redis.call('HSET', key, 'state', 'running', 'owner', ARGV[1], 'lease', ends, 'waits', 0)
+  redis.call('ZADD', KEYS[1], ends, id)
+  local crashes, failures, cancelled, spec =
+    unpack(redis.call('HMGET', key, 'crashes', 'failures', 'cancelled', 'spec'))
+  claimed[#claimed + 1] =
+    {attempt, tonumber(crashes), tonumber(failures), cancelled and 1 or 0, stamp(now), spec}
 end
-if state == 'running' then
-  if tonumber(lease) > now then return {'taken'} end
-  if waits ~= '1' then redis.call('HINCRBY', KEYS[1], 'crashes', 1) end
-end
-local attempt = redis.call('HINCRBY', KEYS[1], 'attempt', 1)
-local ends = stamp(now + tonumber(ARGV[3]))
-redis.call('HSET', KEYS[1], 'state', 'running', 'owner', ARGV[2], 'lease', ends, 'waits', 0)
-redis.call('ZADD', KEYS[2], ends, ARGV[1])
-local crashes, failures, cancelled, spec =
-  unpack(redis.call('HMGET', KEYS[1], 'crashes', 'failures', 'cancelled', 'spec'))
-return {'claimed', attempt, tonumber(crashes), tonumber(failures), cancelled and 1 or 0, stamp(now), spec}
+
+for index = 2, #KEYS do claim(KEYS[index], ARGV[index + 1]) end
+return claimed
 """
 )
 
@@ -114,10 +131,21 @@ return 1
 """
 )
 
-# KEYS: request, open, tenant. ARGV: id, attempt, ttl. 1 when it was still this attempt's.
-END = """
+# KEYS: request, open, tenant, the writer of each of its streams. ARGV: id, attempt, ttl. 1 when it was still this
+# attempt's, and not refused: after Redis had forgotten the request its attempts are counted anew, while one with a
+# higher number may have gone on with the streams. Then there is to be another, with a number above that.
+END = (
+    _NOW
+    + """
 local attempt = redis.call('HGET', KEYS[1], 'attempt')
 if attempt and attempt ~= ARGV[2] then return 0 end
+local newest = tonumber(ARGV[2])
+for index = 4, #KEYS do newest = math.max(newest, tonumber(redis.call('GET', KEYS[index]) or 0)) end
+if attempt and newest > tonumber(attempt) then
+  redis.call('HSET', KEYS[1], 'state', 'queued', 'attempt', newest)
+  redis.call('ZADD', KEYS[2], stamp(now), ARGV[1])
+  return 0
+end
 if attempt then
   redis.call('HSET', KEYS[1], 'state', 'ended')
   redis.call('PEXPIRE', KEYS[1], math.ceil(tonumber(ARGV[3]) * 1000))
@@ -126,15 +154,17 @@ redis.call('ZREM', KEYS[2], ARGV[1])
 redis.call('ZREM', KEYS[3], ARGV[1])
 return 1
 """
+)
 
-# KEYS: open. ARGV: prefix of request keys, seconds after which a bell that nobody heard is lost, whether bells wait to
-# be heard, how many requests to look at. The ids to ring for: those whose lease has run out, and those who wait and
-# whose bell was lost.
+# KEYS: open, bells. ARGV: prefix of request keys, seconds after which a bell that nobody heard is lost, how many
+# requests to look at. The ids to ring for: those whose lease has run out and, where no bell waits to be heard, those
+# who wait and whose bell was lost.
 SWEEP = (
     _NOW
     + """
 local lost_before, rung = now - tonumber(ARGV[2]), {}
-for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now), 'LIMIT', 0, ARGV[4])) do
+local all_heard = redis.call('LLEN', KEYS[2]) == 0
+for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now), 'LIMIT', 0, ARGV[3])) do
   local key = ARGV[1] .. id
   local state, waits = unpack(redis.call('HMGET', key, 'state', 'waits'))
   if not state or state == 'ended' then
@@ -143,7 +173,7 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now), 'LI
     redis.call('HSET', key, 'state', 'queued')
     if waits ~= '1' then redis.call('HINCRBY', key, 'crashes', 1) end
     rung[#rung + 1] = id
-  elseif ARGV[3] == '0' and tonumber(redis.call('ZSCORE', KEYS[1], id)) < lost_before then
+  elseif all_heard and tonumber(redis.call('ZSCORE', KEYS[1], id)) < lost_before then
     rung[#rung + 1] = id
   end
 end

@@ -21,6 +21,7 @@ from ...storage.readers import InputRow
 from ..schemas import JobSpec
 from .ahead import map_ahead
 from .batch_planner import BatchPlanner, PlannedBatch
+from .collector import YOUNG_OBJECTS
 from .rendering import PromptRenderer
 
 # One is planned, one waits in the helper and one on the way there: it never has to wait for its starter.
@@ -107,6 +108,7 @@ def _serve(connection: Connection) -> None:
     planner = recipe.planner()
     _send(connection, None)
     gc.freeze()
+    gc.set_threshold(YOUNG_OBJECTS)
     planned = (_plan(planner, rows) for rows in _received(connection))
     for _ in map_ahead(lambda batch: _send(connection, batch), planned):
         pass

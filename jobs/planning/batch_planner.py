@@ -13,11 +13,10 @@ from ...storage.readers import InputRow
 from ...storage.spool import PlannedRow
 from ..shards.row_sampling import RowSampling
 from .rendering import PromptRenderer, RowError
+from .shard_cutter import Item
 
 # How the error of a prompt begins that is too long for the model.
 TOO_LONG = "prompt has"
-
-Item = tuple[bytes, bytes]
 
 
 class PlannedBatch(NamedTuple):
@@ -62,9 +61,9 @@ class BatchPlanner:
                 answer_tokens += self._answer_tokens(row.sampling, len(prompt))
         return PlannedBatch(items, own_ids, frozenset(errors), answer_tokens)
 
-    def _prompts(self, rows: Sequence[InputRow]) -> list[str | list[int]]:
+    def _prompts(self, rows: Sequence[InputRow]) -> list[str | Sequence[int]]:
         """Each row's tokens, or its error."""
-        prompts: list[str | list[int]] = []
+        prompts: list[str | Sequence[int]] = []
         texts: list[str] = []
         places: list[int] = []
         for row in rows:
@@ -77,7 +76,7 @@ class BatchPlanner:
                 places.append(len(prompts))
                 texts.append(prompt)
             prompts.append(prompt)
-        encoded = self.tokenizer.encode_batch(texts, self.renderer.adds_special_tokens)
+        encoded = self.tokenizer.encode_arrays(texts, self.renderer.adds_special_tokens)
         for place, token_ids in zip(places, encoded, strict=True):
             prompts[place] = token_ids
         return prompts

@@ -8,6 +8,7 @@ from ...engine.config import DEFAULT_KV_CACHE_BYTES
 from ...engine.model_config import ModelConfig
 from ...storage.readers import InputSource
 from ...storage.spool import PlannedRow
+from ..celery_app import shard_queue
 from ..schemas import JobSpec
 from .planner import make_planner
 from .shard_cutter import PrefixSharing
@@ -20,7 +21,8 @@ class Forecast:
     """The rows of a job as planned; tokens are prompt tokens.
 
     `context_tokens` is what a prompt and its answer may have, `kv_tokens` what a worker's KV memory holds by default
-    with `dtype`. `errors` are those of the first rows at fault, in the input's order.
+    with `dtype`. `queue`: that of the workers which would run it. `errors` are those of the first rows at fault, in the
+    input's order.
     """
 
     num_rows: int
@@ -28,6 +30,7 @@ class Forecast:
     context_tokens: int
     kv_tokens: int
     dtype: str
+    queue: str
     num_shards: int = 0
     largest_prompt: int = 0
     sharing: PrefixSharing = field(default_factory=PrefixSharing)
@@ -45,6 +48,7 @@ def forecast(source: InputSource, spec: JobSpec, shard_rows: int, sort_folder: P
             planner.model.max_position_embeddings,
             _kv_tokens(planner.model, dtype),
             dtype,
+            shard_queue(planner.spec.model, *planner.spec.precision),
             sharing=plan.sharing,
         )
         _observe(found, plan.shards())

@@ -55,7 +55,9 @@ class Plan:
 
     def shards(self) -> Iterator[list[PlannedRow]]:
         """The rows of one shard after the other, read from disk as they are taken; once."""
-        return self._cutter.cut(map(self._checked, map(planned_row, self._sorted_rows)))
+        for items in self._cutter.cut(self._sorted_rows):
+            rows = list(map(planned_row, items))
+            yield list(map(self._checked, rows)) if self._duplicates else rows
 
     def _checked(self, row: PlannedRow) -> PlannedRow:
         if (first := self._duplicates.get(row.row)) is None:

@@ -10,10 +10,18 @@ from typing import Any
 import pyarrow as pa
 from celery import Celery
 
-from ...storage.errors import InputError, LedgerError, ManifestDamaged, SinkError, UnknownJob
+from ...storage.errors import InputError, JobEnded, LedgerError, ManifestDamaged, SinkError, UnknownJob
 from ...storage.ledger import Ledger
-from ...storage.output_dir import Manifest, OutputMode, prepare_output_dir, read_manifest, write_manifest
-from ...storage.parts import committed_file
+from ...storage.output_address import open_folder
+from ...storage.output_dir import (
+    Manifest,
+    OutputMode,
+    prepare_output_dir,
+    read_manifest,
+    remove_output_dir,
+    write_manifest,
+)
+from ...storage.output_folder import OutputFolder
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewShard, NewWebhook, ShardState
@@ -22,6 +30,7 @@ from ...storage.spool import PlannedRow, carried_fields, write_shard
 from ..celery_app import send_shards, shard_queue
 from ..errors import JobMismatchError
 from ..schemas import JobSpec
+from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
 from .ahead import map_ahead
 from .planner import Plan, make_planner
@@ -61,7 +70,7 @@ class Producer:
         self,
         source: InputSource,
         spec: JobSpec,
-        output: Path,
+        output: OutputFolder,
         mode: OutputMode,
         job_id: str | None = None,
         terms: Terms = NO_TERMS,
@@ -111,7 +120,7 @@ class Producer:
             raise JobMismatchError(f"idempotency key {key!r} belongs to job {job.id} with {difference}: choose another")
         return job
 
-    def _cancel_owner(self, output: Path) -> None:
+    def _cancel_owner(self, output: OutputFolder) -> None:
         """Keep the workers of the job that is about to be replaced from writing on."""
         # Unreadable, written with another ledger, or killed before it was recorded: nobody works on it here.
         with suppress(ManifestDamaged, UnknownJob):
@@ -119,12 +128,12 @@ class Producer:
                 self.ledger.cancel_job(manifest.job_id)
                 shutil.rmtree(self.jobs_folder / manifest.job_id, ignore_errors=True)
 
-    def _resumed(self, manifest: Manifest, fingerprint: str, spec: JobSpec, output: Path) -> JobRecord | None:
+    def _resumed(self, manifest: Manifest, fingerprint: str, spec: JobSpec, output: OutputFolder) -> JobRecord | None:
         """The job of an output folder, rung for again; None when it was killed before it was recorded."""
         try:
             job = self.ledger.job(manifest.job_id)
         except UnknownJob as error:
-            if any(output.glob("part-*.parquet")):
+            if output.part_names():
                 raise JobMismatchError(
                     f"output folder {output} was written with another ledger: set HEADRACE_DATA_DIR or "
                     "HEADRACE_DATABASE_URL as it was then, or pass --overwrite"
@@ -145,15 +154,22 @@ class Producer:
             raise JobMismatchError(f"job {job.id} of output folder {job.output_dir} was cancelled: pass --overwrite")
         shards = self.ledger.shards(job.id)
         done = {shard.id for shard in shards if shard.state is ShardState.DONE}
-        for part in self.ledger.parts(job.id):
-            if part.shard_id in done and committed_file(Path(job.output_dir), part.file_name) is None:
-                path = Path(job.output_dir, part.file_name)
-                raise JobMismatchError(f"{path} is gone and its rows were done: pass --overwrite to run all again")
-        if not job.state.has_ended:
+        folder = open_folder(job.output_dir)
+        names = [part.file_name for part in self.ledger.parts(job.id) if part.shard_id in done]
+        there = set(folder.find_parts(names))
+        if missing := [name for name in names if name not in there]:
+            path = f"{folder}/{missing[0]}"
+            raise JobMismatchError(f"{path} is gone and its rows were done: pass --overwrite to run all again")
+        if job.state.has_ended:
+            # Who completed it may have been killed before all was tidy.
+            remove_strays(self.ledger, job.id, folder)
+            return
+        # It may end at this moment.
+        with suppress(JobEnded):
             send_shards(self.app, job.queue, self.ledger.resume_job(job.id))
 
     def _create(
-        self, job_id: str, fingerprint: str, spec: JobSpec, plan: Plan, output: Path, terms: Terms
+        self, job_id: str, fingerprint: str, spec: JobSpec, plan: Plan, output: OutputFolder, terms: Terms
     ) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, `--resume` finds it consistent."""
         queue = shard_queue(spec.model, *spec.precision)
@@ -190,10 +206,10 @@ class Producer:
         send_shards(self.app, queue, [shard.id for shard in self.ledger.shards(job_id)])
         return self.ledger.job(job_id)
 
-    def _forget(self, job_id: str, output: Path) -> None:
+    def _forget(self, job_id: str, output: OutputFolder) -> None:
         """Remove what was written for a job that is not to be."""
         shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
-        _free(output)
+        remove_output_dir(output)
 
     def _spool(self, job_id: str, plan: Plan) -> list[NewShard]:
         spool = self.jobs_folder / job_id
@@ -212,19 +228,13 @@ def new_job_id() -> str:
     return f"job_{uuid.uuid4().hex[:16]}"
 
 
-def _prepare_sink(sink: SinkSpec, schema: pa.Schema, output: Path) -> None:
+def _prepare_sink(sink: SinkSpec, schema: pa.Schema, output: OutputFolder) -> None:
     """Raises `SinkError`; the output folder is free again then."""
     try:
         SqlSink(sink, schema).prepare()
     except SinkError:
-        _free(output)
+        remove_output_dir(output)
         raise
-
-
-def _free(output: Path) -> None:
-    """Give back the folder that was taken for a job which is not to be."""
-    prepare_output_dir(output, OutputMode.OVERWRITE)
-    output.rmdir()
 
 
 def _difference(job: JobRecord | None, spec: JobSpec) -> str:

@@ -138,8 +138,30 @@ def messages_problem(messages: Any) -> str | None:
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             return "must hold objects with 'role' and 'content'"
-    has_text = any(str(message.get("content") or "").strip() for message in messages)
+        if not _is_text(message.get("content")):
+            return "can have as 'content' a text, or parts of type 'text', and nothing else"
+    has_text = any(str(message.get("content") or "").strip() for message in with_plain_texts(messages))
     return None if has_text else _EMPTY
+
+
+def _is_text(content: Any) -> bool:
+    if isinstance(content, list):
+        return all(map(_is_text_part, content))
+    return content is None or isinstance(content, str)
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, in which parts become one text: templates of models that read texts would write the list out."""
+    return [
+        {**message, "content": "\n".join(part["text"] for part in message["content"])}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]
 
 
 def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str, Any]]:
@@ -154,6 +176,7 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
     if problem is not None:
         raise RowError("prompt is empty" if problem == _EMPTY else f"column 'messages' {problem}")
     assert isinstance(messages, list)
+    messages = with_plain_texts(messages)
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     return messages

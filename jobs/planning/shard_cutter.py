@@ -3,13 +3,18 @@
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
 
-from ...storage.spool import PlannedRow
+# A row as it is sorted: its prompt's tokens, and what is kept beside them.
+Item = tuple[bytes, bytes]
 
+TOKEN_BYTES = array("i").itemsize
+# A worker has several shards in memory, each more than once: as a table, as requests and as a part. What is counted
+# are the tokens and the input's columns of its rows, four bytes a token.
+SHARD_BYTES = 16 * 1024**2
 # Less in common than this makes no difference to a prefix cache, which keeps whole blocks.
-_BLOCK_TOKENS = 16
-_TOKEN_BITS = 8 * array("i").itemsize
+_BLOCK_BYTES = 16 * TOKEN_BYTES
+# Of two prompts so much is compared at a time.
+_STEP_BYTES = 512
 
 
 @dataclass
@@ -26,70 +31,64 @@ class PrefixSharing:
 
 
 class ShardCutter:
-    """Makes shards of at most `shard_rows` rows; `sharing` says what they share, of the rows cut so far."""
+    """Makes shards of at most `shard_rows` rows and `shard_bytes`; `sharing` says what those cut so far share.
 
-    def __init__(self, shard_rows: int) -> None:
+    A single row may have more bytes.
+    """
+
+    def __init__(self, shard_rows: int, shard_bytes: int = SHARD_BYTES) -> None:
         self._shard_rows = shard_rows
-        # A shard may end early, by a quarter, where a prefix ends: its rows then stay together.
-        self._fewest_rows = shard_rows - shard_rows // 4
+        self._shard_bytes = shard_bytes
         self.sharing = PrefixSharing()
 
-    def cut(self, rows: Iterable[PlannedRow]) -> Iterator[list[PlannedRow]]:
-        """`rows` come with those that begin alike side by side."""
-        shard: list[PlannedRow] = []
-        # How many tokens each row of the shard has in common with the row before it.
+    def cut(self, items: Iterable[Item]) -> Iterator[list[Item]]:
+        """`items` come with those that begin alike side by side."""
+        shard: list[Item] = []
+        # How many bytes of tokens each row of the shard has in common with the row before it.
         common: list[int] = []
-        before = _NO_PROMPT
-        for row in rows:
-            prompt = _Prompt.of(row)
-            num_common = common_prefix_length(before, prompt)
-            if len(shard) == self._shard_rows:
-                end = self._end([*common, num_common])
+        num_bytes, before = 0, b""
+        for item in items:
+            key, payload = item
+            num_common = common_prefix_bytes(before, key)
+            num_bytes += len(key) + len(payload)
+            while shard and (len(shard) == self._shard_rows or num_bytes > self._shard_bytes):
+                end = _end([*common, num_common])
                 yield self._take(shard[:end], common[:end])
                 shard, common = shard[end:], common[end:]
-            shard.append(row)
+                num_bytes = sum(map(_num_bytes, shard)) + _num_bytes(item)
+            shard.append(item)
             common.append(num_common)
-            before = prompt
+            before = key
         if shard:
             yield self._take(shard, common)
 
-    def _end(self, common: list[int]) -> int:
-        """How many rows the shard is to have: as many as may be, unless a cut before separates less."""
-        places = range(self._shard_rows, self._fewest_rows - 1, -1)
-        return min(places, key=lambda place: common[place] // _BLOCK_TOKENS)
-
-    def _take(self, shard: list[PlannedRow], common: list[int]) -> list[PlannedRow]:
-        self.sharing.prompt_tokens += sum(map(_num_tokens, shard))
-        self.sharing.shareable_tokens += sum(common)
-        self.sharing.shared_tokens += sum(common[1:])
+    def _take(self, shard: list[Item], common: list[int]) -> list[Item]:
+        self.sharing.prompt_tokens += sum(len(key) for key, _ in shard) // TOKEN_BYTES
+        self.sharing.shareable_tokens += sum(common) // TOKEN_BYTES
+        self.sharing.shared_tokens += sum(common[1:]) // TOKEN_BYTES
         return shard
 
 
-def _num_tokens(row: PlannedRow) -> int:
-    return 0 if row.prompt_token_ids is None else len(row.prompt_token_ids)
+def _end(common: list[int]) -> int:
+    """How many rows a full shard is to have: all but the last one here, unless a cut before separates less.
+
+    It may end early, by a quarter, where a prefix ends: the rows after that then stay together.
+    """
+    most = len(common) - 1
+    return min(range(most, most - most // 4 - 1, -1), key=lambda place: common[place] // _BLOCK_BYTES)
 
 
-class _Prompt(NamedTuple):
-    """How many tokens, and all of them as one large number, the first token lowest."""
-
-    length: int
-    number: int
-
-    @classmethod
-    def of(cls, row: PlannedRow) -> "_Prompt":
-        token_ids = row.prompt_token_ids
-        if token_ids is None:
-            return _NO_PROMPT
-        return cls(len(token_ids), int.from_bytes(array("i", token_ids).tobytes(), "little"))
+def _num_bytes(item: Item) -> int:
+    key, payload = item
+    return len(key) + len(payload)
 
 
-_NO_PROMPT = _Prompt(0, 0)
-
-
-def common_prefix_length(one: _Prompt, other: _Prompt) -> int:
-    """With how many equal tokens two prompts begin."""
-    length = min(one.length, other.length)
-    if not length or not (differing := one.number ^ other.number):
-        return length
-    # Where the lowest bit is by which they differ.
-    return min(length, ((differing & -differing).bit_length() - 1) // _TOKEN_BITS)
+def common_prefix_bytes(one: bytes, other: bytes) -> int:
+    """Of the tokens with which two prompts both begin; each token's highest byte comes first."""
+    start, length = 0, min(len(one), len(other))
+    while start + _STEP_BYTES <= length and one[start : start + _STEP_BYTES] == other[start : start + _STEP_BYTES]:
+        start += _STEP_BYTES
+    end = min(start + _STEP_BYTES, length)
+    differing = int.from_bytes(one[start:end]) ^ int.from_bytes(other[start:end])
+    num_equal = end - (differing.bit_length() + 7) // 8
+    return num_equal - num_equal % TOKEN_BYTES

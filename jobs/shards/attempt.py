@@ -17,14 +17,8 @@ from ...engine.tokenizer import Tokenizer
 from ...storage.database import InTransaction
 from ...storage.errors import LeaseLost, LedgerUnavailable, StorageError
 from ...storage.ledger import Ledger
-from ...storage.parts import (
-    discard,
-    part_file_name,
-    part_summary,
-    publish,
-    recover_shard,
-    write_part,
-)
+from ...storage.output_address import open_folder
+from ...storage.parts import part_file_name, part_summary, recover_shard
 from ...storage.records import AttemptRecord, Claim, JobRecord, JobState
 from ...storage.sinks import SinkSpec, SqlSink
 from ...storage.spool import read_shard
@@ -85,7 +79,7 @@ class ShardAttempt:
 
     def __post_init__(self) -> None:
         self._spec = JobSpec.model_validate(self.job.spec)
-        self._folder = Path(self.job.output_dir)
+        self._folder = open_folder(self.job.output_dir)
         self._retrial = Retrial(self.tools.ledger, self.claim, self._folder)
         self._checkpoint = Checkpoint(self.claim)
         self._deadline = Deadline.of(self.claim)
@@ -109,7 +103,7 @@ class ShardAttempt:
         if self.tools.checkpoints is not None:
             self._checkpoint = self.tools.checkpoints.restore(self.claim, set(table["row"].to_pylist()) - done)
         self._answer_all(table, done)
-        state = self._persistently(lambda: self.tools.ledger.finish_shard(self.claim))
+        state = self._persistently(lambda: self.tools.ledger.leases.finish_shard(self.claim))
         if self.tools.checkpoints is not None:
             self.tools.checkpoints.drop(self._checkpoint)
         return state
@@ -138,7 +132,7 @@ class ShardAttempt:
         with self.tools.room.alone(self._stop):
             for group in history.groups(row for row in table["row"].to_pylist() if row not in history.culprits):
                 logger.info("shard %s: trying %d rows apart", self.claim.shard_id, len(group))
-                self._persistently(functools.partial(self.tools.ledger.begin_trial, self.claim, group))
+                self._persistently(functools.partial(self.tools.ledger.leases.begin_trial, self.claim, group))
                 self._answer(rows_of(table, group))
 
     def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
@@ -170,10 +164,11 @@ class ShardAttempt:
             self.claim.shard_number,
             self.claim.attempt_id,
             [part.file_name for part in parts],
+            self._retrial.committed(),
         )
         for part in parts:
             if part.file_name in recovered.missing:
-                self.tools.ledger.drop_part(self.claim, part.id)
+                self.tools.ledger.leases.drop_part(self.claim, part.id)
         return recovered.rows
 
     def _collect(self, batch: RowBatch) -> None:
@@ -242,13 +237,13 @@ class ShardAttempt:
         replaced = self._retrial.replace(table["row"].to_pylist(), self._next_name)
         replacing = [each.replacement for each in replaced]
         try:
-            self._persistently(lambda: self.tools.ledger.commit_part(self.claim, part, replacing, also))
+            self._persistently(lambda: self.tools.ledger.leases.commit_part(self.claim, part, replacing, also))
         except LeaseLost:
             self._discard_uncommitted([name, *(each.rest.file_name for each in replaced if each.rest is not None)])
             raise
         for each in replaced:
             each.publish(self._folder)
-        publish(self._folder, name)
+        self._folder.publish(name)
 
     def _sink(self, table: pa.Table) -> InTransaction | None:
         """Write rows to the job's sink, if it has one, or return what does so in the ledger's transaction."""
@@ -265,7 +260,7 @@ class ShardAttempt:
         deadline = time.monotonic() + self.tools.write_seconds
         while True:
             try:
-                return write_part(self._folder, name, table)
+                return self._folder.write_part(name, table)
             except StorageError as error:
                 if time.monotonic() >= deadline or self._stop.wait(_RETRY_SECONDS):
                     raise
@@ -276,7 +271,7 @@ class ShardAttempt:
         committed = {part.file_name for part in self.tools.ledger.parts(self.claim.job_id)}
         for name in names:
             if name not in committed:
-                discard(self._folder, name)
+                self._folder.discard(name)
 
     def _next_name(self) -> str:
         # The attempt's id, not its number: a job that was overwritten may still be writing into the same folder.

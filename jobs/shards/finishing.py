@@ -11,8 +11,11 @@ from typing import Any
 
 from ...storage.errors import StorageError
 from ...storage.ledger import Ledger
-from ...storage.output_dir import Manifest, complete_manifest
-from ...storage.records import JobRecord, Progress, ShardRecord
+from ...storage.output_address import open_folder
+from ...storage.output_dir import Manifest, belongs_to_another, complete_manifest
+from ...storage.output_folder import OutputFolder
+from ...storage.parts import maybe_strays
+from ...storage.records import JobRecord, Progress, ShardRecord, ShardState
 from ...storage.spool import read_shard
 from .retrying import unretriable_rows
 
@@ -31,11 +34,33 @@ class SpooledShard:
 def finish_job(ledger: Ledger, job: JobRecord) -> None:
     """Remove what a completed job needs no more and complete its manifest. What fails of it is only logged."""
     try:
+        folder = open_folder(job.output_dir)
+        remove_strays(ledger, job.id, folder)
         remove_spool(ledger, job)
         report = _report(job, ledger.progress(job.id))
-        complete_manifest(Path(job.output_dir), Manifest(job.id, job.fingerprint), report)
+        complete_manifest(folder, Manifest(job.id, job.fingerprint), report)
     except StorageError as error:
         logger.warning("job %s has completed, but not all is tidy: %s", job.id, error)
+
+
+def remove_strays(ledger: Ledger, job_id: str, folder: OutputFolder) -> None:
+    """Remove the parts that attempts at a completed job, and at what was in the folder before, did not commit.
+
+    An attempt that was stopped past its lease may have written after the shard's next attempt had tidied up. Those of
+    a retry that has begun meanwhile are left alone, and all where the folder has become another job's, whose parts only
+    its own ledger may know. Raises StorageError.
+    """
+    # In this order: what is committed of these parts, or may yet be, the ledger knows by then.
+    parts = maybe_strays(folder)
+    if not parts or belongs_to_another(folder, job_id):
+        return
+    shards = ledger.shards(job_id)
+    newest = max((shard.attempt_id or 0 for shard in shards), default=0)
+    at_work = {shard.attempt_id for shard in shards if shard.state is not ShardState.DONE}
+    committed = {part.file_name for part in ledger.parts(job_id)}
+    for part in parts:
+        if part.file_name not in committed and part.attempt_id <= newest and part.attempt_id not in at_work:
+            folder.discard(part.file_name)
 
 
 def retriable_shards(ledger: Ledger, job: JobRecord) -> list[SpooledShard]:
@@ -69,7 +94,7 @@ def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShar
         # Removed when the job completed, as none of its rows could be tried again.
         return SpooledShard(root.number, path, 0)
     table = read_shard(path)
-    left = unretriable_rows(table, Path(job.output_dir), ledger.retried_parts(job.id, root.number))
+    left = unretriable_rows(table, open_folder(job.output_dir), ledger.retried_parts(job.id, root.number))
     return SpooledShard(root.number, path, table.num_rows - len(left))
 
 

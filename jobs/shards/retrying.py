@@ -1,30 +1,21 @@
 """Trying failed rows again: a later shard over the same spooled rows, whose answers take their error rows' places.
 
 Parts are never changed. When rows are answered anew, each part that held their error rows gives way to one without
-them, in the transaction that commits the answers. On disk the old part is removed before its rows come back in new
-ones: who reads the folder may miss a row for a moment but never sees it twice. Who asks the ledger which parts there
-are sees each row once at any moment.
+them, in the transaction that commits the answers. On a disk the old part is removed before its rows come back in new
+ones: who reads the folder may miss a row for a moment but never sees it twice. On an object store, where new parts
+show at once, it is removed after. Who asks the ledger which parts there are sees each row once at any moment.
 """
 
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
-from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from ...storage.errors import StorageError
+from ...storage.errors import PartMissing
 from ...storage.ledger import Ledger
-from ...storage.parts import (
-    committed_file,
-    part_summary,
-    publish,
-    published_by,
-    settle,
-    withdraw,
-    write_part,
-)
+from ...storage.output_folder import OutputFolder
+from ...storage.parts import part_summary, published_by, settle
 from ...storage.records import Claim, NewPart, PartRecord, Replacement
 
 
@@ -39,11 +30,11 @@ class ReplacedPart:
     def replacement(self) -> Replacement:
         return Replacement(self.old.id, self.rest)
 
-    def publish(self, folder: Path) -> None:
+    def publish(self, folder: OutputFolder) -> None:
         """The commit has taken place. Raises StorageError."""
-        withdraw(folder, self.old.file_name)
+        folder.withdraw(self.old.file_name)
         if self.rest is not None:
-            publish(folder, self.rest.file_name)
+            folder.publish(self.rest.file_name)
 
 
 @dataclass(frozen=True)
@@ -52,7 +43,7 @@ class Retrial:
 
     ledger: Ledger
     claim: Claim
-    folder: Path
+    folder: OutputFolder
 
     def settle(self) -> None:
         """Complete what an attempt that was killed had committed; before anything else. Raises StorageError."""
@@ -61,8 +52,13 @@ class Retrial:
         # Only theirs: should the job have been overwritten, the folder is another's by now.
         attempt_ids = self.ledger.retrying_attempts(self.claim.job_id, retry_of)
         published = published_by(self.folder, attempt_ids)
-        committed = self.ledger.retried_parts(self.claim.job_id, retry_of)
-        settle(self.folder, published, [part.file_name for part in committed])
+        settle(self.folder, published, self.committed())
+
+    def committed(self) -> list[str]:
+        """The parts that attempts at this shard may have committed, those in the place of others' among them."""
+        if (retry_of := self.claim.retry_of) is None:
+            return []
+        return [part.file_name for part in self.ledger.retried_parts(self.claim.job_id, retry_of)]
 
     def rows_to_leave(self, spooled: pa.Table) -> frozenset[int]:
         """The rows that other shards have answered, or that cannot be asked."""
@@ -87,7 +83,7 @@ class Retrial:
         if not rest.num_rows:
             return ReplacedPart(part, None)
         name = next_name()
-        write_part(self.folder, name, rest)
+        self.folder.write_part(name, rest)
         return ReplacedPart(part, part_summary(name, rest))
 
     def _others(self) -> list[PartRecord]:
@@ -96,28 +92,25 @@ class Retrial:
         return [part for part in family if part.shard_id != self.claim.shard_id]
 
 
-def unretriable_rows(spooled: pa.Table, folder: Path, parts: Collection[PartRecord]) -> frozenset[int]:
+def unretriable_rows(spooled: pa.Table, folder: OutputFolder, parts: Collection[PartRecord]) -> frozenset[int]:
     """The rows of a spooled shard that these parts answer, or that cannot be asked. Raises StorageError."""
     refused = spooled.filter(spooled["plan_error"].is_valid())["row"].to_pylist()
     answered = [row for part in parts for row in _answered_rows(folder, part)]
     return frozenset((*refused, *answered))
 
 
-def _answered_rows(folder: Path, part: PartRecord) -> list[int]:
+def _answered_rows(folder: OutputFolder, part: PartRecord) -> list[int]:
     table = read_part(folder, part, ["row", "error"])
     rows: list[int] = table.filter(table["error"].is_null())["row"].to_pylist()
     return rows
 
 
-def _column(folder: Path, part: PartRecord, name: str) -> pa.ChunkedArray:
+def _column(folder: OutputFolder, part: PartRecord, name: str) -> pa.ChunkedArray:
     return read_part(folder, part, [name])[name]
 
 
-def read_part(folder: Path, part: PartRecord, columns: list[str] | None = None) -> pa.Table:
-    path = committed_file(folder, part.file_name)
-    if path is None:
-        raise StorageError(f"part {folder / part.file_name} is gone: run the job again with --overwrite")
+def read_part(folder: OutputFolder, part: PartRecord, columns: list[str] | None = None) -> pa.Table:
     try:
-        return pq.read_table(path, columns=columns, partitioning=None)
-    except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"part {path} cannot be read: {error}") from error
+        return folder.read_part(part.file_name, columns)
+    except PartMissing as error:
+        raise PartMissing(f"{error}: run the job again with --overwrite") from error

@@ -19,18 +19,20 @@ def answer_columns(tokenizer: Tokenizer, samples: Sequence[Answered], with_all_a
     `with_all_answers`: of several answers, also how each ended and each one's log-probabilities.
     """
     request, answer = samples[0]
-    texts = [_text(tokenizer, *sample) for sample in samples]
-    columns = {
-        "output": texts[0],
-        **_label(request, answer),
-        "finish_reason": str(answer.finish_reason),
-        "prompt_tokens": len(request.prompt_token_ids),
+    num_prompt_tokens = len(request.prompt_token_ids)
+    columns: dict[str, Any] = {
+        "output": _text(tokenizer, request, answer),
+        "finish_reason": answer.finish_reason.value,
+        "prompt_tokens": num_prompt_tokens,
         # Of an answer that was resumed, tokens of its own may be cached too.
-        "cached_tokens": min(answer.num_cached_tokens, len(request.prompt_token_ids)),
-        "completion_tokens": sum(len(each.token_ids) for _, each in samples),
+        "cached_tokens": min(answer.num_cached_tokens, num_prompt_tokens),
+        "completion_tokens": len(answer.token_ids),
     }
+    if request.params.choices is not None:
+        columns |= _label(request, answer)
     if len(samples) > 1:
-        columns["outputs"] = texts
+        columns["outputs"] = [columns["output"], *(_text(tokenizer, *sample) for sample in samples[1:])]
+        columns["completion_tokens"] = sum(len(each.token_ids) for _, each in samples)
     num_top = request.params.logprobs
     if num_top is not None:
         columns["logprobs"] = logprob_entries(tokenizer, answer.token_ids, answer.logprobs, num_top)

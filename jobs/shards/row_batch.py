@@ -1,11 +1,11 @@
 """A shard's open rows: as requests for the engine, and as output rows once they are answered."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import repeat
 from types import MappingProxyType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,7 +16,7 @@ from ...engine.grammar import Grammar
 from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request, SamplingParams
 from ...engine.tokenizer import Tokenizer
-from ...storage.spool import input_fields, prompt_token_lists
+from ...storage.spool import input_fields, prompt_token_arrays
 from ..engine_host import Answer, EngineFailure, Outcome, Refusal
 from ..schemas import JobSpec, row_seed
 from .begun import Begun
@@ -28,11 +28,10 @@ TokenLists = tuple[tuple[int, ...], ...]
 NOTHING_KNOWN: Mapping[str, Begun] = MappingProxyType({})
 
 
-@dataclass(frozen=True, slots=True)
-class _Finished:
+class _Finished(NamedTuple):
     """A row that is done: where it stands in the shard's table, and its output columns."""
 
-    index: int
+    place: int
     columns: dict[str, Any]
 
 
@@ -75,13 +74,14 @@ class RowBatch:
         self._known = known
         self.resume_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         self._spec = spec
+        self._with_all_answers = spec.samples_each_row
         self._tokenizer = tokenizer
         self._schema = part_schema(spec, input_fields(table.schema))
         self._choice_token_ids = tokenizer.encode_choices(spec.choices) if spec.choices else None
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
         self._failed: dict[str, EngineFailure] = {}
         self._finished: list[_Finished] = []
-        columns = (table["row"].to_pylist(), prompt_token_lists(table), table["plan_error"].to_pylist())
+        columns = (table["row"].to_pylist(), prompt_token_arrays(table), table["plan_error"].to_pylist())
         own = table["row_sampling"].to_pylist() if spec.samples_each_row else repeat(None)
         for index, (row, token_ids, error, sampling) in enumerate(zip(*columns, own, strict=False)):
             if row in done:
@@ -91,14 +91,17 @@ class RowBatch:
             else:
                 self._ask(f"{prefix}/{row}", index, row, token_ids, sampling)
 
-    def _ask(self, request_id: str, index: int, row: int, token_ids: list[int], sampling: str | None) -> None:
+    def _ask(self, request_id: str, index: int, row: int, token_ids: Sequence[int], sampling: str | None) -> None:
         try:
             params, choice_token_ids = self._params(row, sampling)
-            grammar = self._tokenizer.grammar(params.structured_outputs)
+            if sampling is None and self._plain is not None:
+                requests = [self._plain.of_row(request_id, token_ids, params)]
+            else:
+                grammar = self._tokenizer.grammar(params.structured_outputs)
+                requests = self._requests(request_id, token_ids, params, choice_token_ids, grammar)
         except InvalidRequestError as error:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
         else:
-            requests = self._requests(request_id, token_ids, params, choice_token_ids, grammar)
             open_row = _OpenRow(index, [self._resumed(each) for each in requests] if self._known else requests)
             for request in open_row.requests:
                 self._open[request.request_id] = (open_row, request)
@@ -106,7 +109,7 @@ class RowBatch:
     def _requests(
         self,
         request_id: str,
-        token_ids: list[int],
+        token_ids: Sequence[int],
         params: SamplingParams,
         choice_token_ids: TokenLists | None,
         grammar: Grammar | None,
@@ -114,7 +117,6 @@ class RowBatch:
         """One for each sample: the first computes the prompt, the others fork from it."""
         checker = StopStrings.of(self._tokenizer, params)
         first = Request(request_id, token_ids, params.of_sample(0), choice_token_ids, checker, grammar)
-        # Nearly all rows are done here.
         if params.n == 1:
             return [first]
         others = [
@@ -153,6 +155,18 @@ class RowBatch:
         return own.params(), self._tokenizer.encode_choices(own.choices) if own.choices else None
 
     @cached_property
+    def _plain(self) -> Request | None:
+        """What is the same in the requests of all rows, where each row has one and nothing that counts its tokens.
+
+        Raises `InvalidRequestError`.
+        """
+        params = self._job_params
+        if params.n > 1 or params.stop_strings:
+            return None
+        grammar = self._tokenizer.grammar(params.structured_outputs)
+        return Request("", (), params, self._choice_token_ids, grammar=grammar)
+
+    @cached_property
     def _job_params(self) -> SamplingParams:
         """What all rows have in common. Raises `InvalidRequestError`."""
         return self._spec.sampling.params(0, self._spec.choices)
@@ -174,7 +188,7 @@ class RowBatch:
 
     def finished_rows(self) -> dict[int, dict[str, Any]]:
         """The columns of what `take_finished` is to give, by where the rows stand in the table."""
-        return {row.index: row.columns for row in self._finished}
+        return {row.place: row.columns for row in self._finished}
 
     def request(self, row: int) -> Request | None:
         """That of a row's first answer, while it is waited for. May be called from another thread."""
@@ -227,7 +241,7 @@ class RowBatch:
         row, _ = self._open.pop(outcome.request_id)
         row.outcomes[outcome.request_id] = outcome
         if len(row.outcomes) == len(row.requests):
-            self._finished.append(_Finished(row.index, row.columns(self._tokenizer, self._spec.samples_each_row)))
+            self._finished.append(_Finished(row.index, row.columns(self._tokenizer, self._with_all_answers)))
 
     def waits_for(self, outcome: Outcome) -> bool:
         """Whether the row has not been given up meanwhile."""
@@ -244,7 +258,7 @@ class RowBatch:
         """The rows answered since the last call, with the output's columns."""
         finished, self._finished = self._finished, []
         # Taken from the spooled table, not rebuilt from Python values: types come out as they went in.
-        carried = self._table.take(pa.array([row.index for row in finished]))
+        carried = self._table.take(pa.array([row.place for row in finished]))
         names = [name for name in self._schema.names if name in carried.column_names]
         answers = pa.Table.from_pylist(
             [row.columns for row in finished],

@@ -14,10 +14,10 @@ MAX_WAITING_EVENTS = 64
 class Follower:
     """For one event loop. `push` gets what comes in; `behind` says that the stream itself has to be read."""
 
-    def __init__(self, cursor: Cursor, framed: bool) -> None:
+    def __init__(self, cursor: Cursor, framed: bool, is_behind: bool = True) -> None:
         self.cursor = cursor
         self.framed = framed
-        self.behind = True
+        self.behind = is_behind
         # Whether nothing has come for a while: then the hub makes sure.
         self.is_quiet = False
         self._waiting: deque[StreamEvent] = deque()

@@ -40,6 +40,8 @@ class StreamHub:
         self._fetcher = Fetcher(self._redis)
         self._subscriber = Subscriber(self._redis, self._on_message, self._on_subscribed)
         self._followers: dict[str, list[Follower]] = {}
+        # What has come of streams that somebody is about to follow from their beginning.
+        self._expected: dict[str, list[StreamEvent]] = {}
         self._tasks: list[asyncio.Task[None]] = []
 
     @property
@@ -52,6 +54,17 @@ class StreamHub:
         """How many events wait in memory for their consumers."""
         return sum(follower.num_waiting for followers in self._followers.values() for follower in followers)
 
+    def expect(self, stream_id: str) -> None:
+        """Announce a framed stream that nobody has begun to write: it is followed without being read first.
+
+        Thread-safe. Whoever does not follow it in the end says `forget`.
+        """
+        self._expected[stream_id] = []
+
+    def forget(self, stream_id: str) -> None:
+        """Expect a stream no longer; harmless when it is followed, or was never expected. Thread-safe."""
+        self._expected.pop(stream_id, None)
+
     async def events(
         self, stream_id: str, after: int = 0, *, framed: bool = False, timeout: float | None = None
     ) -> AsyncIterator[StreamEvent]:
@@ -62,8 +75,11 @@ class StreamHub:
         when the hub is closed meanwhile, and StreamIdError.
         """
         cursor = Cursor(stream_id, after, timeout)
-        follower = Follower(cursor, framed)
+        come = None if after else self._expected.pop(stream_id, None)
+        follower = Follower(cursor, framed, is_behind=come is None)
         self._add(stream_id, follower)
+        for early in come or ():
+            follower.push(early)
         try:
             while not cursor.ended:
                 while (event := follower.take()) is not None:
@@ -148,12 +164,16 @@ class StreamHub:
                     event = StreamEvent.from_frame(entry_id, fields)
                     for follower in followers:
                         follower.push(event)
+                elif (come := self._expected.get(stream_id)) is not None:
+                    come.append(StreamEvent.from_frame(entry_id, fields))
         except (ValueError, KeyError, TypeError):
             _log.exception("a frame that can not be read: the streams are read instead")
             self._on_subscribed(self._frames)
 
     def _on_subscribed(self, channel: str) -> None:
         # What was published before is gone, but it is in the streams.
+        if channel == self._frames:
+            self._expected.clear()
         for follower in self._of_channel(channel):
             follower.doubt()
 

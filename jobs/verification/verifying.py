@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...storage.local_folder import LocalFolder
 from ...storage.output_dir import OutputMode, read_report
 from ...storage.records import JobState
 from ..client import Client, Job
@@ -89,5 +90,5 @@ def _answered_again(
 def _wait_until_tidy(folder: Path) -> None:
     """Until the worker has written down how the job went: deleted before, it would be missed by the worker."""
     deadline = time.monotonic() + _TIDY_SECONDS
-    while time.monotonic() < deadline and "state" not in (read_report(folder) or {}):
+    while time.monotonic() < deadline and "state" not in (read_report(LocalFolder(folder)) or {}):
         time.sleep(_POLL_SECONDS)

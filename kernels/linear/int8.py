@@ -7,6 +7,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from ..native import InstructionSet, instruction_set, native_library, require_native_library
+from ..weight_memory import empty_weight
 from .int8_reference import quantize_rows
 
 # Of the tiles that the weight is cut into, and of the blocks of two by two tiles that are computed at a time.
@@ -15,7 +16,7 @@ _TILE_BYTES = 64
 _BLOCK = 32
 # What makes the left side unsigned, as VNNI wants it, is taken from the sums again.
 _UNSIGNED_OFFSET = 128
-
+_SCALE_BYTES = 4
 
 _DTYPES = (torch.bfloat16, torch.float32)
 
@@ -40,7 +41,7 @@ class Int8Product:
 
     weight: [out, in], to be quantised, or int8 already with its rows' float32 `scales` [out]; bias: [out] or None.
     All may be freed afterwards. `instructions` to compute with, by default all that the processor has; there must be
-    the compiled kernels.
+    the compiled kernels. To be called by one thread at a time.
     """
 
     def __init__(
@@ -57,42 +58,44 @@ class Int8Product:
         self._scales = pad(scales, (0, missing))
         self._biases = torch.zeros_like(self._scales) if bias is None else pad(bias.float(), (0, missing))
         self._starts = pad(-_UNSIGNED_OFFSET * quantized.sum(1, dtype=torch.int32), (0, missing))
-        self._uses_amx = (instructions or instruction_set()) >= InstructionSet.AMX
+        self._padded_inputs = self._num_inputs + -self._num_inputs % _TILE_BYTES
+        # Filled but for what a call brings: with one row the host's time counts.
+        self._call = _Call(
+            weight=self._weight.data_ptr(),
+            column_scales=self._scales.data_ptr(),
+            biases=self._biases.data_ptr(),
+            starts=self._starts.data_ptr(),
+            num_outputs=self._num_outputs,
+            num_inputs=self._num_inputs,
+            uses_amx=(instructions or instruction_set()) >= InstructionSet.AMX,
+        )
+        self._call_address = ctypes.addressof(self._call)
+        library = require_native_library()
+        self._compute = {
+            torch.bfloat16: library.headrace_int8_linear_bfloat16,
+            torch.float32: library.headrace_int8_linear_float32,
+        }
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n, in], bfloat16 or float32. Returns [n, out] of x's dtype.
 
         A row with something that is not finite gives a row in which nothing is.
         """
-        assert x.shape[1] == self._num_inputs
-        assert x.dtype in _DTYPES
-        if x.stride(1) != 1:
-            x = x.contiguous()
-        num_rows = len(x)
+        num_rows, num_inputs = x.shape
+        assert num_inputs == self._num_inputs
+        input_stride, stride = x.stride()
+        if stride != 1:
+            x, input_stride = x.contiguous(), num_inputs
         output = torch.empty(num_rows, self._num_outputs, dtype=x.dtype)
         padded_rows = num_rows + -num_rows % _BLOCK
-        quantized = torch.empty(padded_rows, self._num_inputs + -self._num_inputs % _TILE_BYTES, dtype=torch.int8)
-        row_scales = torch.empty(padded_rows)
-        call = _Call(
-            input=x.data_ptr(),
-            weight=self._weight.data_ptr(),
-            column_scales=self._scales.data_ptr(),
-            biases=self._biases.data_ptr(),
-            starts=self._starts.data_ptr(),
-            output=output.data_ptr(),
-            quantized=quantized.data_ptr(),
-            row_scales=row_scales.data_ptr(),
-            input_stride=x.stride(0),
-            num_rows=num_rows,
-            num_outputs=self._num_outputs,
-            num_inputs=self._num_inputs,
-            uses_amx=self._uses_amx,
-        )
-        library = require_native_library()
-        compute = (
-            library.headrace_int8_linear_bfloat16 if x.dtype == torch.bfloat16 else library.headrace_int8_linear_float32
-        )
-        compute(ctypes.byref(call))
+        quantized_bytes = padded_rows * self._padded_inputs
+        # To work in: the rows in int8, then their scales.
+        room = torch.empty(quantized_bytes + padded_rows * _SCALE_BYTES, dtype=torch.uint8)
+        begin = room.data_ptr()
+        call = self._call
+        call.input, call.input_stride, call.num_rows = x.data_ptr(), input_stride, num_rows
+        call.output, call.quantized, call.row_scales = output.data_ptr(), begin, begin + quantized_bytes
+        self._compute[x.dtype](self._call_address)
         return output
 
 
@@ -100,4 +103,5 @@ def _tiles(weight: Tensor) -> Tensor:
     """[out, in] to [out / 16, in / 64] tiles: of sixteen rows four bytes each, then the next four, as AMX has it."""
     rows, columns = weight.shape
     tiles = weight.view(rows // _TILE_ROWS, _TILE_ROWS, columns // _TILE_BYTES, _TILE_BYTES // 4, 4)
-    return tiles.permute(0, 2, 3, 1, 4).contiguous()
+    tiles = tiles.permute(0, 2, 3, 1, 4)
+    return empty_weight(tiles.shape, tiles.dtype, tiles.device).copy_(tiles)

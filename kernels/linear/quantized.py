@@ -7,10 +7,7 @@ from ..device import runs_triton, supports_fp8
 from .int8 import Int8Product, supports_int8
 from .plain import plain_product
 from .product import Product
-from .weights import Int4Weight, QuantizedWeight, ScaledWeight
-
-# The size of groups that the kernel for scaled bytes takes, beside one group of all.
-KERNEL_GROUP_SIZE = 128
+from .weights import KERNEL_GROUP_SIZE, Int4Weight, QuantizedWeight, ScaledWeight
 
 
 def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Product:

@@ -6,9 +6,8 @@ from torch import Tensor
 
 from ..device import num_processors
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
-from .quantized import KERNEL_GROUP_SIZE
 from .triton_kernels import int4_linear_kernel, quantize_rows_kernel, scaled_linear_kernel, sum_splits_kernel
-from .weights import HALF_TILE, Int4Weight, ScaledWeight
+from .weights import HALF_TILE, KERNEL_GROUP_SIZE, Int4Weight, ScaledWeight
 
 # A group is one program's registers.
 MAX_GROUP_SIZE = 65536

@@ -8,6 +8,8 @@ from torch.nn.functional import pad
 
 # So many inputs lie in the low halves of a tile's bytes, and the next so many in the high ones.
 HALF_TILE = 32
+# The size of groups that the kernel for scaled bytes takes, beside one group of all.
+KERNEL_GROUP_SIZE = 128
 
 
 @dataclass(frozen=True)

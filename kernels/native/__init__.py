@@ -73,6 +73,11 @@ def runs_native(*tensors: Tensor) -> bool:
     return True
 
 
+def are_dense(*tensors: Tensor) -> bool:
+    """Whether each of these lies in memory without gaps."""
+    return all(map(Tensor.is_contiguous, tensors))
+
+
 def _has_openmp() -> bool:
     """Whether torch brought an OpenMP runtime that the kernels' threads can come from."""
     return hasattr(ctypes.CDLL(None), "GOMP_parallel")
@@ -90,4 +95,4 @@ def _open(file: Path) -> ctypes.CDLL | None:
         return None
 
 
-__all__ = ["InstructionSet", "instruction_set", "native_library", "require_native_library", "runs_native"]
+__all__ = ["InstructionSet", "are_dense", "instruction_set", "native_library", "require_native_library", "runs_native"]

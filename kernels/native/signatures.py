@@ -11,7 +11,7 @@ SIGNATURES = {
     "headrace_silu_and_mul": "pipii",
     "headrace_gelu_tanh_and_mul": "pipii",
     "headrace_linear": "pippppiii",
-    "headrace_packed_linear": "pipppiii",
+    "headrace_packed_product": "p",
     "headrace_argmax_bfloat16": "pipppii",
     "headrace_argmax_float32": "pipppii",
     "headrace_apply_bit_mask_float32": "pipiii",

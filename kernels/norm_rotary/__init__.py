@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..device import runs_triton
 from ..kv_cache.fp8 import UNSCALED, KVScales
-from ..native import runs_native
+from ..native import are_dense, runs_native
 from .native import add_rms_norm_native, rms_norm_native, rotate_and_write_native
 from .reference import (
     add_rms_norm_reference,
@@ -35,7 +35,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
     x, residual: [num_tokens, size]; weight: [size]. Changes residual alone.
     """
-    if x.is_contiguous() and residual.is_contiguous() and runs_native(x, residual, weight):
+    if runs_native(x, residual, weight) and are_dense(x, residual):
         return add_rms_norm_native(x, residual, weight, eps)
     if runs_triton(x):
         from .triton import add_rms_norm_triton
@@ -64,9 +64,10 @@ def rotate_and_write(
     [head_dim], the weights of an RMSNorm over each head before it is rotated, both or neither; `eps` is theirs. Returns
     the queries: [num_tokens, num_heads, head_dim].
     """
-    dense = (cos, sin, key_cache, value_cache)
-    norms = (norm for norm in (query_norm, key_norm) if norm is not None)
-    if runs_native(qkv, *dense, *norms) and all(tensor.is_contiguous() for tensor in (*dense, slots)):
+    norms = () if query_norm is None or key_norm is None else (query_norm, key_norm)
+    if runs_native(qkv, cos, sin, key_cache, value_cache, *norms) and are_dense(
+        cos, sin, key_cache, value_cache, slots
+    ):
         return rotate_and_write_native(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps)
     if runs_triton(qkv):
         from .triton import rotate_and_write_triton

@@ -38,7 +38,8 @@ class JsonLines(InputSource):
             values = parse_object(line)
         except BadRow as error:
             return InputRow(row, {}, f"line {line_number}: {error}")
-        self._columns.update(dict.fromkeys(values))
+        if not values.keys() <= self._columns.keys():
+            self._columns.update(dict.fromkeys(values))
         return InputRow(row, values)
 
 
@@ -49,7 +50,7 @@ class BadRow(Exception):
 def parse_object(line: bytes) -> dict[str, Any]:
     """A line's object. Raises BadRow."""
     try:
-        value = _DECODER.decode(line.rstrip().decode())
+        value = _decoded(line.rstrip().decode())
     except UnicodeDecodeError as error:
         raise BadRow("not valid UTF-8") from error
     except json.JSONDecodeError as error:
@@ -65,6 +66,15 @@ def parse_object(line: bytes) -> dict[str, Any]:
     if b"\\u" in line and not is_unicode(json.dumps(value, ensure_ascii=False)):
         raise BadRow("not valid text: an escape is half of a surrogate pair")
     return value
+
+
+def _decoded(text: str) -> Any:
+    """As the decoder's `decode`, which looks for white space around each text with two regular expressions."""
+    if text.startswith("{"):
+        value, end = _DECODER.raw_decode(text)
+        if end == len(text):
+            return value
+    return _DECODER.decode(text)
 
 
 _JSON_NAMES = {

@@ -60,10 +60,10 @@ class Location:
         return filesystem, path
 
     def exists(self) -> bool:
-        if not self.is_remote:
-            return Path(self.address).exists()
-        filesystem, path = self.filesystem
         with readable(self.name):
+            if not self.is_remote:
+                return Path(self.address).exists()
+            filesystem, path = self.filesystem
             return bool(filesystem.exists(path))
 
     def is_folder(self) -> bool:

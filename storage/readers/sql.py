@@ -1,6 +1,7 @@
 """The rows of a SQL query."""
 
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +14,8 @@ from ..errors import InputError
 from .source import InputRow, InputSource, refuse_duplicates
 
 _FETCH_ROWS = 1024
+# What SQLAlchemy takes for a parameter; a query of ours has none, and its texts and casts have colons.
+_COLON = re.compile(r":(?=\w)")
 
 
 class SqlQuery(InputSource):
@@ -48,15 +51,24 @@ class SqlQuery(InputSource):
     @contextmanager
     def _result(self) -> "Iterator[CursorResult[tuple[object, ...]]]":
         try:
-            with self._engine.connect() as connection:
+            connecting = self._engine.connect()
+        except SQLAlchemyError as error:
+            raise InputError(f"--sql cannot be reached: {_reason(error)}") from error
+        try:
+            with connecting as connection:
                 streaming = connection.execution_options(stream_results=True, yield_per=_FETCH_ROWS)
-                result = streaming.execute(text(self._query))
+                result = streaming.execute(text(_COLON.sub(r"\:", self._query)))
                 if not result.returns_rows:
                     # Left without a commit, it has changed nothing.
                     raise InputError("--query returns no rows: use a SELECT")
                 yield result
         except SQLAlchemyError as error:
-            raise InputError(f"--query failed: {_one_line(getattr(error, 'orig', None) or error)}") from error
+            raise InputError(f"--query failed: {_reason(error)}") from error
+
+
+def _reason(error: SQLAlchemyError) -> str:
+    """The database's own words."""
+    return _one_line(getattr(error, "orig", None) or error)
 
 
 def _one_line(error: object) -> str:

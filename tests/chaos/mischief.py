@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import psutil
 from redis import Redis
@@ -18,6 +19,7 @@ from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.presence import WorkerId
 from headrace.jobs.processes import is_alive
 from headrace.jobs.streams.keys import tokens_key
+from headrace.storage.records import ShardRecord, ShardState
 
 from ..jobs.conftest import wait_until
 from ..jobs.running import processes_of
@@ -39,13 +41,14 @@ class Mischief:
     def kinds(self) -> list[Callable[[], None]]:
         """All that can happen, in an order of the seed's; only the first one takes a Redis that is there."""
         of_long = [self.kill_all_workers, self.stop_redis, self.stop_worker]
-        return [self.kill_writer, *self._shuffled(*of_long, *self._of_redis(), *self._of_others())]
+        frozen = [self.freeze_until_taken, self.freeze_until_done]
+        return [self.kill_writer, *self._shuffled(*of_long, *frozen, *self._of_redis(), *self._of_others())]
 
     def half_of_kinds(self, seed: int) -> list[Callable[[], None]]:
         """Nearly all, of which two neighbouring seeds have a half each; first what takes rows in flight."""
         if seed % 2 == 0:
-            return [self.stop_worker, *self._shuffled(*self._of_redis())]
-        return [self.kill_writer, *self._shuffled(*self._of_others())]
+            return [self.freeze_until_done, *self._shuffled(self.stop_worker, *self._of_redis())]
+        return [self.kill_writer, *self._shuffled(self.freeze_until_taken, *self._of_others())]
 
     def _of_redis(self) -> list[Callable[[], None]]:
         return [
@@ -113,6 +116,25 @@ class Mischief:
         """For longer than its lease: then it goes on with rows that others have."""
         with stopped(self._busy_worker()):
             time.sleep(_LONGER_THAN_A_LEASE)
+
+    def freeze_until_taken(self) -> None:
+        """A worker with a part written and not committed, until another does its shard without it."""
+        assert any(self._freezes(lambda _, written: not written) for _ in range(_TRIES))
+
+    def freeze_until_done(self) -> None:
+        """As above, until the other has even done the shard."""
+        assert any(self._freezes(lambda shard, _: shard.state is ShardState.DONE) for _ in range(_TRIES))
+
+    def _freezes(self, is_enough: Callable[[ShardRecord, list[Path]], bool]) -> bool:
+        """Of a long job, as its shard is the next to be taken when it is put back."""
+        site = self.site
+        open_jobs = [job for job in site.long_jobs if not job.has_ended]
+        long_job = open_jobs[-1] if open_jobs else site.submit_long_job()
+        site.freeze_in(long_job)
+        wait_until(lambda: not site.frozen.empty() or long_job.has_ended, "a part is about to be committed")
+        if site.frozen.empty():
+            return False
+        return site.frozen.get().thaw_when(site.client.ledger, Path(long_job.job.record.output_dir), is_enough)
 
     def _busy_worker(self) -> psutil.Process:
         """One that has rows in flight, where there is one."""

@@ -27,7 +27,7 @@ from .model import CONTEXT, text_of
 # What no row's prompt begins with.
 LIVE_TOKEN = 10
 _LIVE_TOKENS = 40
-_PATIENCE_SECONDS = 60.0
+_PATIENCE_SECONDS = 120.0
 _UNREACHABLE = (OSError, RedisError, OperationalError)
 
 

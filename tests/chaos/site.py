@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from random import Random
 from typing import Any, TypeVar
 
@@ -28,11 +29,12 @@ from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.records import JobState
 
 from ..jobs.conftest import wait_until
-from ..jobs.forked_worker import PREEMPTED
+from ..jobs.forked_worker import FROZEN, PREEMPTED
 from ..jobs.running import ROOT, environment
 from .api_process import ApiProcess
 from .databases import LedgerDatabase
 from .disk import Disk, small_disk
+from .freezing import Frozen
 from .long_jobs import FIRST_ROW, LongJob, kinds
 from .model import CONTEXT, prompt_of, prompt_text, write_model
 from .readers import LIVE_TOKEN
@@ -84,7 +86,8 @@ class Site:
     """Everything of one run, in folders of its own. A `Random` chooses whom something happens to.
 
     `num_begun`: how often each row came to an engine; `num_resumed`: how often with tokens from before.
-    `num_preempted`: how many of them may be due to a live request that took a row's seat.
+    `num_preempted`: how many of them may be due to a live request that took a row's seat. `frozen` gets who was to
+    stop before its next commit.
     """
 
     def __init__(self, stack: ExitStack, folder: Path, scale: Scale, random: Random, database: LedgerDatabase) -> None:
@@ -95,8 +98,9 @@ class Site:
         self.num_preempted = 0
         self.long_jobs: list[LongJob] = []
         self._pids, self._log = folder / "pids", folder / "log"
+        self._freeze, self.frozen = folder / "freeze", SimpleQueue[Frozen]()
         self.disk: Disk = stack.enter_context(small_disk(self.data_dir / "outputs"))
-        env = environment(self.data_dir, **scale.settings(database.url))
+        env = environment(self.data_dir, HEADRACE_TEST_FREEZE=str(self._freeze), **scale.settings(database.url))
         self.settings = Settings.from_environment(env)
         self.model = write_model(folder / "model")
         self._tokenizer = Tokenizer.from_pretrained(self.model)
@@ -144,6 +148,12 @@ class Site:
         self.long_jobs.append(LongJob(kind, job, first_row, num_rows, self._tokenizer))
         return self.long_jobs[-1]
 
+    def freeze_in(self, long_job: LongJob) -> None:
+        """Have the worker stop that is the next to commit a part of this job."""
+        written = self._freeze.with_suffix(".new")
+        written.write_text(long_job.job.id)
+        written.rename(self._freeze)
+
     def is_resumed(self, long_job: LongJob) -> bool:
         """Whether any row of it was begun with tokens from before."""
         return any(self.num_resumed[long_job.first_row + row] for row in range(long_job.num_rows))
@@ -184,6 +194,8 @@ class Site:
                 prompt, known = words[:_PROMPT_TOKENS], words[_PROMPT_TOKENS:]
                 if prompt[0] == PREEMPTED:
                     self.num_preempted += int(prompt[1])
+                elif prompt[0] == FROZEN:
+                    self.frozen.put(Frozen.parse(words[1:]))
                 elif prompt[0] != str(LIVE_TOKEN):
                     row = row_of[tuple(map(int, prompt))]
                     self.num_begun[row] += 1

@@ -265,6 +265,8 @@ def test_no_architecture_at_all(tmp_path):
             "short_factor and long_factor have 4 and 3 entries where there are 4 frequencies",
         ),
         ({"num_attention_heads": 0}, "field of the wrong kind"),
+        ({"num_hidden_layers": -1}, "config.json: num_hidden_layers must be at least 1, not -1"),
+        ({"vocab_size": 0}, "config.json: vocab_size must be at least 1, not 0"),
         ({"num_key_value_heads": 4}, "num_attention_heads 6 is no multiple of num_key_value_heads 4"),
         (
             {"architectures": ["MixtralForCausalLM"], "num_local_experts": 2, "num_experts_per_tok": 3},

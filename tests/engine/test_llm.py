@@ -1,5 +1,6 @@
 """The offline face, used as vLLM's users use theirs."""
 
+import re
 from pathlib import Path
 from shutil import copytree
 
@@ -191,6 +192,12 @@ def test_an_unknown_option_is_named_with_the_known_ones(chat_folder):
 def test_a_max_model_len_beyond_the_kv_memory(chat_folder):
     with pytest.raises(ConfigError, match="max_model_len=200 needs 13 KV blocks of 16 tokens, but KV memory holds 4"):
         LLM(chat_folder, max_model_len=200, num_gpu_blocks_override=4)
+    with pytest.raises(ConfigError, match="or lower max_model_len to ") as refusal:
+        LLM(chat_folder, max_model_len=200, kv_cache_memory_bytes=2**16)
+    enough = int(re.search(r"raise kv_cache_memory_bytes to (\d+),", str(refusal.value)).group(1))
+    assert LLM(chat_folder, max_model_len=200, kv_cache_memory_bytes=enough).engine.max_model_len == 200
+    with pytest.raises(ConfigError, match="raise kv_cache_memory_bytes to"):
+        LLM(chat_folder, max_model_len=200, kv_cache_memory_bytes=enough - 1)
     with pytest.raises(ConfigError, match="max_model_len=257 exceeds the model's context of 256"):
         LLM(chat_folder, max_model_len=257, num_gpu_blocks_override=32)
 

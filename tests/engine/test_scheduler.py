@@ -45,6 +45,15 @@ def test_a_prompt_that_is_all_cached_still_computes_its_last_token():
         assert events[-1].num_cached_tokens == cached
 
 
+def test_waiting_for_the_device_is_told():
+    engine, _ = make_engine()
+    assert engine.stats.waited_seconds == 0
+    run_all(engine, [Request("a", PREFIX, greedy_params(2))])
+    first = engine.stats.waited_seconds
+    run_all(engine, [Request("b", PREFIX, greedy_params(2))])
+    assert 0 < first < engine.stats.waited_seconds
+
+
 def test_the_token_budget_bounds_every_step():
     engine, _ = make_engine(max_num_batched_tokens=7)
     for index in range(5):

@@ -88,6 +88,13 @@ def test_a_model_without_a_template(folder):
         tokenizer.apply_chat_template(CHATS[0])
 
 
+def test_a_template_that_is_no_text(folder):
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": 5}]}))
+    with pytest.raises(ModelError, match="malformed chat template: it must be a text, not 5"):
+        Tokenizer.from_pretrained(folder).apply_chat_template(CHATS[0])
+
+
 @pytest.mark.parametrize(
     ("chat", "message"),
     [

@@ -151,7 +151,14 @@ def test_a_missing_shard(sharded):
         load(sharded)
 
 
-@pytest.mark.parametrize(("content", "message"), [("{", "is not valid JSON"), ("{}", "has no weight_map")])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("{", "is not valid JSON"),
+        ("{}", "has no weight_map"),
+        ('{"weight_map": {"lm_head.weight": 5}}', "has no weight_map"),
+    ],
+)
 def test_a_broken_shard_index(sharded, content, message):
     (sharded / "model.safetensors.index.json").write_text(content)
     with pytest.raises(ModelError, match=message):

@@ -22,6 +22,13 @@ def ask(*prompts: Sequence[int]) -> list[PlannedRow]:
 ROWS = ask((1, 2), (3,), (4, 5, 6), (7, 8), (9,))
 
 
+def in_store(shop: Shop, request: pytest.FixtureRequest) -> Shop:
+    """The shop with a job that writes to an object store, which this process knows for the test."""
+    request.getfixturevalue("shelf")
+    shop.in_store = True
+    return shop
+
+
 def stop_after(shop: Shop, attempt: ShardAttempt, start: Callable[..., Any], *rows: int) -> None:
     """Run an attempt until these rows are committed, then stop it and hand the shard back."""
     shop.runner.close()
@@ -31,7 +38,7 @@ def stop_after(shop: Shop, attempt: ShardAttempt, start: Callable[..., Any], *ro
     attempt.stop()
     with pytest.raises(Stopped):
         running.result()
-    shop.ledger.release(attempt.claim)
+    shop.ledger.leases.release(attempt.claim)
     shop.runner.open()
 
 

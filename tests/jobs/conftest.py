@@ -1,5 +1,6 @@
 """What the tests of the queue side share: waiting, and user processes of an embedded Valkey."""
 
+import os
 import subprocess
 import sys
 import time
@@ -19,6 +20,7 @@ from headrace.jobs.settings import Settings
 from headrace.storage import leases
 from headrace.storage.ledger import Ledger
 
+from ..shelf import install_for_workers
 from .answers import GatedRunner, hosted
 from .models import write_model_folder
 from .running import MODEL, Result, environment, started, write_tickets
@@ -93,14 +95,16 @@ def tickets(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A data folder with a worker that serves the tickets model for the whole session."""
+    """A data folder with a worker that serves the tickets model for the whole session; it knows shelf:// too."""
     data_dir = tmp_path_factory.mktemp("served")
+    store = install_for_workers(data_dir)
     settings = Settings.from_environment(environment(data_dir))
-    command = ["worker", "--model", str(MODEL)]
+    # It ends with us, and the server it uses with it, even if we are killed.
+    command = ["worker", "--model", str(MODEL), "--parent-pid", str(os.getpid())]
     with (
         redis_urls(settings) as urls,
         WorkerPresence(urls.redis) as presence,
-        started(command, environment(data_dir), data_dir / "worker") as worker,
+        started(command, environment(data_dir, **store), data_dir / "worker") as worker,
     ):
         queue = shard_queue(str(MODEL), "auto")
         wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 60)

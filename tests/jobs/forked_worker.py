@@ -7,17 +7,20 @@ begins with the token KILLER really kills the worker that computes it; of every 
 HEADRACE_TEST_SHOWN_TOKENS) are written to stdout when it is begun, a line each, and how many sequences had to make
 room for others. A step takes HEADRACE_TEST_STEP_SECONDS, a batch has at most HEADRACE_TEST_NUM_SEQS sequences of
 HEADRACE_TEST_CONTEXT tokens. With HEADRACE_TEST_HURRY they sweep more often, take messages for lost sooner and write
-down shorter rows. SIGTERM ends the workers properly, and with them this process.
+down shorter rows. The next one that has written a part of the job which the file HEADRACE_TEST_FREEZE names removes
+that file, says on stdout who it is and what it was about to commit, and stops itself with SIGSTOP before it does.
+SIGTERM ends the workers properly, and with them this process.
 """
 
 import os
 import signal
 import sys
+import threading
 import time
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from torch import Tensor
@@ -29,6 +32,8 @@ from headrace.engine.hub import locate_model
 from headrace.jobs import worker as worker_module
 from headrace.jobs.processes import die_with_parent
 from headrace.jobs.settings import Settings
+from headrace.jobs.shards import sweeper as sweeper_module
+from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.shards.checkpoints import TokenCheckpoints
 from headrace.jobs.worker import WorkerOptions, serve
 from headrace.storage.errors import LedgerUnavailable
@@ -37,16 +42,17 @@ from ..engine.fakes import CONTEXT, FakeRunner, fake_engine
 
 KILLER = 9
 PREEMPTED = "preempted"
+FROZEN = "frozen"
 STEP_SECONDS = float(os.environ.get("HEADRACE_TEST_STEP_SECONDS", "0"))
 NUM_SEQS = int(os.environ.get("HEADRACE_TEST_NUM_SEQS", "8"))
 MAX_TOKENS = int(os.environ.get("HEADRACE_TEST_CONTEXT", str(CONTEXT)))
 _SHOWN_TOKENS = int(os.environ.get("HEADRACE_TEST_SHOWN_TOKENS", "32"))
 _PAUSE_SECONDS = 0.1
-_HURRY: dict[str, Any] = {
-    "_SWEEP_SECONDS": 0.3,
-    "_LOST_MESSAGE_SECONDS": 1.0,
-    "TokenCheckpoints": partial(TokenCheckpoints, min_tokens=16),
-}
+_HURRY: list[tuple[ModuleType, str, Any]] = [
+    (worker_module, "SWEEP_SECONDS", 0.3),
+    (worker_module, "TokenCheckpoints", partial(TokenCheckpoints, min_tokens=16)),
+    (sweeper_module, "_LOST_MESSAGE_SECONDS", 1.0),
+]
 CONFIG = EngineConfig(block_size=4, max_num_seqs=NUM_SEQS, enable_prefix_caching=False)
 
 
@@ -81,10 +87,35 @@ def load(folder: Path, config: EngineConfig) -> Engine:
     return runner.engine
 
 
+def freeze_before_commits(file: Path) -> None:
+    """Have whoever has written a part look for the file, and stop the process where it is found."""
+    write = ShardAttempt._write
+
+    def write_and_freeze(attempt: ShardAttempt, *arguments: Any) -> None:
+        write(attempt, *arguments)
+        claim = attempt.claim
+        with suppress(FileNotFoundError):
+            if file.read_text() != claim.job_id:
+                return
+            file.unlink()
+            # Not in the midst of another thread's transaction, which might keep all others from the ledger.
+            pool: Any = attempt.tools.ledger.database.engine.pool
+            while pool.checkedout():
+                time.sleep(0.001)
+            os.write(1, f"{FROZEN} {os.getpid()} {claim.shard_id} {claim.attempt_id}\n".encode())
+            # Sent to this very thread, which then goes no further; all others are stopped with it.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+
+    ShardAttempt._write = write_and_freeze  # type: ignore[assignment, method-assign]
+
+
 def work(model: str) -> int:
     if "HEADRACE_TEST_HURRY" in os.environ:
-        for name, value in _HURRY.items():
-            setattr(worker_module, name, value)
+        for module, name, value in _HURRY:
+            assert hasattr(module, name), f"{module.__name__} has no {name} any more"
+            setattr(module, name, value)
+    if (freeze := os.environ.get("HEADRACE_TEST_FREEZE")) is not None:
+        freeze_before_commits(Path(freeze))
     settings = Settings.from_environment()
     try:
         return serve(settings, WorkerOptions(locate_model(model, None), CONFIG, settings.worker_concurrency), load)
@@ -104,6 +135,7 @@ class Crew:
     def run(self) -> int:
         """Until told to stop, or one ends by itself; the worst exit status."""
         signal.signal(signal.SIGTERM, self._stop)
+        die_with_parent(os.getppid())
         while not self._stopping and len(self._workers) < self._size:
             self._start()
         worst = 0

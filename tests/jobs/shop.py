@@ -9,13 +9,14 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from headrace.engine.request import Request
 from headrace.engine.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
-from headrace.jobs.worker import ShardRunner
+from headrace.jobs.shards.runner import ShardRunner
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import Claim, JobState, NewJob, NewShard
 from headrace.storage.spool import PlannedRow, write_shard
@@ -44,10 +45,16 @@ class Shop:
     owners: Iterator[int]
     rows: list[PlannedRow] = field(default_factory=list)
     spec: JobSpec = field(init=False)
+    # Whether the job writes into a bucket of the object store, whose objects are files of that folder.
+    in_store: bool = False
 
     @property
     def output(self) -> Path:
-        return self.folder / "out"
+        return self.folder / "shelf" / "out" if self.in_store else self.folder / "out"
+
+    @property
+    def address(self) -> str:
+        return "shelf://out" if self.in_store else str(self.output)
 
     @cached_property
     def tools(self) -> AttemptTools:
@@ -70,7 +77,7 @@ class Shop:
             id=JOB,
             queue=QUEUE,
             model=str(self.model),
-            output_dir=str(self.output),
+            output_dir=self.address,
             fingerprint="f",
             num_rows=len(rows),
             spec=self.spec.model_dump(mode="json"),
@@ -88,7 +95,7 @@ class Shop:
 
     def shard_runner(self) -> ShardRunner:
         """A worker's, after its sweeper has put back what a dead worker held."""
-        self.ledger.requeue_expired(QUEUE)
+        self.ledger.messages.requeue_expired(QUEUE)
         return ShardRunner(self.tools, QUEUE, f"worker {next(self.owners)}", LONG)
 
     def answer(self, row: int) -> list[int]:
@@ -105,6 +112,10 @@ class Shop:
 
     def num_committed(self) -> int:
         return self.ledger.progress(JOB).rows_done
+
+    def num_published(self) -> int:
+        """Rows that readers of the folder see: a moment after they are committed."""
+        return sum(pq.read_metadata(path).num_rows for path in self.output.glob("*.parquet"))
 
     def table(self) -> pa.Table:
         return ds.dataset(sorted(map(str, self.output.glob("*.parquet")))).to_table().sort_by("row")

@@ -1,6 +1,7 @@
 """The engine's thread: each request gets its one outcome, whatever happens to its neighbours."""
 
 import threading
+from array import array
 from collections.abc import Iterator
 from dataclasses import replace
 from queue import SimpleQueue
@@ -8,6 +9,7 @@ from queue import SimpleQueue
 import pytest
 
 from headrace.engine.request import Request, SamplingParams
+from headrace.jobs import engine_host
 from headrace.jobs.engine_host import Answer, EngineFailure, EngineHost, Outcome, Refusal
 
 from ..engine.fakes import CONTEXT, VOCAB_SIZE, fake_answer
@@ -140,10 +142,14 @@ def test_a_row_that_makes_every_step_raise_is_refused_and_its_neighbours_are_ans
     [
         (Request("bad", (), PARAMS), "prompt is empty"),
         (Request("bad", (VOCAB_SIZE,), PARAMS), f"token id {VOCAB_SIZE} is outside the vocabulary"),
+        (Request("bad", array("i", [1, VOCAB_SIZE]), PARAMS), f"token id {VOCAB_SIZE} is outside the vocabulary"),
+        (Request("bad", array("i", [1, -1]), PARAMS), "token id -1 is outside the vocabulary"),
+        (Request("bad", array("q", [1, -1]), PARAMS), "token id -1 is outside the vocabulary"),
+        (Request("bad", array("f", [1.0]), PARAMS), "token ids must be whole numbers"),  # type: ignore[arg-type]
         (Request("bad", (1,) * CONTEXT, PARAMS), f"prompt has {CONTEXT} tokens"),
         (Request("bad", (1,), replace(PARAMS, choices=("a",)), ((),)), "choices must be"),
     ],
-    ids=["empty", "unknown token", "too long", "empty choice"],
+    ids=["empty", "unknown token", "in an array", "negative", "in a wide array", "a float", "too long", "empty choice"],
 )
 def test_a_request_that_can_never_run_is_refused_and_its_neighbours_run(host, outcomes, bad, problem):
     good = request("good")
@@ -152,6 +158,21 @@ def test_a_request_that_can_never_run_is_refused_and_its_neighbours_run(host, ou
     assert isinstance(heard["bad"], Refusal)
     assert problem in heard["bad"].error
     assert_answered(heard["good"], good)
+
+
+@pytest.mark.parametrize(
+    ("prompts", "prefix"),
+    [
+        ([], []),
+        ([[1, 2, 3]], [1, 2, 3]),
+        ([[1, 2, 3], [1, 2], [1, 2, 4]], [1, 2]),
+        ([[1, 2], [1, 2, 3]], [1, 2]),
+        ([[1, 2, 3], [4]], []),
+        ([array("i", [1, 2, 3]), [1, 2, 4], (1, 2)], [1, 2]),
+    ],
+)
+def test_what_requests_begin_with_is_expected(prompts, prefix):
+    assert list(engine_host._common_prefix(prompts)) == prefix
 
 
 def test_an_id_in_use_is_refused_and_its_first_user_answered(runner, host, outcomes):

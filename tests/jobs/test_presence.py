@@ -57,9 +57,11 @@ def test_a_queue_is_served_from_the_announcement_to_the_withdrawal(presence):
 
 
 def test_a_worker_that_is_silent_is_forgotten(presence, monkeypatch, wait_until, valkey):
-    monkeypatch.setattr(presence_module, "TTL_SECONDS", 0.2)
-    presence.announce(QUEUE, WorkerId.own())
+    worker = WorkerId.own()
+    presence.announce(QUEUE, worker)
     assert presence.is_served(QUEUE)
+    monkeypatch.setattr(presence_module, "TTL_SECONDS", 0.2)
+    presence.announce(QUEUE, worker)
     wait_until(lambda: not presence.is_served(QUEUE), "the worker is forgotten")
     with Redis.from_url(valkey.url) as redis:
         wait_until(lambda: not redis.keys(), "no key is left")

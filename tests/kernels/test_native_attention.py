@@ -155,10 +155,11 @@ def test_a_long_context_divided_among_threads(instructions):
     assert_close(case.run(instructions, sliding_window=3000), case.expected(3000))
 
 
-def test_large_scores(instructions):
-    """Their exponentials are beyond any float, their differences are not."""
+@pytest.mark.parametrize("factor", [4, 64])
+def test_large_scores(factor, instructions):
+    """Later keys' exceed the first ones' by a little, or by so much that their exponentials are beyond any float."""
     case = Case.build(BATCHES["mixed"])
-    larger = replace(case, query=case.query * 64)
+    larger = replace(case, query=case.query * factor)
     assert_close(larger.run(instructions), larger.expected())
 
 

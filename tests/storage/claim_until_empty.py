@@ -14,9 +14,9 @@ def main(url: str, owner: str) -> None:
     sys.stdin.readline()
     claimed: list[int] = []
     after: dict[str, int] = {}
-    while (claim := ledger.claim_next("bulk", owner, 60, after)) is not None:
-        ledger.commit_part(claim, NewPart(f"part-{claim.shard_number}", num_rows=2))
-        ledger.finish_shard(claim)
+    while (claim := ledger.leases.claim_next("bulk", owner, 60, after)) is not None:
+        ledger.leases.commit_part(claim, NewPart(f"part-{claim.shard_number}", num_rows=2))
+        ledger.leases.finish_shard(claim)
         claimed.append(claim.shard_number)
         after[claim.job_id] = claim.shard_number
         # As if something was generated: SQLite gives its lock to whoever had it last, rather than to one that waits.

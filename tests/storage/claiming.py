@@ -19,7 +19,7 @@ def take_shard(ledger: Ledger, shard_id: str, owner: str, lease_seconds: float) 
     """What a worker gets whose turn comes to this very shard; one whose lease ran out is put back before."""
     job_id = shard_id.rpartition("/")[0]
     if any(shard.id == shard_id and shard.state is ShardState.RUNNING for shard in ledger.shards(job_id)):
-        ledger.requeue_expired(ledger.job(job_id).queue)
+        ledger.messages.requeue_expired(ledger.job(job_id).queue)
     with ledger.database.write() as connection:
         return take(connection, shard_id, owner, lease_seconds)
 

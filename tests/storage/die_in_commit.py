@@ -8,6 +8,7 @@ from sqlalchemy import Connection
 
 from headrace.storage import parts
 from headrace.storage.ledger import Ledger
+from headrace.storage.local_folder import LocalFolder
 from headrace.storage.records import NewPart
 from headrace.storage.sinks import SinkSpec, SqlSink
 
@@ -22,7 +23,7 @@ def stop() -> None:
 def main(url: str, folder: Path, last_step: str) -> None:
     ledger = Ledger(url)
     # The lease has run out already: the test need not wait for that.
-    claim = ledger.claim_next("bulk", "victim", -1)
+    claim = ledger.leases.claim_next("bulk", "victim", -1)
     assert claim is not None
     name = parts.part_file_name(claim.shard_number, claim.attempt_number, 0)
     sink = SqlSink(SinkSpec.parse(url), SCHEMA)
@@ -35,9 +36,9 @@ def main(url: str, folder: Path, last_step: str) -> None:
             stop()
 
     steps = {
-        "write": lambda: parts.write_part(folder, name, pa.table({"row": pa.array([0, 1], pa.int64())})),
-        "commit": lambda: ledger.commit_part(claim, NewPart(name, num_rows=2), also=fill),
-        "publish": lambda: parts.publish(folder, name),
+        "write": lambda: LocalFolder(folder).write_part(name, pa.table({"row": pa.array([0, 1], pa.int64())})),
+        "commit": lambda: ledger.leases.commit_part(claim, NewPart(name, num_rows=2), also=fill),
+        "publish": lambda: LocalFolder(folder).publish(name),
     }
     for step, act in steps.items():
         act()

@@ -11,7 +11,7 @@ from sqlalchemy import insert, update
 
 from headrace.storage.errors import JobEnded, UnknownJob
 from headrace.storage.ledger import Ledger
-from headrace.storage.records import Backlog, Claim, NewJob, NewShard, ShardState
+from headrace.storage.records import Claim, NewJob, NewShard, ShardState
 from headrace.storage.tables import shards, tenants
 
 from .claiming import CreateJob
@@ -46,7 +46,7 @@ class Walker:
     after: dict[str, int] = field(default_factory=dict)
 
     def claim(self) -> Claim | None:
-        claim = self.ledger.claim_next("bulk", self.owner, 60, self.after)
+        claim = self.ledger.leases.claim_next("bulk", self.owner, 60, self.after)
         if claim is not None:
             self.after[claim.job_id] = claim.shard_number
         return claim
@@ -98,7 +98,7 @@ def test_a_shard_that_is_done_counts_for_nobody(ledger: Ledger, create_as: Creat
     for _ in range(4):
         claim = Walker(ledger).take()
         assert claim.job_id == "a-1"
-        ledger.finish_shard(claim)
+        ledger.leases.finish_shard(claim)
 
 
 def test_only_what_is_queued_due_running_and_on_the_queue(ledger: Ledger, create_as: CreateAs) -> None:
@@ -106,7 +106,7 @@ def test_only_what_is_queued_due_running_and_on_the_queue(ledger: Ledger, create
     create_as("paused", 1)
     ledger.pause_job("paused")
     create_as("job", 2)
-    ledger.release(Walker(ledger).take(), "disk full")
+    ledger.leases.release(Walker(ledger).take(), "disk full")
     claim = Walker(ledger).take()
     assert (claim.job_id, claim.shard_number, claim.attempt_number) == ("job", 1, 1)
     assert Walker(ledger).claim() is None
@@ -137,7 +137,7 @@ def test_others_start_halfway_between_two_and_walk_on(ledger: Ledger, create_job
 
 def test_what_a_dead_worker_left_behind_is_taken_from_its_beginning(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=8)
-    ledger.release(Walker(ledger, "dead").take())
+    ledger.leases.release(Walker(ledger, "dead").take())
     assert Walker(ledger).take().shard_number == 0
 
 
@@ -147,17 +147,6 @@ def test_a_job_is_gone_on_with_after_another_came_between(ledger: Ledger, create
     assert [walker.take().shard_number, other.take().shard_number] == [0, 4]
     create_as("urgent", 1, priority=1)
     assert [walker.take().job_id, walker.take().shard_number] == ["urgent", 1]
-
-
-def test_backlog(ledger: Ledger, create_as: CreateAs) -> None:
-    assert ledger.backlog("bulk") == Backlog(0, 0, None)
-    create_as("job", 3)
-    create_as("elsewhere", 5, queue="another")
-    Walker(ledger).take()
-    backlog = ledger.backlog("bulk")
-    assert (backlog.num_shards, backlog.num_rows) == (2, 4)
-    assert backlog.oldest_seconds is not None
-    assert 0 <= backlog.oldest_seconds < 60
 
 
 def test_claims_at_the_same_time_get_different_shards(ledger: Ledger, create_as: CreateAs) -> None:
@@ -228,9 +217,9 @@ def test_claims_are_what_a_simple_model_says(ledger: Ledger, create_as: CreateAs
             tenant = random.choice("abc")
             create_as(f"job-{num_jobs}", random.randint(1, 12), tenant, random.choice([0, 0, 1]))
         elif event < 0.3 and held:
-            ledger.finish_shard(held.pop(random.randrange(len(held))))
+            ledger.leases.finish_shard(held.pop(random.randrange(len(held))))
         elif event < 0.4 and held:
-            ledger.release(held.pop(random.randrange(len(held))), random.choice([None, "disk full"]))
+            ledger.leases.release(held.pop(random.randrange(len(held))), random.choice([None, "disk full"]))
         else:
             walker = random.choice(walkers)
             expected = model.choice(walker.after)

@@ -5,12 +5,16 @@ import time
 from pathlib import Path
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import select, text
 
 from headrace.storage.clock import now
 from headrace.storage.database import Database
 from headrace.storage.errors import LedgerError, LedgerUnavailable
 from headrace.storage.ledger import Ledger
+from headrace.storage.records import NewJob, NewShard
+from headrace.storage.tables import shards
+
+from ..postgres import new_database
 
 
 def test_sqlite_commits_are_durable_and_wait_for_each_other(tmp_path: Path) -> None:
@@ -63,6 +67,27 @@ def test_clock_is_the_hosts(database_url: str) -> None:
     with database.read() as connection:
         assert connection.scalar(now().select()) == pytest.approx(time.time(), abs=5)
     database.close()
+
+
+def stand_still(database: Database) -> str:
+    """In mid transaction, until another has had to wait for it."""
+    with database.write() as connection:
+        connection.execute(select(shards).with_for_update())
+        connection.execute(text("set idle_in_transaction_session_timeout = '10ms'"))
+        with database.write() as other:
+            assert other.scalar(text("show idle_in_transaction_session_timeout")) == "10s"
+            return other.scalars(select(shards.c.id).with_for_update()).one()
+
+
+def test_who_stands_still_in_a_transaction_does_not_keep_its_locks(postgres_server: str) -> None:
+    """As a worker that was stopped there: the server ends its connection, and it may try again."""
+    with new_database(postgres_server) as url:
+        ledger = Ledger(url)
+        ledger.migrate()
+        ledger.create_job(NewJob("job", "q", "m", "/out", "f", 1), [NewShard(0, 1, "/spool")])
+        with pytest.raises(LedgerUnavailable, match="idle-in-transaction"):
+            stand_still(ledger.database)
+        ledger.close()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,12 @@
 """Sorting with far less memory than the items take."""
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
+from headrace.storage import external_sort
 from headrace.storage.errors import StorageError
 from headrace.storage.external_sort import ExternalSorter
 
@@ -24,6 +26,23 @@ def test_comes_back_in_order_and_stable(tmp_path: Path, memory_bytes: int, count
         expected = sorted(items, key=lambda item: item[0])
         assert list(sorter) == expected
         assert list(sorter) == expected
+
+
+@pytest.mark.parametrize("large", [[0], [255], [3, 4, 299], range(300)], ids=str)
+def test_large_items_are_not_read_together(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: Sequence[int]
+) -> None:
+    monkeypatch.setattr(external_sort, "_BLOCK_BYTES", 5_000)
+    items = [(b"%03d" % number, b"x" * (2_000 if number in large else 3)) for number in range(300)]
+    with ExternalSorter(tmp_path, memory_bytes=40_000) as sorter:
+        sorter.extend(items[::-1])
+        (run,) = tmp_path.rglob("*.zst")
+        assert max(map(_num_bytes, external_sort._read_blocks(run))) <= 5_000
+        assert list(sorter) == items
+
+
+def _num_bytes(block: list[tuple[bytes, bytes]]) -> int:
+    return sum(len(key) + len(payload) for key, payload in block)
 
 
 def test_leaves_no_file_behind(tmp_path: Path) -> None:

@@ -36,19 +36,19 @@ def test_claim_of_an_unknown_shard_is_none(ledger: Ledger) -> None:
 def test_commit_and_finish_can_be_repeated(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
     claim = claimed(ledger, "job-1/00000")
-    ledger.commit_part(claim, PART)
-    ledger.commit_part(claim, PART)
+    ledger.leases.commit_part(claim, PART)
+    ledger.leases.commit_part(claim, PART)
     assert ledger.progress("job-1").rows_done == 2
-    assert [ledger.finish_shard(claim) for _ in range(2)] == [JobState.COMPLETED] * 2
+    assert [ledger.leases.finish_shard(claim) for _ in range(2)] == [JobState.COMPLETED] * 2
     with pytest.raises(LeaseLost):
-        ledger.commit_part(claim, PART)
+        ledger.leases.commit_part(claim, PART)
 
 
 def test_a_file_name_belongs_to_one_attempt(ledger: Ledger, create_job: CreateJob) -> None:
     create_job()
-    ledger.commit_part(claimed(ledger, "job-1/00000"), PART)
+    ledger.leases.commit_part(claimed(ledger, "job-1/00000"), PART)
     with pytest.raises(LedgerError):
-        ledger.commit_part(claimed(ledger, "job-1/00001"), PART)
+        ledger.leases.commit_part(claimed(ledger, "job-1/00001"), PART)
 
 
 def test_takeover_of_an_expired_lease(ledger: Ledger, create_job: CreateJob) -> None:
@@ -57,25 +57,25 @@ def test_takeover_of_an_expired_lease(ledger: Ledger, create_job: CreateJob) -> 
     new = claimed(ledger, "job-1/00000", "worker-b")
     assert new.attempt_number == 2
     with pytest.raises(LeaseLost, match="attempt 1 at shard job-1/00000"):
-        ledger.commit_part(old, PART)
+        ledger.leases.commit_part(old, PART)
     with pytest.raises(LeaseLost):
-        ledger.finish_shard(old)
-    ledger.release(old, "too late")
+        ledger.leases.finish_shard(old)
+    ledger.leases.release(old, "too late")
     assert ledger.shards("job-1")[0].lease_owner == "worker-b"
     assert ledger.parts("job-1") == []
     assert ledger.job("job-1").error is None
-    ledger.commit_part(new, PART)
-    ledger.finish_shard(new)
+    ledger.leases.commit_part(new, PART)
+    ledger.leases.finish_shard(new)
     assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.RELEASED, AttemptOutcome.DONE]
 
 
 def test_expired_lease_that_nobody_took_still_commits(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
     claim = claimed(ledger, "job-1/00000", lease_seconds=-1)
-    ledger.commit_part(claim, PART)
-    assert ledger.renew("worker-a", [claim.attempt_id], 60) == {claim.attempt_id}
+    ledger.leases.commit_part(claim, PART)
+    assert ledger.leases.renew("worker-a", [claim.attempt_id], 60) == {claim.attempt_id}
     assert take_shard(ledger, "job-1/00000", "worker-b", 60) is None
-    assert ledger.finish_shard(claim) is JobState.COMPLETED
+    assert ledger.leases.finish_shard(claim) is JobState.COMPLETED
 
 
 def test_same_owner_with_an_older_attempt_has_lost_too(ledger: Ledger, create_job: CreateJob) -> None:
@@ -83,7 +83,7 @@ def test_same_owner_with_an_older_attempt_has_lost_too(ledger: Ledger, create_jo
     old = claimed(ledger, "job-1/00000", "worker-a", lease_seconds=-1)
     claimed(ledger, "job-1/00000", "worker-a")
     with pytest.raises(LeaseLost):
-        ledger.commit_part(old, PART)
+        ledger.leases.commit_part(old, PART)
 
 
 def test_renew_answers_which_leases_are_still_held(ledger: Ledger, create_job: CreateJob) -> None:
@@ -93,59 +93,59 @@ def test_renew_answers_which_leases_are_still_held(ledger: Ledger, create_job: C
     held = claimed(ledger, "job-1/00000", lease_seconds=-1)
     finished = claimed(ledger, "job-1/00002")
     foreign = claimed(ledger, "job-1/00003", "worker-b")
-    ledger.finish_shard(finished)
+    ledger.leases.finish_shard(finished)
     ids = [claim.attempt_id for claim in (held, taken, finished, foreign)]
-    assert ledger.renew("worker-a", ids, 60) == {held.attempt_id}
-    assert ledger.requeue_expired("bulk") == []
-    assert ledger.renew("worker-a", [], 60) == set()
+    assert ledger.leases.renew("worker-a", ids, 60) == {held.attempt_id}
+    assert ledger.messages.requeue_expired("bulk") == []
+    assert ledger.leases.renew("worker-a", [], 60) == set()
 
 
 def test_release_without_error_is_offered_at_once(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
-    ledger.release(claimed(ledger, "job-1/00000"))
+    ledger.leases.release(claimed(ledger, "job-1/00000"))
     assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.RELEASED]
-    assert ledger.unclaimed("bulk", older_than_seconds=3600, limit=10) == ["job-1/00000"]
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=3600, limit=10) == ["job-1/00000"]
     assert claimed(ledger, "job-1/00000").attempt_number == 2
 
 
 def test_release_with_an_error_waits_and_tells_the_job(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
-    ledger.release(claimed(ledger, "job-1/00000"), "disk full")
+    ledger.leases.release(claimed(ledger, "job-1/00000"), "disk full")
     assert ledger.job("job-1").error == ledger.progress("job-1").error == "disk full"
     assert ledger.attempts("job-1/00000")[0].error == "disk full"
     assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.FAILED]
-    assert ledger.unclaimed("bulk", older_than_seconds=3600, limit=10) == []
-    ledger.finish_shard(claimed(ledger, "job-1/00000"))
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=3600, limit=10) == []
+    ledger.leases.finish_shard(claimed(ledger, "job-1/00000"))
     assert ledger.job("job-1").error is None
 
 
 def test_released_shard_cannot_be_committed_to(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
     claim = claimed(ledger, "job-1/00000")
-    ledger.release(claim)
+    ledger.leases.release(claim)
     with pytest.raises(LeaseLost):
-        ledger.commit_part(claim, PART)
-    assert ledger.renew("worker-a", [claim.attempt_id], 60) == set()
+        ledger.leases.commit_part(claim, PART)
+    assert ledger.leases.renew("worker-a", [claim.attempt_id], 60) == set()
 
 
 def test_dropped_part_no_longer_counts(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
     claim = claimed(ledger, "job-1/00000")
-    ledger.commit_part(claim, PART)
+    ledger.leases.commit_part(claim, PART)
     (part,) = ledger.parts("job-1")
-    ledger.drop_part(claim, part.id)
+    ledger.leases.drop_part(claim, part.id)
     assert ledger.progress("job-1").rows_done == 0
 
 
 def test_drop_part_wants_the_lease_of_its_shard(ledger: Ledger, create_job: CreateJob) -> None:
     create_job()
     claim = claimed(ledger, "job-1/00000", lease_seconds=-1)
-    ledger.commit_part(claim, PART)
+    ledger.leases.commit_part(claim, PART)
     (part,) = ledger.parts("job-1")
-    ledger.drop_part(claimed(ledger, "job-1/00001"), part.id)
+    ledger.leases.drop_part(claimed(ledger, "job-1/00001"), part.id)
     claimed(ledger, "job-1/00000", "worker-b")
     with pytest.raises(LeaseLost):
-        ledger.drop_part(claim, part.id)
+        ledger.leases.drop_part(claim, part.id)
     assert ledger.parts("job-1") == [part]
 
 
@@ -157,7 +157,7 @@ def test_last_shards_finishing_together_complete_the_job(ledger: Ledger, create_
 
         def finish(claim: Claim, start: threading.Barrier = start) -> JobState:
             start.wait(10)
-            return ledger.finish_shard(claim)
+            return ledger.leases.finish_shard(claim)
 
         with ThreadPoolExecutor(4) as pool:
             states = list(pool.map(finish, claims))
@@ -168,20 +168,20 @@ def test_last_shards_finishing_together_complete_the_job(ledger: Ledger, create_
 def test_a_part_of_which_nothing_stays_goes(ledger: Ledger, create_job: CreateJob) -> None:
     create_job()
     claim, other = claimed(ledger, "job-1/00000"), claimed(ledger, "job-1/00001")
-    ledger.commit_part(claim, PART)
+    ledger.leases.commit_part(claim, PART)
     (old,) = ledger.parts("job-1")
-    ledger.commit_part(other, NewPart("new", num_rows=2), [Replacement(old.id, None)])
+    ledger.leases.commit_part(other, NewPart("new", num_rows=2), [Replacement(old.id, None)])
     assert [part.file_name for part in ledger.parts("job-1")] == ["new"]
 
 
 def test_a_stale_attempt_replaces_nothing(ledger: Ledger, create_job: CreateJob) -> None:
     create_job()
-    ledger.commit_part(claimed(ledger, "job-1/00000"), PART)
+    ledger.leases.commit_part(claimed(ledger, "job-1/00000"), PART)
     (old,) = ledger.parts("job-1")
     stale = claimed(ledger, "job-1/00001", lease_seconds=-1)
     claimed(ledger, "job-1/00001", "worker-b")
     with pytest.raises(LeaseLost):
-        ledger.commit_part(stale, NewPart("new", num_rows=1), [Replacement(old.id, None)])
+        ledger.leases.commit_part(stale, NewPart("new", num_rows=1), [Replacement(old.id, None)])
     assert ledger.parts("job-1") == [old]
 
 
@@ -203,11 +203,11 @@ def test_a_claim_says_how_far_the_deadline_is(ledger: Ledger) -> None:
 def test_only_an_attempt_that_is_not_heard_of_again_is_lost(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
     stopped = claimed(ledger, "job-1/00000", lease_seconds=-1)
-    ledger.begin_trial(stopped, [4, 5])
+    ledger.leases.begin_trial(stopped, [4, 5])
     claimed(ledger, "job-1/00000", "worker-b")
     assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.LOST, None]
     with pytest.raises(LeaseLost):
-        ledger.begin_trial(stopped, [6])
-    ledger.release(stopped)
+        ledger.leases.begin_trial(stopped, [6])
+    ledger.leases.release(stopped)
     assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.RELEASED, None]
     assert [attempt.trial_rows for attempt in ledger.attempts("job-1/00000")] == [[4, 5], None]

@@ -58,11 +58,11 @@ def test_jobs_newest_first(ledger: Ledger, create_job: CreateJob) -> None:
 def test_a_job_runs_through(ledger: Ledger, create_job: CreateJob) -> None:
     create_job()
     first, second = claimed(ledger, "job-1/00000"), claimed(ledger, "job-1/00001")
-    ledger.commit_part(first, PART)
-    ledger.commit_part(second, NewPart("part-00001-01-000.parquet", num_rows=1, cached_tokens=7))
-    assert ledger.finish_shard(first) is JobState.RUNNING
-    ledger.commit_part(second, NewPart("part-00001-01-001.parquet", num_rows=1))
-    assert ledger.finish_shard(second) is JobState.COMPLETED
+    ledger.leases.commit_part(first, PART)
+    ledger.leases.commit_part(second, NewPart("part-00001-01-000.parquet", num_rows=1, cached_tokens=7))
+    assert ledger.leases.finish_shard(first) is JobState.RUNNING
+    ledger.leases.commit_part(second, NewPart("part-00001-01-001.parquet", num_rows=1))
+    assert ledger.leases.finish_shard(second) is JobState.COMPLETED
     progress = ledger.progress("job-1")
     assert progress.state is JobState.COMPLETED
     assert (progress.rows_total, progress.rows_done, progress.rows_failed) == (4, 4, 1)
@@ -90,7 +90,7 @@ def test_parts_of_a_job_and_of_a_shard(ledger: Ledger, create_job: CreateJob) ->
     create_job()
     first, second = claimed(ledger, "job-1/00000"), claimed(ledger, "job-1/00001")
     for claim, name in ((second, "b"), (first, "a"), (second, "c")):
-        ledger.commit_part(claim, NewPart(name, num_rows=1))
+        ledger.leases.commit_part(claim, NewPart(name, num_rows=1))
     assert [part.file_name for part in ledger.parts("job-1")] == ["b", "a", "c"]
     assert [part.file_name for part in ledger.parts("job-1", shard_number=1)] == ["b", "c"]
     assert ledger.parts("job-1")[0].attempt_id == second.attempt_id
@@ -102,18 +102,18 @@ def test_cancelled_job_stops_everywhere(ledger: Ledger, create_job: CreateJob) -
     claimed(ledger, "job-1/00001", lease_seconds=-1)
     assert ledger.cancel_job("job-1") is JobState.CANCELLED
     assert take_shard(ledger, "job-1/00002", "worker-b", 60) is None
-    assert ledger.renew("worker-a", [running.attempt_id], 60) == set()
-    assert ledger.requeue_expired("bulk") == []
-    assert ledger.unclaimed("bulk", older_than_seconds=0, limit=10) == []
+    assert ledger.leases.renew("worker-a", [running.attempt_id], 60) == set()
+    assert ledger.messages.requeue_expired("bulk") == []
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=0, limit=10) == []
     with pytest.raises(LeaseLost):
-        ledger.commit_part(running, PART)
+        ledger.leases.commit_part(running, PART)
     with pytest.raises(LeaseLost):
-        ledger.finish_shard(running)
+        ledger.leases.finish_shard(running)
 
 
 def test_completed_job_stays_completed(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
-    ledger.finish_shard(claimed(ledger, "job-1/00000"))
+    ledger.leases.finish_shard(claimed(ledger, "job-1/00000"))
     assert ledger.cancel_job("job-1") is JobState.COMPLETED
     assert take_shard(ledger, "job-1/00000", "worker-b", 60) is None
 
@@ -126,11 +126,11 @@ def test_a_paused_job_is_neither_claimed_nor_renewed_but_committed_to(ledger: Le
         ledger.pause_job("job-1")
         assert ledger.job("job-1").state is JobState.PAUSED
     assert take_shard(ledger, "job-1/00002", "worker-b", 60) is None
-    assert ledger.renew("worker-a", [running.attempt_id], 60) == set()
-    assert ledger.requeue_expired("bulk") == []
-    assert ledger.unclaimed("bulk", older_than_seconds=0, limit=10) == []
-    ledger.commit_part(running, PART)
-    ledger.release(running)
+    assert ledger.leases.renew("worker-a", [running.attempt_id], 60) == set()
+    assert ledger.messages.requeue_expired("bulk") == []
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=0, limit=10) == []
+    ledger.leases.commit_part(running, PART)
+    ledger.leases.release(running)
     assert ledger.progress("job-1").rows_done == 2
 
 
@@ -141,15 +141,15 @@ def test_a_resumed_job_names_the_shards_to_ring_for(ledger: Ledger, create_job: 
     for _ in range(2):
         assert ledger.resume_job("job-1") == ["job-1/00000", "job-1/00002"]
         assert ledger.job("job-1").state is JobState.RUNNING
-    assert ledger.renew("worker-a", [held.attempt_id], 60) == {held.attempt_id}
-    assert ledger.unclaimed("bulk", older_than_seconds=60, limit=10) == []
+    assert ledger.leases.renew("worker-a", [held.attempt_id], 60) == {held.attempt_id}
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=60, limit=10) == []
 
 
 def test_a_paused_job_completes_when_its_last_shard_was_already_answered(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
     claim = claimed(ledger, "job-1/00000")
     ledger.pause_job("job-1")
-    assert ledger.finish_shard(claim) is JobState.COMPLETED
+    assert ledger.leases.finish_shard(claim) is JobState.COMPLETED
 
 
 def test_a_paused_job_can_be_cancelled(ledger: Ledger, create_job: CreateJob) -> None:
@@ -161,7 +161,7 @@ def test_a_paused_job_can_be_cancelled(ledger: Ledger, create_job: CreateJob) ->
 @pytest.mark.parametrize("verb", ["pause_job", "resume_job"])
 def test_a_job_that_has_ended_is_not_paused_or_resumed(ledger: Ledger, create_job: CreateJob, verb: str) -> None:
     create_job("done", num_shards=1)
-    ledger.finish_shard(claimed(ledger, "done/00000"))
+    ledger.leases.finish_shard(claimed(ledger, "done/00000"))
     ledger.cancel_job(create_job("stopped"))
     for job_id, state in (("done", "completed"), ("stopped", "cancelled")):
         with pytest.raises(JobEnded, match=f"job {job_id} has ended: it is {state}"):
@@ -175,8 +175,8 @@ def test_a_completed_job_runs_again_with_more_shards(ledger: Ledger, create_job:
     again = [NewShard(1, 1, "/spool/0.parquet", retry_of=0)]
     assert not ledger.retry_job("job-1", again)
     first = claimed(ledger, "job-1/00000")
-    ledger.commit_part(first, PART)
-    ledger.finish_shard(first)
+    ledger.leases.commit_part(first, PART)
+    ledger.leases.finish_shard(first)
     assert ledger.retry_job("job-1", again)
     assert not ledger.retry_job("job-1", again)
     job = ledger.job("job-1")
@@ -187,12 +187,12 @@ def test_a_completed_job_runs_again_with_more_shards(ledger: Ledger, create_job:
     rest = NewPart("part-00001-02-001.parquet", num_rows=1, prompt_tokens=10)
     new = NewPart("part-00001-02-000.parquet", num_rows=1, prompt_tokens=9)
     for _ in range(2):
-        ledger.commit_part(claim, new, [Replacement(old.id, rest)])
+        ledger.leases.commit_part(claim, new, [Replacement(old.id, rest)])
     progress = ledger.progress("job-1")
     assert (progress.rows_done, progress.rows_failed, progress.prompt_tokens) == (2, 0, 19)
     assert [part.file_name for part in ledger.parts("job-1", shard_number=0)] == [rest.file_name]
     assert [part.file_name for part in ledger.parts("job-1", shard_number=1)] == [new.file_name]
-    assert ledger.finish_shard(claim) is JobState.COMPLETED
+    assert ledger.leases.finish_shard(claim) is JobState.COMPLETED
 
 
 def test_a_job_is_found_by_its_key_and_no_second_one_has_it(ledger: Ledger) -> None:
@@ -212,7 +212,7 @@ def test_a_deleted_job_leaves_nothing_and_others_alone(ledger: Ledger, create_jo
     create_job("gone")
     create_job("kept")
     for job_id in ("gone", "kept"):
-        ledger.commit_part(claimed(ledger, f"{job_id}/00000"), PART)
+        ledger.leases.commit_part(claimed(ledger, f"{job_id}/00000"), PART)
     ledger.delete_job("gone")
     with pytest.raises(UnknownJob):
         ledger.job("gone")
@@ -227,11 +227,11 @@ def test_the_parts_and_attempts_of_a_shard_and_its_retries(ledger: Ledger, creat
     create_job(num_shards=2)
     first, other = claimed(ledger, "job-1/00000"), claimed(ledger, "job-1/00001")
     for claim, name in ((first, "a"), (other, "b")):
-        ledger.commit_part(claim, NewPart(name, num_rows=2, num_failed=1))
-        ledger.finish_shard(claim)
+        ledger.leases.commit_part(claim, NewPart(name, num_rows=2, num_failed=1))
+        ledger.leases.finish_shard(claim)
     assert ledger.retry_job("job-1", [NewShard(2, 1, "/spool/0.parquet", retry_of=0)])
     again = claimed(ledger, "job-1/00002")
-    ledger.commit_part(again, NewPart("c", num_rows=1))
+    ledger.leases.commit_part(again, NewPart("c", num_rows=1))
     assert [part.file_name for part in ledger.retried_parts("job-1", 0)] == ["a", "c"]
     assert ledger.retrying_attempts("job-1", 0) == {first.attempt_id, again.attempt_id}
     assert ledger.retrying_attempts("job-1", 1) == {other.attempt_id}
@@ -247,6 +247,6 @@ def test_a_job_keeps_the_weights_that_were_noted_first(ledger: Ledger, create_jo
 
 def test_progress_counts_answers_of_earlier_jobs(ledger: Ledger, create_job: CreateJob) -> None:
     create_job()
-    ledger.commit_part(claimed(ledger, "job-1/00000"), NewPart("a", num_rows=2, num_from_cache=2))
-    ledger.commit_part(claimed(ledger, "job-1/00001"), NewPart("b", num_rows=2, num_from_cache=1))
+    ledger.leases.commit_part(claimed(ledger, "job-1/00000"), NewPart("a", num_rows=2, num_from_cache=2))
+    ledger.leases.commit_part(claimed(ledger, "job-1/00001"), NewPart("b", num_rows=2, num_from_cache=1))
     assert ledger.progress("job-1").rows_from_cache == 3

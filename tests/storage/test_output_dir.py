@@ -1,4 +1,4 @@
-"""Who may write into an output folder."""
+"""Who may write into an output folder, on a disk and on an object store."""
 
 import json
 from pathlib import Path
@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from headrace.storage.errors import ManifestDamaged, OutputNotEmpty, StorageError
+from headrace.storage.local_folder import LocalFolder
+from headrace.storage.output_address import open_folder
 from headrace.storage.output_dir import (
     MANIFEST_NAME,
     Manifest,
@@ -13,62 +15,82 @@ from headrace.storage.output_dir import (
     complete_manifest,
     prepare_output_dir,
     read_manifest,
+    remove_output_dir,
     write_manifest,
 )
+from headrace.storage.output_folder import OutputFolder
+
+from ..shelf import make_bucket
 
 MANIFEST = Manifest("job-1", "abc")
-OURS = ["part-00000-01-000.parquet", ".part-00000-02-000.parquet.tmp", "._headrace.json.tmp"]
+OURS = ["._headrace.json.tmp", ".part-00000-02-000.parquet.tmp", "part-00000-01-000.parquet"]
+
+
+@pytest.fixture(params=["disk", "store"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> OutputFolder:
+    """One that is not there."""
+    if request.param == "disk":
+        return open_folder(tmp_path / "a" / "b")
+    request.getfixturevalue("shelf")
+    make_bucket("bucket")
+    return open_folder("shelf://bucket/a/b")
 
 
 @pytest.fixture
-def used(tmp_path: Path) -> Path:
+def used(folder: OutputFolder) -> OutputFolder:
     """A folder as a job leaves it that was killed."""
-    folder = tmp_path / "used"
-    folder.mkdir()
+    folder.make()
     write_manifest(folder, MANIFEST)
     for name in OURS:
-        (folder / name).touch()
+        folder.replace(name, b"")
     return folder
 
 
 @pytest.mark.parametrize("mode", OutputMode)
-def test_new_folder_is_made_in_every_mode(mode: OutputMode, tmp_path: Path) -> None:
-    folder = tmp_path / "a" / "b"
+def test_new_folder_is_made_in_every_mode(mode: OutputMode, folder: OutputFolder) -> None:
     for _ in range(2):
         assert prepare_output_dir(folder, mode) is None
-        assert list(folder.iterdir()) == []
+        assert folder.names() == []
+        assert folder.exists()
 
 
-def test_new_refuses_a_used_folder(used: Path) -> None:
+def test_new_refuses_a_used_folder(used: OutputFolder) -> None:
     with pytest.raises(OutputNotEmpty) as caught:
         prepare_output_dir(used, OutputMode.NEW)
     advice = "pass --resume to finish it or --overwrite to replace it"
     assert str(caught.value) == f"output folder {used} is not empty: {advice}"
 
 
-def test_resume_returns_the_manifest_and_touches_nothing(used: Path) -> None:
-    before = sorted(used.iterdir())
+def test_resume_returns_the_manifest_and_touches_nothing(used: OutputFolder) -> None:
     assert prepare_output_dir(used, OutputMode.RESUME) == MANIFEST
-    assert sorted(used.iterdir()) == before
+    assert used.names() == sorted([MANIFEST_NAME, *OURS])
 
 
-def test_resume_wants_a_manifest(used: Path) -> None:
-    (used / MANIFEST_NAME).unlink()
+def test_resume_wants_a_manifest(used: OutputFolder) -> None:
+    used.remove([MANIFEST_NAME])
     with pytest.raises(OutputNotEmpty, match="no headrace job to resume"):
         prepare_output_dir(used, OutputMode.RESUME)
 
 
-def test_overwrite_removes_what_headrace_wrote(used: Path) -> None:
+def test_overwrite_removes_what_headrace_wrote(used: OutputFolder) -> None:
     assert prepare_output_dir(used, OutputMode.OVERWRITE) is None
-    assert list(used.iterdir()) == []
+    assert used.names() == []
+
+
+def test_a_folder_goes_with_what_headrace_wrote(used: OutputFolder) -> None:
+    for _ in range(2):
+        remove_output_dir(used)
+        assert used.names() == []
+        assert not isinstance(used, LocalFolder) or not used.exists()
 
 
 @pytest.mark.parametrize("foreign", ["notes.txt", "part-1.parquet", "part-00000-01-000.parquet.bak", ".hidden"])
-def test_overwrite_touches_nothing_beside_foreign_files(used: Path, foreign: str) -> None:
-    (used / foreign).touch()
-    with pytest.raises(OutputNotEmpty, match=f"holds {foreign}, not written by headrace"):
-        prepare_output_dir(used, OutputMode.OVERWRITE)
-    assert len(list(used.iterdir())) == len(OURS) + 2
+def test_overwrite_touches_nothing_beside_foreign_files(used: OutputFolder, foreign: str) -> None:
+    used.replace(foreign, b"")
+    for remove in (lambda: prepare_output_dir(used, OutputMode.OVERWRITE), lambda: remove_output_dir(used)):
+        with pytest.raises(OutputNotEmpty, match=f"holds {foreign}, not written by headrace"):
+            remove()
+        assert len(used.names()) == len(OURS) + 2
 
 
 @pytest.mark.parametrize("mode", OutputMode)
@@ -76,45 +98,55 @@ def test_overwrite_touches_nothing_beside_foreign_files(used: Path, foreign: str
 def test_a_file_in_the_way(mode: OutputMode, name: str, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="is not a folder"):
-        prepare_output_dir(tmp_path / name, mode)
+        prepare_output_dir(LocalFolder(tmp_path / name), mode)
 
 
-def test_manifest_comes_back(tmp_path: Path) -> None:
-    assert read_manifest(tmp_path) is None
-    assert read_manifest(tmp_path / "missing") is None
-    write_manifest(tmp_path, MANIFEST)
-    assert read_manifest(tmp_path) == MANIFEST
-    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST_NAME]
+def test_manifest_comes_back(folder: OutputFolder) -> None:
+    assert read_manifest(folder) is None
+    folder.make()
+    assert read_manifest(folder) is None
+    write_manifest(folder, MANIFEST)
+    assert read_manifest(folder) == MANIFEST
+    assert folder.names() == [MANIFEST_NAME]
 
 
-def test_folder_is_taken_once(tmp_path: Path) -> None:
-    write_manifest(tmp_path, MANIFEST)
+def test_a_file_is_no_folder_with_a_manifest(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert read_manifest(LocalFolder(tmp_path / "file")) is None
+
+
+def test_folder_is_taken_once(folder: OutputFolder) -> None:
+    folder.make()
+    write_manifest(folder, MANIFEST)
     with pytest.raises(OutputNotEmpty, match="taken by another job"):
-        write_manifest(tmp_path, Manifest("job-2", "abc"))
-    assert read_manifest(tmp_path) == MANIFEST
+        write_manifest(folder, Manifest("job-2", "abc"))
+    assert read_manifest(folder) == MANIFEST
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"job_id": "x"}'])
-def test_damaged_manifest(content: str, used: Path) -> None:
-    (used / MANIFEST_NAME).write_text(content)
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job_id": "x"}'])
+def test_damaged_manifest(content: bytes, used: OutputFolder) -> None:
+    used.replace(MANIFEST_NAME, content)
     with pytest.raises(ManifestDamaged, match="damaged: pass --overwrite"):
         prepare_output_dir(used, OutputMode.RESUME)
     prepare_output_dir(used, OutputMode.OVERWRITE)
 
 
-def test_a_completed_manifest_says_more_and_still_whose_it_is(tmp_path: Path) -> None:
-    write_manifest(tmp_path, MANIFEST)
-    complete_manifest(tmp_path, MANIFEST, {"rows": {"total": 3}})
-    written = json.loads((tmp_path / MANIFEST_NAME).read_text())
+def test_a_completed_manifest_says_more_and_still_whose_it_is(folder: OutputFolder) -> None:
+    folder.make()
+    write_manifest(folder, MANIFEST)
+    complete_manifest(folder, MANIFEST, {"rows": {"total": 3}})
+    written = json.loads(folder.read(MANIFEST_NAME))
     assert written == {"job_id": "job-1", "fingerprint": "abc", "rows": {"total": 3}}
-    assert read_manifest(tmp_path) == MANIFEST
-    complete_manifest(tmp_path, MANIFEST, {"rows": {"total": 4}})
-    assert json.loads((tmp_path / MANIFEST_NAME).read_text())["rows"] == {"total": 4}
+    assert read_manifest(folder) == MANIFEST
+    complete_manifest(folder, MANIFEST, {"rows": {"total": 4}})
+    assert json.loads(folder.read(MANIFEST_NAME))["rows"] == {"total": 4}
+    assert folder.names() == [MANIFEST_NAME]
 
 
-def test_the_manifest_of_another_job_is_left_alone(tmp_path: Path) -> None:
-    complete_manifest(tmp_path, MANIFEST, {"rows": 1})
-    assert not list(tmp_path.iterdir())
-    write_manifest(tmp_path, Manifest("job-2", "abc"))
-    complete_manifest(tmp_path, MANIFEST, {"rows": 1})
-    assert "rows" not in (tmp_path / MANIFEST_NAME).read_text()
+def test_the_manifest_of_another_job_is_left_alone(folder: OutputFolder) -> None:
+    folder.make()
+    complete_manifest(folder, MANIFEST, {"rows": 1})
+    assert folder.names() == []
+    write_manifest(folder, Manifest("job-2", "abc"))
+    complete_manifest(folder, MANIFEST, {"rows": 1})
+    assert b"rows" not in folder.read(MANIFEST_NAME)

@@ -9,6 +9,7 @@ import pytest
 
 from headrace.storage import parts
 from headrace.storage.errors import PartMissing, StorageError
+from headrace.storage.local_folder import LocalFolder
 from headrace.storage.records import NewPart
 
 NAME = "part-00003-01-000.parquet"
@@ -28,57 +29,57 @@ def test_file_names() -> None:
 
 
 def test_part_is_invisible_until_published(tmp_path: Path) -> None:
-    parts.write_part(tmp_path, NAME, table(4, 2))
+    LocalFolder(tmp_path).write_part(NAME, table(4, 2))
     assert names(tmp_path) == [f".{NAME}.tmp"]
-    parts.publish(tmp_path, NAME)
-    parts.publish(tmp_path, NAME)
+    LocalFolder(tmp_path).publish(NAME)
+    LocalFolder(tmp_path).publish(NAME)
     assert names(tmp_path) == [NAME]
     assert pq.read_table(tmp_path / NAME).equals(table(4, 2))
 
 
 def test_discard(tmp_path: Path) -> None:
-    parts.write_part(tmp_path, NAME, table(1))
-    parts.discard(tmp_path, NAME)
-    parts.discard(tmp_path, NAME)
+    LocalFolder(tmp_path).write_part(NAME, table(1))
+    LocalFolder(tmp_path).discard(NAME)
+    LocalFolder(tmp_path).discard(NAME)
     assert names(tmp_path) == []
 
 
 def test_missing_part(tmp_path: Path) -> None:
     with pytest.raises(PartMissing, match=NAME):
-        parts.publish(tmp_path, NAME)
+        LocalFolder(tmp_path).publish(NAME)
 
 
 def test_damaged_part_is_named(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"PAR1 but not really PAR1")
     with pytest.raises(StorageError, match=f"{NAME}.*delete it") as caught:
-        parts.recover_shard(tmp_path, 3, 2, [NAME])
+        parts.recover_shard(LocalFolder(tmp_path), 3, 2, [NAME])
     assert "\n" not in str(caught.value)
 
 
 def test_part_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="No such file or directory"):
-        parts.write_part(tmp_path / "gone", NAME, table(1))
+        LocalFolder(tmp_path / "gone").write_part(NAME, table(1))
 
 
 def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
     # The device that is always full, in the place of the temporary file.
     (tmp_path / f".{NAME}.tmp").symlink_to("/dev/full")
     with pytest.raises(StorageError, match=r"cannot write .*No space left"):
-        parts.write_part(tmp_path, NAME, table(1))
+        LocalFolder(tmp_path).write_part(NAME, table(1))
     assert names(tmp_path) == []
 
 
 def test_recovery_completes_the_committed_and_removes_the_rest(tmp_path: Path) -> None:
     published, unpublished, gone = (f"part-00003-01-00{n}.parquet" for n in range(3))
-    parts.write_part(tmp_path, published, table(0))
-    parts.publish(tmp_path, published)
-    parts.write_part(tmp_path, unpublished, table(1, 2))
+    LocalFolder(tmp_path).write_part(published, table(0))
+    LocalFolder(tmp_path).publish(published)
+    LocalFolder(tmp_path).write_part(unpublished, table(1, 2))
     for stray in ("part-00003-01-003.parquet", "part-00003-02-000.parquet"):
-        parts.write_part(tmp_path, stray, table(9))
+        LocalFolder(tmp_path).write_part(stray, table(9))
     kept = ["part-00003-03-000.parquet", "part-00004-01-000.parquet"]
     for name in kept:
-        parts.write_part(tmp_path, name, table(8))
-    recovered = parts.recover_shard(tmp_path, 3, 3, [published, unpublished, gone])
+        LocalFolder(tmp_path).write_part(name, table(8))
+    recovered = parts.recover_shard(LocalFolder(tmp_path), 3, 3, [published, unpublished, gone])
     assert recovered == parts.Recovered(rows=frozenset({0, 1, 2}), missing=(gone,))
     assert names(tmp_path) == sorted([published, unpublished, *(f".{name}.tmp" for name in kept)])
 
@@ -86,15 +87,15 @@ def test_recovery_completes_the_committed_and_removes_the_rest(tmp_path: Path) -
 def test_folder_whose_name_looks_like_a_partition(tmp_path: Path) -> None:
     folder = tmp_path / "row=7"
     folder.mkdir()
-    parts.write_part(folder, NAME, table(1))
-    assert parts.recover_shard(folder, 3, 2, [NAME]).rows == {1}
+    LocalFolder(folder).write_part(NAME, table(1))
+    assert parts.recover_shard(LocalFolder(folder), 3, 2, [NAME]).rows == {1}
 
 
 def test_output_columns_in_duckdb(tmp_path: Path) -> None:
     schema = parts.output_schema([pa.field("text", pa.string())], choices=("a", "b"))
     row = dict.fromkeys(schema.names) | {"row": 0, "text": "hi", "probabilities": {"a": 0.75, "b": 0.25}}
-    parts.write_part(tmp_path, NAME, pa.Table.from_pylist([row], schema=schema))
-    parts.publish(tmp_path, NAME)
+    LocalFolder(tmp_path).write_part(NAME, pa.Table.from_pylist([row], schema=schema))
+    LocalFolder(tmp_path).publish(NAME)
     found = duckdb.connect().execute(f"SELECT *, probabilities['a'] AS p FROM '{tmp_path}/*.parquet'")
     assert [column[0] for column in found.description or []] == [*schema.names, "p"]
     assert found.fetchall()[0][-1] == 0.75
@@ -116,23 +117,29 @@ def test_probabilities_are_there_on_demand() -> None:
 
 
 def test_a_committed_part_is_found_under_whichever_name_it_has(tmp_path: Path) -> None:
-    assert parts.committed_file(tmp_path, NAME) is None
-    parts.write_part(tmp_path, NAME, table(1))
-    assert parts.committed_file(tmp_path, NAME) == tmp_path / f".{NAME}.tmp"
-    parts.publish(tmp_path, NAME)
-    assert parts.committed_file(tmp_path, NAME) == tmp_path / NAME
+    folder = LocalFolder(tmp_path)
+    assert folder.find_parts([NAME]) == folder.dataset([NAME]).files == []
+    with pytest.raises(PartMissing, match=NAME):
+        folder.read_part(NAME)
+    folder.write_part(NAME, table(1))
+    assert folder.dataset([NAME]).files == [f"{tmp_path}/.{NAME}.tmp"]
+    assert folder.read_part(NAME).equals(table(1))
+    folder.publish(NAME)
+    assert folder.find_parts([NAME]) == [NAME]
+    assert folder.dataset([NAME]).files == [f"{tmp_path}/{NAME}"]
+    assert folder.read_part(NAME, ["row"]).equals(table(1).select(["row"]))
 
 
 def test_settling_withdraws_what_was_replaced_and_publishes_the_rest(tmp_path: Path) -> None:
     old, kept, foreign = "part-00000-01-000.parquet", "part-00000-01-001.parquet", "part-00000-07-000.parquet"
     new = "part-00002-03-000.parquet"
     for name in (old, kept, foreign):
-        parts.write_part(tmp_path, name, table(1))
-        parts.publish(tmp_path, name)
-    parts.write_part(tmp_path, new, table(2))
+        LocalFolder(tmp_path).write_part(name, table(1))
+        LocalFolder(tmp_path).publish(name)
+    LocalFolder(tmp_path).write_part(new, table(2))
     for _ in range(2):
-        published = parts.published_by(tmp_path, {1, 3})
-        parts.settle(tmp_path, published, [kept, new])
+        published = parts.published_by(LocalFolder(tmp_path), {1, 3})
+        parts.settle(LocalFolder(tmp_path), published, [kept, new])
         assert names(tmp_path) == [kept, foreign, new]
 
 
@@ -142,10 +149,9 @@ def test_a_part_is_summed_up(tmp_path: Path) -> None:
     assert summary == NewPart(NAME, num_rows=2, num_failed=1, prompt_tokens=8, completion_tokens=2)
 
 
-def test_the_last_attempt_of_a_job_tidies_up_after_those_before_it_at_any_shard(tmp_path: Path) -> None:
-    names_of = {attempt: parts.part_file_name(shard, attempt, 0) for shard, attempt in ((3, 1), (5, 2), (4, 7), (3, 9))}
-    for name in names_of.values():
-        parts.write_part(tmp_path, name, table(1))
-    parts.publish(tmp_path, names_of[1])
-    parts.remove_all_strays(tmp_path, attempt_id=7)
-    assert names(tmp_path) == sorted([names_of[1], f".{names_of[7]}.tmp", f".{names_of[9]}.tmp"])
+def test_a_hidden_part_tells_of_which_shard_and_attempt_it_is(tmp_path: Path) -> None:
+    folder, names_of = LocalFolder(tmp_path), [parts.part_file_name(shard, 10 + shard, 0) for shard in (3, 4)]
+    for name in names_of:
+        folder.write_part(name, table(1))
+    folder.publish(names_of[0])
+    assert parts.maybe_strays(folder) == [(names_of[1], 4, 14)]

@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from headrace.storage import parts
 from headrace.storage.ledger import Ledger
+from headrace.storage.local_folder import LocalFolder
 from headrace.storage.records import JobState
 from headrace.storage.sinks import DEFAULT_TABLE
 
@@ -68,7 +69,7 @@ def test_killed_between_the_steps_of_a_commit(
     claim = take_shard(ledger, "job-1/00000", "heir", 60)
     assert claim is not None
     committed = [part.file_name for part in ledger.parts("job-1", claim.shard_number)]
-    recovered = parts.recover_shard(folder, claim.shard_number, claim.attempt_number, committed)
+    recovered = parts.recover_shard(LocalFolder(folder), claim.shard_number, claim.attempt_number, committed)
     assert recovered.rows == rows_kept
     assert recovered.missing == ()
     assert sorted(path.name for path in folder.iterdir()) == committed

@@ -393,6 +393,18 @@ def test_a_query(shop_url: str) -> None:
     assert len(list(open_sql(shop_url, "select * from orders", limit=5))) == 5
 
 
+def test_a_querys_colons_are_its_own(shop_url: str) -> None:
+    source = open_sql(
+        shop_url, "select cast(id as text) || ' :id 1:2' as note from orders where note <> ':n%' order by id"
+    )
+    assert next(iter(source)).values == {"note": "0 :id 1:2"}
+
+
+def test_a_database_that_does_not_answer() -> None:
+    with pytest.raises(InputError, match=r"--sql cannot be reached: .*refused"):
+        open_sql("postgresql+psycopg://nobody@127.0.0.1:1/none", "select 1")
+
+
 @pytest.mark.parametrize(
     ("query", "message"),
     [

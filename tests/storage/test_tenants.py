@@ -132,7 +132,7 @@ def test_tokens_count_until_their_shard_is_done(ledger: Ledger) -> None:
     assert refused.value.limit == "queued_tokens"
     claim = take_shard(ledger, "job-1/00000", "worker", 60)
     assert claim is not None
-    ledger.finish_shard(claim)
+    ledger.leases.finish_shard(claim)
     # One of four rows is left.
     assert ledger.queued_tokens("acme") == JOB_TOKENS // 4
 

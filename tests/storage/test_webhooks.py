@@ -19,8 +19,8 @@ def create(ledger: Ledger, job_id: str, num_failed: int | None, within_seconds: 
     if num_failed is not None:
         claim = take_shard(ledger, f"{job_id}/00000", "owner", 60)
         assert claim is not None
-        ledger.commit_part(claim, NewPart(f"{job_id}.parquet", 3, num_failed, 30, 10, 6))
-        ledger.finish_shard(claim)
+        ledger.leases.commit_part(claim, NewPart(f"{job_id}.parquet", 3, num_failed, 30, 10, 6))
+        ledger.leases.finish_shard(claim)
 
 
 def test_each_end_is_due_once(ledger: Ledger) -> None:

@@ -1,6 +1,7 @@
 """From a request's body to the live requests that answer it. Synchronous: templates, tokenizers and Redis take time."""
 
 from collections.abc import Sequence
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -18,14 +19,15 @@ from .sampling_schemas import SamplingFields
 
 @dataclass
 class Asked:
-    """What was handed to workers for one response. Choice `i` is sample `i % n` of request `i // n`.
+    """What is handed to workers for one response. Choice `i` is sample `i % n` of request `i // n`.
 
-    `echoes`: for each choice, the text that stands in front of it, if one does. `admissions`: closed
-    when the response has ended. `open_choices`: those whose answer has not.
+    `submitted`: that it was, or why not. `echoes`: for each choice, the text that stands in front of it, if one does.
+    `admissions`: closed when the response has ended. `open_choices`: those whose answer has not.
     """
 
     model: ServedModel
     requests: Sequence[LiveRequest]
+    submitted: "Future[None]"
     cancel_on_disconnect: bool
     echoes: Sequence[str] = ()
     admissions: ExitStack = field(default_factory=ExitStack)
@@ -115,8 +117,8 @@ class Asker:
         with ExitStack() as admissions:
             for request in requests:
                 admissions.enter_context(self._admit(request))
-            self.answers.submit(requests)
-            return Asked(model, requests, body.cancel_on_disconnect is not False, echoes, admissions.pop_all())
+            submitted, goes_on = self.answers.submit(requests), body.cancel_on_disconnect is False
+            return Asked(model, requests, submitted, not goes_on, echoes, admissions.pop_all())
 
     def _admit(self, request: LiveRequest) -> LiveAdmission:
         max_tokens = request.sampling.max_tokens * request.sampling.n

@@ -57,6 +57,7 @@ async def close(answers: LiveAnswers, asked: Asked) -> None:
 
     What is to go on all the same holds its tokens until it has ended.
     """
+    answers.forget(asked.requests)
     if asked.open_choices and not asked.cancel_on_disconnect:
         answers.when_ended(asked.open_answers, asked.admissions.close)
         return

@@ -1,5 +1,6 @@
 """The routes under `/v1`: their errors are OpenAI's, and each answer says which request it belongs to."""
 
+import asyncio
 import os
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
@@ -19,8 +20,9 @@ from .asking import Asked, Asker
 from .body import refusal
 
 B = TypeVar("B")
-# Handing a request over is some templates and tokens, and three answers of Redis to wait for. With all the threads that
-# there are, in a burst each waits for the interpreter's lock of the others, and the first answer for the last request.
+# Before a request is handed over it is some templates and tokens, and an answer of Redis to wait for. With all the
+# threads that there are, in a burst each waits for the interpreter's lock of the others, and the first answer for the
+# last request.
 _MOST_ASKING = min(40, (os.cpu_count() or 1) + 2)
 
 
@@ -70,5 +72,16 @@ def asking_turns() -> CapacityLimiter:
 
 
 async def in_turn(connection: HTTPConnection, hand_over: Callable[[B], Asked], body: B) -> Asked:
-    """What a method of `asker_of(connection)` makes of a body, in a thread. Raises what it does."""
-    return await run_sync(hand_over, body, limiter=connection.app.state.asking_turns)
+    """What a method of `asker_of(connection)` makes of a body, in a thread, once it is with the workers.
+
+    Raises what the method does, and redis' errors.
+    """
+    asked = await run_sync(hand_over, body, limiter=connection.app.state.asking_turns)
+    try:
+        # Others' submissions go on when this one is not waited for any more.
+        await asyncio.shield(asyncio.wrap_future(asked.submitted))
+    except BaseException:
+        asked.admissions.close()
+        connection.app.state.live.forget(asked.requests)
+        raise
+    return asked

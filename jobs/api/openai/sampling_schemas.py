@@ -1,6 +1,7 @@
 """How answers are sampled, as OpenAI's requests say it, with vLLM's additions."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
@@ -43,7 +44,7 @@ class StreamOptions(Body):
     include_obfuscation: Ignored = None
 
 
-class SamplingFields(Body):
+class SamplingFields(Body, ABC):
     """What chat and plain completions share. A null stands for the default, as in OpenAI's API."""
 
     model: Text
@@ -110,9 +111,9 @@ class SamplingFields(Body):
         given["top_k"] = 0 if self.top_k == -1 else self.top_k or 0
         return checked_sampling(given | self._logprobs(), self.choices)
 
+    @abstractmethod
     def _logprobs(self) -> dict[str, Any]:
         """`logprobs` and `top_logprobs` as the chat API has them."""
-        raise NotImplementedError
 
 
 _SAME_NAME = (

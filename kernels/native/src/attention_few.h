@@ -41,11 +41,11 @@ struct Few {
     float scale, soft_cap, factor;
 };
 
-// Each query's maximum of the raw scores, sum of the weights, and weighted values, not yet divided by the sum.
-struct FewResult {
-    float maximum[kMaxFew];
-    float sum[kMaxFew];
-    alignas(64) float output[kMaxFew][kMaxHeadDim];
+// A query's maximum of the raw scores, sum of the weights, and weighted values, not yet divided by the sum.
+struct alignas(64) FewResult {
+    float output[kMaxHeadDim];
+    float maximum;
+    float sum;
 };
 
 HEADRACE_INLINE __mmask32 mask_of_dims(int dim, int head_dim) {
@@ -123,9 +123,9 @@ HEADRACE_INLINE void hide_tail(float* scores, int count) {
 }
 
 // Weights of one query's scores, of bfloat16, and the result brought to the new maximum.
-HEADRACE_AVX512 inline void few_weights(const float* scores, int count, float factor, int head_dim, int query,
+HEADRACE_AVX512 inline void few_weights(const float* scores, int count, float factor, int head_dim,
                                         FewResult& result, bf16* weights) {
-    __m512 highest = _mm512_set1_ps(result.maximum[query]);
+    __m512 highest = _mm512_set1_ps(result.maximum);
     for (int i = 0; i < count; i += 16) {
         highest = _mm512_max_ps(highest, _mm512_load_ps(scores + i));
     }
@@ -138,26 +138,26 @@ HEADRACE_AVX512 inline void few_weights(const float* scores, int count, float fa
         sum = _mm512_add_ps(sum, _mm512_castsi512_ps(rounded));
         _mm256_store_si256(reinterpret_cast<__m256i*>(weights + i), _mm512_cvtepi32_epi16(_mm512_srli_epi32(weight, 16)));
     }
-    float kept = result.sum[query];
-    if (maximum > result.maximum[query]) {
-        const __m512 shrink = exp2_precise(_mm512_set1_ps((result.maximum[query] - maximum) * factor));
+    float kept = result.sum;
+    if (maximum > result.maximum) {
+        const __m512 shrink = exp2_precise(_mm512_set1_ps((result.maximum - maximum) * factor));
         kept *= _mm512_cvtss_f32(shrink);
         for (int dim = 0; dim < head_dim; dim += 16) {
-            float* output = result.output[query] + dim;
+            float* output = result.output + dim;
             _mm512_store_ps(output, _mm512_mul_ps(_mm512_load_ps(output), shrink));
         }
-        result.maximum[query] = maximum;
+        result.maximum = maximum;
     }
-    result.sum[query] = kept + _mm512_reduce_add_ps(sum);
+    result.sum = kept + _mm512_reduce_add_ps(sum);
 }
 
-// Adds the weighted values of the keys from `first` to before `end`. Within each 32 dimensions the result is in the
-// order that unpacking gives: of each eight the first four, all lanes' in turn, then the others.
+// Adds the weighted values of the keys from `first` to before `end`.
 template <int kCount>
 HEADRACE_AVX512 void few_outputs(const Few& few, int first, int end, const bf16 (&weights)[kMaxFew][kChunk],
-                                 FewResult& result) {
+                                 FewResult* results) {
     alignas(64) static constexpr bf16 kNothing[kMaxHeadDim] = {};
     const bf16* rows[kChunk];
+    const __m512i lower_words = words_side_by_side(0), upper_words = words_side_by_side(16);
     const int count = end - first, even_count = (count + 1) / 2 * 2;
     for (int i = 0; i < even_count; ++i) {
         rows[i] = i < count ? few.span.values[first + i] : kNothing;
@@ -166,14 +166,14 @@ HEADRACE_AVX512 void few_outputs(const Few& few, int first, int end, const bf16 
         const __mmask32 mask = mask_of_dims(dim, few.head_dim);
         __m512 totals[kCount][2];
         for (int query = 0; query < kCount; ++query) {
-            totals[query][0] = _mm512_load_ps(result.output[query] + dim);
-            totals[query][1] = _mm512_load_ps(result.output[query] + dim + 16);
+            totals[query][0] = _mm512_load_ps(results[query].output + dim);
+            totals[query][1] = _mm512_load_ps(results[query].output + dim + 16);
         }
         for (int i = 0; i < even_count; i += 2) {
             const __m512i even = _mm512_maskz_loadu_epi16(mask, rows[i] + dim);
             const __m512i odd = _mm512_maskz_loadu_epi16(mask, rows[i + 1] + dim);
-            const auto lower = reinterpret_cast<__m512bh>(_mm512_unpacklo_epi16(even, odd));
-            const auto upper = reinterpret_cast<__m512bh>(_mm512_unpackhi_epi16(even, odd));
+            const auto lower = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(even, lower_words, odd));
+            const auto upper = reinterpret_cast<__m512bh>(_mm512_permutex2var_epi16(even, upper_words, odd));
 #pragma GCC unroll 8
             for (int query = 0; query < kCount; ++query) {
                 std::int32_t pair;
@@ -184,20 +184,20 @@ HEADRACE_AVX512 void few_outputs(const Few& few, int first, int end, const bf16 
             }
         }
         for (int query = 0; query < kCount; ++query) {
-            _mm512_store_ps(result.output[query] + dim, totals[query][0]);
-            _mm512_store_ps(result.output[query] + dim + 16, totals[query][1]);
+            _mm512_store_ps(results[query].output + dim, totals[query][0]);
+            _mm512_store_ps(results[query].output + dim + 16, totals[query][1]);
         }
     }
 }
 
 template <int kCount>
-HEADRACE_AVX512 void attend_few(const Few& few, FewResult& result) {
+HEADRACE_AVX512 void attend_few(const Few& few, FewResult* results) {
     alignas(64) float scores[kMaxFew][kChunk];
     alignas(64) bf16 weights[kMaxFew][kChunk];
     for (int query = 0; query < kCount; ++query) {
-        result.maximum[query] = kNoScore;
-        result.sum[query] = 0;
-        std::memset(result.output[query], 0, (few.head_dim + 31) / 32 * 32 * sizeof(float));
+        results[query].maximum = kNoScore;
+        results[query].sum = 0;
+        std::memset(results[query].output, 0, (few.head_dim + 31) / 32 * 32 * sizeof(float));
     }
     const int to = few.span.to;
     for (int first = few.span.from; first < to; first += kChunk) {
@@ -208,31 +208,45 @@ HEADRACE_AVX512 void attend_few(const Few& few, FewResult& result) {
                 cap_scores(scores[query], count / kLanes, few.scale, few.soft_cap);
             }
             hide_tail(scores[query], end - first);
-            few_weights(scores[query], count, few.factor, few.head_dim, query, result, weights[query]);
+            few_weights(scores[query], count, few.factor, few.head_dim, results[query], weights[query]);
         }
-        few_outputs<kCount>(few, first, end, weights, result);
+        few_outputs<kCount>(few, first, end, weights, results);
     }
 }
 
-using AttendFew = void (*)(const Few&, FewResult&);
+// Leaves a result for each of the queries.
+using AttendFew = void (*)(const Few&, FewResult*);
 
 // By the number of queries.
 constexpr AttendFew kAttendFew[kMaxFew + 1] = {nullptr,       attend_few<1>, attend_few<2>, attend_few<3>, attend_few<4>,
                                                attend_few<5>, attend_few<6>, attend_few<7>, attend_few<8>};
 
-// Adds one of the queries' result to a tile's lane.
-HEADRACE_AVX512 inline void add_to_lane(Tile& tile, int lane, const FewResult& result, int query, float factor,
-                                        int head_dim) {
-    const float mine = tile.maximum[lane], theirs = result.maximum[query], maximum = mine > theirs ? mine : theirs;
-    const float keep = _mm512_cvtss_f32(exp2_precise(_mm512_set1_ps((mine - maximum) * factor)));
-    const float take = _mm512_cvtss_f32(exp2_precise(_mm512_set1_ps((theirs - maximum) * factor)));
-    tile.maximum[lane] = maximum;
-    tile.sum[lane] = tile.sum[lane] * keep + result.sum[query] * take;
-    for (int i = 0; i < (head_dim + 31) / 32 * 32; ++i) {
-        const int within = i % 32, dim = i - within + within % 16 / 4 * 8 + within % 4 + within / 16 * 4;
-        if (dim < head_dim) {
-            float& output = tile.output[dim][lane];
-            output = output * keep + result.output[query][i] * take;
+// Adds the results of the queries in `lanes`, each at its lane's place, to a tile.
+HEADRACE_AVX512 inline void add_few(Tile& tile, __mmask16 lanes, const FewResult* results, float factor,
+                                    int head_dim) {
+    alignas(64) float maxima[kLanes], sums[kLanes];
+    for (int lane = 0; lane < kLanes; ++lane) {
+        maxima[lane] = lanes >> lane & 1 ? results[lane].maximum : kNoScore;
+        sums[lane] = lanes >> lane & 1 ? results[lane].sum : 0;
+    }
+    const __m512 scale = _mm512_set1_ps(factor);
+    const __m512 mine = _mm512_load_ps(tile.base), theirs = _mm512_load_ps(maxima);
+    const __m512 maximum = _mm512_max_ps(mine, theirs);
+    const __m512 keep = exp2_precise(_mm512_mul_ps(_mm512_sub_ps(mine, maximum), scale));
+    const __m512 take = exp2_precise(_mm512_mul_ps(_mm512_sub_ps(theirs, maximum), scale));
+    _mm512_store_ps(tile.base, maximum);
+    const __m512 sum = _mm512_mul_ps(_mm512_load_ps(tile.sum), keep);
+    _mm512_store_ps(tile.sum, _mm512_fmadd_ps(_mm512_load_ps(sums), take, sum));
+    for (int dim = 0; dim < head_dim; dim += 16) {
+        __m512i rows[16];
+        for (int lane = 0; lane < kLanes; ++lane) {
+            rows[lane] = _mm512_maskz_load_epi32(lanes >> lane & 1 ? 0xffff : 0, results[lane].output + dim);
+        }
+        transpose(rows);
+        for (int i = 0; i < 16; ++i) {
+            float* output = tile.output[dim + i];
+            const __m512 kept = _mm512_mul_ps(_mm512_load_ps(output), keep);
+            _mm512_store_ps(output, _mm512_fmadd_ps(_mm512_castsi512_ps(rows[i]), take, kept));
         }
     }
 }

@@ -16,10 +16,12 @@ constexpr int kChunk = 128;        // keys that scores are held of at a time
 constexpr int kMaxHeadDim = 256;
 // Below any score, and finite, so that a query that has seen no key yet computes no NaN.
 constexpr float kNoScore = -1e30f;
+// Weights relative to a base that is not the highest score may add up to this before the base is raised.
+constexpr float kHighestSum = 0x1p32f;
 constexpr float kLog2E = 1.44269504088896f;
 
 struct alignas(64) Tile {
-    float maximum[kLanes];  // of the raw scores so far
+    float base[kLanes];  // the raw score that a weight of one stands for: the highest so far, or near it
     float sum[kLanes];      // of the weights so far
     std::int32_t first[kLanes];  // each query sees the keys from `first` up to, not including, `last`; none: both 0
     std::int32_t last[kLanes];
@@ -38,7 +40,7 @@ HEADRACE_INLINE __m512 exp2_precise(__m512 x) {
     return _mm512_scalef_ps(p, x);
 }
 
-// 2^x for x <= 0, correct to 7.5e-5 of itself, and so much more that cutting its upper half off rounds to bfloat16:
+// 2^x, correct to 7.5e-5 of itself, and so much more that cutting its upper half off rounds to bfloat16:
 // the polynomial's values lie between 1 and 2, where half of bfloat16's last place is 2^-8.
 HEADRACE_INLINE __m512i exp2_to_be_cut(__m512 x) {
     const __m512 f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
@@ -99,15 +101,10 @@ HEADRACE_INLINE __m512 maximum_of_rows(const float* scores, int num_rows) {
     return _mm512_max_ps(even, odd);
 }
 
-// From scores to weights 2^((score - maximum) * factor), online: what the tile holds is brought to the new maximum.
-// Only the lanes in `active` take part. Weights are rounded to bfloat16, two keys' side by side as the second product
-// wants them, and summed as rounded. `num_rows`: a multiple of 16; weights are written up to a multiple of 32.
-HEADRACE_AVX512 inline void weigh(Tile& tile, const float* scores, int num_rows, __mmask16 active, float factor,
-                                  int head_dim, bf16* weights) {
-    const __m512 scale = _mm512_set1_ps(factor);
-    const __m512 before = _mm512_load_ps(tile.maximum);
-    const __m512 maximum = _mm512_mask_max_ps(before, active, before, maximum_of_rows(scores, num_rows));
-    const __m512 offset = _mm512_mask_mul_ps(_mm512_set1_ps(__builtin_inff()), active, maximum, scale);
+// Weights 2^(score * scale - offset), rounded to bfloat16, two keys' side by side as the second product wants them;
+// returns their sums, as rounded.
+HEADRACE_AVX512 inline __m512 write_weights(const float* scores, int num_rows, __m512 scale, __m512 offset,
+                                            bf16* weights) {
     // Pairs of ones: the dot product of bfloat16 adds up two rows at once.
     const __m512bh ones = reinterpret_cast<__m512bh>(_mm512_set1_epi32(0x3f803f80));
     __m512 even_sum = _mm512_setzero_ps(), odd_sum = even_sum;
@@ -124,30 +121,43 @@ HEADRACE_AVX512 inline void weigh(Tile& tile, const float* scores, int num_rows,
         even_sum = _mm512_dpbf16_ps(even_sum, reinterpret_cast<__m512bh>(even), ones);
         odd_sum = _mm512_dpbf16_ps(odd_sum, reinterpret_cast<__m512bh>(odd), ones);
     }
+    return _mm512_add_ps(even_sum, odd_sum);
+}
+
+// From scores to weights 2^((score - base) * factor), online: where the tile's base is too low for them, it becomes the
+// highest score, and what the tile holds is brought to it. Only the lanes in `active` take part. `num_rows`: a multiple
+// of 16; weights are written up to a multiple of 32.
+HEADRACE_AVX512 inline void weigh(Tile& tile, const float* scores, int num_rows, __mmask16 active, float factor,
+                                  int head_dim, bf16* weights) {
+    const __m512 nothing = _mm512_set1_ps(__builtin_inff()), scale = _mm512_set1_ps(factor);
+    const __m512 before = _mm512_load_ps(tile.base);
+    __m512 sum = _mm512_load_ps(tile.sum), added = nothing;
+    if (!_mm512_mask_cmp_ps_mask(active, before, _mm512_set1_ps(kNoScore), _CMP_EQ_OQ)) {
+        added = write_weights(scores, num_rows, scale, _mm512_mask_mul_ps(nothing, active, before, scale), weights);
+    }
+    if (_mm512_cmp_ps_mask(added, _mm512_set1_ps(kHighestSum), _CMP_NLE_UQ)) {
+        const __m512 base = _mm512_mask_max_ps(before, active, before, maximum_of_rows(scores, num_rows));
+        const __m512 shrink = exp2_precise(_mm512_mul_ps(_mm512_sub_ps(before, base), scale));
+        added = write_weights(scores, num_rows, scale, _mm512_mask_mul_ps(nothing, active, base, scale), weights);
+        sum = _mm512_mul_ps(sum, shrink);
+        scale_outputs(tile, head_dim, shrink);
+        _mm512_store_ps(tile.base, base);
+    }
+    _mm512_store_ps(tile.sum, _mm512_add_ps(sum, added));
     for (int row = num_rows; row % kStep; row += 2) {
         _mm512_store_si512(weights + row * kLanes, _mm512_setzero_si512());
     }
-    const __mmask16 raised = _mm512_cmp_ps_mask(maximum, before, _CMP_GT_OQ);
-    __m512 sum = _mm512_load_ps(tile.sum);
-    if (raised) {
-        const __m512 shrink = exp2_precise(_mm512_mul_ps(_mm512_sub_ps(before, maximum), scale));
-        const __m512 rescale = _mm512_mask_mov_ps(_mm512_set1_ps(1.0f), raised, shrink);
-        sum = _mm512_mul_ps(sum, rescale);
-        scale_outputs(tile, head_dim, rescale);
-        _mm512_store_ps(tile.maximum, maximum);
-    }
-    _mm512_store_ps(tile.sum, _mm512_add_ps(sum, _mm512_add_ps(even_sum, odd_sum)));
 }
 
 // Adds to `tile` what was found over other keys.
 HEADRACE_AVX512 inline void merge(Tile& tile, const Tile& other, float factor, int head_dim) {
     const __m512 scale = _mm512_set1_ps(factor);
-    const __m512 mine = _mm512_load_ps(tile.maximum), theirs = _mm512_load_ps(other.maximum);
+    const __m512 mine = _mm512_load_ps(tile.base), theirs = _mm512_load_ps(other.base);
     const __m512 maximum = _mm512_max_ps(mine, theirs);
     const __m512 keep = exp2_precise(_mm512_mul_ps(_mm512_sub_ps(mine, maximum), scale));
     const __m512 take = exp2_precise(_mm512_mul_ps(_mm512_sub_ps(theirs, maximum), scale));
     const __m512 sum = _mm512_mul_ps(_mm512_load_ps(tile.sum), keep);
-    _mm512_store_ps(tile.maximum, maximum);
+    _mm512_store_ps(tile.base, maximum);
     _mm512_store_ps(tile.sum, _mm512_fmadd_ps(_mm512_load_ps(other.sum), take, sum));
     for (int dim = 0; dim < head_dim; ++dim) {
         const __m512 kept = _mm512_mul_ps(_mm512_load_ps(tile.output[dim]), keep);

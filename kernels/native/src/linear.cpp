@@ -3,7 +3,7 @@
 // AMX wants one side of a product as pairs of elements in columns. The weight's own rows are the side that needs no such
 // order, so it is x, the smaller, that is brought into it, and the product comes out transposed.
 
-#include "attention_products.h"
+#include "attention_amx.h"
 #include "transpose.h"
 
 #ifdef HEADRACE_X86

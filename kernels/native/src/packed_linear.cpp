@@ -11,7 +11,7 @@
 
 #include <algorithm>
 
-namespace {
+namespace packed {
 
 constexpr std::int64_t kBlock = 32;
 // Rows of x at a time: two sums for each fill the registers, with the weight's pair and x's.
@@ -23,13 +23,15 @@ constexpr std::int64_t kAhead = 16384;
 // More pieces than threads, so that they end together.
 constexpr std::int64_t kPiecesPerThread = 4;
 
+// The same as `_Call` in kernels/linear/packed.py.
 struct Call {
     const bf16* x;
-    std::int64_t stride;  // of x's rows, in elements
-    const bf16* weight;
-    const float* bias;    // [outputs padded to 32]
-    bf16* output;         // dense
-    std::int64_t num_rows, num_outputs, depth;
+    const bf16* weight;  // packed as above, aligned to 64 bytes, its outputs padded to a multiple of 32
+    const float* bias;   // [outputs padded to 32]
+    bf16* output;        // [num_rows, num_outputs], dense
+    std::int64_t stride; // of x's rows, in elements
+    std::int64_t num_rows, num_outputs;
+    std::int64_t depth;  // a multiple of 8
 };
 
 // Pairs of inputs that have sums of their own: a sum is not ready for the next product at once, and with few rows there
@@ -110,16 +112,14 @@ void multiply_block(const Call& call, std::int64_t first, std::int64_t last, std
     }
 }
 
-}  // namespace
+}  // namespace packed
 
-// output = x @ weightᵀ + bias. Rows of x `stride` elements apart; weight packed as above, aligned to 64 bytes, its
-// outputs padded to a multiple of 32; bias [padded outputs] float32; output [num_rows, num_outputs] dense; depth a
-// multiple of 8.
-HEADRACE_API void headrace_packed_linear(const bf16* x, std::int64_t stride, const bf16* weight, const float* bias,
-                                         bf16* output, std::int64_t num_rows, std::int64_t num_outputs,
-                                         std::int64_t depth) {
-    const Call call{x, stride, weight, bias, output, num_rows, num_outputs, depth};
-    const std::int64_t blocks = ceil_div(num_outputs, kBlock);
+// output = x @ weightᵀ + bias.
+HEADRACE_API void headrace_packed_product(const packed::Call* given) {
+    using namespace packed;
+    const Call call = *given;
+    const std::int64_t num_rows = call.num_rows;
+    const std::int64_t blocks = ceil_div(call.num_outputs, kBlock);
     const std::int64_t wanted = ceil_div(kPiecesPerThread * omp_get_max_threads(), blocks);
     const std::int64_t parts = std::max(ceil_div(num_rows, kCachedRows), std::min(ceil_div(num_rows, kMaxRows), wanted));
 #pragma omp parallel for collapse(2) schedule(static)

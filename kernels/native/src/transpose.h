@@ -34,4 +34,12 @@ HEADRACE_INLINE void transpose(__m512i (&rows)[16]) {
     }
 }
 
+// Which 16-bit words of two registers to take so that they lie side by side: sixteen of each, from `first` on.
+HEADRACE_INLINE __m512i words_side_by_side(int first) {
+    const __m512i lane = _mm512_set_epi32(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0);
+    // Of each pair the lower word is one of the first register's, the upper one is the other's, numbered from 32 on.
+    const __m512i pairs = _mm512_mullo_epi32(lane, _mm512_set1_epi32(0x10001));
+    return _mm512_add_epi16(pairs, _mm512_set1_epi32((first + 32) << 16 | first));
+}
+
 #endif

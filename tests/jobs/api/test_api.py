@@ -16,7 +16,7 @@ from headrace.jobs.api.results import read_page
 from headrace.jobs.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger import Ledger
-from headrace.storage.parts import publish, write_part
+from headrace.storage.local_folder import LocalFolder
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard
 
 from ...storage.claiming import take_shard
@@ -89,7 +89,7 @@ def test_a_job_from_submission_to_its_results(
         assert own.http.base_url != server.http.base_url
         assert_error(server.http.get(f"/jobs/{job['id']}"), 404, "job_not_found", "job_id")
         # What was spooled is gone, and the answers lie where no client has chosen.
-        assert not list(tmp_path.glob("inputs/*")) + list(tmp_path.glob("jobs/*"))
+        wait_until(lambda: not [*tmp_path.glob("inputs/*"), *tmp_path.glob("jobs/*")], "it is gone")
         assert list((tmp_path / "outputs" / job["id"]).glob("part-*.parquet"))
     finally:
         own.stop()
@@ -142,9 +142,9 @@ def commit_part(ledger: Ledger, folder: Path, rows: pa.Table) -> None:
     claim = take_shard(ledger, "job_1/00000", "owner", 60)
     assert claim is not None
     folder.mkdir()
-    write_part(folder, "part-00000-01-000.parquet", rows)
-    ledger.commit_part(claim, NewPart("part-00000-01-000.parquet", rows.num_rows))
-    publish(folder, "part-00000-01-000.parquet")
+    LocalFolder(folder).write_part("part-00000-01-000.parquet", rows)
+    ledger.leases.commit_part(claim, NewPart("part-00000-01-000.parquet", rows.num_rows))
+    LocalFolder(folder).publish("part-00000-01-000.parquet")
 
 
 def test_results_are_readable_while_the_job_runs(client: Client, tmp_path: Path) -> None:

@@ -80,12 +80,12 @@ def test_what_nobody_works_on_expires_in_time(ours: Any) -> None:
     assert errors["bad"]["response"]["body"]["error"]["param"] == "temperature"
 
 
-def test_what_was_not_begun_can_be_cancelled(ours: Any, data_dir: Path) -> None:
+def test_what_was_not_begun_can_be_cancelled(ours: Any, data_dir: Path, wait_until: Callable[..., None]) -> None:
     batch = wait_for(ours, create(ours, [chat_line("a"), chat_line("b")]), "in_progress")
     done = wait_for(ours, ours.batches.cancel(batch.id))
     assert (done.status, done.output_file_id) == ("cancelled", None)
     assert {line["error"]["code"] for line in file_lines(ours, done.error_file_id).values()} == {"batch_cancelled"}
-    assert not (data_dir / "jobs" / done.job_id).exists()
+    wait_until(lambda: not (data_dir / "jobs" / done.job_id).exists(), "the spool is gone")
 
 
 def test_tenants_see_only_what_is_theirs(ours: Any, theirs: Any) -> None:

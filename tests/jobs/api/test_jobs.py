@@ -19,7 +19,7 @@ import pytest
 from headrace.jobs.api import exports
 from headrace.jobs.api.exports import arrow, export, json_lines, parquet
 from headrace.storage.ledger import Ledger
-from headrace.storage.parts import publish, write_part
+from headrace.storage.local_folder import LocalFolder
 from headrace.storage.records import Claim, NewJob, NewPart, NewShard
 
 from ...storage.claiming import take_shard
@@ -247,9 +247,9 @@ def commit(running: tuple[Ledger, Claim], number: int, rows: list[int]) -> None:
     ledger, claim = running
     folder = Path(ledger.job("job_1").output_dir)
     name = f"part-00000-01-{number:03d}.parquet"
-    write_part(folder, name, pa.table({"row": rows, "output": [f"answer {row}" for row in rows]}))
-    ledger.commit_part(claim, NewPart(name, len(rows)))
-    publish(folder, name)
+    LocalFolder(folder).write_part(name, pa.table({"row": rows, "output": [f"answer {row}" for row in rows]}))
+    ledger.leases.commit_part(claim, NewPart(name, len(rows)))
+    LocalFolder(folder).publish(name)
 
 
 def test_an_export_has_what_was_committed_when_it_began(

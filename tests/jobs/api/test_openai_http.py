@@ -3,7 +3,7 @@
 import json
 import socket
 from collections.abc import Callable
-from typing import Any
+from typing import IO, Any
 from urllib.parse import urlsplit
 
 import httpx2
@@ -105,6 +105,36 @@ def test_the_bytes_of_a_stream(api: ApiServer) -> None:
     assert chunks[-2]["choices"][0]["delta"] == {}
     assert chunks[-1]["choices"] == []
     assert [chunk["usage"] for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
+
+
+def test_two_streams_asked_at_once_over_one_connection(api: ApiServer) -> None:
+    url = urlsplit(api.url)
+    body = json.dumps({"model": NAME, "messages": MESSAGES, "stream": True, **LONG, "max_tokens": 30})
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    with socket.create_connection((url.hostname, url.port), 20) as connection, connection.makefile("rb") as file:
+        connection.sendall(2 * f"{head}\r\n\r\n{body}".encode())
+        first, second = (text_of(chunked_body(file)) for _ in range(2))
+    assert first
+    assert first == second
+
+
+def chunked_body(file: IO[bytes]) -> bytes:
+    assert file.readline() == b"HTTP/1.1 200 OK\r\n"
+    assert b"transfer-encoding: chunked\r\n" in [line.lower() for line in iter(file.readline, b"\r\n")]
+    body = b""
+    while size := int(file.readline(), 16):
+        body += file.read(size)
+        assert file.readline() == b"\r\n"
+    assert file.readline() == b"\r\n"
+    return body
+
+
+def text_of(answer: bytes) -> str:
+    *events, done, rest = answer.split(b"\n\n")
+    assert (done, rest) == (b"data: [DONE]", b"")
+    choices = [json.loads(event.removeprefix(b"data: "))["choices"][0] for event in events]
+    assert choices[-1]["finish_reason"] == "length"
+    return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
 def test_a_client_that_leaves_a_stream_ends_its_request(

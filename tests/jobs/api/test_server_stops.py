@@ -2,7 +2,7 @@
 
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.celery_app import live_queue, shard_queue
 from headrace.jobs.client import Client
 from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.settings import Settings
@@ -23,15 +23,20 @@ CHAT: dict[str, Any] = {"model": MODEL.name, "messages": [{"role": "user", "cont
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[InProcessServer]:
+def client(tmp_path: Path) -> Iterator[Client]:
     with Client(Settings.from_environment(environment(tmp_path))) as client:
-        with WorkerPresence(client.redis_url) as presence:
-            presence.announce(shard_queue(str(MODEL), "auto"), WorkerId.own())
-        with in_process_server(client) as server:
-            yield server
+        yield client
 
 
-def test_open_answers_are_told(server: InProcessServer) -> None:
+@pytest.fixture
+def server(client: Client) -> Iterator[InProcessServer]:
+    with WorkerPresence(client.redis_url) as presence:
+        presence.announce(shard_queue(str(MODEL), "auto"), WorkerId.own())
+    with in_process_server(client) as server:
+        yield server
+
+
+def test_open_answers_are_told(client: Client, server: InProcessServer, wait_until: Callable[..., None]) -> None:
     with httpx2.Client(base_url=server.url, timeout=20) as http:
         waiting: list[httpx2.Response] = []
         waiter = threading.Thread(target=lambda: waiting.append(http.post("/v1/chat/completions", json=CHAT)))
@@ -43,6 +48,7 @@ def test_open_answers_are_told(server: InProcessServer) -> None:
             with http.stream("GET", raw_path) as raw, connect(f"{server.url.replace('http', 'ws')}{raw_path}") as ws:
                 waiter.start()
                 first = [next(response.iter_lines()) for response in (raw,)]
+                wait_until(lambda: client.live.num_waiting(live_queue(str(MODEL), "auto")) == 3, "all three are asked")
                 server.stop()
                 assert first == ["retry: 1000"]
                 with pytest.raises(ConnectionClosed):

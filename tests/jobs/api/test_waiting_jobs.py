@@ -8,7 +8,7 @@ import pytest
 
 from headrace.jobs.cli import display
 from headrace.jobs.cli.display import Pace, RunDisplay
-from headrace.jobs.worker import ShardRunner
+from headrace.jobs.shards.runner import ShardRunner
 from headrace.storage.ledger import Ledger
 
 from ..running import Result

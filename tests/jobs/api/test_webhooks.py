@@ -49,8 +49,8 @@ def create(ledger: Ledger, url: str, job_id: str = JOB, within_seconds: float | 
 def finish(ledger: Ledger, job_id: str = JOB, number: int = 0, num_failed: int = 0) -> None:
     claim = take_shard(ledger, f"{job_id}/{number:05d}", "owner", 60)
     assert claim is not None
-    ledger.commit_part(claim, NewPart(f"part-{number}.parquet", 4, num_failed))
-    ledger.finish_shard(claim)
+    ledger.leases.commit_part(claim, NewPart(f"part-{number}.parquet", 4, num_failed))
+    ledger.leases.finish_shard(claim)
 
 
 def sender(ledger: Ledger, allow_private_addresses: bool = True) -> WebhookSender:

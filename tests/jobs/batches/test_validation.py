@@ -63,7 +63,7 @@ def test_a_batch_takes_the_tokens_that_its_lines_ask_for(validation):
     assert ledger.queued_tokens(batch.tenant) == needed
     ledger.tenants.set(other.tenant, queued_tokens=needed)
     assert validation.run(other, lambda: None).num_rows == NUM_LINES
-    ledger.finish_shard(claimed(ledger, job))
+    ledger.leases.finish_shard(claimed(ledger, job))
     assert ledger.queued_tokens(batch.tenant) == 0
 
 
@@ -100,8 +100,8 @@ def test_answers_that_somebody_removed_do_not_hold_up_their_batch(validation, wa
         wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).job_id is not None, "it has a job")
     job_id = ledger.batches.get(batch.tenant, batch.id).job_id
     claim = take_shard(ledger, f"{job_id}/00000", "worker", 60)
-    ledger.commit_part(claim, NewPart("part-gone.parquet", 2))
-    ledger.finish_shard(claim)
+    ledger.leases.commit_part(claim, NewPart("part-gone.parquet", 2))
+    ledger.leases.finish_shard(claim)
     with BatchKeeper(validation.client, validation.store, validation):
         wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")
     ended = ledger.batches.get(batch.tenant, batch.id)
@@ -118,8 +118,8 @@ def test_a_row_that_was_finished_before_the_cancellation_is_told_of_once(validat
     row = {"row": [0], "custom_id": ["row-0"], "error": ["engine failed: asked for by the test"]}
     pq.write_table(pa.table(row), Path(job.output_dir, "part-one.parquet"))
     claim = take_shard(ledger, f"{job.id}/00000", "worker", 60)
-    ledger.commit_part(claim, NewPart("part-one.parquet", 1, 1))
-    ledger.release(claim)
+    ledger.leases.commit_part(claim, NewPart("part-one.parquet", 1, 1))
+    ledger.leases.release(claim)
     ledger.batches.cancel(batch.tenant, batch.id)
     with BatchKeeper(validation.client, validation.store, validation):
         wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.model_config import SUPPORTED_ARCHITECTURES
+from headrace.jobs.cli import run as run_module
+from headrace.jobs.client import Job
 
 from ..models import write_model_folder
 from ..running import LABELS, MODEL, Result, label_arguments
@@ -93,12 +95,24 @@ def test_an_unreadable_row_group_is_named_and_nothing_is_left(refused, tmp_path)
     refused(input=path, words=["tickets.parquet", "row group 2", "cannot be read"])
 
 
-@pytest.mark.parametrize("output", ["s3://bucket/labels", "gs://bucket/labels"])
-def test_an_output_that_is_a_url_is_refused(served, headrace, few, tmp_path, monkeypatch, output):
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        # A store whose library is none of ours.
+        ("oci://bucket/labels", ["cannot write to output oci://bucket/labels", "Install ocifs"]),
+        ("nosuch://bucket/labels", ["cannot write to output nosuch://bucket/labels", "Protocol not known"]),
+        ("s3://key:secret@bucket/labels", ["has a user and a password", "environment"]),
+        ("s3:/bucket/labels", ["has lost a slash"]),
+    ],
+)
+def test_an_output_url_that_cannot_be_is_refused(served, headrace, few, tmp_path, monkeypatch, output, words):
     monkeypatch.chdir(tmp_path)
+    jobs = headrace(served, "jobs").out
     result = headrace(served, "run", few, "--model", MODEL, "--prompt", "{text}", "--output", output)
-    assert_refused(result, "is a URL", "written to folders")
+    assert_refused(result, *words)
+    assert "secret" not in result.err
     assert not list(tmp_path.iterdir())
+    assert headrace(served, "jobs").out == jobs
 
 
 def test_a_missing_template_column_is_named_with_those_there_are(refused):
@@ -391,6 +405,27 @@ def test_the_summary_and_what_jobs_show_and_results_say(served, headrace, few, t
     assert rows[0]["probabilities"].keys() == set(LABELS)
     head = headrace(served, "results", job, "--head", "2").out.splitlines()
     assert [json.loads(line) for line in head] == rows[:2]
+
+
+def test_rows_that_are_answered_before_anybody_looks_are_this_runs(served, headrace, few, tmp_path, monkeypatch):
+    submitted = run_module._submitted
+
+    def submitted_and_done(*arguments: Any) -> Job:
+        job = submitted(*arguments)
+        job.wait(60, start_worker=False)
+        return job
+
+    monkeypatch.setattr(run_module, "_submitted", submitted_and_done)
+    arguments = [*label_arguments(few, tmp_path / "out"), "--limit", "5"]
+    run = headrace(served, *arguments)
+    assert "5 of 5: 5 generated, 0 kept from before, 0 failed" in run.out
+    assert "done before" not in run.err
+    again = headrace(served, *arguments, "--resume")
+    assert "5 of 5: 0 generated, 5 kept from before, 0 failed" in again.out
+    assert "5 done before" in again.err
+    keyed = [*label_arguments(few, tmp_path / "keyed"), "--limit", "5", "--idempotency-key", str(tmp_path)]
+    for kept in (0, 5):
+        assert f"{kept} kept from before" in headrace(served, *keyed).out
 
 
 def test_messages_go_through_the_chat_template(served, headrace, few, tmp_path):

@@ -38,9 +38,10 @@ def test_bulk_in_every_thread_delays_no_bell(valkey, tmp_path, events, wait_unti
 
     with subprocess.Popen(command, stderr=subprocess.DEVNULL) as worker, Redis.from_url(valkey.url) as redis:
         wait_until(lambda: len(lines("start")) == 2, "both threads are taken")
-        for number in range(20):
-            send_request(app, LIVE, f"req_{number}")
+        # A bell for sixteen, and one for the others.
+        send_request(app, LIVE, *(f"req_{number}" for number in range(20)))
         wait_until(lambda: len(lines("bell")) == 20, "every bell is heard")
+        assert lines("bell") == [f"req_{number}" for number in range(20)]
         # One by one and not in a batch: while it waits for one message it is there for the next.
         send_request(app, LIVE, "req_last")
         wait_until(lambda: lines("bell")[-1] == "req_last", "another one is heard")

@@ -29,6 +29,11 @@ def state(desk: Desk, request: LiveRequest) -> LiveState:
     return desk.requests.get(request.id).state
 
 
+def lose_bells(desk: Desk) -> None:
+    with Redis.from_url(desk.url) as redis:
+        assert redis.delete(desk.queue) == 1
+
+
 def test_one_of_two_gets_it(desk, claims_of):
     request = desk.submitted()
     first, second = claims_of("one"), claims_of("two")
@@ -40,6 +45,18 @@ def test_one_of_two_gets_it(desk, claims_of):
     assert first.claim(request.id) is None
     record = desk.requests.get(request.id)
     assert (record.state, record.owner, record.attempt) == (LiveState.RUNNING, "one", 1)
+
+
+def test_many_are_claimed_at_once(desk, claims_of):
+    waiting, taken, ended, called_off = requests = [desk.request() for _ in range(4)]
+    desk.requests.submit(*requests)
+    first, second = claims_of("one"), claims_of("two")
+    assert second.claim(taken.id).request == taken
+    second.end([second.claim(ended.id)])
+    desk.requests.cancel(called_off.id)
+    found = first.claim_all([*(each.id for each in requests), new_request_id()])
+    assert [(claim.request, claim.is_cancelled) for claim in found] == [(waiting, False), (called_off, True)]
+    assert first.renew(found) == [Verdict.HELD, Verdict.CANCELLED]
 
 
 def test_submitting_again_changes_nothing(desk, claims_of):
@@ -65,7 +82,7 @@ def test_what_only_waited_in_a_dead_worker_is_no_crash(desk, claims_of):
     assert dead.renew(held, {request.id for request in requests}) == [Verdict.HELD] * 3
     dead.begin(held[2])
     assert other.claim(claimed.id).num_crashes == 0
-    assert sorted(other.sweep(LONG, bells_wait=False)) == sorted(request.id for request in requests)
+    assert sorted(other.sweep(LONG)) == sorted(request.id for request in requests)
     # Taken for dead too early, as long as nobody has what it held: that makes up for nothing.
     assert dead.renew(held[:1], {swept.id}) == [Verdict.HELD]
     assert other.claim(swept.id).num_crashes == 0
@@ -94,7 +111,7 @@ def test_a_late_renewal_is_no_crash(desk, claims_of):
     request = desk.submitted()
     slow = claims_of("slow", OVER)
     claim = slow.claim(request.id)
-    assert claims_of("other").sweep(LONG, bells_wait=False) == [request.id]
+    assert claims_of("other").sweep(LONG) == [request.id]
     assert state(desk, request) is LiveState.QUEUED
     assert slow.renew([claim]) == [Verdict.HELD]
     taken = claims_of("other").claim(request.id)
@@ -116,11 +133,12 @@ def test_what_is_handed_back_is_waiting_again(desk, claims_of):
 def test_a_lost_bell_is_rung_again_once(desk, claims_of):
     request = desk.submitted()
     claims = claims_of("one")
-    assert claims.sweep(LONG, bells_wait=False) == []
-    assert claims.sweep(OVER, bells_wait=True) == []
-    assert claims.sweep(OVER, bells_wait=False) == [request.id]
+    assert claims.sweep(OVER) == []
+    lose_bells(desk)
+    assert claims.sweep(LONG) == []
+    assert claims.sweep(OVER) == [request.id]
     # Everyone who looks now sees that somebody rang a moment ago.
-    assert claims.sweep(LONG, bells_wait=False) == []
+    assert claims.sweep(LONG) == []
 
 
 def test_what_runs_or_has_ended_is_not_swept(desk, claims_of):
@@ -128,7 +146,8 @@ def test_what_runs_or_has_ended_is_not_swept(desk, claims_of):
     claims = claims_of("one")
     claims.claim(running.id)
     claims.end([claims.claim(ended.id)])
-    assert claims.sweep(OVER, bells_wait=False) == []
+    lose_bells(desk)
+    assert claims.sweep(OVER) == []
 
 
 def test_cancelling(desk, claims_of):

@@ -1,6 +1,7 @@
 """A worker's live requests: each stream is the engine's answer, whatever happens on the way."""
 
 import threading
+import time
 
 import pytest
 from redis import Redis
@@ -48,7 +49,7 @@ def stop_after(desk, worker: InProcessWorker, request, num_tokens: int, wait_unt
     wait_until(lambda: desk.num_streamed(request.id) == num_tokens, f"{num_tokens} tokens are streamed")
 
 
-def test_the_stream_is_the_answer(desk, ends):
+def test_the_stream_is_the_answer(desk, wait_until, ends):
     with desk.worker() as worker:
         request = desk.submitted()
         assert desk.requests.num_waiting(desk.queue) == 1
@@ -56,7 +57,7 @@ def test_the_stream_is_the_answer(desk, ends):
         desk.assert_streamed(request)
         ends(request)
         assert desk.requests.num_waiting(desk.queue) == 0
-        assert worker.live.num_in_flight == 0
+        wait_until(lambda: worker.live.num_in_flight == 0, "it is forgotten")
 
 
 def test_tokens_come_one_by_one(desk, wait_until):
@@ -201,6 +202,28 @@ def test_a_cancelled_request_frees_its_blocks(desk, wait_until, ends):
         assert desk.num_streamed(request.id) == 3
 
 
+def test_what_is_called_off_while_it_is_claimed_is_never_begun(desk, ends, monkeypatch):
+    """Between Redis' answer and its being known here: the listener's word must not be lost."""
+    with desk.worker() as worker:
+        request, other = desk.submitted(), desk.submitted()
+        claim_all = worker.claims.claim_all
+
+        def claim_and_call_off(request_ids):
+            claimed = claim_all(request_ids)
+            if request.id in request_ids:
+                desk.requests.cancel(request.id)
+                worker.live.cancel(request.id)
+            return claimed
+
+        monkeypatch.setattr(worker.claims, "claim_all", claim_and_call_off)
+        for each in (request, other):
+            worker.live.ring(each.id)
+        ends(request)
+        (end,) = desk.events(request.id)
+        assert end.finish_reason == "abort"
+        desk.assert_streamed(other)
+
+
 def test_a_missed_cancellation_is_found_with_the_next_renewal(desk, wait_until, ends):
     with desk.worker() as worker:
         worker.runner.close()
@@ -236,9 +259,12 @@ def test_past_its_deadline_it_is_not_begun(desk, ends):
 def test_its_deadline_ends_it(desk, wait_until, ends):
     with desk.worker() as worker:
         worker.runner.close()
-        request = desk.submitted(timeout_seconds=1.5)
+        request = desk.submitted()
         worker.live.ring(request.id)
         stop_after(desk, worker, request, 2, wait_until)
+        (answer,) = worker.live._answers.all()
+        # Time flies.
+        answer.deadline = time.monotonic()
         assert error_of(desk, request.id) == "deadline_exceeded"
         ends(request)
         assert desk.num_streamed(request.id) == 2
@@ -260,9 +286,10 @@ def test_another_worker_goes_on_after_the_last_token(num_samples, desk, wait_unt
         slow.runner.close()
         request = desk.submitted(n=num_samples)
         slow.live.ring(request.id)
-        # The samples start from the first one's prompt: its step brings one token, the others' come with the second.
         stop_after(desk, slow, request, 7, wait_until)
-        streamed = {stream_id: desk.num_streamed(stream_id) for stream_id in request.stream_ids}
+        # The samples start from the first one's prompt, and each step brings a token of each.
+        streamed = dict.fromkeys(request.stream_ids, 7)
+        wait_until(lambda: {each: desk.num_streamed(each) for each in streamed} == streamed, "all are there")
         heir.live.ring(request.id)
         for sample in range(num_samples):
             desk.assert_streamed(request, sample)
@@ -357,6 +384,36 @@ def test_a_redis_that_forgets_everything(desk, wait_until, ends):
         ends(request)
 
 
+def test_what_redis_forgot_and_is_asked_again_has_its_end(desk, wait_until, ends):
+    """Its attempts are counted anew, below the one that writes its stream."""
+    with desk.worker(lease_seconds=0.0) as dead, desk.worker() as slow, desk.worker() as heir:
+        request = desk.submitted()
+        for worker in (dead, slow):
+            worker.runner.close()
+            worker.live.ring(request.id)
+            worker.runner.wait_until_reached()
+        stop_after(desk, slow, request, 5, wait_until)
+        with Redis.from_url(desk.url) as redis:
+            redis.delete(request_key(request.id), f"headrace:live:open:{desk.queue}")
+            desk.requests.submit(request)
+            redis.delete(desk.queue)
+            heir.live.ring(request.id)
+            wait_until(lambda: heir.runner.num_sequences_started and not heir.live.num_in_flight, "it is refused")
+            assert desk.requests.get(request.id).state is LiveState.QUEUED
+
+            def swept() -> bool:
+                heir.live.sweep()
+                return redis.llen(desk.queue) == 1
+
+            wait_until(swept, "the sweeper rings")
+        heard(desk, heir, wait_until)
+        desk.assert_streamed(request)
+        ends(request)
+        assert desk.requests.get(request.id).attempt == 3
+        slow.live.renew_leases()
+        wait_until(lambda: slow.live.num_in_flight == 0, "the slow worker has let go")
+
+
 def test_live_requests_go_before_bulk_rows(desk, wait_until, monkeypatch):
     """Every seat is taken: the request has its first token with the very next step."""
     with desk.worker(max_num_seqs=4) as worker:
@@ -441,7 +498,7 @@ def test_what_waits_for_its_turn_is_not_to_blame_when_the_worker_dies(desk, wait
         dies.runner.open()
 
 
-def test_a_request_that_cannot_be_begun_ends_alone(desk, ends, monkeypatch):
+def test_a_request_that_cannot_be_begun_ends_alone(desk, wait_until, ends, monkeypatch):
     with desk.worker() as worker:
         bad, good = desk.submitted(), desk.submitted()
         submit = worker.host.submit
@@ -457,4 +514,4 @@ def test_a_request_that_cannot_be_begun_ends_alone(desk, ends, monkeypatch):
         desk.assert_streamed(good)
         assert error_of(desk, bad.id) == "internal_error"
         ends(bad)
-        assert worker.live.num_in_flight == 0
+        wait_until(lambda: worker.live.num_in_flight == 0, "both are forgotten")

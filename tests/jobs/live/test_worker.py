@@ -193,3 +193,37 @@ def test_the_commands_exit_status(client, served, headrace):
     unknown = headrace(served, "stream", "req_nothing")
     assert unknown.status == 2
     assert "there is no request req_nothing" in unknown.err
+
+
+async def _answer(client: Client, stream_id: str) -> str:
+    return "".join([event.text async for event in client.astream(stream_id)])
+
+
+def test_a_bulk_rows_tokens_come_without_the_api(client, served, headrace, tmp_path):
+    rows = [{"text": f"Where is order {number}?"} for number in range(8)]
+    job = client.submit(rows, MODEL, tmp_path / "out", prompt="{text}", max_tokens=300, ignore_eos=True)
+    # Before a worker has begun it, or later: nobody else asks for this row's tokens.
+    events = list(client.stream(f"{job.id}/3"))
+    job.wait(timeout=60, start_worker=False)
+    output = job.results()["output"].to_pylist()
+    assert "".join(event.text for event in events) == output[3]
+    numbers = [event.first + place for event in events for place in range(len(event.token_ids))]
+    assert numbers == list(range(1, len(numbers) + 1))
+    assert (events[-1].finish_reason, events[-1].usage.completion_tokens) == ("length", 300)
+
+    # Of one that is stored and was never watched there is the end alone.
+    (end,) = client.stream(f"{job.id}/4")
+    assert (end.text, end.is_final) == (output[4], True)
+    assert asyncio.run(_answer(client, f"{job.id}/5")) == output[5]
+    done = headrace(served, "stream", f"{job.id}/6")
+    assert (done.status, done.out, done.err) == (0, f"{output[6]}\n", "")
+
+
+def test_a_stream_that_can_not_be_is_refused(client, served, headrace, tmp_path):
+    job = client.submit([{"text": "One."}], MODEL, tmp_path / "out", prompt="{text}", max_tokens=1)
+    for stream_id in ("nope", "job_nope/0", f"{job.id}/1", f"{job.id}/x", job.id, "a b", "req_ 0/x"):
+        done = headrace(served, "stream", stream_id)
+        assert (done.status, done.out) == (2, "")
+        assert done.err.startswith("headrace: ")
+        assert len(done.err.splitlines()) == 1
+    job.wait(timeout=60, start_worker=False)

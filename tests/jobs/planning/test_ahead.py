@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from headrace.jobs.planning.ahead import map_ahead
-from headrace.jobs.planning.collector import leave_alone_what_is_there
+from headrace.jobs.planning.collector import YOUNG_OBJECTS, leave_alone_what_is_there
 
 NUM_AHEAD = 3
 
@@ -49,12 +49,15 @@ def test_what_the_items_raise_reaches_the_caller():
 
 def test_the_collector_sees_everything_again_afterwards():
     gc.unfreeze()
+    threshold = gc.get_threshold()
     with leave_alone_what_is_there():
         assert gc.get_freeze_count()
+        assert gc.get_threshold()[0] >= YOUNG_OBJECTS
         with leave_alone_what_is_there():
             pass
         assert gc.get_freeze_count()
     assert not gc.get_freeze_count()
+    assert gc.get_threshold() == threshold
 
 
 def test_a_process_that_keeps_objects_out_of_collections_goes_on_doing_so():

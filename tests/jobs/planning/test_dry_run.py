@@ -1,6 +1,7 @@
 """What `headrace dry-run` says about a job, and that it leaves no trace."""
 
 import json
+import re
 
 from ..running import LABELS, MODEL, label_arguments
 
@@ -20,6 +21,7 @@ def test_it_says_what_a_run_would_find_and_writes_nothing(served, headrace, tick
     said = planned(headrace(data, *arguments(tickets, tmp_path), "--limit", "100"))
     assert not (tmp_path / "out").exists()
     assert not data.exists()
+    assert said["time"] == "not known before a job with this model has completed"
     run = headrace(served, *label_arguments(tickets, tmp_path / "out"), "--limit", "100")
     job = run.out.split()[1]
     rows = [json.loads(line) for line in headrace(served, "results", job).out.splitlines()]
@@ -31,6 +33,11 @@ def test_it_says_what_a_run_would_find_and_writes_nothing(served, headrace, tick
     assert 50 < share <= ideal < 100
     assert said["context"].startswith("2,048 tokens: all fit")
     assert "tokens: all fit (by default, in " in said["KV memory"]
+    # What the same job would take now that one has shown the pace.
+    said = planned(headrace(served, *arguments(tickets, tmp_path), "--limit", "100"))
+    about, pace = re.fullmatch(r"about (\d+:\d\d) at the pace of job_\w+ \(([\d,]+) tokens/s\)", said["time"]).groups()
+    assert int(pace.replace(",", "")) > 0
+    assert about < "1:00"
 
 
 def test_rows_at_fault_are_named_in_the_inputs_order(headrace, tmp_path):

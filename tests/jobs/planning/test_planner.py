@@ -203,6 +203,14 @@ def test_a_batch_of_long_rows_ends_early(monkeypatch):
     assert unifier.schema().names == ["text", "n"]
 
 
+def test_text_inside_other_values_counts_as_much(monkeypatch):
+    monkeypatch.setattr(planner, "_BATCH_CHARACTERS", 10)
+    values: list[Any] = [[{"role": "user", "content": "a" * 8}], {"b": ["c", b"d" * 9]}, None, 1.5, True]
+    rows = [InputRow(number, {"x": value}) for number, value in enumerate(values)]
+    batches = planner._observed(rows, SchemaUnifier())
+    assert [[row.row for row in batch] for batch in batches] == [[0], [1], [2, 3, 4]]
+
+
 def test_an_input_whose_rows_are_all_at_fault_is_planned(plan):
     assert errors(plan(["{broken", "[]"], prompt="say a")).keys() == {0, 1}
 

@@ -31,7 +31,7 @@ def render(tokenizer: Tokenizer, values: dict[str, Any], **spec: Any) -> str | l
     return renderer(tokenizer, *values, **spec).render(values)
 
 
-def say(role: str, content: str | None) -> dict[str, str | None]:
+def say(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
@@ -154,6 +154,10 @@ def test_a_template_goes_before_messages(chat):
         (["hello"], "must hold objects with 'role' and 'content'"),
         ([{"content": "a"}], "must hold objects with 'role' and 'content'"),
         ([{"role": 1, "content": "a"}], "must hold objects with 'role' and 'content'"),
+        ([say("user", 5)], "can have as 'content' a text"),
+        ([say("user", [{"type": "image_url", "image_url": {"url": "x"}}])], "parts of type 'text', and nothing else"),
+        ([say("user", [{"type": "text", "text": None}])], "can have as 'content' a text"),
+        ([say("user", [{"type": "text", "text": " "}])], "prompt is empty"),
         ([say("user", "")], "prompt is empty"),
         ([say("user", None)], "prompt is empty"),
         ([say("tool", "a")], "no such role"),
@@ -163,6 +167,11 @@ def test_bad_messages_are_the_rows_fault(chat, messages, problem):
     with pytest.raises(RowError, match=problem) as refusal:
         render(chat, {"messages": messages})
     assert "\n" not in str(refusal.value)
+
+
+def test_parts_of_a_text_are_one(chat):
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert render(chat, {"messages": [say("user", parts)]}) == "<user>a\nb "
 
 
 def test_a_row_without_messages_is_that_rows_fault(chat):

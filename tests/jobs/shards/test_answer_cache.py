@@ -16,6 +16,7 @@ from headrace.jobs.shards.answer_cache import AnswerCache
 from headrace.jobs.shards.attempt import AttemptTools
 from headrace.jobs.shards.finishing import finish_job
 from headrace.jobs.weights import ModelWeights, folder_identity
+from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, write_manifest
 from headrace.storage.records import DEFAULT_TENANT
 from headrace.storage.result_cache import ResultCache
@@ -39,7 +40,7 @@ def tools(shop: Shop, tmp_path: Path) -> Iterator[AttemptTools]:
 def run(shop: Shop, tools: AttemptTools, rows: Any = ROWS, tenant: str = DEFAULT_TENANT, **spec: Any) -> dict[str, Any]:
     """A job of its own; its columns, and under `steps` what it took."""
     shop.create(rows, **spec)
-    write_manifest(shop.output, Manifest(JOB, "f"))
+    write_manifest(LocalFolder(shop.output), Manifest(JOB, "f"))
     before = shop.host.stats.num_steps
     attempt = shop.attempt(tools=tools)
     attempt.job = replace(attempt.job, tenant=tenant)

@@ -11,9 +11,15 @@ from headrace.storage.records import AttemptOutcome, JobState, ShardState
 from headrace.storage.spool import PlannedRow
 
 from ..answers import GatedRunner, hosted
-from ..attempts import ROWS, ask, replace_job, stop_after
+from ..attempts import ROWS, ask, in_store, replace_job, stop_after
 from ..conftest import wait_until
-from ..shop import JOB, LONG, OVER, SHARD
+from ..shop import JOB, LONG, OVER, SHARD, Shop
+
+
+@pytest.fixture(params=["disk", "store"])
+def shop(shop: Shop, request: pytest.FixtureRequest) -> Shop:
+    """Its job writes to a disk or to an object store."""
+    return in_store(shop, request) if request.param == "store" else shop
 
 
 def test_a_shard_is_answered_committed_and_done(shop):
@@ -28,7 +34,7 @@ def test_finished_rows_do_not_wait_for_the_others(shop, start):
     shop.runner.close()
     running = start(shop.attempt().run)
     shop.permit_rows(0, 1)
-    wait_until(lambda: shop.num_committed() == 2, "two rows are committed")
+    wait_until(lambda: shop.num_published() == 2, "two rows are there")
     assert set(shop.table()["row"].to_pylist()) == {0, 1}
     shop.runner.open()
     assert running.result() is JobState.COMPLETED
@@ -63,6 +69,7 @@ def test_rows_finished_before_the_stop_are_committed(shop, start):
     assert shop.table()["row"].to_pylist() == [0, 1]
 
 
+@pytest.mark.parametrize("shop", ["disk"], indirect=True)
 def test_what_a_killed_attempt_left_is_published_or_removed(shop, start):
     shop.create(ROWS, sampling={"max_tokens": 4})
     killed = shop.attempt(shop.claim(lease_seconds=OVER))
@@ -105,7 +112,7 @@ def test_an_attempt_that_lost_its_lease_publishes_nothing(shop, start):
     slow = shop.attempt(shop.claim(lease_seconds=OVER))
     running = start(slow.run)
     shop.permit_rows(0, 1)
-    wait_until(lambda: shop.num_committed() == 2, "two rows are committed, as nobody has taken the shard yet")
+    wait_until(lambda: shop.num_published() == 2, "two rows are there, as nobody has taken the shard yet")
     before = shop.files()
     taken = shop.claim()
     shop.runner.open()

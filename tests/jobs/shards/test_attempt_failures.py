@@ -8,6 +8,7 @@ import pytest
 
 from headrace.engine.tokenizer import Tokenizer
 from headrace.storage.errors import LedgerUnavailable
+from headrace.storage.leases import Leases
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
 
@@ -94,22 +95,33 @@ def test_after_five_faults_of_ours_without_progress_the_open_rows_are_error_rows
 
 
 @dataclass
-class Mistaken:
-    """A ledger one of whose methods fails as only a mistake of ours would make it."""
+class WithLeases:
+    """A ledger, but for its leases."""
 
     ledger: Ledger
+    leases: Any
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.ledger, name)
+
+
+@dataclass
+class Mistaken:
+    """Leases one of whose methods fails as only a mistake of ours would make it."""
+
+    leases: Leases
     method: str
 
     def __getattr__(self, name: str) -> Any:
         if name == self.method:
             raise TypeError("a mistake of ours")
-        return getattr(self.ledger, name)
+        return getattr(self.leases, name)
 
 
 @pytest.mark.parametrize("method", ["commit_part", "finish_shard"])
 def test_a_fault_that_error_rows_do_not_help_pauses_the_job_until_it_is_resumed(shop, method):
     shop.create(ROWS, sampling={"max_tokens": 4})
-    ledger: Any = Mistaken(shop.ledger, method)
+    ledger: Any = WithLeases(shop.ledger, Mistaken(shop.ledger.leases, method))
     runner = shop.shard_runner()
     runner.tools = replace(shop.tools, ledger=ledger)
     for _ in range(20):
@@ -129,15 +141,15 @@ def test_a_fault_that_error_rows_do_not_help_pauses_the_job_until_it_is_resumed(
 
 @dataclass
 class Unreliable:
-    """A ledger whose answers to one method get lost a few times, before or after the call has taken effect."""
+    """Leases whose answers to one method get lost a few times, before or after the call has taken effect."""
 
-    ledger: Ledger
+    leases: Leases
     method: str
     takes_effect: bool
     times: int = 2
 
     def __getattr__(self, name: str) -> Any:
-        call = getattr(self.ledger, name)
+        call = getattr(self.leases, name)
         if name != self.method:
             return call
 
@@ -156,20 +168,22 @@ class Unreliable:
 @pytest.mark.parametrize("method", ["commit_part", "finish_shard"])
 def test_finished_rows_are_kept_until_the_ledger_is_back(shop, method, takes_effect):
     shop.create(ROWS, sampling={"max_tokens": 4})
-    ledger: Any = Unreliable(shop.ledger, method, takes_effect)
+    leases = Unreliable(shop.ledger.leases, method, takes_effect)
+    ledger: Any = WithLeases(shop.ledger, leases)
     assert shop.attempt(tools=replace(shop.tools, ledger=ledger)).run() is JobState.COMPLETED
-    assert ledger.times <= 0
+    assert leases.times <= 0
     shop.assert_complete()
     assert shop.runner.num_sequences_started == len(ROWS)
 
 
 def test_an_attempt_can_be_stopped_while_the_ledger_is_away(shop, start):
     shop.create(ROWS, sampling={"max_tokens": 4})
-    ledger: Any = Unreliable(shop.ledger, "commit_part", takes_effect=False, times=10**6)
+    leases = Unreliable(shop.ledger.leases, "commit_part", takes_effect=False, times=10**6)
+    ledger: Any = WithLeases(shop.ledger, leases)
     claim = shop.claim(lease_seconds=OVER)
     attempt = shop.attempt(claim, replace(shop.tools, ledger=ledger))
     running = start(attempt.run)
-    wait_until(lambda: ledger.times < 10**6, "a commit was tried")
+    wait_until(lambda: leases.times < 10**6, "a commit was tried")
     attempt.stop()
     with pytest.raises(LedgerUnavailable):
         running.result()
@@ -210,7 +224,7 @@ def test_a_spool_that_is_gone_is_told(shop):
 def test_a_job_that_this_version_cannot_read_is_told(shop):
     shop.create(ROWS, sampling={"max_tokens": 4})
     other = replace_job(shop, "job_2", model=str(shop.model), option_of_tomorrow=1)
-    shop.ledger.release(other)
+    shop.ledger.leases.release(other)
     shop.ledger.set_priority("job_2", 1)
     shop.shard_runner().run("job_2/00000")
     assert "option_of_tomorrow" in (shop.ledger.job("job_2").error or "")

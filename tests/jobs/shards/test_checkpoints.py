@@ -110,7 +110,7 @@ def test_after_a_kill_only_the_rest_is_computed(shop, tools, checkpoints, redis,
     shop.runner.permit(2)
     for _ in range(2):
         shop.runner.wait_until_reached()
-    shop.ledger.requeue_expired("q")
+    shop.ledger.messages.requeue_expired("q")
     second = shop.attempt(tools=tools)
     checkpoints.restore(second.claim, range(3))
     # Alive after all: it can write no more.
@@ -151,7 +151,7 @@ def test_an_answer_is_that_of_an_undisturbed_run(shop, tools, redis, start, opti
     first = shop.attempt(shop.claim(), tools)
     running = begin(shop, first, start, 6)
     end(shop, first, running)
-    shop.ledger.release(first.claim)
+    shop.ledger.leases.release(first.claim)
     assert saved(redis)
     assert tools.checkpoints.restore(replace(first.claim, attempt_number=2), range(3)).known
     before = shop.host.stats.num_steps
@@ -182,7 +182,7 @@ def test_without_redis_or_its_content_a_row_begins_again(shop, tools, checkpoint
     # Written again, as a whole.
     assert saved(redis) == {"0": 11}
     end(shop, first, running)
-    shop.ledger.release(first.claim)
+    shop.ledger.leases.release(first.claim)
     redis.flushall()
     with TokenCheckpoints("redis://127.0.0.1:1/0", shop.host, 600) as away:
         assert not away.restore(replace(first.claim, attempt_number=2), range(3)).known
@@ -207,7 +207,7 @@ def test_a_row_that_was_watched_goes_on_after_what_its_readers_have(shop, tools,
         publisher.open(row_stream_id(JOB, 1), claim.attempt_id)
         publisher.append(row_stream_id(JOB, 1), seen, ["x"] * 5)
         assert publisher.flush(20)
-    shop.ledger.release(claim)
+    shop.ledger.leases.release(claim)
     shop.attempt(tools=tools).run()
     shop.assert_complete()
     assert shop.host.stats.num_steps == 3 * 12 - 5
@@ -217,6 +217,6 @@ def test_tokens_that_the_engine_refuses_are_left_aside(shop, tools, redis):
     shop.create(ROWS, sampling=LONG_ANSWERS)
     claim = shop.claim()
     redis.hset(tokens_key(SHARD), mapping={"attempt": claim.attempt_id, "1": b"\xff\xff\x00\x00" * 3})
-    shop.ledger.release(claim)
+    shop.ledger.leases.release(claim)
     shop.attempt(tools=tools).run()
     shop.assert_complete()

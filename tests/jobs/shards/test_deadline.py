@@ -22,7 +22,7 @@ def test_rows_without_an_answer_expire(shop: Shop, start, trial):
     if trial:
         for _ in range(2):
             shop.claim(lease_seconds=-1.0)
-            shop.ledger.requeue_expired("q")
+            shop.ledger.messages.requeue_expired("q")
     shop.runner.close()
     attempt = shop.attempt()
     running = start(attempt.run)

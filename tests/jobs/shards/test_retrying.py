@@ -9,20 +9,21 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs.client import read_results
 from headrace.jobs.engine_host import Refusal
 from headrace.jobs.errors import NotRetriable
-from headrace.jobs.shards import attempt as attempt_module
-from headrace.jobs.shards import retrying as retrying_module
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.stored_results import read_results
 from headrace.jobs.verbs import retry_job
 from headrace.storage.errors import LeaseLost, LedgerUnavailable
-from headrace.storage.ledger import Ledger
+from headrace.storage.leases import Leases
+from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, read_manifest, write_manifest
 from headrace.storage.records import JobState
+from headrace.storage.remote_folder import RemoteFolder
 from headrace.storage.spool import PlannedRow
 
 from ...storage.claiming import take_shard
+from ..attempts import in_store
 from ..shop import JOB, OVER, SHARD, Shop
 
 RETRY = f"{JOB}/00001"
@@ -38,17 +39,25 @@ class Killed(BaseException):
     """Stands for the death of the process: nothing after it runs."""
 
 
-def kill(monkeypatch: pytest.MonkeyPatch, module: Any, name: str, after: int) -> None:
-    """Die at the call number `after` of a function, before it does anything."""
-    original: Callable[..., Any] = getattr(module, name)
-    calls = iter(range(10**6))
+@pytest.fixture(params=["disk", "store"])
+def shop(shop: Shop, request: pytest.FixtureRequest) -> Shop:
+    """Its job writes to a disk or to an object store."""
+    return in_store(shop, request) if request.param == "store" else shop
 
-    def die(*arguments: Any) -> Any:
-        if next(calls) == after:
+
+def kill(monkeypatch: pytest.MonkeyPatch, method: str, part: str) -> None:
+    """Die when a method of the output folder is called for a part whose name begins like this."""
+    for kind in (LocalFolder, RemoteFolder):
+        monkeypatch.setattr(kind, method, _mortal(getattr(kind, method), part))
+
+
+def _mortal(original: Callable[..., None], part: str) -> Callable[..., None]:
+    def die(folder: Any, name: str, *arguments: Any) -> None:
+        if name.startswith(part):
             raise Killed
-        return original(*arguments)
+        original(folder, name, *arguments)
 
-    monkeypatch.setattr(module, name, die)
+    return die
 
 
 def fail_rows(shop: Shop, *rows: int) -> None:
@@ -128,27 +137,27 @@ def test_what_fails_again_can_be_tried_again_until_nothing_is_left(shop):
 
 
 @pytest.mark.parametrize(
-    ("module", "name", "after"),
+    ("method", "part"),
     [
-        (retrying_module, "write_part", 0),
-        (retrying_module, "withdraw", 0),
-        (retrying_module, "publish", 0),
-        (attempt_module, "publish", 0),
+        ("write_part", "part-00001-02-001"),
+        ("withdraw", "part-00000-01"),
+        ("publish", "part-00001-02-001"),
+        ("publish", "part-00001-02-000"),
     ],
     ids=["before the commit", "committed", "old part gone", "rest published"],
 )
-def test_wherever_a_retry_is_killed_each_row_is_there_once(shop, monkeypatch, module, name, after):
+def test_wherever_a_retry_is_killed_each_row_is_there_once(shop, monkeypatch, method, part):
     fail_rows(shop, 1, 4)
     retry_job(shop.ledger, JOB)
     claim = take_shard(shop.ledger, RETRY, "doomed", -1)
     assert claim is not None
     with monkeypatch.context() as patch:
-        kill(patch, module, name, after)
+        kill(patch, method, part)
         with pytest.raises(Killed):
             shop.attempt(claim).run()
     assert rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
     seen = [row for path in shop.output.glob("*.parquet") for row in pq.read_table(path)["row"].to_pylist()]
-    assert len(seen) == len(set(seen))
+    assert len(seen) == len(set(seen)) or shop.in_store
     shop.shard_runner().run(RETRY)
     assert failed(shop) == [REFUSED.row]
     assert shop.table()["row"].to_pylist() == rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]
@@ -167,7 +176,7 @@ def test_a_job_that_runs_or_was_cancelled_is_not_retried(shop):
 
 def test_the_manifest_says_how_the_job_went(shop):
     shop.output.mkdir()
-    write_manifest(shop.output, Manifest(JOB, "f"))
+    write_manifest(LocalFolder(shop.output), Manifest(JOB, "f"))
     shop.output.rename(shop.folder / "kept")
     fail_rows(shop, 1)
     (shop.folder / "kept/_headrace.json").rename(shop.output / "_headrace.json")
@@ -181,7 +190,7 @@ def test_the_manifest_says_how_the_job_went(shop):
     assert written["options"]["sampling"]["max_tokens"] == 4
     assert written["versions"].keys() == {"headrace", "torch"}
     assert written["created_at"] <= written["started_at"] <= written["finished_at"]
-    assert read_manifest(shop.output) == Manifest(JOB, "f")
+    assert read_manifest(LocalFolder(shop.output)) == Manifest(JOB, "f")
 
 
 def test_rows_overtaken_by_the_deadline_expire_and_can_be_tried_again(shop):
@@ -200,15 +209,15 @@ def test_a_commit_whose_answer_is_lost_with_the_lease_stands(shop, monkeypatch):
     retry_job(shop.ledger, JOB)
     claim = take_shard(shop.ledger, RETRY, "slow", OVER)
     assert claim is not None
-    commit = Ledger.commit_part
+    commit = Leases.commit_part
 
-    def commit_without_answer(ledger: Ledger, *arguments: Any) -> None:
-        commit(ledger, *arguments)
-        assert take_shard(ledger, RETRY, "quick", OVER) is not None
-        monkeypatch.setattr(Ledger, "commit_part", commit)
+    def commit_without_answer(leases: Leases, *arguments: Any) -> None:
+        commit(leases, *arguments)
+        assert take_shard(shop.ledger, RETRY, "quick", OVER) is not None
+        monkeypatch.setattr(Leases, "commit_part", commit)
         raise LedgerUnavailable("the connection was reset")
 
-    monkeypatch.setattr(Ledger, "commit_part", commit_without_answer)
+    monkeypatch.setattr(Leases, "commit_part", commit_without_answer)
     with pytest.raises(LeaseLost):
         shop.attempt(claim).run()
     assert rows_by_the_ledger(shop) == [0, 1, 2, 3, 4]

@@ -1,5 +1,6 @@
 """A row with several answers: whatever becomes of each of them, the row is told of once."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -21,8 +22,8 @@ def model(tmp_path_factory) -> Path:
 
 
 @pytest.fixture
-def batch(model) -> RowBatch:
-    table = pa.table(
+def table() -> pa.Table:
+    return pa.table(
         {
             "row": [0, 1],
             "custom_id": ["0", "1"],
@@ -30,6 +31,10 @@ def batch(model) -> RowBatch:
             "plan_error": pa.array([None, None], pa.string()),
         }
     )
+
+
+@pytest.fixture
+def batch(model, table) -> RowBatch:
     spec = JobSpec.parse(model=str(model), sampling={"n": 3, "temperature": 1.0})
     return RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7")
 
@@ -77,6 +82,23 @@ def test_an_answer_the_engine_dropped_leaves_its_row_open_until_it_is_refused(ba
     batch.refuse_failed("engine failed: ")
     assert batch.take_finished()["error"].to_pylist() == ["engine failed: out of memory"]
     assert batch.is_complete
+
+
+def test_every_row_has_a_stop_checker_of_its_own_where_the_job_stops_at_a_text(model, table):
+    plain, stopping = (
+        RowBatch(table, (), JobSpec.parse(model=str(model), sampling=sampling), Tokenizer.from_pretrained(model), "7")
+        for sampling in ({"temperature": 0}, {"temperature": 0, "stop": ["b"]})
+    )
+    assert [(each.request_id, list(each.prompt_token_ids)) for each in plain.requests] == [
+        ("7/0", [1, 2]),
+        ("7/1", [3]),
+    ]
+    assert [each.stop_checker for each in plain.requests] == [None, None]
+    first, second = stopping.requests
+    assert first.stop_checker is not None
+    assert second.stop_checker is not None
+    assert first.stop_checker is not second.stop_checker
+    assert replace(first, stop_checker=None) == replace(plain.requests[0], params=first.params)
 
 
 def test_rows_that_say_themselves_how_they_are_sampled(model):

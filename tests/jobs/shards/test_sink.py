@@ -48,7 +48,7 @@ def test_who_has_lost_the_lease_leaves_no_row(shop: Shop, tmp_path: Path) -> Non
     shop.create(ROWS)
     url = f"sqlite:///{tmp_path / 'ledger.db'}"
     attempt = sinking(shop, url)
-    shop.ledger.release(attempt.claim)
+    shop.ledger.leases.release(attempt.claim)
     shop.claim()
     with pytest.raises(LeaseLost):
         attempt.run()

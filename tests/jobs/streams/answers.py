@@ -45,7 +45,7 @@ def write(publisher: StreamPublisher, stream_id: str, answer: Answer, batch: int
     publisher.open(stream_id, 1, reply_to)
     for start in range(0, len(answer.token_ids), batch):
         append(publisher, stream_id, answer, start, start + batch)
-        assert publisher.flush(10)
+        assert publisher.flush(30)
     finish(publisher, stream_id, answer)
 
 

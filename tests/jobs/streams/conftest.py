@@ -33,4 +33,4 @@ def no_key_stays(redis: Redis) -> Iterator[None]:
 def publisher(url: str, redis: Redis) -> Iterator[StreamPublisher]:
     with StreamPublisher(url, 60) as publisher:
         yield publisher
-        assert publisher.flush(10)
+        assert publisher.flush(30)

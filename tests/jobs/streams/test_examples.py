@@ -21,7 +21,7 @@ def test_follow(url: str, redis: Redis, publisher: StreamPublisher, wait_until: 
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0) as process:
         publisher.open("job_a/3", 1)
         append(publisher, "job_a/3", answer, 0, 7)
-        assert publisher.flush(10)
+        assert publisher.flush(30)
         reading = process.stdout.read(1)
         redis.flushall()
         for start in range(7, 60):
@@ -37,7 +37,7 @@ def test_follow_from_a_token_on(url: str, publisher: StreamPublisher) -> None:
     publisher.open("req_a", 1)
     append(publisher, "req_a", answer, 0, 60)
     finish(publisher, "req_a", answer)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     done = subprocess.run(
         [sys.executable, str(FOLLOW), url, "req_a", "20"], capture_output=True, check=True, timeout=20
     )

@@ -71,9 +71,39 @@ def test_joining_late_and_together(url: str, publisher: StreamPublisher) -> None
                 readers = [collect(hub, "req_a", after, framed) for after in (0, 17, 40, 17)]
                 for after, events in zip((0, 17, 40, 17), await asyncio.gather(*readers), strict=True):
                     check(events, answer, after)
-            assert [event.last async for event in hub.events("req_a", 99, timeout=10)] == [40]
+            assert [event.last async for event in hub.events("req_a", 99, timeout=30)] == [40]
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_an_expected_stream_is_not_read_unless_frames_were_lost(url: str, publisher: StreamPublisher, is_cut) -> None:
+    answer = answer_of(40)
+
+    async def run() -> int:
+        async with StreamHub(url) as hub:
+            with Redis.from_url(url) as redis:
+                await until(lambda: bool(redis.pubsub_channels(f"*{hub.reader_id}")))
+                hub.expect("req_a")
+                publisher.open("req_a", 1, hub.reader_id)
+                append(publisher, "req_a", answer, 0, 20)
+                await until(lambda: bool(hub._expected["req_a"]))
+                if is_cut:
+                    redis.client_kill_filter(_type="pubsub")
+                    await until(lambda: not hub._expected)
+                reader = asyncio.create_task(collect(hub, "req_a"))
+                append(publisher, "req_a", answer, 20, 40)
+                finish(publisher, "req_a", answer)
+                check(await reader, answer)
+                assert not hub._expected
+                hub.expect("req_b")
+                hub.forget("req_b")
+                assert not hub._expected
+                return int(redis.info("commandstats").get("cmdstat_xread", {}).get("calls", 0))
+
+    with Redis.from_url(url) as redis:
+        redis.config_resetstat()
+    assert bool(asyncio.run(run())) is is_cut
 
 
 def test_a_slow_consumer_beside_fast_ones(url: str, publisher: StreamPublisher) -> None:
@@ -91,7 +121,7 @@ def test_a_slow_consumer_beside_fast_ones(url: str, publisher: StreamPublisher) 
             for start in range(1, 1500):
                 append(publisher, "req_a", answer, start, start + 1)
                 if start % 10 == 0:
-                    assert await asyncio.to_thread(publisher.flush, 10)
+                    assert await asyncio.to_thread(publisher.flush, 30)
                     most = max(most, hub.num_waiting_events)
             finish(publisher, "req_a", answer)
             for taken in await asyncio.gather(*fast):

@@ -25,11 +25,11 @@ def test_what_stands_in_redis(redis: Redis, publisher: StreamPublisher) -> None:
         told.subscribe(stream_channel("job_a/17"), frames_channel("reader_a"))
         publisher.open(row_stream_id("job_a", 17), 2, "reader_a")
         publisher.append("job_a/17", [11, 12], ["Hé", ""], [[-1.5], None])
-        assert publisher.flush(10)
+        assert publisher.flush(30)
         publisher.finish("job_a/17", "error", '"', None, StreamError("lost", 'no "GPU"'))
-        assert publisher.flush(10)
+        assert publisher.flush(30)
         entries = redis.xrange(stream_key("job_a/17"))
-        assert [told.get_message(timeout=5)["data"] for _ in range(6)][2:] == [
+        assert [told.get_message(timeout=30)["data"] for _ in range(6)][2:] == [
             "2-0",
             '[["job_a/17","2-0",{"first":1,"tokens":[11,12],"texts":["H\\u00e9",""],"logprobs":[[-1.5],null]}]]',
             "2-1",
@@ -41,7 +41,7 @@ def test_what_stands_in_redis(redis: Redis, publisher: StreamPublisher) -> None:
         ("2-1", {"finish_reason": "error", "text": '"', "error": '{"code": "lost", "message": "no \\"GPU\\""}'}),
     ]
     assert redis.get(writer_key("job_a/17")) == "2"
-    assert {redis.ttl(key) for key in redis.scan_iter()} <= {59, 60}
+    assert all(30 < redis.ttl(key) <= 60 for key in redis.scan_iter())
 
 
 def test_what_came_during_a_flush_is_one_entry(url: str, redis: Redis, publisher: StreamPublisher) -> None:
@@ -50,9 +50,9 @@ def test_what_came_during_a_flush_is_one_entry(url: str, redis: Redis, publisher
     for start in range(1000):
         append(publisher, "req_a", answer, start, start + 1)
     finish(publisher, "req_a", answer)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     assert redis.xlen(stream_key("req_a")) < 500
-    check(follow(url, "req_a", timeout=10), answer)
+    check(follow(url, "req_a", timeout=30), answer)
 
 
 @pytest.mark.parametrize("knows", [True, False])
@@ -62,20 +62,20 @@ def test_the_next_attempt_goes_on(url: str, publisher: StreamPublisher, knows: b
     readers, results = in_threads(lambda: list(follow(url, "req_a", timeout=20)), 1)
     publisher.open("req_a", 1)
     append(publisher, "req_a", answer, 0, 20)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     with StreamPublisher(url, 60) as other:
         recovered = other.recover({"req_a": 2})["req_a"]
         assert (recovered.token_ids, recovered.texts, recovered.end) == (answer.token_ids[:20], answer.texts[:20], None)
         other.open("req_a", 2, recovered=recovered if knows else None)
         for start in range(20 if knows else 0, 50, 3):
             append(other, "req_a", answer, start, start + 3)
-            assert other.flush(10)
+            assert other.flush(30)
         finish(other, "req_a", answer)
-        assert other.flush(10)
+        assert other.flush(30)
         assert other.recover({"req_a": 3})["req_a"].end.finish_reason == "stop"
     readers[0].join()
     check(results[0], answer)
-    check(follow(url, "req_a", timeout=10), answer)
+    check(follow(url, "req_a", timeout=30), answer)
 
 
 def test_an_attempt_that_comes_back_is_refused(url: str, publisher: StreamPublisher) -> None:
@@ -85,26 +85,26 @@ def test_an_attempt_that_comes_back_is_refused(url: str, publisher: StreamPublis
     with StreamPublisher(url, 60) as other:
         other.open("req_a", 2)
         append(other, "req_a", answer, 0, 10)
-        assert other.flush(10)
+        assert other.flush(30)
         append(publisher, "req_a", other_answer, 0, 30)
         finish(publisher, "req_a", other_answer)
-        assert publisher.flush(10)
+        assert publisher.flush(30)
         assert publisher.recover({"req_a": 1, "req_b": 1}).keys() == {"req_b"}
         append(other, "req_a", answer, 10, 30)
         finish(other, "req_a", answer)
-        assert other.flush(10)
-    check(follow(url, "req_a", timeout=10), answer)
+        assert other.flush(30)
+    check(follow(url, "req_a", timeout=30), answer)
 
 
 def test_recovering_shuts_the_earlier_attempt_out_at_once(url: str, publisher: StreamPublisher) -> None:
     answer = answer_of(10)
     publisher.open("req_a", 1)
     append(publisher, "req_a", answer, 0, 4)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     recovered = publisher.recover({"req_a": 2})["req_a"]
     append(publisher, "req_a", answer, 4, 10)
     finish(publisher, "req_a", answer)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     assert publisher.recover({"req_a": 2})["req_a"] == recovered
     assert recovered.last == 4
 
@@ -115,29 +115,29 @@ def test_redis_emptied_in_mid_stream(url: str, redis: Redis, publisher: StreamPu
     publisher.open("req_a", 1)
     for start in range(0, 200, 10):
         append(publisher, "req_a", answer, start, start + 10)
-        assert publisher.flush(10)
+        assert publisher.flush(30)
         if start % 60 == 0:
             redis.flushall()
     redis.flushall()
     finish(publisher, "req_a", answer)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     for reader in readers:
         reader.join()
-    for events in (*results, list(follow(url, "req_a", timeout=10))):
+    for events in (*results, list(follow(url, "req_a", timeout=30))):
         check(events, answer)
 
 
 def test_a_stream_that_ended_just_now_is_written_again_too(url: str, redis: Redis, publisher: StreamPublisher) -> None:
     answer = answer_of(20)
     write(publisher, "req_a", answer, batch=4)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     redis.flushall()
     publisher.open("req_b", 1)
     # The loss is noticed when the connection breaks.
     redis.client_kill_filter(_type="normal", skipme=True)
     append(publisher, "req_b", answer, 0, 1)
-    assert publisher.flush(10)
-    check(follow(url, "req_a", timeout=10), answer)
+    assert publisher.flush(30)
+    check(follow(url, "req_a", timeout=30), answer)
 
 
 def test_redis_killed_in_mid_stream(tmp_path: Path, wait_until: Callable[..., None]) -> None:
@@ -179,9 +179,9 @@ def test_released_streams_are_left_to_the_next_attempt(url: str, redis: Redis, p
     append(publisher, "req_a", answer, 0, 3)
     publisher.release("req_a")
     append(publisher, "req_a", answer, 3, 8)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     append(publisher, "req_a", answer, 3, 8)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     assert publisher.recover({"req_a": 2})["req_a"].last == 3
 
 
@@ -194,8 +194,8 @@ def test_one_bad_stream_harms_no_other(url: str, redis: Redis, publisher: Stream
     publisher.append("req_b", [1], ["a"], [object()])
     append(publisher, "req_c", answer, 0, 8)
     finish(publisher, "req_c", answer)
-    assert publisher.flush(10)
-    check(follow(url, "req_c", timeout=10), answer)
+    assert publisher.flush(30)
+    check(follow(url, "req_c", timeout=30), answer)
 
 
 def test_long_waits_are_written_in_several_calls(url: str, redis: Redis, publisher: StreamPublisher) -> None:
@@ -216,5 +216,5 @@ def test_long_waits_are_written_in_several_calls(url: str, redis: Redis, publish
         writer.join()
     assert publisher.flush(20)
     assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] >= 2
-    check(follow(url, "req_3_99", timeout=10), answer)
+    check(follow(url, "req_3_99", timeout=30), answer)
     assert redis.dbsize() == 800

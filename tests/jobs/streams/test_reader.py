@@ -20,7 +20,7 @@ from headrace.jobs.streams.reader import StreamTimeout, afollow, follow
 from .answers import Answer, answer_of, append, check, finish, write
 
 
-async def collect(url: str, stream_id: str, after: int = 0, timeout: float | None = 10) -> list[StreamEvent]:
+async def collect(url: str, stream_id: str, after: int = 0, timeout: float | None = 30) -> list[StreamEvent]:
     return [event async for event in afollow(url, stream_id, after, timeout)]
 
 
@@ -36,18 +36,18 @@ def in_threads(
 
 def test_readers_before_during_and_after(url: str, publisher: StreamPublisher) -> None:
     answer = answer_of(300)
-    readers, results = in_threads(lambda: list(follow(url, "req_a", timeout=10)), 2)
+    readers, results = in_threads(lambda: list(follow(url, "req_a", timeout=30)), 2)
     publisher.open("req_a", 1)
     append(publisher, "req_a", answer, 0, 150)
-    assert publisher.flush(10)
-    late, late_results = in_threads(lambda: list(follow(url, "req_a", timeout=10)), 2)
+    assert publisher.flush(30)
+    late, late_results = in_threads(lambda: list(follow(url, "req_a", timeout=30)), 2)
     for start in range(150, 300):
         append(publisher, "req_a", answer, start, start + 1)
     finish(publisher, "req_a", answer)
     for thread in readers + late:
         thread.join()
-    assert publisher.flush(10)
-    for events in (*results, *late_results, list(follow(url, "req_a", timeout=10)), asyncio.run(collect(url, "req_a"))):
+    assert publisher.flush(30)
+    for events in (*results, *late_results, list(follow(url, "req_a", timeout=30)), asyncio.run(collect(url, "req_a"))):
         check(events, answer)
 
 
@@ -55,14 +55,14 @@ def test_readers_before_during_and_after(url: str, publisher: StreamPublisher) -
 def test_resuming_at_any_token(url: str, publisher: StreamPublisher, after: int) -> None:
     answer = answer_of(300)
     write(publisher, "req_a", answer, batch=50)
-    check(follow(url, "req_a", after, 10), answer, after)
+    check(follow(url, "req_a", after, 30), answer, after)
     check(asyncio.run(collect(url, "req_a", after)), answer, after)
 
 
 def test_a_reader_that_claims_too_much_gets_the_end(url: str, publisher: StreamPublisher) -> None:
     write(publisher, "req_a", answer_of(5), batch=5)
     with Redis.from_url(url, socket_timeout=0.2) as client:
-        assert [(event.finish_reason, event.last) for event in follow(client, "req_a", 9, 10)] == [("stop", 5)]
+        assert [(event.finish_reason, event.last) for event in follow(client, "req_a", 9, 30)] == [("stop", 5)]
 
 
 def test_cut_fifty_times(url: str, publisher: StreamPublisher) -> None:
@@ -71,10 +71,10 @@ def test_cut_fifty_times(url: str, publisher: StreamPublisher) -> None:
     writing.start()
     events: list[StreamEvent] = []
     for _ in range(50):
-        stream = follow(url, "req_a", events[-1].last if events else 0, 10)
+        stream = follow(url, "req_a", events[-1].last if events else 0, 30)
         events += islice(stream, chance.randrange(1, 4))
         stream.close()
-    events += follow(url, "req_a", events[-1].last, 10)
+    events += follow(url, "req_a", events[-1].last, 30)
     writing.join()
     check(events, answer)
 
@@ -109,7 +109,7 @@ def test_a_slow_reader(url: str, publisher: StreamPublisher) -> None:
     publisher.open("req_a", 1)
     for start in range(300):
         append(publisher, "req_a", answer, start, start + 1)
-        assert publisher.flush(10)
+        assert publisher.flush(30)
         if start % 5 == 0:
             gate.release()
     finish(publisher, "req_a", answer)
@@ -120,15 +120,15 @@ def test_a_slow_reader(url: str, publisher: StreamPublisher) -> None:
 
 def test_a_taker_s_own_time_does_not_count(url: str, publisher: StreamPublisher) -> None:
     answer, gate = answer_of(4), threading.Event()
-    stream = follow(url, "req_a", timeout=0.05)
+    stream = follow(url, "req_a", timeout=0.4)
     publisher.open("req_a", 1)
     append(publisher, "req_a", answer, 0, 2)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     events = [next(stream)]
-    gate.wait(0.1)
+    gate.wait(0.5)
     append(publisher, "req_a", answer, 2, 4)
     finish(publisher, "req_a", answer)
-    assert publisher.flush(10)
+    assert publisher.flush(30)
     check([*events, *stream], answer)
 
 
@@ -137,7 +137,7 @@ def test_clients_of_any_kind(url: str, publisher: StreamPublisher) -> None:
     write(publisher, "req_a", answer, batch=3)
     for options in ({"protocol": 2}, {"protocol": 3}, {"protocol": 3, "decode_responses": True}):
         with Redis.from_url(url, **options) as client:
-            check(follow(client, "req_a", timeout=10), answer)
+            check(follow(client, "req_a", timeout=30), answer)
 
 
 def test_logprobs(url: str, publisher: StreamPublisher) -> None:
@@ -146,9 +146,9 @@ def test_logprobs(url: str, publisher: StreamPublisher) -> None:
     for start in (0, 4):
         part = slice(start, start + 4)
         publisher.append("req_a", range(6)[part], "abcdef"[part], of_tokens[part])
-        assert publisher.flush(10)
+        assert publisher.flush(30)
     publisher.finish("req_a", "length", "", None)
-    events = list(follow(url, "req_a", 2, 10))
+    events = list(follow(url, "req_a", 2, 30))
     assert [logprobs for event in events[:-1] for logprobs in event.logprobs] == of_tokens[2:]
     assert publisher.recover({"req_a": 2})["req_a"].logprobs == tuple(of_tokens)
 
@@ -188,10 +188,10 @@ def test_any_cuts(
         append(publisher, stream_id, answer, start, start + size)
         start += size
         if size % 2:
-            assert publisher.flush(10)
+            assert publisher.flush(30)
     finish(publisher, stream_id, answer)
     for after in (0, *(min(number, start) for number in resumes)):
-        check(follow(url, stream_id, after, 10), answer, after)
+        check(follow(url, stream_id, after, 30), answer, after)
 
 
 def test_events_are_cut_by_number() -> None:

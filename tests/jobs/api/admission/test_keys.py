@@ -1,5 +1,6 @@
 """Who is let in, without a worker."""
 
+import asyncio
 import functools
 import json
 import threading
@@ -127,6 +128,26 @@ def test_a_revoked_key_holds_no_longer_than_it_is_remembered(
     desk.ledger.api_keys.revoke(next(key.id for key in desk.ledger.api_keys.all() if key.tenant == "other"))
     assert_refused(desk.http.post("/probe"))
     assert_refused(desk.http.post("/probe", headers=other))
+
+
+def test_a_burst_asks_the_ledger_once(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = [desk.ledger.api_keys.create(tenant).secret for tenant in ("acme", "other")]
+    ring, found, find = authentication.KeyRing(desk.ledger.api_keys), list[str](), desk.ledger.api_keys.find
+
+    def noted(key: str) -> Any:
+        found.append(key)
+        return find(key)
+
+    monkeypatch.setattr(ring._api_keys, "find", noted)
+
+    async def burst() -> list[Any]:
+        given = [[f"Bearer {key}"] for key in (*keys, "hr-unknown")] + [[]]
+        return await asyncio.gather(*(ring.caller(each) for each in 10 * given))
+
+    refused = authentication.Refused
+    assert asyncio.run(burst()) == 10 * ["acme", "other", refused.UNKNOWN, refused.MISSING]
+    assert sorted(found) == sorted([*keys, "hr-unknown"])
+    assert not ring._judging
 
 
 def test_while_the_ledger_is_away_known_keys_hold_for_a_minute(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from functools import partial
 from itertools import product
@@ -86,7 +86,7 @@ def test_what_goes_on_without_its_client_holds_its_tokens_until_it_ends(desk: De
     desk.http.post("/open", headers=desk.key("patient"))
     sampling = SamplingSpec(n=2, temperature=1.0)
     request = LiveRequest.new(queue=QUEUE, model=str(MODEL), prompt_token_ids=[1], sampling=sampling)
-    asked = Asked(desk.app.state.service.models.all[0], [request], cancel_on_disconnect=False)
+    asked = Asked(desk.app.state.service.models.all[0], [request], Future(), cancel_on_disconnect=False)
     asked.admissions.push(desk.app.state.open)
     answers = desk.app.state.live
     desk.http.portal.call(close, answers, asked)
@@ -161,10 +161,11 @@ def test_all_together_may_wait_only_so_many(desk: Desk, client: Client, models: 
 
 
 def test_what_a_killed_process_held_is_free_again(client: Client, tmp_path: Path, wait_until: WaitUntil) -> None:
-    command = [sys.executable, "-c", HOLD, client.redis_url, "0.6"]
+    life = 1.2
+    command = [sys.executable, "-c", HOLD, client.redis_url, str(life)]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
-        RateLimits(client.redis_url, entry_seconds=0.6) as limits,
+        RateLimits(client.redis_url, entry_seconds=life) as limits,
     ):
         try:
             assert process.stdout.readline() == "None\n"
@@ -172,7 +173,7 @@ def test_what_a_killed_process_held_is_free_again(client: Client, tmp_path: Path
             usage, _ = limits.admit("acme", None, 100, num_tokens=80, request_id="other")
             assert (usage.refused_by, usage.held_tokens) == ("tokens", 90)
             # It is renewed for as long as its owner lives.
-            until = time.monotonic() + 1.2
+            until = time.monotonic() + 2 * life
             wait_until(lambda: time.monotonic() > until, "two lives of an entry have passed")
             wait_until(lambda: limits.held_tokens("acme") == 90, "both count")
         finally:
@@ -200,4 +201,4 @@ def test_a_wiped_redis_forgets_and_learns_again(client: Client, wait_until: Wait
         wait_until(lambda: limits.held_tokens("wiped") == 60, "what is open counts again")
     # All that is left goes by itself.
     with RateLimits(client.redis_url) as limits:
-        assert all(limits._redis.pttl(key) > 0 for key in limits._redis.keys("headrace:limits:*"))
+        assert all(limits._redis.pttl(key) != -1 for key in limits._redis.keys("headrace:limits:*"))

@@ -1,7 +1,4 @@
-// Attention's two products on tiles of 16 by 16, with AMX and, on processors without it, with AVX-512.
-//
-// Both take the left side row by row as it lies in memory, and the right side as pairs of bfloat16, sixteen queries a
-// row: what AMX asks for, and what AVX-512's dot product multiplies by a broadcast pair of the left side.
+// Attention's two products on AMX's tiles of 16 by 16.
 #pragma once
 
 #include "attention_tile.h"
@@ -15,6 +12,8 @@ namespace attention {
 constexpr int kRowBytes = 64;
 
 struct Amx {
+    static constexpr int kTiles = 1;  // taken together
+
     struct alignas(64) TileConfig {
         std::uint8_t palette = 1, start_row = 0, reserved[14] = {};
         std::uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -29,8 +28,14 @@ struct Amx {
 
     HEADRACE_AMX static void end() { _tile_release(); }
 
+    // The values of 32 keys, of which the first is row `first_row` of a chunk: packed[key / 32][dim][key % 32].
+    HEADRACE_AVX512 static void pack(const bf16* const (&rows)[kStep], int first_row, int head_dim, bf16* packed) {
+        pack_values(rows, head_dim, packed + first_row * head_dim);
+    }
+
     // scores[key][query] = keys . queries, for `num_tiles` times sixteen keys; keys[i]: the first of sixteen rows that
     // lie `key_stride` elements apart; `num_steps` times 32 dimensions.
+    template <int kCount>
     HEADRACE_AMX static void scores(const bf16* const* keys, std::int64_t key_stride, int num_tiles,
                                     const bf16* queries, int num_steps, float* scores) {
         const std::int64_t stride = key_stride * 2;
@@ -67,10 +72,15 @@ struct Amx {
         }
     }
 
-    // output[dim][query] += values . weights over `num_steps` times 32 keys, packed as `pack_values` and `weigh` do.
-    HEADRACE_AMX static void outputs(const bf16* values, const bf16* weights, int num_steps, int head_dim,
-                                     float (*output)[kLanes]) {
-        const int step_size = head_dim * kStep;
+    // output[dim][query] += values . weights over `num_rows` keys from a chunk's row `first_row` on, a multiple of 32,
+    // packed as `pack` and `weigh` do.
+    template <int kCount>
+    HEADRACE_AMX static void outputs(const bf16* values, int first_row, const bf16* weights, int num_rows,
+                                     int head_dim, Tile* tiles) {
+        static_assert(kCount == kTiles);
+        const int step_size = head_dim * kStep, num_steps = (num_rows + kStep - 1) / kStep;
+        float (*output)[kLanes] = tiles->output;
+        values += first_row * head_dim;
         int dim = 0;
         for (; dim + 64 <= head_dim; dim += 64) {
             _tile_loadd(0, output[dim], kRowBytes);
@@ -106,54 +116,6 @@ struct Amx {
     }
 };
 
-struct Avx512 {
-    HEADRACE_AVX512 static void begin() {}
-
-    HEADRACE_AVX512 static void end() {}
-
-    // totals[16] += rows . pairs: sixteen rows `stride` elements apart, `num_pairs` pairs of each.
-    HEADRACE_INLINE void multiply(const bf16* rows, std::int64_t stride, const bf16* pairs, int num_pairs,
-                                  __m512 (&totals)[16]) {
-        for (int pair = 0; pair < num_pairs; ++pair) {
-            const __m512bh right = reinterpret_cast<__m512bh>(_mm512_load_si512(pairs + pair * 32));
-            for (int i = 0; i < 16; ++i) {
-                std::int32_t left;
-                std::memcpy(&left, rows + i * stride + pair * 2, sizeof left);
-                totals[i] = _mm512_dpbf16_ps(totals[i], reinterpret_cast<__m512bh>(_mm512_set1_epi32(left)), right);
-            }
-        }
-    }
-
-    HEADRACE_AVX512 static void scores(const bf16* const* keys, std::int64_t key_stride, int num_tiles,
-                                       const bf16* queries, int num_steps, float* scores) {
-        for (int tile = 0; tile < num_tiles; ++tile) {
-            __m512 totals[16];
-            for (int i = 0; i < 16; ++i) {
-                totals[i] = _mm512_setzero_ps();
-            }
-            multiply(keys[tile], key_stride, queries, num_steps * 16, totals);
-            for (int i = 0; i < 16; ++i) {
-                _mm512_store_ps(scores + (tile * 16 + i) * kLanes, totals[i]);
-            }
-        }
-    }
-
-    HEADRACE_AVX512 static void outputs(const bf16* values, const bf16* weights, int num_steps, int head_dim,
-                                        float (*output)[kLanes]) {
-        for (int dim = 0; dim < head_dim; dim += 16) {
-            __m512 totals[16];
-            for (int i = 0; i < 16; ++i) {
-                totals[i] = _mm512_load_ps(output[dim + i]);
-            }
-            for (int step = 0; step < num_steps; ++step) {
-                multiply(values + (step * head_dim + dim) * kStep, kStep, weights + step * 512, 16, totals);
-            }
-            for (int i = 0; i < 16; ++i) {
-                _mm512_store_ps(output[dim + i], totals[i]);
-            }
-        }
-    }
-};
 
 }  // namespace attention
 #endif

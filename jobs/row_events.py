@@ -1,32 +1,31 @@
 """The tokens of a bulk job's row, for who watches it: from the worker that is at it, or from the stored output."""
 
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
-from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
 from anyio.to_thread import run_sync
 from redis.exceptions import RedisError
 
-from ...storage.errors import LedgerUnavailable, UnknownJob
-from ...storage.ledger import Ledger
-from ...storage.parts import committed_file
-from ...storage.records import JobRecord, PartRecord
-from ..streams.events import StreamError, StreamEvent, StreamUsage
-from ..streams.frames import StreamHub
-from ..streams.keys import row_stream_id
-from ..streams.reader import StreamTimeout
-from ..streams.row_watch import TTL_SECONDS, RowWatch
-from .ttl_cache import TtlCache
+from ..storage.errors import LedgerUnavailable, UnknownJob
+from ..storage.ledger import Ledger
+from ..storage.output_address import open_folder
+from ..storage.records import JobRecord, PartRecord
+from .api.ttl_cache import TtlCache
+from .streams.events import StreamError, StreamEvent, StreamUsage
+from .streams.keys import row_stream_id
+from .streams.reader import StreamTimeout, follow
+from .streams.row_watch import TTL_SECONDS, RowWatch
 
 # How long no token comes before it is looked for in the stored output; longer each time.
 _FIRST_PATIENCE_SECONDS = 0.5
 _LONGEST_PATIENCE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
+OpenStream = Callable[[str, int, float], AsyncIterator[StreamEvent]]
 _COLUMNS = ["output", "finish_reason", "prompt_tokens", "cached_tokens", "completion_tokens", "error"]
 
 
@@ -69,12 +68,11 @@ class StoredRow:
         output = self.rows.output(self.job_id)
         may_come = not output.job.state.has_ended
         new = list(takewhile(lambda part: part.id > self._last_part, reversed(output.parts)))
-        folder = Path(output.job.output_dir)
-        files = [str(file) for part in new if (file := committed_file(folder, part.file_name)) is not None]
-        if files:
+        if new:
+            parts = open_folder(output.job.output_dir).dataset([part.file_name for part in new])
             # One that is renamed meanwhile is looked at the next time.
             try:
-                found = ds.dataset(files, format="parquet").to_table(_COLUMNS, filter=ds.field("row") == self.row)
+                found = parts.to_table(_COLUMNS, filter=ds.field("row") == self.row)
             except FileNotFoundError:
                 return None, True
             if found.num_rows:
@@ -87,69 +85,94 @@ class StoredRow:
 class RowEvents:
     """One reader's look at a row. `after`: the number of the last token it has."""
 
-    hub: StreamHub
     watch: RowWatch
     stored: StoredRow
     after: int = 0
     _texts: list[str] = field(default_factory=list)
     _began_at: int = field(init=False)
     _renew_at: float = 0.0
+    _patience: float = _FIRST_PATIENCE_SECONDS
 
     def __post_init__(self) -> None:
         self._began_at = self.after
 
-    async def events(self) -> AsyncGenerator[StreamEvent, None]:
+    @property
+    def stream_id(self) -> str:
+        return row_stream_id(self.stored.job_id, self.stored.row)
+
+    def events(self, redis_url: str) -> Iterator[StreamEvent]:
         """What comes after, up to and including the end: of a finished row that is all there is to tell.
 
         A row that has not begun is waited for.
         """
-        patience = _FIRST_PATIENCE_SECONDS
         # A reader that has seen a part of it wants the stream first: the stored output has no tokens.
-        end = None if self.after else await self._end()
+        end = None if self.after else self._end()
         while end is None:
-            await self._keep_watching()
+            self._keep_watching()
             try:
-                async for event in self._streamed(patience):
-                    patience = _FIRST_PATIENCE_SECONDS
+                for event in follow(redis_url, self.stream_id, self.after, timeout=self._patience):
+                    self._take(event)
                     yield event
                     if event.is_final:
                         return
-                    await self._keep_watching()
+                    self._keep_watching()
             except StreamTimeout:
-                patience = min(2 * patience, _LONGEST_PATIENCE_SECONDS)
-            end = await self._end()
+                self._lose_patience()
+            end = self._end()
         yield end
 
-    async def _streamed(self, patience: float) -> AsyncGenerator[StreamEvent, None]:
-        stream_id = row_stream_id(self.stored.job_id, self.stored.row)
-        async with aclosing(self.hub.events(stream_id, self.after, timeout=patience)) as events:  # type: ignore[type-var]
-            async for event in events:
-                self.after = event.last
-                self._texts.append(event.text)
-                yield event
+    async def aevents(self, open_stream: OpenStream) -> AsyncGenerator[StreamEvent, None]:
+        """As `events`, for asyncio. `open_stream`: a stream's events after a token, until none comes for so long."""
+        end = None if self.after else await run_sync(self._end)
+        while end is None:
+            await self._keep_watching_aside()
+            try:
+                streamed = open_stream(self.stream_id, self.after, self._patience)
+                async with aclosing(streamed) as events:  # type: ignore[type-var]
+                    async for event in events:
+                        self._take(event)
+                        yield event
+                        if event.is_final:
+                            return
+                        await self._keep_watching_aside()
+            except StreamTimeout:
+                self._lose_patience()
+            end = await run_sync(self._end)
+        yield end
 
-    async def _keep_watching(self) -> None:
-        if time.monotonic() >= self._renew_at:
+    def _take(self, event: StreamEvent) -> None:
+        self._patience = _FIRST_PATIENCE_SECONDS
+        self.after = event.last
+        self._texts.append(event.text)
+
+    def _lose_patience(self) -> None:
+        self._patience = min(2 * self._patience, _LONGEST_PATIENCE_SECONDS)
+
+    def _is_to_renew(self) -> bool:
+        return time.monotonic() >= self._renew_at
+
+    async def _keep_watching_aside(self) -> None:
+        if self._is_to_renew():
+            await run_sync(self._keep_watching)
+
+    def _keep_watching(self) -> None:
+        if self._is_to_renew():
             # Without Redis there is no stream either, and the stored output is found all the same.
             with suppress(RedisError):
-                await run_sync(self.watch.watch, self.stored.job_id, self.stored.row)
+                self.watch.watch(self.stored.job_id, self.stored.row)
                 self._renew_at = time.monotonic() + TTL_SECONDS / 3
 
-    async def _end(self) -> StreamEvent | None:
+    def _end(self) -> StreamEvent | None:
         """The last event, made of what is stored; None while the row may still be answered."""
         try:
-            found, may_come = await run_sync(self._look)
+            found, may_come = self.stored.find()
+        except UnknownJob:
+            found, may_come = None, False
         except LedgerUnavailable:
             return None
         if found is not None:
             return self._stored_end(found)
         return None if may_come else self._failed("not_answered", "the job ended before this row was answered")
-
-    def _look(self) -> tuple[dict[str, Any] | None, bool]:
-        try:
-            return self.stored.find()
-        except UnknownJob:
-            return None, False
 
     def _stored_end(self, row: dict[str, Any]) -> StreamEvent:
         if row["error"] is not None:

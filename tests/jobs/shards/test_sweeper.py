@@ -1,4 +1,4 @@
-"""What keeps a worker's shards moving: the sweeper, and actions repeated whatever they run into."""
+"""Shards keep moving when a worker dies, a message is lost or the ledger was away."""
 
 import sqlite3
 import threading
@@ -11,17 +11,16 @@ import pytest
 from celery import Celery
 from redis import Redis
 
-from headrace.jobs import worker as worker_module
 from headrace.jobs.celery_app import create_app, send_shards
 from headrace.jobs.embedded.valkey import EmbeddedValkey
-from headrace.jobs.periodic import Periodic
-from headrace.jobs.worker import Sweeper
-from headrace.storage.errors import LedgerUnavailable
+from headrace.jobs.shards import sweeper as sweeper_module
+from headrace.jobs.shards.sweeper import Sweeper
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewJob, NewShard, ShardState
 
-from ..storage.claiming import take_shard
-from .conftest import wait_until
+from ...storage.claiming import take_shard
+from ..answers import WAIT_SECONDS
+from ..conftest import wait_until
 
 QUEUE = "headrace.bulk.0123456789ab"
 IDS = [f"job/{number:05d}" for number in range(3)]
@@ -47,8 +46,9 @@ def place(tmp_path) -> Iterator[Place]:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.migrate()
     shards = [NewShard(number, 2, "/spool") for number in range(3)]
-    ledger.create_job(NewJob("job", QUEUE, "m", "/out", "f", 6), shards)
     with EmbeddedValkey(tmp_path) as valkey, Redis.from_url(valkey.url) as redis:
+        # Last: how old its messages are counts from here.
+        ledger.create_job(NewJob("job", QUEUE, "m", "/out", "f", 6), shards)
         yield Place(ledger, create_app(valkey.broker_url), redis)
     ledger.close()
 
@@ -59,13 +59,13 @@ def test_a_message_that_is_merely_late_is_left_alone(place):
 
 
 def test_lost_messages_are_sent_again(place, monkeypatch):
-    monkeypatch.setattr(worker_module, "_LOST_MESSAGE_SECONDS", 0.0)
+    monkeypatch.setattr(sweeper_module, "_LOST_MESSAGE_SECONDS", 0.0)
     place.sweep()
     assert place.messages() == 3
 
 
 def test_while_messages_wait_none_is_lost(place, monkeypatch):
-    monkeypatch.setattr(worker_module, "_LOST_MESSAGE_SECONDS", 0.0)
+    monkeypatch.setattr(sweeper_module, "_LOST_MESSAGE_SECONDS", 0.0)
     send_shards(place.app, QUEUE, IDS[:1])
     place.sweep()
     assert place.messages() == 1
@@ -74,7 +74,7 @@ def test_while_messages_wait_none_is_lost(place, monkeypatch):
 def test_a_shard_handed_back_is_offered_at_once(place):
     claim = take_shard(place.ledger, IDS[1], "worker", 60)
     assert claim is not None
-    place.ledger.release(claim)
+    place.ledger.leases.release(claim)
     place.sweep()
     assert place.messages() == 1
 
@@ -96,21 +96,29 @@ def test_a_lease_that_holds_is_respected(place):
     assert place.ledger.shards("job")[0].state is ShardState.RUNNING
 
 
-def test_after_an_outage_of_the_ledger_its_workers_get_the_time_to_renew(place, tmp_path, start):
+def test_after_an_outage_of_the_ledger_its_workers_get_the_time_to_renew(place, tmp_path, start, monkeypatch):
     """While it could not be written to, every lease ran out: that makes nobody dead."""
     lease = 0.3
     sweeper = Sweeper(place.ledger, place.app, QUEUE, lease)
     alive = take_shard(place.ledger, IDS[0], "alive", 0.0)
     assert take_shard(place.ledger, IDS[1], "dead", 0.0) is not None
+    asks, due_retries = threading.Event(), place.ledger.messages.due_retries
+
+    def asked(queue: str) -> list[str]:
+        asks.set()
+        return due_retries(queue)
+
+    monkeypatch.setattr(place.ledger.messages, "due_retries", asked)
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as locking:
         locking.execute("BEGIN IMMEDIATE")
         swept = start(sweeper.sweep)
-        # The sweeper waits for the lock meanwhile.
+        # The sweeper waits for the lock meanwhile, from when it has asked for it.
+        assert asks.wait(WAIT_SECONDS)
         assert not wait([swept], timeout=lease).done
         locking.execute("ROLLBACK")
-        swept.result(20)
+        swept.result(WAIT_SECONDS)
     assert [shard.state for shard in place.ledger.shards("job")[:2]] == [ShardState.RUNNING] * 2
-    assert place.ledger.renew("alive", [alive.attempt_id], 60) == {alive.attempt_id}
+    assert place.ledger.leases.renew("alive", [alive.attempt_id], 60) == {alive.attempt_id}
 
     def is_put_back() -> bool:
         sweeper.sweep()
@@ -118,21 +126,3 @@ def test_after_an_outage_of_the_ledger_its_workers_get_the_time_to_renew(place, 
 
     wait_until(is_put_back, "it is put back")
     assert place.ledger.shards("job")[0].state is ShardState.RUNNING
-
-
-def test_an_action_goes_on_after_what_it_runs_into():
-    done, calls = threading.Event(), iter(range(10**6))
-
-    def act() -> None:
-        if next(calls) < 3:
-            raise LedgerUnavailable("the database is locked")
-        done.set()
-
-    with Periodic("test", 0.001, act):
-        assert done.wait(20)
-
-
-def test_leaving_ends_the_thread():
-    with Periodic("test", 0.001, lambda: None):
-        assert "test" in {thread.name for thread in threading.enumerate()}
-    assert "test" not in {thread.name for thread in threading.enumerate()}

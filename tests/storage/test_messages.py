@@ -21,13 +21,13 @@ def test_requeue_expired(ledger: Ledger, create_job: CreateJob) -> None:
     expired = claimed(ledger, "job-1/00000", lease_seconds=-1)
     claimed(ledger, "job-1/00001")
     claimed(ledger, "other/00000", lease_seconds=-1)
-    assert ledger.requeue_expired("bulk") == ["job-1/00000"]
-    assert ledger.requeue_expired("bulk") == []
+    assert ledger.messages.requeue_expired("bulk") == ["job-1/00000"]
+    assert ledger.messages.requeue_expired("bulk") == []
     assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.LOST]
     with pytest.raises(LeaseLost):
-        ledger.commit_part(expired, PART)
+        ledger.leases.commit_part(expired, PART)
     # Its message is being sent: it is not offered a second time before that has had its time.
-    assert "job-1/00000" not in ledger.unclaimed("bulk", older_than_seconds=3600, limit=10)
+    assert "job-1/00000" not in ledger.messages.unclaimed("bulk", older_than_seconds=3600, limit=10)
     assert claimed(ledger, "job-1/00000").attempt_number == 2
 
 
@@ -35,10 +35,10 @@ def test_unclaimed_offers_each_shard_once_and_never_too_many(ledger: Ledger, cre
     create_job(num_shards=5)
     create_job("other", queue="another")
     claimed(ledger, "job-1/00000")
-    assert ledger.unclaimed("bulk", older_than_seconds=3600, limit=10) == []
-    ledger.release(claimed(ledger, "job-1/00003"))
-    assert ledger.unclaimed("bulk", older_than_seconds=0, limit=2) == ["job-1/00001", "job-1/00003"]
-    assert ledger.unclaimed("bulk", older_than_seconds=3600, limit=10) == []
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=3600, limit=10) == []
+    ledger.leases.release(claimed(ledger, "job-1/00003"))
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=0, limit=2) == ["job-1/00001", "job-1/00003"]
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=3600, limit=10) == []
 
 
 def test_sweepers_at_the_same_time_offer_each_shard_once(ledger: Ledger, create_job: CreateJob) -> None:
@@ -48,25 +48,27 @@ def test_sweepers_at_the_same_time_offer_each_shard_once(ledger: Ledger, create_
 
     def sweep(number: int) -> list[str]:
         start.wait(10)
-        return ledger.requeue_expired("bulk") + ledger.unclaimed("bulk", older_than_seconds=60, limit=15)
+        return ledger.messages.requeue_expired("bulk") + ledger.messages.unclaimed(
+            "bulk", older_than_seconds=60, limit=15
+        )
 
     for shard_id in ids[:20]:
         claimed(ledger, shard_id, lease_seconds=-1)
     for shard_id in ids[20:]:
-        ledger.release(claimed(ledger, shard_id))
+        ledger.leases.release(claimed(ledger, shard_id))
     with ThreadPoolExecutor(4) as pool:
         offered = [shard_id for found in pool.map(sweep, range(4)) for shard_id in found]
-    offered += ledger.unclaimed("bulk", older_than_seconds=60, limit=40)
+    offered += ledger.messages.unclaimed("bulk", older_than_seconds=60, limit=40)
     assert sorted(offered) == ids
 
 
 def test_mark_enqueued(ledger: Ledger, create_job: CreateJob) -> None:
     create_job()
     for number in range(2):
-        ledger.release(claimed(ledger, f"job-1/0000{number}"))
-    ledger.mark_enqueued(["job-1/00000"])
-    ledger.mark_enqueued([])
-    assert ledger.unclaimed("bulk", older_than_seconds=3600, limit=10) == ["job-1/00001"]
+        ledger.leases.release(claimed(ledger, f"job-1/0000{number}"))
+    ledger.messages.mark_enqueued(["job-1/00000"])
+    ledger.messages.mark_enqueued([])
+    assert ledger.messages.unclaimed("bulk", older_than_seconds=3600, limit=10) == ["job-1/00001"]
 
 
 def pause_seconds(ledger: Ledger) -> int:
@@ -80,24 +82,24 @@ def test_a_shard_that_fails_is_offered_again_after_ever_longer_pauses(ledger: Le
     create_job(num_shards=1)
     pauses = []
     for _ in range(7):
-        ledger.release(claimed(ledger, "job-1/00000"), "disk full")
+        ledger.leases.release(claimed(ledger, "job-1/00000"), "disk full")
         pauses.append(pause_seconds(ledger))
-        assert ledger.unclaimed("bulk", older_than_seconds=0, limit=10) == []
-        assert ledger.due_retries("bulk") == []
+        assert ledger.messages.unclaimed("bulk", older_than_seconds=0, limit=10) == []
+        assert ledger.messages.due_retries("bulk") == []
         assert ledger.progress("job-1").error == "disk full"
     assert pauses == [2, 4, 8, 16, 32, 60, 60]
     # An attempt that does not fail makes the next pause short again, and the job no longer waits.
-    ledger.release(claimed(ledger, "job-1/00000"))
+    ledger.leases.release(claimed(ledger, "job-1/00000"))
     assert ledger.progress("job-1").error is None
-    ledger.release(claimed(ledger, "job-1/00000"), "disk full")
+    ledger.leases.release(claimed(ledger, "job-1/00000"), "disk full")
     assert pause_seconds(ledger) == 2
 
 
 def test_a_pause_ends(ledger: Ledger, create_job: CreateJob, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "_FIRST_PAUSE_SECONDS", 0.0)
     create_job(num_shards=1)
-    ledger.release(claimed(ledger, "job-1/00000"), "disk full")
-    assert ledger.due_retries("another") == []
-    assert ledger.due_retries("bulk") == ["job-1/00000"]
-    assert ledger.due_retries("bulk") == []
+    ledger.leases.release(claimed(ledger, "job-1/00000"), "disk full")
+    assert ledger.messages.due_retries("another") == []
+    assert ledger.messages.due_retries("bulk") == ["job-1/00000"]
+    assert ledger.messages.due_retries("bulk") == []
     assert ledger.progress("job-1").error is None

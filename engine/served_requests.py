@@ -1,0 +1,143 @@
+"""The requests that an engine serves, each from when it is added to its last event."""
+
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
+from itertools import count
+
+from .admission import Admission
+from .errors import InvalidRequestError
+from .live_request import LiveRequest
+from .request import FinishReason, Request, RequestEvent
+from .runner import BlockMemory
+from .sampling_batch import SampledRow
+from .scheduler import Scheduler
+from .sequence import Sequence
+
+
+class ServedRequests:
+    """Takes requests on, starts those that follow another once its prompt is computed, and lets all of them go.
+
+    `by_id`: all that are served. `num_guided`: how many of them follow a grammar.
+    """
+
+    def __init__(self, admission: Admission, scheduler: Scheduler, memory: BlockMemory) -> None:
+        self._admission = admission
+        self._scheduler = scheduler
+        self._memory = memory
+        self.by_id: dict[str, LiveRequest] = {}
+        self.num_guided = 0
+        self._arrivals = count()
+        # Requests whose answer needs no computation; they end at the next step.
+        self._decided: list[LiveRequest] = []
+
+    def __len__(self) -> int:
+        return len(self.by_id)
+
+    def add(self, request: Request) -> None:
+        """Queue a request. Raises `InvalidRequestError` when it could never run; nothing changes then."""
+        if request.request_id in self.by_id:
+            raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
+        live = self._admission.accept(request, next(self._arrivals))
+        leader = self._leader_of(live)
+        self.by_id[request.request_id] = live
+        self.num_guided += live.guide is not None
+        if live.is_decided:
+            self._decided.append(live)
+            return
+        sequence = live.new_sequence(live.tree.nodes[0] if live.tree else None)
+        if leader is not None:
+            live.leader = leader
+            leader.followers.append(live)
+        else:
+            self._scheduler.add(sequence)
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request and free its KV blocks; false when it is not here (any more)."""
+        live = self.by_id.get(request_id)
+        if live is None:
+            return False
+        self._decided = [other for other in self._decided if other is not live]
+        self._drop(live)
+        return True
+
+    def end_decided(self) -> list[RequestEvent]:
+        """The only events of those that were added since and whose answer needs no computation."""
+        decided, self._decided = self._decided, []
+        return [self.end(live, live.decide()) for live in decided]
+
+    def end(self, live: LiveRequest, event: RequestEvent) -> RequestEvent:
+        """Let a request go with this event, its last."""
+        self._drop(live)
+        return event
+
+    def fail(self, live: LiveRequest, error: str) -> RequestEvent:
+        event = RequestEvent(live.request.request_id, (), FinishReason.ERROR, live.num_cached_tokens, error=error)
+        return self.end(live, event)
+
+    def is_served(self, sequence: Sequence) -> bool:
+        """Whether a sequence's request has not ended since the sequence was scheduled."""
+        live = self.by_id.get(sequence.request_id)
+        return live is not None and live.arrival == sequence.arrival
+
+    def is_wanted(self, sampled: SampledRow) -> bool:
+        """Whether a token is still its request's next one: that may have ended, or lost whom it followed, meanwhile."""
+        _, live, sequence, leader = sampled
+        return self.by_id.get(sequence.request_id) is live and live.leader is leader
+
+    def refresh_masks(self, sequences: SequenceOf[Sequence]) -> None:
+        """Compute which tokens the grammars of the sequences' requests, and of their followers, allow next."""
+        for sequence in sequences:
+            live = self.by_id[sequence.request_id]
+            for each in (live, *live.followers):
+                if each.guide is not None:
+                    each.guide.refresh()
+
+    def _leader_of(self, live: LiveRequest) -> LiveRequest | None:
+        """The request whose prompt this one is to share, if it is still to be computed."""
+        request = live.request
+        leader = self.by_id.get(request.fork_of) if request.fork_of is not None else None
+        if leader is None or live.tree is not None or request.params.prompt_logprobs is not None:
+            return None
+        # Its first token does not come from the prompt's logits.
+        if request.resume_token_ids:
+            return None
+        if list(leader.request.prompt_token_ids) != list(request.prompt_token_ids):
+            raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another prompt")
+        return leader if leader.waits_for_prompt and leader.request.priority == request.priority else None
+
+    def start_followers(self, live: LiveRequest, parent: Sequence) -> None:
+        """Start those that waited for a request's prompt, which `parent` has now computed."""
+        followers, live.followers = live.followers, []
+        children = [follower.sequences[0] for follower in followers]
+        copies = [copy for child in children for copy in self._scheduler.fork(parent, child)]
+        for follower in followers:
+            follower.leader = None
+        if copies:
+            self._copy(copies, children)
+
+    def _copy(self, copies: list[tuple[int, int]], children: Iterable[Sequence]) -> None:
+        try:
+            self._memory.copy(copies)
+        except BaseException:
+            for child in children:
+                if child.block_table:
+                    self._scheduler.start_over(child)
+            raise
+
+    def _drop(self, live: LiveRequest) -> None:
+        """Forget a request; the first of those that waited for its prompt computes it for the others."""
+        del self.by_id[live.request.request_id]
+        self.num_guided -= live.guide is not None
+        for sequence in live.sequences:
+            if live.leader is None:
+                self._scheduler.finish(sequence)
+            else:
+                self._scheduler.leave(sequence)
+        if live.leader is not None:
+            live.leader.followers.remove(live)
+        if live.followers:
+            heir, *others = live.followers
+            heir.leader, heir.followers = None, others
+            for other in others:
+                other.leader = heir
+            self._scheduler.add(heir.sequences[0])

@@ -1,0 +1,91 @@
+"""What a step that was computed brings the requests: tokens, scores, their end."""
+
+import logging
+
+from .block_tables import BlockTables
+from .decode_rows import DecodeRows
+from .errors import one_line
+from .logprobs import TokenLogprobs
+from .request import RequestEvent
+from .sampling_batch import SampledRow
+from .scheduler import Scheduler
+from .sequence import Sequence
+from .served_requests import ServedRequests
+from .step_plan import StepPlan
+from .step_result import StepResult
+
+logger = logging.getLogger(__name__)
+
+_NOT_FINITE = "the model's logits are not finite (NaN or infinity): its weights or dtype do not bear this prompt"
+
+
+class StepEvents:
+    """Tells scheduler and requests of a step's result, at most one event a request."""
+
+    def __init__(self, scheduler: Scheduler, tables: BlockTables, requests: ServedRequests) -> None:
+        self._scheduler = scheduler
+        self._tables = tables
+        self._requests = requests
+
+    def of(self, plan: StepPlan, result: StepResult) -> list[RequestEvent]:
+        decodes, is_plain = plan.decodes, result.batch.is_plain and not result.broken_rows
+        # Those that the scheduler still has: nobody has left since the step was launched.
+        if decodes is not None and decodes is self._scheduler.decodes and is_plain:
+            return self._append_all(decodes, result)
+        return self._append_each(result)
+
+    def _append_all(self, decodes: DecodeRows, result: StepResult) -> list[RequestEvent]:
+        """As `_append_each`, of a step in which nothing but their tokens tells most rows apart."""
+        answers, tokens = result.batch.answers, result.tokens
+        self._scheduler.read_all(decodes, tokens)
+        events = answers.events(tokens)
+        for row in answers.ending(tokens):
+            events[row] = self._appended(result.batch.sampled[row], tokens[row], result.logprobs_of(row))
+        return events
+
+    def _append_each(self, result: StepResult) -> list[RequestEvent]:
+        requests = self._requests
+        broken_sequences = [sequence for sequence in result.broken if requests.is_served(sequence)]
+        for sequence in broken_sequences:
+            self._tables.taint(sequence)
+        # Once a request: one with choices may have several sequences in a step.
+        broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
+        events = [requests.fail(requests.by_id[request_id], _NOT_FINITE) for request_id in broken]
+        drawn = [each for each in result.drawn() if requests.is_wanted(each[0])]
+        for (_, live, sequence, _), _, _ in drawn:
+            if live.followers:
+                requests.start_followers(live, sequence)
+        for sampled, token, logprobs in drawn:
+            self._scheduler.read(sampled.sequence, token)
+            events.append(self._appended(sampled, token, logprobs))
+        for sequence, score in result.scores:
+            events += self._reach(sequence, score)
+        return events
+
+    def _appended(self, sampled: SampledRow, token: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestEvent:
+        """What a sequence's new token brings its request, and perhaps ends it."""
+        _, live, sequence, _ = sampled
+        try:
+            reason = live.finish_reason(token, len(sequence.token_ids) - sequence.num_prompt_tokens)
+        # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.
+        except Exception as error:
+            logger.exception("request %s failed on its token %d", sequence.request_id, token)
+            return self._requests.fail(live, one_line(error))
+        collected = sequence.prompt_logprobs
+        prompt_logprobs = collected.entries() if collected is not None and live.is_first(sequence) else None
+        new = (token, *live.forced) if live.forced else (token,)
+        event = RequestEvent(
+            sequence.request_id, new, reason, sequence.num_cached_tokens, None, None, logprobs, prompt_logprobs
+        )
+        return event if reason is None else self._requests.end(live, event)
+
+    def _reach(self, sequence: Sequence, logprobs: list[float]) -> list[RequestEvent]:
+        """Note a choice node's scores; the request's event when it was the last node."""
+        if not self._requests.is_served(sequence):
+            return []
+        live = self._requests.by_id[sequence.request_id]
+        following = live.reach(sequence, logprobs)
+        self._scheduler.finish(sequence)
+        for other in following:
+            self._scheduler.add(other)
+        return [] if live.sequences else [self._requests.end(live, live.decide())]

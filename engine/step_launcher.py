@@ -1,0 +1,65 @@
+"""Steps on their way to the device: what was planned is handed to the model, and its logits to the sampler."""
+
+from .batch import Batch, SampledTokens
+from .in_flight import StepInFlight
+from .runner import Runner
+from .sampling_batch import SamplingBatch
+from .scheduler import Scheduler
+from .served_requests import ServedRequests
+from .step_plan import StepPlan
+from .step_result import LaunchedResult
+
+
+class StepLauncher:
+    """Begins to compute steps, and waits for none of them. What raises here has told the scheduler of nothing."""
+
+    def __init__(self, runner: Runner, scheduler: Scheduler, requests: ServedRequests, block_size: int) -> None:
+        self._runner = runner
+        self._scheduler = scheduler
+        self._requests = requests
+        self._block_size = block_size
+        # What the last step sampled, while the sequences that decode stay the same.
+        self._last_sampled: LaunchedResult | None = None
+
+    def launch(self, plan: StepPlan, may_be_followed: bool, sampled: SampledTokens | None = None) -> StepInFlight:
+        """Begin to compute a step; `sampled` is what the step before it samples, where that is not read yet."""
+        self._swap(plan)
+        if not plan.scheduled:
+            return StepInFlight(plan, None)
+        result = self._computed(plan, sampled)
+        step = StepInFlight.of(plan, result, may_be_followed)
+        self._scheduler.launched(plan, step.unread)
+        self._last_sampled = result if result.batch.is_plain else None
+        return step
+
+    def forget_last(self) -> None:
+        """Let the next step go by what is known on the host alone: the last one failed, or none of it is wanted."""
+        self._last_sampled = None
+
+    def _swap(self, plan: StepPlan) -> None:
+        for sequence, blocks in plan.swapped_out:
+            if sequence.swapped is not None:
+                sequence.swapped.content = self._runner.memory.swap_out(blocks)
+        for swap_in in plan.swapped_in:
+            self._runner.memory.swap_in(swap_in.swapped.content, swap_in.first, swap_in.blocks)
+
+    def _computed(self, plan: StepPlan, sampled: SampledTokens | None) -> LaunchedResult:
+        # Until this one is launched there is no last one.
+        last, self._last_sampled = self._last_sampled, None
+        device = self._runner.device
+        if plan.decodes is not None and last is not None and last.batch.ended is plan.decodes.sequences:
+            logits = self._runner.execute(Batch.of_decodes(plan.decodes, last.tokens, device))
+            last.batch.advance()
+            return LaunchedResult.of(logits, last.batch)
+        logits = self._runner.execute(Batch.build(plan.scheduled, self._block_size, device, sampled))
+        return LaunchedResult.of(logits, self._sampling_of(plan))
+
+    def _sampling_of(self, plan: StepPlan) -> SamplingBatch:
+        if plan.decodes is not None:
+            ended = plan.decodes.sequences
+        else:
+            ended = [item.sequence for item in plan.scheduled if item.reaches_end]
+        if self._requests.num_guided:
+            # On a GPU, while it computes.
+            self._requests.refresh_masks(ended)
+        return SamplingBatch(ended, self._requests.by_id, self._runner.device)

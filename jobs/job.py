@@ -1,0 +1,103 @@
+"""A job that was submitted: follow it, steer it, read its results."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from ..storage.errors import LedgerUnavailable
+from ..storage.records import JobRecord, JobState, Progress
+from .errors import JobError
+from .schemas import JobSpec
+from .stored_results import read_results
+from .verbs import cancel_job, delete_job, retry_job
+
+if TYPE_CHECKING:
+    from .client import Client
+
+_POLL_SECONDS = 0.25
+
+
+class JobTimeoutError(JobError, TimeoutError):
+    """A job did not end in the time given."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job. `record` is what the ledger said when this object was made."""
+
+    client: "Client"
+    record: JobRecord
+
+    @property
+    def id(self) -> str:
+        return self.record.id
+
+    @property
+    def spec(self) -> JobSpec:
+        return JobSpec.model_validate(self.record.spec)
+
+    def progress(self) -> Progress:
+        """What is committed now."""
+        return self.client.ledger.progress(self.id)
+
+    def watch(self, timeout: float | None = None) -> Iterator[Progress]:
+        """The progress, again and again, until the job has ended; a ledger that goes away meanwhile is waited for.
+
+        Raises `JobTimeoutError` after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        progress = self.progress()
+        while True:
+            self.client.ensure_redis()
+            try:
+                progress = self.progress()
+            except LedgerUnavailable as error:
+                progress = replace(progress, error=str(error))
+            yield progress
+            if progress.state.has_ended:
+                return
+            if deadline is not None and time.monotonic() > deadline:
+                raise JobTimeoutError(f"job {self.id} did not end in {timeout} s")
+            time.sleep(_POLL_SECONDS)
+
+    def wait(self, timeout: float | None = None, start_worker: bool = True) -> Progress:
+        """Until the job has ended; starts a worker for that time if its queue has none.
+
+        Raises `JobTimeoutError`, or `WorkerFailedError` when the worker can not run.
+        """
+        with self.client.local_worker(self) as worker:
+            for progress in self.watch(timeout):
+                if start_worker and progress.state is JobState.RUNNING:
+                    worker.tick(progress.rows_done)
+        return progress
+
+    def cancel(self) -> None:
+        """Stop the job for good; what is committed stays. Raises `JobEnded` when it has completed."""
+        cancel_job(self.client.ledger, self.id)
+
+    def pause(self) -> None:
+        """Have no more rows begun until `resume`. Raises `JobEnded`."""
+        self.client.ledger.pause_job(self.id)
+
+    def resume(self) -> None:
+        """Let a paused job go on. Raises `JobEnded`."""
+        self.client.ring(self, self.client.ledger.resume_job(self.id))
+
+    def set_priority(self, priority: int) -> None:
+        """Have its rows begun before those of jobs with a lower priority (default: 0). Raises `JobEnded`."""
+        self.client.ledger.set_priority(self.id, priority)
+
+    def retry(self) -> None:
+        """Try the failed rows of a completed job again, in the same data set. Raises `JobError`, `StorageError`."""
+        self.client.ring(self, retry_job(self.client.ledger, self.id))
+
+    def delete(self, with_output: bool = False) -> None:
+        """Forget the job, and with `with_output` remove its data set; one that has not ended is cancelled."""
+        delete_job(self.client.ledger, self.client.jobs_folder, self.id, with_output)
+
+    def results(self) -> pa.Table:
+        """All rows committed so far, in the input's order."""
+        return read_results(self.client.ledger, self.record)

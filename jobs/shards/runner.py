@@ -1,0 +1,130 @@
+"""The shards that a worker works on: each taken under a lease, tried once, and handed back if that fails."""
+
+import logging
+import threading
+from dataclasses import dataclass, field
+
+from ...storage.errors import JobEnded, LeaseLost, LedgerUnavailable
+from ...storage.records import Claim, JobRecord, JobState
+from ..errors import Stopped
+from ..weights import ModelWeights
+from .attempt import AttemptTools, ShardAttempt
+from .faults import HOPELESS_FAULTS, is_fault, repeated_fault, why_failed
+from .finishing import finish_job
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class ShardRunner:
+    """Runs the shards a worker is told of and knows which are in flight. Thread-safe.
+
+    `weights`: what is noted with each job that it begins.
+    """
+
+    tools: AttemptTools
+    queue: str
+    owner: str
+    lease_seconds: float
+    weights: ModelWeights | None = None
+    # The number of the shard that was taken last, by job.
+    _last: dict[str, int] = field(default_factory=dict)
+    _claiming: threading.Lock = field(default_factory=threading.Lock)
+    _attempts: dict[int, ShardAttempt] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _draining: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, shard_id: str) -> None:
+        """One attempt at the shard whose turn it is, which need not be the one that was rung for.
+
+        Does nothing when none is queued; the ledger records how the attempt ended.
+        """
+        if self._draining.is_set():
+            return
+        claim = self._claim()
+        if claim is None:
+            logger.info("rung for shard %s, but none is there to be taken", shard_id)
+            return
+        try:
+            state = self._attempt(claim)
+            logger.info("shard %s is done, its job %s", shard_id, state)
+            if state is JobState.COMPLETED:
+                job = self.tools.ledger.job(claim.job_id)
+                finish_job(self.tools.ledger, job)
+                self._last.pop(job.id, None)
+        except LeaseLost as error:
+            logger.warning("%s", error)
+            self._release(claim, None)
+        except Stopped:
+            self._release(claim, None)
+        # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
+        except Exception as error:
+            logger.exception("attempt %d at shard %s failed", claim.attempt_number, claim.shard_id)
+            self._release(claim, why_failed(error))
+
+    def _claim(self) -> Claim | None:
+        # One after the other, so that each goes on where the one before is.
+        with self._claiming:
+            claim = self.tools.ledger.leases.claim_next(self.queue, self.owner, self.lease_seconds, self._last)
+            if claim is not None:
+                self._last[claim.job_id] = claim.shard_number
+        return claim
+
+    def _attempt(self, claim: Claim) -> JobState:
+        job = self.tools.ledger.job(claim.job_id)
+        if self.weights is not None:
+            self._note_weights(job, self.weights)
+        attempt = ShardAttempt(self.tools, claim, job)
+        with self._lock:
+            self._attempts[claim.attempt_id] = attempt
+        try:
+            if self._draining.is_set():
+                attempt.stop()
+            return attempt.run()
+        finally:
+            with self._lock:
+                del self._attempts[claim.attempt_id]
+
+    def _note_weights(self, job: JobRecord, weights: ModelWeights) -> None:
+        try:
+            if job.weights is None:
+                self.tools.ledger.note_weights(job.id, weights.identity())
+            elif job.weights != weights.identity():
+                logger.warning("job %s was begun with other weights of %s than are here", job.id, job.model)
+        except OSError as error:
+            logger.warning("the weights of job %s are not noted: %s", job.id, error)
+
+    def _release(self, claim: Claim, error: str | None) -> None:
+        try:
+            self.tools.ledger.leases.release(claim, error)
+            if is_fault(error):
+                self._pause_if_hopeless(claim)
+        except LedgerUnavailable as unavailable:
+            logger.warning("shard %s goes back when its lease ends: %s", claim.shard_id, unavailable)
+        except JobEnded as ended:
+            logger.info("%s", ended)
+
+    def _pause_if_hopeless(self, claim: Claim) -> None:
+        """Let the job wait for somebody to mend what is wrong and resume it, with the fault as its error."""
+        if claim.attempt_number < HOPELESS_FAULTS:
+            return
+        ledger = self.tools.ledger
+        attempts, parts = ledger.attempts(claim.shard_id), ledger.parts(claim.job_id, claim.shard_number)
+        if (fault := repeated_fault(attempts, parts, HOPELESS_FAULTS)) is not None:
+            ledger.pause_job(claim.job_id)
+            logger.error("job %s is paused, shard %s fails again and again: %s", claim.job_id, claim.shard_id, fault)
+
+    def renew_leases(self) -> None:
+        """Keep what is in flight; stop the attempts whose lease is gone. Raises `LedgerUnavailable`."""
+        with self._lock:
+            attempts = dict(self._attempts)
+        held = self.tools.ledger.leases.renew(self.owner, list(attempts), self.lease_seconds)
+        for attempt_id in attempts.keys() - held:
+            attempts[attempt_id].stop()
+
+    def drain(self) -> None:
+        """Take nothing more and make what is in flight hand back its open rows."""
+        self._draining.set()
+        with self._lock:
+            for attempt in self._attempts.values():
+                attempt.stop()

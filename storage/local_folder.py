@@ -1,0 +1,151 @@
+"""An output folder on a disk. A part has a hidden name until it is committed."""
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from .errors import PartMissing, StorageError
+from .files import sync_folder, write_parquet
+from .output_folder import OutputFolder
+
+_MAX_READS = 5
+
+
+@dataclass(frozen=True)
+class LocalFolder(OutputFolder):
+    """`DIR/*.parquet` never shows a row that the ledger does not know."""
+
+    path: Path
+
+    def __str__(self) -> str:
+        return str(self.path)
+
+    def make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except (FileExistsError, NotADirectoryError) as error:
+            raise StorageError(f"output {self} is not a folder: choose another") from error
+        except OSError as error:
+            raise StorageError(f"cannot use output folder {self}: {error.strerror}") from error
+
+    def exists(self) -> bool:
+        return self.path.is_dir()
+
+    def names(self) -> list[str]:
+        try:
+            return sorted(os.listdir(self.path))
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise StorageError(f"cannot use output folder {self}: {error.strerror}") from error
+
+    def read(self, name: str) -> bytes:
+        try:
+            return (self.path / name).read_bytes()
+        except NotADirectoryError as error:
+            raise FileNotFoundError(name) from error
+        except OSError as error:
+            if isinstance(error, FileNotFoundError):
+                raise
+            raise StorageError(f"cannot read {self.path / name}: {error.strerror}") from error
+
+    def create(self, name: str, data: bytes) -> None:
+        try:
+            # The name first; the content then comes in whole.
+            (self.path / name).open("x").close()
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise StorageError(f"cannot write {self.path / name}: {error.strerror}") from error
+        self.replace(name, data)
+
+    def replace(self, name: str, data: bytes) -> None:
+        path, temporary = self.path / name, self._hidden(name)
+        try:
+            with temporary.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            temporary.rename(path)
+            sync_folder(self.path)
+        except OSError as error:
+            raise StorageError(f"cannot write {path}: {error.strerror}") from error
+
+    def remove(self, names: Sequence[str]) -> None:
+        if not names:
+            return
+        try:
+            for name in names:
+                (self.path / name).unlink(missing_ok=True)
+            sync_folder(self.path)
+        except OSError as error:
+            raise StorageError(f"cannot remove files of {self}: {error.strerror}") from error
+
+    def remove_folder(self) -> None:
+        try:
+            with suppress(FileNotFoundError):
+                self.path.rmdir()
+        except OSError as error:
+            # One that is mounted there, as in containers, stays, and is empty.
+            if error.errno != errno.EBUSY:
+                raise StorageError(f"cannot remove {self}: {error.strerror}") from error
+
+    def write_part(self, name: str, table: pa.Table) -> None:
+        write_parquet(self._hidden(name), table)
+
+    def publish(self, name: str) -> None:
+        path = self.path / name
+        try:
+            self._hidden(name).rename(path)
+        except FileNotFoundError:
+            if not path.exists():
+                raise PartMissing(f"part {path} is gone") from None
+        except OSError as error:
+            raise StorageError(f"cannot publish {path}: {error.strerror}") from error
+        sync_folder(self.path)
+
+    def withdraw(self, name: str) -> None:
+        (self.path / name).unlink(missing_ok=True)
+
+    def discard(self, name: str) -> None:
+        self._hidden(name).unlink(missing_ok=True)
+
+    def part_names(self) -> list[str]:
+        return sorted(path.name for path in self.path.glob("part-*.parquet"))
+
+    def maybe_uncommitted(self) -> list[str]:
+        return [path.name.removeprefix(".").removesuffix(".tmp") for path in self.path.glob(".part-*.tmp")]
+
+    def find_parts(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self._place(name) is not None]
+
+    def open_part(self, name: str) -> pq.ParquetFile:
+        # The one who published it may be renaming it at the moment; nobody can rename what is open.
+        for _ in range(_MAX_READS):
+            if (path := self._place(name)) is None:
+                break
+            try:
+                return pq.ParquetFile(path)
+            except FileNotFoundError:
+                continue
+        raise PartMissing(f"part {self.path / name} is gone")
+
+    def dataset(self, names: Sequence[str]) -> ds.Dataset:
+        places = (self._place(name) for name in names)
+        return ds.dataset([str(place) for place in places if place is not None], format="parquet")
+
+    def _place(self, name: str) -> Path | None:
+        """Where a committed part is: under its final name, or for a moment still under its hidden one."""
+        # The final name once more: it may have got it between the first look and the second.
+        places = (self.path / name, self._hidden(name), self.path / name)
+        return next((place for place in places if place.exists()), None)
+
+    def _hidden(self, name: str) -> Path:
+        return self.path / f".{name}.tmp"
