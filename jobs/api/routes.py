@@ -34,6 +34,7 @@ _CREATE: Responses = {
     413: {"model": ErrorBody, "description": "The body is too large"},
     415: {"model": ErrorBody, "description": "The body is of another type"},
     429: {"model": ErrorBody, "description": "More than the caller's limits, or than may wait here, allow"},
+    507: {"model": ErrorBody, "description": "There is no room for the rows"},
 }
 
 

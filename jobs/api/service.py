@@ -11,7 +11,7 @@ from typing import BinaryIO, Self
 from kombu.exceptions import OperationalError
 
 from ...engine.errors import EngineError
-from ...storage.errors import InputError, SinkError, UnknownFile, UnknownJob
+from ...storage.errors import InputError, LedgerError, SinkError, StorageError, UnknownFile, UnknownJob
 from ...storage.file_records import FileRecord, FileRecords
 from ...storage.output_dir import OutputMode
 from ...storage.overview import Overview
@@ -209,6 +209,12 @@ class JobService:
             # The messages are the last of a submission: the job is recorded, and a worker's sweeper finds it.
             logger.warning("job %s waits for a sweeper, Redis does not answer: %s", job_id, error)
             return job_id
+        except LedgerError:
+            raise
+        except (StorageError, OSError) as error:
+            shutil.rmtree(output, ignore_errors=True)
+            logger.warning("job %s is refused, its rows cannot be written: %s", job_id, error)
+            raise ApiError(507, "the server has no room for the job's rows: try again later", "storage_full") from error
 
     def record(self, job_id: str) -> JobRecord:
         """What the ledger says of a job. Raises `ApiError` (404)."""

@@ -51,6 +51,16 @@ def test_without_redis_it_is_up_but_not_ready_and_takes_no_job(tmp_path: Path) -
         server.stop()
 
 
+def test_without_room_for_its_rows_a_job_is_refused_and_leaves_nothing(client: Client) -> None:
+    client.jobs_folder.parent.mkdir(parents=True, exist_ok=True)
+    client.jobs_folder.touch()
+    with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
+        assert_error(http.post("/jobs", json=JOB), 507, "storage_full")
+        assert http.get("/jobs").json()["data"] == []
+    assert list((client.settings.data_dir / "outputs").iterdir()) == []
+    client.jobs_folder.unlink()
+
+
 def test_without_its_ledger_it_is_up_but_not_ready(client: Client, tmp_path: Path) -> None:
     working = client.ledger
     client.ledger = Ledger(f"postgresql+psycopg://nobody@/none?host={tmp_path}")
