@@ -28,6 +28,7 @@ from .site import LEASE_SECONDS, Site, stopped
 
 _TRIES = 3
 _LONGER_THAN_A_LEASE = 1.6 * LEASE_SECONDS
+_MOST_SECONDS = 120.0
 
 
 @dataclass
@@ -131,7 +132,9 @@ class Mischief:
         open_jobs = [job for job in site.long_jobs if not job.has_ended]
         long_job = open_jobs[-1] if open_jobs else site.submit_long_job()
         site.freeze_in(long_job)
-        wait_until(lambda: not site.frozen.empty() or long_job.has_ended, "a part is about to be committed")
+        # Those before it, which the machine may be slow with, come first.
+        written = "a part is about to be committed"
+        wait_until(lambda: not site.frozen.empty() or long_job.has_ended, written, _MOST_SECONDS)
         if site.frozen.empty():
             return False
         return site.frozen.get().thaw_when(site.client.ledger, Path(long_job.job.record.output_dir), is_enough)

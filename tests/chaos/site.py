@@ -182,6 +182,8 @@ class Site:
         try:
             yield
         finally:
+            # Nobody would have one go on that stops now.
+            self._freeze.unlink(missing_ok=True)
             crew.terminate()
             status = crew.wait(30)
             reader.join()
