@@ -62,6 +62,8 @@ LONG = Scale(
 )
 # So many of the mischiefs have a long job begun before them.
 SHORT_LONG_JOBS = 2
+# A machine that is slow with one of them may be quick with the rows, so that the jobs are over before the others.
+LEAST_MISCHIEF = 4
 STREAMED_ROWS = 2
 
 
@@ -90,7 +92,6 @@ def test_whatever_happens_each_row_comes_out_once_and_right(seed, num_rows, data
             disturb(site, mischief, seed, is_long)
             for job in site.jobs:
                 assert job.wait(SECONDS, start_worker=False).state is JobState.COMPLETED
-        assert mischief.done.total() >= 4, "the job was over before much had happened to it"
         ledger = site.client.ledger
         assert {job.id for job in ledger.jobs(100)} == {job.id for job in site.jobs}
         account = Account.of(ledger, [job.id for job in site.jobs])
@@ -116,11 +117,12 @@ def test_whatever_happens_each_row_comes_out_once_and_right(seed, num_rows, data
 
 
 def disturb(site: Site, mischief: Mischief, seed: int, is_long: bool) -> None:
-    """Do one mischief after the other until the jobs are over."""
+    """Do one mischief after the other until the jobs are over, and so many in any case."""
     for event in mischief.kinds() if is_long else mischief.half_of_kinds(seed):
-        if not site.is_running:
+        is_running = site.is_running
+        if not is_running and mischief.done.total() >= LEAST_MISCHIEF:
             break
-        if is_long or len(site.long_jobs) < SHORT_LONG_JOBS:
+        if is_long or not is_running or len(site.long_jobs) < SHORT_LONG_JOBS:
             site.submit_long_job()
         mischief.do(event)
 
