@@ -27,10 +27,10 @@ from report import ROOT, milliseconds, print_result, spread
 from services import cpu_seconds, new_key, server, worker
 from sse_client import Streamed, stream_all, stream_one
 
-from headrace.engine.detokenizer import answer_text
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, RequestEvent
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.detokenizer import answer_text
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client import Client
 from headrace.jobs.engine_host import Answer, EngineHost, Outcome
 from headrace.jobs.live.asking import new_request

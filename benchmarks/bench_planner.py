@@ -17,8 +17,8 @@ from typing import Any
 
 from report import ROOT, print_result
 
-from headrace.engine.model_config import ModelConfig
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.planning.planner import Planner
 from headrace.jobs.schemas import JobSpec
 from headrace.storage.readers import open_input

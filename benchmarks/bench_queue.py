@@ -30,10 +30,10 @@ from queue_phases import measure_phases
 from redis import Redis
 from report import ROOT, print_result
 
+from headrace.engine.checkpoints.hub import locate_model
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.hub import locate_model
-from headrace.engine.model_config import ModelConfig
 from headrace.jobs.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.planning.side_by_side import num_cores

@@ -21,12 +21,12 @@ import torch
 from report import print_result, spread
 from torch import Tensor
 
-from headrace.engine.batch import Batch
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
+from headrace.engine.execution.batch import Batch
+from headrace.engine.execution.runner import BlockMemory, Runner
+from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import Request, SamplingParams
-from headrace.engine.runner import BlockMemory, Runner
-from headrace.engine.swap import PreemptionCosts
 
 VOCAB_SIZE = 32
 CONTEXT = 4096

@@ -13,9 +13,9 @@ from report import ROOT
 from safetensors.torch import save_file
 from shapes import SHAPES
 
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.llm import LLM
-from headrace.engine.model_config import ModelConfig
 from headrace.engine.models import load_model
 from headrace.engine.request import SamplingParams
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from queue import SimpleQueue
 
 from headrace.engine.engine import Engine
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost, Outcome
 from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.schemas import JobSpec

@@ -10,8 +10,8 @@ import torch
 from report import ROOT
 from safetensors.torch import save_file
 
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
-from headrace.engine.model_config import ModelConfig
 from headrace.engine.models import load_model
 
 FOLDER: Path = ROOT / "out" / "bench"

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .batch import SampledTokens
-from .sequence import Sequence
-from .step_plan import StepPlan
-from .step_result import LaunchedResult, StepResult
+from .execution.batch import SampledTokens
+from .sampling.step_result import LaunchedResult, StepResult
+from .scheduling.sequence import Sequence
+from .scheduling.step_plan import StepPlan
 
 
 @dataclass(frozen=True, slots=True)

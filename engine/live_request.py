@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from .adjustment import Adjustment
-from .choices import ChoiceNode, ChoiceTree
 from .errors import InvalidRequestError
-from .guide import Guide
 from .logprobs import PromptLogprobs
 from .request import FinishReason, Request, RequestEvent
-from .sampler import pick_choice
-from .sequence import Sequence
+from .sampling.adjustment import Adjustment
+from .sampling.sampler import pick_choice
+from .scheduling.sequence import Sequence
+from .structured.choices import ChoiceNode, ChoiceTree
+from .structured.guide import Guide
 
 
 @dataclass(slots=True, eq=False)

@@ -7,16 +7,16 @@ from pathlib import Path
 from typing import Any, TypedDict, TypeGuard
 
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from .checkpoints.hub import locate_model
+from .checkpoints.model_config import ModelConfig
 from .config import EngineConfig
-from .detokenizer import StopStrings
 from .engine import Engine
 from .errors import EngineError, InvalidRequestError
-from .hub import locate_model
 from .logprobs import TokenLogprobs
-from .model_config import ModelConfig
 from .outputs import RequestOutput, completion, decoded, prompt_logprobs
 from .request import FinishReason, Request, RequestEvent, SamplingParams
-from .tokenizer import NoTokenizer, Tokenizer
+from .text.detokenizer import StopStrings
+from .text.tokenizer import NoTokenizer, Tokenizer
 
 
 class TokensPrompt(TypedDict):

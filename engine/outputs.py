@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from .detokenizer import answer_text
 from .logprobs import Logprob, TokenLogprobs
 from .request import Request, RequestEvent
-from .tokenizer import Tokenizer
+from .text.detokenizer import answer_text
+from .text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,9 @@ from numbers import Integral, Real
 from typing import NamedTuple, TypeGuard
 
 from .errors import InvalidRequestError
-from .grammar import Grammar
 from .logprobs import TokenLogprobs
-from .structured_outputs import StructuredOutputsParams
+from .structured.grammar import Grammar
+from .structured.structured_outputs import StructuredOutputsParams
 
 # Told each new token, in the engine's thread; true when it completes a stop. It must be quick and must not raise.
 StopChecker = Callable[[int], bool]

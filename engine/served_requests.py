@@ -6,12 +6,12 @@ from itertools import count
 
 from .admission import Admission
 from .errors import InvalidRequestError
+from .execution.runner import BlockMemory
 from .live_request import LiveRequest
 from .request import FinishReason, Request, RequestEvent
-from .runner import BlockMemory
-from .sampling_batch import SampledRow
-from .scheduler import Scheduler
-from .sequence import Sequence
+from .sampling.sampling_batch import SampledRow
+from .scheduling.scheduler import Scheduler
+from .scheduling.sequence import Sequence
 
 
 class ServedRequests:

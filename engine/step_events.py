@@ -2,17 +2,17 @@
 
 import logging
 
-from .block_tables import BlockTables
-from .decode_rows import DecodeRows
 from .errors import one_line
 from .logprobs import TokenLogprobs
 from .request import RequestEvent
-from .sampling_batch import SampledRow
-from .scheduler import Scheduler
-from .sequence import Sequence
+from .sampling.sampling_batch import SampledRow
+from .sampling.step_result import StepResult
+from .scheduling.block_tables import BlockTables
+from .scheduling.decode_rows import DecodeRows
+from .scheduling.scheduler import Scheduler
+from .scheduling.sequence import Sequence
+from .scheduling.step_plan import StepPlan
 from .served_requests import ServedRequests
-from .step_plan import StepPlan
-from .step_result import StepResult
 
 logger = logging.getLogger(__name__)
 

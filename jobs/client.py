@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from celery import Celery
 
-from ..engine.hub import model_name
+from ..engine.checkpoints.hub import model_name
 from ..storage.output_address import open_folder
 from ..storage.output_dir import OutputMode
 from ..storage.readers import InputSource, open_input

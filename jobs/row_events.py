@@ -1,7 +1,7 @@
 """The tokens of a bulk job's row, for who watches it: from the worker that is at it, or from the stored output."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -15,17 +15,17 @@ from ..storage.errors import LedgerUnavailable, UnknownJob
 from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
 from ..storage.records import JobRecord, PartRecord
-from .api.ttl_cache import TtlCache
 from .streams.events import StreamError, StreamEvent, StreamUsage
 from .streams.keys import row_stream_id
 from .streams.reader import StreamTimeout, follow
 from .streams.row_watch import TTL_SECONDS, RowWatch
+from .ttl_cache import TtlCache
 
 # How long no token comes before it is looked for in the stored output; longer each time.
 _FIRST_PATIENCE_SECONDS = 0.5
 _LONGEST_PATIENCE_SECONDS = 5.0
 _LOOK_SECONDS = 1.0
-OpenStream = Callable[[str, int, float], AsyncIterator[StreamEvent]]
+OpenStream = Callable[[str, int, float], AsyncGenerator[StreamEvent, None]]
 _COLUMNS = ["output", "finish_reason", "prompt_tokens", "cached_tokens", "completion_tokens", "error"]
 
 
@@ -128,7 +128,7 @@ class RowEvents:
             await self._keep_watching_aside()
             try:
                 streamed = open_stream(self.stream_id, self.after, self._patience)
-                async with aclosing(streamed) as events:  # type: ignore[type-var]
+                async with aclosing(streamed) as events:
                     async for event in events:
                         self._take(event)
                         yield event

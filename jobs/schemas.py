@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from ..engine.checkpoints.hub import model_name
 from ..engine.errors import InvalidRequestError
-from ..engine.hub import model_name
 from ..engine.request import SamplingParams
-from ..engine.structured_outputs import StructuredOutputsParams
+from ..engine.structured.structured_outputs import StructuredOutputsParams
 from .errors import SpecError
 from .precision import Precision
 from .response_format import ResponseFormat, StructuredOutputs, checked

@@ -5,7 +5,7 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
-from ..engine.hub import LocatedModel
+from ..engine.checkpoints.hub import LocatedModel
 
 # What an answer depends on, beside the weights: the tokenizer, the model's description.
 _MODEL_FILES = ("*.json", "*.jinja", "*.safetensors")

@@ -12,11 +12,11 @@ from typing import Self
 from celery import Celery
 from redis.exceptions import RedisError
 
+from ..engine.checkpoints.hub import LocatedModel
+from ..engine.checkpoints.model_config import ModelConfig
 from ..engine.config import EngineConfig
 from ..engine.engine import Engine
-from ..engine.hub import LocatedModel
-from ..engine.model_config import ModelConfig
-from ..engine.tokenizer import Tokenizer
+from ..engine.text.tokenizer import Tokenizer
 from ..storage.ledger import Ledger
 from ..storage.result_cache import ResultCache
 from .celery_app import Bells, create_app, live_queue, run_worker, shard_queue

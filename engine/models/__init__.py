@@ -2,8 +2,8 @@
 
 import torch
 
+from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
-from ..model_config import ModelConfig
 from .decoder import Decoder, MakeLayer
 from .gemma import GemmaLayer
 from .llama import LlamaLayer

@@ -13,9 +13,9 @@ from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rotate_and_write
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
 from ...kernels.weight_memory import empty_weight
-from ..model_config import ModelConfig
+from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.weights import WeightSlot
 from ..quantization.stored import StoredModules, stored_modules
-from ..weights import WeightSlot
 
 # Of keys and of values; the first of each is one scale for both.
 _KV_SCALE_NAMES = (("kv_scale", "k_proj.k_scale", "k_scale"), ("kv_scale", "v_proj.v_scale", "v_scale"))

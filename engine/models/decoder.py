@@ -11,9 +11,9 @@ from torch.nn.functional import embedding
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rms_norm
 from ...kernels.paged_attention import AttentionMetadata
-from ..last_tokens import LastTokens
-from ..model_config import ModelConfig
-from ..weights import WeightSlot, draw_weights, load_weights
+from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.weights import WeightSlot, draw_weights, load_weights
+from ..execution.last_tokens import LastTokens
 from .blocks import BlankWeights, Step, linear_slots
 from .rope import rotary_factors
 

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import add_rms_norm, rms_norm
-from ..weights import WeightSlot
+from ..checkpoints.weights import WeightSlot
 from .blocks import Attention, BlankWeights, GatedMlp, MlpNames, Step
 
 

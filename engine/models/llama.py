@@ -9,8 +9,8 @@ from torch import Tensor
 
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import add_rms_norm
-from ..model_config import ModelConfig
-from ..weights import WeightSlot
+from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.weights import WeightSlot
 from .blocks import Attention, BlankWeights, GatedMlp, MlpNames, Step
 from .moe import ExpertsMlp
 

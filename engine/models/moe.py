@@ -8,8 +8,8 @@ from torch import Tensor
 
 from ...kernels.linear import Linear
 from ...kernels.moe import choose_experts, mix_experts
-from ..model_config import MoeConfig
-from ..weights import WeightSlot
+from ..checkpoints.model_config import MoeConfig
+from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, GatedMlp, MlpNames, linear_slots
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.norm_rotary import rotary_table
-from ..rope_config import RopeConfig
+from ..checkpoints.rope_config import RopeConfig
 
 
 def rotary_factors(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> Tensor:

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from ...kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
+from ..checkpoints.weights import WeightSlot
 from ..errors import ModelError
-from ..weights import WeightSlot
 from .config import ByteScheme, Int4Scheme, WeightScheme
 from .layouts import INT4_LAYOUTS, Int4Values, StoredTensor
 

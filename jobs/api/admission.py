@@ -14,11 +14,11 @@ from ...storage.ledger import Ledger
 from ...storage.quotas import Quota
 from ...storage.tenants import TenantRecord
 from ..settings import Settings
+from ..ttl_cache import TtlCache
 from .authentication import RESPONSE_HEADERS
 from .caller import tenant_of
 from .errors import RateLimited
 from .rate_limits import Hold, RateLimits, Usage
-from .ttl_cache import TtlCache
 
 # How soon a changed limit holds, and how old the count of a tenant's bulk tokens may be for a live request.
 _CACHE_SECONDS = 3.0

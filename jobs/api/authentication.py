@@ -15,8 +15,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ...storage.api_keys import KEY_START, ApiKeyRecord, ApiKeys
 from ...storage.errors import LedgerError
 from ...storage.records import DEFAULT_TENANT
+from ..ttl_cache import TtlCache
 from .errors import error_response
-from .ttl_cache import TtlCache
 
 logger = logging.getLogger(__name__)
 

@@ -169,7 +169,7 @@ class LiveAnswers:
         while True:
             events = self._hub.events(request.stream_ids[sample], after, framed=framed, timeout=patience)
             try:
-                async with aclosing(events):  # type: ignore[type-var]
+                async with aclosing(events):
                     async for event in events:
                         after = event.last
                         yield event

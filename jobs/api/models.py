@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from ...engine.hub import locate_model, public_name
+from ...engine.checkpoints.hub import locate_model, public_name
 from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts

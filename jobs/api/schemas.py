@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
-from ...engine.hub import public_name
+from ...engine.checkpoints.hub import public_name
 from ...storage.records import JobRecord, JobState, Progress, WebhookState
 
 _EXAMPLE: dict[str, JsonValue] = {

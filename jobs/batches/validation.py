@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...engine.checkpoints.hub import public_name
 from ...engine.errors import EngineError
-from ...engine.hub import public_name
 from ...storage.batch_records import BatchRecord
 from ...storage.errors import InputError, UnknownFile
 from ...storage.output_dir import OutputMode

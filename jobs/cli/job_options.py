@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...engine.hub import model_name
+from ...engine.checkpoints.hub import model_name
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ...engine.hub import model_name
+from ...engine.checkpoints.hub import model_name
 from ..client import Client
 from ..errors import SpecError
 from ..verification import verifying

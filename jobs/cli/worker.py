@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from ...engine.hub import locate_model
+from ...engine.checkpoints.hub import locate_model
 from ..processes import die_with_parent
 from ..settings import Settings
 from .options import (

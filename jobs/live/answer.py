@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
-from ...engine.detokenizer import StopStrings, answer_text
 from ...engine.request import FinishReason, Request, RequestEvent
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.detokenizer import StopStrings, answer_text
+from ...engine.text.tokenizer import Tokenizer
 from ..engine_host import Answer
 from ..shards.row_answers import logprob_entries
 from ..streams.events import RecoveredStream, StreamError, StreamUsage

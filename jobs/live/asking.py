@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...engine.hub import locate_model
+from ...engine.checkpoints.hub import locate_model
 from ..celery_app import live_queue
 from ..errors import JobError
 from ..schemas import JobSpec

@@ -13,7 +13,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from ...engine.errors import InvalidRequestError
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.tokenizer import Tokenizer
 from ..celery_app import send_request
 from ..streams.events import RecoveredStream, StreamError
 from ..streams.publisher import StreamPublisher

@@ -5,10 +5,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from ...engine.checkpoints.hub import locate_model
+from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.errors import InvalidRequestError
-from ...engine.hub import locate_model
-from ...engine.model_config import ModelConfig
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.tokenizer import Tokenizer
 from ..errors import SpecError
 from ..planning.rendering import messages_problem, with_plain_texts
 from ..schemas import SamplingSpec

@@ -10,7 +10,7 @@ from celery import Celery
 from redis.exceptions import RedisError
 
 from ...engine.request import RequestEvent
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.tokenizer import Tokenizer
 from ..engine_host import Answer, EngineFailure, EngineHost, Outcome, Refusal
 from ..streams.events import StreamError
 from ..streams.publisher import StreamPublisher

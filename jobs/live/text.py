@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from ...engine.detokenizer import Detokenizer
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.detokenizer import Detokenizer
+from ...engine.text.tokenizer import Tokenizer
 
 
 class GrowingText:

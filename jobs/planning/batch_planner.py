@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.tokenizer import Tokenizer
 from ...storage.columns import custom_id_of
 from ...storage.readers import InputRow
 from ...storage.spool import PlannedRow

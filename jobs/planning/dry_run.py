@@ -4,8 +4,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.config import DEFAULT_KV_CACHE_BYTES
-from ...engine.model_config import ModelConfig
 from ...storage.readers import InputSource
 from ...storage.spool import PlannedRow
 from ..celery_app import shard_queue

@@ -5,7 +5,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...engine.hub import public_name
+from ...engine.checkpoints.hub import public_name
 from ...storage.records import JobRecord
 
 _SERVER_FAULTS = ("engine failed", "worker_crashed")

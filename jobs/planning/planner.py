@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...engine.choices import build_choice_tree
-from ...engine.hub import locate_model
-from ...engine.model_config import ModelConfig
-from ...engine.tokenizer import Tokenizer
+from ...engine.checkpoints.hub import locate_model
+from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.structured.choices import build_choice_tree
+from ...engine.text.tokenizer import Tokenizer
 from ...storage.columns import SchemaUnifier
 from ...storage.external_sort import ExternalSorter
 from ...storage.readers import InputRow, InputSource

@@ -7,13 +7,13 @@ from string import Formatter
 from typing import TYPE_CHECKING, Any
 
 from ...engine.errors import InvalidRequestError
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.tokenizer import Tokenizer
 from ..errors import SpecError
 from ..schemas import JobSpec
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.
-    from ...engine.chat_frame import ChatFrame
+    from ...engine.text.chat_frame import ChatFrame
 
 _EMPTY = "are empty"
 

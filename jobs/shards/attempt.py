@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.tokenizer import Tokenizer
 from ...storage.database import InTransaction
 from ...storage.errors import LeaseLost, LedgerUnavailable, StorageError
 from ...storage.ledger import Ledger

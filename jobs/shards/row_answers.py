@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...engine.detokenizer import answer_text
 from ...engine.logprobs import Logprob, TokenLogprobs
 from ...engine.outputs import decoded
 from ...engine.request import Request
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.detokenizer import answer_text
+from ...engine.text.tokenizer import Tokenizer
 from ..engine_host import Answer
 
 Answered = tuple[Request, Answer]

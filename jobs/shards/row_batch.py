@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...engine.detokenizer import StopStrings
 from ...engine.errors import InvalidRequestError
-from ...engine.grammar import Grammar
 from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request, SamplingParams
-from ...engine.tokenizer import Tokenizer
+from ...engine.structured.grammar import Grammar
+from ...engine.text.detokenizer import StopStrings
+from ...engine.text.tokenizer import Tokenizer
 from ...storage.spool import input_fields, prompt_token_arrays
 from ..engine_host import Answer, EngineFailure, Outcome, Refusal
 from ..schemas import JobSpec, row_seed

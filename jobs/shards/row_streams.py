@@ -11,7 +11,7 @@ from functools import partial
 from typing import Self
 
 from ...engine.request import RequestEvent
-from ...engine.tokenizer import Tokenizer
+from ...engine.text.tokenizer import Tokenizer
 from ...storage.records import Claim
 from ..engine_host import EngineFailure, EngineHost, Outcome, Refusal
 from ..live.answer import LiveSample

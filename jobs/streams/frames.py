@@ -4,7 +4,7 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import suppress
 from typing import Self
 
@@ -67,7 +67,7 @@ class StreamHub:
 
     async def events(
         self, stream_id: str, after: int = 0, *, framed: bool = False, timeout: float | None = None
-    ) -> AsyncIterator[StreamEvent]:
+    ) -> AsyncGenerator[StreamEvent, None]:
         """Yield what comes after the token `after`, up to and including the stream's end.
 
         `framed` says that the request named `reader_id` as its `reply_to`; any other stream is followed by its

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Generator, Iterator
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
@@ -48,7 +48,7 @@ def follow(
 
 async def afollow(
     redis: str | AsyncRedis, stream_id: str, after: int = 0, timeout: float | None = None
-) -> AsyncIterator[StreamEvent]:
+) -> AsyncGenerator[StreamEvent, None]:
     """As `follow`, for asyncio."""
     cursor, pauses = Cursor(stream_id, after, timeout), Pauses()
     async with _async_client(redis) as client:

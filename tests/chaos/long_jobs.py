@@ -10,7 +10,7 @@ import pyarrow as pa
 from headrace.engine.config import EngineConfig
 from headrace.engine.logprobs import TokenLogprobs
 from headrace.engine.request import Request
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client import Job
 from headrace.jobs.shards.row_answers import logprob_entries
 

@@ -21,7 +21,7 @@ import psutil
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client import Client, Job
 from headrace.jobs.processes import is_alive
 from headrace.jobs.settings import Settings

@@ -9,13 +9,13 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from headrace.engine.adjustment import Adjustment
-from headrace.engine.batch import Batch
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
+from headrace.engine.execution.batch import Batch
+from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import Request
-from headrace.engine.sampler import SampleRow, sample
-from headrace.engine.swap import PreemptionCosts
+from headrace.engine.sampling.adjustment import Adjustment
+from headrace.engine.sampling.sampler import SampleRow, sample
 
 VOCAB_SIZE = 11
 END_TOKEN_ID = 0

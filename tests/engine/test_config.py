@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 import torch
 
+from headrace.engine.checkpoints.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
+from headrace.engine.checkpoints.rope_config import RopeConfig
 from headrace.engine.config import EngineConfig
-from headrace.engine.devices import resolve_device, resolve_dtype
 from headrace.engine.errors import ConfigError, ModelError
-from headrace.engine.kv_memory import num_blocks_in
-from headrace.engine.model_config import SUPPORTED_ARCHITECTURES, ModelConfig
-from headrace.engine.rope_config import RopeConfig
+from headrace.engine.execution.devices import resolve_device, resolve_dtype
+from headrace.engine.kv_cache.kv_memory import num_blocks_in
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],

@@ -11,12 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
-from headrace.engine.devices import resolve_kv_cache_dtype
 from headrace.engine.errors import ConfigError, ModelError
-from headrace.engine.kv_memory import KVMemory, block_bytes
+from headrace.engine.execution.devices import resolve_kv_cache_dtype
+from headrace.engine.kv_cache.kv_memory import KVMemory, block_bytes
 from headrace.engine.llm import LLM
-from headrace.engine.model_config import ModelConfig
 from headrace.engine.models import load_model
 from headrace.kernels.kv_cache.fp8 import FP8_LARGEST
 from headrace.kernels.paged_attention import AttentionMetadata

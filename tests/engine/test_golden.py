@@ -10,12 +10,12 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from headrace.engine import model_runner
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.model_config import ModelConfig
+from headrace.engine.execution import model_runner
+from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import FinishReason, Request
-from headrace.engine.swap import PreemptionCosts
 from headrace.kernels.paged_attention import cpu, metadata, sharing_gate
 from headrace.kernels.paged_attention.shared_prefix import attend_shared_prefix
 

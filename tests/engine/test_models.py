@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
-from headrace.engine.model_config import ModelConfig
 from headrace.engine.models import load_model
 from headrace.kernels.paged_attention import AttentionMetadata
 

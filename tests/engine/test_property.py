@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from torch import Tensor
 
-from headrace.engine.choices import build_choice_tree
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
-from headrace.engine.step_plan import StepPlan
+from headrace.engine.scheduling.step_plan import StepPlan
+from headrace.engine.structured.choices import build_choice_tree
 
 from .brute_force import choice_probabilities
 from .fakes import END_TOKEN_ID, VOCAB_SIZE, FakeRunner, fake_answer, fake_engine, fake_logits

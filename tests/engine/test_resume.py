@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.detokenizer import StopStrings, answer_text
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.text.detokenizer import StopStrings, answer_text
 
 from .fakes import CONTEXT, END_TOKEN_ID, fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids

@@ -7,9 +7,9 @@ from queue import SimpleQueue
 
 from torch import Tensor
 
-from headrace.engine.batch import Batch
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
+from headrace.engine.execution.batch import Batch
 from headrace.jobs.engine_host import EngineHost, Outcome
 
 from ..engine.fakes import FakeRunner, fake_engine

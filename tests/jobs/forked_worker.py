@@ -25,10 +25,10 @@ from typing import Any
 
 from torch import Tensor
 
-from headrace.engine.batch import Batch
+from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.hub import locate_model
+from headrace.engine.execution.batch import Batch
 from headrace.jobs import worker as worker_module
 from headrace.jobs.processes import die_with_parent
 from headrace.jobs.settings import Settings

@@ -12,7 +12,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from headrace.engine.request import Request
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import constants
 
-from headrace.engine.hub import public_name
+from headrace.engine.checkpoints.hub import public_name
 from headrace.jobs.api.errors import ApiError
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client import Client

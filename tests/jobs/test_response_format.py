@@ -12,7 +12,7 @@ import pytest
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.cli.job_options import asked
 from headrace.jobs.engine_host import EngineHost, Outcome
 from headrace.jobs.errors import SpecError

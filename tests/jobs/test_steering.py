@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.config import EngineConfig
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt

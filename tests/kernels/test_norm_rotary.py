@@ -8,8 +8,8 @@ from transformers import LlamaConfig
 from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm, LlamaRotaryEmbedding, apply_rotary_pos_emb
 
+from headrace.engine.checkpoints.rope_config import RopeConfig, read_rope
 from headrace.engine.models.rope import rotary_factors
-from headrace.engine.rope_config import RopeConfig, read_rope
 from headrace.kernels.kv_cache import PADDING_SLOT
 from headrace.kernels.norm_rotary import add_rms_norm, apply_rotary, rms_norm, rotate_and_write
 from headrace.kernels.norm_rotary.reference import rms_norm_reference, rotate_and_write_reference

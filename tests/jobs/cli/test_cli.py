@@ -16,7 +16,7 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.engine.model_config import SUPPORTED_ARCHITECTURES
+from headrace.engine.checkpoints.model_config import SUPPORTED_ARCHITECTURES
 from headrace.jobs.cli import run as run_module
 from headrace.jobs.client import Job
 

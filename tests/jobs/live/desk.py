@@ -10,7 +10,7 @@ from typing import Any
 from celery import Celery
 
 from headrace.engine.request import Request
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.celery_app import create_app
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.engine_host import EngineHost

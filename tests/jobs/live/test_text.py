@@ -5,9 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from headrace.engine.detokenizer import StopStrings, answer_text
 from headrace.engine.request import FinishReason, Request, SamplingParams
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.detokenizer import StopStrings, answer_text
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.live.text import GrowingText
 
 from ..running import MODEL

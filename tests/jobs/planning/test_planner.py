@@ -11,9 +11,9 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.errors import InvalidRequestError
-from headrace.engine.model_config import ModelConfig
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.errors import SpecError
 from headrace.jobs.planning import custom_ids, planner
 from headrace.jobs.planning.planner import Planner

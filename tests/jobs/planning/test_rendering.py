@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.errors import SpecError
 from headrace.jobs.planning.rendering import PromptRenderer, PromptTemplate, RowError
 from headrace.jobs.schemas import JobSpec

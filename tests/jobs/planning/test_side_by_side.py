@@ -11,7 +11,7 @@ from typing import Self
 
 import pytest
 
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.planning import side_by_side
 from headrace.jobs.planning.batch_helper import BatchHelper, Recipe
 from headrace.jobs.planning.batch_planner import BatchPlanner

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.hub import LocatedModel
+from headrace.engine.checkpoints.hub import LocatedModel
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.answer_cache import AnswerCache

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.engine.model_config import ModelConfig
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.request import Request
 from headrace.jobs.planning.planner import Planner
 from headrace.jobs.schemas import JobSpec, SamplingSpec

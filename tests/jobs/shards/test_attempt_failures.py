@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.leases import Leases
 from headrace.storage.ledger import Ledger

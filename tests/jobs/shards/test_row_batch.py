@@ -7,7 +7,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.engine.request import FinishReason, Request
-from headrace.engine.tokenizer import Tokenizer
+from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import Answer, EngineFailure, Refusal
 from headrace.jobs.schemas import JobSpec, SamplingSpec
 from headrace.jobs.shards.row_batch import RowBatch

@@ -18,10 +18,10 @@ from headrace.jobs.api import authentication
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.server import is_loopback
-from headrace.jobs.api.ttl_cache import TtlCache
 from headrace.jobs.client import Client
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
+from headrace.jobs.ttl_cache import TtlCache
 from headrace.storage.database import Database
 from headrace.storage.errors import LedgerUnavailable
 

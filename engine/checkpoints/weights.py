@@ -1,0 +1,161 @@
+"""Checkpoints in, tensors out: Hugging Face safetensors, whole or sharded."""
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ..errors import ModelError
+from .model_folder import read_json_object
+
+# Buffers some exporters write that are computed, not learned.
+_COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
+_FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True)
+class WeightSlot:
+    """Where a checkpoint's tensor `name` belongs, with `offset` added.
+
+    `destination` may be a view into a fused parameter. What `is_optional` keeps what it has where the checkpoint has
+    no such tensor. Random weights leave it as it is unless `is_drawn`, and are `constant` where that is given.
+    """
+
+    name: str
+    destination: Tensor
+    offset: float = 0.0
+    is_optional: bool = False
+    is_drawn: bool = True
+    constant: float | None = None
+    is_positive: bool = False
+
+    def check(self, tensor: Tensor) -> None:
+        """Raises `ValueError` unless the checkpoint's tensor fits, dimensions of size one apart.
+
+        Floats of one width become those of another; nothing else changes its type.
+        """
+        expected = self.destination
+        if _without_ones(tensor) != _without_ones(expected):
+            raise ValueError(f"shape {tuple(tensor.shape)}; config.json asks for {tuple(expected.shape)}")
+        if tensor.dtype != expected.dtype and not {tensor.dtype, expected.dtype} <= set(_FLOAT_DTYPES):
+            found, wanted = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, expected.dtype))
+            raise ValueError(f"dtype {found}; quantization_config in config.json asks for {wanted}")
+        if self.is_positive and not bool((tensor > 0).all()):
+            raise ValueError(f"the value {tensor.min().item():g}; must be positive")
+
+    def fill(self, tensor: Tensor) -> None:
+        """Take over what the checkpoint has."""
+        with torch.no_grad():
+            self.destination.copy_(tensor.reshape(self.destination.shape))
+            if self.offset:
+                self.destination.add_(self.offset)
+
+    def draw(self, generator: torch.Generator) -> None:
+        """Take a random weight, as `draw_weights` says, made where the generator is."""
+        if not self.is_drawn:
+            return
+        with torch.no_grad():
+            if self.constant is not None:
+                self.destination.fill_(self.constant)
+            elif self.destination.is_floating_point():
+                self.destination.copy_(self._drawn(generator))
+            else:
+                # The same bits whatever the integers' width.
+                shape, device = self.destination.shape, generator.device
+                self.destination.copy_(torch.randint(-(2**31), 2**31, shape, generator=generator, device=device))
+
+    def _drawn(self, generator: torch.Generator) -> Tensor:
+        drawn = torch.randn(self.destination.shape, generator=generator, device=generator.device)
+        scale = self.destination.shape[1] ** -0.5 if self.destination.ndim > 1 else 0.1
+        mean = 1.0 if self.name.endswith("norm.weight") else 0.0
+        return drawn.mul_(scale).add_(mean)
+
+    def stored(self) -> Tensor:
+        """What a checkpoint has for this weight: a copy."""
+        return self.destination - self.offset if self.offset else self.destination.clone()
+
+
+def load_weights(
+    folder: Path, slots: Iterable[WeightSlot], ignored: Iterable[str] = (), ignored_suffixes: tuple[str, ...] = ()
+) -> None:
+    """Fill every slot's destination from the folder's safetensors files, converting the dtype.
+
+    Raises `ModelError` naming the tensor that is missing, has another shape or type, or is not known to the model
+    (`ignored` names and suffixes excepted), or the file that is damaged.
+    """
+    with ExitStack() as stack:
+        tensors = _open_all(folder, stack)
+        wanted = list(slots)
+        for slot in wanted:
+            _fill(folder, tensors, slot)
+        known = {slot.name for slot in wanted} | set(ignored)
+        for name in tensors:
+            if name not in known and not name.endswith(_COMPUTED_SUFFIXES + ignored_suffixes):
+                raise ModelError(f"{folder} holds a tensor {name} that its architecture does not have")
+
+
+def draw_weights(slots: Iterable[WeightSlot], seed: int) -> None:
+    """Fill every slot's destination with random weights, as a model has them before it is trained.
+
+    Matrices are normal with a variance of one over their input size, so that activations neither grow nor vanish;
+    norms are near one and biases near zero; of integers all bits are random. What is drawn depends on the seed, the
+    slots and the kind of device that they are on, not on the dtype of floats.
+    """
+    wanted = list(slots)
+    # A host takes a minute for eight billion, a GPU no time.
+    generator = torch.Generator(wanted[0].destination.device).manual_seed(seed)
+    for slot in wanted:
+        slot.draw(generator)
+
+
+def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
+    """Each tensor's name with the open file that holds it."""
+    tensors: dict[str, Any] = {}
+    for file in _weight_files(folder):
+        try:
+            handle = stack.enter_context(safe_open(file, framework="pt"))
+        except SafetensorError as error:
+            raise ModelError(f"{file} is damaged or truncated: {error}") from error
+        except OSError as error:
+            # The file is there, whatever safetensors says of one that it may not read.
+            raise ModelError(f"{file} cannot be read: check its permissions ({error})") from error
+        tensors.update(dict.fromkeys(handle.keys(), handle))
+    return tensors
+
+
+def _weight_files(folder: Path) -> Iterator[Path]:
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        weight_map = read_json_object(index).get("weight_map")
+        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
+            raise ModelError(f"{index} has no weight_map: it does not say which file holds which tensor")
+        names = sorted(set(weight_map.values()))
+        files = [folder / name for name in names]
+    else:
+        files = [folder / "model.safetensors"]
+    for file in files:
+        if not file.is_file():
+            raise ModelError(f"{folder} has no {file.name}: weights must be in safetensors format")
+        yield file
+
+
+def _fill(folder: Path, tensors: dict[str, Any], slot: WeightSlot) -> None:
+    if slot.name not in tensors:
+        if slot.is_optional:
+            return
+        raise ModelError(f"{folder} lacks the tensor {slot.name}")
+    tensor: Tensor = tensors[slot.name].get_tensor(slot.name)
+    try:
+        slot.check(tensor)
+    except ValueError as error:
+        raise ModelError(f"tensor {slot.name} in {folder} has {error}") from error
+    slot.fill(tensor)
+
+
+def _without_ones(tensor: Tensor) -> tuple[int, ...]:
+    return tuple(size for size in tensor.shape if size != 1)

@@ -1,0 +1,160 @@
+"""Small steps as CUDA graphs: what the forward pass launches, captured once, and launched whole for each step.
+
+A graph launches the same kernels on the same addresses each time. So a step's tokens are copied to where it reads
+them, and padded to its size with tokens that nothing is kept of and that no attention is computed for; and attention
+does whatever the work list in device memory says, so that one graph serves any mix of decodes, shared prefixes and
+short prefills. Steps of more tokens than the largest size are computed eagerly.
+
+Graphs are captured when they are first wanted, but for the largest. A job uses few of them, each takes the device's
+memory (tens of MiB for a model of 32 layers), and a capture takes no longer than two eager steps.
+"""
+
+import logging
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+
+from ...kernels.kv_cache import PADDING_SLOT
+from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.paged_attention.device_plan import LAUNCHES, PlanTooLargeError
+from ...kernels.paged_attention.static_plans import StaticPlans
+from .batch import Batch
+
+logger = logging.getLogger(__name__)
+
+# The model's forward pass: token ids, positions, slots and attention's metadata to [num_tokens, hidden_size].
+Forward = Callable[[Tensor, Tensor, Tensor, AttentionMetadata], Tensor]
+Replay = Callable[[], None]
+# Runs a function, then records what it launches. Raises `RuntimeError` where that cannot be captured.
+Capture = Callable[[Callable[[], None]], Replay]
+
+# The one that was not used for the longest time makes place for another.
+MAX_GRAPHS = 40
+
+
+class CaptureError(RuntimeError):
+    """The model's forward pass is not one that graphs are made of."""
+
+
+@dataclass(frozen=True)
+class GraphLimits:
+    """sizes: how many tokens the graphs are for, ascending. blocks_per_sequence: the longest block table."""
+
+    sizes: Sequence[int]
+    blocks_per_sequence: int
+    block_size: int
+
+
+class CudaCapture:
+    """Captures with torch. The graphs share their memory: no two of them may run at once."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, function: Callable[[], None]) -> Replay:
+        current = torch.cuda.current_stream(self._stream.device)
+        # Around torch's own context, which does not leave its stream when a capture fails.
+        with torch.cuda.stream(current):
+            # What is done once, compiling and allocating workspaces, is not to happen in a capture.
+            self._stream.wait_stream(current)
+            try:
+                with torch.cuda.stream(self._stream):
+                    function()
+            finally:
+                # What was launched writes into the KV cache, also where the rest of it did not fit into the memory.
+                current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            # The worker's other threads may do as they like meanwhile.
+            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                function()
+        return graph.replay
+
+
+class CudaGraphs:
+    """Computes steps: with a graph where they are small enough, else, and after a capture has failed, eagerly."""
+
+    def __init__(self, forward: Forward, limits: GraphLimits, device: torch.device, capture: Capture) -> None:
+        """Captures the largest graph: the others find their memory in what it has allocated.
+
+        Raises `CaptureError` where attention has no plans that a graph could read.
+        """
+        self._forward = forward
+        self._capture = capture
+        self._sizes = list(limits.sizes)
+        largest = self._sizes[-1]
+        self._token_ids, self._positions = torch.zeros(2, largest, dtype=torch.int64, device=device)
+        self._slots = torch.full((largest,), PADDING_SLOT, dtype=torch.int64, device=device)
+        self._replays: dict[tuple[int, frozenset[str]], Replay] = {}
+
+        # One padding token says which plans the layers ask for.
+        trial = AttentionMetadata([1], [1], [[0]], limits.block_size, device)
+        hidden = forward(self._token_ids[:1], self._positions[:1], self._slots[:1], trial)
+        if not trial.device_plans:
+            raise CaptureError("attention does not run as a Triton kernel here")
+        self._plans = StaticPlans(
+            list(trial.device_plans), largest, limits.blocks_per_sequence, limits.block_size, device
+        )
+        self._hidden = hidden.new_zeros(largest, hidden.shape[1])
+        self._find_or_capture(largest, frozenset(LAUNCHES))
+
+    def forward(self, batch: Batch) -> Tensor:
+        """The forward pass of a batch: [num_tokens, hidden_size], to be read before the next call writes over it."""
+        num_tokens = len(batch.token_ids)
+        place = bisect_left(self._sizes, num_tokens)
+        if place == len(self._sizes):
+            return self._compute_eagerly(batch)
+        size = self._sizes[place]
+        try:
+            launches = self._load(batch, size)
+        except PlanTooLargeError:
+            return self._compute_eagerly(batch)
+        replay = self._find_or_capture(size, launches)
+        if replay is None:
+            return self._compute_eagerly(batch)
+        replay()
+        return self._hidden[:num_tokens]
+
+    def _compute_eagerly(self, batch: Batch) -> Tensor:
+        return self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
+
+    def _load(self, batch: Batch, size: int) -> frozenset[str]:
+        """Put the batch where a graph of this size reads it; returns what attention has to launch.
+
+        Padding keeps the token ids and positions of an earlier step, which are as good as any.
+        """
+        launches = self._plans.load(batch.attention)
+        num_tokens = len(batch.token_ids)
+        self._token_ids[:num_tokens].copy_(batch.token_ids, non_blocking=True)
+        self._positions[:num_tokens].copy_(batch.positions, non_blocking=True)
+        self._slots[:num_tokens].copy_(batch.slots, non_blocking=True)
+        self._slots[num_tokens:size].fill_(PADDING_SLOT)
+        return launches
+
+    def _find_or_capture(self, size: int, launches: frozenset[str]) -> Replay | None:
+        """None when a capture has failed: there are no graphs from then on, and their memory is free."""
+        key = (size, launches)
+        replay = self._replays.pop(key, None)
+        if replay is None:
+            try:
+                replay = self._capture(partial(self._compute, size, self._plans.metadata(size, launches)))
+            except RuntimeError as error:
+                logger.warning("CUDA graphs are off, from now on steps run eagerly: %s", " ".join(str(error).split()))
+                self._sizes.clear()
+                self._replays.clear()
+                return None
+        self._replays[key] = replay
+        if len(self._replays) > MAX_GRAPHS:
+            del self._replays[next(iter(self._replays))]
+        return replay
+
+    def _compute(self, size: int, metadata: AttentionMetadata) -> None:
+        """The forward pass of what is loaded, from memory that stays into memory that stays."""
+        num_plans = len(metadata.device_plans)
+        hidden = self._forward(self._token_ids[:size], self._positions[:size], self._slots[:size], metadata)
+        assert len(metadata.device_plans) == num_plans, "a layer made a plan that no step would replace"
+        self._hidden[:size].copy_(hidden)

@@ -1,0 +1,180 @@
+"""How much of a GPU's memory is left for the KV cache, measured by the largest step there can be."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.paged_attention.static_plans import plan_bytes
+from ...kernels.sampling import likeliest_tokens, sample_tokens
+from ..checkpoints.model_config import ModelConfig
+from ..config import DEFAULT_KV_CACHE_BYTES, EngineConfig
+from ..errors import ConfigError
+from ..kv_cache.block_pool import NULL_BLOCK
+from ..kv_cache.kv_memory import block_bytes, kv_shape, num_blocks_in, zeros
+from ..models import Decoder
+from .cuda_graphs import MAX_GRAPHS
+
+logger = logging.getLogger(__name__)
+
+# What the driver keeps for a captured graph, a layer: about twenty launches with their arguments.
+_GRAPH_BYTES_PER_LAYER = 512 * 1024
+_HELP = (
+    "Raise gpu_memory_utilization, lower max_num_batched_tokens or max_num_seqs, set enforce_eager, or take a "
+    "checkpoint that is quantised"
+)
+
+
+@dataclass(frozen=True)
+class MemoryUse:
+    """What a GPU's memory is taken by without a KV cache, in bytes.
+
+    `total`: all there is. `peak`: the most that this process had in its largest step, weights included. `graphs`: what
+    CUDA graphs are going to take. `others`: what other processes have, and the driver for this one.
+    """
+
+    total: int
+    peak: int
+    graphs: int
+    others: int
+
+    def left_for_kv(self, utilization: float, least: int) -> int:
+        """What of the share `utilization` of all memory nobody else needs. Raises `ConfigError`: not even `least`."""
+        left = int(self.total * utilization) - self.peak - self.graphs - self.others
+        if left < least:
+            needed = self.peak + self.graphs + self.others + least
+            raise ConfigError(
+                f"gpu_memory_utilization={utilization:g} of {gib(self.total)} leaves {gib(max(left, 0))} for the KV "
+                f"cache, which needs {gib(least)} at least: weights and the largest step take {gib(self.peak)}, CUDA "
+                f"graphs {gib(self.graphs)}, other processes and the driver {gib(self.others)}, {gib(needed)} "
+                f"together. {_HELP}"
+            )
+        return left
+
+
+@dataclass(frozen=True)
+class LargestStep:
+    """The tokens of a step that is as large as the limits allow, of sequences as long as they may get.
+
+    All sequences have one and the same block over and over, so that a cache of two blocks is enough.
+    """
+
+    token_ids: Tensor
+    positions: Tensor
+    slots: Tensor
+    attention: AttentionMetadata
+
+    @classmethod
+    def of(cls, config: EngineConfig, max_model_len: int, device: torch.device) -> "LargestStep":
+        num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
+        num_tokens = min(config.max_num_batched_tokens, num_seqs * max_model_len)
+        share, rest = divmod(num_tokens, num_seqs)
+        lens = [share + (index < rest) for index in range(num_seqs)]
+        table = [NULL_BLOCK + 1] * -(-max_model_len // config.block_size)
+        positions = torch.cat([torch.arange(max_model_len - length, max_model_len) for length in lens])
+        slots = (NULL_BLOCK + 1) * config.block_size + positions % config.block_size
+        return cls(
+            token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
+            positions=positions.to(device),
+            slots=slots.to(device),
+            attention=AttentionMetadata(
+                lens, [max_model_len] * num_seqs, [table] * num_seqs, config.block_size, device
+            ),
+        )
+
+    @torch.inference_mode()
+    def compute(self, model: Decoder, kv_cache: Tensor) -> Tensor:
+        """A token of each sequence, as a step draws it where every sequence has wishes."""
+        hidden = model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention)
+        logits = model.logits(hidden[: len(self.attention.query_lens)])
+        likeliest_tokens(logits, with_log_sum_exp=True)
+        ones = torch.ones(len(logits), dtype=torch.float64, device=logits.device)
+        return sample_tokens(logits.float(), ones, ones.long(), ones, ones, ones / 2)
+
+
+def stated_num_blocks(
+    model_config: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device
+) -> int | None:
+    """How many KV blocks the options ask for; None where what is left of a GPU's memory is to say."""
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override
+    if config.kv_cache_memory_bytes is None and device.type == "cuda":
+        return None
+    stated = config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES
+    return num_blocks_in(stated, model_config, config.block_size, kv_dtype)
+
+
+def measured_num_blocks(
+    model: Decoder, model_config: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device
+) -> int:
+    """How many KV blocks the GPU that holds `model` has memory for. Raises `ConfigError`."""
+    use = measure_memory_use(model, model_config, config, kv_dtype, device)
+    least = 2 * block_bytes(model_config, config.block_size, kv_dtype)
+    left = use.left_for_kv(config.gpu_memory_utilization, least)
+    num_blocks = num_blocks_in(left, model_config, config.block_size, kv_dtype)
+    logger.info("%s for %d KV blocks beside %s", gib(left), num_blocks, use)
+    return num_blocks
+
+
+def measure_memory_use(
+    model: Decoder, model_config: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device
+) -> MemoryUse:
+    """Run the largest step on the GPU that holds `model`. Raises `ConfigError` where that does not fit."""
+    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    kv_cache = zeros(kv_shape(model_config, NULL_BLOCK + 2, config.block_size), kv_dtype, device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_reserved(device)
+    with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
+        step = LargestStep.of(config, max_model_len, device)
+        step.compute(model, kv_cache)
+        torch.cuda.synchronize(device)
+    free, total = torch.cuda.mem_get_info(device)
+    peak = torch.cuda.max_memory_reserved(device)
+    return MemoryUse(
+        total=total,
+        peak=peak,
+        graphs=graph_bytes(config, model_config.num_hidden_layers, peak - before) + _plan_bytes(config, step.attention),
+        others=total - free - torch.cuda.memory_reserved(device),
+    )
+
+
+def graph_bytes(config: EngineConfig, num_layers: int, step_bytes: int) -> int:
+    """About what CUDA graphs take where `max_num_batched_tokens` take `step_bytes` beside the weights.
+
+    All graphs share one pool, as large as the largest of them needs.
+    """
+    if config.enforce_eager:
+        return 0
+    pool = step_bytes * config.resolved_graph_sizes[-1] // config.max_num_batched_tokens
+    return pool + MAX_GRAPHS * num_layers * _GRAPH_BYTES_PER_LAYER
+
+
+def _plan_bytes(config: EngineConfig, attention: AttentionMetadata) -> int:
+    """What the memory for plans takes that graphs read, for layers like those that a step with `attention` ran."""
+    if config.enforce_eager:
+        return 0
+    blocks_per_sequence = max(len(table) for table in attention.block_tables)
+    keys = list(attention.device_plans)
+    return plan_bytes(keys, config.resolved_graph_sizes[-1], blocks_per_sequence, attention.device)
+
+
+@contextmanager
+def fitting(what: str) -> Iterator[None]:
+    """Raises `ConfigError` where `what` is more than the GPU has memory for."""
+    try:
+        yield
+    except torch.OutOfMemoryError as error:
+        raise ConfigError(f"{what} does not fit into the GPU's memory ({_first_line(error)}). {_HELP}") from error
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "out of memory")
+
+
+def gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB"

@@ -1,0 +1,133 @@
+"""One step on the device: the model, its KV cache, and where they live."""
+
+import logging
+
+import torch
+from torch import Tensor
+
+from ...kernels.device import runs_triton
+from ...kernels.linear import supports_int8
+from ...kernels.paged_attention import AttentionMetadata
+from ..checkpoints.model_config import ModelConfig
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..kv_cache.kv_memory import KVMemory
+from ..kv_cache.swap import PreemptionCosts
+from ..models import Decoder, load_model
+from ..quantization.config import QuantizationConfig
+from .batch import Batch
+from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
+from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
+from .host_memory import keep_freed_memory
+from .memory_budget import fitting, measured_num_blocks, stated_num_blocks
+
+logger = logging.getLogger(__name__)
+
+
+class ModelRunner:
+    """Owns the weights and the KV cache."""
+
+    def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
+        if config.num_threads is not None:
+            torch.set_num_threads(config.num_threads)
+        self.device = resolve_device(config.device)
+        if self.device.type == "cpu":
+            keep_freed_memory()
+        self.dtype = resolve_dtype(config.dtype, model_config.checkpoint_dtype, self.device)
+        require_quantization(config.quantization, self.dtype, self.device, model_config.quantization)
+        self.vocab_size = model_config.vocab_size
+        windows = model_config.sliding_windows
+        self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
+        kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
+        num_blocks = stated_num_blocks(model_config, config, kv_dtype, self.device)
+        with fitting("the model"):
+            self._model = load_model(model_config, config, self.dtype, self.device)
+            self._model.prepack(config.quantization)
+        self.preemption_costs = preemption_costs(self._model.num_parameters, self.device)
+        if num_blocks is None:
+            num_blocks = measured_num_blocks(self._model, model_config, config, kv_dtype, self.device)
+        with fitting(f"a KV cache of {num_blocks} blocks"):
+            self.memory = KVMemory(model_config, num_blocks, config.block_size, kv_dtype, self.device)
+        self._graphs: CudaGraphs | None = None
+        if wants_graphs(model_config, config, self.device) and runs_triton(self.memory.cache):
+            try:
+                self.use_graphs(CudaCapture(self.device), model_config, config)
+            except RuntimeError as error:
+                logger.warning("no CUDA graphs, steps run eagerly: %s", " ".join(str(error).split()))
+
+    @torch.inference_mode()
+    def use_graphs(self, capture: Capture, model_config: ModelConfig, config: EngineConfig) -> None:
+        """Compute small steps with what `capture` makes of the forward pass."""
+        max_model_len = config.max_model_len or model_config.max_position_embeddings
+        limits = GraphLimits(config.resolved_graph_sizes, -(-max_model_len // config.block_size), config.block_size)
+        forward = _forward_into(self._model, self.memory.cache)
+        self._graphs = CudaGraphs(forward, limits, self.device, capture)
+
+    @torch.inference_mode()
+    def execute(self, batch: Batch) -> Tensor:
+        """Compute the batch's tokens; returns the logits of its `last_token_index`: [num_sampling, vocab].
+
+        Its prompt reader, if it has one, is shown the logits it wants.
+        """
+        if self._graphs is not None:
+            hidden = self._graphs.forward(batch)
+        else:
+            hidden = self._model.forward(
+                batch.token_ids, batch.positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens
+            )
+            if batch.last_tokens is not None:
+                return self._model.logits(hidden[batch.last_tokens.sampled])
+        if batch.prompt_reader is not None:
+            batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
+        return self._model.logits(hidden[batch.last_token_index])
+
+
+def _forward_into(model: Decoder, kv_cache: Tensor) -> Forward:
+    """The forward pass without its runner: a runner that is part of a cycle would keep the GPU's memory for a while."""
+
+    def forward(token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata) -> Tensor:
+        return model.forward(token_ids, positions, kv_cache, slots, attention)
+
+    return forward
+
+
+def wants_graphs(model_config: ModelConfig, config: EngineConfig, device: torch.device) -> bool:
+    """Whether small steps are to be computed with CUDA graphs; a line of the log says where a model cannot be."""
+    if config.enforce_eager or device.type != "cuda":
+        return False
+    if model_config.moe is not None:
+        logger.info("no CUDA graphs: the host chooses which experts of %s are computed", model_config.path)
+        return False
+    return True
+
+
+def preemption_costs(num_parameters: int, device: torch.device) -> PreemptionCosts:
+    """What it takes to get KV back on such a device, to within a factor of two or so.
+
+    Rates that models reach in prefill and copies of scattered blocks over PCIe 5, and on two CPU cores.
+    """
+    flops_per_second, bytes_per_second = (3e14, 2e10) if device.type == "cuda" else (3e11, 5e9)
+    return PreemptionCosts(
+        seconds_per_token=2 * num_parameters / flops_per_second,
+        seconds_per_byte=1 / bytes_per_second,
+        seconds_per_swap=1e-4,
+    )
+
+
+def require_quantization(
+    quantization: str | None, dtype: torch.dtype, device: torch.device, checkpoint: QuantizationConfig | None = None
+) -> None:
+    """Raises `ConfigError` where int8 would be computed the long way round, or the checkpoint is quantised already.
+
+    Whoever asks for it wants speed: a model many times slower is a worse answer than one line that says why.
+    """
+    if quantization is not None and checkpoint is not None:
+        raise ConfigError(
+            f"quantization {quantization} is for weights as they were trained, and the checkpoint's are quantised "
+            f"({checkpoint.method}): leave it out"
+        )
+    if quantization == "int8" and not supports_int8(dtype, device):
+        raise ConfigError(
+            "quantization int8 needs the compiled kernels, a CPU with AVX-512, VNNI and bfloat16, and dtype bfloat16 "
+            f"or float32; here are {device.type} and {str(dtype).removeprefix('torch.')}: leave it out"
+        )

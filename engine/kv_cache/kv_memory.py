@@ -1,0 +1,76 @@
+"""The paged KV cache's memory: how much there is, and what is done with whole blocks of it."""
+
+import math
+from collections.abc import Sequence
+
+import numpy
+import torch
+from torch import Tensor
+
+from ...kernels.kv_cache.block_copy import copy_blocks, swap_in, swap_out
+from ..checkpoints.model_config import ModelConfig
+from ..errors import ConfigError
+from ..transfer import to_device
+from .block_pool import NULL_BLOCK
+
+
+class KVMemory:
+    """Keys and values of all layers: `cache` is [2, num_layers, 1 + num_blocks, block_size, num_kv_heads, head_dim].
+
+    Zeros at first, not merely allocated: a stale NaN in an unwritten slot would pass through a mask as 0 × NaN. For the
+    same reason `NULL_BLOCK`, which pads block tables, is never written.
+    """
+
+    def __init__(
+        self, model: ModelConfig, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.num_blocks = num_blocks
+        self.block_bytes = block_bytes(model, block_size, dtype)
+        self.cache = zeros(kv_shape(model, NULL_BLOCK + 1 + num_blocks, block_size), dtype, device)
+
+    def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy blocks, (source, destination); no block is both, or twice a destination."""
+        sources, destinations = to_device(pairs, self.cache.device).unbind(1)
+        copy_blocks(self.cache, sources, destinations)
+
+    def zero(self, blocks: Sequence[int]) -> None:
+        # As bytes: torch indexes no float8.
+        self.cache.view(torch.uint8)[:, :, self._index(blocks)] = 0
+
+    def swap_out(self, blocks: Sequence[int]) -> Tensor:
+        """The blocks' content in the host's memory."""
+        return swap_out(self.cache, self._index(blocks))
+
+    def swap_in(self, content: Tensor, first: int, blocks: Sequence[int]) -> None:
+        """Put what `swap_out` gave, from its `first` block on, into these blocks."""
+        swap_in(self.cache, self._index(blocks), content, first)
+
+    def _index(self, blocks: Sequence[int]) -> Tensor:
+        return to_device(blocks, self.cache.device)
+
+
+def kv_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int, ...]:
+    """[2, num_layers, num_blocks, block_size, num_kv_heads, head_dim], the null block being one of `num_blocks`."""
+    return (2, model.num_hidden_layers, num_blocks, block_size, model.num_key_value_heads, model.head_dim)
+
+
+def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """A zero tensor; on the CPU its pages take no memory before they are written (calloc, which torch does not use)."""
+    if device.type != "cpu":
+        return torch.zeros(tuple(shape), dtype=dtype, device=device)
+    num_bytes = math.prod(shape) * dtype.itemsize
+    return torch.from_numpy(numpy.zeros(num_bytes, dtype=numpy.uint8)).view(dtype).view(tuple(shape))
+
+
+def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes one KV block takes over all layers, keys and values."""
+    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * dtype.itemsize
+    return per_token * block_size
+
+
+def num_blocks_in(memory_bytes: int, model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
+    """How many KV blocks fit beside the null block. Raises `ConfigError` when not even one does."""
+    size = block_bytes(model, block_size, dtype)
+    if memory_bytes < 2 * size:
+        raise ConfigError(f"kv_cache_memory_bytes={memory_bytes} is less than two KV blocks of {size} bytes")
+    return memory_bytes // size - 1

@@ -1,0 +1,46 @@
+"""The answers that a batch goes on with, as columns that are kept from step to step."""
+
+from collections.abc import Sequence
+from functools import partial
+from itertools import repeat
+
+import numpy
+
+from ..live_request import LiveRequest
+from ..request import RequestEvent
+
+# As the class itself does, without looking at names and defaults.
+_as_event = partial(tuple.__new__, RequestEvent)
+
+
+class AnswerRows:
+    """Says what a token each means for all answers at once, but for those that need a closer look.
+
+    Told of every step's tokens, once each.
+    """
+
+    def __init__(self, lives: Sequence[LiveRequest]) -> None:
+        self._request_ids = [each.request.request_id for each in lives]
+        self._num_cached_tokens = [each.sequences[0].num_cached_tokens for each in lives]
+        self._num_left = numpy.array([each.max_tokens - each.sequences[0].num_output_tokens for each in lives])
+        self._stop_token_ids = frozenset[int]().union(*{each.stop_token_ids for each in lives})
+        self._watched = [row for row, each in enumerate(lives) if _is_watched(each)]
+
+    def events(self, tokens: Sequence[int]) -> list[RequestEvent]:
+        """What a step brought to those whose answers go on; it has no more to tell than their tokens."""
+        columns = (self._request_ids, zip(tokens, strict=True), repeat(None), self._num_cached_tokens)
+        unset = (repeat(None), repeat(None), repeat(()), repeat(None), repeat(None))
+        return list(map(_as_event, zip(*columns, *unset, strict=False)))
+
+    def ending(self, tokens: Sequence[int]) -> list[int]:
+        """The rows that may end with this step's tokens, or have more to tell; counts the step."""
+        self._num_left -= 1
+        rows = {*self._watched, *(self._num_left <= 0).nonzero()[0].tolist()}
+        if not self._stop_token_ids.isdisjoint(tokens):
+            rows.update(row for row, token in enumerate(tokens) if token in self._stop_token_ids)
+        return sorted(rows)
+
+
+def _is_watched(live: LiveRequest) -> bool:
+    request = live.request
+    return request.stop_checker is not None or live.guide is not None or request.params.logprobs is not None

@@ -1,0 +1,210 @@
+"""Logits to tokens, and to the probabilities of choices."""
+
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self, TypeVar
+
+import numpy
+import torch
+from torch import Tensor
+
+from ...kernels.sampling import likeliest_tokens, philox_uniform, sample_tokens
+from ..logprobs import Logprob
+from ..request import SamplingParams
+from ..structured.choices import ChoiceNode
+from ..transfer import to_device
+from .adjustment import Adjustment, adjust_
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class SampleRow(NamedTuple):
+    """How one row is sampled: its parameters, its seed, and how many tokens were drawn with that seed before.
+
+    `adjustment`, up to date, changes the row's logits first.
+    """
+
+    params: SamplingParams
+    seed: int
+    counter: int
+    adjustment: Adjustment | None = None
+
+
+def sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> list[int]:
+    """As `launch_sample`, and wait for the tokens."""
+    return [int(token) for token in launch_sample(logits, rows, likeliest).tolist()]
+
+
+def launch_sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> Tensor:
+    """One token a row: [n] int64. A row's token depends on its own logits, seed, counter and adjustment only.
+
+    logits: [n, vocab] of any float type; they are not changed. likeliest: [n] int64, each row's token with the largest
+    logit, where that is known already. On a GPU the host waits for nothing unless a row is adjusted.
+    """
+    adjusted = [index for index, row in enumerate(rows) if row.adjustment is not None]
+    if not adjusted:
+        return PlainSampling.of(rows, logits.device).sample(logits, likeliest)
+    tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
+    plain = [index for index, row in enumerate(rows) if row.adjustment is None]
+    for members in (plain, adjusted):
+        chosen = [rows[index] for index in members]
+        index = to_device(members, logits.device)
+        part, known = logits[index], likeliest[index] if likeliest is not None else None
+        if members is adjusted:
+            part, known = part.float(), None
+            adjust_(part, {place: row.adjustment for place, row in enumerate(chosen) if row.adjustment is not None})
+        tokens[index] = PlainSampling.of(chosen, logits.device).sample(part, known)
+    return tokens
+
+
+class PlainSampling:
+    """Rows without adjustments as tensors, which serve for as long as the same rows are sampled.
+
+    `drawn`: those of `num_rows` rows, at these `indices`, that are not greedy.
+    """
+
+    def __init__(self, num_rows: int, indices: Sequence[int], drawn: Sequence[SampleRow], device: torch.device) -> None:
+        self._num_drawn = len(drawn)
+        if not drawn:
+            return
+        self._are_all_drawn = len(drawn) == num_rows
+        self._drawn = to_device(indices, device)
+        self._temperature = to_device([row.params.temperature for row in drawn], device, numpy.float64)
+        self._top_k = to_device([row.params.top_k for row in drawn], device)
+        self._top_p = to_device([row.params.top_p for row in drawn], device, numpy.float64)
+        self._min_p = to_device([row.params.min_p for row in drawn], device, numpy.float64)
+        self._seeds = to_device([row.seed for row in drawn], device)
+        self._counters = to_device([row.counter for row in drawn], device)
+
+    @classmethod
+    def of(cls, rows: Sequence[SampleRow], device: torch.device) -> Self:
+        indices = [index for index, row in enumerate(rows) if not row.params.is_greedy]
+        return cls(len(rows), indices, [rows[index] for index in indices], device)
+
+    def advance(self) -> None:
+        """Every row has drawn a token, and is to draw another."""
+        if self._num_drawn:
+            self._counters = self._counters + 1
+
+    def sample(self, logits: Tensor, likeliest: Tensor | None = None) -> Tensor:
+        """As `launch_sample`."""
+        if self._num_drawn and self._are_all_drawn:
+            return self._draw(logits)
+        tokens = likeliest_tokens(logits).tokens if likeliest is None else likeliest
+        return tokens.index_copy(0, self._drawn, self._draw(logits[self._drawn])) if self._num_drawn else tokens
+
+    def _draw(self, logits: Tensor) -> Tensor:
+        uniforms = philox_uniform(self._seeds, self._counters)
+        return sample_tokens(logits, self._temperature, self._top_k, self._top_p, self._min_p, uniforms)
+
+
+@dataclass(frozen=True, slots=True)
+class LogprobRow:
+    """What is to be reported of a row: its token, and its `num_top` likeliest. `temperature` divides its logits."""
+
+    token: int
+    num_top: int
+    temperature: float = 1.0
+
+
+class LogprobQuery(NamedTuple):
+    """As `LogprobRow`, without the token."""
+
+    num_top: int
+    temperature: float
+
+
+class ReportedLogprobs(NamedTuple):
+    """Of the rows `members`, on the device: `ids` and `values` of each row's own token and its likeliest ([n, 1 + k]),
+    and the rank of its own ([n]).
+    """
+
+    members: list[int]
+    ids: Tensor
+    values: Tensor
+    ranks: Tensor
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.ids, self.values, self.ranks
+
+
+def token_logprobs(logits: Tensor, rows: Sequence[LogprobRow]) -> list[dict[int, Logprob]]:
+    """For each row its token, first, and its likeliest tokens, in their order.
+
+    logits: [n, vocab] of any float type, as the model gave them. A token's rank is its place among the likeliest, or
+    where it is not reported as one of them, how many tokens are at least as likely.
+    """
+    tokens = to_device([row.token for row in rows], logits.device)
+    groups = launch_logprobs(logits, tokens, [LogprobQuery(row.num_top, row.temperature) for row in rows])
+    return read_logprobs(groups, [part.tolist() for group in groups for part in group.tensors], len(rows))
+
+
+def launch_logprobs(logits: Tensor, tokens: Tensor, queries: Sequence[LogprobQuery]) -> list[ReportedLogprobs]:
+    """What `token_logprobs` is made of, for tokens ([n] int64) that only the device knows; waits for nothing."""
+    groups = []
+    # Grouped, because which of two equally likely tokens is among the k likeliest depends on k.
+    for (num, temperature), members in _grouped(queries).items():
+        part, own = logits, tokens
+        if len(members) != len(queries):
+            index = to_device(members, logits.device)
+            part, own = logits[index], tokens[index]
+        part = part if temperature == 1 else part.float() / temperature
+        groups.append(ReportedLogprobs(members, *_reported(part, own.unsqueeze(1), num)))
+    return groups
+
+
+def read_logprobs(
+    groups: Sequence[ReportedLogprobs], values: Sequence[list[Any]], num_rows: int
+) -> list[dict[int, Logprob]]:
+    """As `token_logprobs` returns them, from the values of the groups' tensors, one after the other."""
+    result: list[dict[int, Logprob]] = [{} for _ in range(num_rows)]
+    for number, group in enumerate(groups):
+        for index, ids, logprobs, rank in zip(group.members, *values[3 * number : 3 * number + 3], strict=True):
+            ranks = (rank, *range(1, len(ids)))
+            # A token that is its row's own and among the likeliest keeps the first place and the latter rank.
+            result[index] = {
+                token: Logprob(value, rank) for token, value, rank in zip(ids, logprobs, ranks, strict=True)
+            }
+    return result
+
+
+def _reported(logits: Tensor, own: Tensor, num: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Ids and log-probabilities ([n, 1 + num]) of each row's own token ([n, 1]) and likeliest, and the own's rank."""
+    own_logits = logits.gather(1, own)
+    top = logits.topk(min(num, logits.shape[1]), dim=-1)
+    ids, values = torch.cat([own, top.indices], 1), torch.cat([own_logits, top.values], 1).float()
+    log_sum_exps = likeliest_tokens(logits, with_log_sum_exp=True).log_sum_exps
+    assert log_sum_exps is not None
+    return ids, values - log_sum_exps.unsqueeze(1), (logits >= own_logits).sum(-1)
+
+
+def score_choices(logits: Tensor, nodes: Sequence[ChoiceNode]) -> list[list[float]]:
+    """Log-probabilities of each row's node's children, normalised among them.
+
+    logits: [n, vocab] of any float type, one row a node. Rows of equal children are computed together.
+    """
+    scores: list[list[float]] = [[] for _ in nodes]
+    for children, members in _grouped([node.children for node in nodes]).items():
+        allowed = logits[members][:, list(children)]
+        for index, row in zip(members, allowed.double().log_softmax(-1).tolist(), strict=True):
+            scores[index] = row
+    return scores
+
+
+def pick_choice(probabilities: Sequence[float], params: SamplingParams, seed: int) -> int:
+    """Index of the most probable choice, or with a temperature of a drawn one."""
+    weights = torch.tensor(probabilities, dtype=torch.float64)
+    if params.is_greedy:
+        return int(weights.argmax())
+    tempered = (weights.log() / params.temperature).softmax(-1).cumsum(-1)
+    target = philox_uniform(torch.tensor([seed]), torch.tensor([0])) * tempered[-1]
+    return int(torch.searchsorted(tempered, target).clamp(max=len(probabilities) - 1))
+
+
+def _grouped(keys: Sequence[Key]) -> dict[Key, list[int]]:
+    groups: dict[Key, list[int]] = defaultdict(list)
+    for index, key in enumerate(keys):
+        groups[key].append(index)
+    return groups

@@ -1,0 +1,125 @@
+"""Whose tokens are drawn from a step's logits, and how."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence as SequenceOf
+from functools import cached_property, partial
+from typing import NamedTuple
+
+import numpy
+import torch
+from torch import Tensor
+
+from ..live_request import LiveRequest
+from ..scheduling.sequence import Sequence
+from ..transfer import to_device
+from .answer_rows import AnswerRows
+from .sampler import LogprobQuery, PlainSampling, SampleRow, launch_sample
+
+
+class SampledRow(NamedTuple):
+    """A row of the logits, and whose token is drawn from it. `leader`: from whose prompt it is the follower's."""
+
+    row: int
+    live: LiveRequest
+    sequence: Sequence
+    leader: LiveRequest | None = None
+
+
+# As the class itself does, without looking at names and defaults.
+_as_row = partial(tuple.__new__, SampledRow)
+
+
+class SamplingBatch:
+    """One row of the logits for each of `ended`; from a prompt's row its followers draw their first tokens too.
+
+    `sampled`: who draws; `scored`: the rows that are a choice's; `asked`: which of the sampled want log-probabilities.
+    `is_plain`: each row is sampled once, by parameters that do not depend on what was said. Then the batch may serve
+    further steps of the same sequences, brought forward by `advance`.
+    """
+
+    def __init__(self, ended: list[Sequence], requests: Mapping[str, LiveRequest], device: torch.device) -> None:
+        self.ended = ended
+        self.sampled: list[SampledRow] = []
+        self.scored: list[tuple[int, Sequence]] = []
+        for row, sequence in enumerate(ended):
+            if sequence.choice_node is not None:
+                self.scored.append((row, sequence))
+                continue
+            live = requests[sequence.request_id]
+            self.sampled.append(_as_row((row, live, sequence, None)))
+            if live.followers:
+                self.sampled += [SampledRow(row, each, each.sequences[0], live) for each in live.followers]
+        self.asked = [row for row, each in enumerate(self.sampled) if each.live.request.params.logprobs is not None]
+        # Mostly every row is sampled once: no copy then.
+        rows = [each.row for each in self.sampled]
+        self._index = None if rows == list(range(len(ended))) else to_device(rows, device)
+        is_adjusted = any(live.adjustment is not None for _, live, _, _ in self.sampled)
+        self.is_plain = self._index is None and not is_adjusted
+        self._rows = [_sample_row(each.live, each.sequence) for each in self.sampled] if is_adjusted else []
+        self._plain = None if is_adjusted else _plain_sampling(self.sampled, device)
+        # How many more tokens than this step's the answers may have.
+        self._num_left = numpy.array(
+            [
+                live.max_tokens - (sequence.num_tokens - sequence.num_prompt_tokens) - 1
+                for _, live, sequence, _ in self.sampled
+            ]
+        )
+
+    def advance(self) -> None:
+        """Every sequence was sampled, and is to be again."""
+        assert self.is_plain
+        assert self._plain is not None
+        self._plain.advance()
+        self._num_left -= 1
+
+    @cached_property
+    def answers(self) -> AnswerRows:
+        """Of a plain batch, as they stand before its first step is read."""
+        return AnswerRows([each.live for each in self.sampled])
+
+    def sample(self, logits: Tensor, likeliest: Tensor) -> tuple[Tensor, Tensor]:
+        """The logits that tokens are drawn from, a row a token, and the tokens: of rows that are not finite, some."""
+        if self._index is not None:
+            logits, likeliest = logits[self._index], likeliest[self._index]
+        if self._plain is not None:
+            tokens = self._plain.sample(logits, likeliest)
+        else:
+            tokens = launch_sample(logits, self._rows, likeliest)
+        return logits, tokens.clamp(0, logits.shape[1] - 1)
+
+    def next_rows(self) -> Mapping[Sequence, int] | None:
+        """Which sequences may go on with the tokens before they are read, and their rows; None where nothing may.
+
+        So it is where a choice is scored, where a prompt is shared with followers, and where a next token is masked,
+        biased or penalised by what was said before.
+        """
+        if self.is_plain and (self._num_left > 0).all():
+            return self._all_rows
+        if self.scored or any(each.leader is not None for each in self.sampled):
+            return None
+        # One that is sure to be its answer's last is followed by nothing.
+        rows = numpy.flatnonzero(self._num_left > 0).tolist()
+        if any(self.sampled[row].live.adjustment is not None for row in rows):
+            return None
+        return {self.sampled[row].sequence: row for row in rows}
+
+    @cached_property
+    def _all_rows(self) -> Mapping[Sequence, int]:
+        return {each.sequence: row for row, each in enumerate(self.sampled)}
+
+    @property
+    def queries(self) -> list[LogprobQuery]:
+        """What is asked for by each of `asked`."""
+        requests = [self.sampled[index].live.request for index in self.asked]
+        return [LogprobQuery(each.params.logprobs or 0, each.logprobs_temperature) for each in requests]
+
+
+def _plain_sampling(sampled: SequenceOf[SampledRow], device: torch.device) -> PlainSampling:
+    rows = [row for row, each in enumerate(sampled) if not each.live.request.params.is_greedy]
+    drawn = [_sample_row(sampled[row].live, sampled[row].sequence) for row in rows]
+    return PlainSampling(len(sampled), rows, drawn, device)
+
+
+def _sample_row(live: LiveRequest, sequence: Sequence) -> SampleRow:
+    adjustment = live.adjustment and live.adjustment.after(sequence.token_ids)
+    return SampleRow(live.request.params, live.seed, sequence.num_tokens - sequence.num_prompt_tokens, adjustment)

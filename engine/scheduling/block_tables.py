@@ -1,0 +1,209 @@
+"""Each sequence's block table: what it owns, shares with others, gives up, or leaves in the host's memory."""
+
+from collections.abc import Iterable
+
+from ..kv_cache.block_pool import NULL_BLOCK
+from ..kv_cache.prefix_cache import PrefixCache
+from ..kv_cache.swap import SwapSpace
+from .decode_rows import DecodeRows
+from .sequence import Sequence
+from .step_plan import StepPlan, SwapIn
+
+
+class BlockTables:
+    """Changes sequences' block tables, and with them how much of each counts as computed.
+
+    `sliding_window`: how far back the model looks in all its layers, if that is limited. `swap_space`: where preempted
+    sequences may leave their KV.
+    """
+
+    def __init__(
+        self, cache: PrefixCache, sliding_window: int | None = None, swap_space: SwapSpace | None = None
+    ) -> None:
+        self.cache = cache
+        self.num_swaps = 0
+        self._window = sliding_window
+        self._swap_space = swap_space
+
+    @property
+    def has_window(self) -> bool:
+        return self._window is not None
+
+    def decodes_in_place(self, sequence: Sequence) -> bool:
+        """Whether one token is all that is to do, and goes into a block that it neither begins nor fills.
+
+        What nearly every sequence does in nearly every step: nothing changes but a count.
+        """
+        num_computed = sequence.num_computed_tokens
+        return (
+            len(sequence.token_ids) + sequence.num_unread_tokens - num_computed == 1
+            and 0 < num_computed % sequence.block_size < sequence.block_size - 1
+            and self._window is None
+        )
+
+    def attach(self, sequence: Sequence) -> None:
+        """Own the cached blocks of the sequence's beginning; its last token is always left to compute.
+
+        What it has in the host's memory continues them, where they reach as far.
+        """
+        usable = (sequence.num_tokens - 1) // sequence.block_size if sequence.may_read_cache else 0
+        blocks = self.cache.match(sequence.hashes()[:usable], self._num_window_blocks(sequence))
+        num_computed_tokens = len(blocks) * sequence.block_size
+        if (swapped := sequence.swapped) is not None:
+            if swapped.first_block <= self._first_needed(sequence, swapped.num_computed_tokens):
+                blocks += [NULL_BLOCK] * (swapped.first_block - len(blocks))
+            if swapped.first_block <= len(blocks):
+                num_computed_tokens = max(num_computed_tokens, swapped.num_computed_tokens)
+        num_slid = min(self._first_needed(sequence, num_computed_tokens), len(blocks))
+        blocks[:num_slid] = [NULL_BLOCK] * num_slid
+        self.cache.share(blocks)
+        sequence.block_table = blocks
+        sequence.num_slid_blocks = num_slid
+        sequence.num_computed_tokens = num_computed_tokens
+
+    def chunk(self, sequence: Sequence, budget: int) -> int:
+        """How many of its tokens the sequence can compute in a step, at most `budget`."""
+        num_tokens = min(sequence.num_uncomputed_tokens, budget)
+        if self._window is None:
+            return num_tokens
+        # A sequence longer than the memory advances by what its window leaves free.
+        last_block = self.cache.num_blocks + self._first_needed(sequence, sequence.num_computed_tokens)
+        return min(num_tokens, last_block * sequence.block_size - sequence.num_computed_tokens)
+
+    def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
+        """Whether there are blocks for so many more tokens."""
+        return self._num_new_blocks(sequence, num_tokens) <= self.cache.num_available
+
+    def grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan, is_new: bool) -> None:
+        """Schedule so many more tokens, with blocks for them and for what comes back from the host."""
+        first_new, table = len(sequence.block_table), sequence.block_table
+        if num_new := self._num_new_blocks(sequence, num_tokens):
+            table += self.cache.allocate(num_new)
+        if is_new and (swapped := sequence.swapped) is not None:
+            first = first_new - swapped.first_block
+            if 0 <= first < swapped.num_blocks:
+                blocks = table[first_new : swapped.first_block + swapped.num_blocks]
+                plan.swapped_in.append(SwapIn(swapped, first, blocks))
+        self._publish(sequence, num_tokens)
+        plan.schedule(sequence, num_tokens, is_new)
+
+    def publish_read(self, sequence: Sequence) -> None:
+        """Make the block findable that the sequence's last known token fills, if a step in flight computes it."""
+        num_known = len(sequence.token_ids)
+        if num_known % sequence.block_size == 0 and sequence.num_computed_tokens >= num_known:
+            index = num_known // sequence.block_size - 1
+            self.cache.insert(sequence.block_table[index], sequence.hashes()[index])
+
+    def grow_decodes(self, decodes: DecodeRows) -> bool:
+        """Blocks for one more token of each row; false, and nothing changed, where they run out."""
+        beginning, filling = decodes.at_block_edges()
+        if len(beginning) > self.cache.num_available:
+            return False
+        for row in beginning:
+            decodes.block_tables[row] += self.cache.allocate(self._num_new_blocks(decodes.sequences[row], 1))
+            decodes.begin_block(row)
+        for row in filling:
+            self._publish(decodes.sequences[row], 1)
+        return True
+
+    def slide(self, sequence: Sequence) -> None:
+        """Give up the blocks that no later token can see."""
+        first, table = self._first_needed(sequence, sequence.num_computed_tokens), sequence.block_table
+        if first > sequence.num_slid_blocks:
+            self.cache.release(table[sequence.num_slid_blocks : first])
+            table[sequence.num_slid_blocks : first] = [NULL_BLOCK] * (first - sequence.num_slid_blocks)
+            sequence.num_slid_blocks = first
+
+    def shrink(self, sequence: Sequence) -> None:
+        """Give up the blocks beyond the computed tokens."""
+        num_kept = sequence.num_blocks_for(sequence.num_computed_tokens)
+        self.cache.release(sequence.block_table[num_kept:])
+        del sequence.block_table[num_kept:]
+
+    def detach(self, sequence: Sequence) -> None:
+        """Give up all blocks; nothing of the sequence is computed any more."""
+        self.cache.release(sequence.block_table)
+        sequence.block_table = []
+        sequence.num_slid_blocks = 0
+        sequence.num_computed_tokens = 0
+
+    def fork(self, parent: Sequence, child: Sequence) -> list[tuple[int, int]]:
+        """Give `child`, whose tokens are those that the parent has computed, the parent's KV.
+
+        Full blocks are shared; of a last one that is not, the child gets a copy at once, as both write into it in
+        their next step. Returns the (source, destination) pairs to be copied.
+        """
+        num_full, rest = divmod(parent.num_computed_tokens, parent.block_size)
+        self.cache.share_owned(parent.block_table[:num_full])
+        copies = self.cache.allocate(1) if rest else []
+        child.block_hashes = list(parent.block_hashes)
+        child.block_table = parent.block_table[:num_full] + copies
+        child.num_computed_tokens = parent.num_computed_tokens
+        child.num_slid_blocks = min(parent.num_slid_blocks, num_full)
+        return [(parent.block_table[num_full], copy) for copy in copies]
+
+    def can_fork(self, parent: Sequence) -> bool:
+        return parent.num_computed_tokens % parent.block_size == 0 or self.cache.num_available > 0
+
+    def forget_unwritten(self, sequence: Sequence) -> None:
+        """Make the blocks unfindable that a failed step was to fill."""
+        for block in sequence.block_table[sequence.num_computed_tokens // sequence.block_size :]:
+            self.cache.forget(block)
+
+    def swap_out(self, sequence: Sequence, plan: StepPlan) -> None:
+        """Keep what nobody else keeps of a sequence's KV in the host's memory, if that is cheaper."""
+        if self._swap_space is None or sequence.swapped is not None:
+            return
+        self.slide(sequence)
+        table = sequence.block_table
+        first = sequence.num_slid_blocks
+        while first < len(table) and self.cache.is_held_by_others(table[first]):
+            first += 1
+        blocks = table[first:]
+        sequence.swapped = self._swap_space.take(first, len(blocks), sequence.num_computed_tokens, sequence.block_size)
+        if sequence.swapped is not None:
+            plan.swapped_out.append((sequence, blocks))
+            self.num_swaps += 1
+
+    def drop_swapped(self, sequence: Sequence) -> None:
+        """Give up what the host keeps of a sequence, if it does."""
+        if sequence.swapped is not None and self._swap_space is not None:
+            self._swap_space.give_back(sequence.swapped)
+            sequence.swapped = None
+
+    def taint(self, sequence: Sequence) -> None:
+        """Note that a running sequence's blocks hold NaNs."""
+        self.cache.taint(sequence.block_table)
+
+    def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
+        """Assert that every block is accounted for and owned by running sequences alone. For tests."""
+        assert not any(sequence.block_table for sequence in waiting), "a waiting sequence owns blocks"
+        self.cache.check([sequence.block_table for sequence in running])
+        swapped = [each.swapped.num_blocks for each in (*waiting, *running) if each.swapped is not None]
+        num_used = self._swap_space.num_used if self._swap_space is not None else 0
+        assert sum(swapped) == num_used, "swap space is lost"
+
+    def _first_needed(self, sequence: Sequence, num_computed_tokens: int) -> int:
+        """The first block that tokens after the computed ones can see."""
+        if self._window is None:
+            return 0
+        return max(0, num_computed_tokens - self._window + 1) // sequence.block_size
+
+    def _num_window_blocks(self, sequence: Sequence) -> int | None:
+        """How many blocks before a block's first token that token can see."""
+        return None if self._window is None else max(1, sequence.num_blocks_for(self._window - 1))
+
+    def _num_new_blocks(self, sequence: Sequence, num_tokens: int) -> int:
+        needed = sequence.num_blocks_for(sequence.num_computed_tokens + num_tokens)
+        return needed - len(sequence.block_table)
+
+    def _publish(self, sequence: Sequence, num_tokens: int) -> None:
+        """Make the blocks findable that these tokens fill."""
+        first_full = sequence.num_computed_tokens // sequence.block_size
+        last_full = (sequence.num_computed_tokens + num_tokens) // sequence.block_size
+        if first_full == last_full:
+            return
+        # A block whose last token is still unread is published once that is read.
+        hashes = sequence.hashes()
+        for index in range(first_full, min(last_full, len(hashes))):
+            self.cache.insert(sequence.block_table[index], hashes[index])

@@ -1,0 +1,78 @@
+"""A request's tokens on their way through the engine, and the KV blocks they own."""
+
+from array import array
+from dataclasses import dataclass, field
+
+from ..kv_cache.prefix_cache import BlockHash, hash_blocks
+from ..kv_cache.swap import SwappedBlocks
+from ..logprobs import PromptLogprobs
+from ..structured.choices import ChoiceNode
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """Tokens, how many of them have their KV computed, and where that KV lies.
+
+    A sequence either generates (tokens are appended as they are sampled) or, with `choice_node` set, only reads
+    the probabilities of that node's children after its last token. It is served in the order of `turn`.
+    """
+
+    request_id: str
+    # Of 32 bits each: a list would have an object for each.
+    token_ids: "array[int]"
+    num_prompt_tokens: int
+    block_size: int
+    choice_node: ChoiceNode | None = None
+    # Collects log-probabilities of the prompt's tokens, where the request asks for them.
+    prompt_logprobs: PromptLogprobs | None = None
+    # Lower is served first.
+    priority: int = 0
+    # When its request arrived, and its place among that request's sequences; no two sequences have the same.
+    arrival: int = 0
+    branch: int = 0
+    # With those that a step in flight computes.
+    num_computed_tokens: int = 0
+    # Sampled by steps in flight: the sequence has them, but only the device knows which they are. One that is sure to
+    # be the last is not counted: it is never computed.
+    num_unread_tokens: int = 0
+    # Prompt tokens found in the prefix cache when the sequence was first admitted.
+    num_cached_tokens: int = 0
+    was_admitted: bool = False
+    # Blocks that slid out of the attention window are NULL_BLOCK: `num_slid_blocks`, the first ones.
+    block_table: list[int] = field(default_factory=list)
+    num_slid_blocks: int = 0
+    block_hashes: list[BlockHash] = field(default_factory=list)
+    # While it waits, its KV may lie in the host's memory.
+    swapped: SwappedBlocks | None = None
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        return self.priority, self.arrival, self.branch
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids) + self.num_unread_tokens
+
+    @property
+    def num_uncomputed_tokens(self) -> int:
+        return len(self.token_ids) + self.num_unread_tokens - self.num_computed_tokens
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Those whose ids are known."""
+        return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def may_read_cache(self) -> bool:
+        """Not while the logits of prompt tokens are still wanted: cached KV comes without them."""
+        return self.prompt_logprobs is None or self.prompt_logprobs.is_complete
+
+    def num_blocks_for(self, num_tokens: int) -> int:
+        """How many blocks hold `num_tokens` tokens."""
+        return -(-num_tokens // self.block_size)
+
+    def hashes(self) -> list[BlockHash]:
+        """Hashes of all full blocks whose tokens are known; computed once per block."""
+        if len(self.block_hashes) < len(self.token_ids) // self.block_size:
+            self.block_hashes = hash_blocks(self.token_ids, self.block_size, self.block_hashes)
+        return self.block_hashes

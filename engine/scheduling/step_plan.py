@@ -1,0 +1,51 @@
+"""What one step is to do. Free of torch."""
+
+from dataclasses import dataclass, field
+
+from ..kv_cache.swap import SwappedBlocks
+from .decode_rows import DecodeRows
+from .scheduled_sequence import ScheduledSequence
+from .sequence import Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class SwapIn:
+    """Put a sequence's KV back: `blocks` get the content of `swapped` from its `first`-th block on."""
+
+    swapped: SwappedBlocks
+    first: int
+    blocks: list[int]
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """A step's work: blocks go out to the host, then others come back, then the scheduled tokens are computed.
+
+    `budget`: how many more tokens may be scheduled; `num_tokens`: how many are. `is_ahead`: a step in flight still
+    computes, so nobody is preempted; `is_stuck`: somebody would have to be. `decodes`: the scheduled sequences as
+    columns, where each of them decodes one token.
+    """
+
+    budget: int
+    scheduled: list[ScheduledSequence] = field(default_factory=list)
+    swapped_out: list[tuple[Sequence, list[int]]] = field(default_factory=list)
+    swapped_in: list[SwapIn] = field(default_factory=list)
+    # The most urgent priority of those preempted for this step.
+    preempted_priority: int | None = None
+    num_tokens: int = 0
+    is_ahead: bool = False
+    is_stuck: bool = False
+    decodes: DecodeRows | None = None
+
+    def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool) -> None:
+        reaches_end = num_tokens == sequence.num_uncomputed_tokens
+        self.scheduled.append(ScheduledSequence(sequence, num_tokens, reaches_end, is_new))
+        self.num_tokens += num_tokens
+        self.budget -= num_tokens
+
+    def admits(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence may begin: not if it would take the blocks that one as urgent has just given up.
+
+        It would have to give them up again in the next step.
+        """
+        return self.preempted_priority is None or sequence.priority < self.preempted_priority

@@ -1,0 +1,124 @@
+"""What an answer has to look like: a JSON schema, a regular expression, a grammar. Free of torch and llguidance."""
+
+import json as json_module
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Literal
+
+from ..errors import InvalidRequestError
+
+Kind = Literal["json_schema", "regex", "lark"]
+
+# Beyond this a grammar takes longer to compile than the engine's other requests should wait.
+MAX_GRAMMAR_BYTES = 128 * 1024
+# What a schema may nest; the compiler's own limit is near.
+_MAX_DEPTH = 64
+_WAYS = ("json", "json_object", "regex", "choice", "grammar")
+# Bounded: a model may otherwise write nothing but blanks until its tokens are used up.
+_WHITESPACE = r"\x20|\r?\n[\x20\t]{0,20}"
+
+
+@dataclass(frozen=True)
+class GrammarSource:
+    """A grammar before it is compiled: its text, of which kind, and the compiler's options (JSON)."""
+
+    kind: Kind
+    text: str
+    options: str = "{}"
+
+
+@dataclass(frozen=True)
+class StructuredOutputsParams:
+    """Every answer follows a grammar, given in one of five ways; the names are vLLM's.
+
+    `json`: a JSON schema, as text or as an object. `json_object`: any JSON object. `regex`: the whole answer matches
+    it, in the syntax of Rust's regex crate, but digits and letters (`\\d`, `\\w`) are ASCII's. `choice`: one of these
+    texts. `grammar`: in llguidance's variant of Lark.
+
+    Between the parts of JSON a space may stand, or a line break and up to 20 blanks, unless `disable_any_whitespace`.
+
+    Raises `InvalidRequestError`. Whether a grammar can be compiled, `grammar.check_grammar` knows.
+    """
+
+    json: str | Mapping[str, Any] | None = None
+    json_object: bool | None = None
+    regex: str | None = None
+    choice: Sequence[str] | None = None
+    grammar: str | None = None
+    disable_any_whitespace: bool = False
+
+    def __post_init__(self) -> None:
+        given = [name for name in _WAYS if getattr(self, name) not in (None, False)]
+        if len(given) != 1:
+            raise _invalid(f"need exactly one of {', '.join(_WAYS)}, not {' and '.join(given) or 'none'}")
+        for field in fields(self):
+            _check_type(field.name, getattr(self, field.name))
+        if (size := len(self.source.text.encode(errors="surrogatepass"))) > MAX_GRAMMAR_BYTES:
+            raise _invalid(f"{given[0]} is {size} bytes, but at most {MAX_GRAMMAR_BYTES} are taken: make it smaller")
+
+    @cached_property
+    def source(self) -> GrammarSource:
+        """The same in the compiler's terms."""
+        if self.regex is not None:
+            return GrammarSource("regex", self.regex)
+        if self.grammar is not None:
+            return GrammarSource("lark", self.grammar)
+        if self.choice is not None:
+            # Lark's strings are JSON's.
+            return GrammarSource("lark", "start: " + " | ".join(map(json_module.dumps, self.choice)))
+        if self.disable_any_whitespace:
+            options: dict[str, Any] = {"whitespace_flexible": False}
+        else:
+            options = {"whitespace_pattern": _WHITESPACE}
+        schema = '{"type": "object"}' if self.json is None else _schema_text(self.json)
+        return GrammarSource("json_schema", schema, json_module.dumps(options))
+
+
+def _check_type(name: str, value: Any) -> None:
+    if value is None:
+        return
+    if name in ("regex", "grammar"):
+        _require(isinstance(value, str), f"{name} must be a text, not {value!r}")
+    if name in ("json_object", "disable_any_whitespace"):
+        _require(isinstance(value, bool), f"{name} must be true or false, not {value!r}")
+    if name == "choice":
+        fits = isinstance(value, Sequence) and not isinstance(value, str) and bool(value)
+        _require(fits and all(isinstance(text, str) and text for text in value), "choice must be a list of texts")
+
+
+def _schema_text(schema: str | Mapping[str, Any]) -> str:
+    """A JSON schema as text, known to be a JSON object."""
+    try:
+        value = json_module.loads(schema) if isinstance(schema, str) else schema
+        text = schema if isinstance(schema, str) else json_module.dumps(schema, ensure_ascii=False, allow_nan=False)
+    except RecursionError as error:
+        raise _too_deep() from error
+    except (ValueError, TypeError) as error:
+        raise _invalid(f"json is no JSON: {error}") from error
+    _require(isinstance(value, Mapping), "json must be a schema, that is a JSON object")
+    _check_depth(value)
+    return text
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        inner = [each for each in level if isinstance(each, Mapping | list | tuple)]
+        level = [part for each in inner for part in (each.values() if isinstance(each, Mapping) else each)]
+        if not level:
+            return
+    raise _too_deep()
+
+
+def _too_deep() -> InvalidRequestError:
+    return _invalid(f"json is nested deeper than {_MAX_DEPTH} levels: name parts of it under $defs")
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:
+        raise _invalid(message)
+
+
+def _invalid(message: str) -> InvalidRequestError:
+    return InvalidRequestError(f"structured_outputs: {message}", "structured_outputs")

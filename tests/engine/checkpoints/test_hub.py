@@ -1,0 +1,160 @@
+"""Models by Hugging Face id: what is fetched, what of it stays usable offline, and how what cannot be had is refused.
+
+In processes of their own: the library reads its environment variables when it is imported.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from huggingface_hub import constants
+
+from headrace.engine.checkpoints.hub import LocatedModel, locate_model, model_name
+from headrace.engine.errors import ModelError
+from headrace.engine.llm import LLM
+from headrace.engine.request import SamplingParams
+
+from .fake_hub import COMMIT, FakeHub, running_hub
+
+DESCRIPTION = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"}
+WEIGHTS = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
+BESIDES = {"README.md", "consolidated.safetensors", "original/params.json", "pytorch_model.bin"}
+FILES = {name: f"content of {name}".encode() for name in DESCRIPTION | WEIGHTS | BESIDES}
+LOCATE = """
+import sys
+from headrace.engine.errors import ModelError
+from headrace.engine.checkpoints.hub import locate_model
+try:
+    located = locate_model(sys.argv[1], sys.argv[2] or None, with_weights=sys.argv[3] == "True")
+    print(located.name, located.folder)
+except ModelError as error:
+    print(error)
+assert not {"torch", "transformers"} & set(sys.modules)
+"""
+
+Locate = Callable[..., str]
+
+
+@pytest.fixture
+def hub() -> Iterator[FakeHub]:
+    with running_hub(FILES) as hub:
+        yield hub
+
+
+@pytest.fixture
+def locate(hub: FakeHub, tmp_path: Path) -> Locate:
+    """Runs `locate_model` where `HF_HOME` is an empty folder at first; what it found, or its error."""
+
+    def run(model: str, revision: str = "", with_weights: bool = True, **environment: str) -> str:
+        hidden = ("HF_", "HUGGING_FACE_", "TRANSFORMERS_")
+        inherited = {name: value for name, value in os.environ.items() if not name.startswith(hidden)}
+        done = subprocess.run(
+            [sys.executable, "-c", LOCATE, model, revision, str(with_weights)],
+            env={**inherited, "HF_HOME": str(tmp_path / "home"), "HF_ENDPOINT": hub.endpoint, **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        (line,) = done.stdout.splitlines()
+        return line
+
+    return run
+
+
+def found(tmp_path: Path) -> str:
+    """What is said of the one model there is."""
+    return f"org/name@{COMMIT} {tmp_path}/home/hub/models--org--name/snapshots/{COMMIT}"
+
+
+@pytest.mark.parametrize("revision", ["", "main", "v1", COMMIT], ids=lambda revision: revision[:8] or "none")
+def test_a_revision_is_resolved_to_its_commit(locate, hub, tmp_path, revision):
+    assert locate("org/name", revision) == found(tmp_path)
+    assert set(hub.downloaded) == DESCRIPTION | WEIGHTS
+    folder = Path(found(tmp_path).partition(" ")[2])
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+        name: FILES[name] for name in DESCRIPTION | WEIGHTS
+    }
+
+
+def test_weights_come_when_they_are_wanted(locate, hub, tmp_path):
+    """Who submits a job fetches no weights, and the worker then fetches those alone."""
+    assert locate("org/name", with_weights=False) == found(tmp_path)
+    assert set(hub.downloaded) == DESCRIPTION
+    hub.downloaded.clear()
+    assert locate(f"org/name@{COMMIT}") == found(tmp_path)
+    assert set(hub.downloaded) == WEIGHTS
+
+
+def test_what_was_fetched_is_used_offline(locate, hub, tmp_path):
+    locate("org/name", with_weights=False)
+    hub.downloaded.clear()
+    assert locate("org/name", with_weights=False, HF_HUB_OFFLINE="1") == found(tmp_path)
+    assert locate("org/name", with_weights=False, HF_ENDPOINT="http://127.0.0.1:9") == found(tmp_path)
+    assert "org/name is not whole in" in locate("org/name", HF_HUB_OFFLINE="1")
+    assert hub.downloaded == []
+
+
+@pytest.mark.parametrize(
+    ("model", "environment", "words"),
+    [
+        ("org/name", {"HF_HUB_OFFLINE": "1"}, ["org/name is not whole in", "HF_HUB_OFFLINE is set"]),
+        ("org/name", {"HF_ENDPOINT": "http://127.0.0.1:9"}, ["http://127.0.0.1:9 does not answer", "name a folder"]),
+        ("org/none", {}, ["there is no folder org/none here and no model org/none on Hugging Face", "HF_TOKEN"]),
+        ("org/gated", {}, ["model org/gated is gated", "/org/gated, and set HF_TOKEN"]),
+        ("org/name@v9", {}, ["model org/name has no revision v9"]),
+        ("org/broken", {}, ["org/broken"]),
+    ],
+    ids=["offline", "away", "unknown", "gated", "revision", "broken"],
+)
+def test_what_cannot_be_had_is_refused_in_one_line(locate, hub, model, environment, words):
+    line = locate(model, **environment)
+    for word in words:
+        assert word in line, line
+    assert hub.downloaded == []
+
+
+def test_a_folder_comes_before_an_id(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert model_name("org/name") == "org/name"
+    Path("org/name").mkdir(parents=True)
+    assert model_name("org/name") == str(tmp_path / "org/name")
+    assert locate_model("org/name") == LocatedModel(str(tmp_path / "org/name"), tmp_path / "org/name")
+
+
+@pytest.mark.parametrize("path", ["model", "./org/name", "a/b/c", "/org/name", "~/name", "org/name@", "org/"])
+def test_what_is_no_id_is_a_path(tmp_path, monkeypatch, path):
+    monkeypatch.chdir(tmp_path)
+    assert model_name(path) == str(Path(path).expanduser().absolute())
+
+
+def test_a_missing_folder_is_named_with_what_would_do(tmp_path):
+    with pytest.raises(ModelError, match=rf"model folder {tmp_path}/none does not exist: name .* id \(org/name\)"):
+        locate_model(tmp_path / "none")
+
+
+def test_a_revision_stands_beside_an_id_or_in_it(tmp_path):
+    assert model_name("org/name", "v1") == model_name("org/name@v1") == model_name("org/name@v1", "v1") == "org/name@v1"
+    assert model_name("org/name", "refs/pr/3") == "org/name@refs/pr/3"
+    with pytest.raises(ModelError, match="org/name@v1 names a revision already: leave out revision v2"):
+        model_name("org/name@v1", "v2")
+    with pytest.raises(ModelError, match="revision v1 is for Hugging Face ids"):
+        model_name(tmp_path, "v1")
+
+
+def test_a_model_of_the_hub_answers_as_its_folder_does(chat_folder, tmp_path, monkeypatch):
+    snapshot = tmp_path / f"models--org--name/snapshots/{COMMIT}"
+    snapshot.parent.mkdir(parents=True)
+    snapshot.symlink_to(chat_folder)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    params = SamplingParams(temperature=0, max_tokens=5)
+    answers = [
+        LLM(model, revision=revision, num_gpu_blocks_override=16).generate("Hello", params)[0].outputs[0].token_ids
+        for model, revision in ((chat_folder, None), ("org/name", COMMIT))
+    ]
+    assert answers[0] == answers[1]

@@ -1,0 +1,92 @@
+"""How much memory the KV cache gets: the arithmetic, and the step that is measured. The GPU itself is not at hand."""
+
+import json
+
+import pytest
+import torch
+
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.config import EngineConfig
+from headrace.engine.errors import ConfigError
+from headrace.engine.execution.memory_budget import LargestStep, MemoryUse, fitting, graph_bytes, stated_num_blocks
+from headrace.engine.kv_cache.block_pool import NULL_BLOCK
+from headrace.engine.kv_cache.kv_memory import kv_shape, zeros
+from headrace.engine.models import load_model
+
+from ..families import FAMILIES
+
+GIB = 2**30
+USE = MemoryUse(total=80 * GIB, peak=20 * GIB, graphs=1 * GIB, others=2 * GIB)
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def test_the_kv_cache_gets_what_nobody_else_needs():
+    assert USE.left_for_kv(0.9, 1) == 72 * GIB - 23 * GIB
+    assert USE.left_for_kv(0.5, 1) == 17 * GIB
+
+
+def test_too_little_says_how_much_is_needed_and_what_helps():
+    with pytest.raises(ConfigError) as error:
+        USE.left_for_kv(0.25, GIB)
+    said = str(error.value)
+    assert "gpu_memory_utilization=0.25 of 80.00 GiB leaves 0.00 GiB for the KV cache, which needs 1.00 GiB" in said
+    assert "weights and the largest step take 20.00 GiB" in said
+    assert "other processes and the driver 2.00 GiB, 24.00 GiB together" in said
+    assert all(option in said for option in ("max_num_batched_tokens", "max_num_seqs", "enforce_eager", "quantised"))
+    assert USE.left_for_kv(0.3, GIB) == GIB
+
+
+def test_graphs_take_memory_by_their_largest_size_unless_there_are_none():
+    config = EngineConfig(max_num_batched_tokens=1024, cuda_graph_sizes=[1, 256])
+    pool = graph_bytes(config, 0, 4 * GIB)
+    assert pool == GIB
+    assert graph_bytes(config, 32, 4 * GIB) > pool
+    assert graph_bytes(EngineConfig(enforce_eager=True), 32, 4 * GIB) == 0
+
+
+def test_out_of_memory_at_the_start_is_an_option_to_change():
+    with (
+        pytest.raises(ConfigError, match=r"the model does not fit .* \(CUDA out of memory\. Tried"),
+        fitting("the model"),
+    ):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB.\nSee documentation")
+
+
+@pytest.fixture(scope="module")
+def model_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
+    folder = tmp_path_factory.mktemp("model")
+    FAMILIES["llama"].save_pretrained(folder)
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    return ModelConfig.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "on_cpu", "on_gpu"),
+    [
+        ({}, True, False),
+        ({"kv_cache_memory_bytes": 2**20}, True, True),
+        ({"num_gpu_blocks_override": 7}, True, True),
+    ],
+    ids=["nothing", "bytes", "blocks"],
+)
+def test_only_on_a_gpu_and_where_nothing_is_said_memory_is_measured(options, on_cpu, on_gpu, model_config):
+    config = EngineConfig(**options)
+    for device, is_stated in ((CPU, on_cpu), (GPU, on_gpu)):
+        assert (stated_num_blocks(model_config, config, torch.float32, device) is not None) == is_stated
+
+
+@pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens"), [(3, 10), (8, 5), (2, 10_000)])
+def test_the_largest_step_is_as_large_as_the_limits_allow(max_num_seqs, max_num_batched_tokens, model_config):
+    """And its cache of two blocks is enough, the first of which nothing is written to."""
+    config = EngineConfig(
+        max_num_seqs=max_num_seqs, max_num_batched_tokens=max_num_batched_tokens, max_model_len=40, load_format="dummy"
+    )
+    step = LargestStep.of(config, 40, CPU)
+    num_seqs = min(max_num_seqs, max_num_batched_tokens)
+    assert len(step.token_ids) == min(max_num_batched_tokens, num_seqs * 40)
+    kv_cache = zeros(kv_shape(model_config, NULL_BLOCK + 2, config.block_size), torch.float32, CPU)
+    tokens = step.compute(load_model(model_config, config, torch.float32, CPU), kv_cache)
+    assert len(tokens) == num_seqs
+    assert not kv_cache[:, :, NULL_BLOCK].any()
+    assert kv_cache[:, :, NULL_BLOCK + 1].any()

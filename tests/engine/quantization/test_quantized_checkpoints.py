@@ -1,0 +1,372 @@
+"""Quantised checkpoints answer as what their weights stand for does, and what cannot be read is named."""
+
+import json
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from transformers import LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
+
+from headrace import LLM, SamplingParams
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.errors import ConfigError, ModelError
+from headrace.kernels.native import native_library
+
+from ..conftest import save_random_model
+from .quantized_formats import FP8, Tensors, Writer, awq, gptq, packed, scaled
+
+# Sizes that are multiples of eight, which words hold, and not of blocks or, but for the hidden size, of groups.
+SIZES: dict[str, Any] = {
+    "vocab_size": 96,
+    "hidden_size": 64,
+    "intermediate_size": 168,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 128,
+    "initializer_range": 0.3,
+}
+FAMILIES = {
+    "llama": LlamaConfig(**SIZES),
+    "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2),
+    "phi3": Phi3Config(**SIZES, pad_token_id=0, eos_token_id=1),
+}
+PROMPTS = [[5, 6, 7], [9] * 20, list(range(1, 40))]
+LAYERS = r"model\.layers\..*(proj|experts\.\d+\.w\d)$"
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
+AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
+INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "actorder": None}
+BYTE = {"num_bits": 8, "type": "float", "symmetric": True, "strategy": "channel", "dynamic": False}
+
+
+def compressed(form: str, weights: dict[str, Any], ignore: list[str], **changes: Any) -> dict[str, Any]:
+    inputs = (
+        None if form == "pack-quantized" else {**BYTE, "type": weights["type"], "strategy": "token", "dynamic": True}
+    )
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": inputs, "output_activations": None}
+    return {
+        "quant_method": "compressed-tensors",
+        "format": form,
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": group},
+        "ignore": ignore,
+        "kv_cache_scheme": None,
+        **changes,
+    }
+
+
+HEAD = ["lm_head"]
+# The family, the writer, quantization_config, and which modules it is for.
+FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
+    "gptq": ("llama", gptq(32), GPTQ, LAYERS),
+    "gptq of a tied model with biases": ("qwen2", gptq(32, with_index=False), GPTQ, LAYERS),
+    "gptq with zeros": ("llama", gptq(64, False), {**GPTQ, "group_size": 64, "sym": False}, LAYERS),
+    "gptq in any order": (
+        "llama",
+        gptq(32, False, desc_act=True),
+        {**GPTQ, "group_size": 32, "sym": False, "desc_act": True},
+        LAYERS,
+    ),
+    "gptq of whole rows, second format": (
+        "llama",
+        gptq(-1, False, less_one=0),
+        {**GPTQ, "group_size": -1, "sym": False, "desc_act": True, "checkpoint_format": "gptq_v2"},
+        LAYERS,
+    ),
+    "gptq that says the wrong format": ("llama", gptq(32, less_one=0), {**GPTQ, "checkpoint_format": "gptq"}, LAYERS),
+    "gptq with its head": ("llama", gptq(32), {**GPTQ, "lm_head": True}, rf"{LAYERS}|lm_head$"),
+    "gptq without a layer": (
+        "llama",
+        gptq(32),
+        {**GPTQ, "dynamic": {r"-:model\.layers\.1\.": {}}},
+        r"model\.layers\.0\..*proj$",
+    ),
+    "gptq of some modules": (
+        "llama",
+        gptq(32),
+        {**GPTQ, "modules_in_block_to_quantize": [["mlp.up_proj", "mlp.gate_proj"], ["mlp.down_proj"]]},
+        r".*mlp\..*_proj$",
+    ),
+    "gptq of fused projections": ("phi3", gptq(32), GPTQ, LAYERS),
+    "awq": ("llama", awq(32), AWQ, LAYERS),
+    "awq of experts": ("mixtral", awq(32), {**AWQ, "modules_to_not_convert": ["gate"]}, LAYERS),
+    "fp8": (
+        "llama",
+        scaled(FP8, "tensor", input_scale=torch.tensor(0.5)),
+        {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["model.layers.0.mlp.down_proj"]},
+        r"model\.layers\.(?!0\.mlp\.down).*proj$",
+    ),
+    "fp8 in blocks": (
+        "llama",
+        scaled(FP8, "block", "weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+        LAYERS,
+    ),
+    "compressed int4": ("llama", packed(32, True), compressed("pack-quantized", INT4, HEAD), LAYERS),
+    "compressed int4 with zeros": (
+        "qwen2",
+        packed(None, False),
+        compressed("pack-quantized", {**INT4, "symmetric": False, "strategy": "channel", "group_size": None}, HEAD),
+        LAYERS,
+    ),
+    "compressed int4 in any order": (
+        "mixtral",
+        packed(32, True, with_order=True),
+        compressed("pack-quantized", {**INT4, "actorder": "group"}, [*HEAD, "re:.*gate$"]),
+        LAYERS,
+    ),
+    "compressed int4 with its head": (
+        "llama",
+        packed(32, False),
+        compressed("pack-quantized", {**INT4, "symmetric": False}, [r"re:.*layers\.0\..*"]),
+        r"model\.layers\.1\..*proj$|lm_head$",
+    ),
+    "compressed fp8": ("llama", scaled(FP8, "channel"), compressed("float-quantized", BYTE, HEAD), LAYERS),
+    "compressed fp8 in blocks": (
+        "llama",
+        scaled(FP8, "block", block=64),
+        compressed("float-quantized", {**BYTE, "strategy": "block", "block_structure": [64, 64]}, HEAD),
+        LAYERS,
+    ),
+    "compressed int8": (
+        "llama",
+        scaled(torch.int8, "channel"),
+        compressed("int-quantized", {**BYTE, "type": "int"}, HEAD),
+        LAYERS,
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Makes a random model of a family, once."""
+
+    @cache
+    def make(family: str) -> Path:
+        folder = tmp_path_factory.mktemp(family)
+        save_random_model(FAMILIES[family], folder)
+        return folder
+
+    return make
+
+
+def write(folder: Path, tensors: Tensors, quantization: dict[str, Any] | None) -> Path:
+    """A copy of a model with other tensors."""
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    save_file(tensors, folder / "model.safetensors")
+    return folder
+
+
+@pytest.fixture
+def pair(base: Callable[[str], Path], tmp_path: Path) -> Callable[[str], tuple[Path, Path]]:
+    """Writes a checkpoint in one of the formats, and one with the weights that it stands for."""
+
+    def make(name: str) -> tuple[Path, Path]:
+        family, writer, quantization, modules = FORMATS[name]
+        quantized: Tensors = {}
+        plain: Tensors = {}
+        for tensor_name, tensor in load_file(base(family) / "model.safetensors").items():
+            module = tensor_name.removesuffix(".weight")
+            if re.match(modules, module) and tensor.ndim == 2:
+                parts, plain[tensor_name] = writer(tensor)
+                quantized.update({f"{module}.{suffix}": part for suffix, part in parts.items()})
+            else:
+                plain[tensor_name] = quantized[tensor_name] = tensor
+        assert len(quantized) > len(plain)
+        folders = [Path(copytree(base(family), tmp_path / kind)) for kind in ("quantized", "plain")]
+        return write(folders[0], quantized, quantization), write(folders[1], plain, None)
+
+    return make
+
+
+def load(folder: Path, dtype: str = "float32", **options: Any) -> LLM:
+    return LLM(folder, skip_tokenizer_init=True, dtype=dtype, num_gpu_blocks_override=32, **options)
+
+
+def greedy(folder: Path, **options: Any) -> list[Any]:
+    params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
+    outputs = load(folder, **options).generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+    return [output.outputs[0].token_ids for output in outputs]
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_the_tokens_are_those_of_the_weights(name, pair):
+    quantized, plain = pair(name)
+    # In float16 int8 weights are dequantised too; in float32 their activations may be quantised.
+    dtype = "float16" if name == "compressed int8" else "float32"
+    assert greedy(quantized, dtype=dtype) == greedy(plain, dtype=dtype)
+
+
+def test_they_are_not_those_of_the_weights_before(pair, base):
+    assert greedy(pair("gptq")[0]) != greedy(base("llama"))
+
+
+@pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")
+def test_int8_is_multiplied_in_int8_and_stays_near(pair):
+    exact, rounded = (prompt_logprobs(folder) for folder in reversed(pair("compressed int8")))
+    error = (exact - rounded).std() / exact.std()
+    assert 0 < error < 0.15
+
+
+def prompt_logprobs(folder: Path) -> Tensor:
+    params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
+    output = load(folder).generate([{"prompt_token_ids": PROMPTS[2]}], params)[0]
+    found = zip(PROMPTS[2], output.prompt_logprobs or [], strict=True)
+    return torch.tensor([each[token].logprob for token, each in found if each is not None])
+
+
+@pytest.mark.parametrize(
+    "name", ["gptq in any order", "awq of experts", "compressed int4 with zeros", "fp8", "compressed int8"]
+)
+def test_random_weights_need_no_checkpoint(name, pair):
+    folder, _ = pair(name)
+    (folder / "model.safetensors").unlink()
+    tokens = greedy(folder, load_format="dummy")
+    assert tokens == greedy(folder, load_format="dummy")
+    assert len({token for each in tokens for token in each}) > 5
+
+
+QUERY = "model.layers.0.self_attn.q_proj"
+DAMAGES: dict[str, tuple[str, Callable[[Tensors], Any], str]] = {
+    "a missing tensor": ("gptq", lambda t: t.pop(f"{QUERY}.qzeros"), f"lacks the tensor {QUERY}.qzeros"),
+    "an order that is missing": (
+        "gptq in any order",
+        lambda t: t.pop(f"{QUERY}.g_idx"),
+        f"lacks the tensor {QUERY}.g_idx",
+    ),
+    "groups of other sizes": (
+        "gptq in any order",
+        lambda t: t[f"{QUERY}.g_idx"].fill_(0),
+        f"{QUERY}: g_idx does not put 32 inputs into each group",
+    ),
+    "orders that differ": (
+        "gptq in any order",
+        lambda t: t.update({f"{QUERY}.g_idx": t[f"{QUERY}.g_idx"].flip(0).contiguous()}),
+        "g_idx differs between model.layers.0.self_attn.q_proj, ",
+    ),
+    "a group size that is another": (
+        "awq",
+        lambda t: t.update({f"{QUERY}.scales": t[f"{QUERY}.scales"][:1].clone()}),
+        rf"tensor {QUERY}.scales in .* has shape \(1, 64\); config.json asks for \(2, 64\)",
+    ),
+    "a weight that is not quantised": (
+        "fp8",
+        lambda t: t.update({f"{QUERY}.weight": t[f"{QUERY}.weight"].bfloat16()}),
+        f"tensor {QUERY}.weight in .* has dtype bfloat16; quantization_config in config.json asks for float8_e4m3fn",
+    ),
+    "a weight that is quantised where none should be": (
+        "fp8",
+        lambda t: t.update({"lm_head.weight": t["lm_head.weight"].to(FP8)}),
+        "tensor lm_head.weight in .* has dtype float8_e4m3fn; .* asks for float32",
+    ),
+    "another shape": (
+        "compressed int4",
+        lambda t: t[f"{QUERY}.weight_shape"].add_(1),
+        rf"{QUERY}: weight_shape is \(65, 65\); config.json asks for \(64, 64\)",
+    ),
+    "a tensor too many": (
+        "awq",
+        lambda t: t.update({f"{QUERY}.weight": torch.ones(3)}),
+        f"holds a tensor {QUERY}.weight",
+    ),
+}
+
+
+@pytest.mark.parametrize(("name", "damage", "message"), DAMAGES.values(), ids=DAMAGES)
+def test_what_does_not_fit_is_named(name, damage, message, pair):
+    folder, _ = pair(name)
+    tensors = load_file(folder / "model.safetensors")
+    damage(tensors)
+    save_file(tensors, folder / "model.safetensors")
+    with pytest.raises(ModelError, match=message):
+        load(folder)
+
+
+INT8_GROUP = compressed("int-quantized", {**BYTE, "type": "int"}, HEAD)["config_groups"]["group_0"]
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "method": (
+        {"quant_method": "bitsandbytes"},
+        "quant_method is 'bitsandbytes'; supported: gptq, awq, fp8, compressed",
+    ),
+    "no method": ({"bits": 4}, "quant_method is None; supported: gptq"),
+    "gptq bits": ({**GPTQ, "bits": 8}, "quantization_config (gptq): bits is 8; supported: 4"),
+    "no bits": ({"quant_method": "gptq"}, "bits is None; supported: 4"),
+    "gptq format": ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format is 'marlin'; supported: gptq, gptq_v2"),
+    "group size": ({**GPTQ, "group_size": 16}, "group_size is 16; supported: multiples of 32, or -1"),
+    "dynamic": ({**GPTQ, "dynamic": {"+:.*": {"bits": 8}}}, "dynamic has the rule '+:.*'; supported: rules that leave"),
+    "awq version": ({**AWQ, "version": "gemv"}, "version is 'gemv'; supported: gemm, GEMM"),
+    "awq zeros": ({**AWQ, "zero_point": False}, "zero_point is False; supported: True"),
+    "fp8 kind": ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt is 'e5m2'; supported: e4m3"),
+    "wide int4": (
+        compressed("pack-quantized", {**INT4, "num_bits": 8}, HEAD),
+        "config_groups.group_0 has the format pack-quantized, 8-bit int weights and no input_activations; supported: ",
+    ),
+    "weights alone": (
+        compressed(
+            "int-quantized",
+            {**BYTE, "type": "int"},
+            HEAD,
+            config_groups={"g": {**INT8_GROUP, "input_activations": None}},
+        ),
+        "config_groups.g has the format int-quantized, 8-bit int weights and no input_activations",
+    ),
+    "mixed bytes": (
+        compressed("float-quantized", BYTE, HEAD, config_groups={"g": {**INT8_GROUP, "weights": BYTE}}),
+        "8-bit float weights and input_activations; supported",
+    ),
+    "strategy": (
+        compressed("pack-quantized", {**INT4, "strategy": "tensor_group"}, HEAD),
+        "config_groups.group_0.weights.strategy is 'tensor_group'; supported: group, channel",
+    ),
+    "asymmetric int8": (
+        compressed("int-quantized", {**BYTE, "type": "int", "symmetric": False}, HEAD),
+        "config_groups.group_0.weights.symmetric is false for 8 bits; supported: true",
+    ),
+    "sparsity": (
+        compressed("float-quantized", BYTE, HEAD, sparsity_config={"format": "sparse-24-bitmask"}),
+        "sparsity_config.format is 'sparse-24-bitmask'; supported: dense",
+    ),
+    "a missing field": ({"quant_method": "compressed-tensors", "format": "x"}, "has no field 'config_groups'"),
+    "a list that is none": ({**AWQ, "modules_to_not_convert": "gate"}, "field of the wrong kind: 'gate' is no list"),
+    "a pattern that is none": (compressed("pack-quantized", INT4, ["re:("]), "has a field of the wrong kind"),
+}
+
+
+@pytest.mark.parametrize(("quantization", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_read_is_refused_at_the_config(quantization, message, base, tmp_path):
+    folder = Path(copytree(base("llama"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "quantization_config": quantization}))
+    with pytest.raises(ModelError, match=re.escape(message)):
+        ModelConfig.from_pretrained(folder)
+
+
+def test_modules_that_become_one_must_be_quantised_alike(pair):
+    folder, _ = pair("compressed int4")
+    config = json.loads((folder / "config.json").read_text())
+    config["quantization_config"]["ignore"].append("model.layers.0.self_attn.k_proj")
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ModelError, match="in different ways; they are multiplied as one and must be alike"):
+        load(folder)
+
+
+def test_sizes_that_words_do_not_hold(base, tmp_path):
+    folder = Path(copytree(base("llama"), tmp_path / "model"))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "intermediate_size": 101, "quantization_config": AWQ}))
+    with pytest.raises(ModelError, match=r"mlp\.gate_proj: out_features 101 is no multiple of 8"):
+        load(folder)
+
+
+def test_a_quantised_checkpoint_is_not_quantised_again(pair):
+    with pytest.raises(ConfigError, match=r"the checkpoint's are quantised \(awq\): leave it out"):
+        load(pair("awq")[0], quantization="int8")

@@ -1,0 +1,126 @@
+"""Text to ids and back, and chats to prompts, as transformers does it."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+
+import pytest
+from transformers import AutoTokenizer
+
+from headrace.engine.errors import InvalidRequestError, ModelError
+from headrace.engine.text.tokenizer import Tokenizer
+
+TEXTS = ["plain", "  spaces  and\n\nlines\t", "naïve café 😀 漢字", "", "</s> inside <s>"]
+CHATS = [
+    [{"role": "user", "content": "hello"}],
+    [{"role": "system", "content": "  be brief "}, {"role": "user", "content": "hé\n"}],
+    [
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "user", "content": "three"},
+    ],
+]
+
+
+@pytest.fixture
+def folder(tmp_path, chat_folder) -> Path:
+    """A copy of the model folder to break."""
+    return Path(copytree(chat_folder, tmp_path / "model"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(chat_folder) -> Tokenizer:
+    return Tokenizer.from_pretrained(chat_folder)
+
+
+@pytest.fixture(scope="module")
+def oracle(chat_folder):
+    return AutoTokenizer.from_pretrained(chat_folder)
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_encoding_is_transformers(tokenizer, oracle, text):
+    for special in (True, False):
+        assert tokenizer.encode(text, add_special_tokens=special) == oracle.encode(text, add_special_tokens=special)
+
+
+def test_a_batch_is_encoded_as_its_texts_are(tokenizer):
+    assert tokenizer.encode_batch(TEXTS) == [tokenizer.encode(text) for text in TEXTS]
+    assert tokenizer.encode_batch([]) == []
+
+
+@pytest.mark.parametrize("text", TEXTS[:-1])
+def test_decoding_gives_the_text_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert tokenizer.decode_batch([tokenizer.encode(text)]) == [text]
+
+
+def test_special_tokens_are_left_out_of_the_text(tokenizer, oracle):
+    ids = tokenizer.encode("</s> inside <s>")
+    assert {0, 1} <= set(ids)
+    assert tokenizer.decode(ids) == oracle.decode(ids, skip_special_tokens=True) == " inside "
+
+
+@pytest.mark.parametrize("chat", CHATS, ids=["user", "system", "turns"])
+def test_chats_are_rendered_as_transformers_does(tokenizer, oracle, chat):
+    rendered = tokenizer.apply_chat_template(chat)
+    assert rendered == oracle.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+    ids = oracle.apply_chat_template(chat, add_generation_prompt=True, return_dict=False)
+    assert tokenizer.encode(rendered, add_special_tokens=False) == ids
+
+
+def test_the_template_may_stand_in_tokenizer_config(folder, tokenizer):
+    source = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    file = folder / "tokenizer_config.json"
+    config = json.loads(file.read_text())
+    for spelling in (source, [{"name": "other", "template": "x"}, {"name": "default", "template": source}]):
+        file.write_text(json.dumps({**config, "chat_template": spelling, "bos_token": {"content": "<s>"}}))
+        rendered = Tokenizer.from_pretrained(folder).apply_chat_template(CHATS[1])
+        assert rendered == tokenizer.apply_chat_template(CHATS[1])
+
+
+def test_a_model_without_a_template(folder):
+    (folder / "chat_template.jinja").unlink()
+    tokenizer = Tokenizer.from_pretrained(folder)
+    assert not tokenizer.has_chat_template
+    with pytest.raises(ModelError, match="no chat template: use plain prompts"):
+        tokenizer.apply_chat_template(CHATS[0])
+
+
+def test_a_template_that_is_no_text(folder):
+    (folder / "chat_template.jinja").unlink()
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": [{"name": "default", "template": 5}]}))
+    with pytest.raises(ModelError, match="malformed chat template: it must be a text, not 5"):
+        Tokenizer.from_pretrained(folder).apply_chat_template(CHATS[0])
+
+
+@pytest.mark.parametrize(
+    ("chat", "message"),
+    [
+        ([{"role": "tool", "content": "x"}], "no tools here"),
+        ([{"content": "no role"}], "do not fit the model's chat template"),
+    ],
+)
+def test_messages_the_template_refuses(tokenizer, chat, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        tokenizer.apply_chat_template(chat)
+
+
+def test_a_template_cannot_reach_into_the_process(folder):
+    (folder / "chat_template.jinja").write_text("{{ messages.__class__.__mro__ }}")
+    with pytest.raises(InvalidRequestError):
+        Tokenizer.from_pretrained(folder).apply_chat_template(CHATS[0])
+
+
+def test_a_missing_tokenizer(folder):
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ModelError, match=r"has no tokenizer\.json"):
+        Tokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json"])
+def test_a_broken_tokenizer(folder, name):
+    (folder / name).write_text('{"model": ')
+    with pytest.raises(ModelError, match=name):
+        Tokenizer.from_pretrained(folder)
