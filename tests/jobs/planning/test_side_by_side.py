@@ -5,7 +5,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Self
 
@@ -65,13 +65,13 @@ def test_helpers_plan_as_one_process_does(recipe, monkeypatch):
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
 def test_batches_of_a_lost_helper_are_planned_here(recipe, monkeypatch, fate):
     monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 0)
-    # Long for those that end: only of one that hangs is it waited for.
-    monkeypatch.setattr(side_by_side, "_PATIENCE_SECONDS", 0.5 if fate is signal.SIGSTOP else 60.0)
+    # Long until one hangs: a slow one is waited for.
+    monkeypatch.setattr(side_by_side, "_PATIENCE_SECONDS", 60.0)
     monkeypatch.setattr(side_by_side, "num_cores", lambda: 2)
     helpers: list[DoomedHelper] = []
 
     def doomed(recipe: Recipe) -> DoomedHelper:
-        helpers.append(DoomedHelper(recipe, fate))
+        helpers.append(DoomedHelper(recipe, fate, lambda: monkeypatch.setattr(side_by_side, "_PATIENCE_SECONDS", 0.5)))
         return helpers[-1]
 
     monkeypatch.setattr(side_by_side, "BatchHelper", doomed)
@@ -92,8 +92,9 @@ def test_results_come_in_order_when_the_last_ones_are_late(recipe, monkeypatch):
 
     def halting_it_before_the_last() -> Iterator[list[InputRow]]:
         for number, rows in enumerate(batches()):
-            # So few that none has to be waited for before the input ends.
+            # So few, with none before them, that none has to be waited for before the input ends.
             if number == NUM_BATCHES - 5:
+                wait_until(lambda: all(batch.done() for batch in helpers[0]._open), "it has nothing to do")
                 os.kill(helpers[0]._process.pid, signal.SIGSTOP)
             yield rows
         os.kill(helpers[0]._process.pid, signal.SIGCONT)
@@ -115,16 +116,18 @@ class ReadyHelper(BatchHelper):
 class DoomedHelper(ReadyHelper):
     """Gets a signal before its second batch, and is sent that all the same."""
 
-    def __init__(self, recipe: Recipe, fate: signal.Signals) -> None:
+    def __init__(self, recipe: Recipe, fate: signal.Signals, on_hang: Callable[[], None]) -> None:
         super().__init__(recipe)
-        self._fate = fate
+        self._fate, self._on_hang = fate, on_hang
         self.num_begun = 0
 
     def plan(self, rows):
         self.num_begun += 1
         if self.num_begun == 2:
             os.kill(self._process.pid, self._fate)
-            if self._fate is not signal.SIGSTOP:
+            if self._fate is signal.SIGSTOP:
+                self._on_hang()
+            else:
                 self._process.wait()
         return super().plan(rows)
 
