@@ -21,10 +21,12 @@ from headrace.kernels.linear.quantized_reference import (
 from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
 from headrace.kernels.norm_rotary.triton import add_rms_norm_triton
 from headrace.kernels.paged_attention import AttentionMetadata, paged_attention_reference
+from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
+from headrace.kernels.paged_attention.planning import plan_attention
 from headrace.kernels.paged_attention.prefix_groups import Gate
 from headrace.kernels.paged_attention.static_plans import StaticPlans
-from headrace.kernels.paged_attention.triton import AttentionShape, attend_planned, plan_attention
+from headrace.kernels.paged_attention.triton import attend_planned
 from headrace.kernels.sampling.triton import likeliest_tokens_triton, sample_tokens_triton
 
 BLOCK_SIZE = 16

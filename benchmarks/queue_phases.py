@@ -103,7 +103,7 @@ def _answered(
         for answer in answers:
             batch.record(answer)
         table = batch.take_finished()
-    name = part_file_name(claim.shard_number, claim.attempt_id, 0)
+    name = part_file_name(claim.job_id, claim.shard_number, claim.attempt_id, 0)
     with timed("write and sync parts"):
         LocalFolder(output).write_part(name, table)
     with timed("commit"):

@@ -7,25 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from traceback import clear_frames
 
-from .admission import Admission, resolve_max_model_len
 from .checkpoints.model_config import ModelConfig
 from .config import EngineConfig
 from .errors import one_line
 from .execution.model_runner import ModelRunner
 from .execution.out_of_memory import is_out_of_memory, release_cached_memory
 from .execution.runner import Runner
-from .in_flight import StepInFlight
 from .kv_cache.block_pool import BlockPool
 from .kv_cache.prefix_cache import PrefixCache, hash_blocks
 from .kv_cache.swap import SwapSpace
 from .request import Request, RequestEvent
-from .sampling.step_result import StepResult
 from .scheduling.block_tables import BlockTables
 from .scheduling.scheduler import Scheduler
 from .scheduling.step_plan import StepPlan
-from .served_requests import ServedRequests
-from .step_events import StepEvents
-from .step_launcher import StepLauncher
+from .serving.admission import Admission, resolve_max_model_len
+from .serving.served_requests import ServedRequests
+from .steps.in_flight import StepInFlight
+from .steps.step_events import StepEvents
+from .steps.step_launcher import StepLauncher
+from .steps.step_result import StepResult
 
 logger = logging.getLogger(__name__)
 

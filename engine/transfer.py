@@ -34,8 +34,8 @@ class Readback:
         self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
         self._event.record()
 
-    def wait(self) -> list[list[Any]]:
+    def wait(self) -> list[NDArray[Any]]:
         """The tensors' values, once they are there; the host sleeps or spins until then."""
         if self._event is not None:
             self._event.synchronize()
-        return [copy.tolist() for copy in self._copies]
+        return [copy.numpy() for copy in self._copies]

@@ -3,65 +3,35 @@
 import json
 import tempfile
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Self
-
-from celery import Celery
+from typing import Any
 
 from ..engine.checkpoints.hub import model_name
 from ..storage.output_address import open_folder
 from ..storage.output_dir import OutputMode
 from ..storage.readers import InputSource, open_input
 from ..storage.sinks import DEFAULT_TABLE, SinkSpec
-from .celery_app import create_app, send_shards, shard_queue
-from .embedded.valkey import redis_urls
+from .celery_app import shard_queue
+from .connections import Connections
 from .errors import SpecError
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
 from .live.asking import Generated, LiveStreams, Messages, is_request, new_request
 from .live.requests import LiveRequests
-from .local_worker import LocalWorker
-from .open_ledger import open_ledger
 from .planning.producer import NO_TERMS, Producer, Terms
 from .precision import Precision
-from .presence import WorkerPresence
 from .row_events import RowEvents, StoredRow, StoredRows
 from .schemas import JobSpec
-from .settings import Settings
 from .streams.events import StreamEvent
 from .streams.reader import afollow
 from .streams.row_watch import RowWatch
 from .webhooks import parse_webhook
 
 
-class Client:
-    """Talks to the ledger and to Redis, the embedded ones unless configured. A context manager.
-
-    `settings` default to the environment's (`HEADRACE_*`). Raises `SettingsError`, `EmbeddedValkeyError` or
-    `LedgerError`.
-    """
-
-    def __init__(self, settings: Settings | None = None) -> None:
-        self.settings = settings or Settings.from_environment()
-        self._stack = ExitStack()
-        with ExitStack() as stack:
-            self.ledger = stack.enter_context(open_ledger(self.settings))
-            self._redis = stack.enter_context(redis_urls(self.settings))
-            self._presence = stack.enter_context(WorkerPresence(self._redis.redis))
-            self._app = create_app(self._redis.broker)
-            stack.callback(self._app.close)
-            self._stack = stack.pop_all()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        self._stack.close()
+class Client(Connections):
+    """Submits jobs and asks for answers. A context manager; its settings and errors are those of `Connections`."""
 
     def submit(
         self,
@@ -151,25 +121,6 @@ class Client:
         producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows)
         return Job(self, producer.submit(source, spec, open_folder(output), mode, job_id, terms))
 
-    @property
-    def redis_url(self) -> str:
-        return self._redis.redis
-
-    @property
-    def celery(self) -> Celery:
-        """The application that rings for workers."""
-        return self._app
-
-    @property
-    def jobs_folder(self) -> Path:
-        """Where the jobs' spools are."""
-        return self.settings.data_dir / "jobs"
-
-    def ring(self, job: Job, shard_ids: Sequence[str]) -> None:
-        """Send workers a message for each of these shards of a job. Raises kombu's `OperationalError`."""
-        self.ensure_redis()
-        send_shards(self._app, job.record.queue, shard_ids)
-
     @contextmanager
     def rows_file(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
         """Rows as a JSONL file, for as long as it takes to submit them."""
@@ -189,18 +140,6 @@ class Client:
     def jobs(self, limit: int = 20) -> list[Job]:
         """The newest first."""
         return [Job(self, record) for record in self.ledger.jobs(limit)]
-
-    def local_worker(self, job: Job, options: Sequence[str] = ()) -> LocalWorker:
-        """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
-        spec = job.spec
-        return self._worker_for(job.record.queue, spec.model, spec.precision, options, job.id)
-
-    def _worker_for(
-        self, queue: str, model: str, precision: Precision, options: Sequence[str], name: str
-    ) -> LocalWorker:
-        log = self.settings.data_dir / "logs" / f"worker-{name}.log"
-        command = ["--model", model, *precision.worker_options, *options]
-        return LocalWorker(self._presence, queue, command, log, self.settings.environment())
 
     @cached_property
     def live(self) -> LiveRequests:
@@ -235,14 +174,15 @@ class Client:
         self.live.submit(request)
         precision = Precision(**{name: options[name] for name in Precision._fields if name in options})
         queue = shard_queue(request.model, *precision)
-        with self._worker_for(queue, request.model, precision, (), request.id) as worker:
+        with self.worker_for(queue, request.model, precision, (), request.id) as worker:
             return self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
 
     def stream(self, stream_id: str, after: int = 0) -> Iterator[StreamEvent]:
         """The tokens of an answer as they come: of a request, of its sample k (`ID/k`) or of a job's row (`JOB/ROW`).
 
         Begins after the token `after` and ends with the answer; of a row that is stored by now its text comes at once.
-        Raises `UnknownRequest`, `UnknownJob`, `SpecError` when the job has no such row.
+        Raises `UnknownRequest`, `UnknownJob`, `SpecError` when the job has no such row, and `GenerationError` when no
+        worker has taken the request in time, or the answer has ended and Redis has lost its end (`stream_lost`).
         """
         if is_request(stream_id):
             return self._streams.follow(stream_id, after)
@@ -266,20 +206,3 @@ class Client:
     @cached_property
     def _row_watch(self) -> RowWatch:
         return self._stack.enter_context(RowWatch(self._redis.redis))
-
-    def ensure_redis(self) -> None:
-        """Bring the embedded server back should it be gone."""
-        self._redis.ensure()
-
-    def ping_redis(self) -> None:
-        """Raises redis' errors, or `EmbeddedValkeyError`, unless Redis answers."""
-        self.ensure_redis()
-        self._presence.ping()
-
-    def ping_ledger(self) -> None:
-        """Raises `LedgerError` unless the database answers."""
-        self.ledger.jobs(limit=1)
-
-    def is_served(self, job: Job) -> bool:
-        """Whether a worker that has loaded its model listens to the job's queue."""
-        return self._presence.is_served(job.record.queue)

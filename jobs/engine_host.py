@@ -21,8 +21,8 @@ NO_LOGPROBS: Mapping[str, Sequence[TokenLogprobs]] = MappingProxyType({})
 class Answer(NamedTuple):
     """A request's whole answer, with what it was resumed from. The choice fields are None where it had no choices.
 
-    `logprobs`: one for each token, where the request asked for them. (A tuple, as
-    thousands of them are made at a time.)
+    `logprobs`: one for each token, where the request asked for them; `prompt_logprobs`: as `RequestEvent` has them.
+    (A tuple, as thousands of them are made at a time.)
     """
 
     request_id: str
@@ -32,6 +32,7 @@ class Answer(NamedTuple):
     choice_index: int | None
     choice_probabilities: tuple[float, ...] | None
     logprobs: tuple[TokenLogprobs, ...] = ()
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +67,7 @@ class _Pending:
     on_tokens: TokenSink | None = None
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
 
 class EngineHost:
@@ -210,7 +212,14 @@ class EngineHost:
         if pending is None:
             return
         if pending.token_ids:
-            on_tokens(RequestEvent(request_id, tuple(pending.token_ids), logprobs=tuple(pending.logprobs)))
+            on_tokens(
+                RequestEvent(
+                    request_id,
+                    tuple(pending.token_ids),
+                    logprobs=tuple(pending.logprobs),
+                    prompt_logprobs=pending.prompt_logprobs,
+                )
+            )
         pending.sink, pending.on_tokens = _both(_one_by_one(sink), pending.sink), on_tokens
 
     def _abort(self, request_ids: list[str]) -> None:
@@ -239,6 +248,8 @@ class EngineHost:
         pending.token_ids += event.new_token_ids
         if event.logprobs:
             pending.logprobs += event.logprobs
+        if event.prompt_logprobs is not None:
+            pending.prompt_logprobs = event.prompt_logprobs
         if pending.on_tokens is not None and event.new_token_ids:
             pending.on_tokens(event)
         if event.finish_reason is None:
@@ -252,6 +263,7 @@ class EngineHost:
             event.choice_index,
             event.choice_probabilities,
             tuple(pending.logprobs),
+            pending.prompt_logprobs,
         )
         self._note(pending.sink, answer)
 

@@ -1,21 +1,20 @@
 """A job that was submitted: follow it, steer it, read its results."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
 from ..storage.errors import LedgerUnavailable
 from ..storage.records import JobRecord, JobState, Progress
+from .connections import Connections
 from .errors import JobError
+from .local_worker import LocalWorker
 from .schemas import JobSpec
+from .shards.finishing import finish_what_is_left
 from .stored_results import read_results
 from .verbs import cancel_job, delete_job, retry_job
-
-if TYPE_CHECKING:
-    from .client import Client
 
 _POLL_SECONDS = 0.25
 
@@ -28,7 +27,7 @@ class JobTimeoutError(JobError, TimeoutError):
 class Job:
     """One job. `record` is what the ledger said when this object was made."""
 
-    client: "Client"
+    client: Connections
     record: JobRecord
 
     @property
@@ -68,11 +67,21 @@ class Job:
 
         Raises `JobTimeoutError`, or `WorkerFailedError` when the worker can not run.
         """
-        with self.client.local_worker(self) as worker:
+        with self.local_worker() as worker:
             for progress in self.watch(timeout):
                 if start_worker and progress.state is JobState.RUNNING:
                     worker.tick(progress.rows_done)
         return progress
+
+    def local_worker(self, options: Sequence[str] = ()) -> LocalWorker:
+        """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
+        spec = self.spec
+        return self.client.worker_for(self.record.queue, spec.model, spec.precision, options, self.id)
+
+    @property
+    def is_served(self) -> bool:
+        """Whether a worker that has loaded its model listens to the job's queue."""
+        return self.client.is_served(self.record.queue)
 
     def cancel(self) -> None:
         """Stop the job for good; what is committed stays. Raises `JobEnded` when it has completed."""
@@ -84,7 +93,7 @@ class Job:
 
     def resume(self) -> None:
         """Let a paused job go on. Raises `JobEnded`."""
-        self.client.ring(self, self.client.ledger.resume_job(self.id))
+        self.client.ring(self.record.queue, self.client.ledger.resume_job(self.id))
 
     def set_priority(self, priority: int) -> None:
         """Have its rows begun before those of jobs with a lower priority (default: 0). Raises `JobEnded`."""
@@ -92,7 +101,7 @@ class Job:
 
     def retry(self) -> None:
         """Try the failed rows of a completed job again, in the same data set. Raises `JobError`, `StorageError`."""
-        self.client.ring(self, retry_job(self.client.ledger, self.id))
+        self.client.ring(self.record.queue, retry_job(self.client.ledger, self.id))
 
     def delete(self, with_output: bool = False) -> None:
         """Forget the job, and with `with_output` remove its data set; one that has not ended is cancelled."""
@@ -100,4 +109,5 @@ class Job:
 
     def results(self) -> pa.Table:
         """All rows committed so far, in the input's order."""
+        finish_what_is_left(self.client.ledger, self.client.ledger.job(self.id))
         return read_results(self.client.ledger, self.record)

@@ -52,6 +52,7 @@ class SamplingSpec(BaseModel):
     logit_bias: dict[int, float] = Field(default={}, description="What is added to the logits of these token ids")
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -178,8 +179,12 @@ class JobSpec(BaseModel):
 
     def fingerprint(self, input_fingerprint: str) -> str:
         """The same for the same work: the input's content and every option that can change an answer."""
-        # Folders of before there was a choice of it are resumed too.
-        left_out = {"cache", *(["kv_cache_dtype"] if self.kv_cache_dtype == "auto" else [])}
+        # Folders of before there was a choice of these are resumed too.
+        left_out: dict[str, Any] = {"cache": True}
+        if self.kv_cache_dtype == "auto":
+            left_out["kv_cache_dtype"] = True
+        if self.sampling.prompt_logprobs is None:
+            left_out["sampling"] = {"prompt_logprobs": True}
         text = f"{input_fingerprint}\n{self.model_dump_json(exclude=left_out)}"
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Self
 
@@ -19,7 +20,7 @@ from ..engine.engine import Engine
 from ..engine.text.tokenizer import Tokenizer
 from ..storage.ledger import Ledger
 from ..storage.result_cache import ResultCache
-from .celery_app import Bells, create_app, live_queue, run_worker, shard_queue
+from .celery_app import RUN_SHARD, Bells, create_app, live_queue, run_worker, shard_queue
 from .embedded.valkey import RedisUrls, redis_urls
 from .engine_host import EngineHost
 from .live.cancels import CancelListener
@@ -33,12 +34,12 @@ from .settings import Settings
 from .shards.answer_cache import AnswerCache
 from .shards.attempt import AttemptTools
 from .shards.checkpoints import TokenCheckpoints
+from .shards.finishing import finish_all_left
 from .shards.row_streams import LOOK_SECONDS, RowStreams
 from .shards.runner import ShardRunner
 from .shards.sweeper import SWEEP_SECONDS, Sweeper
 from .streams.publisher import StreamPublisher
 from .streams.row_watch import RowWatch
-from .tasks import register_tasks
 from .webhooks import SEND_SECONDS, WebhookSender
 from .weights import ModelWeights
 
@@ -84,7 +85,7 @@ def serve(
         base = _Base.opened(settings, options, load, stack)
         row_streams, checkpoints = base.row_streams(), base.checkpoints()
         runner, live = base.shard_runner(row_streams, checkpoints), base.live_runner()
-        register_tasks(base.app, runner.run)
+        base.app.task(name=RUN_SHARD)(runner.run)
         for chore in base.chores(runner, live, row_streams, checkpoints):
             stack.enter_context(chore)
         name, context = options.model.name, base.host.max_model_len
@@ -186,6 +187,7 @@ class _Base:
         return [
             Periodic("lease renewal", renewal_seconds, shards.renew_leases),
             Periodic("sweeper", SWEEP_SECONDS, sweeper.sweep),
+            Periodic("tidying", SWEEP_SECONDS, partial(finish_all_left, self.ledger, self.options.queue)),
             Periodic("live lease renewal", renewal_seconds, live.renew_leases),
             Periodic("live sweeper", SWEEP_SECONDS, live.sweep),
             Periodic("row streams", LOOK_SECONDS, row_streams.look),

@@ -140,6 +140,15 @@ class BatchRecords:
             raise UnknownBatch(f"batch {batch_id!r} does not exist")
         return _record(row)
 
+    def find(self, name: str) -> BatchRecord:
+        """A batch by its id or by that of its job, whosever it is. Raises UnknownBatch."""
+        named = select(batches).where(or_(batches.c.id == name, batches.c.job_id == name))
+        with self.database.read() as connection:
+            row = connection.execute(named).one_or_none()
+        if row is None:
+            raise UnknownBatch(f"batch {name!r} does not exist")
+        return _record(row)
+
     def page(self, tenant: str, limit: int, after: str | None = None) -> list[BatchRecord]:
         """The first `limit` batches after the batch `after`, the newest first. Raises UnknownBatch."""
         wanted = select(batches).where(batches.c.tenant == tenant)

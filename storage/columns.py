@@ -27,6 +27,7 @@ RESERVED_NAMES = frozenset(
         "row_sampling",
         "finish_reasons",
         "outputs_logprobs",
+        "prompt_logprobs",
         "from_cache",
     )
 )

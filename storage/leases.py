@@ -17,6 +17,7 @@ from .database import Database, InTransaction
 from .errors import LeaseLost
 from .records import AttemptOutcome, Claim, JobState, NewPart, Replacement, ShardRecord, ShardState
 from .tables import attempts, jobs, parts, shards
+from .tidying import TIDY_SECONDS
 
 OPEN = (JobState.RUNNING, JobState.PAUSED)
 _UNFINISHED = (ShardState.QUEUED, ShardState.RUNNING)
@@ -242,5 +243,6 @@ def _complete_job(connection: Connection, job_id: str) -> JobState:
     connection.execute(of_job.with_for_update(key_share=True))
     unfinished = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.state.in_(_UNFINISHED))
     complete = update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(OPEN), ~unfinished.exists())
-    connection.execute(complete.values(state=JobState.COMPLETED, finished_at=now(), error=None))
+    completed = {"state": JobState.COMPLETED, "finished_at": now(), "tidy_at": now() + TIDY_SECONDS}
+    connection.execute(complete.values(**completed, error=None))
     return JobState(connection.scalars(of_job).one())

@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import asdict
+from functools import cached_property
 from typing import Any
 
 from sqlalchemy import Connection, Select, case, delete, func, insert, or_, select, true, update
@@ -29,15 +30,16 @@ from .records import (
     ShardState,
     shard_id_of,
 )
-from .tables import attempts, jobs, parts, shards
+from .tables import attempts, identity, jobs, parts, shards
 from .tenants import Tenants
+from .tidying import Tidying
 from .webhooks import delete_webhooks, insert_webhook, reopen_webhooks
 
 
 class Ledger:
     """All SQL of headrace. One object serves all threads of a process; every method is one transaction.
 
-    Jobs are created, watched and ended here; a worker's part of it is `leases`, the sweeper's `messages`.
+    Jobs are created, watched and ended here; a worker's part of it is `leases`, the sweeper's `messages` and `tidying`.
     Every method raises LedgerUnavailable when the database does not answer and LedgerError when it refuses.
     """
 
@@ -45,6 +47,7 @@ class Ledger:
         self._database = Database(database_url)
         self.leases = Leases(self._database)
         self.messages = Messages(self._database)
+        self.tidying = Tidying(self._database)
         self.tenants = Tenants(self._database)
         self.api_keys = ApiKeys(self._database)
         self.files = FileRecords(self._database)
@@ -61,6 +64,13 @@ class Ledger:
     def database(self) -> Database:
         """For tables whose statements have a module of their own, such as `Webhooks`."""
         return self._database
+
+    @cached_property
+    def identity(self) -> str:
+        """What tells this ledger from others, wherever it is moved."""
+        with self._database.read() as connection:
+            ledger_id: str = connection.scalars(select(identity.c.ledger_id)).one()
+        return ledger_id
 
     def create_job(self, job: NewJob, new_shards: Sequence[NewShard], quota: Quota = NO_QUOTA) -> None:
         """Record a job as running, or as completed when it has no shards. Raises QuotaExceeded."""
@@ -111,6 +121,19 @@ class Ledger:
         with self._database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(newest)]
 
+    def ended_jobs(self, output_dir: str) -> list[str]:
+        """The ids of the jobs that wrote into a folder and write no more. Looks at all jobs."""
+        return self._jobs_of_folder(output_dir, [state for state in JobState if state.has_ended])
+
+    def open_jobs(self, output_dir: str) -> list[str]:
+        """The ids of the jobs that have not ended and write into a folder. Looks at all jobs."""
+        return self._jobs_of_folder(output_dir, OPEN)
+
+    def _jobs_of_folder(self, output_dir: str, states: Collection[JobState]) -> list[str]:
+        of_folder = select(jobs.c.id).where(jobs.c.output_dir == output_dir, jobs.c.state.in_(states))
+        with self._database.read() as connection:
+            return list(connection.scalars(of_folder))
+
     def job_of_key(self, idempotency_key: str, tenant: str = DEFAULT_TENANT) -> JobRecord | None:
         """The tenant's job that was recorded with this key."""
         of_key = select(jobs).where(jobs.c.tenant == tenant, jobs.c.idempotency_key == idempotency_key)
@@ -150,8 +173,8 @@ class Ledger:
         """Make a completed job run again with these shards added, without its deadline; returns whether it was one."""
         again = update(jobs).where(jobs.c.id == job_id, jobs.c.state == JobState.COMPLETED)
         with self._database.write() as connection:
-            running = again.values(state=JobState.RUNNING, finished_at=None, deadline_at=None).returning(jobs.c.id)
-            if connection.scalar(running) is None:
+            running = again.values(state=JobState.RUNNING, finished_at=None, deadline_at=None, tidy_at=None)
+            if connection.scalar(running.returning(jobs.c.id)) is None:
                 return False
             _insert_shards(connection, job_id, new_shards)
             reopen_webhooks(connection, job_id)

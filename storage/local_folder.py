@@ -2,8 +2,8 @@
 
 import errno
 import os
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from .errors import PartMissing, StorageError
 from .files import sync_folder, write_parquet
+from .held_file import held_file
 from .output_folder import OutputFolder
 
 _MAX_READS = 5
@@ -64,7 +65,12 @@ class LocalFolder(OutputFolder):
             raise
         except OSError as error:
             raise StorageError(f"cannot write {self.path / name}: {error.strerror}") from error
-        self.replace(name, data)
+        try:
+            self.replace(name, data)
+        except StorageError:
+            with suppress(OSError):
+                (self.path / name).unlink()
+            raise
 
     def replace(self, name: str, data: bytes) -> None:
         path, temporary = self.path / name, self._hidden(name)
@@ -76,7 +82,17 @@ class LocalFolder(OutputFolder):
             temporary.rename(path)
             sync_folder(self.path)
         except OSError as error:
+            with suppress(OSError):
+                temporary.unlink()
             raise StorageError(f"cannot write {path}: {error.strerror}") from error
+
+    @contextmanager
+    def held(self, name: str) -> Iterator[bytes | None]:
+        try:
+            with held_file(self.path / name) as content:
+                yield content
+        except OSError as error:
+            raise StorageError(f"cannot read {self.path / name}: {error.strerror}") from error
 
     def remove(self, names: Sequence[str]) -> None:
         if not names:

@@ -2,8 +2,8 @@
 
 import json
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -12,7 +12,8 @@ from .output_folder import OutputFolder
 
 MANIFEST_NAME = "_headrace.json"
 _TEMPORARY_MANIFEST = f".{MANIFEST_NAME}.tmp"
-_PART_NAME = re.compile(r"part-\d+-\d+-\d+\.parquet|\.part-\d+-\d+-\d+\.parquet\.tmp")
+_PART = r"part-\d+-\d+-\d+(-[0-9a-f]{8})?\.parquet"
+_PART_NAME = re.compile(rf"{_PART}|\.{_PART}\.tmp")
 
 
 class OutputMode(StrEnum):
@@ -23,10 +24,14 @@ class OutputMode(StrEnum):
 
 @dataclass(frozen=True)
 class Manifest:
-    """The job that owns an output folder, and the fingerprint of what was asked for. The file may say more."""
+    """The job that owns an output folder, and the fingerprint of what was asked for. The file may say more.
+
+    `ledger`: the one that knows the job; None in files of before that was written down.
+    """
 
     job_id: str
     fingerprint: str
+    ledger: str | None = field(default=None, compare=False)
 
 
 def prepare_output_dir(folder: OutputFolder, mode: OutputMode) -> Manifest | None:
@@ -53,47 +58,49 @@ def prepare_output_dir(folder: OutputFolder, mode: OutputMode) -> Manifest | Non
     return manifest
 
 
-def remove_output_dir(folder: OutputFolder) -> None:
+def remove_output_dir(folder: OutputFolder, keep_folder: bool = False) -> None:
     """Remove what headrace wrote, and the folder. Raises OutputNotEmpty when it holds anything else, StorageError."""
     _clear(folder, folder.names())
-    folder.remove_folder()
+    if not keep_folder:
+        folder.remove_folder()
 
 
 def write_manifest(folder: OutputFolder, manifest: Manifest) -> None:
     """Take the folder for a job, before the job is recorded. Raises OutputNotEmpty if it is taken."""
     try:
         # Of two runs that found the folder empty, one creates it.
-        folder.create(MANIFEST_NAME, (json.dumps(asdict(manifest)) + "\n").encode())
+        folder.create(MANIFEST_NAME, (json.dumps(_as_json(manifest)) + "\n").encode())
     except FileExistsError:
         raise OutputNotEmpty(f"output folder {folder} was taken by another job: choose another") from None
 
 
-def complete_manifest(folder: OutputFolder, manifest: Manifest, report: Mapping[str, Any]) -> None:
-    """Add how the job went; at any moment the file is whole. Does nothing when the folder is another job's.
+def complete_manifest(folder: OutputFolder, manifest: Manifest, report: Callable[[], Mapping[str, Any]]) -> bool:
+    """Add how the job went, asked while the file is held; at any moment it is whole, and of two writers the later is
+    the one that knows more.
 
-    Raises StorageError.
+    Returns whether there is a manifest. One of another job is left alone. Raises ManifestDamaged, StorageError.
     """
-    if read_manifest(folder) == manifest:
-        completed = json.dumps({**asdict(manifest), **report}, indent=2, ensure_ascii=False)
-        folder.replace(MANIFEST_NAME, f"{completed}\n".encode())
+    with folder.held(MANIFEST_NAME) as content:
+        if content is None:
+            return False
+        if (found := _manifest_of(_parsed(folder, content))) == manifest:
+            completed = json.dumps({**_as_json(found), **report()}, indent=2, ensure_ascii=False)
+            folder.replace(MANIFEST_NAME, f"{completed}\n".encode())
+    return True
 
 
 def read_manifest(folder: OutputFolder) -> Manifest | None:
     """The folder's manifest, or None. Raises ManifestDamaged, StorageError when it cannot be read."""
     report = read_report(folder)
-    return None if report is None else Manifest(report["job_id"], report["fingerprint"])
+    return None if report is None else _manifest_of(report)
 
 
 def read_report(folder: OutputFolder) -> dict[str, Any] | None:
     """All that the folder's manifest says, how the job went too once it has completed. Raises as `read_manifest`."""
     try:
-        values: dict[str, Any] = json.loads(folder.read(MANIFEST_NAME))
-        return {"job_id": values["job_id"], "fingerprint": values["fingerprint"], **values}
+        return _parsed(folder, folder.read(MANIFEST_NAME))
     except FileNotFoundError:
         return None
-    except (ValueError, TypeError, KeyError) as error:
-        path = f"{folder}/{MANIFEST_NAME}"
-        raise ManifestDamaged(f"{path} is damaged: pass --overwrite to replace the data set") from error
 
 
 def belongs_to_another(folder: OutputFolder, job_id: str) -> bool:
@@ -102,13 +109,31 @@ def belongs_to_another(folder: OutputFolder, job_id: str) -> bool:
     return manifest is not None and manifest.job_id != job_id
 
 
+def _parsed(folder: OutputFolder, content: bytes) -> dict[str, Any]:
+    try:
+        values: dict[str, Any] = json.loads(content)
+        return {"job_id": values["job_id"], "fingerprint": values["fingerprint"], **values}
+    except (ValueError, TypeError, KeyError) as error:
+        path = f"{folder}/{MANIFEST_NAME}"
+        raise ManifestDamaged(f"{path} is damaged: pass --overwrite to replace the data set") from error
+
+
+def _manifest_of(report: Mapping[str, Any]) -> Manifest:
+    return Manifest(report["job_id"], report["fingerprint"], report.get("ledger"))
+
+
+def _as_json(manifest: Manifest) -> dict[str, str]:
+    return {name: value for name, value in asdict(manifest).items() if value is not None}
+
+
 def _clear(folder: OutputFolder, names: list[str]) -> None:
     foreign = [name for name in names if not _is_ours(name)]
     if foreign:
         advice = "move it away or choose another folder"
         raise OutputNotEmpty(f"output folder {folder} holds {foreign[0]}, not written by headrace: {advice}")
     # The manifest first: killed in the middle, what is left cannot be taken for a job to resume.
-    folder.remove([name for name in names if name == MANIFEST_NAME])
+    with folder.held(MANIFEST_NAME):
+        folder.remove([name for name in names if name == MANIFEST_NAME])
     folder.remove([name for name in names if name != MANIFEST_NAME])
 
 

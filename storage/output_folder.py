@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -44,6 +45,13 @@ class OutputFolder(ABC):
     @abstractmethod
     def replace(self, name: str, data: bytes) -> None:
         """Write a file, over the one there may be; at any moment it is whole."""
+
+    @abstractmethod
+    def held(self, name: str) -> AbstractContextManager[bytes | None]:
+        """What is in a file, None without one; on a disk nobody else who holds it changes it before the context ends.
+
+        (A store has no such thing: what is read may be replaced by then.)
+        """
 
     @abstractmethod
     def remove(self, names: Sequence[str]) -> None:

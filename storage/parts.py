@@ -5,6 +5,7 @@ Whoever claims the shard next calls `recover_shard`, which completes what a kill
 a disk shows no part before it is published; on an object store only the ledger tells.
 """
 
+import hashlib
 import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from .errors import PartDamaged, PartMissing
 from .output_folder import OutputFolder
 from .records import NewPart
 
-_FINAL_NAME = re.compile(r"part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+\.parquet")
+_FINAL_NAME = re.compile(r"part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+(-(?P<job>[0-9a-f]{8}))?\.parquet")
 
 _TOKEN = (pa.field("token", pa.string()), pa.field("token_id", pa.int32()), pa.field("logprob", pa.float64()))
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, pa.field("top", pa.list_(pa.struct(_TOKEN)))]))
@@ -41,9 +42,14 @@ class WrittenPart(NamedTuple):
     attempt_id: int
 
 
-def part_file_name(shard_number: int, attempt_id: int, sequence: int) -> str:
-    """The final name; `sequence` counts an attempt's parts."""
-    return f"part-{shard_number:05d}-{attempt_id:02d}-{sequence:03d}.parquet"
+def part_file_name(job_id: str, shard_number: int, attempt_id: int, sequence: int) -> str:
+    """The final name, which no other job's part has, whatever its ledger; `sequence` counts an attempt's parts."""
+    return f"part-{shard_number:05d}-{attempt_id:02d}-{sequence:03d}-{_mark(job_id)}.parquet"
+
+
+def _mark(job_id: str) -> str:
+    """What tells a job's parts from those of all others that may ever be in the same folder."""
+    return hashlib.blake2b(job_id.encode(), digest_size=4).hexdigest()
 
 
 def output_schema(
@@ -52,13 +58,15 @@ def output_schema(
     with_outputs: bool = False,
     with_logprobs: bool = False,
     with_all_answers: bool = False,
+    with_prompt_logprobs: bool = False,
     with_from_cache: bool = False,
 ) -> pa.Schema:
     """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`.
 
     `probabilities` has a field for each of the job's `choices`, `outputs` all answers where a row gets several, and
     `logprobs` the first answer's tokens, each with the likeliest in its place. `with_all_answers`: also how each of
-    `outputs` ended, and its log-probabilities. `from_cache`: whether the answer is an earlier job's.
+    `outputs` ended, and its log-probabilities. `prompt_logprobs`: as `logprobs`, of the prompt's tokens; nothing is
+    known of the first. `from_cache`: whether the answer is an earlier job's.
     """
     # A struct: not every reader of Parquet knows maps (Hugging Face's `datasets` does not).
     probabilities = pa.field("probabilities", pa.struct([(choice, pa.float64()) for choice in choices]))
@@ -74,6 +82,7 @@ def output_schema(
             *([probabilities] if choices else []),
             *([pa.field("logprobs", _LOGPROBS)] if with_logprobs else []),
             *(_ALL_ANSWERS if with_all_answers else []),
+            *([pa.field("prompt_logprobs", _LOGPROBS)] if with_prompt_logprobs else []),
             pa.field("finish_reason", pa.string()),
             pa.field("prompt_tokens", pa.int32()),
             pa.field("cached_tokens", pa.int32()),
@@ -114,14 +123,15 @@ def settle(folder: OutputFolder, published: Iterable[str], committed: Collection
             folder.publish(file_name)
 
 
-def published_by(folder: OutputFolder, attempt_ids: Collection[int]) -> list[str]:
-    """The final names of the parts that these attempts have written."""
-    matches = (_FINAL_NAME.fullmatch(name) for name in folder.part_names())
-    return [match[0] for match in matches if match and int(match["attempt"]) in attempt_ids]
+def published_by(folder: OutputFolder, job_id: str, attempt_ids: Collection[int]) -> list[str]:
+    """The final names of the parts that these attempts at the job have written."""
+    written = parts_of([job_id], folder.part_names())
+    return [part.file_name for part in written if part.attempt_id in attempt_ids]
 
 
 def recover_shard(
     folder: OutputFolder,
+    job_id: str,
     shard_number: int,
     attempt_id: int,
     committed: Sequence[str],
@@ -142,16 +152,18 @@ def recover_shard(
         except PartMissing:
             missing.append(file_name)
     known = {*committed, *also_committed}
-    for part in maybe_strays(folder):
+    for part in parts_of([job_id], folder.maybe_uncommitted()):
         if part.shard_number == shard_number and part.attempt_id < attempt_id and part.file_name not in known:
             folder.discard(part.file_name)
     return Recovered(rows=frozenset(rows), missing=tuple(missing))
 
 
-def maybe_strays(folder: OutputFolder) -> list[WrittenPart]:
-    """The parts that the folder does not show to be committed: strays, but for those that the ledger knows."""
-    matches = (_FINAL_NAME.fullmatch(name) for name in folder.maybe_uncommitted())
-    return [WrittenPart(match[0], int(match["shard"]), int(match["attempt"])) for match in matches if match]
+def parts_of(job_ids: Collection[str], names: Iterable[str]) -> list[WrittenPart]:
+    """Those of a folder's files that are parts of these jobs, or of any: before jobs were marked they did not say."""
+    marks = {None, *map(_mark, job_ids)}
+    matches = (_FINAL_NAME.fullmatch(name) for name in names)
+    own = (match for match in matches if match and match["job"] in marks)
+    return [WrittenPart(match[0], int(match["shard"]), int(match["attempt"])) for match in own]
 
 
 def _read_rows(folder: OutputFolder, file_name: str) -> list[int]:

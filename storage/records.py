@@ -116,6 +116,7 @@ class JobRecord:
     """`error` says why the job waits: the last reason for which a shard was handed back.
 
     `weights` tells those it is answered with from others, once a worker has begun; jobs of before that have None.
+    `tidy_at`: of one that has completed and is not tidy yet, when somebody else may see to it.
     """
 
     id: str
@@ -141,6 +142,7 @@ class JobRecord:
     tenant: str
     priority: int
     weights: str | None
+    tidy_at: float | None
 
 
 @dataclass(frozen=True)

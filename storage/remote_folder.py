@@ -72,6 +72,15 @@ class RemoteFolder(OutputFolder):
         with self._errors("write", name):
             self.store.pipe_file(self._path(name), data)
 
+    @contextmanager
+    def held(self, name: str) -> Iterator[bytes | None]:
+        try:
+            content = self.read(name)
+        except FileNotFoundError:
+            yield None
+        else:
+            yield content
+
     def remove(self, names: Sequence[str]) -> None:
         if paths := [self._path(name) for name in names]:
             with self._errors("remove files of"), suppress(FileNotFoundError):

@@ -8,7 +8,7 @@ from sqlalchemy import UniqueConstraint as Unique
 from .records import AttemptOutcome, JobState, ShardState, WebhookState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0010"
+SCHEMA_REVISION = "0011"
 
 metadata = MetaData(
     naming_convention={
@@ -18,6 +18,10 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+# One row, made with the database: what output folders know their ledger by.
+identity = Table("identity", metadata, Column("ledger_id", String(32), primary_key=True))
 
 
 def _state(states: type[StrEnum]) -> Enum:
@@ -58,6 +62,8 @@ jobs = Table(
     Column("priority", Integer, nullable=False, server_default="0"),
     # Of the worker that took up its first shard; unknown of jobs from before that was noted.
     Column("weights", Text),
+    # Of one that has completed and is not tidy yet: when the next may see to it, if nobody does.
+    Column("tidy_at", Double, index=True),
     Index(None, "tenant", "created_at"),
     Index("ix_jobs_turn", "state", "queue", "tenant", "priority", "created_at", "id"),
 )

@@ -10,6 +10,7 @@ from pathlib import Path
 import fsspec
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 from .shelf import Shelf
 
@@ -19,6 +20,10 @@ if "PYTEST_XDIST_WORKER" not in os.environ and not {"cuda", "--device=cuda"} & s
     os.environ["TRITON_INTERPRET"] = "1"
     # Where there is a GPU, an engine would take it.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
+
+# The same examples everywhere, however slow the machine; `--hypothesis-profile default` draws others.
+settings.register_profile("same", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("same")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

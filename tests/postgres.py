@@ -15,6 +15,8 @@ from pathlib import Path
 import psycopg
 from psycopg import sql
 
+# Against a server that never comes or goes alone.
+_SECONDS = 120.0
 _OPTIONS = ("-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=100")
 
 
@@ -52,7 +54,7 @@ class PostgresServer:
         command = [str(part) for part in (self._binaries / "postgres", "-D", self._data, "-k", self._folder, *_OPTIONS)]
         with (self._folder / "log").open("ab") as log:
             self._process = subprocess.Popen(command, user=self._user, cwd=self._folder, stderr=log)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + _SECONDS
         while True:
             try:
                 psycopg.connect(self.url).close()
@@ -66,7 +68,7 @@ class PostgresServer:
         if self._process is not None:
             # SIGINT: the fast way.
             self._process.send_signal(2)
-            self._process.wait(30)
+            self._process.wait(_SECONDS)
             self._process = None
 
     @contextmanager

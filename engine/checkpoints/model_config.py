@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ModelError
-from ..quantization.config import QuantizationConfig, read_quantization
 from .model_folder import Raw, read_config, read_stop_ids
+from .quantization_config import QuantizationConfig, read_quantization
 from .rope_config import RopeConfig, read_rope
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
 

@@ -1,17 +1,16 @@
 """Checkpoints in, tensors out: Hugging Face safetensors, whole or sharded."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ..errors import ModelError
-from .model_folder import read_json_object
+from .weight_files import open_weights, weight_files
 
 # Buffers some exporters write that are computed, not learned.
 _COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
@@ -116,32 +115,10 @@ def draw_weights(slots: Iterable[WeightSlot], seed: int) -> None:
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Each tensor's name with the open file that holds it."""
     tensors: dict[str, Any] = {}
-    for file in _weight_files(folder):
-        try:
-            handle = stack.enter_context(safe_open(file, framework="pt"))
-        except SafetensorError as error:
-            raise ModelError(f"{file} is damaged or truncated: {error}") from error
-        except OSError as error:
-            # The file is there, whatever safetensors says of one that it may not read.
-            raise ModelError(f"{file} cannot be read: check its permissions ({error})") from error
+    for file in weight_files(folder):
+        handle = stack.enter_context(open_weights(file, "pt"))
         tensors.update(dict.fromkeys(handle.keys(), handle))
     return tensors
-
-
-def _weight_files(folder: Path) -> Iterator[Path]:
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        weight_map = read_json_object(index).get("weight_map")
-        if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
-            raise ModelError(f"{index} has no weight_map: it does not say which file holds which tensor")
-        names = sorted(set(weight_map.values()))
-        files = [folder / name for name in names]
-    else:
-        files = [folder / "model.safetensors"]
-    for file in files:
-        if not file.is_file():
-            raise ModelError(f"{folder} has no {file.name}: weights must be in safetensors format")
-        yield file
 
 
 def _fill(folder: Path, tensors: dict[str, Any], slot: WeightSlot) -> None:

@@ -4,6 +4,7 @@ from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy
 import torch
@@ -11,12 +12,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.paged_attention import AttentionMetadata
+from ..models.last_tokens import LastTokens
 from ..sampling.prompt_reader import PromptReader
 from ..scheduling.decode_rows import DecodeRows
 from ..scheduling.scheduled_sequence import ScheduledSequence
 from ..scheduling.sequence import Sequence
 from ..transfer import to_device
-from .last_tokens import LastTokens
 
 Ints = NDArray[numpy.int64]
 
@@ -58,6 +59,82 @@ class Batch:
         sampled: SampledTokens | None = None,
     ) -> "Batch":
         """`sampled`: the tokens of the step in flight, of which this one's are those that nobody has read."""
+        gathered = _Gathered.of(scheduled, block_size, sampled)
+        layout = _Layout.of(gathered.starts, gathered.lens, gathered.num_blocks)
+        slots = layout.slots(numpy.array(gathered.blocks), block_size)
+        reaches_end = numpy.array([item.reaches_end for item in scheduled])
+        attention = AttentionMetadata(
+            query_lens=gathered.lens,
+            context_lens=(layout.starts + layout.lens).tolist(),
+            block_tables=[item.sequence.block_table for item in scheduled],
+            block_size=block_size,
+            device=device,
+        )
+        prompt_reader = PromptReader.of(scheduled)
+        return cls(
+            token_ids=gathered.filled(device, sampled),
+            positions=to_device(layout.positions, device),
+            slots=to_device(slots, device),
+            attention=attention,
+            last_token_index=to_device(layout.ends[reaches_end] - 1, device),
+            prompt_reader=prompt_reader,
+            last_tokens=_last_tokens(attention, layout, reaches_end) if prompt_reader is None else None,
+        )
+
+    @classmethod
+    def of_decodes(cls, decodes: DecodeRows, token_ids: Tensor, device: torch.device) -> "Batch":
+        """The next step of sequences that decode. token_ids: [n] int64, what the step before it has sampled."""
+        slots, positions = to_device(decodes.places, device).unbind()
+        attention = AttentionMetadata(
+            query_lens=decodes.query_lens,
+            context_lens=decodes.context_lens,
+            block_tables=decodes.block_tables,
+            block_size=decodes.block_size,
+            device=device,
+        )
+        return cls(token_ids, positions, slots, attention, _every_token(len(decodes), device))
+
+
+@lru_cache(maxsize=1)
+def _every_token(number: int, device: torch.device) -> Tensor:
+    """[number] int64, counting from 0. Mostly as many sequences decode as in the step before."""
+    return torch.arange(number, device=device)
+
+
+def _last_tokens(
+    attention: AttentionMetadata, layout: "_Layout", reaches_end: NDArray[numpy.bool_]
+) -> LastTokens | None:
+    """None where it would not pay, and on a GPU, where it was not measured."""
+    num_sequences, device = len(layout.lens), attention.device
+    if device.type != "cpu" or len(layout.positions) < _MIN_TOKENS_PER_SEQUENCE * num_sequences:
+        return None
+    return LastTokens(
+        index=to_device(layout.ends - 1, device),
+        attention=replace(attention, query_lens=[1] * num_sequences),
+        sampled=to_device(reaches_end.nonzero()[0], device),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Gathered:
+    """The sequences' new tokens and written blocks, one sequence after the other, and how many each has of both.
+
+    unread, unread_rows: places among the tokens that are filled on the device, and with which rows of what the step in
+    flight samples. starts: each sequence's first new token's position.
+    """
+
+    token_ids: "array[int]"
+    unread: list[int]
+    unread_rows: list[int]
+    blocks: list[int]
+    starts: list[int]
+    lens: list[int]
+    num_blocks: list[int]
+
+    @classmethod
+    def of(
+        cls, scheduled: SequenceOf[ScheduledSequence], block_size: int, sampled: SampledTokens | None
+    ) -> "_Gathered":
         token_ids = array("i")
         unread: list[int] = []
         unread_rows: list[int] = []
@@ -80,71 +157,21 @@ class Batch:
             starts.append(start)
             lens.append(num_tokens)
             num_blocks.append(len(written))
-        layout = _Layout.of(starts, lens, num_blocks)
-        slots = layout.slots(numpy.array(blocks), block_size)
-        reaches_end = numpy.array([item.reaches_end for item in scheduled])
-        attention = AttentionMetadata(
-            query_lens=lens,
-            context_lens=(layout.starts + layout.lens).tolist(),
-            block_tables=[item.sequence.block_table for item in scheduled],
-            block_size=block_size,
-            device=device,
-        )
-        prompt_reader = PromptReader.of(scheduled)
-        return cls(
-            token_ids=_fill(to_device(token_ids, device), unread, unread_rows, sampled),
-            positions=to_device(layout.positions, device),
-            slots=to_device(slots, device),
-            attention=attention,
-            last_token_index=to_device(layout.ends[reaches_end] - 1, device),
-            prompt_reader=prompt_reader,
-            last_tokens=_last_tokens(attention, layout, reaches_end) if prompt_reader is None else None,
-        )
+        return cls(token_ids, unread, unread_rows, blocks, starts, lens, num_blocks)
 
-    @classmethod
-    def of_decodes(cls, decodes: DecodeRows, token_ids: Tensor, device: torch.device) -> "Batch":
-        """The next step of sequences that decode. token_ids: [n] int64, what the step before it has sampled."""
-        return cls(
-            token_ids=token_ids,
-            positions=to_device(decodes.starts, device),
-            slots=to_device(decodes.slots, device),
-            attention=AttentionMetadata(
-                query_lens=decodes.query_lens,
-                context_lens=(decodes.starts + 1).tolist(),
-                block_tables=decodes.block_tables,
-                block_size=decodes.block_size,
-                device=device,
-            ),
-            last_token_index=torch.arange(len(decodes), device=device),
-        )
-
-
-def _last_tokens(
-    attention: AttentionMetadata, layout: "_Layout", reaches_end: NDArray[numpy.bool_]
-) -> LastTokens | None:
-    """None where it would not pay, and on a GPU, where it was not measured."""
-    num_sequences, device = len(layout.lens), attention.device
-    if device.type != "cpu" or len(layout.positions) < _MIN_TOKENS_PER_SEQUENCE * num_sequences:
-        return None
-    return LastTokens(
-        index=to_device(layout.ends - 1, device),
-        attention=replace(attention, query_lens=[1] * num_sequences),
-        sampled=to_device(reaches_end.nonzero()[0], device),
-    )
-
-
-def _fill(token_ids: Tensor, places: list[int], rows: list[int], sampled: SampledTokens | None) -> Tensor:
-    """Put the sampled tokens of these rows into these places, in place."""
-    if sampled is None or not places:
-        return token_ids
-    if rows != list(range(len(sampled.tokens))):
-        tokens = sampled.tokens.index_select(0, to_device(rows, token_ids.device))
-    else:
-        tokens = sampled.tokens
-    # Mostly every sequence of the step goes on by its token.
-    if len(places) == len(token_ids):
-        return tokens
-    return token_ids.index_copy_(0, to_device(places, token_ids.device), tokens)
+    def filled(self, device: torch.device, sampled: SampledTokens | None) -> Tensor:
+        """The tokens on the device, those of the step in flight among them."""
+        token_ids = to_device(self.token_ids, device)
+        if sampled is None or not self.unread:
+            return token_ids
+        if self.unread_rows != list(range(len(sampled.tokens))):
+            tokens = sampled.tokens.index_select(0, to_device(self.unread_rows, device))
+        else:
+            tokens = sampled.tokens
+        # Mostly every sequence of the step goes on by its token.
+        if len(self.unread) == len(token_ids):
+            return tokens
+        return token_ids.index_copy_(0, to_device(self.unread, device), tokens)
 
 
 @dataclass(frozen=True)

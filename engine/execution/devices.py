@@ -1,6 +1,7 @@
 """The device and the dtypes that an engine computes with, and what is said where there are none such."""
 
 import logging
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -29,10 +30,7 @@ def resolve_device(device: str) -> torch.device:
         device = "cuda"
     if device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device {device!r} was asked for, but torch finds no CUDA GPU here: {_why_no_gpu()}")
-    try:
-        found = torch.device(device)
-    except RuntimeError as error:
-        raise ConfigError(f"device must be auto, cpu or cuda, not {device!r}") from error
+    found = _named_device(device)
     if found.type == "cuda":
         if found.index:
             raise ConfigError(
@@ -41,6 +39,15 @@ def resolve_device(device: str) -> torch.device:
             )
         _require_usable(found)
     return found
+
+
+def _named_device(name: str) -> torch.device:
+    """Raises `ConfigError` for names that torch does not know, and for devices that our kernels do not run on."""
+    with suppress(RuntimeError):
+        device = torch.device(name)
+        if device.type in ("cpu", "cuda"):
+            return device
+    raise ConfigError(f"device must be auto, cpu or cuda, not {name!r}")
 
 
 def resolve_dtype(dtype: str, checkpoint_dtype: str, device: torch.device) -> torch.dtype:

@@ -9,12 +9,12 @@ from ...kernels.device import runs_triton
 from ...kernels.linear import supports_int8
 from ...kernels.paged_attention import AttentionMetadata
 from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.quantization_config import QuantizationConfig
 from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.kv_memory import KVMemory
 from ..kv_cache.swap import PreemptionCosts
 from ..models import Decoder, load_model
-from ..quantization.config import QuantizationConfig
 from .batch import Batch
 from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
 from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype

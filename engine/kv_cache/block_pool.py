@@ -24,11 +24,14 @@ class BlockPool:
     def num_free(self) -> int:
         return len(self._free)
 
-    def allocate(self) -> int:
-        """Take a free block; it is owned once. The caller has checked `num_free`."""
-        block = self._free.pop()
-        self._reference_counts[block] = 1
-        return block
+    def allocate(self, count: int) -> list[int]:
+        """Take free blocks; each is owned once. The caller has checked `num_free`."""
+        first = len(self._free) - count
+        blocks = self._free[first:][::-1]
+        del self._free[first:]
+        for block in blocks:
+            self._reference_counts[block] = 1
+        return blocks
 
     def share(self, block: int) -> bool:
         """Add an owner to a block that is owned or idle; true when it was idle."""

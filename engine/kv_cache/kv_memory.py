@@ -55,11 +55,20 @@ def kv_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int,
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A zero tensor; on the CPU its pages take no memory before they are written (calloc, which torch does not use)."""
+    """A zero tensor; on the CPU its pages take no memory before they are written (calloc, which torch does not use).
+
+    Raises `ConfigError` where a CPU's system does not give that much.
+    """
     if device.type != "cpu":
         return torch.zeros(tuple(shape), dtype=dtype, device=device)
     num_bytes = math.prod(shape) * dtype.itemsize
-    return torch.from_numpy(numpy.zeros(num_bytes, dtype=numpy.uint8)).view(dtype).view(tuple(shape))
+    try:
+        content = numpy.zeros(num_bytes, dtype=numpy.uint8)
+    except MemoryError as error:
+        raise ConfigError(
+            f"the system does not give {num_bytes:,} bytes for the KV cache: lower kv_cache_memory_bytes"
+        ) from error
+    return torch.from_numpy(content).view(dtype).view(tuple(shape))
 
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

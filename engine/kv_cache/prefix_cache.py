@@ -12,13 +12,18 @@ BlockHash = bytes
 _ROOT: BlockHash = b"\0" * 16
 
 
-def hash_blocks(token_ids: Sequence[int], block_size: int, known: Sequence[BlockHash] = ()) -> list[BlockHash]:
+def hash_blocks(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
     """Chained 128-bit hashes of the full blocks of `token_ids`.
 
-    `known` are hashes computed before for the first blocks; only those after them are computed. A block's hash
-    covers its tokens and, through its parent's hash, all tokens before it.
+    A block's hash covers its tokens and, through its parent's hash, all tokens before it.
     """
-    hashes = list(known)
+    hashes: list[BlockHash] = []
+    add_hashes(hashes, token_ids, block_size)
+    return hashes
+
+
+def add_hashes(hashes: list[BlockHash], token_ids: Sequence[int], block_size: int) -> None:
+    """Append the hashes of those full blocks of `token_ids` that have none yet."""
     parent = hashes[-1] if hashes else _ROOT
     first = len(hashes) * block_size
     data = array("i", token_ids[first : len(token_ids) // block_size * block_size]).tobytes()
@@ -26,19 +31,19 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, known: Sequence[Block
     for start in range(0, len(data), width):
         parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
         hashes.append(parent)
-    return hashes
 
 
 class PrefixCache:
     """Hands out KV blocks: cached ones by their hash, fresh ones by evicting what is wanted least.
 
+    Where it is not `is_enabled` nothing is found, and nobody need compute hashes for it.
     Evicted first are idle blocks that no announced request waits for (`expect`), of those the least recently used.
     Conservation: free + idle + owned + tainted blocks are all blocks, at any time (`check`).
     """
 
     def __init__(self, pool: BlockPool, enabled: bool = True) -> None:
         self._pool = pool
-        self._enabled = enabled
+        self.is_enabled = enabled
         self._block_of: dict[BlockHash, int] = {}
         self._hash_of: dict[int, BlockHash] = {}
         # Idle blocks, least recently used first: those that nobody waits for, and those that somebody does.
@@ -112,11 +117,11 @@ class PrefixCache:
         """
         while self._pool.num_free < count:
             self._evict_one()
-        return [self._pool.allocate() for _ in range(count)]
+        return self._pool.allocate(count)
 
     def insert(self, block: int, block_hash: BlockHash) -> None:
         """Make an owned block findable. If an equal block is known already, that one stays the known one."""
-        if self._enabled and block_hash not in self._block_of:
+        if self.is_enabled and block_hash not in self._block_of:
             self._block_of[block_hash] = block
             self._hash_of[block] = block_hash
 

@@ -170,7 +170,7 @@ class GatedMlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
-        return self.down(self._activate(self.gate_up(x)))
+        return self.down.gated(self._activate, self.gate_up(x))
 
     def projections(self) -> Iterator[Linear]:
         yield self.gate_up

@@ -13,8 +13,8 @@ from ...kernels.norm_rotary import rms_norm
 from ...kernels.paged_attention import AttentionMetadata
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot, draw_weights, load_weights
-from ..execution.last_tokens import LastTokens
 from .blocks import BlankWeights, Step, linear_slots
+from .last_tokens import LastTokens
 from .rope import rotary_factors
 
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed

@@ -1,1 +1,1 @@
-"""Checkpoints whose weights are quantised: what `config.json` says of them, and the tensors they have on disk."""
+"""Checkpoints whose weights are quantised: the tensors they have on disk, and how they become ours."""

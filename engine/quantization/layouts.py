@@ -6,7 +6,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from .config import Int4Scheme
+from ..checkpoints.quantization_config import Int4Scheme
 
 _PER_WORD = 8
 # The columns that an AWQ word has, from its lowest four bits on: 0, 2, 4, 6, 1, 3, 5, 7. This is where each column is.

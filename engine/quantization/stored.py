@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
+from ..checkpoints.quantization_config import ByteScheme, Int4Scheme, WeightScheme
 from ..checkpoints.weights import WeightSlot
 from ..errors import ModelError
-from .config import ByteScheme, Int4Scheme, WeightScheme
 from .layouts import INT4_LAYOUTS, Int4Values, StoredTensor
 
 _BYTE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}

@@ -96,7 +96,9 @@ class PlainSampling:
 
     def _draw(self, logits: Tensor) -> Tensor:
         uniforms = philox_uniform(self._seeds, self._counters)
-        return sample_tokens(logits, self._temperature, self._top_k, self._top_p, self._min_p, uniforms)
+        tokens = sample_tokens(logits, self._temperature, self._top_k, self._top_p, self._min_p, uniforms)
+        # Nothing is drawn from a row that is not finite.
+        return tokens.clamp_(0, logits.shape[1] - 1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,8 +46,7 @@ class BlockTables:
 
         What it has in the host's memory continues them, where they reach as far.
         """
-        usable = (sequence.num_tokens - 1) // sequence.block_size if sequence.may_read_cache else 0
-        blocks = self.cache.match(sequence.hashes()[:usable], self._num_window_blocks(sequence))
+        blocks = self._cached(sequence)
         num_computed_tokens = len(blocks) * sequence.block_size
         if (swapped := sequence.swapped) is not None:
             if swapped.first_block <= self._first_needed(sequence, swapped.num_computed_tokens):
@@ -90,19 +89,18 @@ class BlockTables:
     def publish_read(self, sequence: Sequence) -> None:
         """Make the block findable that the sequence's last known token fills, if a step in flight computes it."""
         num_known = len(sequence.token_ids)
-        if num_known % sequence.block_size == 0 and sequence.num_computed_tokens >= num_known:
+        is_full = num_known % sequence.block_size == 0 and sequence.num_computed_tokens >= num_known
+        if is_full and self.cache.is_enabled:
             index = num_known // sequence.block_size - 1
             self.cache.insert(sequence.block_table[index], sequence.hashes()[index])
 
     def grow_decodes(self, decodes: DecodeRows) -> bool:
         """Blocks for one more token of each row; false, and nothing changed, where they run out."""
-        beginning, filling = decodes.at_block_edges()
-        if len(beginning) > self.cache.num_available:
-            return False
-        for row in beginning:
-            decodes.block_tables[row] += self.cache.allocate(self._num_new_blocks(decodes.sequences[row], 1))
-            decodes.begin_block(row)
-        for row in filling:
+        if num_new := len(decodes.beginning):
+            if num_new > self.cache.num_available:
+                return False
+            decodes.begin_blocks(self.cache.allocate(num_new))
+        for row in decodes.filling:
             self._publish(decodes.sequences[row], 1)
         return True
 
@@ -189,6 +187,13 @@ class BlockTables:
             return 0
         return max(0, num_computed_tokens - self._window + 1) // sequence.block_size
 
+    def _cached(self, sequence: Sequence) -> list[int]:
+        """What the cache has of the sequence's beginning."""
+        if not self.cache.is_enabled or not sequence.may_read_cache:
+            return []
+        usable = (sequence.num_tokens - 1) // sequence.block_size
+        return self.cache.match(sequence.hashes()[:usable], self._num_window_blocks(sequence))
+
     def _num_window_blocks(self, sequence: Sequence) -> int | None:
         """How many blocks before a block's first token that token can see."""
         return None if self._window is None else max(1, sequence.num_blocks_for(self._window - 1))
@@ -201,7 +206,7 @@ class BlockTables:
         """Make the blocks findable that these tokens fill."""
         first_full = sequence.num_computed_tokens // sequence.block_size
         last_full = (sequence.num_computed_tokens + num_tokens) // sequence.block_size
-        if first_full == last_full:
+        if first_full == last_full or not self.cache.is_enabled:
             return
         # A block whose last token is still unread is published once that is read.
         hashes = sequence.hashes()

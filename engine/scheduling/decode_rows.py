@@ -1,5 +1,7 @@
 """Sequences that all decode, as columns that are kept from step to step. Free of torch."""
 
+from array import array
+from collections import deque
 from collections.abc import Sequence as SequenceOf
 from typing import Self
 
@@ -13,7 +15,7 @@ from .sequence import Sequence
 class DecodeRows:
     """What every step of the same sequences, one token of each, has in common; a step only moves them on.
 
-    `starts`: [n] int64, the position that each computes next. `blocks`: [n] int64, the KV block that it writes to.
+    `places`: [2, n] int64, the slot where each writes its next key and value, and that token's position.
     """
 
     def __init__(self, scheduled: list[ScheduledSequence]) -> None:
@@ -24,10 +26,13 @@ class DecodeRows:
         self.block_tables = [each.block_table for each in self.sequences]
         self.block_size = block_size = self.sequences[0].block_size
         starts = [each.num_computed_tokens for each in self.sequences]
-        self.starts: NDArray[numpy.int64] = numpy.array(starts)
-        self.blocks: NDArray[numpy.int64] = numpy.array(
-            [table[start // block_size] for table, start in zip(self.block_tables, starts, strict=True)]
-        )
+        # One array, so that both are on the device with one copy. Slots first: kernels like an aligned beginning.
+        self.places: NDArray[numpy.int64] = numpy.array([self._slots(starts), starts])
+        self._num_steps = 0
+        # By where in its block a row was to write at first. A step moves them all by one, and so their lists with them.
+        self._rows_at: list[list[int]] = [[] for _ in range(block_size)]
+        for row, start in enumerate(starts):
+            self._rows_at[start % block_size].append(row)
 
     @classmethod
     def of(cls, scheduled: list[ScheduledSequence]) -> Self | None:
@@ -38,36 +43,59 @@ class DecodeRows:
         return len(self.sequences)
 
     @property
-    def slots(self) -> NDArray[numpy.int64]:
-        """[n] int64, where each writes its key and value."""
-        slots: NDArray[numpy.int64] = self.blocks * self.block_size + self.starts % self.block_size
-        return slots
+    def context_lens(self) -> list[int]:
+        """How many tokens each has, the next one included."""
+        lens: list[int] = (self.places[1] + 1).tolist()
+        return lens
 
-    def at_block_edges(self) -> tuple[list[int], list[int]]:
-        """The rows whose next token begins a block, and those whose next token fills one."""
-        offsets = self.starts % self.block_size
-        return (offsets == 0).nonzero()[0].tolist(), (offsets == self.block_size - 1).nonzero()[0].tolist()
+    @property
+    def beginning(self) -> list[int]:
+        """The rows whose next token begins a block."""
+        return self._rows_at[-self._num_steps % self.block_size]
 
-    def begin_block(self, row: int) -> None:
-        """Note the block that the row's block table now has for its next token."""
-        self.blocks[row] = self.block_tables[row][self.starts[row] // self.block_size]
+    @property
+    def filling(self) -> list[int]:
+        """The rows whose next token fills a block."""
+        return self._rows_at[(-1 - self._num_steps) % self.block_size]
+
+    def begin_blocks(self, blocks: SequenceOf[int]) -> None:
+        """Give each row of `beginning` a block."""
+        rows = self.beginning
+        for row, block in zip(rows, blocks, strict=True):
+            self.block_tables[row].append(block)
+        self.places[0, rows] = numpy.array(blocks) * self.block_size
 
     def advance(self) -> None:
         """Count a token of each as computed. What was handed out before stays as it was."""
-        self.starts = self.starts + 1
+        self.places = self.places + 1
+        self._num_steps += 1
         for sequence in self.sequences:
             sequence.num_computed_tokens += 1
 
     def append(self, token_ids: SequenceOf[int]) -> None:
         """Each gets its next token."""
-        for known, token in zip(self._token_ids, token_ids, strict=True):
-            known.append(token)
+        assert len(token_ids) == len(self)
+        # A loop that is not Python's.
+        deque(map(array.append, self._token_ids, token_ids), maxlen=0)
 
     def check(self) -> None:
         """Assert that the columns say what the sequences do. For tests."""
-        assert self.starts.tolist() == [each.num_computed_tokens for each in self.sequences], "a position is stale"
+        starts = [each.num_computed_tokens for each in self.sequences]
+        assert self.places[1].tolist() == starts, "a position is stale"
+        assert self.beginning == [row for row, start in enumerate(starts) if not start % self.block_size]
         for sequence, table in zip(self.sequences, self.block_tables, strict=True):
             assert sequence.block_table is table, "a block table is stale"
+        # Those of `beginning` have no block yet.
+        for slot, start, table in zip(self.places[0].tolist(), starts, self.block_tables, strict=True):
+            block, offset = divmod(start, self.block_size)
+            assert not offset or slot == table[block] * self.block_size + offset, "a slot is stale"
+
+    def _slots(self, starts: list[int]) -> list[int]:
+        """Where a token at each of these positions, one a row, is written."""
+        size = self.block_size
+        return [
+            table[start // size] * size + start % size for table, start in zip(self.block_tables, starts, strict=True)
+        ]
 
 
 def _decodes(scheduled: ScheduledSequence) -> bool:

@@ -218,11 +218,14 @@ class Scheduler:
 
     def read_all(self, decodes: DecodeRows, tokens: SequenceOf[int]) -> None:
         """As `read`, for a step's rows."""
+        decodes.append(tokens)
         if not decodes.sequences[0].num_unread_tokens:
-            decodes.append(tokens)
             return
-        for sequence, token in zip(decodes.sequences, tokens, strict=True):
-            self.read(sequence, token)
+        for sequence in decodes.sequences:
+            sequence.num_unread_tokens -= 1
+        # What they begin next comes after the block that the step in flight fills.
+        for row in decodes.beginning:
+            self._tables.publish_read(decodes.sequences[row])
 
     def complete(self, plan: StepPlan) -> None:
         """Record that a step's tokens are computed."""

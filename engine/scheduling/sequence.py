@@ -3,7 +3,7 @@
 from array import array
 from dataclasses import dataclass, field
 
-from ..kv_cache.prefix_cache import BlockHash, hash_blocks
+from ..kv_cache.prefix_cache import BlockHash, add_hashes
 from ..kv_cache.swap import SwappedBlocks
 from ..logprobs import PromptLogprobs
 from ..structured.choices import ChoiceNode
@@ -74,5 +74,5 @@ class Sequence:
     def hashes(self) -> list[BlockHash]:
         """Hashes of all full blocks whose tokens are known; computed once per block."""
         if len(self.block_hashes) < len(self.token_ids) // self.block_size:
-            self.block_hashes = hash_blocks(self.token_ids, self.block_size, self.block_hashes)
+            add_hashes(self.block_hashes, self.token_ids, self.block_size)
         return self.block_hashes

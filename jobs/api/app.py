@@ -21,7 +21,7 @@ from .authentication import Authentication, KeyRing
 from .body_limit import MAX_LIVE_BYTES, BodyLimit
 from .description import describe
 from .errors import answer_errors
-from .live import LiveAnswers
+from .live_answers import LiveAnswers
 from .models import ServedModels
 from .openai import batches, chat, completions, files
 from .openai import models as openai_models

@@ -6,10 +6,11 @@ The events of a raw stream are JSON objects, the same over both:
     {"type": "end", "num_tokens": 4, "finish_reason": "stop", "text": "", "usage": {"prompt_tokens": 9, …}}
 
 `first` is the number of the first token, counted from 1; `text` is all that the event adds, so that the texts of all
-events make up the answer. Where they were asked for, `logprobs` has an item a token. An answer that failed ends with
-the finish reason "error" and an `error` of a `code` and a `message`. As server-sent events, `id` is the number of the
-last token: a reader that comes back with it as `Last-Event-ID` gets what follows. The end is an event of its own type,
-`end`; what begins with a colon only keeps the connection open.
+events make up the answer. Where they were asked for, `logprobs` has an item a token, and beside the first token
+`prompt_logprobs` has an item a token of the prompt. An answer that failed ends with the finish reason "error" and an
+`error` of a `code` and a `message`. As server-sent events, `id` is the number of the last token: a reader that comes
+back with it as `Last-Event-ID` gets what follows. The end is an event of its own type, `end`; what begins with a colon
+only keeps the connection open.
 """
 
 import asyncio
@@ -176,14 +177,18 @@ def event_object(event: StreamEvent) -> dict[str, Any]:
     """A raw event as this module's description has it."""
     if event.is_final:
         return _end_object(event)
-    tokens = {
+    tokens: dict[str, Any] = {
         "type": "tokens",
         "first": event.first,
         "token_ids": event.token_ids,
         "texts": event.texts,
         "text": event.text,
     }
-    return tokens if event.logprobs is None else {**tokens, "logprobs": event.logprobs}
+    if event.logprobs is not None:
+        tokens["logprobs"] = event.logprobs
+    if event.prompt_logprobs is not None:
+        tokens["prompt_logprobs"] = event.prompt_logprobs
+    return tokens
 
 
 def _end_object(event: StreamEvent) -> dict[str, Any]:

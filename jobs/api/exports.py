@@ -14,9 +14,9 @@ from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.output_folder import OutputFolder
 from ...storage.records import JobRecord
+from ..planning.json_lines import json_rows
 from ..schemas import JobSpec
 from ..shards.part_schema import part_schema
-from .results import json_rows
 
 # A row group of the Parquet file, a batch of the Arrow stream.
 _GROUP_ROWS = 16384

@@ -1,16 +1,18 @@
 """`/requests/{request_id}/stream`: the tokens of an interactive request, also for a reader that was cut off."""
 
+from collections.abc import AsyncGenerator
 from typing import Annotated
 
 from anyio.to_thread import run_sync
 from fastapi import APIRouter, Header, Query, Request, Response, WebSocket
 from starlette.requests import HTTPConnection
 
-from ..live.requests import LiveRequest
+from ..live.requests import LiveState
+from ..streams.events import StreamEvent
 from .caller import tenant_of
 from .errors import ApiError
 from .event_stream import STREAM_RESPONSES, EventStreamResponse, cursor_of, send_events, sse_events
-from .live import LiveAnswers
+from .live_answers import LiveAnswers
 
 router = APIRouter(tags=["requests"])
 Choice = Annotated[str, Query(description="Which of its answers, from 0 on, where it asked for several (`n`)")]
@@ -31,8 +33,7 @@ async def stream_request(
     Reading changes nothing: any number may read, and leave, as they like.
     """
     cursor = cursor_of(last_event_id, after)
-    live, sample = await find_request(request, request_id, choice)
-    events = _answers(request).events(live, sample, cursor)
+    events = await request_events(request, request_id, choice, cursor)
     return EventStreamResponse(sse_events(events), request.app.state.stopping)
 
 
@@ -42,19 +43,18 @@ async def stream_request_over_websocket(
 ) -> None:
     """The same events as JSON texts."""
     cursor = cursor_of(None, after)
-    live, sample = await find_request(websocket, request_id, choice)
-    await send_events(websocket, _answers(websocket).events(live, sample, cursor), websocket.app.state.stopping)
+    await send_events(
+        websocket, await request_events(websocket, request_id, choice, cursor), websocket.app.state.stopping
+    )
 
 
-async def find_request(connection: HTTPConnection, request_id: str, choice: str) -> tuple[LiveRequest, int]:
-    """The request, and which of its samples is meant. Raises `ApiError` (404)."""
-    record = await run_sync(_answers(connection).get, request_id, tenant_of(connection))
+async def request_events(
+    connection: HTTPConnection, request_id: str, choice: str, after: int
+) -> AsyncGenerator[StreamEvent, None]:
+    """The events of a choice of a request of the caller's after the token `after`. Raises `ApiError` (404)."""
+    answers: LiveAnswers = connection.app.state.live
+    record = await run_sync(answers.get, request_id, tenant_of(connection))
     samples = map(str, range(record.request.sampling.n))
     if choice not in samples:
         raise ApiError(404, f"request {request_id!r} has no such choice", "choice_not_found", "choice")
-    return record.request, int(choice)
-
-
-def _answers(connection: HTTPConnection) -> LiveAnswers:
-    answers: LiveAnswers = connection.app.state.live
-    return answers
+    return answers.events(record.request, int(choice), after, has_ended=record.state is LiveState.ENDED)

@@ -1,15 +1,14 @@
 """A page of a job's finished rows, read from its parts."""
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ...storage.ledger import Ledger
 from ...storage.records import JobRecord
+from ..planning.json_lines import json_rows
 from ..stored_results import read_parts
 
 
@@ -43,22 +42,4 @@ def _page_of(parts: ds.Dataset, after_row: int | None, limit: int) -> Page:
         return Page([], has_more=False)
     span = pc.min_max(wanted)
     in_span = (ds.field("row") >= span["min"]) & (ds.field("row") <= span["max"])
-    return Page(json_rows(parts.to_table(filter=in_span).sort_by("row")), len(numbers) > len(wanted))
-
-
-def json_rows(table: pa.Table) -> list[dict[str, Any]]:
-    rows = table.to_pylist(maps_as_pydicts="lossy")
-    return [{name: _json_value(value) for name, value in row.items()} for row in rows]
-
-
-def _json_value(value: Any) -> Any:
-    """What JSON can say: no NaN and no infinity; times, decimals and the like as text."""
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_json_value(item) for item in value]
-    if isinstance(value, dict):
-        return {str(name): _json_value(item) for name, item in value.items()}
-    return str(value)
+    return Page(list(json_rows(parts.to_table(filter=in_span).sort_by("row"))), len(numbers) > len(wanted))

@@ -24,7 +24,7 @@ from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_compl
 from ..planning.batch_planner import TOO_LONG
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
 from .lines import CHAT, LineError
-from .requests import ECHO, REQUEST_ERROR
+from .requests import ECHO, ECHOES_ONLY, REQUEST_ERROR
 
 logger = logging.getLogger(__name__)
 
@@ -115,7 +115,8 @@ class OutputWriter:
             self._num_failed += part.num_rows
 
     def _write_answer(self, file: IncomingFile, row: Mapping[str, Any]) -> None:
-        usage = Usage(row["prompt_tokens"], row["cached_tokens"], row["completion_tokens"])
+        num_generated = 0 if row.get(ECHOES_ONLY) else row["completion_tokens"]
+        usage = Usage(row["prompt_tokens"], row["cached_tokens"], num_generated)
         self._usage += usage
         self._num_completed += 1
         request_id = self._request_id(row)
@@ -200,12 +201,14 @@ class OutputWriter:
 
 
 def _answers(row: Mapping[str, Any]) -> list[Answer]:
-    echo = row.get(ECHO) or ""
+    before = row.get(ECHO) or "", row.get("prompt_logprobs")
+    if row.get(ECHOES_ONLY):
+        return [Answer.of_prompt(*before) for _ in row["outputs"] or [row["output"]]]
     if row["outputs"] is None:
-        return [Answer(row["output"], row["finish_reason"], row["logprobs"], echo)]
+        return [Answer(row["output"], row["finish_reason"], row["logprobs"], *before)]
     logprobs = row["outputs_logprobs"] or [None] * len(row["outputs"])
     columns = (row["outputs"], row["finish_reasons"], logprobs)
-    return [Answer(*answer, echo) for answer in zip(*columns, strict=True)]
+    return [Answer(*answer, *before) for answer in zip(*columns, strict=True)]
 
 
 def _response(status_code: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -1,10 +1,10 @@
 """A batch's requests as the rows of a job."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError
@@ -12,13 +12,16 @@ from ..api.openai.body import parse_body
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import CompletionRequest
 from ..api.openai.sampling_schemas import SamplingFields
+from ..live.prompt import LivePrompts
+from ..schemas import JobSpec
 from ..shards.row_sampling import RowSampling
 from .lines import CHAT, BatchLine, numbered_lines, parse_line
 
-# The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, and the text that is
-# to stand in front of its answer.
+# The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, the text that is to
+# stand in front of its answer, and whether there is to be none.
 REQUEST_ERROR = "request_error"
 ECHO = "echo"
+ECHOES_ONLY = "echoes_only"
 
 
 @dataclass(frozen=True)
@@ -36,6 +39,13 @@ class RequestReader:
     endpoint: str
     limits: ModelLimits
     key: str
+
+    @classmethod
+    def of(cls, endpoint: str, spec: JobSpec) -> Self:
+        """That of a batch's job, for which it makes the same rows each time. Raises `ModelError`."""
+        prompts = LivePrompts.of(spec.model)
+        limits = ModelLimits(prompts.context_length, prompts.vocab_size)
+        return cls(endpoint, limits, str(spec.sampling.seed))
 
     def row(self, number: int, line: BatchLine) -> InputRow:
         """The row of a line; a request that can not be answered is an error row, its error as a body has it."""
@@ -74,7 +84,8 @@ class RequestReader:
             raise ApiError(400, "prompt: a line of a batch has one prompt", "invalid_value", "prompt")
         (prompt,) = request.prompt
         if isinstance(prompt, str):
-            return {"prompt": prompt, ECHO: prompt} if request.echo else {"prompt": prompt}
+            echo = {ECHO: prompt, ECHOES_ONLY: request.echoes_only} if request.echo else {}
+            return {"prompt": prompt, **echo}
         self._check_tokens("prompt", prompt)
         if request.echo:
             raise ApiError(400, "echo: needs a prompt that is a text in a batch", "unsupported_parameter", "echo")
@@ -92,10 +103,21 @@ class RequestReader:
 
 
 class BatchInput(InputSource):
-    """An input file whose lines were checked, as the rows of a job. `on_row` is called now and then, and may raise."""
+    """An input file whose lines were checked, as the rows of a job, or `only` some of them.
 
-    def __init__(self, path: Path, sha256: str, reader: RequestReader, on_row: Callable[[], None]) -> None:
+    `on_row` is called now and then, and may raise.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        sha256: str,
+        reader: RequestReader,
+        on_row: Callable[[], None],
+        only: Collection[int] | None = None,
+    ) -> None:
         super().__init__(path.name, None)
+        self._only = only
         self._path = path
         self._sha256 = sha256
         self._reader = reader
@@ -108,4 +130,5 @@ class BatchInput(InputSource):
     def _rows(self) -> Iterator[InputRow]:
         for row, (number, text) in enumerate(numbered_lines(self._path)):
             self._on_row()
-            yield self._reader.row(row, parse_line(number, text, self._reader.endpoint))
+            if self._only is None or row in self._only:
+                yield self._reader.row(row, parse_line(number, text, self._reader.endpoint))

@@ -24,7 +24,7 @@ from ..planning.producer import Terms
 from ..schemas import JobSpec, SamplingSpec
 from .files import FileStore
 from .lines import LineError, check_lines
-from .requests import BatchInput, ModelLimits, RequestReader
+from .requests import BatchInput, RequestReader
 
 logger = logging.getLogger(__name__)
 
@@ -73,7 +73,7 @@ class Validation:
                 raise InvalidBatch(*found.errors)
             assert found.model is not None
             spec = self._spec(batch, self.models.model(found.model))
-            source = BatchInput(path, file.sha256, self._reader(batch, spec), on_row)
+            source = BatchInput(path, file.sha256, RequestReader.of(batch.endpoint, spec), on_row)
             return self._queue(batch, spec, source)
         except InvalidBatch:
             raise
@@ -98,11 +98,6 @@ class Validation:
         return JobSpec.parse(
             model=model.exact_name, endpoint=batch.endpoint, sampling=sampling.model_dump(), **model.precision._asdict()
         )
-
-    def _reader(self, batch: BatchRecord, spec: JobSpec) -> RequestReader:
-        prompts = self.models.model(spec.model).prompts
-        limits = ModelLimits(prompts.context_length, prompts.vocab_size)
-        return RequestReader(batch.endpoint, limits, str(spec.sampling.seed))
 
     def _quota(self, batch: BatchRecord) -> Quota:
         tenant = self.client.ledger.tenants.get(batch.tenant)

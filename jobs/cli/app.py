@@ -95,7 +95,9 @@ def main() -> None:
 def _usage_problem(error: Any) -> str:
     """Click's words in one line, and where to read more."""
     command = error.ctx.command_path if error.ctx else "headrace"
-    return f"{error.format_message().rstrip('.')}: see `{command} --help`"
+    # Pydantic's words before ours.
+    problem = error.format_message().replace("Value error, ", "").rstrip(".")
+    return f"{problem}: see `{command} --help`"
 
 
 def _exit(message: object, status: int) -> None:

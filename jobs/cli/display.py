@@ -76,7 +76,7 @@ class RunDisplay:
         console = Console(stderr=True)
         self._bar: ProgressBar | None = None
         self._task = TaskID(0)
-        if console.is_terminal:
+        if can_redraw(console):
             self._bar = ProgressBar(
                 BarColumn(),
                 MofNCompleteColumn(),
@@ -125,6 +125,11 @@ def _reused(progress: Progress) -> str:
     return f"{progress.rows_from_cache} rows from the result cache  " if progress.rows_from_cache else ""
 
 
+def can_redraw(console: Console) -> bool:
+    """Whether what is shown can be shown again in its place: not in a file, and not in an editor's shell."""
+    return console.is_terminal and not console.is_dumb_terminal
+
+
 def counted(count: int, noun: str) -> str:
     """A count with its noun in the right number."""
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
@@ -147,11 +152,12 @@ def summary(pace: Pace, progress: Progress, output: str) -> str:
 
 
 def _origins(first: Progress, now: Progress) -> str:
-    """Where the rows of a run come from."""
+    """Where the answers of a run come from; rows that failed are none of them."""
+    kept = first.rows_done - first.rows_failed
     from_cache = now.rows_from_cache - first.rows_from_cache
-    generated = now.rows_done - first.rows_done - from_cache
+    generated = now.rows_done - now.rows_failed - kept - from_cache
     cached = f"{from_cache} from the result cache, " if from_cache else ""
-    return f"{generated} generated, {cached}{first.rows_done} kept from before"
+    return f"{generated} generated, {cached}{kept} kept from before"
 
 
 def duration(seconds: float) -> str:

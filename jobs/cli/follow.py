@@ -31,7 +31,7 @@ def follow(client: Client, job: Job, first: Progress, act: Callable[[Progress], 
             display.show(progress)
             if progress.state is JobState.RUNNING:
                 act(progress)
-                if pace.ready_at is None and client.is_served(job):
+                if pace.ready_at is None and job.is_served:
                     pace.worker_is_ready()
         pace.end()
     typer.echo(summary(pace, progress, job.record.output_dir))

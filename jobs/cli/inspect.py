@@ -13,7 +13,9 @@ from ...storage.sinks import SinkSpec
 from ..open_ledger import open_ledger
 from ..planning.json_lines import json_rows, openai_lines
 from ..settings import Settings
+from ..shards.finishing import finish_what_is_left
 from ..stored_results import read_results
+from .display import counted
 from .tables import print_table, time_text
 
 _MAX_SHOWN = 400
@@ -45,6 +47,7 @@ def show(job_id: JobId) -> None:
     """Show one job: its state, counts and options."""
     with open_ledger(Settings.from_environment()) as ledger:
         job = ledger.job(job_id)
+        finish_what_is_left(ledger, job)
         lines = _description(job, ledger.progress(job_id))
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
@@ -62,15 +65,27 @@ def results(
     """Print a job's rows as JSON lines, in the input's order; those committed so far while it runs."""
     with open_ledger(Settings.from_environment()) as ledger:
         job = ledger.job(job_id)
+        finish_what_is_left(ledger, job)
+        progress = ledger.progress(job_id)
         table = read_results(ledger, job)
-    rows = table.slice(0, head) if head is not None else table
+    # Arrow cuts more rows than there are from a table without columns.
+    rows = table.slice(0, min(head, len(table))) if head is not None else table
     lines = openai_lines(job, rows) if format is ResultFormat.OPENAI else json_rows(rows)
     texts = (json.dumps(line, ensure_ascii=False, default=str) for line in lines)
     if output is not None:
         write_lines(output, texts)
-        return
-    for text in texts:
-        typer.echo(text)
+    else:
+        for text in texts:
+            typer.echo(text)
+    _say_what_is_gone(job, progress, len(table))
+
+
+def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int) -> None:
+    """Exit with status 1 where an ended job's data set has fewer rows than were committed: its files were removed."""
+    if progress.state.has_ended and num_rows < progress.rows_done:
+        gone = counted(progress.rows_done - num_rows, "row")
+        typer.echo(f"headrace: {gone} of {progress.rows_done} can no longer be read in {job.output_dir}", err=True)
+        raise typer.Exit(1)
 
 
 def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:

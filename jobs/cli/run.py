@@ -4,10 +4,12 @@ import shlex
 import sys
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import typer
 
+from ...engine.checkpoints.weight_files import check_weight_files
 from ...storage.errors import ManifestDamaged, UnknownJob
 from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode, read_manifest
@@ -26,6 +28,7 @@ def run(asked: Asked, target: Target, worker_options: list[str]) -> None:
 
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
+    _check_weights(asked.spec.model)
     with termination_as_interrupt(), Client() as client:
         job = None
         try:
@@ -33,7 +36,7 @@ def run(asked: Asked, target: Target, worker_options: list[str]) -> None:
             job = _submitted(client, asked, target)
             first = known if known is not None and known.job_id == job.id else _at_first(job)
             typer.echo(opening(job, first), err=True)
-            with client.local_worker(job, worker_options) as worker:
+            with job.local_worker(worker_options) as worker:
                 progress = follow(client, job, first, lambda progress: worker.tick(progress.rows_done))
         except KeyboardInterrupt:
             typer.echo(_farewell(job, target.mode), err=True)
@@ -50,9 +53,16 @@ def submit(asked: Asked, target: Target) -> None:
     with Client() as client:
         job = _submitted(client, asked, target)
         typer.echo(opening(job, job.progress()), err=True)
-        if not client.is_served(job):
+        if not job.is_served:
             typer.echo(f"no worker serves it: start one with {_worker_command(job)}", err=True)
         typer.echo(job.id)
+
+
+def _check_weights(model: str) -> None:
+    """Refuse now what a worker would only find when it loads them. Raises `ModelError`."""
+    # One of Hugging Face may not have been fetched yet.
+    if (folder := Path(model)).is_dir():
+        check_weight_files(folder)
 
 
 def _known(client: Client, target: Target) -> Progress | None:

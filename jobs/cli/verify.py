@@ -28,7 +28,9 @@ _SHOWN = 20
 @takes(engine_options)
 def verify(
     worker_options: list[str],
-    name: Annotated[str, typer.Argument(metavar="OUTPUT|JOB", help="A data set's folder, or a job's id.")],
+    name: Annotated[
+        str, typer.Argument(metavar="OUTPUT|JOB|BATCH", help="A data set's folder, or a job's or batch's id.")
+    ],
     rows: Annotated[
         int | None, typer.Option("--rows", min=1, help=f"How many rows to make again; default: {_DEFAULT_ROWS}.")
     ] = None,

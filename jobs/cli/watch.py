@@ -15,7 +15,7 @@ from ...storage.errors import LedgerUnavailable, UnknownJob
 from ...storage.overview import Overview
 from ...storage.records import Progress
 from ..client import Client
-from .display import duration
+from .display import can_redraw, duration
 from .follow import exit_status, follow, opening
 from .tables import print_table
 
@@ -125,7 +125,7 @@ class _Display:
 def _shown() -> Iterator[_Display]:
     # An error's brackets are no styles.
     console = Console(stderr=True, markup=False)
-    if not console.is_terminal:
+    if not can_redraw(console):
         yield _Display(None)
         return
     with Live(console=console, auto_refresh=False, transient=True) as live:

@@ -10,6 +10,8 @@ from fastapi import FastAPI
 from .headrace_pb2_grpc import add_HeadraceServicer_to_server
 from .health import HealthService
 from .health_pb2_grpc import add_HealthServicer_to_server
+from .reflection import ReflectionService
+from .reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 from .service import HeadraceService
 
 
@@ -25,6 +27,9 @@ async def grpc_server(
     server = grpc.aio.server(options=options)
     add_HeadraceServicer_to_server(HeadraceService(app), server)  # type: ignore[no-untyped-call]
     add_HealthServicer_to_server(HealthService(app.state.leaving), server)  # type: ignore[no-untyped-call]
+    reflection = ReflectionService()
+    add_ServerReflectionServicer_to_server(reflection, server)  # type: ignore[no-untyped-call]
+    server.add_generic_rpc_handlers((reflection.earlier_version(),))
     server.add_insecure_port(address)
     await server.start()
     on_listening()

@@ -13,13 +13,13 @@ from starlette.types import Message
 from ..api.authentication import RESPONSE_HEADERS, KeyRing, Refused
 from ..api.errors import ApiError
 from ..api.event_stream import while_wanted
-from ..api.live import LiveAnswers
+from ..api.live_answers import LiveAnswers
 from ..api.openai.answering import choice_events, expect_proper
 from ..api.openai.asking import Asked
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.respond import close, request_headers
 from ..api.openai.route import asker_of, in_turn, refusals
-from ..api.requests import find_request
+from ..api.requests import request_events
 from ..api.row_routes import row_events
 from ..streams.events import StreamEvent
 from .bodies import body_of
@@ -111,8 +111,9 @@ class HeadraceService(HeadraceServicer):
         """Which choice's events, and these. Raises `ApiError` (404)."""
         stream, _, part = request.id.partition("/")
         if stream.startswith("req_"):
-            live, choice = await find_request(connection, stream, part or "0")
-            return choice, self._live.events(live, choice, request.after)
+            choice = part or "0"
+            events = await request_events(connection, stream, choice, request.after)
+            return int(choice), events
         if not (part.isascii() and part.isdecimal()):
             raise ApiError(404, f"there is no stream {request.id!r}", "stream_not_found", "id")
         return 0, await row_events(connection, stream, int(part), request.after)

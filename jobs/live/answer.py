@@ -8,7 +8,7 @@ from ...engine.request import FinishReason, Request, RequestEvent
 from ...engine.text.detokenizer import StopStrings, answer_text
 from ...engine.text.tokenizer import Tokenizer
 from ..engine_host import Answer
-from ..shards.row_answers import logprob_entries
+from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..streams.events import RecoveredStream, StreamError, StreamUsage
 from ..streams.publisher import StreamPublisher
 from .claims import LiveClaim
@@ -75,8 +75,11 @@ class LiveSample:
         num_top, logprobs = self.request.params.logprobs, None
         if num_top is not None:
             logprobs = logprob_entries(self.tokenizer, event.new_token_ids, event.logprobs, num_top)
+        of_prompt = None
+        if event.prompt_logprobs is not None:
+            of_prompt = prompt_logprob_entries(self.tokenizer, self.request, event.prompt_logprobs)
         self.token_ids += event.new_token_ids
-        self.publisher.append(self.stream_id, event.new_token_ids, texts, logprobs)
+        self.publisher.append(self.stream_id, event.new_token_ids, texts, logprobs, of_prompt)
 
     def _finish(self, reason: str, text: str, error: StreamError | None = None) -> None:
         usage = StreamUsage(

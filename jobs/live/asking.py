@@ -34,13 +34,17 @@ class GenerationError(JobError):
 
 @dataclass(frozen=True)
 class GeneratedText:
-    """One answer. `logprobs`: an item a token where they were asked for, as a job's column `logprobs` has them."""
+    """One answer. `logprobs`: an item a token where they were asked for, as a job's column `logprobs` has them.
+
+    `prompt_logprobs`: those of the prompt, where they were asked for; the first answer has them.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: str
     usage: StreamUsage
     logprobs: tuple[Any, ...] | None = None
+    prompt_logprobs: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -119,10 +123,11 @@ class LiveStreams:
         """Yield what comes after the token `after`, up to and including the end.
 
         `on_wait` is called now and then while nothing comes.
-        Raises `UnknownRequest` when there is no such request (any more), `GenerationError` when no worker has taken it
-        before its deadline; both also after a while of waiting.
+        Raises `UnknownRequest` when there is no such request (any more), and `GenerationError`: `deadline_exceeded`
+        when no worker has taken it before its deadline, `stream_lost` when it has ended but Redis has lost its end. All
+        of them also after a while of waiting.
         """
-        self._check(stream_id)
+        has_ended = self._has_ended(stream_id)
         while True:
             try:
                 for event in follow(self.redis_url, stream_id, after, timeout=_PATIENCE_SECONDS):
@@ -130,13 +135,14 @@ class LiveStreams:
                     after = event.last
                 return
             except StreamTimeout:
-                self._check(stream_id)
+                # Once more after it has ended: the end may have come meanwhile.
+                has_ended = self._has_ended(stream_id, was_known=has_ended)
             if on_wait is not None:
                 on_wait()
 
     async def afollow(self, stream_id: str, after: int = 0) -> AsyncIterator[StreamEvent]:
         """As `follow`, for asyncio."""
-        await asyncio.to_thread(self._check, stream_id)
+        has_ended = await asyncio.to_thread(self._has_ended, stream_id)
         while True:
             try:
                 async for event in afollow(self.redis_url, stream_id, after, timeout=_PATIENCE_SECONDS):
@@ -144,7 +150,7 @@ class LiveStreams:
                     after = event.last
                 return
             except StreamTimeout:
-                await asyncio.to_thread(self._check, stream_id)
+                has_ended = await asyncio.to_thread(self._has_ended, stream_id, has_ended)
 
     def collect(self, request: LiveRequest, on_wait: OnWait = None) -> Generated:
         """Wait for the whole answer. Raises `GenerationError` when there is none.
@@ -169,10 +175,14 @@ class LiveStreams:
                 self.requests.submit(request)
         return _generated(events)
 
-    def _check(self, stream_id: str) -> None:
+    def _has_ended(self, stream_id: str, was_known: bool = False) -> bool:
+        """Whether the stream of a request has all that it will ever have; who knew that already waits in vain."""
         record = self.requests.get(stream_id.partition("/")[0])
         if record.state is LiveState.QUEUED and record.request.deadline_at + _OVERDUE_SECONDS < time.time():
             raise GenerationError("deadline_exceeded", f"no worker has taken request {record.request.id} in time")
+        if was_known:
+            raise GenerationError("stream_lost", f"Redis has lost the answer to {record.request.id}: ask again")
+        return record.state is LiveState.ENDED
 
 
 def _generated(events: Sequence[StreamEvent]) -> GeneratedText:
@@ -188,4 +198,5 @@ def _generated(events: Sequence[StreamEvent]) -> GeneratedText:
         finish_reason=end.finish_reason,
         usage=end.usage,
         logprobs=tuple(item for event in events for item in event.logprobs or ()) if has_logprobs else None,
+        prompt_logprobs=events[0].prompt_logprobs,
     )

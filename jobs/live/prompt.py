@@ -10,8 +10,11 @@ from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ..errors import SpecError
-from ..planning.rendering import messages_problem, with_plain_texts
+from ..messages import messages_problem, with_plain_texts
 from ..schemas import SamplingSpec
+
+# They are a hundred bytes each, and Redis gets all of a prompt's in one entry.
+MAX_PROMPT_LOGPROBS = 2**18
 
 
 class ContextLengthExceeded(InvalidRequestError):
@@ -70,6 +73,7 @@ class LivePrompts:
                 f"prompt has {num_tokens} tokens; with one to generate at most {self.context_length} fit: shorten it",
                 "messages" if self.tokenizer.has_chat_template else "prompt",
             )
+        self._check_prompt_logprobs(num_tokens, sampling)
         for token in (min(prompt_token_ids, default=0), max(prompt_token_ids, default=0)):
             if not 0 <= token < self.vocab_size:
                 raise InvalidRequestError(
@@ -79,6 +83,15 @@ class LivePrompts:
             sampling.check_vocabulary(self.vocab_size)
         except SpecError as error:
             raise InvalidRequestError(str(error), (error.field or "").removeprefix("sampling.") or None) from error
+
+    def _check_prompt_logprobs(self, num_tokens: int, sampling: SamplingSpec) -> None:
+        num_logprobs = 0 if sampling.prompt_logprobs is None else num_tokens * (1 + sampling.prompt_logprobs)
+        if num_logprobs > MAX_PROMPT_LOGPROBS:
+            raise InvalidRequestError(
+                f"the {num_tokens} tokens of the prompt have {num_logprobs} log-probabilities, more than "
+                f"{MAX_PROMPT_LOGPROBS}: ask for fewer of each, or shorten the prompt",
+                "prompt_logprobs",
+            )
 
 
 @lru_cache(maxsize=16)

@@ -129,7 +129,8 @@ def registration(
     failures: int = 0,
 ) -> list[str | int | float]:
     """The arguments of the script `REGISTER`."""
-    spec, deadline = request.model_dump_json(), request.deadline_at
+    # What nobody asked for is not in it: a worker of an earlier version may not know the field.
+    spec, deadline = request.model_dump_json(exclude_defaults=True), request.deadline_at
     known: list[str | int | float] = [request.id, spec, request.queue, request.tenant, deadline, ttl_seconds]
     return [*known, str(state), attempt, owner, lease_seconds, crashes, failures]
 

@@ -1,5 +1,6 @@
 """A job's rows as JSON objects: with the data set's columns, or as lines of an OpenAI batch's files."""
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -12,9 +13,22 @@ _SERVER_FAULTS = ("engine failed", "worker_crashed")
 
 
 def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """One object a row, in the table's order."""
+    """One object a row, in the table's order: no NaN and no infinity; times, decimals and the like as text."""
     for batch in table.to_batches():
-        yield from batch.to_pylist(maps_as_pydicts="strict")
+        for row in batch.to_pylist(maps_as_pydicts="lossy"):
+            yield {name: _json_value(value) for name, value in row.items()}
+
+
+def _json_value(value: Any) -> Any:
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [_json_value(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): _json_value(item) for name, item in value.items()}
+    return str(value)
 
 
 def openai_lines(job: JobRecord, table: pa.Table) -> Iterator[dict[str, Any]]:

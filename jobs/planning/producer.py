@@ -7,17 +7,24 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 from celery import Celery
 
-from ...storage.errors import InputError, JobEnded, LedgerError, ManifestDamaged, SinkError, UnknownJob
+from ...storage.errors import (
+    InputError,
+    JobEnded,
+    LedgerError,
+    ManifestDamaged,
+    OutputNotEmpty,
+    SinkError,
+    UnknownJob,
+)
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.output_dir import (
     Manifest,
     OutputMode,
     prepare_output_dir,
-    read_manifest,
+    read_report,
     remove_output_dir,
     write_manifest,
 )
@@ -33,7 +40,7 @@ from ..schemas import JobSpec
 from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
 from .ahead import map_ahead
-from .planner import Plan, make_planner
+from .planner import Plan, Planner, make_planner
 
 
 @dataclass(frozen=True)
@@ -55,6 +62,21 @@ class Terms:
 
 
 NO_TERMS = Terms()
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What is written for a job before it is recorded. `had_folder`: the user had made it, so it stays."""
+
+    job_id: str
+    output: OutputFolder
+    spool: Path
+    had_folder: bool
+
+    def give_back(self) -> None:
+        """The job is not to be. Raises StorageError."""
+        shutil.rmtree(self.spool, ignore_errors=True)
+        remove_output_dir(self.output, keep_folder=self.had_folder)
 
 
 @dataclass(frozen=True)
@@ -80,8 +102,8 @@ class Producer:
         `job_id` names a new job, for callers that must know it beforehand (see `new_job_id`). `terms` are a new
         job's; one that has their `idempotency_key` is returned as it is.
 
-        Everything that can be refused is refused before anything is written: raises `ModelError`, `SpecError`,
-        `InputError`, `OutputNotEmpty`, `JobMismatchError`, `SinkError`, `QuotaExceeded`.
+        Everything that can be refused is refused before anything is written, or leaves nothing behind: raises
+        `ModelError`, `SpecError`, `InputError`, `OutputNotEmpty`, `JobMismatchError`, `SinkError`, `QuotaExceeded`.
         """
         planner = make_planner(spec, self.shard_rows, sort_folder=self.jobs_folder)
         spec = planner.spec
@@ -89,27 +111,39 @@ class Producer:
         fingerprint = spec.fingerprint(source.fingerprint())
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
-        # Once before the work, and again with the job's tokens when it is recorded.
-        self.ledger.check_quota(terms.tenant, terms.quota)
-        if terms.sink is not None:
-            check_reachable(terms.sink)
+        self._check_terms(terms)
         if mode is OutputMode.OVERWRITE:
             self._cancel_owner(output)
+        had_folder = output.exists()
         manifest = prepare_output_dir(output, mode)
         if manifest is not None and (job := self._resumed(manifest, fingerprint, spec, output)) is not None:
             return job
         job_id = manifest.job_id if manifest else job_id or new_job_id()
+        taken = _Taken(job_id, output, self.jobs_folder / job_id, had_folder)
         if manifest is None:
-            write_manifest(output, Manifest(job_id, fingerprint))
+            write_manifest(output, Manifest(job_id, fingerprint, self.ledger.identity))
+            self._cancel_homeless(output)
         try:
-            with planner.plan(source) as plan:
-                if terms.sink is not None:
-                    _prepare_sink(terms.sink, part_schema(spec, carried_fields(plan.schema)), output)
-                return self._create(job_id, fingerprint, spec, plan, output, terms)
-        except InputError:
-            # It cannot be read to its end, which only reading it can tell.
-            self._forget(job_id, output)
+            return self._plan_and_create(taken, fingerprint, planner, source, terms)
+        except (InputError, SinkError, QuotaExceeded):
+            # What only reading the input to its end can tell, its columns or its tokens.
+            taken.give_back()
             raise
+
+    def _check_terms(self, terms: Terms) -> None:
+        """Raises `QuotaExceeded`, `SinkError`."""
+        # Once before the work, and again with the job's tokens when it is recorded.
+        self.ledger.check_quota(terms.tenant, terms.quota)
+        if terms.sink is not None:
+            check_reachable(terms.sink)
+
+    def _plan_and_create(
+        self, taken: _Taken, fingerprint: str, planner: Planner, source: InputSource, terms: Terms
+    ) -> JobRecord:
+        with planner.plan(source) as plan:
+            if terms.sink is not None:
+                SqlSink(terms.sink, part_schema(planner.spec, carried_fields(plan.schema))).prepare()
+            return self._create(taken, fingerprint, planner.spec, plan, terms)
 
     def _job_of_key(self, terms: Terms, fingerprint: str, spec: JobSpec) -> JobRecord | None:
         """Raises `JobMismatchError` when another job has the key."""
@@ -121,15 +155,41 @@ class Producer:
         return job
 
     def _cancel_owner(self, output: OutputFolder) -> None:
-        """Keep the workers of the job that is about to be replaced from writing on."""
-        # Unreadable, written with another ledger, or killed before it was recorded: nobody works on it here.
+        """Keep the workers of the job that is about to be replaced from writing on.
+
+        Raises `OutputNotEmpty` where only another ledger could do so.
+        """
+        # Unreadable, completed with another ledger, or killed before it was recorded: nobody works on it.
         with suppress(ManifestDamaged, UnknownJob):
-            if (manifest := read_manifest(output)) is not None:
-                self.ledger.cancel_job(manifest.job_id)
-                shutil.rmtree(self.jobs_folder / manifest.job_id, ignore_errors=True)
+            if (report := read_report(output)) is None:
+                return
+            job_id = report["job_id"]
+            if self._is_anothers(report.get("ledger")) and "state" not in report:
+                raise OutputNotEmpty(
+                    f"output folder {output} belongs to job {job_id} of another ledger, whose workers may still write "
+                    f"there: delete it with that ledger (headrace delete {job_id} --output-too), remove the folder if "
+                    "that ledger is gone, or choose another"
+                )
+            self.ledger.cancel_job(job_id)
+            shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
+
+    def _cancel_homeless(self, output: OutputFolder) -> None:
+        """End the jobs whose folder was removed by hand: a worker would put their rows beside those of the new job."""
+        for job_id in self.ledger.open_jobs(str(output)):
+            self.ledger.cancel_job(job_id)
+            shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
+
+    def _is_anothers(self, ledger: str | None) -> bool:
+        """Whether a manifest was written with another ledger, as far as it says so."""
+        return ledger not in (None, self.ledger.identity)
 
     def _resumed(self, manifest: Manifest, fingerprint: str, spec: JobSpec, output: OutputFolder) -> JobRecord | None:
         """The job of an output folder, rung for again; None when it was killed before it was recorded."""
+        if self._is_anothers(manifest.ledger):
+            raise JobMismatchError(
+                f"output folder {output} belongs to job {manifest.job_id} of another ledger: set HEADRACE_DATA_DIR or "
+                "HEADRACE_DATABASE_URL as it was then, or choose another folder"
+            )
         try:
             job = self.ledger.job(manifest.job_id)
         except UnknownJob as error:
@@ -168,17 +228,15 @@ class Producer:
         with suppress(JobEnded):
             send_shards(self.app, job.queue, self.ledger.resume_job(job.id))
 
-    def _create(
-        self, job_id: str, fingerprint: str, spec: JobSpec, plan: Plan, output: OutputFolder, terms: Terms
-    ) -> JobRecord:
+    def _create(self, taken: _Taken, fingerprint: str, spec: JobSpec, plan: Plan, terms: Terms) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, `--resume` finds it consistent."""
         queue = shard_queue(spec.model, *spec.precision)
-        shards = self._spool(job_id, plan)
+        shards = _write_spool(taken.spool, plan)
         job = NewJob(
-            id=job_id,
+            id=taken.job_id,
             queue=queue,
             model=spec.model,
-            output_dir=str(output),
+            output_dir=str(taken.output),
             fingerprint=fingerprint,
             num_rows=plan.num_rows,
             spec=spec.model_dump(mode="json"),
@@ -195,45 +253,37 @@ class Producer:
         try:
             self.ledger.create_job(job, shards, terms.quota)
         except QuotaExceeded:
-            self._forget(job_id, output)
             raise
         except LedgerError:
-            # Of two with one key that came at the same time, the other may have been recorded first.
+            # Of two with one key that came at the same time, the other may have been recorded first; or it is this
+            # one, and only the answer was lost.
             if (first := self._job_of_key(terms, fingerprint, spec)) is None:
                 raise
-            self._forget(job_id, output)
-            return first
-        send_shards(self.app, queue, [shard.id for shard in self.ledger.shards(job_id)])
-        return self.ledger.job(job_id)
-
-    def _forget(self, job_id: str, output: OutputFolder) -> None:
-        """Remove what was written for a job that is not to be."""
-        shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
-        remove_output_dir(output)
-
-    def _spool(self, job_id: str, plan: Plan) -> list[NewShard]:
-        spool = self.jobs_folder / job_id
-        shutil.rmtree(spool, ignore_errors=True)
-
-        def write(shard: tuple[int, list[PlannedRow]]) -> NewShard:
-            number, rows = shard
-            path = spool / f"shard-{number:05d}.parquet"
-            write_shard(path, rows, plan.schema, with_sampling=plan.has_row_sampling)
-            return NewShard(number, len(rows), str(path))
-
-        return list(map_ahead(write, enumerate(plan.shards())))
+            if first.id != taken.job_id:
+                taken.give_back()
+                return first
+        send_shards(self.app, queue, [shard.id for shard in self.ledger.shards(taken.job_id)])
+        return self.ledger.job(taken.job_id)
 
 
 def new_job_id() -> str:
     return f"job_{uuid.uuid4().hex[:16]}"
 
 
-def _prepare_sink(sink: SinkSpec, schema: pa.Schema, output: OutputFolder) -> None:
-    """Raises `SinkError`; the output folder is free again then."""
+def _write_spool(folder: Path, plan: Plan) -> list[NewShard]:
+    shutil.rmtree(folder, ignore_errors=True)
+
+    def write(shard: tuple[int, list[PlannedRow]]) -> NewShard:
+        number, rows = shard
+        path = folder / f"shard-{number:05d}.parquet"
+        write_shard(path, rows, plan.schema, with_sampling=plan.has_row_sampling)
+        return NewShard(number, len(rows), str(path))
+
     try:
-        SqlSink(sink, schema).prepare()
-    except SinkError:
-        remove_output_dir(output)
+        return list(map_ahead(write, enumerate(plan.shards())))
+    except OSError:
+        # Of a disk that is full it has what is left.
+        shutil.rmtree(folder, ignore_errors=True)
         raise
 
 

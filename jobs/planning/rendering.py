@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ..errors import SpecError
+from ..messages import EMPTY, messages_problem, with_plain_texts
 from ..schemas import JobSpec
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.
     from ...engine.text.chat_frame import ChatFrame
-
-_EMPTY = "are empty"
 
 
 class RowError(Exception):
@@ -131,39 +130,6 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
     )
 
 
-def messages_problem(messages: Any) -> str | None:
-    """What is wrong with a conversation, as the end of a sentence about it; None if it can be put into a template."""
-    if not isinstance(messages, list) or not messages:
-        return "must be a non-empty list"
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            return "must hold objects with 'role' and 'content'"
-        if not _is_text(message.get("content")):
-            return "can have as 'content' a text, or parts of type 'text', and nothing else"
-    has_text = any(str(message.get("content") or "").strip() for message in with_plain_texts(messages))
-    return None if has_text else _EMPTY
-
-
-def _is_text(content: Any) -> bool:
-    if isinstance(content, list):
-        return all(map(_is_text_part, content))
-    return content is None or isinstance(content, str)
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
-
-
-def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages, in which parts become one text: templates of models that read texts would write the list out."""
-    return [
-        {**message, "content": "\n".join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), list)
-        else message
-        for message in messages
-    ]
-
-
 def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str, Any]]:
     """A row's conversation; the job's system text goes in front unless the row brings its own."""
     messages = values.get("messages")
@@ -174,7 +140,7 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
             raise RowError(f"column 'messages' is not valid JSON: {error.msg}") from error
     problem = messages_problem(messages)
     if problem is not None:
-        raise RowError("prompt is empty" if problem == _EMPTY else f"column 'messages' {problem}")
+        raise RowError("prompt is empty" if problem == EMPTY else f"column 'messages' {problem}")
     assert isinstance(messages, list)
     messages = with_plain_texts(messages)
     if system and messages[0]["role"] != "system":

@@ -161,6 +161,7 @@ class ShardAttempt:
         parts = self.tools.ledger.parts(self.claim.job_id, self.claim.shard_number)
         recovered = recover_shard(
             self._folder,
+            self.claim.job_id,
             self.claim.shard_number,
             self.claim.attempt_id,
             [part.file_name for part in parts],
@@ -275,7 +276,8 @@ class ShardAttempt:
 
     def _next_name(self) -> str:
         # The attempt's id, not its number: a job that was overwritten may still be writing into the same folder.
-        name = part_file_name(self.claim.shard_number, self.claim.attempt_id, self._num_parts)
+        claim = self.claim
+        name = part_file_name(claim.job_id, claim.shard_number, claim.attempt_id, self._num_parts)
         self._num_parts += 1
         return name
 

@@ -3,19 +3,20 @@
 import logging
 import shutil
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...storage.errors import StorageError
+from ...storage.errors import LedgerError, StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.output_dir import Manifest, belongs_to_another, complete_manifest
 from ...storage.output_folder import OutputFolder
-from ...storage.parts import maybe_strays
-from ...storage.records import JobRecord, Progress, ShardRecord, ShardState
+from ...storage.parts import parts_of
+from ...storage.records import JobRecord, ShardRecord, ShardState
 from ...storage.spool import read_shard
 from .retrying import unretriable_rows
 
@@ -32,28 +33,51 @@ class SpooledShard:
 
 
 def finish_job(ledger: Ledger, job: JobRecord) -> None:
-    """Remove what a completed job needs no more and complete its manifest. What fails of it is only logged."""
+    """Remove what a completed job needs no more and complete its manifest.
+
+    What fails of it is logged, and done by whoever comes next. It may be done twice, also at the same time.
+    """
     try:
         folder = open_folder(job.output_dir)
         remove_strays(ledger, job.id, folder)
         remove_spool(ledger, job)
-        report = _report(job, ledger.progress(job.id))
-        complete_manifest(folder, Manifest(job.id, job.fingerprint), report)
+        # Without a manifest the folder may be on a disk that is gone for now.
+        if complete_manifest(folder, Manifest(job.id, job.fingerprint), lambda: _report(ledger, job.id)):
+            ledger.tidying.done(job)
+        else:
+            ledger.tidying.put_off(job)
     except StorageError as error:
         logger.warning("job %s has completed, but not all is tidy: %s", job.id, error)
+        with suppress(LedgerError):
+            ledger.tidying.put_off(job)
+
+
+def finish_what_is_left(ledger: Ledger, job: JobRecord) -> None:
+    """For who reads a job: do what `finish_job` could not, or was killed before, if nobody is at it."""
+    # A ledger that is busy, or that may only be read, keeps nobody from reading.
+    with suppress(LedgerError):
+        if job.tidy_at is not None and (taken := ledger.tidying.take(job.id)) is not None:
+            finish_job(ledger, taken)
+
+
+def finish_all_left(ledger: Ledger, queue: str) -> None:
+    """For a queue's workers: the same for all its jobs. Raises `LedgerError`."""
+    for job in ledger.tidying.take_due(queue):
+        finish_job(ledger, job)
 
 
 def remove_strays(ledger: Ledger, job_id: str, folder: OutputFolder) -> None:
     """Remove the parts that attempts at a completed job, and at what was in the folder before, did not commit.
 
     An attempt that was stopped past its lease may have written after the shard's next attempt had tidied up. Those of
-    a retry that has begun meanwhile are left alone, and all where the folder has become another job's, whose parts only
-    its own ledger may know. Raises StorageError.
+    a retry that has begun meanwhile are left alone, those of jobs that are not of this ledger or have not ended, and
+    all where the folder has become another job's. Raises StorageError.
     """
     # In this order: what is committed of these parts, or may yet be, the ledger knows by then.
-    parts = maybe_strays(folder)
-    if not parts or belongs_to_another(folder, job_id):
+    names = folder.maybe_uncommitted()
+    if not names or belongs_to_another(folder, job_id):
         return
+    parts = parts_of([job_id, *ledger.ended_jobs(str(folder))], names)
     shards = ledger.shards(job_id)
     newest = max((shard.attempt_id or 0 for shard in shards), default=0)
     at_work = {shard.attempt_id for shard in shards if shard.state is not ShardState.DONE}
@@ -98,7 +122,8 @@ def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShar
     return SpooledShard(root.number, path, table.num_rows - len(left))
 
 
-def _report(job: JobRecord, progress: Progress) -> dict[str, Any]:
+def _report(ledger: Ledger, job_id: str) -> dict[str, Any]:
+    job, progress = ledger.job(job_id), ledger.progress(job_id)
     # A folder's path has no revision, whatever characters it has.
     name, _, revision = (job.model, "", "") if Path(job.model).is_absolute() else job.model.partition("@")
     return {

@@ -16,5 +16,6 @@ def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:
         with_outputs=spec.sampling.n > 1 or spec.samples_each_row,
         with_logprobs=spec.sampling.logprobs or spec.samples_each_row,
         with_all_answers=spec.samples_each_row,
+        with_prompt_logprobs=spec.sampling.prompt_logprobs is not None or spec.endpoint == "/v1/completions",
         with_from_cache=spec.cache,
     )

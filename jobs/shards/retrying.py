@@ -51,7 +51,7 @@ class Retrial:
             return
         # Only theirs: should the job have been overwritten, the folder is another's by now.
         attempt_ids = self.ledger.retrying_attempts(self.claim.job_id, retry_of)
-        published = published_by(self.folder, attempt_ids)
+        published = published_by(self.folder, self.claim.job_id, attempt_ids)
         settle(self.folder, published, self.committed())
 
     def committed(self) -> list[str]:

@@ -3,12 +3,11 @@
 from collections.abc import Sequence
 from typing import Any
 
-from ...engine.logprobs import Logprob, TokenLogprobs
-from ...engine.outputs import decoded
 from ...engine.request import Request
 from ...engine.text.detokenizer import answer_text
 from ...engine.text.tokenizer import Tokenizer
 from ..engine_host import Answer
+from ..logprob_entries import logprob_entries, prompt_logprob_entries
 
 Answered = tuple[Request, Answer]
 
@@ -36,6 +35,8 @@ def answer_columns(tokenizer: Tokenizer, samples: Sequence[Answered], with_all_a
     num_top = request.params.logprobs
     if num_top is not None:
         columns["logprobs"] = logprob_entries(tokenizer, answer.token_ids, answer.logprobs, num_top)
+    if answer.prompt_logprobs is not None:
+        columns["prompt_logprobs"] = prompt_logprob_entries(tokenizer, request, answer.prompt_logprobs)
     if with_all_answers and len(samples) > 1:
         columns["finish_reasons"] = [str(each.finish_reason) for _, each in samples]
         if num_top is not None:
@@ -65,18 +66,3 @@ def _label(request: Request, answer: Answer) -> dict[str, Any]:
         "confidence": probabilities[index],
         "probabilities": dict(zip(choices, probabilities, strict=True)),
     }
-
-
-def logprob_entries(
-    tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
-) -> list[dict[str, Any]]:
-    """One entry a token: the token itself, and under `top` the `num_top` likeliest in its place, in their order."""
-    entries = []
-    for own, place in zip(token_ids, decoded(tokenizer, logprobs), strict=True):
-        top = sorted((each.rank, token) for token, each in place.items() if each.rank <= num_top)
-        entries.append({**_token(own, place[own]), "top": [_token(token, place[token]) for _, token in top]})
-    return entries
-
-
-def _token(token_id: int, logprob: Logprob) -> dict[str, Any]:
-    return {"token": logprob.decoded_token, "token_id": token_id, "logprob": logprob.logprob}

@@ -135,9 +135,11 @@ class RowBatch:
 
     def _resumed(self, request: Request) -> Request:
         known = self._known.get(request.request_id.removeprefix(f"{self._prefix}/"))
-        # The engine says nothing of tokens that it is given.
-        with_logprobs = request.params.logprobs is not None
-        if not known or request.params.choices is not None or (with_logprobs and len(known.logprobs) < len(known)):
+        # The engine says nothing of tokens that it is given, nor of a prompt whose answer is complete with them.
+        with_logprobs, wants_prompt = request.params.logprobs is not None, request.params.prompt_logprobs is not None
+        if not known or request.params.choices is not None or wants_prompt:
+            return request
+        if with_logprobs and len(known.logprobs) < len(known):
             return request
         if with_logprobs:
             self.resume_logprobs[request.request_id] = known.logprobs

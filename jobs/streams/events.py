@@ -38,7 +38,8 @@ class StreamEvent:
 
     `first` is the number of the first token, counted from 1, and `texts` what each token added. `text` is all that
     the event adds: the texts of all events of a stream give the stored output. `logprobs` has an item a token
-    where they were asked for. The end has a `finish_reason` ("error" with `error`), `usage` and no tokens.
+    where they were asked for, and `prompt_logprobs` an item a token of the prompt, beside the first token of a request
+    (of its first sample). The end has a `finish_reason` ("error" with `error`), `usage` and no tokens.
     """
 
     first: int
@@ -49,6 +50,7 @@ class StreamEvent:
     text: str = ""
     usage: StreamUsage | None = None
     error: StreamError | None = None
+    prompt_logprobs: tuple[Any, ...] | None = None
 
     @property
     def last(self) -> int:
@@ -76,18 +78,20 @@ class StreamEvent:
             texts=texts,
             logprobs=logprobs,
             text="".join(texts),
+            prompt_logprobs=None,
         )
 
     @classmethod
     def from_entry(cls, entry_id: str, fields: Mapping[str, str]) -> Self:
         """An entry of the Redis Stream: each field is JSON but `first`, `finish_reason` and `text`."""
         if "finish_reason" not in fields:
-            logprobs = fields.get("logprobs")
+            logprobs, of_prompt = fields.get("logprobs"), fields.get("prompt_logprobs")
             return cls._tokens(
                 int(fields["first"]),
                 json.loads(fields["tokens"]),
                 json.loads(fields["texts"]),
                 None if logprobs is None else json.loads(logprobs),
+                None if of_prompt is None else json.loads(of_prompt),
             )
         usage, error = fields.get("usage"), fields.get("error")
         return cls._end(
@@ -102,13 +106,22 @@ class StreamEvent:
     def from_frame(cls, entry_id: str, fields: Mapping[str, Any]) -> Self:
         """An item of a frame: the fields of the entry as one JSON object."""
         if "finish_reason" not in fields:
-            return cls._tokens(fields["first"], fields["tokens"], fields["texts"], fields.get("logprobs"))
+            logprobs, of_prompt = fields.get("logprobs"), fields.get("prompt_logprobs")
+            return cls._tokens(fields["first"], fields["tokens"], fields["texts"], logprobs, of_prompt)
         return cls._end(entry_id, fields["finish_reason"], fields["text"], fields.get("usage"), fields.get("error"))
 
     @classmethod
-    def _tokens(cls, first: int, token_ids: list[int], texts: list[str], logprobs: list[Any] | None) -> Self:
+    def _tokens(
+        cls,
+        first: int,
+        token_ids: list[int],
+        texts: list[str],
+        logprobs: list[Any] | None,
+        prompt_logprobs: list[Any] | None,
+    ) -> Self:
         kept = None if logprobs is None else tuple(logprobs)
-        return cls(first, tuple(token_ids), tuple(texts), kept, None, "".join(texts))
+        of_prompt = None if prompt_logprobs is None else tuple(prompt_logprobs)
+        return cls(first, tuple(token_ids), tuple(texts), kept, None, "".join(texts), prompt_logprobs=of_prompt)
 
     @classmethod
     def _end(
@@ -135,6 +148,7 @@ class RecoveredStream:
     token_ids: tuple[int, ...] = ()
     texts: tuple[str, ...] = ()
     logprobs: tuple[Any, ...] | None = None
+    prompt_logprobs: tuple[Any, ...] | None = None
     end: StreamEvent | None = None
 
     @property

@@ -18,11 +18,6 @@ class StreamIdError(ValueError):
     """A stream's id or a reader's has characters that no such id has."""
 
 
-def request_stream_id(request_id: str, choice: int = 0) -> str:
-    """The stream of a live request; of its `choice`th sample where it asked for several."""
-    return f"{request_id}/{choice}" if choice else request_id
-
-
 def row_stream_id(job_id: str, row: int) -> str:
     """The stream of a bulk job's row."""
     return f"{job_id}/{row}"

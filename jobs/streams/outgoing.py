@@ -9,7 +9,7 @@ from .events import RecoveredStream, StreamError, StreamUsage
 from .keys import checked
 
 # How many arguments each operation of the script takes.
-_NUM_ARGUMENTS = {"claim": 6, "tokens": 9, "end": 9, "renew": 4}
+_NUM_ARGUMENTS = {"claim": 6, "tokens": 9, "first": 10, "end": 9, "renew": 4}
 _DECODER = json.JSONDecoder()
 
 
@@ -33,13 +33,15 @@ class OutgoingStream:
         self.released = False
         self.renewed_at = 0.0
         self._tokens, self._texts, self._logprobs = bytearray(), bytearray(), bytearray()
+        # As an argument; the entry of the first token has it.
+        self._prompt_logprobs: bytes | None = None
         self._num_sent_bytes = (0, 0, 0)
         self._end: bytes | None = None
         names = (checked(stream_id), str(attempt), checked(reply_to) if reply_to else "")
         who = b"".join(_argument(name.encode()) for name in names)
         self._heads = {kind: _argument(kind.encode()) + who for kind in _NUM_ARGUMENTS}
         if recovered is not None:
-            self.append(recovered.token_ids, recovered.texts, recovered.logprobs)
+            self.append(recovered.token_ids, recovered.texts, recovered.logprobs, recovered.prompt_logprobs)
             self.seek(recovered.last)
 
     @property
@@ -51,7 +53,13 @@ class OutgoingStream:
         """Whether nothing more may come: it has its end, or is left to another attempt."""
         return self.has_end or self.released
 
-    def append(self, token_ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[Any] | None) -> None:
+    def append(
+        self,
+        token_ids: Sequence[int],
+        texts: Sequence[str],
+        logprobs: Sequence[Any] | None,
+        prompt_logprobs: Sequence[Any] | None = None,
+    ) -> None:
         """Keep further tokens."""
         if not token_ids:
             return
@@ -61,6 +69,8 @@ class OutgoingStream:
         self._texts += _items(map(encode_basestring_ascii, texts))
         if logprobs is not None:
             self._logprobs += _items(map(_compact_json, logprobs))
+        if prompt_logprobs is not None:
+            self._prompt_logprobs = _argument(_compact_json(prompt_logprobs).encode("ascii"))
         self.num_tokens += len(token_ids)
         if was_ahead:
             self.seek(self.num_sent)
@@ -127,6 +137,8 @@ class OutgoingStream:
             len(logprobs),
             logprobs,
         )
+        if not self.num_sent and self._prompt_logprobs is not None:
+            return self._operation("first", data + self._prompt_logprobs)
         return self._operation("tokens", data)
 
     def _operation(self, kind: str, data: bytes) -> Operation:

@@ -77,14 +77,15 @@ class StreamPublisher:
         token_ids: Sequence[int],
         texts: Sequence[str],
         logprobs: Sequence[Any] | None = None,
+        prompt_logprobs: Sequence[Any] | None = None,
     ) -> None:
         """Add tokens, with the text that each one added.
 
-        `logprobs` has something for JSON about each, in every call for a stream or in none. The sequences are kept:
-        they must not be changed afterwards.
+        `logprobs` has something for JSON about each, in every call for a stream or in none, `prompt_logprobs` something
+        about the prompt, for the stream's first entry. The sequences are kept: they must not be changed afterwards.
         """
         assert len(token_ids) == len(texts), "not a text a token"
-        self._call(self._writer.append, stream_id, token_ids, texts, logprobs)
+        self._call(self._writer.append, stream_id, token_ids, texts, logprobs, prompt_logprobs)
 
     def finish(
         self,

@@ -54,12 +54,18 @@ def _ask(redis: Redis, arguments: list[Any], deadline: float) -> list[Any]:
             return answers
 
 
-def _recovered(tokens: bytes, texts: bytes, logprobs: bytes, newest: bytes, fields: list[bytes]) -> RecoveredStream:
-    of_tokens = json.loads(logprobs)
+def _recovered(
+    tokens: bytes, texts: bytes, logprobs: bytes, prompt_logprobs: bytes, newest: bytes, fields: list[bytes]
+) -> RecoveredStream:
+    of_tokens, of_prompt = json.loads(logprobs), json.loads(prompt_logprobs)
     end = None
     if newest.endswith(b"-1"):
         values = [field.decode() for field in fields]
         end = StreamEvent.from_entry(newest.decode(), dict(zip(values[::2], values[1::2], strict=True)))
     return RecoveredStream(
-        tuple(json.loads(tokens)), tuple(json.loads(texts)), tuple(of_tokens) if of_tokens else None, end
+        tuple(json.loads(tokens)),
+        tuple(json.loads(texts)),
+        tuple(of_tokens) if of_tokens else None,
+        tuple(of_prompt) if of_prompt else None,
+        end,
     )

@@ -8,6 +8,7 @@ from .keys import FRAMES_PREFIX, STREAM_PREFIX, WRITER_PREFIX
 # ARGV: the TTL in seconds, then operations of different lengths, each `kind, stream id, attempt, reader` and
 #   claim:  number of the last token, "0" or "1" (whether the stream should have ended)
 #   tokens: first, last, tokens, texts, logprobs or ""
+#   first:  the same, and the prompt's logprobs
 #   end:    last, finish_reason, text, usage or "", error or ""
 #   renew:  nothing
 # Answers with a pair for each operation that was refused: its number (from 1) and why: `stale`, the id of the stream's
@@ -51,19 +52,27 @@ local function claim(id, attempt, reader, at)
   renew(id)
 end
 
-local function tokens(id, attempt, reader, at)
+local function tokens(id, attempt, reader, at, prompt)
   local first, tokens, texts, logprobs = ARGV[at + 4], ARGV[at + 6], ARGV[at + 7], ARGV[at + 8]
   local found, entry = newest(id, attempt), ARGV[at + 5] .. '-0'
   if found ~= (first - 1) .. '-0' then return found end
+  local items = {'first', first, 'tokens', tokens, 'texts', texts}
   local fields = '"first":' .. first .. ',"tokens":' .. tokens .. ',"texts":' .. texts
-  if logprobs == '' then
-    call('XADD', STREAM .. id, entry, 'first', first, 'tokens', tokens, 'texts', texts)
-  else
-    call('XADD', STREAM .. id, entry, 'first', first, 'tokens', tokens, 'texts', texts, 'logprobs', logprobs)
+  if logprobs ~= '' then
+    items[7], items[8] = 'logprobs', logprobs
     fields = fields .. ',"logprobs":' .. logprobs
   end
+  if prompt then
+    items[#items + 1], items[#items + 2] = 'prompt_logprobs', prompt
+    fields = fields .. ',"prompt_logprobs":' .. prompt
+  end
+  call('XADD', STREAM .. id, entry, unpack(items))
   if found == '0-0' then renew(id) end
   tell(id, reader, entry, fields)
+end
+
+local function begin(id, attempt, reader, at)
+  return tokens(id, attempt, reader, at, ARGV[at + 9])
 end
 
 local function finish(id, attempt, reader, at)
@@ -85,7 +94,9 @@ local function finish(id, attempt, reader, at)
   tell(id, reader, entry, fields)
 end
 
-local kinds = {claim = {claim, 6}, tokens = {tokens, 9}, ['end'] = {finish, 9}, renew = {renew, 4}}
+local kinds = {
+  claim = {claim, 6}, tokens = {tokens, 9}, first = {begin, 10}, ['end'] = {finish, 9}, renew = {renew, 4}
+}
 local at, number = 2, 0
 while at <= #ARGV do
   local kind = kinds[ARGV[at]]
@@ -106,7 +117,8 @@ return refused
 )
 
 # ARGV: the TTL in seconds, then pairs of a stream id and an attempt. Answers a list a stream: empty when a later
-# attempt has claimed it; otherwise tokens, texts and logprobs as JSON arrays, the newest id and its fields.
+# attempt has claimed it; otherwise tokens, texts, logprobs and the prompt's as JSON arrays, the newest id and its
+# fields.
 RECOVER = (
     _NAMES
     + """
@@ -121,7 +133,7 @@ local function recover(id, attempt)
   if writer and tonumber(writer) > tonumber(attempt) then return {} end
   redis.call('SET', WRITER .. id, attempt, 'EX', ARGV[1])
   redis.call('EXPIRE', STREAM .. id, ARGV[1])
-  local lists, newest = {tokens = {}, texts = {}, logprobs = {}}, {'0-0', {}}
+  local lists, newest = {tokens = {}, texts = {}, logprobs = {}, prompt_logprobs = {}}, {'0-0', {}}
   for _, entry in ipairs(redis.call('XRANGE', STREAM .. id, '-', '+')) do
     local fields = entry[2]
     for at = 1, #fields, 2 do
@@ -130,7 +142,10 @@ local function recover(id, attempt)
     end
     newest = entry
   end
-  return {joined(lists.tokens), joined(lists.texts), joined(lists.logprobs), newest[1], newest[2]}
+  return {
+    joined(lists.tokens), joined(lists.texts), joined(lists.logprobs), joined(lists.prompt_logprobs),
+    newest[1], newest[2]
+  }
 end
 
 for at = 2, #ARGV, 2 do

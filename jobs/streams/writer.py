@@ -61,12 +61,17 @@ class StreamWriter:
         self._fell_behind(stream, urgent=True)
 
     def append(
-        self, stream_id: str, token_ids: Sequence[int], texts: Sequence[str], logprobs: Sequence[Any] | None
+        self,
+        stream_id: str,
+        token_ids: Sequence[int],
+        texts: Sequence[str],
+        logprobs: Sequence[Any] | None,
+        prompt_logprobs: Sequence[Any] | None,
     ) -> None:
         stream = self._streams.get(stream_id)
         # One that a later attempt has claimed is not known any more.
         if stream is not None and not stream.is_closed:
-            stream.append(token_ids, texts, logprobs)
+            stream.append(token_ids, texts, logprobs, prompt_logprobs)
             self._fell_behind(stream, urgent=not stream.num_sent)
 
     def finish(

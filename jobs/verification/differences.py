@@ -17,7 +17,7 @@ _EXACT = (
     "finish_reasons",
     "completion_tokens",
 )
-_PROBABLE = ("confidence", "probabilities", "logprobs", "outputs_logprobs")
+_PROBABLE = ("confidence", "probabilities", "logprobs", "outputs_logprobs", "prompt_logprobs")
 _LOGPROB = "logprob"
 _BEFORE, _AFTER = 20, 40
 

@@ -8,6 +8,7 @@ from typing import Any, Self
 import pyarrow as pa
 import pyarrow.dataset as ds
 
+from ...storage.batch_records import BatchRecord
 from ...storage.errors import UnknownJob
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
@@ -23,7 +24,10 @@ _BATCH_PREFIX = "batch_"
 
 @dataclass(frozen=True)
 class Receipt:
-    """What is needed to make a job's rows again. `weights`: None where no worker has noted them."""
+    """What is needed to make a job's rows again. `weights`: None where no worker has noted them.
+
+    `batch`: the one whose rows they are, in whose input file each says for itself how it is asked.
+    """
 
     job_id: str
     spec: JobSpec
@@ -32,17 +36,17 @@ class Receipt:
     weights: str | None
     tenant: str = DEFAULT_TENANT
     priority: int = 0
+    batch: BatchRecord | None = None
 
     @classmethod
     def find(cls, ledger: Ledger, name: str) -> Self:
-        """That of a job's id or of an output folder.
+        """That of a job's or a batch's id, or of an output folder.
 
-        Raises `UnknownJob`, `StorageError`, or `NotVerifiable` when it is too little to go by.
+        Raises `UnknownJob`, `UnknownBatch`, `StorageError`, or `NotVerifiable` when it is too little to go by.
         """
-        if name.startswith(_BATCH_PREFIX):
-            raise _is_a_batch(name)
-        is_folder = "://" in name or Path(name).is_dir()
-        return cls._of_folder(ledger, open_folder(name)) if is_folder else cls._of_job(ledger, ledger.job(name))
+        if "://" in name or Path(name).is_dir():
+            return cls._of_folder(ledger, open_folder(name))
+        return cls._of_job(ledger, ledger.job(_job_of_batch(ledger, name) if name.startswith(_BATCH_PREFIX) else name))
 
     @classmethod
     def _of_folder(cls, ledger: Ledger, folder: OutputFolder) -> Self:
@@ -59,19 +63,21 @@ class Receipt:
         folder = folder or own
         # Of a copy the ledger knows no parts.
         parts = [part.file_name for part in ledger.parts(job.id)] if folder == own else folder.part_names()
-        spec = _checked(job.id, job.spec)
-        return cls(job.id, spec, folder, tuple(parts), job.weights, job.tenant, job.priority)
+        spec = JobSpec.model_validate(job.spec)
+        batch = ledger.batches.find(job.id) if spec.samples_each_row else None
+        return cls(job.id, spec, folder, tuple(parts), job.weights, job.tenant, job.priority, batch)
 
     @classmethod
     def _of_report(cls, report: dict[str, Any], folder: OutputFolder) -> Self:
         job_id = report["job_id"]
-        if "options" not in report:
+        spec = JobSpec.model_validate(report["options"]) if "options" in report else None
+        if spec is None or spec.samples_each_row:
+            why = "had not completed" if spec is None else "is a batch's, whose input file says how its rows were asked"
             raise NotVerifiable(
-                f"job {job_id} of folder {folder} is not in this ledger, and had not completed: verify it with the "
+                f"job {job_id} of folder {folder} is not in this ledger, and {why}: verify it with the "
                 "HEADRACE_DATABASE_URL and HEADRACE_DATA_DIR that it was run with"
             )
-        parts = tuple(folder.part_names())
-        return cls(job_id, _checked(job_id, report["options"]), folder, parts, report.get("weights"))
+        return cls(job_id, spec, folder, tuple(folder.part_names()), report.get("weights"))
 
     def rows(self) -> ds.Dataset:
         """The rows that are there by now. Raises `NotVerifiable` when there is none."""
@@ -84,15 +90,7 @@ class Receipt:
         return rows
 
 
-def _checked(job_id: str, options: dict[str, Any]) -> JobSpec:
-    spec = JobSpec.model_validate(options)
-    if spec.samples_each_row:
-        raise _is_a_batch(f"job {job_id}")
-    return spec
-
-
-def _is_a_batch(name: str) -> NotVerifiable:
-    return NotVerifiable(
-        f"{name} is a batch's: how its rows were asked is in the batch's input file, not with them; to compare, send "
-        "lines of that file again"
-    )
+def _job_of_batch(ledger: Ledger, batch_id: str) -> str:
+    if (job_id := ledger.batches.find(batch_id).job_id) is None:
+        raise NotVerifiable(f"batch {batch_id} has no rows: it has not begun, or has failed")
+    return job_id

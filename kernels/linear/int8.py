@@ -1,11 +1,13 @@
 """Products in int8 on a CPU: the weight quantised once, the activations as they come (W8A8, dynamic, symmetric)."""
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..activation import gelu_tanh_and_mul, silu_and_mul
 from ..native import InstructionSet, instruction_set, native_library, require_native_library
 from ..weight_memory import empty_weight
 from .int8_reference import quantize_rows
@@ -20,6 +22,10 @@ _SCALE_BYTES = 4
 
 _DTYPES = (torch.bfloat16, torch.float32)
 
+# As `Gate` in kernels/native/src/activation.h numbers them.
+_NO_GATE = 0
+_GATES: dict[Callable[[Tensor], Tensor], int] = {silu_and_mul: 1, gelu_tanh_and_mul: 2}
+
 
 class _Call(ctypes.Structure):
     """The same as `Call` in kernels/native/src/int8_linear.cpp."""
@@ -27,7 +33,8 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("input", "weight", "column_scales", "biases", "starts")),
         *((name, ctypes.c_void_p) for name in ("output", "quantized", "row_scales")),
-        *((name, ctypes.c_int64) for name in ("input_stride", "num_rows", "num_outputs", "num_inputs", "uses_amx")),
+        *((name, ctypes.c_int64) for name in ("input_stride", "num_rows", "num_outputs", "num_inputs")),
+        *((name, ctypes.c_int64) for name in ("uses_amx", "gate")),
     )
 
 
@@ -81,11 +88,25 @@ class Int8Product:
 
         A row with something that is not finite gives a row in which nothing is.
         """
-        num_rows, num_inputs = x.shape
-        assert num_inputs == self._num_inputs
+        assert x.shape[1] == self._num_inputs
+        return self._run(x, _NO_GATE)
+
+    def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+        """The same of activate(gate_up), which in bfloat16 is never written out where `kernels.activation` has it.
+
+        gate_up: [n, 2 * in], gates first.
+        """
+        gate = _GATES.get(activate)
+        if gate is None or gate_up.dtype != torch.bfloat16:
+            return self(activate(gate_up))
+        assert gate_up.shape[1] == 2 * self._num_inputs
+        return self._run(gate_up, gate)
+
+    def _run(self, x: Tensor, gate: int) -> Tensor:
+        num_rows = len(x)
         input_stride, stride = x.stride()
         if stride != 1:
-            x, input_stride = x.contiguous(), num_inputs
+            x, input_stride = x.contiguous(), x.shape[1]
         output = torch.empty(num_rows, self._num_outputs, dtype=x.dtype)
         padded_rows = num_rows + -num_rows % _BLOCK
         quantized_bytes = padded_rows * self._padded_inputs
@@ -93,7 +114,7 @@ class Int8Product:
         room = torch.empty(quantized_bytes + padded_rows * _SCALE_BYTES, dtype=torch.uint8)
         begin = room.data_ptr()
         call = self._call
-        call.input, call.input_stride, call.num_rows = x.data_ptr(), input_stride, num_rows
+        call.input, call.input_stride, call.num_rows, call.gate = x.data_ptr(), input_stride, num_rows, gate
         call.output, call.quantized, call.row_scales = output.data_ptr(), begin, begin + quantized_bytes
         self._compute[x.dtype](self._call_address)
         return output

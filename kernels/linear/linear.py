@@ -1,5 +1,6 @@
 """A linear layer's weight, from a checkpoint's tensors to the product that is fastest here."""
 
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -71,3 +72,9 @@ class Linear:
         """x: [n, in], of the weight's dtype. Returns [n, out]."""
         assert self._product is not None, "the weight is still as the checkpoint has it"
         return self._product(x)
+
+    def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+        """What it gives of activate(gate_up), both in one where it can be. gate_up: [n, 2 * in]. Returns [n, out]."""
+        if isinstance(self._product, Int8Product):
+            return self._product.gated(activate, gate_up)
+        return self(activate(gate_up))

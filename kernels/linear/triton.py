@@ -101,7 +101,8 @@ def int4_linear_triton(
     output = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     if not output.numel():
         return output
-    rows = min(max(triton.next_power_of_2(num_rows), 16), 128)
+    # Without tensor cores a tile of more rows does not fit into the registers.
+    rows = min(max(triton.next_power_of_2(num_rows), 16), 32 if x.dtype == torch.float32 else 128)
     outputs = 128 if rows > 32 else 64
     grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_outputs, outputs))
     num_tiles = triton.cdiv(weight.num_inputs, 2 * HALF_TILE)

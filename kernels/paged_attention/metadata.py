@@ -3,17 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from .attention_shape import PlanKey
+from .batch_layout import BatchLayout
+from .device_plan import DevicePlan
 from .native_layout import NativeLayout
 from .prefix_groups import PrefixGroup, prefix_groups
-
-if TYPE_CHECKING:
-    from .device_plan import DevicePlan
-    from .triton import PlanKey
 
 # Where sharing pays on a CPU (benchmarks/bench_shared_prefix.py): where it spares the reading of this many keys, and
 # where each sequence has few queries, since with many the prefix is read for them all in one go anyway.
@@ -22,37 +20,16 @@ MAX_SHARING_QUERIES = 16
 
 
 @dataclass(frozen=True)
-class AttentionMetadata:
-    """Where each sequence's queries, keys and values are.
+class AttentionMetadata(BatchLayout):
+    """A batch's layout, and what the kernels of each kind make of it, worked out by the first layer that needs it."""
 
-    query_lens: new tokens of each sequence. context_lens: all its tokens so far, the new ones included.
-    block_tables: its KV blocks, in order, enough for `context_lens`. All lists have one entry a sequence.
-    """
-
-    query_lens: Sequence[int]
-    context_lens: Sequence[int]
-    block_tables: Sequence[Sequence[int]]
-    block_size: int
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
     # The GPU's plans of this batch, by what else they depend on: filled by `triton.py`.
-    device_plans: dict["PlanKey", "DevicePlan"] = field(init=False, default_factory=dict, compare=False, repr=False)
-
-    @cached_property
-    def num_tokens(self) -> int:
-        return sum(self.query_lens)
-
-    @cached_property
-    def query_starts(self) -> list[int]:
-        """Index of each sequence's first query among the batch's tokens."""
-        starts, total = [], 0
-        for length in self.query_lens:
-            starts.append(total)
-            total += length
-        return starts
+    device_plans: dict[PlanKey, DevicePlan] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def native_layout(self) -> NativeLayout:
-        """The same as flat arrays, for the compiled kernel."""
+        """The layout as flat arrays, for the compiled kernel."""
         return NativeLayout.build(self.query_lens, self.context_lens, self.block_tables, self.block_size)
 
     @cached_property

@@ -14,7 +14,7 @@ from itertools import chain
 import numpy
 from numpy.typing import NDArray
 
-from .metadata import AttentionMetadata
+from .batch_layout import BatchLayout
 from .prefix_levels import SharedSpan
 
 Ints = NDArray[numpy.int32]
@@ -82,14 +82,14 @@ class AttentionPlan:
     @classmethod
     def build(
         cls,
-        metadata: AttentionMetadata,
+        layout: BatchLayout,
         tiling: Tiling,
         spans: Sequence[SharedSpan] = (),
         sliding_window: int | None = None,
     ) -> "AttentionPlan":
         """`spans`: what is computed once for several sequences; to be empty under a sliding window."""
         assert not (spans and sliding_window), "under a window queries see different parts of a shared prefix"
-        runs = _Runs.of(metadata, spans)
+        runs = _Runs.of(layout, spans)
         is_narrow = runs.num_queries <= tiling.narrow_queries
         narrow_cut = _Cut(tiling.narrow_queries, tiling.tile, tiling.narrow_programs / tiling.num_kv_heads)
         wide_cut = _Cut(tiling.wide_queries, tiling.tile, tiling.wide_programs / tiling.num_kv_heads)
@@ -115,10 +115,10 @@ class _Runs:
     blocks: Ints
 
     @classmethod
-    def of(cls, metadata: AttentionMetadata, spans: Sequence[SharedSpan]) -> "_Runs":
+    def of(cls, layout: BatchLayout, spans: Sequence[SharedSpan]) -> "_Runs":
         """One run a sequence over the keys that no span holds, and one a span."""
-        size = metadata.block_size
-        query_lens, contexts = _ints(metadata.query_lens), _ints(metadata.context_lens)
+        size = layout.block_size
+        query_lens, contexts = _ints(layout.query_lens), _ints(layout.context_lens)
         starts = _starts(query_lens)
         covered = numpy.zeros_like(contexts)
         for span in spans:
@@ -131,11 +131,13 @@ class _Runs:
         tables = [
             *(
                 table[begin:end]
-                for table, begin, end in zip(metadata.block_tables, covered, -(-contexts // size), strict=True)
+                for table, begin, end in zip(
+                    layout.block_tables, covered.tolist(), (-(-contexts // size)).tolist(), strict=True
+                )
             ),
-            *(metadata.block_tables[span.members[0]][span.begin : span.end] for span in spans),
+            *(layout.block_tables[span.members[0]][span.begin : span.end] for span in spans),
         ]
-        table_starts = _starts(_ints([len(table) for table in tables]))
+        table_starts = _starts(_ints(list(map(len, tables))))
         return cls(
             first_query=numpy.concatenate((starts, query_lens.sum(dtype=numpy.int32) + _starts(span_lens))),
             num_queries=numpy.concatenate((query_lens, span_lens)),
@@ -181,6 +183,9 @@ class _Cut:
     concurrency: float
 
     def items(self, runs: _Runs, sliding_window: int | None) -> Ints:
+        # As where all decode: mostly nothing is wide then.
+        if not len(runs.num_queries):
+            return numpy.empty((0, len(ITEM_FIELDS)), dtype=numpy.int32)
         run, nth = _expand(-(-runs.num_queries // self.max_queries))
         offset = nth * self.max_queries
         num_queries = numpy.minimum(self.max_queries, runs.num_queries[run] - offset)

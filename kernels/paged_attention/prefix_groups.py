@@ -47,17 +47,21 @@ class _Search:
             else:
                 left.append(index)
         for bucket in following.values():
-            left += self.split(bucket, self._common_length(bucket)) if len(bucket) > 1 else bucket
+            if len(bucket) > 1:
+                left += self.split(bucket, common_length(self.block_tables, self.num_usable, bucket))
+            else:
+                left += bucket
         if depth and self.is_worth_it(len(left), depth):
             self.groups.append(PrefixGroup(left, depth))
             return []
         return left
 
-    def _common_length(self, members: list[int]) -> int:
-        """How many usable blocks all members begin with: as many as the first and the last in their order do."""
-        tables = [list(self.block_tables[index][: self.num_usable[index]]) for index in members]
-        first, last = min(tables), max(tables)
-        for index, (block, other) in enumerate(zip(first, last, strict=False)):
-            if block != other:
-                return index
-        return len(first)
+
+def common_length(block_tables: Sequence[Sequence[int]], num_usable: Sequence[int], members: Sequence[int]) -> int:
+    """How many usable blocks all members begin with: as many as the first and the last in their order do."""
+    tables = [list(block_tables[index][: num_usable[index]]) for index in members]
+    first, last = min(tables), max(tables)
+    for index, (block, other) in enumerate(zip(first, last, strict=False)):
+        if block != other:
+            return index
+    return len(first)

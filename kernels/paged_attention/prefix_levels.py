@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from .prefix_groups import Gate
+from .prefix_groups import Gate, common_length
 
 
 @dataclass(frozen=True)
@@ -48,18 +48,9 @@ class _Search:
         for bucket in following.values():
             if len(bucket) == 1:
                 continue
-            end = self._common_length(bucket)
+            end = common_length(self.block_tables, self.num_usable, bucket)
             if self.is_worth_it(len(bucket), end - covered):
                 self.spans.append(SharedSpan(bucket, covered, end))
                 self.descend(bucket, end, end)
             else:
                 self.descend(bucket, covered, end)
-
-    def _common_length(self, members: list[int]) -> int:
-        """How many usable blocks all members begin with: as many as the first and the last in their order do."""
-        tables = [list(self.block_tables[index][: self.num_usable[index]]) for index in members]
-        first, last = min(tables), max(tables)
-        for index, (block, other) in enumerate(zip(first, last, strict=False)):
-            if block != other:
-                return index
-        return len(first)

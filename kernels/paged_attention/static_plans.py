@@ -1,15 +1,12 @@
 """Attention's plans for captured steps: memory for any step's, at addresses that stay."""
 
-from typing import TYPE_CHECKING
-
 import torch
 
+from .attention_shape import PlanKey
 from .device_plan import LAUNCHES, DevicePlan, PlanCapacity
 from .metadata import AttentionMetadata
 from .plan import AttentionPlan, Tiling
-
-if TYPE_CHECKING:
-    from .triton import PlanKey
+from .planning import plan_attention
 
 # A query may be in its own part and those of so many nested prefixes: a system prompt, examples, a document.
 _MAX_LEVELS = 3
@@ -25,7 +22,7 @@ class StaticPlans:
 
     def __init__(
         self,
-        keys: list["PlanKey"],
+        keys: list[PlanKey],
         num_tokens: int,
         blocks_per_sequence: int,
         block_size: int,
@@ -47,8 +44,6 @@ class StaticPlans:
 
         Raises `PlanTooLargeError`; what is held is of no use then.
         """
-        from .triton import plan_attention
-
         plans = {key: plan_attention(metadata, *key) for key in self._held}
         for key, plan in plans.items():
             self._held[key].load(plan)
@@ -63,7 +58,7 @@ class StaticPlans:
         return result
 
 
-def plan_bytes(keys: list["PlanKey"], num_tokens: int, blocks_per_sequence: int, device: torch.device) -> int:
+def plan_bytes(keys: list[PlanKey], num_tokens: int, blocks_per_sequence: int, device: torch.device) -> int:
     """How much of the device's memory `StaticPlans` takes."""
     return sum(
         step_capacity(num_tokens, blocks_per_sequence, shape.tiling(device)).num_bytes(shape.num_heads, shape.head_dim)

@@ -1,4 +1,4 @@
-"""Attention on the GPU: plans a step, launches the kernels, checks what they are given."""
+"""Attention on the GPU: launches the kernels by a step's plan, checks what they are given."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -10,81 +10,14 @@ from torch import Tensor
 from ..device import num_processors
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from .attention_shape import AttentionShape, KernelShape
 from .device_plan import DevicePlan
 from .metadata import AttentionMetadata
-from .plan import AttentionPlan, Tiling
-from .prefix_groups import Gate
-from .prefix_levels import shared_spans
-from .sharing_gate import is_worth_sharing
+from .planning import plan_attention
 from .triton_kernels import attend_kernel, merge_kernel
 
 MAX_HEAD_DIM = 256
 _MERGED_HEADS = 8
-
-
-@dataclass(frozen=True)
-class KernelShape:
-    """One of the attention kernel's two shapes: rows of a Q-block, keys at a time, and how it is compiled.
-
-    A tile's keys are found by way of the block table, and each of the two loads takes stages of the pipeline: it needs
-    five before a second tile is on its way while one is computed (seen in the shared memory of what was compiled).
-    """
-
-    rows: int
-    tile: int
-    num_warps: int
-    num_stages: int
-    programs_per_processor: int
-
-
-@dataclass(frozen=True)
-class AttentionShape:
-    """What of a model and its cache the kernels are compiled for."""
-
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    dtype: torch.dtype
-
-    @property
-    def group(self) -> int:
-        """Query heads of one KV head, whose queries share a tile."""
-        return self.num_heads // self.num_kv_heads
-
-    @property
-    def narrow(self) -> KernelShape:
-        """For one or a few queries, where reading keys is all the work."""
-        rows = max(16, triton.next_power_of_2(self.group))
-        return KernelShape(rows, 32 if self._is_large else 64, num_warps=4, num_stages=5, programs_per_processor=3)
-
-    @property
-    def wide(self) -> KernelShape:
-        """For prefill chunks and shared prefixes, where the products are."""
-        if self._is_large:
-            rows = max(32 if self.dtype == torch.float32 else 64, triton.next_power_of_2(self.group))
-            return KernelShape(rows, 32, num_warps=4, num_stages=5, programs_per_processor=1)
-        rows = max(128, triton.next_power_of_2(self.group))
-        return KernelShape(rows, 64, num_warps=8, num_stages=5, programs_per_processor=1)
-
-    @property
-    def _is_large(self) -> bool:
-        """Whether tiles of this are to have fewer rows: long heads, and float32, which has no tensor cores."""
-        return self.head_dim > 128 or self.dtype == torch.float32
-
-    def tiling(self, device: torch.device) -> Tiling:
-        processors = num_processors(device)
-        return Tiling(
-            narrow_queries=self.narrow.rows // self.group,
-            wide_queries=self.wide.rows // self.group,
-            tile=max(self.narrow.tile, self.wide.tile),
-            num_kv_heads=self.num_kv_heads,
-            narrow_programs=processors * self.narrow.programs_per_processor,
-            wide_programs=processors * self.wide.programs_per_processor,
-        )
-
-
-# What a plan depends on beside the step: the shape, and the sliding window.
-PlanKey = tuple[AttentionShape, int | None]
 
 
 def paged_attention_triton(
@@ -103,28 +36,6 @@ def paged_attention_triton(
     output = torch.empty_like(query)
     _attend(query, key_cache, value_cache, plan, scale, output, None, sliding_window, soft_cap, kv_scales)
     return output
-
-
-def plan_attention(
-    metadata: AttentionMetadata,
-    shape: AttentionShape,
-    sliding_window: int | None = None,
-    gate: Gate = is_worth_sharing,
-) -> AttentionPlan:
-    """A step's work list for layers with this window; `gate` is asked with numbers of sequences and of tokens.
-
-    Under a window nothing is shared: queries at different positions see different parts of a prefix.
-    """
-    tiling, size = shape.tiling(metadata.device), metadata.block_size
-    if sliding_window is not None:
-        return AttentionPlan.build(metadata, tiling, (), sliding_window)
-    # Whoever fills a Q-block alone gains nothing from sharing one.
-    usable = [
-        (context - queries) // size if queries <= tiling.wide_queries else 0
-        for queries, context in zip(metadata.query_lens, metadata.context_lens, strict=True)
-    ]
-    spans = shared_spans(metadata.block_tables, usable, lambda members, blocks: gate(members, blocks * size))
-    return AttentionPlan.build(metadata, tiling, spans)
 
 
 def attend_planned(
@@ -227,6 +138,7 @@ class _Launch:
             PRECISION="ieee" if shape.dtype == torch.float32 else "tf32",
             num_warps=kernel.num_warps,
             num_stages=kernel.num_stages,
+            maxnreg=kernel.max_registers if is_fp8(self.key_cache) else None,
         )
 
     def merge(self) -> None:

@@ -10,17 +10,13 @@ from torch import Tensor
 class Likeliest:
     """Each row's likeliest token [n] int64, its logit [n] float32, and unless not wanted the rows' log-sum-exps [n].
 
-    A row that has a NaN has a NaN for its logit, and no meaningful token.
+    A row that has a NaN has a NaN for its logit, and for its token any of the vocabulary's. So a row has no NaN, no
+    positive infinity and a token that is not masked by a negative one where its logit is finite.
     """
 
     tokens: Tensor
     logits: Tensor
     log_sum_exps: Tensor | None
-
-    @property
-    def are_finite(self) -> Tensor:
-        """[n] bool: the row has no NaN, no positive infinity, and a token that is not masked by a negative one."""
-        return self.logits.isfinite()
 
 
 def likeliest_tokens_reference(logits: Tensor, with_log_sum_exp: bool) -> Likeliest:

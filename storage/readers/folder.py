@@ -35,13 +35,15 @@ class Concatenated(InputSource):
                 number += 1
 
     def _refuse_drift(self) -> None:
-        first = self._sources[0]
-        for source in self._sources[1:]:
-            if source.columns != first.columns:
-                raise InputError(
-                    f"input {source.name} has the columns {', '.join(source.columns)}; {first.name} has "
-                    f"{', '.join(first.columns)}: give all files the same columns"
-                )
+        """Columns are told by their names: each file may have them in an order of its own."""
+        first, *others = self._sources
+        for other in others:
+            for having, lacking in ((first, other), (other, first)):
+                if missing := [name for name in having.columns if name not in lacking.columns]:
+                    raise InputError(
+                        f"input {lacking.name} has no column {missing[0]!r}, which {having.name} has: give all files "
+                        "the same columns"
+                    )
 
 
 def files_of_one_format(folder: Location, formats: Sequence[str]) -> list[Location]:

@@ -1,7 +1,10 @@
 """`headrace serve` on one address for the whole run, killed and started again."""
 
+import os
+import socket
 import subprocess
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -9,14 +12,16 @@ import httpx2
 
 from ..jobs.running import COMMAND
 
+_SECONDS = 120.0
+
 
 class ApiProcess:
     """A context manager. `http` answers while it runs."""
 
     def __init__(self, model: Path, env: Mapping[str, str], log: Path) -> None:
-        self._command = [*COMMAND, "serve", "--model", str(model), "--port"]
+        self._command = [*COMMAND, "serve", "--model", str(model)]
         self._env, self._log = env, log
-        self._port = "0"
+        self._port = _free_port()
         self._process: subprocess.Popen[str] | None = None
         self.url = ""
 
@@ -24,13 +29,16 @@ class ApiProcess:
         """Come back where it was before."""
         with self._log.open("ab") as log:
             process = subprocess.Popen(
-                [*self._command, self._port], env=self._env, stdout=subprocess.PIPE, stderr=log, text=True
+                [*self._command, "--port", str(self._port)],
+                env=self._env,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
             )
         self._process = process
         assert process.stdout is not None
         self.url = process.stdout.readline().removeprefix("headrace: listening on ").strip()
         assert self.url, self._log.read_text()
-        self._port = self.url.rpartition(":")[2]
 
     def kill(self) -> None:
         assert self._process is not None
@@ -39,7 +47,7 @@ class ApiProcess:
 
     def post(self, path: str, headers: Mapping[str, str], **body: Any) -> dict[str, Any]:
         """Raises httpx2's errors."""
-        answer = httpx2.post(f"{self.url}{path}", json=body, headers=dict(headers), timeout=30)
+        answer = httpx2.post(f"{self.url}{path}", json=body, headers=dict(headers), timeout=_SECONDS)
         found: dict[str, Any] = answer.raise_for_status().json()
         return found
 
@@ -50,4 +58,12 @@ class ApiProcess:
     def __exit__(self, *exc_info: object) -> None:
         if self._process is not None and self._process.poll() is None:
             self._process.terminate()
-            self._process.communicate(timeout=30)
+            self._process.communicate(timeout=_SECONDS)
+
+
+def _free_port() -> int:
+    """One that no connection is given as its own end while the server is away, which Linux does from 32768 on."""
+    for port in range(20_000 + os.getpid() % 5_000, 32_000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise OSError("no free port below 32000")

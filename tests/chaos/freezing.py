@@ -14,7 +14,7 @@ from headrace.storage.records import ShardRecord
 
 from ..jobs.conftest import wait_until
 
-_MOST_SECONDS = 15.0
+_MOST_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
@@ -30,13 +30,9 @@ class Frozen:
         return cls(int(words[0]), words[1], int(words[2]))
 
     def thaw_when(self, ledger: Ledger, folder: Path, is_enough: Callable[[ShardRecord, list[Path]], bool]) -> bool:
-        """Let it go on once its shard, and what is left of its part in the output folder, are so.
-
-        False if that does not come, as when it keeps all others from the ledger: one of its other threads may have been
-        writing there when it was stopped.
-        """
+        """Let it go on once its shard, and what is left of its part in the output folder, are so: false if never."""
         process = psutil.Process(self.pid)
-        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "it stands still")
+        wait_until(lambda: process.status() == psutil.STATUS_STOPPED, "it stands still", _MOST_SECONDS)
         deadline = time.monotonic() + _MOST_SECONDS
         try:
             while not (came := is_enough(self._shard(ledger), self._written(folder))) and time.monotonic() < deadline:

@@ -12,7 +12,7 @@ from headrace.engine.logprobs import TokenLogprobs
 from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client import Job
-from headrace.jobs.shards.row_answers import logprob_entries
+from headrace.jobs.logprob_entries import logprob_entries
 
 from ..engine.fakes import FakeRunner, fake_engine
 from .model import CONTEXT, prompt_of

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -28,7 +29,7 @@ from .site import LEASE_SECONDS, Site, stopped
 
 _TRIES = 3
 _LONGER_THAN_A_LEASE = 1.6 * LEASE_SECONDS
-_MOST_SECONDS = 120.0
+_MOST_SECONDS = 240.0
 
 
 @dataclass
@@ -83,8 +84,9 @@ class Mischief:
 
     def kill_worker(self) -> None:
         """Its sweeper, a thread of it, dies with it."""
-        self._busy_worker().kill()
-        self.num_kills += 1
+        with suppress(psutil.NoSuchProcess):
+            self._busy_worker().kill()
+            self.num_kills += 1
 
     def kill_all_workers(self) -> None:
         """So that nobody is left to sweep."""
@@ -99,8 +101,10 @@ class Mischief:
 
     def _goes_on_elsewhere(self, long_job: LongJob) -> bool:
         """Whether it was resumed; on a slow machine it may be over before its worker is killed."""
-        wait_until(lambda: self._kills_writer(long_job) or long_job.has_ended, "tokens are written down")
-        wait_until(lambda: self.site.is_resumed(long_job) or long_job.has_ended, "another worker goes on")
+        over = f"{long_job.kind} is over"
+        wait_until(lambda: self._kills_writer(long_job) or long_job.has_ended, f"its tokens, or {over}", _MOST_SECONDS)
+        resumed = partial(self.site.is_resumed, long_job)
+        wait_until(lambda: resumed() or long_job.has_ended, f"another goes on, or {over}", _MOST_SECONDS)
         return self.site.is_resumed(long_job)
 
     def _kills_writer(self, long_job: LongJob) -> bool:
@@ -109,8 +113,9 @@ class Mischief:
             # The first field is its writer's name.
             if shard.lease_owner is None or redis.hlen(tokens_key(shard.id)) < 2:
                 return False
-        os.kill(WorkerId.parse(shard.lease_owner).pid, signal.SIGKILL)
-        self.num_kills += 1
+        with suppress(ProcessLookupError):
+            os.kill(WorkerId.parse(shard.lease_owner).pid, signal.SIGKILL)
+            self.num_kills += 1
         return True
 
     def stop_worker(self) -> None:
@@ -130,8 +135,11 @@ class Mischief:
         """Of a long job, as its shard is the next to be taken when it is put back."""
         site = self.site
         open_jobs = [job for job in site.long_jobs if not job.has_ended]
-        long_job = open_jobs[-1] if open_jobs else site.submit_long_job()
-        site.freeze_in(long_job)
+        if open_jobs:
+            long_job = open_jobs[-1]
+            site.freeze_in(long_job)
+        else:
+            long_job = site.submit_long_job(freezes=True)
         # Those before it, which the machine may be slow with, come first.
         written = "a part is about to be committed"
         wait_until(lambda: not site.frozen.empty() or long_job.has_ended, written, _MOST_SECONDS)
@@ -145,11 +153,13 @@ class Mischief:
         shards = [shard for job in self.site.jobs for shard in ledger.shards(job.id)]
         pids = [WorkerId.parse(shard.lease_owner).pid for shard in shards if shard.lease_owner is not None]
         busy = [pid for pid in pids if is_alive(pid)]
-        return psutil.Process(self.site.random.choice(busy)) if busy else self.site.worker()
+        with suppress(psutil.NoSuchProcess, IndexError):
+            return psutil.Process(self.site.random.choice(busy))
+        return self.site.worker()
 
     def stop_redis(self) -> None:
         """It takes connections and answers nothing."""
-        wait_until(lambda: bool(self._processes("valkey-server")), "Redis is there")
+        wait_until(lambda: bool(self._processes("valkey-server")), "Redis is there", _MOST_SECONDS)
         for process in self._processes("valkey-server"):
             with stopped(process):
                 time.sleep(_LONGER_THAN_A_LEASE)
@@ -167,7 +177,7 @@ class Mischief:
         self._kill("embedded.supervisor")
 
     def _kill(self, word: str) -> None:
-        wait_until(lambda: bool(self._processes(word)), f"there is a {word}")
+        wait_until(lambda: bool(self._processes(word)), f"there is a {word}", _MOST_SECONDS)
         for process in self._processes(word):
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -216,8 +226,8 @@ class Mischief:
     def limit_files(self) -> None:
         """No file that a worker writes can grow beyond what the smallest part needs, its ledger's included."""
         worker = self.site.worker()
-        _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (256, hard))
-        time.sleep(1.0)
-        if worker.is_running():
+        with suppress(ProcessLookupError):
+            _, hard = resource.prlimit(worker.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (256, hard))
+            time.sleep(1.0)
             resource.prlimit(worker.pid, resource.RLIMIT_FSIZE, (hard, hard))

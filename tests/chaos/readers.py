@@ -27,7 +27,7 @@ from .model import CONTEXT, text_of
 # What no row's prompt begins with.
 LIVE_TOKEN = 10
 _LIVE_TOKENS = 40
-_PATIENCE_SECONDS = 120.0
+_PATIENCE_SECONDS = 400.0
 _UNREACHABLE = (OSError, RedisError, OperationalError)
 
 
@@ -73,8 +73,9 @@ def live_readers(client: Client, model: str, number: int, tally: Tally, stop: th
 def _request(model: str, number: int, asked: int) -> LiveRequest:
     prompt = (LIVE_TOKEN, 1 + number, 1 + asked // 10 % 10, 1 + asked % 10)
     sampling = SamplingSpec(temperature=0.8, seed=asked, max_tokens=_LIVE_TOKENS, ignore_eos=True)
+    queue = live_queue(model, "auto")
     return LiveRequest.new(
-        queue=live_queue(model, "auto"), model=model, prompt_token_ids=prompt, sampling=sampling, timeout_seconds=120
+        queue=queue, model=model, prompt_token_ids=prompt, sampling=sampling, timeout_seconds=_PATIENCE_SECONDS
     )
 
 

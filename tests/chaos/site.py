@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from queue import SimpleQueue
@@ -44,7 +44,8 @@ LEASE_SECONDS = 1.0
 MAX_TOKENS = 12
 NUM_WORKERS = 3
 _PROMPT_TOKENS = 4
-_PATIENCE_SECONDS = 30.0
+_PATIENCE_SECONDS = 120.0
+_STOP_SECONDS = 120.0
 _UNREACHABLE = (OSError, RedisError, OperationalError, LedgerUnavailable)
 
 
@@ -133,8 +134,8 @@ class Site:
         except httpx2.HTTPError:
             return
 
-    def submit_long_job(self) -> LongJob:
-        """One of the next kind; its shards come before the others that wait."""
+    def submit_long_job(self, freezes: bool = False) -> LongJob:
+        """One of the next kind; its shards come before the others that wait. `freezes`: as `freeze_in` does."""
         number, num_rows = len(self.long_jobs), self.scale.long_rows
         first_row = FIRST_ROW + number * num_rows
         of_kind = kinds(self.scale.long_tokens)
@@ -142,6 +143,8 @@ class Site:
         rows = [{"text": prompt_text(first_row + row)} for row in range(num_rows)]
         output = self.data_dir / "outputs" / f"long {number}"
         options: dict[str, Any] = {"prompt": "{text}", "idempotency_key": f"long {number}", **of_kind[kind]}
+        if freezes:
+            self._freeze_before_commit_to(str(output))
         # What was begun and not recorded is in the way of another try, unless that may take it up.
         job = persistently(lambda: self.client.submit(rows, self.model, output, mode="resume", **options))
         persistently(lambda: job.set_priority(1))
@@ -150,8 +153,11 @@ class Site:
 
     def freeze_in(self, long_job: LongJob) -> None:
         """Have the worker stop that is the next to commit a part of this job."""
+        self._freeze_before_commit_to(long_job.job.record.output_dir)
+
+    def _freeze_before_commit_to(self, output: str) -> None:
         written = self._freeze.with_suffix(".new")
-        written.write_text(long_job.job.id)
+        written.write_text(output)
         written.rename(self._freeze)
 
     def is_resumed(self, long_job: LongJob) -> bool:
@@ -185,7 +191,7 @@ class Site:
             # Nobody would have one go on that stops now.
             self._freeze.unlink(missing_ok=True)
             crew.terminate()
-            status = crew.wait(30)
+            status = crew.wait(_STOP_SECONDS)
             reader.join()
         assert status == 0, f"{status}: {self._log.read_text()}"
 
@@ -205,8 +211,11 @@ class Site:
 
     def worker(self) -> psutil.Process:
         """One of the workers that are there now."""
-        wait_until(lambda: bool(self.workers()), "a worker has started", 60)
-        return psutil.Process(self.random.choice(self.workers()))
+        while True:
+            wait_until(lambda: bool(self.workers()), "a worker has started", _PATIENCE_SECONDS)
+            # One that found no database may end meanwhile.
+            with suppress(psutil.NoSuchProcess, IndexError):
+                return psutil.Process(self.random.choice(self.workers()))
 
     def workers(self) -> list[int]:
         """The pids of those that are there now."""
@@ -217,11 +226,12 @@ class Site:
 @contextmanager
 def stopped(process: psutil.Process) -> Iterator[None]:
     """It does nothing meanwhile, and knows nothing of it."""
-    process.send_signal(signal.SIGSTOP)
+    with suppress(psutil.NoSuchProcess):
+        process.send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        if process.is_running():
+        with suppress(psutil.NoSuchProcess):
             process.send_signal(signal.SIGCONT)
 
 

@@ -10,7 +10,7 @@ import pytest
 from headrace.engine.engine import Engine
 from headrace.engine.kv_cache.prefix_cache import hash_blocks
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
-from headrace.engine.sampling.step_result import LaunchedResult, StepResult
+from headrace.engine.steps.step_result import LaunchedResult, StepResult
 
 from .fakes import FakeRunner, fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids

@@ -12,7 +12,7 @@ from headrace.engine.checkpoints.rope_config import RopeConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError, ModelError
 from headrace.engine.execution.devices import resolve_device, resolve_dtype
-from headrace.engine.kv_cache.kv_memory import num_blocks_in
+from headrace.engine.kv_cache.kv_memory import KVMemory, num_blocks_in
 
 LLAMA: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
@@ -344,6 +344,11 @@ def test_kv_memory_is_counted_in_whole_blocks(tmp_path):
         num_blocks_in(2 * bytes_of_block - 1, model, 16, torch.bfloat16)
 
 
+def test_kv_memory_that_no_machine_has_is_refused(tmp_path):
+    with pytest.raises(ConfigError, match="lower kv_cache_memory_bytes"):
+        KVMemory(read(tmp_path), 2**40, 16, torch.float32, torch.device("cpu"))
+
+
 def test_devices_and_dtypes():
     cpu = torch.device("cpu")
     assert resolve_device("cpu") == cpu
@@ -353,8 +358,9 @@ def test_devices_and_dtypes():
     assert resolve_dtype("auto", "bfloat16", torch.device("cuda")) == torch.bfloat16
     with pytest.raises(ConfigError, match="unknown dtype 'nonsense'"):
         resolve_dtype("auto", "nonsense", cpu)
-    with pytest.raises(ConfigError, match="device must be"):
-        resolve_device("abacus")
+    for unusable in ("abacus", "mps", "meta"):
+        with pytest.raises(ConfigError, match="device must be"):
+            resolve_device(unusable)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")

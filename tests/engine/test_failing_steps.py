@@ -11,7 +11,7 @@ import torch
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.out_of_memory import is_out_of_memory
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
-from headrace.engine.sampling.step_result import LaunchedResult
+from headrace.engine.steps.step_result import LaunchedResult
 
 from .fakes import fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids

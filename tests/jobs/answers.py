@@ -16,7 +16,7 @@ from ..engine.fakes import FakeRunner, fake_engine
 
 BLOCK_SIZE = 4
 NUM_BLOCKS = 64
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 
 
 class GatedRunner(FakeRunner):

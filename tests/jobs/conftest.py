@@ -14,6 +14,7 @@ import pytest
 
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.cli import main
+from headrace.jobs.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
@@ -22,6 +23,7 @@ from headrace.storage.ledger import Ledger
 
 from ..shelf import install_for_workers
 from .answers import GatedRunner, hosted
+from .api_server import SETTINGS, ApiServer, start_api, stop_api
 from .models import write_model_folder
 from .running import MODEL, Result, environment, started, write_tickets
 from .shop import Shop
@@ -29,7 +31,7 @@ from .shop import Shop
 USER = Path(__file__).with_name("valkey_user.py")
 
 
-def wait_until(condition: Callable[[], bool], description: str, seconds: float = 40.0) -> None:
+def wait_until(condition: Callable[[], bool], description: str, seconds: float = 90.0) -> None:
     """Poll until the condition holds; fails with its description when it does not in time."""
     deadline = time.monotonic() + seconds
     while not condition():
@@ -93,6 +95,14 @@ def tickets(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tickets(tmp_path_factory.mktemp("tickets") / "tickets.jsonl", 600)
 
 
+@pytest.fixture(scope="module")
+def few(tickets: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Twelve tickets."""
+    path = tmp_path_factory.mktemp("few") / "few.jsonl"
+    path.write_text("".join(tickets.read_text().splitlines(keepends=True)[:12]))
+    return path
+
+
 @pytest.fixture(scope="session")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A data folder with a worker that serves the tickets model for the whole session; it knows shelf:// too."""
@@ -107,9 +117,43 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         started(command, environment(data_dir, **store), data_dir / "worker") as worker,
     ):
         queue = shard_queue(str(MODEL), "auto")
-        wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 60)
+        wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 120)
         assert worker.poll() is None, (data_dir / "worker/err").read_text()
         yield data_dir
+
+
+@pytest.fixture(scope="session")
+def api(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """The session's server: its jobs are done by the session's worker."""
+    log = tmp_path_factory.mktemp("api") / "log"
+    server = start_api(served, log, **SETTINGS)
+    yield server
+    stop_api(server, log)
+
+
+@pytest.fixture(scope="session")
+def wait_until_done(api: ApiServer) -> Callable[[str], dict[str, Any]]:
+    """Waits for a job of the session's server to end; returns it."""
+
+    def wait(job_id: str) -> dict[str, Any]:
+        wait_until(lambda: api.get(f"/jobs/{job_id}")["finished_at"] is not None, f"{job_id} has ended")
+        return api.get(f"/jobs/{job_id}")
+
+    return wait
+
+
+@pytest.fixture
+def client(served: Path) -> Iterator[Client]:
+    """A client of the session's worker."""
+    with Client(Settings.from_environment(environment(served))) as client:
+        yield client
+
+
+@pytest.fixture
+def unserved(tmp_path: Path) -> Iterator[Client]:
+    """A client whose jobs nobody works on."""
+    with Client(Settings.from_environment(environment(tmp_path / "unserved"))) as client:
+        yield client
 
 
 @pytest.fixture

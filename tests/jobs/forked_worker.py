@@ -7,8 +7,9 @@ begins with the token KILLER really kills the worker that computes it; of every 
 HEADRACE_TEST_SHOWN_TOKENS) are written to stdout when it is begun, a line each, and how many sequences had to make
 room for others. A step takes HEADRACE_TEST_STEP_SECONDS, a batch has at most HEADRACE_TEST_NUM_SEQS sequences of
 HEADRACE_TEST_CONTEXT tokens. With HEADRACE_TEST_HURRY they sweep more often, take messages for lost sooner and write
-down shorter rows. The next one that has written a part of the job which the file HEADRACE_TEST_FREEZE names removes
-that file, says on stdout who it is and what it was about to commit, and stops itself with SIGSTOP before it does.
+down shorter rows. The next one that has written a part into the output folder which the file HEADRACE_TEST_FREEZE
+names removes that file, says on stdout who it is and what it was about to commit, and stops itself with SIGSTOP before
+it does. While the file HEADRACE_TEST_HOLD exists, no sequence gets more than HEADRACE_TEST_HOLD_TOKENS (24) tokens.
 SIGTERM ends the workers properly, and with them this process.
 """
 
@@ -39,6 +40,7 @@ from headrace.jobs.worker import WorkerOptions, serve
 from headrace.storage.errors import LedgerUnavailable
 
 from ..engine.fakes import CONTEXT, FakeRunner, fake_engine
+from .transactions import Transactions
 
 KILLER = 9
 PREEMPTED = "preempted"
@@ -47,6 +49,8 @@ STEP_SECONDS = float(os.environ.get("HEADRACE_TEST_STEP_SECONDS", "0"))
 NUM_SEQS = int(os.environ.get("HEADRACE_TEST_NUM_SEQS", "8"))
 MAX_TOKENS = int(os.environ.get("HEADRACE_TEST_CONTEXT", str(CONTEXT)))
 _SHOWN_TOKENS = int(os.environ.get("HEADRACE_TEST_SHOWN_TOKENS", "32"))
+_HOLD = Path(os.environ.get("HEADRACE_TEST_HOLD", "/nowhere/hold"))
+_HOLD_TOKENS = int(os.environ.get("HEADRACE_TEST_HOLD_TOKENS", "24"))
 _PAUSE_SECONDS = 0.1
 _HURRY: list[tuple[ModuleType, str, Any]] = [
     (worker_module, "SWEEP_SECONDS", 0.3),
@@ -64,12 +68,15 @@ class KillableRunner(FakeRunner):
         tokens, positions = batch.token_ids.tolist(), batch.positions.tolist()
         spans = zip(batch.attention.query_starts, batch.attention.query_lens, strict=True)
         begun = [tokens[start : start + min(length, _SHOWN_TOKENS)] for start, length in spans if positions[start] == 0]
+        while max(positions) >= _HOLD_TOKENS and _HOLD.exists():
+            time.sleep(0.005)
         if any(prompt[0] == KILLER for prompt in begun):
             os.kill(os.getpid(), signal.SIGKILL)
+        # First, as those who had to make room may be among those that are begun.
+        self._tell_of_preemptions()
         if begun:
             # In one write, which a pipe keeps whole.
             os.write(1, "".join(" ".join(map(str, prompt)) + "\n" for prompt in begun).encode())
-        self._tell_of_preemptions()
         time.sleep(STEP_SECONDS)
         return super().execute(batch)
 
@@ -89,22 +96,20 @@ def load(folder: Path, config: EngineConfig) -> Engine:
 
 def freeze_before_commits(file: Path) -> None:
     """Have whoever has written a part look for the file, and stop the process where it is found."""
-    write = ShardAttempt._write
+    write, transactions = ShardAttempt._write, Transactions()
 
     def write_and_freeze(attempt: ShardAttempt, *arguments: Any) -> None:
         write(attempt, *arguments)
         claim = attempt.claim
         with suppress(FileNotFoundError):
-            if file.read_text() != claim.job_id:
+            if file.read_text() != attempt.job.output_dir:
                 return
             file.unlink()
             # Not in the midst of another thread's transaction, which might keep all others from the ledger.
-            pool: Any = attempt.tools.ledger.database.engine.pool
-            while pool.checkedout():
-                time.sleep(0.001)
-            os.write(1, f"{FROZEN} {os.getpid()} {claim.shard_id} {claim.attempt_id}\n".encode())
-            # Sent to this very thread, which then goes no further; all others are stopped with it.
-            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
+            with transactions.none_open():
+                os.write(1, f"{FROZEN} {os.getpid()} {claim.shard_id} {claim.attempt_id}\n".encode())
+                # Sent to this very thread, which then goes no further; all others are stopped with it.
+                signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
     ShardAttempt._write = write_and_freeze  # type: ignore[assignment, method-assign]
 
@@ -154,12 +159,16 @@ class Crew:
 
     def _start(self) -> None:
         parent = os.getpid()
+        # Told to end before it has laid down our handler, it would take that for its own and go on for ever.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         # Forked, so that torch is imported once and a worker is back in a moment.
         child = os.fork()
         if child == 0:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
             die_with_parent(parent, signal.SIGKILL)
             sys.exit(work(self._model))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
         self._workers.add(child)
         with self._pids.open("a") as file:
             file.write(f"{child}\n")

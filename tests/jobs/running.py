@@ -1,5 +1,6 @@
 """Headrace as its users start it: the tickets model, a worker that serves it, the command line."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,8 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
+import pyarrow as pa
+import pyarrow.dataset as ds
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples/tickets/model"
@@ -48,6 +52,32 @@ def label_arguments(tickets: Path, output: Path) -> list[str]:
     system = f"@{ROOT / 'examples/tickets/system.txt'}"
     options = ["--prompt", "{text}", "--system", system, "--choices", ",".join(LABELS)]
     return ["run", str(tickets), "--model", str(MODEL), *options, "--output", str(output)]
+
+
+def write_lines(path: Path, *lines: Any) -> Path:
+    """A file of these lines: texts as they are, anything else as JSON."""
+    path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def results(folder: Path) -> pa.Table:
+    """A data set's rows, in the input's order."""
+    return ds.dataset(sorted(map(str, folder.glob("*.parquet")))).to_table().sort_by("row")
+
+
+def assert_refused(result: Result, *words: str) -> None:
+    """One line on standard error that has these words; exit status 2; nothing on standard output."""
+    assert result.status == 2, result
+    assert result.out == ""
+    assert result.err.startswith("headrace: "), result.err
+    assert result.err.count("\n") == 1, result.err
+    for word in words:
+        assert word in result.err, (word, result.err)
+
+
+def listed_jobs(listing: Result) -> list[str]:
+    """The ids in what `headrace jobs` prints, whose counts may change from one moment to the next."""
+    return [line.split()[0] for line in listing.out.splitlines()]
 
 
 @contextmanager

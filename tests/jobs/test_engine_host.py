@@ -189,7 +189,7 @@ def test_an_id_in_use_is_refused_and_its_first_user_answered(runner, host, outco
 def test_leaving_drops_what_is_pending_and_ends_the_thread(runner, outcomes):
     runner.close()
     with hosted(runner) as (host, _):
-        host.submit([request(str(n), params=replace(PARAMS, max_tokens=None)) for n in range(500)], outcomes.put)
+        host.submit([request(str(n), params=replace(PARAMS, max_tokens=None)) for n in range(5000)], outcomes.put)
         runner.wait_until_reached()
-    assert outcomes.qsize() < 500
+    assert outcomes.qsize() < 5000
     assert "engine" not in {thread.name for thread in threading.enumerate()}

@@ -19,7 +19,7 @@ from headrace.storage.records import JobState
 from ..postgres import new_database, postgres_binaries, running_postgres
 from .running import LABELS, MODEL, environment, write_tickets
 
-ROWS, SECONDS = 24, 60.0
+ROWS, SECONDS = 24, 120.0
 COLUMNS = "row, custom_id, text, output, label, confidence, error"
 
 

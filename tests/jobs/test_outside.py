@@ -111,7 +111,7 @@ def receiver() -> Iterator[Receiver]:
 def fetch(url: str, names: Names, allow_private: bool = False, **options: Any) -> httpx2.Response:
     async def get() -> httpx2.Response:
         asyncio.get_running_loop().getaddrinfo = names.getaddrinfo  # type: ignore[assignment,method-assign]
-        async with outside_client(allow_private, 5.0, **options) as client:
+        async with outside_client(allow_private, 60.0, **options) as client:
             return await client.get(url)
 
     return asyncio.run(get())

@@ -3,9 +3,10 @@
 import os
 import shlex
 import signal
+import sqlite3
 import subprocess
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import duckdb
@@ -14,13 +15,14 @@ import pyarrow.dataset as ds
 import pytest
 
 from headrace.jobs.client import Client
+from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
 from headrace.storage.records import JobState
 
 from .conftest import wait_until
 from .running import LABELS, MODEL, ROOT, environment, label_arguments, processes_of, started, write_tickets
 
-SECONDS = 90.0
+SECONDS = 120.0
 ROWS = 256
 
 
@@ -64,6 +66,20 @@ class Runs:
         """The published parts with the times of their last change."""
         return {path.name: path.stat().st_mtime_ns for path in self.output.glob("*.parquet")}
 
+    def hold_after(self, num_parts: int) -> None:
+        """Have the ledger fail whoever commits another part, who then tries again: until `let_go` no run completes."""
+        with open_ledger(Settings.from_environment(environment(self.data_dir))):
+            pass
+        held = f"(SELECT count(*) FROM parts) >= {num_parts}"
+        self._execute(f"CREATE TRIGGER hold BEFORE INSERT ON parts WHEN {held} BEGIN SELECT json('no JSON'); END")
+
+    def let_go(self) -> None:
+        self._execute("DROP TRIGGER hold")
+
+    def _execute(self, statement: str) -> None:
+        with closing(sqlite3.connect(self.data_dir / "headrace.db", timeout=60, isolation_level=None)) as ledger:
+            ledger.execute(statement)
+
     def wait_for_parts(self, count: int) -> None:
         wait_until(lambda: len(self.parts()) >= count, f"{count} parts are published", SECONDS)
 
@@ -74,7 +90,7 @@ class Runs:
         return found[0]
 
     def wait_until_nothing_is_left(self) -> None:
-        wait_until(lambda: not processes_of(self.data_dir), f"no process of {self.data_dir} is left", 30)
+        wait_until(lambda: not processes_of(self.data_dir), f"no process of {self.data_dir} is left", SECONDS)
 
     def assert_complete(self, labels: list[str], output: Path | None = None) -> None:
         output = output or self.output
@@ -132,11 +148,13 @@ def kept_and_generated(run: Run) -> tuple[int, int]:
 
 
 def test_a_run_killed_halfway_is_resumed_without_doing_anything_twice(runs, undisturbed):
+    runs.hold_after(3)
     first = runs.start()
     runs.wait_for_parts(3)
     first.signal_group(signal.SIGKILL)
     first.wait()
     runs.wait_until_nothing_is_left()
+    runs.let_go()
     before = runs.parts()
     second = runs.start("--resume")
     second.assert_succeeded()
@@ -163,20 +181,24 @@ def label_counts_by_duckdb(folder: Path) -> dict[str, int]:
 
 @pytest.mark.parametrize("words", [("headrace.jobs.cli", "worker"), ("valkey-server",)], ids=["worker", "valkey"])
 def test_a_run_whose_helper_is_killed_finishes_by_itself(runs, undisturbed, words):
+    runs.hold_after(1)
     run = runs.start()
     runs.wait_for_parts(1)
     runs.process(*words).kill()
+    runs.let_go()
     run.assert_succeeded()
     runs.assert_complete(undisturbed)
     assert kept_and_generated(run) == (0, ROWS)
 
 
 def test_an_interrupted_run_says_how_to_go_on_and_that_goes_on(runs, undisturbed):
+    runs.hold_after(1)
     run = runs.start()
     runs.wait_for_parts(1)
     run.signal_group(signal.SIGINT)
     assert run.wait() == 130
     runs.wait_until_nothing_is_left()
+    runs.let_go()
     before = runs.parts()
     assert "Traceback" not in run.err
     assert f" of {ROWS} rows are committed" in run.err
@@ -209,7 +231,7 @@ def test_a_run_told_to_end_while_planning_says_how_to_go_on(tmp_path, tickets):
     err = (tmp_path / "run/err").read_text()
     assert "Traceback" not in err
     assert shlex.split(err.splitlines()[-1]) == ["headrace", *arguments, "--resume"]
-    wait_until(lambda: not processes_of(tmp_path / "data"), "nothing is left", 30)
+    wait_until(lambda: not processes_of(tmp_path / "data"), "nothing is left", SECONDS)
 
 
 def test_a_worker_started_first_serves_runs_and_leaves_nothing_behind(tmp_path):
@@ -218,10 +240,10 @@ def test_a_worker_started_first_serves_runs_and_leaves_nothing_behind(tmp_path):
     tickets = write_tickets(tmp_path / "tickets.jsonl", 40)
     with started(["worker", "--model", str(MODEL)], environment(data), tmp_path / "worker") as worker:
         log = tmp_path / "worker/err"
-        wait_until(lambda: "serving" in log.read_text(), "the worker serves", seconds=60)
+        wait_until(lambda: "serving" in log.read_text(), "the worker serves", SECONDS)
         with started(label_arguments(tickets, tmp_path / "out"), environment(data), tmp_path / "run") as run:
-            assert run.wait(60) == 0
-        assert log.read_text().count("is done, its job") == 2
+            assert run.wait(SECONDS) == 0
         worker.terminate()
-        assert worker.wait(30) == 0
-    wait_until(lambda: not processes_of(data), "all processes have ended", seconds=20)
+        assert worker.wait(60) == 0
+    assert log.read_text().count("is done, its job") == 2
+    wait_until(lambda: not processes_of(data), "all processes have ended", SECONDS)

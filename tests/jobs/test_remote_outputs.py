@@ -2,7 +2,8 @@
 
 import io
 import json
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,9 +27,10 @@ from .running import LABELS, MODEL, Result, environment, label_arguments
 def store(served, shelf, monkeypatch) -> str:
     """The URL of a bucket that this process and the worker share."""
     monkeypatch.setenv("SHELF_ROOT", str(served / "shelf"))
-    number = len(list((served / "shelf").iterdir()))
-    make_bucket(f"bucket-{number}")
-    return f"shelf://bucket-{number}"
+    # Not numbered by what is there: the worker may be writing a file beside the buckets.
+    name = f"bucket-{uuid.uuid4().hex}"
+    make_bucket(name)
+    return f"shelf://{name}"
 
 
 @pytest.fixture
@@ -45,12 +47,6 @@ def run(served, headrace, tickets, tmp_path, store, wait_until) -> Callable[...,
         return result
 
     return run
-
-
-@pytest.fixture
-def client(served) -> Iterator[Client]:
-    with Client(Settings.from_environment(environment(served))) as client:
-        yield client
 
 
 def objects(store: str) -> list[str]:
@@ -124,7 +120,7 @@ def test_another_ledgers_data_set_is_not_resumed_but_can_be_verified(served, hea
 def test_a_job_from_python_is_read_over_http(client, store):
     rows = [{"text": f"Where is parcel {number}?"} for number in range(5)]
     job = client.submit(rows, MODEL, f"{store}/out", prompt="{text}", choices=LABELS)
-    job.wait(60, start_worker=False)
+    job.wait(120, start_worker=False)
     table = job.results()
     assert table["row"].to_pylist() == list(range(5))
     with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
@@ -148,6 +144,6 @@ def test_where_nothing_can_be_written_no_job_is_made(client, store):
 
 def test_a_file_url_is_a_folder_of_this_host(client, tmp_path):
     job = client.submit([{"text": "Hello"}], MODEL, f"file://{tmp_path}/out", prompt="{text}", choices=LABELS)
-    job.wait(60, start_worker=False)
+    job.wait(120, start_worker=False)
     assert job.record.output_dir == str(tmp_path / "out")
     assert pa.concat_tables(map(pq.read_table, (tmp_path / "out").glob("*.parquet"))).num_rows == 1

@@ -152,6 +152,7 @@ BASE = {"model": "/m", "prompt": "{text}"}
         {"sampling": {"min_tokens": 1}},
         {"sampling": {"ignore_eos": True}},
         {"sampling": {"logprobs": True}},
+        {"sampling": {"prompt_logprobs": 0}},
     ],
     ids=str,
 )
@@ -159,6 +160,12 @@ def test_whatever_can_change_an_answer_changes_the_fingerprint(change):
     base = JobSpec.parse(**BASE).fingerprint("input")
     assert JobSpec.parse(**BASE).fingerprint("input") == base
     assert JobSpec.parse(**BASE | change).fingerprint("input") != base
+
+
+def test_a_job_of_an_earlier_version_is_the_same():
+    """Its folder is resumed: what has been added since, and nobody asks for, changes nothing."""
+    fingerprint = JobSpec.parse(model="org/name", prompt="{text}").fingerprint("input")
+    assert fingerprint == "4f6ae35820cda9044f150cc8e736079418f842acbafa6025b4c8639de7c07f29"
 
 
 def test_the_inputs_content_is_part_of_the_fingerprint():

@@ -4,6 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.linear import Linear, supports_int8
 from headrace.kernels.linear.int8 import Int8Product
 from headrace.kernels.linear.int8_reference import int8_linear_reference, quantize_rows
@@ -116,6 +117,16 @@ def test_the_smallest_numbers_do_not_overflow(instructions):
     assert torch.equal(Int8Product(torch.ones(4, 8), instructions=instructions)(x).abs() < 1e-40, torch.ones(2, 4) > 0)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+@pytest.mark.parametrize("activate", [silu_and_mul, gelu_tanh_and_mul, lambda gate_up: gate_up[:, :72].relu()])
+@pytest.mark.parametrize("rows", [0, 1, 40])
+def test_of_gated_rows_the_same_bits_as_of_activated_ones(rows, activate, dtype, instructions):
+    product = Int8Product(normal(33, 72, dtype=dtype), normal(33, dtype=dtype), instructions)
+    gate_up = normal(rows, 150, dtype=dtype)[:, 3:147]
+    assert torch.equal(product.gated(activate, gate_up), product(activate(gate_up)))
+    assert torch.equal(product(gate_up[:, :72]), product(gate_up[:, :72].contiguous()))
+
+
 def test_rounding_loses_little():
     weight, x = normal(256, 512) * 512**-0.5, normal(64, 512)
     error = Int8Product(weight)(x) - x @ weight.t()
@@ -141,3 +152,13 @@ def test_supported_are_the_dtypes_of_a_cpu():
     assert supports_int8(torch.float32, cpu)
     assert not supports_int8(torch.float16, cpu)
     assert not supports_int8(torch.bfloat16, torch.device("cuda"))
+
+
+def test_a_linear_of_gated_rows_whatever_its_weight():
+    plain, rounded, gate_up = Linear(normal(16, 24)), Linear(normal(16, 24)), normal(3, 48)
+    activated = silu_and_mul(gate_up)
+    expected = activated @ plain.weight.t()
+    plain.prepack()
+    rounded.prepack(int8=True)
+    assert_close(plain.gated(silu_and_mul, gate_up), expected)
+    assert torch.equal(rounded.gated(silu_and_mul, gate_up), rounded(activated))

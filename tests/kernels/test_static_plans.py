@@ -9,11 +9,12 @@ from torch import Tensor
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 from headrace.kernels.paged_attention import AttentionMetadata
+from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import LAUNCHES, PlanCapacity, PlanTooLargeError
 from headrace.kernels.paged_attention.plan import AttentionPlan, Tiling
 from headrace.kernels.paged_attention.prefix_levels import shared_spans
 from headrace.kernels.paged_attention.static_plans import StaticPlans, step_capacity
-from headrace.kernels.paged_attention.triton import AttentionShape, paged_attention_triton
+from headrace.kernels.paged_attention.triton import paged_attention_triton
 
 from .attention_cases import Case
 from .shared_prefix_cases import BATCHES, Row, build, tensors

@@ -8,16 +8,13 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
+from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan, PlanCapacity, PlanTooLargeError
 from headrace.kernels.paged_attention.plan import ITEM_FIELDS, AttentionPlan
+from headrace.kernels.paged_attention.planning import plan_attention
 from headrace.kernels.paged_attention.prefix_groups import Gate
 from headrace.kernels.paged_attention.reference import paged_attention_with_lse
-from headrace.kernels.paged_attention.triton import (
-    AttentionShape,
-    attend_planned,
-    paged_attention_triton,
-    plan_attention,
-)
+from headrace.kernels.paged_attention.triton import attend_planned, paged_attention_triton
 
 from .attention_cases import MIXED, Case, Shape
 from .shared_prefix_cases import BATCHES, SYSTEM, Row, build, tensors

@@ -9,14 +9,11 @@ from headrace.kernels.kv_cache.fp8 import FP8_LARGEST
 from headrace.kernels.norm_rotary.reference import rotate_and_write_reference
 from headrace.kernels.norm_rotary.triton import rotate_and_write_triton
 from headrace.kernels.paged_attention import paged_attention_reference
+from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
+from headrace.kernels.paged_attention.planning import plan_attention
 from headrace.kernels.paged_attention.reference import paged_attention_with_lse
-from headrace.kernels.paged_attention.triton import (
-    AttentionShape,
-    attend_planned,
-    paged_attention_triton,
-    plan_attention,
-)
+from headrace.kernels.paged_attention.triton import attend_planned, paged_attention_triton
 
 from .attention_cases import MIXED, Case, Shape
 from .fp8_cases import FORMATS, SCALES, in_fp8, representable

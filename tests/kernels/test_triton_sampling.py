@@ -114,7 +114,9 @@ def test_likeliest_tokens(vocab_size, with_log_sum_exp, triton_dtype, device):
 def test_rows_that_are_not_finite_are_seen(device):
     logits = random_logits(4, 300, device)
     logits[0, 200], logits[1, 7], logits[2] = torch.nan, torch.inf, -torch.inf
-    assert likeliest_tokens_triton(logits, True).are_finite.tolist() == [False, False, False, True]
+    found = likeliest_tokens_triton(logits, True)
+    assert found.logits.isfinite().tolist() == [False, False, False, True]
+    assert all(0 <= token < 300 for token in found.tokens.tolist())
 
 
 @pytest.mark.parametrize("pairs", [0, 1, 300])

@@ -11,7 +11,7 @@ from headrace.storage.records import NewPart
 def main(url: str, owner: str) -> None:
     ledger = Ledger(url)
     print("ready", flush=True)
-    sys.stdin.readline()
+    sys.stdin.read()
     claimed: list[int] = []
     after: dict[str, int] = {}
     while (claim := ledger.leases.claim_next("bulk", owner, 60, after)) is not None:

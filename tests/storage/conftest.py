@@ -7,9 +7,12 @@ from pathlib import Path
 import pytest
 
 from headrace.storage.ledger import Ledger
+from headrace.storage.output_address import open_folder
+from headrace.storage.output_folder import OutputFolder
 from headrace.storage.records import NewJob, NewShard
 
 from ..postgres import new_database, postgres_binaries, running_postgres
+from ..shelf import make_bucket
 
 BACKENDS = ["sqlite", "postgresql"]
 
@@ -46,6 +49,16 @@ def ledger(database_url: str) -> Iterator[Ledger]:
     ledger.migrate()
     yield ledger
     ledger.close()
+
+
+@pytest.fixture(params=["disk", "store"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path) -> OutputFolder:
+    """One that is not there."""
+    if request.param == "disk":
+        return open_folder(tmp_path / "a" / "b")
+    request.getfixturevalue("shelf")
+    make_bucket("bucket")
+    return open_folder("shelf://bucket/a/b")
 
 
 @pytest.fixture

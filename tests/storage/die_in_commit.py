@@ -25,7 +25,7 @@ def main(url: str, folder: Path, last_step: str) -> None:
     # The lease has run out already: the test need not wait for that.
     claim = ledger.leases.claim_next("bulk", "victim", -1)
     assert claim is not None
-    name = parts.part_file_name(claim.shard_number, claim.attempt_number, 0)
+    name = parts.part_file_name(claim.job_id, claim.shard_number, claim.attempt_number, 0)
     sink = SqlSink(SinkSpec.parse(url), SCHEMA)
     sink.prepare()
     rows = pa.Table.from_pylist([{"row": 0}, {"row": 1}], schema=SCHEMA)

@@ -12,14 +12,6 @@ TOTALS = BatchTotals(3, 2, 1, 30, 20, 10)
 
 
 @pytest.fixture
-def ledger(database_url: str):
-    ledger = Ledger(database_url)
-    ledger.migrate()
-    yield ledger
-    ledger.close()
-
-
-@pytest.fixture
 def batches(ledger: Ledger) -> BatchRecords:
     return ledger.batches
 

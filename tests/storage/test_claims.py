@@ -9,6 +9,7 @@ from random import Random
 import pytest
 from sqlalchemy import insert, update
 
+from headrace.storage import leases
 from headrace.storage.errors import JobEnded, UnknownJob
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import Claim, NewJob, NewShard, ShardState
@@ -17,6 +18,13 @@ from headrace.storage.tables import shards, tenants
 from .claiming import CreateJob
 
 CreateAs = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has failed is not due again by itself, however slow the machine."""
+    monkeypatch.setattr(leases, "_FIRST_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(leases, "_LONGEST_PAUSE_SECONDS", 3600.0)
 
 
 @pytest.fixture

@@ -156,7 +156,7 @@ def test_last_shards_finishing_together_complete_the_job(ledger: Ledger, create_
         start = threading.Barrier(4)
 
         def finish(claim: Claim, start: threading.Barrier = start) -> JobState:
-            start.wait(10)
+            start.wait(60)
             return ledger.leases.finish_shard(claim)
 
         with ThreadPoolExecutor(4) as pool:
@@ -186,17 +186,18 @@ def test_a_stale_attempt_replaces_nothing(ledger: Ledger, create_job: CreateJob)
 
 
 def test_a_claim_says_how_far_the_deadline_is(ledger: Ledger) -> None:
-    for job_id, seconds in (("late", -1.0), ("early", 60.0), ("any", None)):
+    for job_id, seconds in (("late", -1.0), ("early", 6000.0), ("any", None)):
         job = NewJob(job_id, "bulk", "tiny", "/out", "abc", num_rows=1, within_seconds=seconds)
         ledger.create_job(job, [NewShard(0, 1, "/spool")])
     assert claimed(ledger, "late/00000").is_expired
     in_time = claimed(ledger, "early/00000")
     assert not in_time.is_expired
-    assert in_time.seconds_left == pytest.approx(60, abs=5)
+    # A slow machine takes its time to come here.
+    assert in_time.seconds_left == pytest.approx(6000, abs=60)
     endless = claimed(ledger, "any/00000")
     assert (endless.is_expired, endless.seconds_left) == (False, None)
     early = ledger.job("early")
-    assert early.deadline_at == pytest.approx(early.created_at + 60, abs=1)
+    assert early.deadline_at == pytest.approx(early.created_at + 6000, abs=1)
     assert ledger.job("any").deadline_at is None
 
 

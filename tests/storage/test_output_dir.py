@@ -2,12 +2,13 @@
 
 import json
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
+from headrace.storage import held_file
 from headrace.storage.errors import ManifestDamaged, OutputNotEmpty, StorageError
 from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_address import open_folder
 from headrace.storage.output_dir import (
     MANIFEST_NAME,
     Manifest,
@@ -20,20 +21,14 @@ from headrace.storage.output_dir import (
 )
 from headrace.storage.output_folder import OutputFolder
 
-from ..shelf import make_bucket
-
 MANIFEST = Manifest("job-1", "abc")
-OURS = ["._headrace.json.tmp", ".part-00000-02-000.parquet.tmp", "part-00000-01-000.parquet"]
-
-
-@pytest.fixture(params=["disk", "store"])
-def folder(request: pytest.FixtureRequest, tmp_path: Path) -> OutputFolder:
-    """One that is not there."""
-    if request.param == "disk":
-        return open_folder(tmp_path / "a" / "b")
-    request.getfixturevalue("shelf")
-    make_bucket("bucket")
-    return open_folder("shelf://bucket/a/b")
+OURS = [
+    "._headrace.json.tmp",
+    ".part-00000-02-000-0123abcd.parquet.tmp",
+    ".part-00000-02-000.parquet.tmp",
+    "part-00000-01-000-0123abcd.parquet",
+    "part-00000-01-000.parquet",
+]
 
 
 @pytest.fixture
@@ -77,6 +72,13 @@ def test_overwrite_removes_what_headrace_wrote(used: OutputFolder) -> None:
     assert used.names() == []
 
 
+def test_the_users_own_folder_stays(used: OutputFolder) -> None:
+    for _ in range(2):
+        remove_output_dir(used, keep_folder=True)
+        assert used.names() == []
+        assert used.exists()
+
+
 def test_a_folder_goes_with_what_headrace_wrote(used: OutputFolder) -> None:
     for _ in range(2):
         remove_output_dir(used)
@@ -84,7 +86,9 @@ def test_a_folder_goes_with_what_headrace_wrote(used: OutputFolder) -> None:
         assert not isinstance(used, LocalFolder) or not used.exists()
 
 
-@pytest.mark.parametrize("foreign", ["notes.txt", "part-1.parquet", "part-00000-01-000.parquet.bak", ".hidden"])
+@pytest.mark.parametrize(
+    "foreign", ["notes.txt", "part-1.parquet", "part-00000-01-000.parquet.bak", "part-0-1-0-x.parquet", ".hidden"]
+)
 def test_overwrite_touches_nothing_beside_foreign_files(used: OutputFolder, foreign: str) -> None:
     used.replace(foreign, b"")
     for remove in (lambda: prepare_output_dir(used, OutputMode.OVERWRITE), lambda: remove_output_dir(used)):
@@ -134,19 +138,95 @@ def test_damaged_manifest(content: bytes, used: OutputFolder) -> None:
 def test_a_completed_manifest_says_more_and_still_whose_it_is(folder: OutputFolder) -> None:
     folder.make()
     write_manifest(folder, MANIFEST)
-    complete_manifest(folder, MANIFEST, {"rows": {"total": 3}})
+    assert complete_manifest(folder, MANIFEST, lambda: {"rows": {"total": 3}})
     written = json.loads(folder.read(MANIFEST_NAME))
     assert written == {"job_id": "job-1", "fingerprint": "abc", "rows": {"total": 3}}
     assert read_manifest(folder) == MANIFEST
-    complete_manifest(folder, MANIFEST, {"rows": {"total": 4}})
+    complete_manifest(folder, MANIFEST, lambda: {"rows": {"total": 4}})
     assert json.loads(folder.read(MANIFEST_NAME))["rows"] == {"total": 4}
     assert folder.names() == [MANIFEST_NAME]
 
 
 def test_the_manifest_of_another_job_is_left_alone(folder: OutputFolder) -> None:
     folder.make()
-    complete_manifest(folder, MANIFEST, {"rows": 1})
+    assert not complete_manifest(folder, MANIFEST, lambda: {"rows": 1})
     assert folder.names() == []
     write_manifest(folder, Manifest("job-2", "abc"))
-    complete_manifest(folder, MANIFEST, {"rows": 1})
+    assert complete_manifest(folder, MANIFEST, lambda: {"rows": 1})
     assert b"rows" not in folder.read(MANIFEST_NAME)
+
+
+def test_a_manifest_says_which_ledger_knows_the_job(folder: OutputFolder) -> None:
+    folder.make()
+    write_manifest(folder, Manifest("job-1", "abc", "ledger-1"))
+    # As the worker has it, which need not know that.
+    complete_manifest(folder, MANIFEST, lambda: {"state": "completed"})
+    found = read_manifest(folder)
+    assert found is not None
+    assert found.ledger == "ledger-1"
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> LocalFolder:
+    write_manifest(LocalFolder(tmp_path), MANIFEST)
+    return LocalFolder(tmp_path)
+
+
+def test_while_one_completes_it_nobody_else_writes_or_removes_it(
+    disk: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_file, "_PATIENCE_SECONDS", 0.0)
+
+    def report() -> dict[str, int]:
+        for call in (
+            lambda: complete_manifest(disk, MANIFEST, lambda: {"rows": 1}),
+            lambda: prepare_output_dir(disk, OutputMode.OVERWRITE),
+            lambda: remove_output_dir(disk),
+        ):
+            with pytest.raises(StorageError, match=f"{MANIFEST_NAME} is being written by another process: try again"):
+                call()
+        return {"rows": 2}
+
+    complete_manifest(disk, MANIFEST, report)
+    assert json.loads(disk.read(MANIFEST_NAME))["rows"] == 2
+    complete_manifest(disk, MANIFEST, lambda: {"rows": 3})
+    assert json.loads(disk.read(MANIFEST_NAME))["rows"] == 3
+
+
+@pytest.mark.parametrize("by", [None, "job-2"])
+def test_what_has_changed_before_it_is_held_is_seen(
+    by: str | None, disk: LocalFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another job takes the folder between opening the manifest and locking it."""
+    lock = held_file._is_locked
+
+    def take_first(file: BinaryIO) -> bool:
+        monkeypatch.setattr(held_file, "_is_locked", lock)
+        disk.remove([MANIFEST_NAME])
+        if by is not None:
+            write_manifest(disk, Manifest(by, "abc"))
+        return lock(file)
+
+    monkeypatch.setattr(held_file, "_is_locked", take_first)
+    assert complete_manifest(disk, MANIFEST, lambda: {"rows": 1}) == (by is not None)
+    assert read_manifest(disk) == (Manifest(by, "abc") if by else None)
+
+
+def test_a_manifest_that_is_not_ours_to_write_can_still_be_held(disk: LocalFolder, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST_NAME).chmod(0o400)
+    complete_manifest(disk, MANIFEST, lambda: {"rows": 1})
+    assert b"rows" in disk.read(MANIFEST_NAME)
+
+
+def test_a_full_disk_leaves_what_was_there(disk: LocalFolder, tmp_path: Path) -> None:
+    # The device that is always full, in the place of the temporary file.
+    (tmp_path / f".{MANIFEST_NAME}.tmp").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left"):
+        complete_manifest(disk, MANIFEST, lambda: {"rows": 1})
+    assert disk.names() == [MANIFEST_NAME]
+    assert read_manifest(disk) == MANIFEST
+    disk.remove([MANIFEST_NAME])
+    (tmp_path / f".{MANIFEST_NAME}.tmp").symlink_to("/dev/full")
+    with pytest.raises(StorageError, match="No space left"):
+        write_manifest(disk, MANIFEST)
+    assert disk.names() == []

@@ -10,8 +10,12 @@ import pytest
 from headrace.storage import parts
 from headrace.storage.errors import PartMissing, StorageError
 from headrace.storage.local_folder import LocalFolder
+from headrace.storage.output_folder import OutputFolder
 from headrace.storage.records import NewPart
+from headrace.storage.remote_folder import RemoteFolder
 
+JOB = "job-1"
+# As those of before parts were marked with their job.
 NAME = "part-00003-01-000.parquet"
 
 
@@ -24,8 +28,9 @@ def names(folder: Path) -> list[str]:
 
 
 def test_file_names() -> None:
-    assert parts.part_file_name(3, 1, 0) == NAME
-    assert parts.part_file_name(123456, 100, 1000) == "part-123456-100-1000.parquet"
+    assert parts.part_file_name(JOB, 3, 1, 0) == "part-00003-01-000-ee2a3972.parquet"
+    assert parts.part_file_name(JOB, 123456, 100, 1000) == "part-123456-100-1000-ee2a3972.parquet"
+    assert parts.part_file_name("job-2", 3, 1, 0) != parts.part_file_name(JOB, 3, 1, 0)
 
 
 def test_part_is_invisible_until_published(tmp_path: Path) -> None:
@@ -52,7 +57,7 @@ def test_missing_part(tmp_path: Path) -> None:
 def test_damaged_part_is_named(tmp_path: Path) -> None:
     (tmp_path / NAME).write_bytes(b"PAR1 but not really PAR1")
     with pytest.raises(StorageError, match=f"{NAME}.*delete it") as caught:
-        parts.recover_shard(LocalFolder(tmp_path), 3, 2, [NAME])
+        parts.recover_shard(LocalFolder(tmp_path), JOB, 3, 2, [NAME])
     assert "\n" not in str(caught.value)
 
 
@@ -79,7 +84,7 @@ def test_recovery_completes_the_committed_and_removes_the_rest(tmp_path: Path) -
     kept = ["part-00003-03-000.parquet", "part-00004-01-000.parquet"]
     for name in kept:
         LocalFolder(tmp_path).write_part(name, table(8))
-    recovered = parts.recover_shard(LocalFolder(tmp_path), 3, 3, [published, unpublished, gone])
+    recovered = parts.recover_shard(LocalFolder(tmp_path), JOB, 3, 3, [published, unpublished, gone])
     assert recovered == parts.Recovered(rows=frozenset({0, 1, 2}), missing=(gone,))
     assert names(tmp_path) == sorted([published, unpublished, *(f".{name}.tmp" for name in kept)])
 
@@ -88,7 +93,7 @@ def test_folder_whose_name_looks_like_a_partition(tmp_path: Path) -> None:
     folder = tmp_path / "row=7"
     folder.mkdir()
     LocalFolder(folder).write_part(NAME, table(1))
-    assert parts.recover_shard(LocalFolder(folder), 3, 2, [NAME]).rows == {1}
+    assert parts.recover_shard(LocalFolder(folder), JOB, 3, 2, [NAME]).rows == {1}
 
 
 def test_output_columns_in_duckdb(tmp_path: Path) -> None:
@@ -138,7 +143,7 @@ def test_settling_withdraws_what_was_replaced_and_publishes_the_rest(tmp_path: P
         LocalFolder(tmp_path).publish(name)
     LocalFolder(tmp_path).write_part(new, table(2))
     for _ in range(2):
-        published = parts.published_by(LocalFolder(tmp_path), {1, 3})
+        published = parts.published_by(LocalFolder(tmp_path), JOB, {1, 3})
         parts.settle(LocalFolder(tmp_path), published, [kept, new])
         assert names(tmp_path) == [kept, foreign, new]
 
@@ -149,9 +154,23 @@ def test_a_part_is_summed_up(tmp_path: Path) -> None:
     assert summary == NewPart(NAME, num_rows=2, num_failed=1, prompt_tokens=8, completion_tokens=2)
 
 
-def test_a_hidden_part_tells_of_which_shard_and_attempt_it_is(tmp_path: Path) -> None:
-    folder, names_of = LocalFolder(tmp_path), [parts.part_file_name(shard, 10 + shard, 0) for shard in (3, 4)]
-    for name in names_of:
+def test_a_part_tells_of_which_job_shard_and_attempt_it_is() -> None:
+    mine, anothers = (parts.part_file_name(job, 4, 14, 0) for job in (JOB, "job-2"))
+    names = [mine, anothers, NAME, "part-00003-01-000-x.parquet", "mine.parquet"]
+    assert parts.parts_of([JOB], names) == [(mine, 4, 14), (NAME, 3, 1)]
+
+
+def test_another_jobs_parts_are_left_alone_whatever_their_attempts(folder: OutputFolder) -> None:
+    """Of two ledgers both begin to count at one."""
+    mine, done, lost = (parts.part_file_name(JOB, 3, 1, sequence) for sequence in range(3))
+    others = [parts.part_file_name("job-2", 3, 1, sequence) for sequence in range(2)]
+    folder.make()
+    for name in (mine, done, lost, *others):
         folder.write_part(name, table(1))
-    folder.publish(names_of[0])
-    assert parts.maybe_strays(folder) == [(names_of[1], 4, 14)]
+    for name in (done, others[0]):
+        folder.publish(name)
+    parts.recover_shard(folder, JOB, 3, 2, [mine])
+    parts.settle(folder, parts.published_by(folder, JOB, {1}), [mine])
+    assert folder.part_names() == sorted([mine, *others] if isinstance(folder, RemoteFolder) else [mine, others[0]])
+    for name in others:
+        assert folder.read_part(name).num_rows == 1

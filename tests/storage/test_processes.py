@@ -1,6 +1,7 @@
 """Several processes at one ledger, and processes that are killed."""
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -20,23 +21,23 @@ from .claiming import take_shard
 HERE = Path(__file__).parent
 
 
-def start(script: str, *arguments: str) -> "subprocess.Popen[str]":
+def start(script: str, *arguments: str, stdin: int = subprocess.PIPE) -> "subprocess.Popen[str]":
     command = [sys.executable, str(HERE / script), *arguments]
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, text=True)
 
 
 def test_each_shard_goes_to_exactly_one_process(
     ledger: Ledger, database_url: str, create_job: Callable[..., str]
 ) -> None:
     create_job(num_shards=200)
-    workers = [start("claim_until_empty.py", database_url, f"worker-{number}") for number in range(4)]
+    # One for all: they begin at once.
+    signal, give_signal = os.pipe()
+    workers = [start("claim_until_empty.py", database_url, f"worker-{number}", stdin=signal) for number in range(4)]
+    os.close(signal)
     for worker in workers:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "ready\n"
-    for worker in workers:
-        assert worker.stdin is not None
-        worker.stdin.write("go\n")
-        worker.stdin.flush()
+    os.close(give_signal)
     claimed = [json.loads(worker.communicate(timeout=60)[0]) for worker in workers]
     assert sorted(number for numbers in claimed for number in numbers) == list(range(200))
     assert sum(bool(numbers) for numbers in claimed) > 1, "they did not run side by side"
@@ -62,14 +63,15 @@ def test_killed_between_the_steps_of_a_commit(
     assert victim.stdout is not None
     assert victim.stdout.readline() == "there\n"
     victim.kill()
-    victim.communicate(timeout=10)
+    victim.communicate(timeout=60)
     visible_before = list(folder.glob("*.parquet"))
     assert bool(visible_before) == (last_step == "publish")
 
     claim = take_shard(ledger, "job-1/00000", "heir", 60)
     assert claim is not None
     committed = [part.file_name for part in ledger.parts("job-1", claim.shard_number)]
-    recovered = parts.recover_shard(LocalFolder(folder), claim.shard_number, claim.attempt_number, committed)
+    shard = (claim.job_id, claim.shard_number, claim.attempt_number)
+    recovered = parts.recover_shard(LocalFolder(folder), *shard, committed)
     assert recovered.rows == rows_kept
     assert recovered.missing == ()
     assert sorted(path.name for path in folder.iterdir()) == committed

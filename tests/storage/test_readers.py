@@ -220,7 +220,9 @@ text = st.text(st.characters(exclude_categories=["Cs"]))
 scalars = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text
 
 
-@settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(objects=st.lists(st.dictionaries(text, scalars), min_size=1), ascii_only=st.booleans())
 def test_any_json_comes_back(objects: list[dict[str, Any]], ascii_only: bool, tmp_path: Path) -> None:
     lines = "\n".join(json.dumps(value, ensure_ascii=ascii_only) for value in objects)
@@ -283,7 +285,8 @@ def test_a_folders_fingerprint_tells_its_content_and_order(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("files", "message"),
     [
-        ({"a.csv": "x\n1\n", "b.csv": "y\n1\n"}, "b.csv has the columns y; .*a.csv has x"),
+        ({"a.csv": "x,y\n1,2\n", "b.csv": "y\n1\n"}, "b.csv has no column 'x', which .*a.csv has: give all files"),
+        ({"a.csv": "x\n1\n", "b.csv": "y,x\n1,2\n"}, "a.csv has no column 'y', which .*b.csv has: give all files"),
         ({"a.csv": "x\n1\n", "b.jsonl": "{}\n"}, "several formats .*csv, .jsonl.: keep one"),
         ({"a.csv": "x\n", "b.csv": "x\n"}, "has no rows"),
     ],
@@ -320,6 +323,21 @@ def test_the_order_of_columns_is_no_difference(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [1], "m": ["x"]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"m": ["y"], "n": [2]}), tmp_path / "b.parquet")
     assert [row.values for row in open_input(tmp_path)] == [{"n": 1, "m": "x"}, {"n": 2, "m": "y"}]
+
+
+@pytest.mark.parametrize(
+    ("name", "first", "second"),
+    [
+        ("csv", "n,m\n1,x\n", "m,n\ny,2\n"),
+        ("jsonl", '{"n": "1", "m": "x"}\n', '{"m": "y", "n": "2"}\n'),
+    ],
+)
+def test_columns_of_text_files_are_told_by_their_names(name: str, first: str, second: str, tmp_path: Path) -> None:
+    write(tmp_path, f"a.{name}", first)
+    write(tmp_path, f"b.{name}", second)
+    source = open_input(tmp_path)
+    assert [row.values for row in source] == [{"n": "1", "m": "x"}, {"n": "2", "m": "y"}]
+    assert source.columns == ["n", "m"]
 
 
 def saved_dataset(folder: Path, table: pa.Table) -> Path:

@@ -15,6 +15,7 @@ from headrace.storage.remote_folder import RemoteFolder
 
 from ..shelf import READ_ONLY, STRANGE, Shelf, keys, make_bucket
 
+JOB = "job-1"
 NAME = "part-00003-01-000.parquet"
 
 
@@ -110,7 +111,7 @@ def test_a_part_has_its_name_once_it_is_written(folder: RemoteFolder) -> None:
 
 
 def test_parts_are_one_data_set(folder: RemoteFolder) -> None:
-    names = [parts.part_file_name(shard, 1, 0) for shard in range(3)]
+    names = [parts.part_file_name(JOB, shard, 1, 0) for shard in range(3)]
     for number, name in enumerate(names[:2]):
         folder.write_part(name, table(2 * number, 2 * number + 1))
     found = folder.dataset(names)
@@ -136,7 +137,7 @@ def test_what_a_store_fails_with_is_a_storage_error(folder: RemoteFolder, monkey
         lambda: folder.withdraw(NAME),
         lambda: folder.find_parts([NAME]),
         lambda: folder.open_part(NAME),
-        lambda: parts.recover_shard(folder, 3, 2, [NAME]),
+        lambda: parts.recover_shard(folder, JOB, 3, 2, [NAME]),
         found.to_table,
     ]
     monkeypatch.setattr("tests.shelf._bucket", _refuse)
@@ -157,7 +158,7 @@ def test_recovery_keeps_what_is_committed_and_removes_the_rest(folder: RemoteFol
     others = ["part-00003-03-000.parquet", "part-00004-01-000.parquet", "part-of-others.parquet"]
     for name in (committed, replacing, *strays, *others):
         folder.write_part(name, table(1, 2))
-    recovered = parts.recover_shard(folder, 3, 3, [committed, gone], also_committed=[replacing])
+    recovered = parts.recover_shard(folder, JOB, 3, 3, [committed, gone], also_committed=[replacing])
     assert recovered == parts.Recovered(rows=frozenset({1, 2}), missing=(gone,))
     assert folder.names() == sorted([committed, replacing, *others])
 
@@ -165,7 +166,7 @@ def test_recovery_keeps_what_is_committed_and_removes_the_rest(folder: RemoteFol
 def test_a_damaged_part_is_named(folder: RemoteFolder) -> None:
     folder.replace(NAME, b"PAR1 but not really PAR1")
     with pytest.raises(PartDamaged, match=f"{NAME}.*delete it"):
-        parts.recover_shard(folder, 3, 2, [NAME])
+        parts.recover_shard(folder, JOB, 3, 2, [NAME])
 
 
 def test_settling_withdraws_what_was_replaced(folder: RemoteFolder) -> None:
@@ -174,7 +175,7 @@ def test_settling_withdraws_what_was_replaced(folder: RemoteFolder) -> None:
     for name in (old, kept, foreign, new):
         folder.write_part(name, table(1))
     for _ in range(2):
-        parts.settle(folder, parts.published_by(folder, {1, 3}), [kept, new])
+        parts.settle(folder, parts.published_by(folder, JOB, {1, 3}), [kept, new])
         assert folder.names() == [kept, foreign, new]
 
 

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Protocol, TypeVar
 
 from anyio import create_memory_object_stream
@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from ...streams.events import StreamError, StreamEvent
 from ..errors import ApiError, error_body
-from ..live import LiveAnswers
+from ..live_answers import LiveAnswers
 from .asking import Asked
 from .bodies import Answer, Usage
 from .chunks import DONE, to_json
@@ -53,13 +53,17 @@ async def collect(answers: LiveAnswers, asked: Asked) -> tuple[list[Answer], Usa
         async for choice, event in events:
             collected[choice].append(event)
             usage += _usage(asked, choice, event)
-    return [_answer(asked, choice, events) for choice, events in enumerate(collected)], usage
+    return [_answer(asked, choice, collected) for choice in range(asked.num_choices)], usage
 
 
-def _answer(asked: Asked, choice: int, events: Sequence[StreamEvent]) -> Answer:
+def _answer(asked: Asked, choice: int, collected: Sequence[Sequence[StreamEvent]]) -> Answer:
+    events, of_first = collected[choice], collected[choice - choice % asked.samples]
+    echo, prompt_logprobs = asked.echo(choice), of_first[0].prompt_logprobs
+    if asked.echoes_only:
+        return Answer.of_prompt(echo, prompt_logprobs)
     text = "".join(event.text for event in events)
-    entries = [entry for event in events for entry in event.logprobs or ()]
-    return Answer(text, str(events[-1].finish_reason), entries if asked.has_logprobs else None, asked.echo(choice))
+    entries = [entry for event in events for entry in event.logprobs or ()] if asked.has_logprobs else None
+    return Answer(text, str(events[-1].finish_reason), entries, echo, prompt_logprobs)
 
 
 async def chunk_stream(
@@ -140,6 +144,7 @@ def _usage(asked: Asked, choice: int, event: StreamEvent) -> Usage:
     """What an answer's end tells; a prompt counts once, whatever the number of its answers."""
     if event.usage is None:
         return Usage()
+    usage = Usage(**asdict(event.usage))
     if choice % asked.samples:
-        return Usage(completion_tokens=event.usage.completion_tokens)
-    return Usage(**asdict(event.usage))
+        usage = Usage(completion_tokens=usage.completion_tokens)
+    return replace(usage, completion_tokens=0) if asked.echoes_only else usage

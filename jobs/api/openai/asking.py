@@ -10,7 +10,7 @@ from starlette.requests import HTTPConnection
 from ...live.requests import LiveRequest, new_seed
 from ..admission import Admission, LiveAdmission
 from ..caller import tenant_of
-from ..live import LiveAnswers
+from ..live_answers import LiveAnswers
 from ..models import ServedModel, ServedModels
 from .chat_schemas import ChatCompletionRequest
 from .completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
@@ -21,8 +21,9 @@ from .sampling_schemas import SamplingFields
 class Asked:
     """What is handed to workers for one response. Choice `i` is sample `i % n` of request `i // n`.
 
-    `submitted`: that it was, or why not. `echoes`: for each choice, the text that stands in front of it, if one does.
-    `admissions`: closed when the response has ended. `open_choices`: those whose answer has not.
+    `submitted`: that it was, or why not. `echoes`: for each choice, the text that stands in front of it, if one does;
+    `echoes_only`: what is generated is left out. `admissions`: closed when the response has ended. `open_choices`:
+    those whose answer has not.
     """
 
     model: ServedModel
@@ -30,6 +31,7 @@ class Asked:
     submitted: "Future[None]"
     cancel_on_disconnect: bool
     echoes: Sequence[str] = ()
+    echoes_only: bool = False
     admissions: ExitStack = field(default_factory=ExitStack)
     open_choices: set[int] = field(default_factory=set)
 
@@ -53,6 +55,11 @@ class Asked:
     @property
     def has_logprobs(self) -> bool:
         return self.requests[0].sampling.logprobs
+
+    @property
+    def has_prompt_logprobs(self) -> bool:
+        """Whether the prompts' tokens are reported with their own: each request's first sample brings them."""
+        return self.requests[0].sampling.prompt_logprobs is not None
 
     def echo(self, choice: int) -> str:
         return self.echoes[choice] if self.echoes else ""
@@ -90,7 +97,10 @@ class Asker:
         prompts = model.prompts
         token_ids = [prompts.text(prompt) if isinstance(prompt, str) else list(prompt) for prompt in body.prompt]
         requests = [self._request(model, each, body, DEFAULT_MAX_TOKENS) for each in token_ids]
-        return self._submit(model, requests, body, _echoes(model, body) if body.echo else ())
+        asked = self._submit(model, requests, body)
+        if body.echo:
+            asked.echoes, asked.echoes_only = _echoes(model, body), body.echoes_only
+        return asked
 
     def _request(
         self, model: ServedModel, prompt: list[int], body: SamplingFields, default_max_tokens: int
@@ -110,15 +120,13 @@ class Asker:
             reply_to=self.answers.reader_id,
         )
 
-    def _submit(
-        self, model: ServedModel, requests: list[LiveRequest], body: SamplingFields, echoes: Sequence[str] = ()
-    ) -> Asked:
+    def _submit(self, model: ServedModel, requests: list[LiveRequest], body: SamplingFields) -> Asked:
         self.answers.expect_worker(model)
         with ExitStack() as admissions:
             for request in requests:
                 admissions.enter_context(self._admit(request))
             submitted, goes_on = self.answers.submit(requests), body.cancel_on_disconnect is False
-            return Asked(model, requests, submitted, not goes_on, echoes, admissions.pop_all())
+            return Asked(model, requests, submitted, not goes_on, admissions=admissions.pop_all())
 
     def _admit(self, request: LiveRequest) -> LiveAdmission:
         max_tokens = request.sampling.max_tokens * request.sampling.n

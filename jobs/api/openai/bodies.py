@@ -19,13 +19,19 @@ _REQUEST_PREFIX = "req_"
 class Answer:
     """One choice, complete. `logprobs`: an entry a token (see `logprobs.LogprobEntries`) where they were asked for.
 
-    `echo`: the prompt, where it is to stand in front.
+    `echo`: the prompt, where it is to stand in front; `prompt_logprobs`: likewise an entry for each token of it.
     """
 
     text: str
     finish_reason: str
     logprobs: LogprobEntries | None = None
     echo: str = ""
+    prompt_logprobs: LogprobEntries | None = None
+
+    @classmethod
+    def of_prompt(cls, echo: str, prompt_logprobs: LogprobEntries | None) -> "Answer":
+        """The prompt alone, where no answer to it was wanted."""
+        return cls("", "length", None if prompt_logprobs is None else (), echo, prompt_logprobs)
 
 
 @dataclass(frozen=True)
@@ -114,6 +120,14 @@ def _text_choice(index: int, answer: Answer) -> Mapping[str, Any]:
     return {
         "index": index,
         "text": answer.echo + answer.text,
-        "logprobs": None if answer.logprobs is None else text_logprobs(answer.logprobs, len(answer.echo)),
+        "logprobs": _text_logprobs(answer),
         "finish_reason": answer.finish_reason,
     }
+
+
+def _text_logprobs(answer: Answer) -> Mapping[str, list[Any]] | None:
+    if answer.logprobs is None:
+        return None
+    own = text_logprobs(answer.logprobs, len(answer.echo))
+    before = text_logprobs(answer.prompt_logprobs or (), 0)
+    return {name: before[name] + own[name] for name in own}

@@ -20,13 +20,16 @@ class Body(BaseModel):
     model_config = ConfigDict(frozen=True, strict=True, extra="forbid", allow_inf_nan=False)
 
 
-def only(*harmless: Any) -> Callable[[Any], Any]:
-    """A check for a field of OpenAI's that can not be done here: null and the `harmless` values ask for nothing."""
+def only(*harmless: Any, instead: str = "leave it out") -> Callable[[Any], Any]:
+    """A check for a field that can not be done here: null and the `harmless` values ask for nothing.
+
+    `instead`: what is to be done about any other.
+    """
 
     def check(value: Any) -> Any:
         if value is None or value in harmless:
             return value
-        raise PydanticCustomError(UNSUPPORTED, "is not supported here: leave it out")
+        raise PydanticCustomError(UNSUPPORTED, "is not supported here: {instead}", {"instead": instead})
 
     return check
 

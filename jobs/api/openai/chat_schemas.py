@@ -9,6 +9,7 @@ from pydantic_core import PydanticCustomError
 from ..schemas import Text
 from .body import UNSUPPORTED, Body, Ignored, Unsupported, misfit, only
 from .sampling_schemas import SamplingFields
+from .vllm_fields import VllmChatFields
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
@@ -84,7 +85,10 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
 
 
-class ChatCompletionRequest(SamplingFields):
+_NO_TOOLS = "leave it out, and ask for an answer of a given form with response_format"
+
+
+class ChatCompletionRequest(SamplingFields, VllmChatFields):
     """A conversation to be answered; as in OpenAI's API, with vLLM's further sampling parameters."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -104,16 +108,18 @@ class ChatCompletionRequest(SamplingFields):
     modalities: Annotated[Any, AfterValidator(only(["text"]))] = None
     reasoning_effort: Annotated[Any, AfterValidator(only("none"))] = None
     verbosity: Annotated[Any, AfterValidator(only("medium"))] = None
-    tools: Annotated[Any, AfterValidator(only([]))] = None
+    tools: Annotated[Any, AfterValidator(only([], instead=_NO_TOOLS))] = None
     tool_choice: Annotated[Any, AfterValidator(only("none", "auto"))] = None
-    functions: Annotated[Any, AfterValidator(only([]))] = None
+    functions: Annotated[Any, AfterValidator(only([], instead=_NO_TOOLS))] = None
     function_call: Annotated[Any, AfterValidator(only("none", "auto"))] = None
     audio: Unsupported = None
     moderation: Unsupported = None
     web_search_options: Unsupported = None
 
     @model_validator(mode="after")
-    def _has_one_limit(self) -> Self:
+    def _can_be_done(self) -> Self:
+        if self.top_logprobs and not self.logprobs:
+            raise misfit("top_logprobs", "top_logprobs has no meaning without logprobs: say true for them too")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise misfit("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of the two")
         return self

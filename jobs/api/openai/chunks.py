@@ -1,13 +1,13 @@
 """A streamed answer's chunks, as the bytes of server-sent events."""
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
 from ...streams.events import StreamEvent
-from .bodies import TEXT_COMPLETION, Head, Usage
-from .logprobs import chat_logprobs, text_logprobs
+from .bodies import Head, Usage
+from .logprobs import chat_logprobs
 
 CHAT_CHUNK = "chat.completion.chunk"
 DONE = b"data: [DONE]\n\n"
@@ -72,36 +72,3 @@ class ChatChunks:
     ) -> bytes:
         choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
         return self._writer.choice(choice)
-
-
-class TextChunks:
-    """The chunks of plain completions' choices; `echo` says what stands in front of each."""
-
-    def __init__(self, head: Head, includes_usage: bool, has_logprobs: bool, echo: Callable[[int], str]) -> None:
-        self._writer = ChunkWriter(head, TEXT_COMPLETION, includes_usage)
-        self._has_logprobs = has_logprobs
-        self._echo = echo
-        # Where the next token of each choice begins.
-        self._offsets: dict[int, int] = {}
-
-    def begin(self, index: int) -> Iterator[bytes]:
-        echo = self._echo(index)
-        self._offsets[index] = len(echo)
-        if echo:
-            yield self._chunk(index, echo)
-
-    def add(self, index: int, event: StreamEvent) -> Iterator[bytes]:
-        logprobs = None
-        if self._has_logprobs and event.logprobs:
-            logprobs = text_logprobs(event.logprobs, self._offsets[index])
-            self._offsets[index] += sum(len(token) for token in logprobs["tokens"])
-        if event.text or logprobs or event.is_final:
-            yield self._chunk(index, event.text, logprobs, event.finish_reason)
-
-    def usage(self, usage: Usage) -> bytes:
-        return self._writer.usage(usage)
-
-    def _chunk(
-        self, index: int, text: str, logprobs: Mapping[str, Any] | None = None, finish_reason: str | None = None
-    ) -> bytes:
-        return self._writer.choice({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})

@@ -41,14 +41,17 @@ Prompts = Annotated[
 class CompletionRequest(SamplingFields):
     """Texts to be continued; as in OpenAI's older API, with vLLM's further sampling parameters.
 
-    `echo` puts the prompt in front of each answer. The choices of several prompts come one after the other.
+    `echo` puts the prompt in front of each answer, with `logprobs` also its tokens' own; with `max_tokens` 0 it comes
+    alone. The choices of several prompts come one after the other.
     """
 
     prompt: Prompts
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
     echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
     best_of: int | None = None
     suffix: Annotated[Any, AfterValidator(only(""))] = None
+    add_special_tokens: Annotated[Any, AfterValidator(only(True))] = None
 
     @model_validator(mode="after")
     def _can_be_done(self) -> Self:
@@ -56,9 +59,24 @@ class CompletionRequest(SamplingFields):
             raise misfit("best_of", "best_of other than n is not supported here: leave it out", UNSUPPORTED)
         if len(self.prompt) * (self.n or 1) > MAX_CHOICES:
             raise misfit("prompt", f"prompt times n is more than {MAX_CHOICES} choices: send several requests")
-        if self.echo and self.logprobs is not None:
-            raise misfit("echo", "echo with logprobs is not supported here: leave out one of the two", UNSUPPORTED)
+        if self.max_tokens == 0 and not self.echo:
+            raise misfit("max_tokens", "max_tokens: must be at least 1 without echo, which is all that 0 would give")
         return self
 
+    @property
+    def echoes_only(self) -> bool:
+        """Whether no answer is wanted, only what the model thinks of the prompt."""
+        return self.max_tokens == 0
+
+    @property
+    def token_limit(self) -> int | None:
+        # The engine answers with one token at least.
+        return None if self.max_tokens is None else max(1, self.max_tokens)
+
     def _logprobs(self) -> dict[str, Any]:
-        return {"logprobs": self.logprobs is not None, "top_logprobs": self.logprobs or 0}
+        prompt_logprobs = self.logprobs if self.echo else None
+        return {
+            "logprobs": self.logprobs is not None,
+            "top_logprobs": self.logprobs or 0,
+            "prompt_logprobs": prompt_logprobs,
+        }

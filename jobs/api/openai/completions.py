@@ -6,11 +6,11 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from ..json_body import expect_json
 from .bodies import Head, text_completion
-from .chunks import TextChunks
 from .completion_schemas import CompletionRequest
 from .described import COMPLETION_RESPONSES
 from .respond import respond, respond_in_chunks
 from .route import OpenAIRoute, asker_of, in_turn
+from .text_chunks import TextChunks
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
 
@@ -21,6 +21,6 @@ async def create_completion(body: CompletionRequest, request: Request) -> Respon
     asked = await in_turn(request, asker_of(request).completions, body)
     head = Head.text(asked.id, asked.model.name, asked.model.exact_name)
     if body.stream:
-        chunks = TextChunks(head, body.includes_usage, asked.has_logprobs, asked.echo)
+        chunks = TextChunks(head, body.includes_usage, asked)
         return respond_in_chunks(request, asked, chunks, body.includes_usage)
     return await respond(request, asked, partial(text_completion, head))

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 # One a token, as `row_answers` and the live worker write them: {"token": its text, "token_id", "logprob",
-# "top": the likeliest in its place, their like}.
+# "top": the likeliest in its place, their like}. The first token of a prompt has no logprob (None).
 LogprobEntries = Sequence[Mapping[str, Any]]
 
 # What OpenAI says for minus infinity, for which JSON has no word.
@@ -18,7 +18,7 @@ def chat_logprobs(entries: LogprobEntries) -> dict[str, Any]:
     return {"content": content, "refusal": None}
 
 
-def text_logprobs(entries: LogprobEntries, offset: int) -> dict[str, Any]:
+def text_logprobs(entries: LogprobEntries, offset: int) -> dict[str, list[Any]]:
     """A plain completion's `logprobs`; the first token begins at the character `offset` of the choice's text."""
     offsets = []
     for entry in entries:
@@ -26,13 +26,18 @@ def text_logprobs(entries: LogprobEntries, offset: int) -> dict[str, Any]:
         offset += len(entry["token"])
     return {
         "tokens": [entry["token"] for entry in entries],
-        "token_logprobs": [_logprob(entry) for entry in entries],
-        "top_logprobs": [
-            {each["token"]: _logprob(each) for each in (*entry["top"], entry)} if entry["top"] else {}
-            for entry in entries
-        ],
+        "token_logprobs": [None if entry["logprob"] is None else _logprob(entry) for entry in entries],
+        "top_logprobs": [None if entry["logprob"] is None else _top_logprobs(entry) for entry in entries],
         "text_offset": offsets,
     }
+
+
+def _top_logprobs(entry: Mapping[str, Any]) -> dict[str, float]:
+    """The token's own and the likeliest; of tokens with the same text the likelier's counts."""
+    found: dict[str, float] = {}
+    for each in (entry, *entry["top"]):
+        found[each["token"]] = max(_logprob(each), found.get(each["token"], _LEAST_LOGPROB))
+    return found
 
 
 def _chat_token(entry: Mapping[str, Any]) -> dict[str, Any]:

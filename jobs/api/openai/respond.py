@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 
 from ..errors import ApiError
 from ..event_stream import ClientGone, EventStreamResponse, ServerStops, while_wanted
-from ..live import LiveAnswers
+from ..live_answers import LiveAnswers
 from .answering import Chunks, chunk_stream, collect, error_chunk
 from .asking import Asked
 from .bodies import Answer, Usage

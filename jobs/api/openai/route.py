@@ -55,7 +55,8 @@ def refusals() -> Iterator[None]:
         field = error.field.removeprefix("sampling.") if error.field else None
         raise ApiError(400, str(error), "invalid_value", field) from error
     except InvalidRequestError as error:
-        raise ApiError(400, str(error), getattr(error, "code", "invalid_value"), error.field) from error
+        param = "logprobs" if error.field == "prompt_logprobs" else error.field
+        raise ApiError(400, str(error), getattr(error, "code", "invalid_value"), param) from error
     except ModelError as error:
         raise ApiError(400, str(error), "invalid_value", "model") from error
 

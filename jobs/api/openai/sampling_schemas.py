@@ -12,7 +12,8 @@ from ...response_format import ResponseFormat, StructuredOutputs
 from ...schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
-from .body import Body, Ignored, misfit, refusal
+from .body import Body, Ignored, misfit, only, refusal
+from .vllm_fields import VllmFields
 
 _MAX_SAMPLES = 128
 _SEED_MASK = 2**63 - 1
@@ -42,9 +43,10 @@ class StreamOptions(Body):
 
     include_usage: bool | None = None
     include_obfuscation: Ignored = None
+    continuous_usage_stats: Annotated[Any, AfterValidator(only(False))] = None
 
 
-class SamplingFields(Body, ABC):
+class SamplingFields(VllmFields, ABC):
     """What chat and plain completions share. A null stands for the default, as in OpenAI's API."""
 
     model: Text

@@ -1,11 +1,14 @@
 // A linear layer in int8: rows are quantised as they come, multiplied by int8 weights, and scaled back.
 
+#include "activation.h"
 #include "int8_products.h"
 
 #ifdef HEADRACE_X86
 #include <omp.h>
 
 #include <algorithm>
+#include <type_traits>
+#include <vector>
 
 namespace int8 {
 
@@ -16,7 +19,7 @@ constexpr std::int64_t kWorkWorthThreads = 1 << 18;
 
 // The same as `_Call` in kernels/linear/int8.py. Outputs are padded to 32 in what belongs to the weight.
 struct Call {
-    const void* input;
+    const void* input;           // rows; of twice the size where there is a gate, as activation.cpp has them
     const std::uint8_t* weight;  // [outputs / 16, num_steps] tiles, as int8_products.h has the right side
     const float* column_scales;  // [outputs]
     const float* biases;         // [outputs]
@@ -29,6 +32,7 @@ struct Call {
     std::int64_t num_outputs;
     std::int64_t num_inputs;
     std::int64_t uses_amx;
+    Gate gate;                   // only of bfloat16
 
     std::int64_t num_steps() const { return (num_inputs + kStep - 1) / kStep; }
 };
@@ -114,6 +118,20 @@ HEADRACE_AMX_INT8 void multiply(const Call& call, Range rows, Range columns) {
     Product::end();
 }
 
+// A row to be quantised; one that is still to be activated becomes so in `room`, which stays in the first-level cache.
+template <typename Element>
+HEADRACE_AVX512 const Element* row_of(const Call& call, std::int64_t row, Element* room) {
+    const Element* input = static_cast<const Element*>(call.input) + row * call.input_stride;
+    if constexpr (std::is_same_v<Element, bf16>) {
+        if (call.gate != Gate::none) {
+            const auto activate = call.gate == Gate::silu ? activate_row<Gate::silu> : activate_row<Gate::gelu_tanh>;
+            activate(input, input + call.num_inputs, call.num_inputs, room);
+            return room;
+        }
+    }
+    return input;
+}
+
 template <typename Product, typename Element>
 HEADRACE_AVX512 void run(const Call& call) {
     const std::int64_t num_steps = call.num_steps();
@@ -122,11 +140,12 @@ HEADRACE_AVX512 void run(const Call& call) {
     const std::int64_t row_parts = num_row_parts(call, num_threads), column_parts = num_threads / row_parts;
 #pragma omp parallel num_threads(static_cast<int>(num_threads))
     {
+        std::vector<Element> room(call.gate != Gate::none ? call.num_inputs : 0);
 #pragma omp for schedule(static)
         for (std::int64_t row = 0; row < call.num_rows; ++row) {
             std::uint8_t* tile = call.quantized + row / kRows * num_steps * kTile + row % kRows * kStep;
-            call.row_scales[row] = quantize_row(static_cast<const Element*>(call.input) + row * call.input_stride,
-                                                call.num_inputs, num_steps, Product::kFlipped, tile);
+            call.row_scales[row] = quantize_row(row_of(call, row, room.data()), call.num_inputs, num_steps,
+                                                Product::kFlipped, tile);
         }
 #pragma omp for schedule(static)
         for (std::int64_t i = 0; i < num_threads; ++i) {

@@ -131,6 +131,21 @@ def test_equally_likely_tokens_are_told_apart_by_the_uniform_number():
     assert tokens.tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite_draws_a_token_that_there_is(value):
+    """The step after looks it up in the embedding, maybe before anybody knows that it is of no use."""
+    params = [
+        SamplingParams(temperature=0.7, top_p=0.5),
+        SamplingParams(temperature=1.0),
+        SamplingParams(temperature=0),
+    ]
+    rows = [SampleRow(each, seed=1, counter=0) for each in params]
+    partly, wholly = torch.zeros(3, 11), torch.full((3, 11), value)
+    partly[:, 4:] = value
+    for logits in (partly, wholly):
+        assert all(0 <= token < 11 for token in sample(logits, rows))
+
+
 def test_log_probabilities_are_the_tokens_own_and_the_likeliest():
     logits = random_logits(5, 23)
     tokens, nums = [3, 22, 0, 7, 7], [0, 4, 1, 50, 4]

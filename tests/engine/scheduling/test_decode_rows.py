@@ -72,6 +72,17 @@ def test_blocks_that_decodes_fill_are_found_by_others(is_async):
     assert run_all(engine, [again])["again"][-1].num_cached_tokens == 24
 
 
+def test_without_the_prefix_cache_nothing_is_hashed(is_async):
+    engine, _ = make_engine(async_scheduling=is_async, enable_prefix_caching=False)
+    engine.add(Request("long", [1, 2, 3] * 4, greedy_params(30)))
+    num_tokens = 0
+    while engine.has_work:
+        num_tokens += len(engine.step())
+        engine.check()
+        assert not any(sequence.block_hashes for sequence in engine._scheduler.running)
+    assert num_tokens == 30
+
+
 @pytest.fixture(params=[False, True], ids=["one step at a time", "one step ahead"])
 def is_async(request):
     return request.param

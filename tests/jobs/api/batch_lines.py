@@ -32,7 +32,7 @@ def create(client: Any, lines: Iterable[Any], window: str = "24h", **options: An
     return client.batches.create(input_file_id=file.id, completion_window=window, **options)
 
 
-def wait_for(client: Any, batch: Any, *states: str, seconds: float = 40.0) -> Any:
+def wait_for(client: Any, batch: Any, *states: str, seconds: float = 90.0) -> Any:
     """The batch once it is in one of the states; without states once it has ended."""
     deadline = time.monotonic() + seconds
     while batch.status not in (states or ENDED):

@@ -28,7 +28,7 @@ class InProcessServer:
 
     def stop(self) -> None:
         self._server.should_exit = True
-        self._thread.join(20)
+        self._thread.join(60)
         assert not self._thread.is_alive()
 
 

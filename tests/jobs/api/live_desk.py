@@ -37,7 +37,7 @@ class LiveDesk:
 
     def events(self, stream_id: str, after: int = 0) -> list[StreamEvent]:
         """All there are, once the stream has ended."""
-        return list(follow(self._url, stream_id, after, timeout=20))
+        return list(follow(self._url, stream_id, after, timeout=60))
 
     def forget(self, *keys: str) -> None:
         self._redis.delete(*keys)

@@ -34,7 +34,7 @@ class Server:
         """In good order; returns what it has written to its log."""
         self.http.close()
         self.process.send_signal(signum)
-        _, log = self.process.communicate(timeout=20)
+        _, log = self.process.communicate(timeout=60)
         assert self.process.returncode == 0
         assert "Traceback" not in log
         return log

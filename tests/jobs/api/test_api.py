@@ -30,7 +30,7 @@ def worker(tmp_path: Path) -> Iterator[None]:
         process = subprocess.Popen([*COMMAND, "worker", "--model", MODEL], env=environment(tmp_path), stderr=log)
     yield
     process.terminate()
-    process.wait(20)
+    process.wait(60)
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_a_job_from_submission_to_its_results(
         assert created.status_code == 201
         job = created.json()
         assert created.headers["Location"] == f"/jobs/{job['id']}"
-        wait_until(lambda: own.job(job["id"])["state"] != "running", "the job has ended", seconds=40)
+        wait_until(lambda: own.job(job["id"])["state"] != "running", "the job has ended")
         job = own.job(job["id"])
         assert (job["state"], job["model"], job["error"]) == ("completed", "model", None)
         assert job["rows"] == {"total": 20, "done": 20, "failed": 0, "from_cache": 0}

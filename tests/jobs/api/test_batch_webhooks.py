@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,16 +15,10 @@ from headrace.storage.webhooks import Webhooks
 
 from .batch_lines import CHAT, chat_line, create, wait_for
 from .conftest import ApiServer
-from .receiver import Receiver, receiving
+from .receiver import Receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 NOTHING = BatchTotals(0, 0, 0, 0, 0, 0)
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
 
 
 @pytest.fixture(scope="module")
@@ -63,14 +56,6 @@ def test_a_webhook_that_is_none_is_refused(api: ApiServer, client: Any) -> None:
         assert refused.value.param == param
     with pytest.raises(NotFoundError):
         client.get("/batches/batch_none/webhooks", cast_to=object)
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    ledger.migrate()
-    yield ledger
-    ledger.close()
 
 
 def test_every_end_is_told_once_and_again_until_it_is_taken(ledger: Ledger, receiver: Receiver) -> None:

@@ -29,7 +29,7 @@ class Connection:
             self.arrived.notify_all()
 
     async def wait_for(self, body: bytes) -> None:
-        async with asyncio.timeout(10), self.arrived:
+        async with asyncio.timeout(60), self.arrived:
             await self.arrived.wait_for(lambda: body in self.body)
 
     @property

@@ -308,7 +308,6 @@ def test_what_can_not_be_answered_is_refused(client: OpenAI, changes: dict[str, 
         ({"prompt": ""}, "prompt"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "x"}, "suffix"),
-        ({"echo": True, "logprobs": 1}, "echo"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )

@@ -18,6 +18,7 @@ from headrace.jobs.client import Client
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
 from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.settings import Settings
+from headrace.jobs.streams.keys import stream_key
 
 from ..running import MODEL, environment
 from .conftest import ApiServer
@@ -170,6 +171,20 @@ def test_the_same_over_a_websocket(api: ApiServer) -> None:
             connect(f"{url}?{query}")
         assert refused.value.response.status_code == status
         assert "error" in json.loads(refused.value.response.body)
+
+
+def test_an_answer_that_redis_has_lost_is_not_waited_for(
+    api: ApiServer, desk: LiveDesk, wait_until: Callable[..., None]
+) -> None:
+    request_id, _ = ask(api)
+    wait_until(lambda: desk.has_ended(request_id), "the request has ended")
+    desk.forget(stream_key(request_id))
+    (over_sse,) = read(api, f"/requests/{request_id}/stream?after=3")
+    assert over_sse[1] == "end"
+    assert (over_sse[2]["finish_reason"], over_sse[2]["error"]["code"]) == ("error", "stream_lost")
+    with connect(f"{api.url.replace('http', 'ws')}/requests/{request_id}/stream") as socket:
+        (end,) = map(json.loads, socket)
+    assert end["error"] == over_sse[2]["error"]
 
 
 def test_a_websocket_that_leaves_disturbs_nobody(api: ApiServer, desk: LiveDesk) -> None:

@@ -37,7 +37,7 @@ def server(client: Client) -> Iterator[InProcessServer]:
 
 
 def test_open_answers_are_told(client: Client, server: InProcessServer, wait_until: Callable[..., None]) -> None:
-    with httpx2.Client(base_url=server.url, timeout=20) as http:
+    with httpx2.Client(base_url=server.url, timeout=60) as http:
         waiting: list[httpx2.Response] = []
         waiter = threading.Thread(target=lambda: waiting.append(http.post("/v1/chat/completions", json=CHAT)))
         streamed = http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True})
@@ -55,7 +55,7 @@ def test_open_answers_are_told(client: Client, server: InProcessServer, wait_unt
                     ws.recv()
                 assert ws.close_code == 1012
             told = [json.loads(list(each.iter_lines())[-2].removeprefix("data: "))["error"] for each in (chunks, kept)]
-    waiter.join(20)
+    waiter.join(60)
     assert [error["code"] for error in told] == ["server_stops"] * 2
     assert raw_path in told[1]["message"]
     assert waiting[0].status_code == 503

@@ -2,9 +2,8 @@
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
@@ -21,24 +20,10 @@ from headrace.storage.webhooks import Webhooks
 
 from ...storage.claiming import take_shard
 from .conftest import ApiServer
-from .receiver import Receiver, receiving
+from .receiver import Receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 JOB = "job_1"
-
-
-@pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    with receiving() as receiver:
-        yield receiver
-
-
-@pytest.fixture
-def ledger(tmp_path: Path) -> Iterator[Ledger]:
-    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    ledger.migrate()
-    yield ledger
-    ledger.close()
 
 
 def create(ledger: Ledger, url: str, job_id: str = JOB, within_seconds: float | None = None) -> None:

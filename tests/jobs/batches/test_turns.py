@@ -24,7 +24,7 @@ class Gated(Validation):
     def run(self, batch, on_row):
         self.order.append(batch.tenant)
         if batch.tenant == self.slow:
-            self.gate.wait(20)
+            self.gate.wait(60)
         return super().run(batch, on_row)
 
 

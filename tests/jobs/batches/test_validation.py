@@ -1,6 +1,8 @@
 """A validation that is cut short leaves the batch to whoever comes next."""
 
 import json
+import threading
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,11 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.jobs.batches.keeper import BatchKeeper
-from headrace.jobs.batches.validation import InvalidBatch, job_key
+from headrace.jobs.batches.validation import InvalidBatch, Validation, job_key
 from headrace.storage.batch_records import BatchState
 from headrace.storage.records import NewPart
 
 from ...storage.claiming import take_shard
+from ..answers import WAIT_SECONDS
 from .conftest import add_batch
 
 NUM_LINES = 10
@@ -129,11 +132,29 @@ def test_a_row_that_was_finished_before_the_cancellation_is_told_of_once(validat
     assert sorted(json.loads(line)["custom_id"] for line in file.open()) == ["row-0", "row-1"]
 
 
+@dataclass(frozen=True)
+class Endless(Validation):
+    """Is never through with the first row."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, batch, on_row):
+        def on_first_row():
+            self.begun.set()
+            while True:
+                on_row()
+
+        return super().run(batch, on_first_row)
+
+
 def test_a_keeper_that_leaves_hands_its_batch_back(validation, wait_until):
     batches = validation.client.ledger.batches
-    batch = add_batch(validation, 20_000)
-    with BatchKeeper(validation.client, validation.store, validation):
-        wait_until(lambda: batches.get(batch.tenant, batch.id).lease_owner is not None, "the batch is in hand")
+    batch = add_batch(validation, NUM_LINES)
+    endless = Endless(validation.client, validation.models, validation.store)
+    with BatchKeeper(validation.client, validation.store, endless):
+        assert endless.begun.wait(WAIT_SECONDS), "the batch is in hand"
+    # A thread that stands still is not waited for.
+    wait_until(lambda: batches.get(batch.tenant, batch.id).lease_owner is None, "it is handed back")
     left = batches.get(batch.tenant, batch.id)
     assert (left.state, left.lease_owner, left.errors) == (BatchState.VALIDATING, None, None)
     assert batches.cancel(batch.tenant, batch.id).state is BatchState.CANCELLING

@@ -1,6 +1,7 @@
 """`headrace queues`: the backlog as it stands."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 from headrace.jobs.celery_app import shard_queue
@@ -8,7 +9,9 @@ from headrace.jobs.celery_app import shard_queue
 from ..running import MODEL, label_arguments
 
 
-def test_what_waits_is_listed_with_who_serves_it(served: Path, headrace, tickets: Path, tmp_path: Path):
+def test_what_waits_is_listed_with_who_serves_it(
+    served: Path, headrace, tickets: Path, tmp_path: Path, wait_until: Callable[..., None]
+):
     waiting = tmp_path / "data"
     assert headrace(waiting, "queues").out.split("\n")[1:] == [""]
     submitted = headrace(waiting, "submit", *label_arguments(tickets, tmp_path / "out")[1:], "--limit", 80)
@@ -23,5 +26,10 @@ def test_what_waits_is_listed_with_who_serves_it(served: Path, headrace, tickets
     # What is paused waits for somebody else.
     headrace(waiting, "pause", submitted.out.strip())
     assert headrace(waiting, "queues").out.splitlines()[1].split()[2:] == ["0", "0", "0", "0", "-"]
-    idle = [line.split() for line in headrace(served, "queues").out.splitlines()]
-    assert any(line[0] == name and line[2] == "1" for line in idle)
+
+    def is_served_by_one() -> bool:
+        idle = [line.split() for line in headrace(served, "queues").out.splitlines()]
+        return any(line[0] == name and line[2] == "1" for line in idle)
+
+    # A worker that stood still for seconds is believed in again when it has said that it is there.
+    wait_until(is_served_by_one, "the worker is listed")

@@ -13,16 +13,14 @@ from safetensors.numpy import load_file, save_file
 
 from headrace.jobs.client import Client
 from headrace.jobs.settings import Settings
+from headrace.storage.local_folder import LocalFolder
+from headrace.storage.output_dir import read_report
 
-from ..running import LABELS, MODEL, Result, environment, label_arguments
+from ..conftest import wait_until
+from ..running import LABELS, MODEL, Result, assert_refused, environment, label_arguments, write_lines
 
 Run = Callable[..., Result]
 SAMPLED = ("--prompt", "{text} {label}", "--max-tokens", "12", "--temperature", "1.0", "--seed", "7", "--n", "2")
-
-
-def write(path: Path, *rows: dict[str, Any]) -> Path:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +35,13 @@ def labelled(served, headrace, few, tmp_path) -> Path:
     """A data set with one row that could not be asked."""
     output = tmp_path / "labelled"
     assert headrace(served, *label_arguments(few, output)).status == 0
+    wait_until_tidy(output)
     return output
+
+
+def wait_until_tidy(output: Path) -> None:
+    """A run ends with the last row; its worker writes down how it went a moment later."""
+    wait_until(lambda: "state" in (read_report(LocalFolder(output)) or {}), "the manifest says how the job went")
 
 
 def tamper(output: Path, row: int, **changed: Any) -> None:
@@ -69,8 +73,9 @@ def test_drawn_answers_with_their_probabilities_are_made_again(served, headrace,
     """The seeds go with the rows' numbers; columns that had to give way to ours are put back."""
     rows = [{"custom_id": f"t{n}", "text": f"ticket {n}", "label": {"n": [n, None]}} for n in range(12)]
     output = tmp_path / "out"
-    run = ("run", write(tmp_path / "in.jsonl", *rows), "--model", MODEL, "--output", output)
+    run = ("run", write_lines(tmp_path / "in.jsonl", *rows), "--model", MODEL, "--output", output)
     assert headrace(served, *run, *SAMPLED, "--logprobs", "--top-logprobs", 2).status == 0
+    wait_until_tidy(output)
     result = headrace(served, "verify", output, "--fraction", 0.5, "--seed", 3, "--json")
     assert result.status == 0, result.out
     said = json.loads(result.out)
@@ -119,24 +124,17 @@ def test_answers_from_the_cache_are_counted_apart(served, headrace, few, tmp_pat
     assert ["from", "cache", "8", "5", "5", "0"] in [line.split() for line in result.out.splitlines()]
 
 
-def refused(result: Result, *words: str) -> None:
-    assert (result.status, result.out) == (2, ""), result
-    assert result.err.count("\n") == 1, result.err
-    for word in words:
-        assert word in result.err
-
-
 def test_what_cannot_be_verified_is_refused(served, headrace, labelled, few, tmp_path):
-    refused(headrace(served, "verify", "job_nowhere"), "job_nowhere", "headrace jobs")
-    refused(headrace(served, "verify", tmp_path), "holds no data set")
-    refused(headrace(served, "verify", labelled, "--rows", 5, "--fraction", 0.5), "--rows and --fraction")
-    refused(headrace(served, "verify", labelled, "--fraction", 1.5), "--fraction must be in (0, 1]")
-    refused(headrace(served, "verify", labelled, "--fraction", "nan"), "--fraction must be in (0, 1]")
-    refused(headrace(served, "verify", labelled, "--model", tmp_path / "nowhere"), "nowhere does not exist")
-    empty = write(tmp_path / "empty.jsonl", {"text": ""})
+    assert_refused(headrace(served, "verify", "job_nowhere"), "job_nowhere", "headrace jobs")
+    assert_refused(headrace(served, "verify", tmp_path), "holds no data set")
+    assert_refused(headrace(served, "verify", labelled, "--rows", 5, "--fraction", 0.5), "--rows and --fraction")
+    assert_refused(headrace(served, "verify", labelled, "--fraction", 1.5), "--fraction must be in (0, 1]")
+    assert_refused(headrace(served, "verify", labelled, "--fraction", "nan"), "--fraction must be in (0, 1]")
+    assert_refused(headrace(served, "verify", labelled, "--model", tmp_path / "nowhere"), "nowhere does not exist")
+    empty = write_lines(tmp_path / "empty.jsonl", {"text": ""})
     headrace(served, *label_arguments(empty, tmp_path / "none"))
-    refused(headrace(served, "verify", tmp_path / "none"), "none of the 1 rows has an answer")
+    assert_refused(headrace(served, "verify", tmp_path / "none"), "none of the 1 rows has an answer")
     unserved = tmp_path / "unserved"
     headrace(unserved, "submit", *label_arguments(few, tmp_path / "waiting")[1:])
-    refused(headrace(unserved, "verify", tmp_path / "waiting"), "holds no row of job")
-    refused(headrace(served, "verify", tmp_path / "waiting"), "is not in this ledger, and had not completed")
+    assert_refused(headrace(unserved, "verify", tmp_path / "waiting"), "holds no row of job")
+    assert_refused(headrace(served, "verify", tmp_path / "waiting"), "is not in this ledger, and had not completed")

@@ -38,7 +38,7 @@ def test_all_that_run(headrace: Headrace, tmp_path: Path, wait_until: Callable[.
         wait_until(lambda: second in (tmp_path / "err").read_text(), "it shows the jobs")
         for job_id in (first, second):
             assert headrace(data_dir, "cancel", job_id).status == 0
-        assert watch.wait(20) == 1
+        assert watch.wait(60) == 1
     assert ended not in (tmp_path / "err").read_text()
     lines = (tmp_path / "out").read_text().splitlines()[1:]
     assert [line.split() for line in lines] == [[job_id, "cancelled", "0/3", "0"] for job_id in (first, second)]

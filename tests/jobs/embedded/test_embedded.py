@@ -56,14 +56,14 @@ def is_up(data_dir: Path) -> bool:
     return answers(ValkeyPaths.of(data_dir).socket)
 
 
-def test_users_share_a_server_that_goes_with_the_last(tmp_path, start_user, wait_until_ended):
+def test_users_share_a_server_that_goes_with_the_last(tmp_path, start_user, wait_until, wait_until_ended):
     first, second = start_user(tmp_path), start_user(tmp_path)
     server = psutil.Process(server_pid(first))
     supervisor = server.parent()
     assert server_pid(second) == server.pid
     first.stdin.close()
     first.wait()
-    assert is_up(tmp_path)
+    wait_until(lambda: is_up(tmp_path), "it answers")
     second.stdin.close()
     wait_until_ended(server, supervisor)
 
@@ -238,12 +238,14 @@ def append_only_file(data_dir: Path) -> Path:
 
 
 @pytest.fixture
-def used_folder(tmp_path, wait_until) -> Path:
+def used_folder(tmp_path, wait_until_ended) -> Path:
     """A data folder with two keys in it and no server running."""
     with EmbeddedValkey(tmp_path) as valkey, client(valkey) as redis:
         redis.mset({"first": 1})
         redis.mset({"second": 2})
-    wait_until(lambda: not is_up(tmp_path), "the server is gone")
+        server = server_of(valkey)
+    # Before that it may have something to write, even if it does not answer.
+    wait_until_ended(server)
     return tmp_path
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs.embedded.valkey import EmbeddedValkey
+from headrace.jobs.live.requests import LiveState
 
 from ..models import write_model_folder
 from .desk import Desk, opened_desk
@@ -27,3 +28,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def desk(valkey, model) -> Iterator[Desk]:
     with opened_desk(valkey, model, f"headrace.live.{secrets.token_hex(6)}") as desk:
         yield desk
+
+
+@pytest.fixture
+def ends(desk, wait_until):
+    def wait(request):
+        wait_until(lambda: desk.requests.get(request.id).state is LiveState.ENDED, f"{request.id} has ended")
+
+    return wait

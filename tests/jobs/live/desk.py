@@ -1,6 +1,7 @@
 """A worker's live requests in this process: a real Redis, and a model that is a function of its tokens."""
 
 import itertools
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -8,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from celery import Celery
+from redis import Redis
 
 from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
@@ -138,3 +140,40 @@ def opened_desk(valkey: EmbeddedValkey, model: Path, queue: str) -> Iterator[Des
     with LiveRequests(valkey.url, app, TTL_SECONDS) as requests:
         yield new_desk(valkey, model, queue, app, requests)
     app.close()
+
+
+def error_of(desk: Desk, stream_id: str) -> str:
+    end = desk.events(stream_id)[-1]
+    assert end.finish_reason == "error"
+    return end.error.code
+
+
+def heard(desk: Desk, worker: InProcessWorker, wait_until) -> None:
+    """Answer the next bell that was rung over Redis."""
+
+    def take() -> bool:
+        with Redis.from_url(desk.url) as redis:
+            return redis.lpop(desk.queue) is not None
+
+    wait_until(take, "a bell rings")
+    with Redis.from_url(desk.url, decode_responses=True) as redis:
+        (request_id,) = redis.zrange(f"headrace:live:open:{desk.queue}", 0, -1)
+    worker.live.ring(request_id)
+
+
+def stop_after(desk, worker: InProcessWorker, request, num_tokens: int, wait_until) -> None:
+    """Let the closed engine compute so many tokens, and wait until they are streamed."""
+    worker.runner.permit(num_tokens)
+    wait_until(lambda: desk.num_streamed(request.id) == num_tokens, f"{num_tokens} tokens are streamed")
+
+
+def when_told(host: EngineHost, method: str, monkeypatch) -> threading.Event:
+    """Set as soon as the host has got such a command: before its next step it carries it out."""
+    told, tell = threading.Event(), getattr(host, method)
+
+    def tell_and_note(*args) -> None:
+        tell(*args)
+        told.set()
+
+    monkeypatch.setattr(host, method, tell_and_note)
+    return told

@@ -51,5 +51,5 @@ def test_bulk_in_every_thread_delays_no_bell(valkey, tmp_path, events, wait_unti
         (tmp_path / "go").touch()
         wait_until(lambda: len(lines("end")) == 5, "all shards have run")
         worker.send_signal(signal.SIGTERM)
-        assert worker.wait(20) == 0
+        assert worker.wait(60) == 0
     app.close()

@@ -42,7 +42,11 @@ def workers(desk: Desk, folder: Path) -> "Iterator[tuple[subprocess.Popen[str], 
     """Worker processes, one after the other, and the file with their ids; what each begins is on their stdout."""
     pids = folder / "pids"
     env = environment(
-        folder, HEADRACE_REDIS_URL=desk.url, HEADRACE_LEASE_SECONDS="1", HEADRACE_TEST_STEP_SECONDS="0.02"
+        folder,
+        HEADRACE_REDIS_URL=desk.url,
+        HEADRACE_LEASE_SECONDS="1",
+        HEADRACE_TEST_STEP_SECONDS="0.02",
+        HEADRACE_TEST_HOLD=str(folder / "hold"),
     )
     command = [sys.executable, "-m", "tests.jobs.forked_worker", str(desk.model), str(pids)]
     folder.mkdir(exist_ok=True)
@@ -63,6 +67,9 @@ def test_the_next_worker_goes_on_after_the_last_token(signum, real_desk, tmp_pat
     """No token is lost, none comes twice, and none that was streamed is generated again."""
     desk = real_desk
     with ExitStack() as stack:
+        hold = tmp_path / "first/hold"
+        hold.parent.mkdir()
+        hold.touch()
         process, pids = stack.enter_context(workers(desk, tmp_path / "first"))
         request = desk.submitted(max_tokens=NUM_TOKENS, n=2)
         assert begun(process.stdout.readline()) == list(PROMPT)
@@ -72,9 +79,11 @@ def test_the_next_worker_goes_on_after_the_last_token(signum, real_desk, tmp_pat
             seen += next(reader).token_ids
         if signum == signal.SIGKILL:
             os.kill(int(pids.read_text().split()[-1]), signal.SIGKILL)
+            hold.unlink()
         else:
             # The parent passes it on and starts no other: handed back or finished, as the grace allows.
             process.terminate()
+            hold.unlink()
             assert process.wait(WAIT_SECONDS) == 0
             stack.enter_context(workers(desk, tmp_path / "second"))
         for sample in range(2):
@@ -204,7 +213,7 @@ def test_a_bulk_rows_tokens_come_without_the_api(client, served, headrace, tmp_p
     job = client.submit(rows, MODEL, tmp_path / "out", prompt="{text}", max_tokens=300, ignore_eos=True)
     # Before a worker has begun it, or later: nobody else asks for this row's tokens.
     events = list(client.stream(f"{job.id}/3"))
-    job.wait(timeout=60, start_worker=False)
+    job.wait(timeout=120, start_worker=False)
     output = job.results()["output"].to_pylist()
     assert "".join(event.text for event in events) == output[3]
     numbers = [event.first + place for event in events for place in range(len(event.token_ids))]
@@ -226,4 +235,4 @@ def test_a_stream_that_can_not_be_is_refused(client, served, headrace, tmp_path)
         assert (done.status, done.out) == (2, "")
         assert done.err.startswith("headrace: ")
         assert len(done.err.splitlines()) == 1
-    job.wait(timeout=60, start_worker=False)
+    job.wait(timeout=120, start_worker=False)

@@ -17,7 +17,7 @@ from ..running import ROOT, environment, processes_of
 def client_of_workers(model: Path, folder: Path, **variables: str) -> Iterator[Client]:
     """A worker serves `model`, and in its place a new one when it dies; their pids are in the file `pids`."""
     data, log_file = folder / "data", folder / "log"
-    env = environment(data, HEADRACE_LEASE_SECONDS="1", **variables)
+    env = environment(data, **{"HEADRACE_LEASE_SECONDS": "1", **variables})
     command = [sys.executable, "-m", "tests.jobs.forked_worker", str(model), str(folder / "pids")]
     with (
         Client(Settings.from_environment(env)) as client,
@@ -26,5 +26,5 @@ def client_of_workers(model: Path, folder: Path, **variables: str) -> Iterator[C
     ):
         yield client
         workers.terminate()
-        assert workers.wait(30) == 0, log_file.read_text()
+        assert workers.wait(90) == 0, log_file.read_text()
     wait_until(lambda: not processes_of(data), "nothing is left")

@@ -56,6 +56,17 @@ def test_penalties_reach_the_engine(shop):
     assert answers != [shop.answer(row.row) for row in ROWS]
 
 
+def test_the_prompts_tokens_can_be_scored(shop):
+    shop.create(ROWS, sampling={"max_tokens": 2, "prompt_logprobs": 1})
+    shop.attempt().run()
+    for row, values in zip(ROWS, shop.table().to_pylist(), strict=True):
+        first, *others = values["prompt_logprobs"]
+        assert [entry["token_id"] for entry in values["prompt_logprobs"]] == list(row.prompt_token_ids or [])
+        assert (first["logprob"], first["top"]) == (None, [])
+        assert all(entry["logprob"] <= entry["top"][0]["logprob"] < 0 for entry in others)
+    shop.assert_settled()
+
+
 def test_choices_give_a_label_with_its_confidence(shop):
     shop.create(ROWS, choices=("a", "b", "c d"))
     shop.attempt().run()

@@ -62,7 +62,7 @@ def test_rows_that_cannot_be_written_are_kept_until_there_is_room(shop, start, c
     running = start(shop.attempt(tools=replace(shop.tools, write_seconds=60.0)).run)
     wait_until(lambda: "cannot be written" in caplog.text, "it was tried in vain")
     away.rename(shop.output)
-    assert running.result(20) is JobState.COMPLETED
+    assert running.result(60) is JobState.COMPLETED
     shop.assert_complete()
     assert shop.runner.num_sequences_started == len(ROWS)
 

@@ -79,7 +79,7 @@ def begin(shop: Shop, attempt: ShardAttempt, start: Start, num_steps: int) -> "F
 def end(shop: Shop, attempt: ShardAttempt, running: "Future[Any]") -> None:
     attempt.stop()
     with pytest.raises(Stopped):
-        running.result(20)
+        running.result(60)
     shop.runner.open()
 
 
@@ -206,7 +206,7 @@ def test_a_row_that_was_watched_goes_on_after_what_its_readers_have(shop, tools,
     with StreamPublisher(redis_url) as publisher:
         publisher.open(row_stream_id(JOB, 1), claim.attempt_id)
         publisher.append(row_stream_id(JOB, 1), seen, ["x"] * 5)
-        assert publisher.flush(20)
+        assert publisher.flush(60)
     shop.ledger.leases.release(claim)
     shop.attempt(tools=tools).run()
     shop.assert_complete()

@@ -31,7 +31,7 @@ def test_rows_without_an_answer_expire(shop: Shop, start, trial):
     # The second is begun; nothing comes of it by itself. Time flies.
     attempt._deadline = Deadline(time.monotonic())
     try:
-        assert running.result(20) is JobState.COMPLETED
+        assert running.result(60) is JobState.COMPLETED
     finally:
         shop.runner.open()
     table = shop.table()
@@ -50,13 +50,14 @@ def test_who_is_in_time_notices_nothing(shop: Shop):
 
 
 def test_a_deadline_counts_from_the_claim(shop: Shop):
-    shop.create(ROWS, within_seconds=60.0)
+    shop.create(ROWS, within_seconds=6000.0)
     claim, begin = shop.claim(), time.monotonic()
     deadline = Deadline.of(claim)
-    assert deadline.at == pytest.approx(begin + 60, abs=5)
+    # A slow machine takes its time to come here.
+    assert deadline.at == pytest.approx(begin + 6000, abs=60)
     assert not deadline.has_passed
     assert deadline.not_after(begin + 5) == begin + 5
-    assert deadline.not_after(begin + 500) == deadline.at
+    assert deadline.not_after(begin + 50_000) == deadline.at
     assert Deadline.of(replace(claim, seconds_left=-1.0)).has_passed
     endless = Deadline.of(replace(claim, seconds_left=None))
     assert not endless.has_passed

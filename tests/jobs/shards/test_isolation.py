@@ -61,7 +61,7 @@ def test_who_is_alone_waits_for_the_others_and_keeps_new_ones_out():
     def be_alone() -> None:
         with room.alone(stop):
             inside.set()
-            assert leave.wait(20)
+            assert leave.wait(60)
 
     def enter() -> None:
         with room.together(stop):
@@ -73,11 +73,11 @@ def test_who_is_alone_waits_for_the_others_and_keeps_new_ones_out():
             wait_until(lambda: room._is_reserved, "one wants to be alone")
             late = pool.submit(enter)
             assert not inside.is_set()
-        assert inside.wait(20)
+        assert inside.wait(60)
         assert not late.done()
         leave.set()
-        alone.result(20)
-        late.result(20)
+        alone.result(60)
+        late.result(60)
 
 
 def test_waiting_ends_when_the_attempt_is_told_to_stop():

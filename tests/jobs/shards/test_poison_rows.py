@@ -15,7 +15,7 @@ from ..forked_worker import KILLER
 from ..models import WORDS, write_model_folder
 from .forked import client_of_workers
 
-SECONDS = 60.0
+SECONDS = 120.0
 ROWS, SHARD_ROWS = 40, 20
 
 

@@ -255,7 +255,7 @@ def test_failed_rows_of_several_parts_are_tried_again(shop, wait_until):
             shop.permit_rows(row)
             wait_until(lambda before=committed: shop.num_committed() > before, f"row {row} is committed")
         shop.runner.open()
-        run.result(20)
+        run.result(60)
     assert len(shop.ledger.parts(JOB)) > 2
     retry_job(shop.ledger, JOB)
     shop.shard_runner().run(RETRY)

@@ -10,6 +10,7 @@ from headrace.engine.request import FinishReason, Request
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import Answer, EngineFailure, Refusal
 from headrace.jobs.schemas import JobSpec, SamplingSpec
+from headrace.jobs.shards.begun import Begun
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.shards.row_sampling import RowSampling
 
@@ -41,6 +42,15 @@ def batch(model, table) -> RowBatch:
 
 def answer(request: Request, token: int) -> Answer:
     return Answer(request.request_id, (token,), FinishReason.LENGTH, 0, None, None)
+
+
+def test_a_row_whose_prompt_is_scored_begins_anew(model, table):
+    """The engine may have nothing to compute of an answer that it is given, and would say nothing of the prompt."""
+    known = {"0": Begun((4,)), "1": Begun((5,))}
+    for scored in (False, True):
+        spec = JobSpec.parse(model=str(model), sampling={"max_tokens": 2, "prompt_logprobs": 1 if scored else None})
+        batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", known=known)
+        assert [request.resume_token_ids for request in batch.requests] == ([(), ()] if scored else [(4,), (5,)])
 
 
 def test_each_answer_has_a_request_with_an_id_and_a_seed_of_its_own(batch):

@@ -50,7 +50,7 @@ def tools(shop: Shop, streams: RowStreams) -> AttemptTools:
 
 
 def read(redis_url: str, row: int) -> list[StreamEvent]:
-    return list(follow(redis_url, row_stream_id(JOB, row), timeout=20))
+    return list(follow(redis_url, row_stream_id(JOB, row), timeout=60))
 
 
 def rows(count: int) -> list[PlannedRow]:
@@ -102,15 +102,15 @@ def test_an_attempt_that_ends_leaves_the_stream_to_the_next(
     with running(shop, first) as thread:
         wait_until(lambda: is_followed(streams), "the row is followed")
         shop.runner.permit(3)
-        begun = follow(redis_url, stream_id, timeout=20)
+        begun = follow(redis_url, stream_id, timeout=60)
         assert next(begun).first == 1
         first.stop()
         # Before the engine goes on: it might have the row's last token sooner than the attempt ends.
-        thread.join(20)
+        thread.join(60)
     second = shop.attempt(tools=tools(shop, streams))
     with running(shop, second):
         wait_until(lambda: is_followed(streams), "the row is followed again")
-    events = list(follow(redis_url, stream_id, timeout=20))
+    events = list(follow(redis_url, stream_id, timeout=60))
     assert [token for event in events for token in event.token_ids] == shop.answer(0)
     assert "".join(event.text for event in events) == shop.text(0)
 
@@ -130,7 +130,7 @@ def running(shop: Shop, attempt: ShardAttempt) -> Iterator[Thread]:
         yield thread
     finally:
         shop.runner.open()
-        thread.join(20)
+        thread.join(60)
 
 
 def is_followed(streams: RowStreams) -> bool:

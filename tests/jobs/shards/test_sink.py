@@ -65,5 +65,5 @@ def test_a_table_that_is_gone_holds_up_the_commit(shop: Shop, start, tmp_path: P
     wait_until(lambda: "trying again: sink sqlite:" in caplog.text, "it is named")
     assert shop.num_committed() == 0
     SqlSink(SinkSpec.parse(url, "answers"), part_schema(shop.spec, ())).prepare()
-    assert running.result(20) is JobState.COMPLETED
+    assert running.result(60) is JobState.COMPLETED
     assert len(stored(url)) == len(ROWS)

@@ -42,12 +42,12 @@ class Place:
 
 
 @pytest.fixture
-def place(tmp_path) -> Iterator[Place]:
+def place(tmp_path, monkeypatch) -> Iterator[Place]:
+    monkeypatch.setattr(sweeper_module, "_LOST_MESSAGE_SECONDS", 600.0)
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.migrate()
     shards = [NewShard(number, 2, "/spool") for number in range(3)]
     with EmbeddedValkey(tmp_path) as valkey, Redis.from_url(valkey.url) as redis:
-        # Last: how old its messages are counts from here.
         ledger.create_job(NewJob("job", QUEUE, "m", "/out", "f", 6), shards)
         yield Place(ledger, create_app(valkey.broker_url), redis)
     ledger.close()

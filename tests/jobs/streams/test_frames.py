@@ -19,11 +19,11 @@ NUM_STREAMS = 200
 
 
 async def collect(hub: StreamHub, stream_id: str, after: int = 0, framed: bool = True) -> list[StreamEvent]:
-    return [event async for event in hub.events(stream_id, after, framed=framed, timeout=20)]
+    return [event async for event in hub.events(stream_id, after, framed=framed, timeout=60)]
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):
         while not condition():
             await asyncio.sleep(0.005)
 
@@ -113,7 +113,7 @@ def test_a_slow_consumer_beside_fast_ones(url: str, publisher: StreamPublisher) 
     async def run() -> None:
         async with StreamHub(url) as hub:
             publisher.open("req_a", 1, hub.reader_id)
-            slow = hub.events("req_a", framed=True, timeout=20)
+            slow = hub.events("req_a", framed=True, timeout=60)
             fast = [asyncio.create_task(collect(hub, "req_a")) for _ in range(3)]
             append(publisher, "req_a", answer, 0, 1)
             events = [await anext(slow)]

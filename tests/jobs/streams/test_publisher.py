@@ -1,6 +1,7 @@
 """What the publisher brings to Redis: of one attempt, exactly once, whatever becomes of Redis."""
 
 import asyncio
+import json
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 from redis import Redis
 
 from headrace.jobs.embedded.valkey import EmbeddedValkey
-from headrace.jobs.streams.events import StreamError
+from headrace.jobs.streams.events import StreamError, StreamEvent
 from headrace.jobs.streams.keys import frames_channel, row_stream_id, stream_channel, stream_key, writer_key
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import follow
@@ -44,14 +45,43 @@ def test_what_stands_in_redis(redis: Redis, publisher: StreamPublisher) -> None:
     assert all(30 < redis.ttl(key) <= 60 for key in redis.scan_iter())
 
 
+def test_what_is_said_of_the_prompt_stands_in_the_first_entry(
+    url: str, redis: Redis, publisher: StreamPublisher
+) -> None:
+    with redis.pubsub() as told:
+        told.subscribe(frames_channel("reader_a"))
+        publisher.open("req_a", 1, "reader_a")
+        publisher.append("req_a", [5], ["x"], None, [None, -1.5])
+        assert publisher.flush(30)
+        stored = {"first": "1", "tokens": "[5]", "texts": '["x"]', "prompt_logprobs": "[null,-1.5]"}
+        assert redis.xrange(stream_key("req_a")) == [("1-0", stored)]
+        _, frame = (told.get_message(timeout=30)["data"] for _ in range(2))
+        ((_, entry_id, of_frame),) = json.loads(frame)
+        assert StreamEvent.from_frame(entry_id, of_frame).prompt_logprobs == (None, -1.5)
+    with StreamPublisher(url, 60) as other:
+        recovered = other.recover({"req_a": 2})["req_a"]
+        assert recovered.prompt_logprobs == (None, -1.5)
+        other.open("req_a", 2, recovered=recovered)
+        redis.delete(stream_key("req_a"))
+        other.append("req_a", [6], ["y"])
+        other.finish("req_a", "stop", "", None)
+        assert other.flush(30)
+    events = list(follow(url, "req_a", timeout=30))
+    assert [token for event in events for token in event.token_ids] == [5, 6]
+    assert [event.prompt_logprobs for event in events] == [(None, -1.5), *[None] * (len(events) - 1)]
+
+
 def test_what_came_during_a_flush_is_one_entry(url: str, redis: Redis, publisher: StreamPublisher) -> None:
     answer = answer_of(1000)
     publisher.open("req_a", 1)
+    # Whatever is to be written waits, the first tokens with it.
+    redis.client_pause(60_000, all=False)
     for start in range(1000):
         append(publisher, "req_a", answer, start, start + 1)
     finish(publisher, "req_a", answer)
+    redis.client_unpause()
     assert publisher.flush(30)
-    assert redis.xlen(stream_key("req_a")) < 500
+    assert redis.xlen(stream_key("req_a")) < 10
     check(follow(url, "req_a", timeout=30), answer)
 
 
@@ -59,7 +89,7 @@ def test_what_came_during_a_flush_is_one_entry(url: str, redis: Redis, publisher
 def test_the_next_attempt_goes_on(url: str, publisher: StreamPublisher, knows: bool) -> None:
     """Told what is there it goes on after that; otherwise it begins anew and what is there is left out by number."""
     answer = answer_of(50)
-    readers, results = in_threads(lambda: list(follow(url, "req_a", timeout=20)), 1)
+    readers, results = in_threads(lambda: list(follow(url, "req_a", timeout=60)), 1)
     publisher.open("req_a", 1)
     append(publisher, "req_a", answer, 0, 20)
     assert publisher.flush(30)
@@ -111,7 +141,7 @@ def test_recovering_shuts_the_earlier_attempt_out_at_once(url: str, publisher: S
 
 def test_redis_emptied_in_mid_stream(url: str, redis: Redis, publisher: StreamPublisher) -> None:
     answer = answer_of(200)
-    readers, results = in_threads(lambda: list(follow(url, "req_a", timeout=20)), 2)
+    readers, results = in_threads(lambda: list(follow(url, "req_a", timeout=60)), 2)
     publisher.open("req_a", 1)
     for start in range(0, 200, 10):
         append(publisher, "req_a", answer, start, start + 10)
@@ -149,12 +179,12 @@ def test_redis_killed_in_mid_stream(tmp_path: Path, wait_until: Callable[..., No
         publisher.open("req_a", 1)
         for start in range(0, 90, 30):
             append(publisher, "req_a", answer, start, start + 15)
-            assert publisher.flush(20)
+            assert publisher.flush(60)
             server = psutil.Process(Redis.from_url(valkey.url).info("server")["process_id"])
             server.kill()
             append(publisher, "req_a", answer, start + 15, start + 30)
         finish(publisher, "req_a", answer)
-        assert publisher.flush(20)
+        assert publisher.flush(60)
         for thread in readers + others:
             thread.join()
         check(results[0], answer)
@@ -214,7 +244,7 @@ def test_long_waits_are_written_in_several_calls(url: str, redis: Redis, publish
         writer.start()
     for writer in writers:
         writer.join()
-    assert publisher.flush(20)
+    assert publisher.flush(60)
     assert redis.info("commandstats")["cmdstat_evalsha"]["calls"] >= 2
     check(follow(url, "req_3_99", timeout=30), answer)
     assert redis.dbsize() == 800

@@ -4,8 +4,10 @@ import asyncio
 import functools
 import json
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ from starlette.testclient import WebSocketDenialResponse
 from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
+from headrace.jobs import ttl_cache
 from headrace.jobs.api import authentication
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
@@ -29,7 +32,13 @@ from ...running import environment
 from ..conftest import start_api, stop_api
 from .conftest import Desk, assert_refused
 
-WaitUntil = Callable[..., None]
+
+class Clock:
+    """What is remembered grows old by this alone."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr(ttl_cache, "time", SimpleNamespace(monotonic=lambda: self.now))
 
 
 def test_without_keys_everybody_is_the_default_tenant(desk: Desk) -> None:
@@ -114,16 +123,16 @@ def test_a_websocket_needs_a_key_too(desk: Desk) -> None:
     assert denied.value.status_code == 404
 
 
-def test_a_revoked_key_holds_no_longer_than_it_is_remembered(
-    client: Client, models: ServedModels, monkeypatch: pytest.MonkeyPatch, desk: Desk, wait_until: WaitUntil
-) -> None:
+def test_a_revoked_key_holds_no_longer_than_it_is_remembered(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
     first, other = desk.ledger.api_keys.create("acme"), desk.key("other")
-    ring = authentication.KeyRing(desk.ledger.api_keys, seconds=1.0)
+    ring, clock = authentication.KeyRing(desk.ledger.api_keys, seconds=3.0), Clock(monkeypatch)
     assert ring.tenant_of(first.secret) == "acme"
     desk.ledger.api_keys.revoke(first.record.id)
     # It is still remembered, and nothing asks the ledger.
+    clock.now += 2.9
     assert ring.tenant_of(first.secret) == "acme"
-    wait_until(lambda: ring.tenant_of(first.secret) is authentication.Refused.UNKNOWN, "the key is refused")
+    clock.now += 0.2
+    assert ring.tenant_of(first.secret) is authentication.Refused.UNKNOWN
     # That it was the last key opens nothing.
     desk.ledger.api_keys.revoke(next(key.id for key in desk.ledger.api_keys.all() if key.tenant == "other"))
     assert_refused(desk.http.post("/probe"))
@@ -168,8 +177,9 @@ def test_while_the_ledger_is_away_known_keys_hold_for_a_minute(desk: Desk, monke
         assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
 
 
-def test_what_is_remembered_is_bounded_in_time_and_number(wait_until: WaitUntil) -> None:
-    cache: TtlCache[int, int] = TtlCache(seconds=0.0, stale_seconds=0.5, max_entries=2)
+def test_what_is_remembered_is_bounded_in_time_and_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache: TtlCache[int, int] = TtlCache(seconds=1.0, stale_seconds=5.0, max_entries=2)
+    clock = Clock(monkeypatch)
 
     def away() -> int:
         raise LedgerUnavailable("gone")
@@ -183,8 +193,11 @@ def test_what_is_remembered_is_bounded_in_time_and_number(wait_until: WaitUntil)
     for number in range(3):
         cache.get(number, functools.partial(int, number))
     assert is_forgotten(0)
+    # Past its time, and used as long as nobody can be asked.
+    clock.now += 4.0
     assert cache.get(2, away) == 2
-    wait_until(lambda: is_forgotten(2), "what is stale is used no longer")
+    clock.now += 2.0
+    assert is_forgotten(2)
 
 
 def test_addresses_of_this_machine() -> None:

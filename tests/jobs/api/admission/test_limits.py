@@ -41,14 +41,16 @@ time.sleep(600)
 
 def test_requests_a_minute(desk: Desk) -> None:
     desk.ledger.tenants.set("acme", requests_per_minute=3)
+    began = time.monotonic()
     answers = [desk.probe("acme") for _ in range(3)]
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in answers] == ["2", "1", "0"]
     assert {answer.headers["x-ratelimit-limit-requests"] for answer in answers} == {"3"}
     refused = desk.probe("acme")
-    # The first of the three comes back after a third of a minute.
-    assert 18 <= assert_limited(refused, "requests") <= 20
+    passed = time.monotonic() - began
+    # The first of the three comes back after a third of a minute, the last after a whole one.
+    assert 20 - passed <= assert_limited(refused, "requests") <= 20
     assert refused.headers["x-ratelimit-remaining-requests"] == "0"
-    assert refused.headers["x-ratelimit-reset-requests"].startswith(("59", "1m0"))
+    assert 60 - passed - 0.01 <= seconds(refused.headers["x-ratelimit-reset-requests"]) <= 60
     # A job counts too; what only looks does not, and neither does another tenant.
     assert_limited(desk.submit("acme"), "requests")
     assert desk.http.get("/jobs", headers=desk.key("acme")).json()["data"] == []
@@ -57,6 +59,12 @@ def test_requests_a_minute(desk: Desk) -> None:
     # Another process has the same limit.
     with RateLimits(desk.client.redis_url) as limits:
         assert limits.admit("acme", 3)[0].refused_by == "requests"
+
+
+def seconds(text: str) -> float:
+    """Of a time as OpenAI's headers write it."""
+    minutes, _, rest = text.rpartition("m")
+    return 60 * float(minutes or 0) + float(rest.removesuffix("s"))
 
 
 def test_an_upload_is_a_request_too(desk: Desk) -> None:
@@ -96,7 +104,7 @@ def test_what_goes_on_without_its_client_holds_its_tokens_until_it_ends(desk: De
             assert answers._awaited
             publisher.open(stream_id, 1)
             publisher.finish(stream_id, "stop", "", None)
-            assert publisher.flush(5)
+            assert publisher.flush(60)
         wait_until(lambda: desk.probe("patient").status_code == 200, "there is room again")
     assert not answers._awaited
 
@@ -161,7 +169,7 @@ def test_all_together_may_wait_only_so_many(desk: Desk, client: Client, models: 
 
 
 def test_what_a_killed_process_held_is_free_again(client: Client, tmp_path: Path, wait_until: WaitUntil) -> None:
-    life = 1.2
+    life = 2.0
     command = [sys.executable, "-c", HOLD, client.redis_url, str(life)]
     with (
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,

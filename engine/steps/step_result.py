@@ -4,15 +4,17 @@ from collections.abc import Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from time import perf_counter
+from typing import Any
 
-import torch
+import numpy
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ...kernels.sampling import likeliest_tokens
 from ..logprobs import TokenLogprobs
+from ..sampling.sampler import ReportedLogprobs, launch_logprobs, read_logprobs, score_choices
 from ..scheduling.sequence import Sequence
 from ..transfer import Readback, to_device
-from .sampler import ReportedLogprobs, launch_logprobs, read_logprobs, score_choices
 from .sampling_batch import SampledRow, SamplingBatch
 
 
@@ -68,28 +70,34 @@ class LaunchedResult:
         likeliest = likeliest_tokens(logits)
         rows, tokens = batch.sample(logits, likeliest.tokens)
         reported = _launch_logprobs(rows, tokens, batch) if batch.asked else []
-        # One copy: a NaN anywhere, or nothing but infinities, shows in a row's largest logit.
-        told = torch.cat([tokens, likeliest.are_finite.long()])
-        readback = Readback([told, *(each for part in reported for each in part.tensors)])
+        readback = Readback([tokens, likeliest.logits, *(each for part in reported for each in part.tensors)])
         return cls(batch, tokens, logits if batch.scored else None, reported, readback)
 
     def read(self) -> StepResult:
         """Wait for it. Changes nothing."""
         begin = perf_counter()
-        told, *reported = self._readback.wait()
+        tokens, likeliest, *reported = self._readback.wait()
         waited_seconds = perf_counter() - begin
-        batch, num_sampled = self.batch, len(self.batch.sampled)
-        finite = told[num_sampled:]
-        broken = frozenset(row for row, is_finite in enumerate(finite) if not is_finite) if 0 in finite else frozenset()
+        batch, broken = self.batch, _not_finite(likeliest)
         scored = [(row, sequence) for row, sequence in batch.scored if row not in broken]
         return StepResult(
             batch,
-            tokens=told[:num_sampled],
-            logprobs=dict(zip(batch.asked, read_logprobs(self.reported, reported, len(batch.asked)), strict=True)),
+            tokens=tokens.tolist(),
+            logprobs=self._logprobs(reported) if batch.asked else {},
             scores=_score(self.score_logits, scored) if self.score_logits is not None and scored else [],
             broken_rows=broken,
             waited_seconds=waited_seconds,
         )
+
+    def _logprobs(self, reported: SequenceOf[NDArray[Any]]) -> dict[int, TokenLogprobs]:
+        asked, values = self.batch.asked, [each.tolist() for each in reported]
+        return dict(zip(asked, read_logprobs(self.reported, values, len(asked)), strict=True))
+
+
+def _not_finite(likeliest: NDArray[numpy.float32]) -> frozenset[int]:
+    """The rows that have a NaN anywhere, or nothing but infinities: it shows in their largest logit."""
+    are_finite = numpy.isfinite(likeliest)
+    return frozenset() if are_finite.all() else frozenset(numpy.flatnonzero(~are_finite).tolist())
 
 
 def _launch_logprobs(logits: Tensor, tokens: Tensor, batch: SamplingBatch) -> list[ReportedLogprobs]:

@@ -5,14 +5,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
-from .errors import InvalidRequestError
-from .logprobs import PromptLogprobs
-from .request import FinishReason, Request, RequestEvent
-from .sampling.adjustment import Adjustment
-from .sampling.sampler import pick_choice
-from .scheduling.sequence import Sequence
-from .structured.choices import ChoiceNode, ChoiceTree
-from .structured.guide import Guide
+from ..errors import InvalidRequestError
+from ..logprobs import PromptLogprobs
+from ..request import FinishReason, Request, RequestEvent
+from ..sampling.adjustment import Adjustment
+from ..sampling.sampler import pick_choice
+from ..scheduling.sequence import Sequence
+from ..structured.choices import ChoiceNode, ChoiceTree
+from ..structured.guide import Guide
 
 
 @dataclass(slots=True, eq=False)

@@ -3,10 +3,10 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from .execution.batch import SampledTokens
-from .sampling.step_result import LaunchedResult, StepResult
-from .scheduling.sequence import Sequence
-from .scheduling.step_plan import StepPlan
+from ..execution.batch import SampledTokens
+from ..scheduling.sequence import Sequence
+from ..scheduling.step_plan import StepPlan
+from .step_result import LaunchedResult, StepResult
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,16 +1,11 @@
 """The answers that a batch goes on with, as columns that are kept from step to step."""
 
+from collections import defaultdict
 from collections.abc import Sequence
-from functools import partial
 from itertools import repeat
 
-import numpy
-
-from ..live_request import LiveRequest
 from ..request import RequestEvent
-
-# As the class itself does, without looking at names and defaults.
-_as_event = partial(tuple.__new__, RequestEvent)
+from ..serving.live_request import LiveRequest
 
 
 class AnswerRows:
@@ -22,7 +17,11 @@ class AnswerRows:
     def __init__(self, lives: Sequence[LiveRequest]) -> None:
         self._request_ids = [each.request.request_id for each in lives]
         self._num_cached_tokens = [each.sequences[0].num_cached_tokens for each in lives]
-        self._num_left = numpy.array([each.max_tokens - each.sequences[0].num_output_tokens for each in lives])
+        self._num_read = 0
+        # The rows that reach their longest with the step of this number.
+        self._longest_at: dict[int, list[int]] = defaultdict(list)
+        for row, each in enumerate(lives):
+            self._longest_at[each.max_tokens - each.sequences[0].num_output_tokens].append(row)
         self._stop_token_ids = frozenset[int]().union(*{each.stop_token_ids for each in lives})
         self._watched = [row for row, each in enumerate(lives) if _is_watched(each)]
 
@@ -30,13 +29,14 @@ class AnswerRows:
         """What a step brought to those whose answers go on; it has no more to tell than their tokens."""
         columns = (self._request_ids, zip(tokens, strict=True), repeat(None), self._num_cached_tokens)
         unset = (repeat(None), repeat(None), repeat(()), repeat(None), repeat(None))
-        return list(map(_as_event, zip(*columns, *unset, strict=False)))
+        # As the class itself does, without looking at names and defaults.
+        return list(map(tuple.__new__, repeat(RequestEvent), zip(*columns, *unset, strict=False)))
 
     def ending(self, tokens: Sequence[int]) -> list[int]:
         """The rows that may end with this step's tokens, or have more to tell; counts the step."""
-        self._num_left -= 1
-        rows = {*self._watched, *(self._num_left <= 0).nonzero()[0].tolist()}
-        if not self._stop_token_ids.isdisjoint(tokens):
+        self._num_read += 1
+        rows = {*self._watched, *self._longest_at.get(self._num_read, ())}
+        if self._stop_token_ids and not self._stop_token_ids.isdisjoint(tokens):
             rows.update(row for row, token in enumerate(tokens) if token in self._stop_token_ids)
         return sorted(rows)
 

@@ -26,10 +26,11 @@ from headrace.jobs.grpc.server import grpc_server
 from headrace.jobs.live.requests import LiveRequests
 from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.settings import Settings
+from headrace.jobs.streams.keys import stream_key
 
+from ..api.live_desk import LiveDesk
+from ..api_server import ApiServer
 from ..running import MODEL, ROOT, Result, environment
-from .conftest import ApiServer
-from .live_desk import LiveDesk
 
 MESSAGES: list[dict[str, Any]] = [{"role": "user", "content": "Where is my parcel?"}]
 OPTIONS: dict[str, Any] = {"model": MODEL.name, "temperature": 0.0, "max_tokens": 30, "ignore_eos": True}
@@ -61,20 +62,20 @@ def text_of(responses: list[GenerateResponse], end: GenerateResponse) -> str:
 def test_generated_code_is_what_the_proto_gives(tmp_path: Path) -> None:
     outputs = [f"--{kind}={tmp_path}" for kind in ("python_out", "pyi_out", "grpc_python_out")]
     command = [sys.executable, "-m", "grpc_tools.protoc", "-I", "typings", *outputs]
-    protos = [f"headrace/jobs/grpc/{name}.proto" for name in ("headrace", "health")]
+    protos = [f"headrace/jobs/grpc/{name}.proto" for name in ("headrace", "health", "reflection")]
     subprocess.run([*command, *protos], cwd=ROOT, check=True)
     made = {path.name: path.read_text() for path in tmp_path.rglob("*_pb2*")}
     assert made == {path.name: path.read_text() for path in (ROOT / "jobs/grpc").glob("*_pb2*")}
-    assert len(made) == 6
+    assert len(made) == 9
 
 
 def test_probes_learn_whether_calls_are_taken(api: ApiServer) -> None:
     with grpc.insecure_channel(api.grpc) as channel:
         health = HealthStub(channel)
         for service in ("", "headrace.v1.Headrace"):
-            assert health.Check(HealthCheckRequest(service=service), timeout=10).status == HealthCheckResponse.SERVING
+            assert health.Check(HealthCheckRequest(service=service), timeout=60).status == HealthCheckResponse.SERVING
         with pytest.raises(grpc.RpcError) as unknown:
-            health.Check(HealthCheckRequest(service="other"), timeout=10)
+            health.Check(HealthCheckRequest(service="other"), timeout=60)
         assert unknown.value.code() is grpc.StatusCode.NOT_FOUND
         watching = health.Watch(HealthCheckRequest(service="other"))
         assert next(watching).status == HealthCheckResponse.SERVICE_UNKNOWN
@@ -165,10 +166,23 @@ def test_a_stream_that_is_not_there(stub: HeadraceStub) -> None:
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND, unknown
 
 
+def test_an_answer_that_redis_has_lost_is_not_waited_for(
+    stub: HeadraceStub, desk: LiveDesk, wait_until: Callable[..., None]
+) -> None:
+    _, end = read(stub.Generate(chat(max_tokens=2), timeout=30))
+    wait_until(lambda: desk.has_ended(end.id), "the request has ended")
+    desk.forget(stream_key(end.id))
+    with pytest.raises(grpc.RpcError) as lost:
+        list(stub.Stream(StreamRequest(id=end.id), timeout=30))
+    assert lost.value.code() is grpc.StatusCode.INTERNAL
+    assert dict(lost.value.trailing_metadata())["error-code"] == "stream_lost"
+
+
 def test_a_call_that_is_cancelled_ends_its_answer(
     stub: HeadraceStub, desk: LiveDesk, wait_until: Callable[..., None]
 ) -> None:
-    call = stub.Generate(chat(max_tokens=400))
+    # More tokens than can be there before its end is noticed.
+    call = stub.Generate(chat(max_tokens=1900))
     request_id = dict(call.initial_metadata())["x-request-id"]
     next(call)
     call.cancel()
@@ -228,7 +242,7 @@ async def _use_up(client: Client, authorization: str) -> None:
             ids = [header["x-request-id"] for header in headers]
             assert all(requests.get(each).request.tenant == "acme" for each in ids)
             calls[0].cancel()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(60):
                 while not requests.get(ids[0]).is_cancelled:
                     await asyncio.sleep(0.01)
             assert not requests.get(ids[1]).is_cancelled

@@ -2,17 +2,17 @@
 
 import logging
 
-from .errors import one_line
-from .logprobs import TokenLogprobs
-from .request import RequestEvent
-from .sampling.sampling_batch import SampledRow
-from .sampling.step_result import StepResult
-from .scheduling.block_tables import BlockTables
-from .scheduling.decode_rows import DecodeRows
-from .scheduling.scheduler import Scheduler
-from .scheduling.sequence import Sequence
-from .scheduling.step_plan import StepPlan
-from .served_requests import ServedRequests
+from ..errors import one_line
+from ..logprobs import TokenLogprobs
+from ..request import RequestEvent
+from ..scheduling.block_tables import BlockTables
+from ..scheduling.decode_rows import DecodeRows
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.sequence import Sequence
+from ..scheduling.step_plan import StepPlan
+from ..serving.served_requests import ServedRequests
+from .sampling_batch import SampledRow
+from .step_result import StepResult
 
 logger = logging.getLogger(__name__)
 
@@ -51,7 +51,7 @@ class StepEvents:
         # Once a request: one with choices may have several sequences in a step.
         broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
         events = [requests.fail(requests.by_id[request_id], _NOT_FINITE) for request_id in broken]
-        drawn = [each for each in result.drawn() if requests.is_wanted(each[0])]
+        drawn = [each for each in result.drawn() if self._is_wanted(each[0])]
         for (_, live, sequence, _), _, _ in drawn:
             if live.followers:
                 requests.start_followers(live, sequence)
@@ -61,6 +61,11 @@ class StepEvents:
         for sequence, score in result.scores:
             events += self._reach(sequence, score)
         return events
+
+    def _is_wanted(self, sampled: SampledRow) -> bool:
+        """Whether a token is still its request's next one: that may have ended, or lost whom it followed, meanwhile."""
+        _, live, sequence, leader = sampled
+        return self._requests.by_id.get(sequence.request_id) is live and live.leader is leader
 
     def _appended(self, sampled: SampledRow, token: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestEvent:
         """What a sequence's new token brings its request, and perhaps ends it."""

@@ -9,7 +9,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.models import load_model
 from headrace.kernels.paged_attention import AttentionMetadata
 
-from .families import FAMILIES
+from ..families import FAMILIES
 
 BLOCK_SIZE, NUM_TOKENS = 16, 70
 BLOCKS = list(range(-(-NUM_TOKENS // BLOCK_SIZE)))

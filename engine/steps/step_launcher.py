@@ -1,13 +1,13 @@
 """Steps on their way to the device: what was planned is handed to the model, and its logits to the sampler."""
 
-from .execution.batch import Batch, SampledTokens
-from .execution.runner import Runner
+from ..execution.batch import Batch, SampledTokens
+from ..execution.runner import Runner
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.step_plan import StepPlan
+from ..serving.served_requests import ServedRequests
 from .in_flight import StepInFlight
-from .sampling.sampling_batch import SamplingBatch
-from .sampling.step_result import LaunchedResult
-from .scheduling.scheduler import Scheduler
-from .scheduling.step_plan import StepPlan
-from .served_requests import ServedRequests
+from .sampling_batch import SamplingBatch
+from .step_result import LaunchedResult
 
 
 class StepLauncher:

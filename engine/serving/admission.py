@@ -6,12 +6,12 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from itertools import chain
 
-from .config import EngineConfig
-from .errors import ConfigError, InvalidRequestError
+from ..config import EngineConfig
+from ..errors import ConfigError, InvalidRequestError
+from ..request import Request
+from ..structured.choices import ChoiceTree, build_choice_tree
+from ..structured.guide import Guide
 from .live_request import LiveRequest
-from .request import Request
-from .structured.choices import ChoiceTree, build_choice_tree
-from .structured.guide import Guide
 
 # Kinds of arrays.
 _WHOLE_NUMBERS = frozenset("bBhHiIlLqQ")

@@ -160,12 +160,15 @@ class LiveAnswers:
                     return record
         raise ApiError(404, f"request {request_id!r} does not exist", "request_not_found", "request_id")
 
-    async def events(self, request: LiveRequest, sample: int = 0, after: int = 0) -> AsyncGenerator[StreamEvent, None]:
+    async def events(
+        self, request: LiveRequest, sample: int = 0, after: int = 0, has_ended: bool = False
+    ) -> AsyncGenerator[StreamEvent, None]:
         """The stream of one of a request's samples after the token `after`, up to its end.
 
+        `has_ended`: the request has, so that the end is there if it is anywhere.
         It ends with the error `stream_lost` where nothing more can come: Redis has lost the request, or its tokens.
         """
-        framed, patience = request.reply_to == self.reader_id, _CHECK_SECONDS
+        framed, patience = request.reply_to == self.reader_id, _LAST_SECONDS if has_ended else _CHECK_SECONDS
         while True:
             events = self._hub.events(request.stream_ids[sample], after, framed=framed, timeout=patience)
             try:

@@ -4,14 +4,13 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from itertools import count
 
+from ..errors import InvalidRequestError
+from ..execution.runner import BlockMemory
+from ..request import FinishReason, Request, RequestEvent
+from ..scheduling.scheduler import Scheduler
+from ..scheduling.sequence import Sequence
 from .admission import Admission
-from .errors import InvalidRequestError
-from .execution.runner import BlockMemory
 from .live_request import LiveRequest
-from .request import FinishReason, Request, RequestEvent
-from .sampling.sampling_batch import SampledRow
-from .scheduling.scheduler import Scheduler
-from .scheduling.sequence import Sequence
 
 
 class ServedRequests:
@@ -78,11 +77,6 @@ class ServedRequests:
         """Whether a sequence's request has not ended since the sequence was scheduled."""
         live = self.by_id.get(sequence.request_id)
         return live is not None and live.arrival == sequence.arrival
-
-    def is_wanted(self, sampled: SampledRow) -> bool:
-        """Whether a token is still its request's next one: that may have ended, or lost whom it followed, meanwhile."""
-        _, live, sequence, leader = sampled
-        return self.by_id.get(sequence.request_id) is live and live.leader is leader
 
     def refresh_masks(self, sequences: SequenceOf[Sequence]) -> None:
         """Compute which tokens the grammars of the sequences' requests, and of their followers, allow next."""

@@ -5,15 +5,14 @@ from collections.abc import Sequence as SequenceOf
 from functools import cached_property, partial
 from typing import NamedTuple
 
-import numpy
 import torch
 from torch import Tensor
 
-from ..live_request import LiveRequest
+from ..sampling.sampler import LogprobQuery, PlainSampling, SampleRow, launch_sample
 from ..scheduling.sequence import Sequence
+from ..serving.live_request import LiveRequest
 from ..transfer import to_device
 from .answer_rows import AnswerRows
-from .sampler import LogprobQuery, PlainSampling, SampleRow, launch_sample
 
 
 class SampledRow(NamedTuple):
@@ -57,20 +56,20 @@ class SamplingBatch:
         self.is_plain = self._index is None and not is_adjusted
         self._rows = [_sample_row(each.live, each.sequence) for each in self.sampled] if is_adjusted else []
         self._plain = None if is_adjusted else _plain_sampling(self.sampled, device)
-        # How many more tokens than this step's the answers may have.
-        self._num_left = numpy.array(
-            [
-                live.max_tokens - (sequence.num_tokens - sequence.num_prompt_tokens) - 1
-                for _, live, sequence, _ in self.sampled
-            ]
-        )
+        # How many more tokens than the first step's the answers may have.
+        self._num_left = [
+            live.max_tokens - (sequence.num_tokens - sequence.num_prompt_tokens) - 1
+            for _, live, sequence, _ in self.sampled
+        ]
+        self._least_left = min(self._num_left, default=0)
+        self._num_advanced = 0
 
     def advance(self) -> None:
         """Every sequence was sampled, and is to be again."""
         assert self.is_plain
         assert self._plain is not None
         self._plain.advance()
-        self._num_left -= 1
+        self._num_advanced += 1
 
     @cached_property
     def answers(self) -> AnswerRows:
@@ -85,7 +84,7 @@ class SamplingBatch:
             tokens = self._plain.sample(logits, likeliest)
         else:
             tokens = launch_sample(logits, self._rows, likeliest)
-        return logits, tokens.clamp(0, logits.shape[1] - 1)
+        return logits, tokens
 
     def next_rows(self) -> Mapping[Sequence, int] | None:
         """Which sequences may go on with the tokens before they are read, and their rows; None where nothing may.
@@ -93,12 +92,12 @@ class SamplingBatch:
         So it is where a choice is scored, where a prompt is shared with followers, and where a next token is masked,
         biased or penalised by what was said before.
         """
-        if self.is_plain and (self._num_left > 0).all():
+        if self.is_plain and self._least_left > self._num_advanced:
             return self._all_rows
         if self.scored or any(each.leader is not None for each in self.sampled):
             return None
         # One that is sure to be its answer's last is followed by nothing.
-        rows = numpy.flatnonzero(self._num_left > 0).tolist()
+        rows = [row for row, num_left in enumerate(self._num_left) if num_left > self._num_advanced]
         if any(self.sampled[row].live.adjustment is not None for row in rows):
             return None
         return {self.sampled[row].sequence: row for row in rows}

@@ -1,0 +1,88 @@
+"""What a client reaches: the ledger, Redis, and workers by way of their queues."""
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Self
+
+from celery import Celery
+
+from .celery_app import create_app, send_shards
+from .embedded.valkey import redis_urls
+from .local_worker import LocalWorker
+from .open_ledger import open_ledger
+from .precision import Precision
+from .presence import WorkerPresence
+from .settings import Settings
+
+
+class Connections:
+    """The ledger and Redis, the embedded ones unless configured. A context manager.
+
+    `settings` default to the environment's (`HEADRACE_*`). Raises `SettingsError`, `EmbeddedValkeyError` or
+    `LedgerError`.
+    """
+
+    def __init__(self, settings: Settings | None = None) -> None:
+        self.settings = settings or Settings.from_environment()
+        self._stack = ExitStack()
+        with ExitStack() as stack:
+            self.ledger = stack.enter_context(open_ledger(self.settings))
+            self._redis = stack.enter_context(redis_urls(self.settings))
+            self._presence = stack.enter_context(WorkerPresence(self._redis.redis))
+            self._app = create_app(self._redis.broker)
+            stack.callback(self._app.close)
+            self._stack = stack.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self._stack.close()
+
+    @property
+    def redis_url(self) -> str:
+        return self._redis.redis
+
+    @property
+    def celery(self) -> Celery:
+        """The application that rings for workers."""
+        return self._app
+
+    @property
+    def jobs_folder(self) -> Path:
+        """Where the jobs' spools are."""
+        return self.settings.data_dir / "jobs"
+
+    def ring(self, queue: str, shard_ids: Sequence[str]) -> None:
+        """Send workers a message for each of these shards of a job. Raises kombu's `OperationalError`."""
+        self.ensure_redis()
+        send_shards(self._app, queue, shard_ids)
+
+    def worker_for(
+        self, queue: str, model: str, precision: Precision, options: Sequence[str], name: str
+    ) -> LocalWorker:
+        """A worker for a queue, to be started if it has none; `options` are those of `headrace worker`."""
+        log = self.settings.data_dir / "logs" / f"worker-{name}.log"
+        command = ["--model", model, *precision.worker_options, *options]
+        return LocalWorker(self._presence, queue, command, log, self.settings.environment())
+
+    def ensure_redis(self) -> None:
+        """Bring the embedded server back should it be gone."""
+        self._redis.ensure()
+
+    def ping_redis(self) -> None:
+        """Raises redis' errors, or `EmbeddedValkeyError`, unless Redis answers."""
+        self.ensure_redis()
+        self._presence.ping()
+
+    def ping_ledger(self) -> None:
+        """Raises `LedgerError` unless the database answers."""
+        self.ledger.jobs(limit=1)
+
+    def is_served(self, queue: str) -> bool:
+        """Whether a worker that has loaded its model listens to a queue."""
+        return self._presence.is_served(queue)

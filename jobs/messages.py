@@ -1,0 +1,39 @@
+"""A chat's messages as users send them: what they have to be, and their texts."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+EMPTY = "are empty"
+
+
+def messages_problem(messages: Any) -> str | None:
+    """What is wrong with a conversation, as the end of a sentence about it; None if it can be put into a template."""
+    if not isinstance(messages, list) or not messages:
+        return "must be a non-empty list"
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            return "must hold objects with 'role' and 'content'"
+        if not _is_text(message.get("content")):
+            return "can have as 'content' a text, or parts of type 'text', and nothing else"
+    has_text = any(str(message.get("content") or "").strip() for message in with_plain_texts(messages))
+    return None if has_text else EMPTY
+
+
+def _is_text(content: Any) -> bool:
+    if isinstance(content, list):
+        return all(map(_is_text_part, content))
+    return content is None or isinstance(content, str)
+
+
+def _is_text_part(part: Any) -> bool:
+    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+
+
+def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, in which parts become one text: templates of models that read texts would write the list out."""
+    return [
+        {**message, "content": "\n".join(part["text"] for part in message["content"])}
+        if isinstance(message.get("content"), list)
+        else message
+        for message in messages
+    ]

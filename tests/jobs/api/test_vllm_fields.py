@@ -1,0 +1,76 @@
+"""Fields that vLLM's clients send and nothing here answers to: defaults are taken, the rest is refused by name."""
+
+from typing import Any
+
+import pytest
+
+from headrace.jobs.api.errors import ApiError
+from headrace.jobs.api.openai.body import parse_body
+from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
+from headrace.jobs.api.openai.completion_schemas import CompletionRequest
+
+CHAT: dict[str, Any] = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
+TEXT: dict[str, Any] = {"model": "m", "prompt": "x"}
+DEFAULTS: dict[str, Any] = {
+    "bad_words": [],
+    "include_stop_str_in_output": False,
+    "length_penalty": 1.0,
+    "priority": 0,
+    "prompt_logprobs": None,
+    "return_token_ids": False,
+    "skip_special_tokens": True,
+    "spaces_between_special_tokens": True,
+    "stream": True,
+    "stream_options": {"include_usage": True, "continuous_usage_stats": False},
+    "use_beam_search": False,
+}
+OF_CHATS: dict[str, Any] = {
+    "add_generation_prompt": True,
+    "add_special_tokens": False,
+    "chat_template": None,
+    "chat_template_kwargs": {},
+    "continue_final_message": False,
+    "documents": None,
+    "echo": False,
+    "include_reasoning": True,
+}
+
+
+def test_defaults_ask_for_nothing() -> None:
+    assert parse_body(ChatCompletionRequest, CHAT | DEFAULTS | OF_CHATS).includes_usage
+    assert parse_body(CompletionRequest, TEXT | DEFAULTS | {"add_special_tokens": True}).includes_usage
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "instead"),
+    [
+        ("skip_special_tokens", False, "leave it out"),
+        ("include_stop_str_in_output", True, "leave it out"),
+        ("use_beam_search", True, "leave it out"),
+        ("truncate_prompt_tokens", 5, "leave it out"),
+        ("allowed_token_ids", [1], "leave it out"),
+        ("guided_json", {"type": "object"}, "say structured_outputs.json"),
+        ("guided_regex", "a+", "say structured_outputs.regex"),
+        ("guided_grammar", "root", "say structured_outputs.grammar"),
+        ("prompt_logprobs", 1, "say echo and logprobs at /v1/completions"),
+    ],
+)
+def test_anything_else_is_refused_by_name(field: str, value: Any, instead: str) -> None:
+    refused_by(ChatCompletionRequest, CHAT | {field: value}, field, instead)
+    refused_by(CompletionRequest, TEXT | {field: value}, field, instead)
+
+
+def test_what_only_conversations_have() -> None:
+    for field, value in (("continue_final_message", True), ("chat_template_kwargs", {"enable_thinking": False})):
+        refused_by(ChatCompletionRequest, CHAT | {field: value}, field, "leave it out")
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    refused_by(ChatCompletionRequest, CHAT | {"tools": tools}, "tools", "response_format")
+    streamed = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
+    refused_by(ChatCompletionRequest, CHAT | streamed, "stream_options.continuous_usage_stats", "leave it out")
+
+
+def refused_by(kind: type[ChatCompletionRequest | CompletionRequest], body: Any, field: str, instead: str) -> None:
+    with pytest.raises(ApiError) as refused:
+        parse_body(kind, body)
+    assert (refused.value.param, refused.value.code) == (field, "unsupported_parameter")
+    assert instead in str(refused.value.detail)

@@ -1,0 +1,40 @@
+"""What `headrace run` shows on the way, by what it writes to."""
+
+import pytest
+
+from headrace.jobs.cli import display
+from headrace.jobs.cli.display import Pace, RunDisplay, summary
+from headrace.storage.records import JobState, Progress
+
+
+def progress(done: int, failed: int = 0, from_cache: int = 0) -> Progress:
+    return Progress(
+        job_id="job_a",
+        state=JobState.RUNNING,
+        rows_total=10,
+        rows_done=done,
+        rows_failed=failed,
+        rows_from_cache=from_cache,
+        prompt_tokens=0,
+        cached_tokens=0,
+        completion_tokens=0,
+        shards_total=1,
+        shards_done=0,
+        error=None,
+    )
+
+
+@pytest.mark.parametrize(("term", "has_lines"), [("dumb", True), ("xterm", False)])
+def test_a_terminal_that_cannot_redraw_gets_lines(monkeypatch, capsys, term, has_lines):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
+    with RunDisplay(Pace(progress(0))) as shown:
+        shown.show(progress(5))
+    assert ("5/10 rows  waiting for a worker\n" in capsys.readouterr().err) == has_lines
+
+
+def test_each_row_is_counted_once():
+    pace = Pace(progress(4, failed=1))
+    said = summary(pace, progress(10, failed=3, from_cache=2), "out")
+    assert "10 of 10: 2 generated, 2 from the result cache, 3 kept from before, 3 failed" in said

@@ -1,0 +1,193 @@
+"""What can be known before any work is refused in one line that names it, and leaves nothing."""
+
+import pyarrow as pa
+import pyarrow.csv
+import pyarrow.parquet as pq
+import pytest
+
+from headrace.engine.checkpoints.model_config import SUPPORTED_ARCHITECTURES
+
+from ..models import write_model_folder
+from ..running import MODEL, assert_refused, label_arguments, listed_jobs, write_lines
+
+
+def test_a_missing_file_is_refused(refused, tmp_path):
+    refused(input=tmp_path / "nowhere.jsonl", words=["nowhere.jsonl", "does not exist"])
+
+
+def test_an_unknown_format_is_refused_with_those_known(refused, tmp_path):
+    refused(input=write_lines(tmp_path / "input.xlsx", "x"), words=[".xlsx", ".jsonl", ".csv", ".parquet"])
+
+
+@pytest.mark.parametrize("name", ["empty.jsonl", "empty.csv", "empty.parquet"])
+def test_an_empty_file_is_refused(refused, tmp_path, name):
+    (tmp_path / name).touch()
+    refused(input=tmp_path / name, words=[name])
+
+
+def test_an_unreadable_row_group_is_named_and_nothing_is_left(refused, tmp_path):
+    """That is found out while the job is planned, when the output folder is already taken."""
+    path = tmp_path / "tickets.parquet"
+    texts = [f"{number:01000}" for number in range(400)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=100, use_dictionary=False, compression=None)
+    start = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * 200)
+    refused(input=path, words=["tickets.parquet", "row group 2", "cannot be read"])
+
+
+@pytest.mark.parametrize(
+    ("output", "words"),
+    [
+        # A store whose library is none of ours.
+        ("oci://bucket/labels", ["cannot write to output oci://bucket/labels", "Install ocifs"]),
+        ("nosuch://bucket/labels", ["cannot write to output nosuch://bucket/labels", "Protocol not known"]),
+        ("s3://key:secret@bucket/labels", ["has a user and a password", "environment"]),
+        ("s3:/bucket/labels", ["has lost a slash"]),
+    ],
+)
+def test_an_output_url_that_cannot_be_is_refused(served, headrace, few, tmp_path, monkeypatch, output, words):
+    monkeypatch.chdir(tmp_path)
+    jobs = listed_jobs(headrace(served, "jobs"))
+    result = headrace(served, "run", few, "--model", MODEL, "--prompt", "{text}", "--output", output)
+    assert_refused(result, *words)
+    assert "secret" not in result.err
+    assert not list(tmp_path.iterdir())
+    assert listed_jobs(headrace(served, "jobs")) == jobs
+
+
+def test_a_missing_template_column_is_named_with_those_there_are(refused):
+    refused(prompt="{txet}", words=["'txet'", "ticket_id, text, category"])
+
+
+@pytest.mark.parametrize("template", ["{text", "text}", "{}", "{text!r}"])
+def test_a_malformed_template_is_refused(refused, template):
+    refused(prompt=template, words=["--prompt", template])
+
+
+def test_an_input_that_says_nothing_to_ask_is_refused_with_advice(refused):
+    refused(prompt=None, words=["neither a 'messages' nor a 'prompt' column", "--prompt '{ticket_id}'"])
+
+
+def test_no_model_folder_is_refused(refused, tmp_path):
+    refused(model=tmp_path / "nowhere", words=[str(tmp_path / "nowhere"), "does not exist"])
+    (tmp_path / "empty").mkdir()
+    refused(model=tmp_path / "empty", words=["not a model folder", "config.json"])
+
+
+def test_a_missing_tokenizer_is_refused(refused, tmp_path):
+    folder = write_model_folder(tmp_path / "model")
+    (folder / "tokenizer.json").unlink()
+    refused(model=folder, words=["no tokenizer.json"])
+
+
+def test_an_unsupported_architecture_is_named_with_those_supported(refused, tmp_path):
+    folder = write_model_folder(tmp_path / "model", architectures=["MambaForCausalLM"])
+    refused(model=folder, words=["MambaForCausalLM", *SUPPORTED_ARCHITECTURES])
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("config.json", "{", ["config.json", "not valid JSON"]),
+        ("config.json", "[]", ["config.json", "JSON object"]),
+        ("config.json", '{"architectures": ["LlamaForCausalLM"]}', ["config.json", "no field"]),
+        ("tokenizer.json", "{", ["tokenizer.json"]),
+    ],
+)
+def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, words):
+    folder = write_model_folder(tmp_path / "model")
+    (folder / name).write_text(content)
+    refused(model=folder, words=words)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--choices", ""], ["choices"]),
+        (["--choices", "a,,b"], ["choices", "empty"]),
+        (["--choices", "a,b,a"], ["choices", "different"]),
+        (["--top-p", "0"], ["top_p", "(0, 1]"]),
+        (["--top-p", "1.5"], ["top_p", "(0, 1]"]),
+        (["--top-p", "much"], ["--top-p", "number"]),
+        (["--temperature", "-1"], ["temperature", "≥ 0"]),
+        (["--top-k", "-1"], ["top_k", "≥ 0"]),
+        (["--min-p", "2"], ["min_p", "[0, 1]"]),
+        (["--presence-penalty", "3"], ["presence_penalty", "[-2, 2]"]),
+        (["--frequency-penalty", "nan"], ["frequency_penalty", "[-2, 2]"]),
+        (["--repetition-penalty", "0"], ["repetition_penalty", "> 0"]),
+        (["--stop", "END", "--stop", ""], ["stop", "empty"]),
+        (["--choices", "a,b", "--stop", "c"], ["stop", "choices"]),
+        (["--temperature", "nan"], ["temperature", "≥ 0", "nan"]),
+        (["--n", "0"], ["n must be ≥ 1, not 0"]),
+        (["--n", "2"], ["n must be 1 with temperature 0"]),
+        (["--min-tokens", "300"], ["min_tokens", "max_tokens", "300"]),
+        (["--stop-token-ids", "1,x"], ["stop_token_ids.1", "integer", "'x'"]),
+        (["--stop-token-ids", "999999"], ["stop_token_ids", "999999", "vocabulary"]),
+        (["--logit-bias", "5:101"], ["logit_bias", "[-100, 100]", "101"]),
+        (["--logit-bias", "5"], ["--logit-bias", "ID:BIAS", "5"]),
+        (["--logit-bias", "five:1"], ["logit_bias", "integer", "five"]),
+        (["--logit-bias", "999999:1"], ["logit_bias", "999999", "vocabulary"]),
+        (["--top-logprobs", "2"], ["top_logprobs", "without logprobs"]),
+        (["--logprobs", "--top-logprobs", "21"], ["top_logprobs", "20", "21"]),
+        (["--best-of", "2"], ["--best-of", "headrace run --help"]),
+        (["--max-tokens", "0"], ["max_tokens"]),
+        (["--seed", "-1"], ["seed"]),
+        (["--limit", "0"], ["--limit"]),
+        (["--dtype", "int3"], ["dtype", "auto, float32"]),
+        (["--quantization", "int3"], ["quantization", "'int8'"]),
+        (["--kv-cache-dtype", "fp7"], ["kv_cache_dtype", "fp8_e5m2", "'fp7'"]),
+        (["--max-num-seqs", "0"], ["--max-num-seqs"]),
+        (["--system", "@nowhere.txt"], ["--system", "nowhere.txt"]),
+        (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
+        (["--webhook", "ftp://a/"], ["webhook.url", "http"]),
+        (["--temprature", "1"], ["--temprature", "headrace run --help"]),
+        (["one", "too", "many"], ["one", "headrace run --help"]),
+    ],
+    ids=" ".join,
+)
+def test_an_option_that_cannot_be_is_refused_and_named(refused, options, words):
+    refused(*options, words=words)
+
+
+def test_text_that_is_no_text_is_refused(refused):
+    refused("--system", "caf\udce9", words=["system: is not valid UTF-8"])
+    refused(prompt="{text} caf\udce9", words=["prompt: is not valid UTF-8"])
+    refused("--choices", "caf\udce9,tea", words=["choices: is not valid UTF-8"])
+
+
+def test_a_missing_argument_or_command_is_refused_in_one_line(served, headrace):
+    assert_refused(headrace(served, "run"), "--model", "headrace run --help")
+    assert_refused(headrace(served, "show"), "JOB", "headrace show --help")
+    assert_refused(headrace(served, "rnu"), "rnu", "headrace --help")
+
+
+def test_an_output_folder_with_something_in_it_is_refused(served, headrace, few, tmp_path):
+    (tmp_path / "keep.txt").write_text("mine")
+    arguments = label_arguments(few, tmp_path)
+    assert_refused(headrace(served, *arguments), "not empty", "--resume", "--overwrite")
+    assert_refused(headrace(served, *arguments, "--overwrite"), "keep.txt", "not written by headrace")
+    assert_refused(headrace(served, *arguments, "--resume"), "no headrace job to resume")
+    assert [path.name for path in tmp_path.iterdir()] == ["keep.txt"]
+
+
+def test_an_output_that_is_a_file_is_refused(served, headrace, few, tmp_path):
+    (tmp_path / "file").touch()
+    assert_refused(headrace(served, *label_arguments(few, tmp_path / "file")), "not a folder")
+
+
+def test_an_unknown_job_is_refused(served, headrace):
+    for command in ("show", "results", "watch", "pause", "resume", "cancel", "retry", "delete"):
+        assert_refused(headrace(served, command, "job_x"), "'job_x' is unknown", "headrace jobs")
+
+
+def test_settings_that_cannot_be_are_refused(headrace, served, tmp_path):
+    (tmp_path / "file").touch()
+    assert_refused(headrace(tmp_path / "file/data", "jobs"), "HEADRACE_DATA_DIR", str(tmp_path / "file/data"))
+    assert_refused(headrace(served, "jobs", HEADRACE_SHARD_ROWS="many"), "HEADRACE_SHARD_ROWS=many")
+    assert_refused(headrace(served, "jobs", HEADRACE_SHARD_ROW="1"), "did you mean HEADRACE_SHARD_ROWS")
+
+
+def test_a_worker_that_cannot_start_says_why(served, headrace, tmp_path):
+    assert_refused(headrace(served, "worker", "--model", tmp_path / "nowhere"), "nowhere", "does not exist")

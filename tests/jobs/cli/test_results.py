@@ -1,0 +1,52 @@
+"""`headrace results`: JSON that every reader takes, and no silence about rows that are gone."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ..models import write_model_folder
+from ..running import MODEL, assert_refused, label_arguments
+
+
+def strict(line: str) -> dict[str, Any]:
+    """A row; NaN and Infinity are no JSON."""
+
+    def refuse(name: str) -> None:
+        raise AssertionError(f"{name} in {line}")
+
+    row: dict[str, Any] = json.loads(line, parse_constant=refuse)
+    return row
+
+
+def test_what_json_cannot_say_is_null(served, headrace, tmp_path):
+    scores = [1.5, math.nan, math.inf]
+    pq.write_table(pa.table({"text": ["It is late."] * 3, "score": scores}), tmp_path / "rows.parquet")
+    job = headrace(served, *label_arguments(tmp_path / "rows.parquet", tmp_path / "out")).out.split()[1]
+    rows = [strict(line) for line in headrace(served, "results", job).out.splitlines()]
+    assert [row["score"] for row in rows] == [1.5, None, None]
+
+    next((tmp_path / "out").glob("*.parquet")).unlink()
+    gone = headrace(served, "results", job)
+    assert (gone.status, gone.out) == (1, "")
+    assert gone.err == f"headrace: 3 rows of 3 can no longer be read in {tmp_path / 'out'}\n"
+
+
+def test_a_job_without_a_finished_row_has_none(served: Path, headrace, few, tmp_path):
+    # Nobody serves it.
+    model = write_model_folder(tmp_path / "unserved")
+    (model / "tokenizer.json").write_bytes((MODEL / "tokenizer.json").read_bytes())
+    arguments = ["submit", few, "--model", model, "--prompt", "{text}", "--output", tmp_path / "out"]
+    job = headrace(served, *arguments).out.strip()
+    try:
+        assert headrace(served, "results", job, "--head", "2").out == ""
+    finally:
+        assert headrace(served, "cancel", job).status == 0
+
+
+def test_an_unknown_format_is_refused_with_those_known(served, headrace):
+    refused = headrace(served, "results", "job_a", "--format", "csv")
+    assert_refused(refused, "headrace: Invalid value for '--format': 'csv' is not one of 'jsonl', 'openai': see")

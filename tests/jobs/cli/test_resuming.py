@@ -1,0 +1,48 @@
+"""An output folder with rows in it: resumed, replaced, or refused with the reason."""
+
+import shutil
+
+from ..running import assert_refused, label_arguments, results
+
+
+def test_a_finished_run_is_refused_resumed_and_replaced_as_asked(served, headrace, few, tmp_path):
+    arguments = label_arguments(few, tmp_path / "out")
+    assert headrace(served, *arguments).status == 0
+    before = results(tmp_path / "out")
+    assert_refused(headrace(served, *arguments), "not empty", "--resume")
+    resumed = headrace(served, *arguments, "--resume")
+    assert resumed.status == 0
+    assert "12 of 12: 0 generated, 12 kept from before, 0 failed" in resumed.out
+    replaced = headrace(served, *arguments, "--overwrite", "--limit", "4")
+    assert "4 of 4: 4 generated, 0 kept from before" in replaced.out
+    assert results(tmp_path / "out")["label"].to_pylist() == before["label"].to_pylist()[:4]
+
+
+def test_resuming_with_something_else_names_what_differs(served, headrace, few, tmp_path):
+    arguments = label_arguments(few, tmp_path / "out")
+    assert headrace(served, *arguments).status == 0
+    assert_refused(headrace(served, *arguments, "--resume", "--limit", "3"), "another limit", "--overwrite")
+    assert_refused(headrace(served, *arguments, "--resume", "--temperature", "1"), "another temperature")
+    other = shutil.copy(few, tmp_path / "other.jsonl")
+    assert headrace(served, *label_arguments(other, tmp_path / "out"), "--resume").status == 0
+    with open(other, "a") as file:
+        file.write('{"text": "one more"}\n')
+    assert_refused(headrace(served, *label_arguments(other, tmp_path / "out"), "--resume"), "another input")
+
+
+def test_resuming_nothing_is_a_first_run(served, headrace, few, tmp_path):
+    result = headrace(served, *label_arguments(few, tmp_path / "out"), "--resume")
+    assert "12 generated, 0 kept from before" in result.out
+
+
+def test_parts_of_another_ledger_are_not_resumed(served, headrace, few, tmp_path):
+    arguments = label_arguments(few, tmp_path / "out")
+    assert headrace(served, *arguments).status == 0
+    assert_refused(headrace(tmp_path / "other", *arguments, "--resume"), "another ledger", "HEADRACE_DATA_DIR")
+
+
+def test_a_part_deleted_after_the_end_is_told(served, headrace, few, tmp_path):
+    arguments = label_arguments(few, tmp_path / "out")
+    assert headrace(served, *arguments).status == 0
+    next((tmp_path / "out").glob("*.parquet")).unlink()
+    assert_refused(headrace(served, *arguments, "--resume"), "is gone", "--overwrite")
