@@ -11,7 +11,7 @@ from ..errors import ConfigError, InvalidRequestError
 from ..request import Request
 from ..structured.choices import ChoiceTree, build_choice_tree
 from ..structured.guide import Guide
-from .live_request import LiveRequest
+from .served_request import ServedRequest
 
 # Kinds of arrays.
 _WHOLE_NUMBERS = frozenset("bBhHiIlLqQ")
@@ -19,7 +19,7 @@ _WHOLE_NUMBERS = frozenset("bBhHiIlLqQ")
 
 @dataclass(frozen=True)
 class Admission:
-    """Turns requests into live ones, or refuses what could never run. `max_model_len`: prompt and answer together."""
+    """Turns requests into served ones, or refuses what could never run. `max_model_len`: prompt and answer together."""
 
     max_model_len: int
     vocab_size: int
@@ -27,12 +27,12 @@ class Admission:
     block_size: int
     seed: int
 
-    def accept(self, request: Request, arrival: int) -> LiveRequest:
+    def accept(self, request: Request, arrival: int) -> ServedRequest:
         """Raises `InvalidRequestError` naming what is wrong."""
         self._check(request)
         params = request.params
         room = self.max_model_len - len(request.prompt_token_ids)
-        live = LiveRequest(
+        served = ServedRequest(
             request=request,
             arrival=arrival,
             seed=params.seed if params.seed is not None else self._derived_seed(request.request_id),
@@ -44,19 +44,19 @@ class Admission:
             end_token_id=self.eos_token_ids[0] if self.eos_token_ids else None,
         )
         if request.resume_token_ids:
-            self._resume(live)
-        return live
+            self._resume(served)
+        return served
 
-    def _resume(self, live: LiveRequest) -> None:
-        num_known = len(live.request.resume_token_ids)
-        if live.tree is None and num_known > live.max_tokens:
+    def _resume(self, served: ServedRequest) -> None:
+        num_known = len(served.request.resume_token_ids)
+        if served.tree is None and num_known > served.max_tokens:
             raise InvalidRequestError(
-                f"resume_token_ids are {num_known} tokens, but the answer may have at most {live.max_tokens} "
-                f"(max_tokens={live.request.params.max_tokens}, max_model_len={self.max_model_len})",
+                f"resume_token_ids are {num_known} tokens, but the answer may have at most {served.max_tokens} "
+                f"(max_tokens={served.request.params.max_tokens}, max_model_len={self.max_model_len})",
                 "resume_token_ids",
             )
         try:
-            live.resume()
+            served.resume()
         except InvalidRequestError:
             raise
         # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.

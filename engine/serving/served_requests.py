@@ -10,7 +10,7 @@ from ..request import FinishReason, Request, RequestEvent
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence
 from .admission import Admission
-from .live_request import LiveRequest
+from .served_request import ServedRequest
 
 
 class ServedRequests:
@@ -23,11 +23,11 @@ class ServedRequests:
         self._admission = admission
         self._scheduler = scheduler
         self._memory = memory
-        self.by_id: dict[str, LiveRequest] = {}
+        self.by_id: dict[str, ServedRequest] = {}
         self.num_guided = 0
         self._arrivals = count()
         # Requests whose answer needs no computation; they end at the next step.
-        self._decided: list[LiveRequest] = []
+        self._decided: list[ServedRequest] = []
 
     def __len__(self) -> int:
         return len(self.by_id)
@@ -36,61 +36,61 @@ class ServedRequests:
         """Queue a request. Raises `InvalidRequestError` when it could never run; nothing changes then."""
         if request.request_id in self.by_id:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
-        live = self._admission.accept(request, next(self._arrivals))
-        leader = self._leader_of(live)
-        self.by_id[request.request_id] = live
-        self.num_guided += live.guide is not None
-        if live.is_decided:
-            self._decided.append(live)
+        served = self._admission.accept(request, next(self._arrivals))
+        leader = self._leader_of(served)
+        self.by_id[request.request_id] = served
+        self.num_guided += served.guide is not None
+        if served.is_decided:
+            self._decided.append(served)
             return
-        sequence = live.new_sequence(live.tree.nodes[0] if live.tree else None)
+        sequence = served.new_sequence(served.tree.nodes[0] if served.tree else None)
         if leader is not None:
-            live.leader = leader
-            leader.followers.append(live)
+            served.leader = leader
+            leader.followers.append(served)
         else:
             self._scheduler.add(sequence)
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its KV blocks; false when it is not here (any more)."""
-        live = self.by_id.get(request_id)
-        if live is None:
+        served = self.by_id.get(request_id)
+        if served is None:
             return False
-        self._decided = [other for other in self._decided if other is not live]
-        self._drop(live)
+        self._decided = [other for other in self._decided if other is not served]
+        self._drop(served)
         return True
 
     def end_decided(self) -> list[RequestEvent]:
         """The only events of those that were added since and whose answer needs no computation."""
         decided, self._decided = self._decided, []
-        return [self.end(live, live.decide()) for live in decided]
+        return [self.end(served, served.decide()) for served in decided]
 
-    def end(self, live: LiveRequest, event: RequestEvent) -> RequestEvent:
+    def end(self, served: ServedRequest, event: RequestEvent) -> RequestEvent:
         """Let a request go with this event, its last."""
-        self._drop(live)
+        self._drop(served)
         return event
 
-    def fail(self, live: LiveRequest, error: str) -> RequestEvent:
-        event = RequestEvent(live.request.request_id, (), FinishReason.ERROR, live.num_cached_tokens, error=error)
-        return self.end(live, event)
+    def fail(self, served: ServedRequest, error: str) -> RequestEvent:
+        event = RequestEvent(served.request.request_id, (), FinishReason.ERROR, served.num_cached_tokens, error=error)
+        return self.end(served, event)
 
     def is_served(self, sequence: Sequence) -> bool:
         """Whether a sequence's request has not ended since the sequence was scheduled."""
-        live = self.by_id.get(sequence.request_id)
-        return live is not None and live.arrival == sequence.arrival
+        served = self.by_id.get(sequence.request_id)
+        return served is not None and served.arrival == sequence.arrival
 
     def refresh_masks(self, sequences: SequenceOf[Sequence]) -> None:
         """Compute which tokens the grammars of the sequences' requests, and of their followers, allow next."""
         for sequence in sequences:
-            live = self.by_id[sequence.request_id]
-            for each in (live, *live.followers):
+            served = self.by_id[sequence.request_id]
+            for each in (served, *served.followers):
                 if each.guide is not None:
                     each.guide.refresh()
 
-    def _leader_of(self, live: LiveRequest) -> LiveRequest | None:
+    def _leader_of(self, served: ServedRequest) -> ServedRequest | None:
         """The request whose prompt this one is to share, if it is still to be computed."""
-        request = live.request
+        request = served.request
         leader = self.by_id.get(request.fork_of) if request.fork_of is not None else None
-        if leader is None or live.tree is not None or request.params.prompt_logprobs is not None:
+        if leader is None or served.tree is not None or request.params.prompt_logprobs is not None:
             return None
         # Its first token does not come from the prompt's logits.
         if request.resume_token_ids:
@@ -99,9 +99,9 @@ class ServedRequests:
             raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another prompt")
         return leader if leader.waits_for_prompt and leader.request.priority == request.priority else None
 
-    def start_followers(self, live: LiveRequest, parent: Sequence) -> None:
+    def start_followers(self, served: ServedRequest, parent: Sequence) -> None:
         """Start those that waited for a request's prompt, which `parent` has now computed."""
-        followers, live.followers = live.followers, []
+        followers, served.followers = served.followers, []
         children = [follower.sequences[0] for follower in followers]
         copies = [copy for child in children for copy in self._scheduler.fork(parent, child)]
         for follower in followers:
@@ -118,19 +118,19 @@ class ServedRequests:
                     self._scheduler.start_over(child)
             raise
 
-    def _drop(self, live: LiveRequest) -> None:
+    def _drop(self, served: ServedRequest) -> None:
         """Forget a request; the first of those that waited for its prompt computes it for the others."""
-        del self.by_id[live.request.request_id]
-        self.num_guided -= live.guide is not None
-        for sequence in live.sequences:
-            if live.leader is None:
+        del self.by_id[served.request.request_id]
+        self.num_guided -= served.guide is not None
+        for sequence in served.sequences:
+            if served.leader is None:
                 self._scheduler.finish(sequence)
             else:
                 self._scheduler.leave(sequence)
-        if live.leader is not None:
-            live.leader.followers.remove(live)
-        if live.followers:
-            heir, *others = live.followers
+        if served.leader is not None:
+            served.leader.followers.remove(served)
+        if served.followers:
+            heir, *others = served.followers
             heir.leader, heir.followers = None, others
             for other in others:
                 other.leader = heir

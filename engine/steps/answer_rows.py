@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from itertools import repeat
 
 from ..request import RequestEvent
-from ..serving.live_request import LiveRequest
+from ..serving.served_request import ServedRequest
 
 
 class AnswerRows:
@@ -14,16 +14,16 @@ class AnswerRows:
     Told of every step's tokens, once each.
     """
 
-    def __init__(self, lives: Sequence[LiveRequest]) -> None:
-        self._request_ids = [each.request.request_id for each in lives]
-        self._num_cached_tokens = [each.sequences[0].num_cached_tokens for each in lives]
+    def __init__(self, requests: Sequence[ServedRequest]) -> None:
+        self._request_ids = [each.request.request_id for each in requests]
+        self._num_cached_tokens = [each.sequences[0].num_cached_tokens for each in requests]
         self._num_read = 0
         # The rows that reach their longest with the step of this number.
         self._longest_at: dict[int, list[int]] = defaultdict(list)
-        for row, each in enumerate(lives):
+        for row, each in enumerate(requests):
             self._longest_at[each.max_tokens - each.sequences[0].num_output_tokens].append(row)
-        self._stop_token_ids = frozenset[int]().union(*{each.stop_token_ids for each in lives})
-        self._watched = [row for row, each in enumerate(lives) if _is_watched(each)]
+        self._stop_token_ids = frozenset[int]().union(*{each.stop_token_ids for each in requests})
+        self._watched = [row for row, each in enumerate(requests) if _is_watched(each)]
 
     def events(self, tokens: Sequence[int]) -> list[RequestEvent]:
         """What a step brought to those whose answers go on; it has no more to tell than their tokens."""
@@ -41,6 +41,6 @@ class AnswerRows:
         return sorted(rows)
 
 
-def _is_watched(live: LiveRequest) -> bool:
-    request = live.request
-    return request.stop_checker is not None or live.guide is not None or request.params.logprobs is not None
+def _is_watched(served: ServedRequest) -> bool:
+    request = served.request
+    return request.stop_checker is not None or served.guide is not None or request.params.logprobs is not None

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..sampling.sampler import LogprobQuery, PlainSampling, SampleRow, launch_sample
 from ..scheduling.sequence import Sequence
-from ..serving.live_request import LiveRequest
+from ..serving.served_request import ServedRequest
 from ..transfer import to_device
 from .answer_rows import AnswerRows
 
@@ -19,9 +19,9 @@ class SampledRow(NamedTuple):
     """A row of the logits, and whose token is drawn from it. `leader`: from whose prompt it is the follower's."""
 
     row: int
-    live: LiveRequest
+    served: ServedRequest
     sequence: Sequence
-    leader: LiveRequest | None = None
+    leader: ServedRequest | None = None
 
 
 # As the class itself does, without looking at names and defaults.
@@ -36,7 +36,7 @@ class SamplingBatch:
     further steps of the same sequences, brought forward by `advance`.
     """
 
-    def __init__(self, ended: list[Sequence], requests: Mapping[str, LiveRequest], device: torch.device) -> None:
+    def __init__(self, ended: list[Sequence], requests: Mapping[str, ServedRequest], device: torch.device) -> None:
         self.ended = ended
         self.sampled: list[SampledRow] = []
         self.scored: list[tuple[int, Sequence]] = []
@@ -44,22 +44,22 @@ class SamplingBatch:
             if sequence.choice_node is not None:
                 self.scored.append((row, sequence))
                 continue
-            live = requests[sequence.request_id]
-            self.sampled.append(_as_row((row, live, sequence, None)))
-            if live.followers:
-                self.sampled += [SampledRow(row, each, each.sequences[0], live) for each in live.followers]
-        self.asked = [row for row, each in enumerate(self.sampled) if each.live.request.params.logprobs is not None]
+            served = requests[sequence.request_id]
+            self.sampled.append(_as_row((row, served, sequence, None)))
+            if served.followers:
+                self.sampled += [SampledRow(row, each, each.sequences[0], served) for each in served.followers]
+        self.asked = [row for row, each in enumerate(self.sampled) if each.served.request.params.logprobs is not None]
         # Mostly every row is sampled once: no copy then.
         rows = [each.row for each in self.sampled]
         self._index = None if rows == list(range(len(ended))) else to_device(rows, device)
-        is_adjusted = any(live.adjustment is not None for _, live, _, _ in self.sampled)
+        is_adjusted = any(served.adjustment is not None for _, served, _, _ in self.sampled)
         self.is_plain = self._index is None and not is_adjusted
-        self._rows = [_sample_row(each.live, each.sequence) for each in self.sampled] if is_adjusted else []
+        self._rows = [_sample_row(each.served, each.sequence) for each in self.sampled] if is_adjusted else []
         self._plain = None if is_adjusted else _plain_sampling(self.sampled, device)
         # How many more tokens than the first step's the answers may have.
         self._num_left = [
-            live.max_tokens - (sequence.num_tokens - sequence.num_prompt_tokens) - 1
-            for _, live, sequence, _ in self.sampled
+            served.max_tokens - (sequence.num_tokens - sequence.num_prompt_tokens) - 1
+            for _, served, sequence, _ in self.sampled
         ]
         self._least_left = min(self._num_left, default=0)
         self._num_advanced = 0
@@ -74,7 +74,7 @@ class SamplingBatch:
     @cached_property
     def answers(self) -> AnswerRows:
         """Of a plain batch, as they stand before its first step is read."""
-        return AnswerRows([each.live for each in self.sampled])
+        return AnswerRows([each.served for each in self.sampled])
 
     def sample(self, logits: Tensor, likeliest: Tensor) -> tuple[Tensor, Tensor]:
         """The logits that tokens are drawn from, a row a token, and the tokens: of rows that are not finite, some."""
@@ -98,7 +98,7 @@ class SamplingBatch:
             return None
         # One that is sure to be its answer's last is followed by nothing.
         rows = [row for row, num_left in enumerate(self._num_left) if num_left > self._num_advanced]
-        if any(self.sampled[row].live.adjustment is not None for row in rows):
+        if any(self.sampled[row].served.adjustment is not None for row in rows):
             return None
         return {self.sampled[row].sequence: row for row in rows}
 
@@ -109,16 +109,16 @@ class SamplingBatch:
     @property
     def queries(self) -> list[LogprobQuery]:
         """What is asked for by each of `asked`."""
-        requests = [self.sampled[index].live.request for index in self.asked]
+        requests = [self.sampled[index].served.request for index in self.asked]
         return [LogprobQuery(each.params.logprobs or 0, each.logprobs_temperature) for each in requests]
 
 
 def _plain_sampling(sampled: SequenceOf[SampledRow], device: torch.device) -> PlainSampling:
-    rows = [row for row, each in enumerate(sampled) if not each.live.request.params.is_greedy]
-    drawn = [_sample_row(sampled[row].live, sampled[row].sequence) for row in rows]
+    rows = [row for row, each in enumerate(sampled) if not each.served.request.params.is_greedy]
+    drawn = [_sample_row(sampled[row].served, sampled[row].sequence) for row in rows]
     return PlainSampling(len(sampled), rows, drawn, device)
 
 
-def _sample_row(live: LiveRequest, sequence: Sequence) -> SampleRow:
-    adjustment = live.adjustment and live.adjustment.after(sequence.token_ids)
-    return SampleRow(live.request.params, live.seed, sequence.num_tokens - sequence.num_prompt_tokens, adjustment)
+def _sample_row(served: ServedRequest, sequence: Sequence) -> SampleRow:
+    adjustment = served.adjustment and served.adjustment.after(sequence.token_ids)
+    return SampleRow(served.request.params, served.seed, sequence.num_tokens - sequence.num_prompt_tokens, adjustment)

@@ -52,9 +52,9 @@ class StepEvents:
         broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
         events = [requests.fail(requests.by_id[request_id], _NOT_FINITE) for request_id in broken]
         drawn = [each for each in result.drawn() if self._is_wanted(each[0])]
-        for (_, live, sequence, _), _, _ in drawn:
-            if live.followers:
-                requests.start_followers(live, sequence)
+        for (_, served, sequence, _), _, _ in drawn:
+            if served.followers:
+                requests.start_followers(served, sequence)
         for sampled, token, logprobs in drawn:
             self._scheduler.read(sampled.sequence, token)
             events.append(self._appended(sampled, token, logprobs))
@@ -64,33 +64,33 @@ class StepEvents:
 
     def _is_wanted(self, sampled: SampledRow) -> bool:
         """Whether a token is still its request's next one: that may have ended, or lost whom it followed, meanwhile."""
-        _, live, sequence, leader = sampled
-        return self._requests.by_id.get(sequence.request_id) is live and live.leader is leader
+        _, served, sequence, leader = sampled
+        return self._requests.by_id.get(sequence.request_id) is served and served.leader is leader
 
     def _appended(self, sampled: SampledRow, token: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestEvent:
         """What a sequence's new token brings its request, and perhaps ends it."""
-        _, live, sequence, _ = sampled
+        _, served, sequence, _ = sampled
         try:
-            reason = live.finish_reason(token, len(sequence.token_ids) - sequence.num_prompt_tokens)
+            reason = served.finish_reason(token, len(sequence.token_ids) - sequence.num_prompt_tokens)
         # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.
         except Exception as error:
             logger.exception("request %s failed on its token %d", sequence.request_id, token)
-            return self._requests.fail(live, one_line(error))
+            return self._requests.fail(served, one_line(error))
         collected = sequence.prompt_logprobs
-        prompt_logprobs = collected.entries() if collected is not None and live.is_first(sequence) else None
-        new = (token, *live.forced) if live.forced else (token,)
+        prompt_logprobs = collected.entries() if collected is not None and served.is_first(sequence) else None
+        new = (token, *served.forced) if served.forced else (token,)
         event = RequestEvent(
             sequence.request_id, new, reason, sequence.num_cached_tokens, None, None, logprobs, prompt_logprobs
         )
-        return event if reason is None else self._requests.end(live, event)
+        return event if reason is None else self._requests.end(served, event)
 
     def _reach(self, sequence: Sequence, logprobs: list[float]) -> list[RequestEvent]:
         """Note a choice node's scores; the request's event when it was the last node."""
         if not self._requests.is_served(sequence):
             return []
-        live = self._requests.by_id[sequence.request_id]
-        following = live.reach(sequence, logprobs)
+        served = self._requests.by_id[sequence.request_id]
+        following = served.reach(sequence, logprobs)
         self._scheduler.finish(sequence)
         for other in following:
             self._scheduler.add(other)
-        return [] if live.sequences else [self._requests.end(live, live.decide())]
+        return [] if served.sequences else [self._requests.end(served, served.decide())]

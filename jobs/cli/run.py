@@ -98,10 +98,11 @@ def _worker_command(job: Job) -> str:
 
 
 def _farewell(job: Job | None, mode: OutputMode) -> str:
-    """What an interrupted run has done, and the command that goes on from there."""
+    """What an interrupted run has done, and the commands that drop the rest and that go on from there."""
     if job is not None:
         done = job.progress()
-        how_far, option = f"{done.rows_done} of {done.rows_total} rows are committed", "--resume"
+        how_far = f"{done.rows_done} of {done.rows_total} rows are committed (headrace cancel {job.id} drops the rest)"
+        option = "--resume"
     else:
         # The folder may already be taken for this job, or still be the one that was to be replaced.
         how_far, option = "no row has run yet", "--overwrite" if mode is OutputMode.OVERWRITE else "--resume"

@@ -201,7 +201,7 @@ def test_an_interrupted_run_says_how_to_go_on_and_that_goes_on(runs, undisturbed
     runs.let_go()
     before = runs.parts()
     assert "Traceback" not in run.err
-    assert f" of {ROWS} rows are committed" in run.err
+    assert f" of {ROWS} rows are committed (headrace cancel job_" in run.err
     assert shlex.split(run.err.splitlines()[-1]) == ["headrace", *runs.arguments, "--resume"]
     run = runs.start("--resume")
     run.assert_succeeded()

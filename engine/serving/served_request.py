@@ -16,7 +16,7 @@ from ..structured.guide import Guide
 
 
 @dataclass(slots=True, eq=False)
-class LiveRequest:
+class ServedRequest:
     """A request, the sequences that still compute for it, and what is known of its answer.
 
     `followers` wait to share this one's prompt, `leader` is whom this one waits for. `ended`: why the answer was over
@@ -35,8 +35,8 @@ class LiveRequest:
     end_token_id: int | None = None
     adjustment: Adjustment | None = field(init=False)
     sequences: list[Sequence] = field(default_factory=list)
-    followers: list["LiveRequest"] = field(default_factory=list)
-    leader: "LiveRequest | None" = None
+    followers: list["ServedRequest"] = field(default_factory=list)
+    leader: "ServedRequest | None" = None
     ended: FinishReason | None = None
     forced: tuple[int, ...] = ()
     num_cached_tokens: int = 0
