@@ -6,15 +6,21 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .engine.llm import LLM as LLM
+    from .engine.lora_request import LoRARequest as LoRARequest
     from .engine.request import SamplingParams as SamplingParams
     from .jobs.client import Client as Client
 
     __version__: str
 
-__all__ = ["LLM", "Client", "SamplingParams", "__version__"]
+__all__ = ["LLM", "Client", "LoRARequest", "SamplingParams", "__version__"]
 
 # Resolved on first use: `LLM` brings torch, which the command line and producers never need.
-_HOMES = {"LLM": ".engine.llm", "SamplingParams": ".engine.request", "Client": ".jobs.client"}
+_HOMES = {
+    "LLM": ".engine.llm",
+    "LoRARequest": ".engine.lora_request",
+    "SamplingParams": ".engine.request",
+    "Client": ".jobs.client",
+}
 
 
 def __getattr__(name: str) -> Any:

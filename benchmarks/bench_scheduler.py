@@ -2,8 +2,10 @@
 
     python benchmarks/bench_scheduler.py [--requests 10000] [--pairs 15] [--steady-requests 50000]
 
-Host time of a step by batch size, the cost of a prefix cache that never hits, and whether memory stays flat. The
-no-op model returns the same logits for every row: all that is measured is ours. The last line is JSON.
+Host time of a step by batch size, the same with what a GPU's graphs are given (attention's plan and all other inputs;
+here they are copied within the host's memory, and nothing is launched), the cost of a prefix cache that never hits, and
+whether memory stays flat. The no-op model returns the same logits for every row: all that is measured is ours. The last
+line is JSON.
 """
 
 import argparse
@@ -11,7 +13,7 @@ import gc
 import random
 import resource
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
@@ -24,15 +26,28 @@ from torch import Tensor
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.batch import Batch
+from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits, Replay
 from headrace.engine.execution.runner import BlockMemory, Runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import Request, SamplingParams
+from headrace.kernels import device
+from headrace.kernels.paged_attention import AttentionMetadata
+from headrace.kernels.paged_attention.attention_shape import AttentionShape
+from headrace.kernels.paged_attention.device_plan import DevicePlan
+from headrace.kernels.paged_attention.planning import plan_attention
 
 VOCAB_SIZE = 32
 CONTEXT = 4096
 BATCH_SIZES = (1, 4, 16, 64, 256)
+GRAPHED_BATCH_SIZES = (1, 16, 64, 256)
 WARM_UP_STEPS = 20
 TIMED_STEPS = 200
+MAX_NEW_TOKENS = WARM_UP_STEPS + TIMED_STEPS + 20
+
+# Beside a GPU: Llama-3-8B's attention on an H200, prompts that share their first tokens.
+SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
+NUM_PROCESSORS = 132
+SHARED_TOKENS, OWN_TOKENS = 2048, 128
 
 
 class NoMemory(BlockMemory):
@@ -72,18 +87,49 @@ class NoOpRunner(Runner):
         return self._logits.expand(len(batch.last_token_index), -1)
 
 
+class GraphedRunner(NoOpRunner):
+    """Puts each step where CUDA graphs would read it, and replays none."""
+
+    def __init__(self, num_blocks: int, config: EngineConfig) -> None:
+        super().__init__(num_blocks)
+        limits = GraphLimits(config.resolved_graph_sizes, CONTEXT // config.block_size, config.block_size)
+        self._graphs = CudaGraphs(plan_only, limits, self.device, capture_nothing)
+
+    def execute(self, batch: Batch) -> Tensor:
+        hidden = self._graphs.forward(batch)
+        return self._logits.expand(len(batch.wanted(hidden)), -1)
+
+
+def plan_only(token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata) -> Tensor:
+    """A forward pass of one layer that plans its attention, if there is no plan yet, and computes nothing."""
+    if not attention.device_plans:
+        plan = plan_attention(attention, SHAPE)
+        attention.device_plans[SHAPE, None] = DevicePlan.holding(plan, SHAPE.num_heads, 1, attention.device)
+    return torch.zeros(len(token_ids), 1)
+
+
+def capture_nothing(function: Callable[[], None]) -> Replay:
+    return lambda: None
+
+
 @dataclass(frozen=True)
 class Traffic:
-    """Requests of random prompts, so that no two share a block."""
+    """Requests of random prompts: but for the first `shared_tokens` no two share a block.
+
+    With something shared, prompts are of 16 different lengths, so that rows begin their blocks in different steps.
+    """
 
     prompt_tokens: int
     new_tokens: int
+    shared_tokens: int = 0
 
     def requests(self, number: int, seed: int = 0) -> Iterator[Request]:
         generator = random.Random(seed)
         params = SamplingParams(temperature=0, max_tokens=self.new_tokens, ignore_eos=True)
+        shared = [generator.randrange(VOCAB_SIZE) for _ in range(self.shared_tokens)]
         for index in range(number):
-            prompt = [generator.randrange(VOCAB_SIZE) for _ in range(self.prompt_tokens)]
+            num_own = self.prompt_tokens - self.shared_tokens + (index % 16 if shared else 0)
+            prompt = shared + [generator.randrange(VOCAB_SIZE) for _ in range(num_own)]
             yield Request(f"{seed}/{index}", prompt, params)
 
 
@@ -111,9 +157,22 @@ def decode_step_seconds(batch_size: int, is_ahead: bool = False) -> dict[str, fl
 
     With `is_ahead` as beside a GPU, each launched before the one before it is read.
     """
-    engine = new_engine(async_scheduling=is_ahead)
-    for request in Traffic(64, WARM_UP_STEPS + TIMED_STEPS + 10).requests(batch_size):
+    return step_seconds(new_engine(async_scheduling=is_ahead), batch_size, Traffic(64, MAX_NEW_TOKENS))
+
+
+def graphed_step_seconds(batch_size: int) -> dict[str, float]:
+    """As `decode_step_seconds`, one step ahead, with what CUDA graphs are given of each step."""
+    config = EngineConfig(max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True)
+    engine = Engine(GraphedRunner(20_000, config), config, CONTEXT)
+    return step_seconds(engine, batch_size, Traffic(SHARED_TOKENS + OWN_TOKENS, MAX_NEW_TOKENS, SHARED_TOKENS))
+
+
+def step_seconds(engine: Engine, batch_size: int, traffic: Traffic) -> dict[str, float]:
+    for request in traffic.requests(batch_size):
         engine.add(request)
+    # Prefill takes several steps.
+    while len(engine.step()) < batch_size:
+        pass
     for _ in range(WARM_UP_STEPS):
         engine.step()
     seconds = []
@@ -123,7 +182,8 @@ def decode_step_seconds(batch_size: int, is_ahead: bool = False) -> dict[str, fl
         events = engine.step()
         seconds.append(time.perf_counter() - start)
         assert len(events) == batch_size
-    # The mean has the steps in it that begin and fill blocks: here all rows do at once, in two steps of sixteen.
+    # The mean has the steps in it that begin and fill blocks: all rows at once, in two steps of sixteen, where prompts
+    # are of one length.
     figures: dict[str, float] = {**spread(seconds), "mean": sum(seconds) / len(seconds)}
     return figures
 
@@ -207,12 +267,21 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--steady-requests", type=int, default=50_000)
     options = parser.parse_args()
-    figures: dict[str, Any] = {"decode_step_seconds": {}, "decode_step_ahead_seconds": {}}
+    figures: dict[str, Any] = {"decode_step_seconds": {}, "decode_step_ahead_seconds": {}, "graphed_step_seconds": {}}
     for batch_size in BATCH_SIZES:
         seconds = figures["decode_step_seconds"][batch_size] = decode_step_seconds(batch_size)
         ahead = figures["decode_step_ahead_seconds"][batch_size] = decode_step_seconds(batch_size, is_ahead=True)
         each = (1e6 * figure for figure in (seconds["median"], seconds["mean"], ahead["median"], ahead["mean"]))
         print("batch {:>4}  {:8.0f} µs a step (mean {:.0f}), {:.0f} one ahead (mean {:.0f})".format(batch_size, *each))
+    # As many work items as there.
+    device._INTERPRETED_PROCESSORS = NUM_PROCESSORS
+    device.num_processors.cache_clear()
+    for batch_size in GRAPHED_BATCH_SIZES:
+        seconds = figures["graphed_step_seconds"][batch_size] = graphed_step_seconds(batch_size)
+        each = (1e6 * figure for figure in (seconds["median"], seconds["mean"]))
+        print(
+            "batch {:>4}  {:8.0f} µs a step (mean {:.0f}), one ahead, with a graph's inputs".format(batch_size, *each)
+        )
     if options.requests:
         figures["all_requests"] = done = all_requests(options.requests)
         print(f"{done['requests']:,} requests at {done['requests_per_second']:,.0f}/s")

@@ -1,33 +1,40 @@
 """The GPU's figures against its limits: correctness, then kernels, then end to end, in under eight minutes on an H200.
 
     python benchmarks/gpu.py             # needs torch, triton, numpy, tokenizers and safetensors, and no installation
+    python benchmarks/gpu.py --only linears,kernels --output h200-gpu.json    # parts of it, into the same file
+    python benchmarks/gpu.py --profile   # the kernels of a decode step, by the time they take
     python benchmarks/gpu.py --dry-run   # the same, tiny, on a CPU in Triton's interpreter: its figures mean nothing
 
-Weights are random: speed does not read them. No speed is printed before the kernels agree with their references and
-the engine's greedy tokens on the GPU are those on the CPU in float32. The goals are those the project set itself
-before there was a figure, by number; what of them was not measured is listed with the reason. transformers, vLLM and
-FlashInfer are compared with where they are installed. The last line is JSON.
+Weights are random: speed does not read them. Each part runs in a process of its own, so that one that crashes or hangs
+costs its own figures and no other's, and what is measured is in the file after every line; `gpu_report.py` makes the
+README's table of such files. The goals are those the project set itself before there was a figure, by number.
+transformers, vLLM and FlashInfer are compared with where they are installed. The last line is JSON; the exit status is
+1 where the kernels disagree with their references or the engine's greedy tokens with the CPU's: no figure counts then.
 """
 
 import argparse
+import json
 import os
+import subprocess
 import sys
-from dataclasses import asdict
+import time
+from collections.abc import Callable
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
-from gpu_table import BUDGET_SECONDS, Table
-from report import ROOT, print_result
+from gpu_device import about_device, results_name
+from gpu_parts import CORRECT, EXTRAS, PROFILES, Part, parts_of
+from gpu_table import Table
+from report import ROOT, environment
+
+# How many times as long as it should a part may take before it is taken to hang.
+_PATIENCE = 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU, in Triton's interpreter")
-    parser.add_argument("--no-peers", action="store_true", help="without transformers, vLLM and FlashInfer")
-    parser.add_argument("--output", type=Path, help="write the JSON here as well")
-    arguments = parser.parse_args()
+    arguments = _arguments()
     if arguments.dry_run:
         # Before triton is imported, which reads it then.
         os.environ["TRITON_INTERPRET"] = "1"
@@ -36,40 +43,75 @@ def main() -> None:
     if find_spec("headrace") is None:
         # Where the package is not installed: a folder of links that is called headrace.
         sys.path.append(str(ROOT / "typings"))
-    print_result("gpu", _run(arguments.dry_run, not arguments.no_peers), arguments.output)
-
-
-def _run(is_dry: bool, with_peers: bool) -> dict[str, Any]:
-    from gpu_engine import check_engine
-    from gpu_flashinfer import flashinfer_line
-    from gpu_kernels import DRY as DRY_KERNELS
-    from gpu_kernels import GPU as GPU_KERNELS
-    from gpu_kernels import attention_lines, check_attention, linear_lines, measure_limits, small_lines
-    from gpu_workloads import DRY, GPU, EngineGoals
-
-    table, sizes = Table(), DRY_KERNELS if is_dry else GPU_KERNELS
-    check_attention(sizes)
-    check_engine(sizes.device)
-    print(f"correct: attention, and greedy tokens in float32 ({BUDGET_SECONDS - table.seconds_left:.0f} s)")
-    limits = measure_limits(sizes)
-    print(f"limits: {limits.bytes_per_second / 1e12:.2f} TB/s copied, {limits.flops_per_second / 1e12:.0f} TFLOP/s")
-    table.attempt("goals 1, 2, 3", 60, lambda: table.add(*attention_lines(sizes, limits)))
-    if with_peers and find_spec("flashinfer") is not None:
-        table.attempt("FlashInfer", 20, lambda: table.add(flashinfer_line(sizes)))
+    about = environment() | ({"commit": arguments.commit} if arguments.commit else {})
+    table = Table(arguments.output, about)
+    chosen = [part for part in parts_of(arguments.dry_run) if _is_wanted(part, arguments)]
+    if arguments.here:
+        for part in chosen:
+            part.run(table)
     else:
-        table.leave_out("FlashInfer", "it is not installed here, or not asked for")
-    goals = EngineGoals(table, DRY if is_dry else GPU, sizes.device, limits)
-    goals.measure()
-    table.attempt("quantised linears", 30, lambda: table.add(*linear_lines(sizes, limits)))
-    table.attempt("small kernels", 20, lambda: table.add(*small_lines(sizes, limits)))
-    goals.compare(with_peers)
-    return {
-        "gpu": "none (dry run)" if is_dry else torch.cuda.get_device_name(),
-        "seconds": round(BUDGET_SECONDS - table.seconds_left),
-        "limits": asdict(limits),
-        "not_run": table.not_run,
-        "lines": [asdict(line) for line in table.lines],
-    }
+        run_apart(chosen, table, arguments.seconds, partial(_command, arguments))
+    if not arguments.is_child:
+        print(json.dumps(table.content))
+    sys.exit(1 if CORRECT in table.failures and not arguments.is_child else 0)
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU, in Triton's interpreter")
+    parser.add_argument("--only", help="parts, by name: " + ", ".join(part.name for part in parts_of(is_dry=True)))
+    parser.add_argument("--profile", action="store_true", help=f"the parts {', '.join(PROFILES)}")
+    parser.add_argument("--seconds", type=float, default=480, help="how long it may take; what is left out is said")
+    parser.add_argument("--output", type=Path, help="the JSON's file, or a folder for it; what it has is gone on with")
+    parser.add_argument("--commit", help="what was measured, where git cannot tell")
+    parser.add_argument("--here", action="store_true", help="all parts in this process, as in a dry run")
+    parser.add_argument("--is-child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    arguments.here |= arguments.dry_run or arguments.is_child
+    if not arguments.here and arguments.output is None:
+        arguments.output = ROOT / "out" / "bench"
+        arguments.output.mkdir(parents=True, exist_ok=True)
+    if arguments.output is not None and arguments.output.is_dir():
+        arguments.output /= results_name(about_device()["gpu"])
+    names = {part.name for part in parts_of(is_dry=True)}
+    if unknown := set((arguments.only or "").split(",")) - names - {""}:
+        parser.error(f"--only: there is no part {', '.join(sorted(unknown))}; there are {', '.join(sorted(names))}")
+    return arguments
+
+
+def _is_wanted(part: Part, arguments: argparse.Namespace) -> bool:
+    if arguments.only:
+        return part.name in arguments.only.split(",")
+    if arguments.profile:
+        return part.name in PROFILES
+    return part.name not in EXTRAS
+
+
+def _command(arguments: argparse.Namespace, part: Part) -> list[str]:
+    """Measures a part and writes it to the same file."""
+    command = [sys.executable, __file__, "--is-child", "--only", part.name, "--output", str(arguments.output)]
+    return [*command, "--commit", arguments.commit] if arguments.commit else command
+
+
+def run_apart(parts: list[Part], table: Table, seconds: float, command_of: Callable[[Part], list[str]]) -> None:
+    """Each in a process, which is ended when it has taken several times as long as it should or there is no time."""
+    end = time.monotonic() + seconds
+    for part in parts:
+        left = end - time.monotonic()
+        if left < part.seconds:
+            table.fail(part.name, f"not run: {left:.0f} s were left, and it takes about {part.seconds:.0f}")
+            continue
+        print(f"\n{part.name}:", flush=True)
+        try:
+            status = subprocess.run(
+                command_of(part), timeout=min(left, _PATIENCE * part.seconds), check=False
+            ).returncode
+            failure = f"its process ended with status {status}" if status else None
+        except subprocess.TimeoutExpired as error:
+            failure = f"stopped after {error.timeout:.0f} s"
+        table.reread()
+        if failure is not None:
+            table.fail(part.name, failure)
 
 
 if __name__ == "__main__":

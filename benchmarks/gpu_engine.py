@@ -1,6 +1,5 @@
 """The engine's part of `gpu.py`: its tokens against the CPU's, and its speed on shared prompts."""
 
-import gc
 import json
 import time
 from collections.abc import Sequence
@@ -71,6 +70,10 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
+# Workloads of the same lengths that have no token in common at the same place: one to warm up with, and some to time.
+MAX_VARIANTS = 8
+
+
 @dataclass(frozen=True)
 class Workload:
     """Prompts as token ids, and how many tokens each is answered with."""
@@ -83,8 +86,8 @@ class Workload:
         """A prefix that all share, then each row's own."""
         generator = torch.Generator().manual_seed(seed)
         vocab = CONFIGS[model]["vocab_size"]
-        prefix = torch.randint(1, vocab, (shared,), generator=generator).tolist()
-        own_tokens = torch.randint(1, vocab, (requests, own), generator=generator).tolist()
+        prefix = torch.randint(MAX_VARIANTS, vocab, (shared,), generator=generator).tolist()
+        own_tokens = torch.randint(MAX_VARIANTS, vocab, (requests, own), generator=generator).tolist()
         return cls([prefix + tokens for tokens in own_tokens], [max_tokens] * requests)
 
     @classmethod
@@ -93,12 +96,13 @@ class Workload:
         generator = torch.Generator().manual_seed(seed)
         lengths, answers = torch.randint(least, most + 1, (2, requests), generator=generator).tolist()
         vocab = CONFIGS[model]["vocab_size"]
-        prompts = [torch.randint(1, vocab, (length,), generator=generator).tolist() for length in lengths]
+        prompts = [torch.randint(MAX_VARIANTS, vocab, (length,), generator=generator).tolist() for length in lengths]
         return cls(prompts, answers)
 
-    def with_other_tokens(self) -> "Workload":
-        """The same lengths, and the same tokens shared, but none of them what they were: to warm up with."""
-        return Workload([[token - 1 for token in prompt] for prompt in self.prompts], self.max_tokens)
+    def with_other_tokens(self, variant: int = 1) -> "Workload":
+        """The same lengths, and the same tokens shared, but none of them what they were: no cache helps with it."""
+        assert variant <= MAX_VARIANTS
+        return Workload([[token - variant for token in prompt] for prompt in self.prompts], self.max_tokens)
 
     @property
     def num_output_tokens(self) -> int:
@@ -127,15 +131,14 @@ def open_model(folder: Path, device: str, **options: Any) -> LLM:
 
 
 def load_for(model: str, device: torch.device, workloads: Sequence[Workload], **options: Any) -> LLM:
-    """A model with room for any of the workloads at once, and for none beside it."""
-    release_memory()
+    """A model with room for any of the workloads at once: a GPU's memory is the engine's to share out."""
     is_gpu = device.type == "cuda"
     return load(
         model,
         device.type,
         **{
             "dtype": "bfloat16" if is_gpu else "float32",
-            "kv_cache_memory_bytes": 48 * 2**30 if is_gpu else 2**26,
+            **({} if is_gpu else {"kv_cache_memory_bytes": 2**26}),
             "max_num_seqs": max(len(work.prompts) for work in workloads),
             "max_num_batched_tokens": 8192 if is_gpu else 64,
             "max_model_len": max(work.longest for work in workloads),
@@ -162,24 +165,21 @@ def config_folder(model: str, kind: str = "config") -> Path:
     return folder
 
 
-def output_rate(llm: LLM, work: Workload) -> float:
-    """Output tokens per second of a workload, after one just like it.
+def output_rates(llm: LLM, work: Workload, rounds: int) -> list[float]:
+    """Output tokens per second of workloads like this one, after one to warm up.
 
     A graph is captured, and a kernel compiled, when it is first wanted: both are done once for a job of many hours.
     """
-    generate(llm, work.with_other_tokens())
+    generate(llm, work)
+    return [_output_rate(llm, work.with_other_tokens(variant)) for variant in range(1, rounds + 1)]
+
+
+def _output_rate(llm: LLM, work: Workload) -> float:
     start = time.perf_counter()
     tokens = generate(llm, work)
     elapsed = time.perf_counter() - start
     assert [len(row) for row in tokens] == work.max_tokens
     return work.num_output_tokens / elapsed
-
-
-def release_memory() -> None:
-    """Give a GPU's memory back that models had which are no longer used: the next one, or a peer, takes most of it."""
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def generate(llm: LLM, work: Workload) -> list[list[int]]:

@@ -4,7 +4,8 @@ from importlib import import_module
 from typing import Any
 
 import torch
-from gpu_kernels import BLOCK_SIZE, AttentionCase, Line, Sizes, never, seconds
+from gpu_kernels import BLOCK_SIZE, AttentionCase, Sizes, never, seconds
+from gpu_table import Line
 
 
 def flashinfer_line(sizes: Sizes) -> Line:

@@ -1,25 +1,15 @@
-"""The GPU kernels' figures for `gpu.py`: each against what the device can do, or against torch."""
+"""Attention's figures for `gpu.py`, and what the device can do: its kernels against that, or against torch."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from statistics import median
-from typing import Any
 
 import torch
+from gpu_device import Timing, timing
+from gpu_table import Line
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import linear, scaled_dot_product_attention
+from torch.nn.functional import scaled_dot_product_attention
 
-from headrace.kernels.activation.triton import silu_and_mul_triton
-from headrace.kernels.linear import Int4Weight, ScaledWeight
-from headrace.kernels.linear.quantized_reference import (
-    int4_linear_reference,
-    quantize_rows_reference,
-    scaled_linear_reference,
-)
-from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
-from headrace.kernels.norm_rotary.triton import add_rms_norm_triton
 from headrace.kernels.paged_attention import AttentionMetadata, paged_attention_reference
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
@@ -27,11 +17,8 @@ from headrace.kernels.paged_attention.planning import plan_attention
 from headrace.kernels.paged_attention.prefix_groups import Gate
 from headrace.kernels.paged_attention.static_plans import StaticPlans
 from headrace.kernels.paged_attention.triton import attend_planned
-from headrace.kernels.sampling.triton import likeliest_tokens_triton, sample_tokens_triton
 
 BLOCK_SIZE = 16
-# A few times what a GPU's level-2 cache holds.
-_FLUSHED_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
@@ -56,6 +43,7 @@ class Sizes:
     hidden: int
     inner: int
     linear_rows: tuple[int, ...]
+    small_rows: tuple[int, ...]
     vocab: int
     copy_bytes: int
     matrix: int
@@ -74,13 +62,13 @@ class Sizes:
 GPU = Sizes(
     torch.device("cuda"), torch.bfloat16, 32, 8, 128, batch=256, prefixes={2048: 4.0, 8192: 8.0}, own_tokens=128,
     decode_batch=32, decode_context=4096, prefill_tokens=8192, groups=8, hidden=4096, vocab=128256,
-    inner=14336, linear_rows=(1, 64, 4096),
+    inner=14336, linear_rows=(1, 16, 64, 256, 8192), small_rows=(256, 8192),
     copy_bytes=4 * 2**30, matrix=8192, rounds=20,
 )  # fmt: skip
 DRY = Sizes(
     torch.device("cpu"), torch.float32, 4, 2, 64, batch=4, prefixes={64: 4.0}, own_tokens=8,
     decode_batch=2, decode_context=100, prefill_tokens=40, groups=2, hidden=64, vocab=500,
-    inner=256, linear_rows=(3,),
+    inner=256, linear_rows=(3,), small_rows=(2,),
     copy_bytes=2**20, matrix=64, rounds=1,
 )  # fmt: skip
 
@@ -93,64 +81,28 @@ class Limits:
     flops_per_second: float
 
 
-@dataclass(frozen=True)
-class Line:
-    """A row of the table: a figure, its unit, its fraction of a limit or ratio to a rival, and the goal for that.
-
-    number: which of the project's goals it is about. limit: what the figure could be at best, in its unit.
-    """
-
-    name: str
-    value: float
-    unit: str
-    ratio: float | None = None
-    goal: float | None = None
-    number: int | None = None
-    limit: float | None = None
+def timed(call: Callable[[], object], sizes: Sizes) -> Timing:
+    return timing(call, sizes.device, sizes.rounds)
 
 
 def seconds(call: Callable[[], object], sizes: Sizes) -> float:
-    """Median time of a call.
-
-    On a GPU it is made once to warm up and then replayed from a CUDA graph, and the GPU's cache holds none of what it
-    reads, as in a model: there the other layers were between.
-    """
-    if sizes.device.type != "cuda":
-        return _host_seconds(call, sizes.rounds)
-    call()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    times: list[float] = []
-    new_event: Callable[..., Any] = torch.cuda.Event
-    others = torch.empty(_FLUSHED_BYTES, dtype=torch.uint8, device=sizes.device)
-    for _ in range(sizes.rounds):
-        others.zero_()
-        start, end = new_event(enable_timing=True), new_event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) / 1000)
-    return median(times)
+    """Median time of a call; see `timing`."""
+    taken: float = timed(call, sizes).median
+    return taken
 
 
-def _host_seconds(call: Callable[[], object], rounds: int) -> float:
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        call()
-        times.append(time.perf_counter() - start)
-    return median(times)
-
-
-def measure_limits(sizes: Sizes) -> Limits:
-    source = torch.empty(sizes.copy_bytes, dtype=torch.uint8, device=sizes.device)
+def limit_lines(sizes: Sizes) -> tuple[Limits, list[Line]]:
+    # Random: a GPU multiplies and moves zeros faster.
+    source = torch.empty(sizes.copy_bytes, dtype=torch.uint8, device=sizes.device).random_()
     destination = torch.empty_like(source)
-    copy = seconds(lambda: destination.copy_(source), sizes)
+    copy = timed(lambda: destination.copy_(source), sizes)
     a, b = torch.randn(2, sizes.matrix, sizes.matrix, device=sizes.device).to(sizes.dtype)
-    product = seconds(lambda: a @ b, sizes)
-    return Limits(2 * sizes.copy_bytes / copy, 2 * sizes.matrix**3 / product)
+    product = timed(lambda: a @ b, sizes)
+    limits = Limits(2 * sizes.copy_bytes / copy.median, 2 * sizes.matrix**3 / product.median)
+    return limits, [
+        Line("bytes copied, read and written", limits.bytes_per_second / 1e12, "TB/s", spread=copy.spread),
+        Line(f"product of {sizes.matrix}²", limits.flops_per_second / 1e12, "TFLOP/s", spread=product.spread),
+    ]
 
 
 @dataclass(frozen=True)
@@ -227,41 +179,45 @@ def check_attention(sizes: Sizes) -> None:
         sizes, [1, 1, 9, 40, 1], [70, 65, 90, 40, sizes.decode_context], [prefix, prefix, prefix, range(0), range(0)]
     )
     tolerance = 2e-2 if sizes.dtype == torch.bfloat16 else 2e-5
-    for held in (case, case.in_fp8()):
+    in_fp8 = case.in_fp8()
+    for held, run, output in (
+        (case, *case.runner(sizes, never)),
+        (case, *case.runner(sizes, always)),
+        (case, *case.engine_runner(sizes)),
+        (in_fp8, *in_fp8.runner(sizes, always)),
+    ):
         keys, values = held.caches
         expected = paged_attention_reference(held.query, keys, values, held.metadata, sizes.head_dim**-0.5)
-        for run, output in (held.runner(sizes, never), held.runner(sizes, always), held.engine_runner(sizes)):
-            run()
-            torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
+        run()
+        torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance)
 
 
-def attention_lines(sizes: Sizes, limits: Limits) -> list[Line]:
-    lines = []
+def attention_lines(sizes: Sizes, limits: Limits) -> Iterator[Line]:
     for prefix, goal in sizes.prefixes.items():
-        case = AttentionCase.decode(sizes, prefix)
-        plain, shared = (seconds(case.runner(sizes, gate)[0], sizes) for gate in (never, always))
-        floor = _decode_floor(sizes, limits, prefix, groups=1)
-        lines += [
-            Line(f"decode, {sizes.batch} rows, {prefix} shared: plain paged", plain * 1e3, "ms"),
-            Line("  shared: times as fast as plain", shared * 1e3, "ms", plain / shared, goal, 1),
-            Line("  shared: fraction of the roofline", shared * 1e3, "ms", floor / shared, 0.75, 1, floor * 1e3),
-        ]
-        of_engine = seconds(case.engine_runner(sizes)[0], sizes)
-        grouped = seconds(AttentionCase.decode(sizes, prefix, sizes.groups).engine_runner(sizes)[0], sizes)
-        least = _decode_floor(sizes, limits, prefix, sizes.groups) * 1e3
-        lines += [
-            Line("  as the engine's graphs run it: of that speed", of_engine * 1e3, "ms", shared / of_engine),
-            Line(
-                f"  {sizes.groups} groups, so too: speed of one's",
-                grouped * 1e3,
-                "ms",
-                of_engine / grouped,
-                0.85,
-                2,
-                least,
-            ),
-        ]
-    return [*lines, *_plain_decode_lines(sizes, limits), *_prefill_lines(sizes, limits)]
+        yield from _shared_lines(sizes, limits, prefix, goal)
+    yield from _plain_decode_lines(sizes, limits)
+    yield from _prefill_lines(sizes, limits)
+
+
+def _shared_lines(sizes: Sizes, limits: Limits, prefix: int, goal: float) -> Iterator[Line]:
+    case = AttentionCase.decode(sizes, prefix)
+    plain = timed(case.runner(sizes, never)[0], sizes)
+    name = f"decode, {sizes.batch} rows, {prefix} shared: plain paged"
+    yield Line(name, plain.median * 1e3, "ms", spread=plain.spread)
+    shared = timed(case.runner(sizes, always)[0], sizes)
+    floor, value = _decode_floor(sizes, limits, prefix, groups=1), shared.median * 1e3
+    yield Line(
+        "  shared: times as fast as plain", value, "ms", plain.median / shared.median, goal, 1, spread=shared.spread
+    )
+    yield Line("  shared: fraction of the roofline", value, "ms", floor / shared.median, 0.75, 1, floor * 1e3)
+    of_engine = timed(case.engine_runner(sizes)[0], sizes)
+    name = "  as the engine's graphs run it: of that speed"
+    yield Line(name, of_engine.median * 1e3, "ms", shared.median / of_engine.median, spread=of_engine.spread)
+    grouped = timed(AttentionCase.decode(sizes, prefix, sizes.groups).engine_runner(sizes)[0], sizes)
+    least, speed = _decode_floor(sizes, limits, prefix, sizes.groups), of_engine.median / grouped.median
+    name = f"  {sizes.groups} groups, so too: speed of one's"
+    yield Line(name, grouped.median * 1e3, "ms", speed, 0.85, 2, least * 1e3, grouped.spread)
+    yield Line(f"  {sizes.groups} groups: fraction of the roofline", grouped.median * 1e3, "ms", least / grouped.median)
 
 
 def _decode_floor(sizes: Sizes, limits: Limits, prefix: int, groups: int) -> float:
@@ -270,174 +226,49 @@ def _decode_floor(sizes: Sizes, limits: Limits, prefix: int, groups: int) -> flo
     return max(num_bytes / limits.bytes_per_second, flops / limits.flops_per_second)
 
 
-def _plain_decode_lines(sizes: Sizes, limits: Limits) -> list[Line]:
-    rows, context = sizes.decode_batch, sizes.decode_context
+def _plain_decode_lines(sizes: Sizes, limits: Limits) -> Iterator[Line]:
+    rows, context, limit = sizes.decode_batch, sizes.decode_context, limits.bytes_per_second
     case = AttentionCase.build(sizes, [1] * rows, [context] * rows, [range(0)] * rows)
-    time_in_fp8 = seconds(case.in_fp8().runner(sizes, never)[0], sizes)
-    rate_in_fp8 = sizes.kv_bytes / sizes.dtype.itemsize * rows * context / time_in_fp8
-    rate = sizes.kv_bytes * rows * context / seconds(case.runner(sizes, never)[0], sizes)
+    taken = timed(case.runner(sizes, never)[0], sizes)
+    rate = sizes.kv_bytes * rows * context / taken.median
     name = f"decode, {rows} rows of {context}: fraction of copy bandwidth"
-    limit = limits.bytes_per_second
-    return [
-        Line(name, rate / 1e9, "GB/s", rate / limit, 0.9, 3, limit / 1e9),
-        Line("  the same from an FP8 cache", rate_in_fp8 / 1e9, "GB/s", rate_in_fp8 / limit, limit=limit / 1e9),
-    ]
+    yield Line(name, rate / 1e9, "GB/s", rate / limit, 0.9, 3, limit / 1e9, taken.spread)
+    taken = timed(case.in_fp8().runner(sizes, never)[0], sizes)
+    rate = sizes.kv_bytes / sizes.dtype.itemsize * rows * context / taken.median
+    name = "  the same from an FP8 cache"
+    yield Line(name, rate / 1e9, "GB/s", rate / limit, limit=limit / 1e9, spread=taken.spread)
 
 
-def _prefill_lines(sizes: Sizes, limits: Limits) -> list[Line]:
+def _prefill_lines(sizes: Sizes, limits: Limits) -> Iterator[Line]:
     tokens = sizes.prefill_tokens
-    case = AttentionCase.build(sizes, [tokens], [tokens], [range(0)])
-    ours = seconds(case.runner(sizes, never)[0], sizes)
     flops = 2 * sizes.heads * sizes.head_dim * tokens**2
-    best = min(_sdpa_seconds(sizes, tokens))
-    return [
-        Line(
-            f"prefill of {tokens}: speed of the best torch SDPA",
-            flops / ours / 1e12,
-            "TFLOP/s",
-            best / ours,
-            0.85,
-            3,
-            flops / best / 1e12,
-        ),
-        Line("  fraction of the matrix rate", flops / ours / 1e12, "TFLOP/s", flops / ours / limits.flops_per_second),
-    ]
+    case = AttentionCase.build(sizes, [tokens], [tokens], [range(0)])
+    ours = timed(case.runner(sizes, never)[0], sizes)
+    rate = flops / ours.median / 1e12
+    yield Line("prefill: fraction of the matrix rate", rate, "TFLOP/s", rate * 1e12 / limits.flops_per_second)
+    rivals = _sdpa_seconds(sizes, tokens)
+    best, ratio = flops / min(rivals.values()) / 1e12, min(rivals.values()) / ours.median
+    name = f"prefill of {tokens}: speed of the best torch SDPA ({', '.join(rivals)})"
+    yield Line(name, rate, "TFLOP/s", ratio, 0.85, 3, best, ours.spread)
 
 
-def _sdpa_seconds(sizes: Sizes, tokens: int) -> list[float]:
-    shape = (1, sizes.heads, tokens, sizes.head_dim)
-    query, key, value = (torch.randn(shape, device=sizes.device, dtype=sizes.dtype) for _ in range(3))
-    backends = [SDPBackend.MATH]
-    if sizes.device.type == "cuda":
-        backends = [SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION]
-    times = []
-    for backend in backends:
-        with sdpa_kernel(backend):
-            times.append(seconds(lambda: scaled_dot_product_attention(query, key, value, is_causal=True), sizes))
+def _sdpa_seconds(sizes: Sizes, tokens: int) -> dict[str, float]:
+    """Of each of torch's ways that this machine has, with as few heads of keys as ours."""
+    query, key, value = (
+        torch.randn(1, heads, tokens, sizes.head_dim, device=sizes.device, dtype=sizes.dtype)
+        for heads in (sizes.heads, sizes.kv_heads, sizes.kv_heads)
+    )
+    is_gpu = sizes.device.type == "cuda"
+    times = {}
+    for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION) if is_gpu else (SDPBackend.MATH,):
+        try:
+            with sdpa_kernel(backend):
+                taken = timed(
+                    lambda: scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True), sizes
+                )
+        # One that is not built for this GPU says so when it is called.
+        except RuntimeError as error:
+            print(f"torch SDPA without {backend.name}: {' '.join(str(error).split())[:200]}", flush=True)
+            continue
+        times[backend.name.removesuffix("_ATTENTION").lower()] = taken.median
     return times
-
-
-@dataclass(frozen=True)
-class QuantizedCase:
-    """A layer's down projection in fewer bits: what is called for rows x, the weight's bytes, products per second.
-
-    `rate`: how many times as many products a second the tensor cores make of these numbers as of bfloat16's.
-    """
-
-    name: str
-    call: Callable[[Tensor], Tensor]
-    expected: Callable[[Tensor], Tensor]
-    num_bytes: int
-    rate: int
-
-
-def quantized_cases(sizes: Sizes) -> list[QuantizedCase]:
-    """Random weights of the projection from `inner` to `hidden`, in groups of 128 or with one scale an output."""
-    outputs, inputs, device = sizes.hidden, sizes.inner, sizes.device
-    nibbles = torch.randint(0, 16, (outputs, inputs), dtype=torch.uint8, device=device)
-    scales = torch.full((inputs // 128, outputs), inputs**-0.5 / 6, dtype=torch.float16, device=device)
-    int4 = Int4Weight.pack(nibbles, scales, torch.full_like(scales, 8, dtype=torch.uint8), 128)
-    cases = [
-        QuantizedCase(
-            "W4A16",
-            lambda x: int4_linear_triton(x, int4),
-            lambda x: int4_linear_reference(x, int4),
-            nibbles.numel() // 2,
-            1,
-        )
-    ]
-    plain = torch.randn(outputs, inputs, device=device) * inputs**-0.5
-    byte_dtypes = {"W8A8 int8": torch.int8, "W8A8 fp8": torch.float8_e4m3fn}
-    for name, byte_dtype in byte_dtypes.items():
-        for group_size in (inputs, 128):
-            values, row_scales = quantize_rows_reference(plain, byte_dtype, group_size)
-            weight = ScaledWeight(values, row_scales.t().contiguous(), group_size)
-            title = name if group_size == inputs else f"{name} in groups"
-            cases.append(QuantizedCase(title, _scaled(weight), _scaled_reference(weight), values.numel(), 2))
-    return cases
-
-
-def _scaled(weight: ScaledWeight) -> Callable[[Tensor], Tensor]:
-    """Rows quantised, and multiplied."""
-
-    def call(x: Tensor) -> Tensor:
-        values, scales = quantize_rows_triton(x, weight.values.dtype, weight.group_size)
-        return scaled_linear_triton(values, scales, weight, None, x.dtype)
-
-    return call
-
-
-def _scaled_reference(weight: ScaledWeight) -> Callable[[Tensor], Tensor]:
-    def call(x: Tensor) -> Tensor:
-        values, scales = quantize_rows_reference(x, weight.values.dtype, weight.group_size)
-        return scaled_linear_reference(values, scales, weight, None, x.dtype)
-
-    return call
-
-
-def check_linear(sizes: Sizes, cases: list[QuantizedCase]) -> None:
-    """Every kind against its reference. Raises `AssertionError`."""
-    # What fp8 has: the interpreter rounds other numbers to it wrongly.
-    x = torch.sign(torch.randn(17, sizes.inner, device=sizes.device)).to(sizes.dtype)
-    tolerance = 2e-2 if sizes.dtype == torch.bfloat16 else 2e-5
-    for case in cases:
-        torch.testing.assert_close(case.call(x), case.expected(x), rtol=tolerance, atol=tolerance)
-
-
-def linear_lines(sizes: Sizes, limits: Limits) -> list[Line]:
-    """Products with quantised weights, against the time that their bytes or their products take at least."""
-    cases = quantized_cases(sizes)
-    check_linear(sizes, cases)
-    plain = torch.randn(sizes.hidden, sizes.inner, device=sizes.device).to(sizes.dtype)
-    lines = []
-    for rows in sizes.linear_rows:
-        x = torch.randn(rows, sizes.inner, device=sizes.device).to(sizes.dtype)
-        torch_time = seconds(lambda x=x: linear(x, plain), sizes)  # type: ignore[misc]
-        lines.append(Line(f"down projection of {rows} rows: torch", torch_time * 1e3, "ms"))
-        for case in cases:
-            time_taken = seconds(lambda x=x, case=case: case.call(x), sizes)  # type: ignore[misc]
-            floor = _linear_floor(sizes, limits, case, rows)
-            lines += [
-                Line(f"  {case.name}: fraction of its limit", time_taken * 1e3, "ms", floor / time_taken),
-                Line(f"  {case.name}: times as fast as torch", time_taken * 1e3, "ms", torch_time / time_taken),
-            ]
-    return lines
-
-
-def _linear_floor(sizes: Sizes, limits: Limits, case: QuantizedCase, rows: int) -> float:
-    num_bytes = case.num_bytes + rows * (sizes.hidden + sizes.inner) * sizes.dtype.itemsize
-    flops = 2 * rows * sizes.hidden * sizes.inner
-    return max(num_bytes / limits.bytes_per_second, flops / (case.rate * limits.flops_per_second))
-
-
-def small_lines(sizes: Sizes, limits: Limits) -> list[Line]:
-    """Kernels that read and write, against copying; and sampling."""
-
-    def randn(*shape: int) -> Tensor:
-        return torch.randn(shape, device=sizes.device, dtype=sizes.dtype)
-
-    rows = 16 * sizes.batch
-    x, residual, weight = randn(rows, sizes.hidden), randn(rows, sizes.hidden), randn(sizes.hidden)
-    gate_up = randn(rows, 8 * sizes.hidden)
-    logits = randn(sizes.batch, sizes.vocab)
-    ones = torch.ones(sizes.batch, dtype=torch.float64, device=sizes.device)
-    zeros, halves, most = torch.zeros_like(ones), ones / 2, ones * 0.9
-    every = torch.zeros(sizes.batch, dtype=torch.int64, device=sizes.device)
-    fifty = torch.full_like(every, 50)
-    size = sizes.dtype.itemsize
-
-    def rate(name: str, num_bytes: int, call: Callable[[], object]) -> Line:
-        measured = num_bytes / seconds(call, sizes)
-        return Line(f"{name}: fraction of copy bandwidth", measured / 1e9, "GB/s", measured / limits.bytes_per_second)
-
-    def sampling(name: str, call: Callable[[], object]) -> Line:
-        return Line(f"sampling, {sizes.batch} rows, {name}", seconds(call, sizes) * 1e3, "ms")
-
-    return [
-        rate("RMSNorm and residual", 4 * x.numel() * size, lambda: add_rms_norm_triton(x, residual, weight, 1e-5)),
-        rate("silu(gate) * up", gate_up.numel() * size * 3 // 2, lambda: silu_and_mul_triton(gate_up)),
-        sampling("greedy", lambda: likeliest_tokens_triton(logits, False)),
-        sampling("no filter", lambda: sample_tokens_triton(logits, ones, every, ones, zeros, halves)),
-        sampling("top-k 50", lambda: sample_tokens_triton(logits, ones, fifty, ones, zeros, halves)),
-        sampling("top-p 0.9", lambda: sample_tokens_triton(logits, ones, every, most, zeros, halves)),
-    ]

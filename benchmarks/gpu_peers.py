@@ -18,8 +18,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from gpu_engine import Workload
 
-PEERS = ("transformers", "vllm")
-
 
 class PeerError(Exception):
     """A peer could not be measured; the message is one line that says why."""

@@ -1,13 +1,15 @@
 """Where a decode step's time goes, for `gpu.py`: the host's share of it, and how long the device has nothing to do."""
 
 import time
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import count
-from statistics import median
 from typing import Any
 
 import torch
+from gpu_device import Timing
+from gpu_table import Line
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
@@ -17,15 +19,16 @@ from headrace.engine.request import Request, SamplingParams
 
 # Between kernels that were launched long before: the device goes from one to the next, and waits for nobody.
 _LAUNCH_MICROSECONDS = 5.0
+_NUM_KERNELS = 25
 _ids = count()
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Medians of decode steps, in microseconds. `host`: all but waiting for the device."""
+    """Of decode steps. `host`: all but waiting for the device."""
 
-    step: float
-    host: float
+    step: Timing
+    host: Timing
 
 
 def step_times(llm: LLM, prompts: list[list[int]], steps: int) -> StepTimes:
@@ -38,29 +41,81 @@ def step_times(llm: LLM, prompts: list[list[int]], steps: int) -> StepTimes:
         whole.append(time.perf_counter() - start)
         host.append(whole[-1] - (llm.engine.stats.waited_seconds - waited))
     _drain(llm.engine)
-    return StepTimes(median(whole) * 1e6, median(host) * 1e6)
+    return StepTimes(Timing.of(whole), Timing.of(host))
 
 
 @dataclass(frozen=True)
-class Idle:
-    """Shares of a time in which the device computes nothing: `waiting` for the host, and `between` kernels as well."""
+class Interval:
+    """What the device computed from `begin` to `end`, in microseconds of some clock."""
 
-    waiting: float
-    between: float
+    name: str
+    begin: float
+    end: float
 
 
-def idle_shares(llm: LLM, prompts: list[list[int]], steps: int) -> Idle:
-    """Of decode steps, as torch's profiler sees them; on a CPU of the time between torch's own functions."""
-    is_gpu = torch.cuda.is_available()
-    _fill(llm.engine, prompts, steps + 4)
-    activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
-    with profile(activities=[activity]) as profiled:
-        for _ in range(steps):
-            llm.engine.step()
-    _drain(llm.engine)
-    events: Iterable[Any] = profiled.events() or ()
-    intervals = [(each.time_range.start, each.time_range.end) for each in events if each.device_type == kind]
-    return Idle(idle_share(intervals, _LAUNCH_MICROSECONDS), idle_share(intervals, 0.0))
+@dataclass(frozen=True)
+class StepProfile:
+    """Decode steps as torch's profiler sees them; on a CPU of torch's own functions."""
+
+    intervals: list[Interval]
+    num_steps: int
+
+    @classmethod
+    def of(cls, llm: LLM, prompts: list[list[int]], steps: int) -> "StepProfile":
+        is_gpu = torch.cuda.is_available()
+        _fill(llm.engine, prompts, steps + 4)
+        activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
+        with profile(activities=[activity]) as profiled:
+            for _ in range(steps):
+                llm.engine.step()
+        _drain(llm.engine)
+        events: Iterable[Any] = profiled.events() or ()
+        found = [Interval(each.name, *_range(each)) for each in events if each.device_type == kind]
+        return cls(found, steps)
+
+    @property
+    def waiting_share(self) -> float:
+        """The share of time in which the device has nothing to compute, and waits for the host."""
+        return idle_share(self._ranges, _LAUNCH_MICROSECONDS)
+
+    @property
+    def idle_share(self) -> float:
+        """The same, with the moments between one kernel and the next."""
+        return idle_share(self._ranges, 0.0)
+
+    @property
+    def _ranges(self) -> list[tuple[float, float]]:
+        return [(each.begin, each.end) for each in self.intervals]
+
+    def lines(self) -> list[Line]:
+        """The kernels that take the most, with microseconds a step and their shares, how often each, and the rest."""
+        taken: dict[str, list[float]] = defaultdict(list)
+        for each in self.intervals:
+            taken[each.name].append(each.end - each.begin)
+        total = sum(map(sum, taken.values()))
+        ranked = sorted(taken.items(), key=lambda item: -sum(item[1]))
+        lines = [
+            Line(
+                f"  {len(times) / self.num_steps:6.1f} × {name[:50]}",
+                sum(times) / self.num_steps,
+                "us",
+                sum(times) / total,
+            )
+            for name, times in ranked[:_NUM_KERNELS]
+        ]
+        rest = sum(sum(times) for _, times in ranked[_NUM_KERNELS:])
+        count = len(self.intervals) / self.num_steps
+        return [
+            Line(f"kernels of a step, {count:.1f} launches: together", total / self.num_steps, "us"),
+            *lines,
+            Line("  all others", rest / self.num_steps, "us", rest / total),
+            Line("waiting for the host", self.waiting_share, "share"),
+            Line("waiting, or between kernels", self.idle_share, "share"),
+        ]
+
+
+def _range(event: Any) -> tuple[float, float]:
+    return event.time_range.start, event.time_range.end
 
 
 def idle_share(intervals: list[tuple[float, float]], least: float) -> float:

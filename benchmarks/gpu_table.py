@@ -1,44 +1,102 @@
-"""The table that `gpu.py` prints, and the time that it has."""
+"""What `gpu.py` has measured: printed line by line, and in a file that holds all of it at any time."""
 
+import json
+import os
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
-BUDGET_SECONDS = 8 * 60
+from gpu_device import about_device, clocks
 
 
-@dataclass
+@dataclass(frozen=True)
+class Line:
+    """A row of the table: a figure, its unit, its fraction of a limit or ratio to a rival, and the goal for that.
+
+    number: which of the project's goals it is about. limit: what the figure could be at best, in its unit. spread: how
+    far apart nine tenths of its measurements were, as a share of the figure, which is their median.
+    """
+
+    name: str
+    value: float
+    unit: str
+    ratio: float | None = None
+    goal: float | None = None
+    number: int | None = None
+    limit: float | None = None
+    spread: float | None = None
+
+    def __str__(self) -> str:
+        ratio = "" if self.ratio is None else f"{self.ratio:8.3f}"
+        goal = "" if self.goal is None else f"  goal {self.number}: {self.goal:g}"
+        spread = "" if self.spread is None else f"  ±{self.spread / 2:.1%}"
+        return f"{self.name:<66}{self.value:>12.3f} {self.unit:<9}{ratio}{goal}{spread}"
+
+
 class Table:
-    """The lines so far, each printed as it comes, and the goals that were not measured, with the reason."""
+    """The parts that were run, by name: each has its lines, the seconds it took, and why it failed if it did.
 
-    lines: list[Any] = field(default_factory=list)
-    not_run: list[str] = field(default_factory=list)
-    started: float = field(default_factory=time.monotonic)
+    With a `file` that is there already its content is gone on with: a part that is run again replaces what it said
+    before. The file is replaced as a whole after each line, so that it is right whenever the process ends.
+    """
+
+    def __init__(self, file: Path | None, about: dict[str, Any]) -> None:
+        self._file, self._part = file, ""
+        self._content: dict[str, Any] = {"benchmark": "gpu", **about, **about_device(), "facts": {}, "parts": {}}
+        self.reread()
 
     @property
-    def seconds_left(self) -> float:
-        return BUDGET_SECONDS - (time.monotonic() - self.started)
+    def content(self) -> dict[str, Any]:
+        return self._content
 
-    def add(self, *lines: Any) -> None:
+    def reread(self) -> None:
+        """Take in what another process has written."""
+        if self._file is not None and self._file.exists():
+            held = json.loads(self._file.read_text(encoding="utf-8"))
+            # Figures of another GPU or commit are not to stand beside these.
+            if all(held.get(name) == self._content[name] for name in ("benchmark", "gpu", "commit")):
+                self._content |= {name: held[name] for name in ("facts", "parts")}
+
+    def fact(self, name: str) -> Any:
+        """What an earlier part found out; None where that was not run."""
+        return self._content["facts"].get(name)
+
+    def state(self, name: str, value: Any) -> None:
+        """Keep what later parts are to know, in other processes too."""
+        self._content["facts"][name] = value
+        self._write()
+
+    def add(self, *lines: Line) -> None:
         for line in lines:
-            ratio = "" if line.ratio is None else f"{line.ratio:8.3f}"
-            goal = "" if line.goal is None else f"  goal {line.number}: {line.goal:g}"
-            print(f"{line.name:<66}{line.value:>12.3f} {line.unit:<9}{ratio}{goal}", flush=True)
-        self.lines += lines
+            print(line, flush=True)
+            self._content["parts"][self._part]["lines"].append(asdict(line))
+            self._write()
 
-    def leave_out(self, goal: str, reason: str) -> None:
-        print(f"not run: {goal}: {reason}", flush=True)
-        self.not_run.append(f"{goal}: {reason}")
-
-    def attempt(self, goal: str, needed_seconds: float, measure: Callable[[], None]) -> None:
-        """Measure, unless there is no time left for it; what fails is left out, and what comes after it is measured."""
-        if self.seconds_left < needed_seconds:
-            left = max(0.0, self.seconds_left)
-            self.leave_out(goal, f"{left:.0f} s were left, and it takes about {needed_seconds:.0f}")
-            return
+    def run(self, part: str, measure: Callable[[], None]) -> None:
+        """Measure a part; what fails is said and kept, since one missing figure is not to cost the others."""
+        self._part, started = part, time.monotonic()
+        self._content["parts"][part] = {"lines": []}
         try:
             measure()
-        # One missing figure is not to cost the others, on a machine that is lent for minutes.
         except Exception as error:  # noqa: BLE001
-            self.leave_out(goal, " ".join(f"{type(error).__name__}: {error}".split())[:300])
+            self.fail(part, " ".join(f"{type(error).__name__}: {error}".split())[:600])
+        self._content["parts"][part] |= {"seconds": round(time.monotonic() - started, 1), "clocks": clocks()}
+        self._write()
+
+    def fail(self, part: str, reason: str) -> None:
+        """Say why a part has no more lines than it has."""
+        print(f"{part}: {reason}", flush=True)
+        self._content["parts"].setdefault(part, {"lines": []})["failure"] = reason
+        self._write()
+
+    @property
+    def failures(self) -> dict[str, str]:
+        return {name: part["failure"] for name, part in self._content["parts"].items() if "failure" in part}
+
+    def _write(self) -> None:
+        if self._file is not None:
+            beside = self._file.with_name(self._file.name + ".new")
+            beside.write_text(json.dumps(self._content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+            os.replace(beside, self._file)

@@ -1,21 +1,21 @@
 """The engine's goals for `gpu.py`, one after the other: end to end, the host's time, FP8, and the peers."""
 
 from dataclasses import dataclass
-from functools import partial
 from importlib.metadata import version
+from statistics import median
 
 import torch
 from gpu_ceilings import least_seconds
-from gpu_engine import CONFIGS, Workload, config_folder, load_for, output_rate, release_memory
-from gpu_kernels import Limits, Line
-from gpu_peers import PEERS, PeerError, peer_rate
-from gpu_steps import idle_shares, step_times
-from gpu_table import Table
+from gpu_engine import CONFIGS, Workload, config_folder, load_for, output_rates
+from gpu_kernels import Limits
+from gpu_peers import peer_rate
+from gpu_steps import StepProfile, step_times
+from gpu_table import Line, Table
 
 from headrace.engine.llm import LLM
 
 # What a peer may take for one workload, its start and warm-up included.
-_PEER_SECONDS = 120.0
+PEER_SECONDS = 150.0
 _MIN_RATE = 120_000.0
 _MAX_HOST_MICROSECONDS = 150.0
 _MAX_IDLE = 0.03
@@ -29,6 +29,7 @@ class EngineSizes:
     """How large the workloads are: requests, shared and own tokens of a prompt, tokens out.
 
     lengths: requests, and the least and the most tokens of a prompt and an answer. steps: decode steps that are timed.
+    rounds: how often a workload is timed, with other tokens each time.
     """
 
     small: str
@@ -38,106 +39,133 @@ class EngineSizes:
     labels: tuple[int, int, int, int]
     lengths: tuple[int, int, int]
     steps: int
+    rounds: int
 
 
 GPU = EngineSizes(
-    "M2", "llama-3-8b", "qwen3-0.6b", (256, 2048, 128, 128), (1024, 2048, 128, 8), (256, 100, 1024), steps=60
+    "M2", "llama-3-8b", "qwen3-0.6b", (256, 2048, 128, 128), (1024, 2048, 128, 8), (256, 100, 1024), steps=60, rounds=3
 )
-DRY = EngineSizes("gate", "gate", "gate", (3, 32, 8, 3), (3, 32, 8, 2), (3, 3, 6), steps=4)
+DRY = EngineSizes("gate", "gate", "gate", (3, 32, 8, 3), (3, 32, 8, 2), (3, 3, 6), steps=4, rounds=1)
 
 
 class EngineGoals:
-    """Fills the table with what the engine does on the workloads; remembers its rates, to compare others with."""
+    """What the engine does on the workloads, goal by goal; its rates are facts, to compare others with."""
 
     def __init__(self, table: Table, sizes: EngineSizes, device: torch.device, limits: Limits) -> None:
         self._table, self._sizes, self._device, self._limits = table, sizes, device, limits
-        self._rates: dict[str, float] = {}
 
-    def measure(self) -> None:
-        """The engine alone, most wanted first."""
-        table, sizes = self._table, self._sizes
-        table.attempt(f"goals 4, 5 on {sizes.small}", 60, self._small)
-        table.attempt(f"goal 4 on {sizes.large}", 60, self._large)
-        table.attempt("goal 7", 60, self._fp8)
-        table.attempt("goal 6, our side", 40, self._uniform)
-
-    def compare(self, with_peers: bool) -> None:
-        """Each peer that is installed on both workloads."""
-        for peer in PEERS:
-            for name, goal in _PEER_GOALS.items():
-                title = f"goal 6, {peer}, {name}, {goal:g} times as fast"
-                if with_peers:
-                    self._table.attempt(title, 30, partial(self._peer, peer, name))
-                else:
-                    self._table.leave_out(title, "not asked for")
-
-    def _small(self) -> None:
+    def small(self) -> None:
         sizes = self._sizes
-        requests, shared, own, _ = sizes.shared
-        decodes = Workload.shared(sizes.small, requests, shared, own, sizes.steps + 4, seed=3)
+        decodes = self._decodes(sizes.small)
         llm = self._end_to_end(sizes.small, decodes)
-        rate = self._rates[sizes.small]
+        rate = self._rate(sizes.small)
         name = f"{sizes.small}, {_SHARED}: of {_MIN_RATE:g} tokens/s"
         self._table.add(Line(name, rate, "tok/s", rate / _MIN_RATE, 1.0, 5, _MIN_RATE))
-        self._steps(llm, decodes)
+        self._steps(sizes.small, llm, decodes, is_goal=True)
 
-    def _steps(self, llm: LLM, work: Workload) -> None:
+    def large(self) -> None:
+        decodes = self._decodes(self._sizes.large)
+        llm = self._end_to_end(self._sizes.large, decodes)
+        self._steps(self._sizes.large, llm, decodes, is_goal=False)
+
+    def fp8(self) -> None:
+        """FP8 weights and, on a GPU, an FP8 KV cache."""
+        model = self._sizes.large
+        work, decodes = Workload.shared(model, *self._sizes.shared), self._decodes(model)
+        llm = self._load_fp8(work, decodes)
+        rate, spread = self._measure(llm, work)
+        plain = self._rate(model)
+        name = f"{model} in FP8, {_SHARED}: times as fast as bfloat16"
+        self._table.add(Line(name, rate, "tok/s", rate / plain, 1.5, 7, spread=spread))
+        self._steps(f"{model} in FP8", llm, decodes, is_goal=False)
+
+    def uniform(self) -> None:
+        model = self._sizes.uniform
+        work = Workload.uniform(model, *self._sizes.lengths)
+        rate, spread = self._measure(load_for(model, self._device, [work]), work)
+        self._keep_rate(_UNIFORM, rate)
+        self._table.add(Line(f"{model}, {_UNIFORM}", rate, "tok/s", spread=spread))
+
+    def peer(self, name: str) -> None:
+        """An engine that is installed here, on both workloads. Raises `PeerError`."""
+        for kind in (_SHARED, _UNIFORM):
+            self._compare(name, kind)
+
+    def profile(self, model: str) -> None:
+        """What the kernels of a decode step of the shared workload take: `small`, `large` or `fp8`."""
+        sizes = self._sizes
+        decodes = self._decodes(sizes.small if model == "small" else sizes.large)
+        is_fp8 = model == "fp8"
+        llm = self._load_fp8(decodes) if is_fp8 else load_for(getattr(sizes, model), self._device, [decodes])
+        # Compiles kernels and captures graphs.
+        step_times(llm, decodes.with_other_tokens().prompts, 4)
+        self._steps(model, llm, decodes, is_goal=False)
+        self._table.add(*StepProfile.of(llm, decodes.prompts, sizes.steps).lines())
+
+    def _decodes(self, model: str) -> Workload:
+        """The shared workload with as many tokens out as steps are looked at."""
+        requests, shared, own, _ = self._sizes.shared
+        return Workload.shared(model, requests, shared, own, self._sizes.steps + 4, seed=3)
+
+    def _load_fp8(self, *workloads: Workload) -> LLM:
+        options = {"kv_cache_dtype": "fp8"} if self._device.type == "cuda" else {}
+        llm: LLM = load_for(f"{self._sizes.large} fp8", self._device, workloads, **options)
+        return llm
+
+    def _steps(self, name: str, llm: LLM, work: Workload, is_goal: bool) -> None:
         """The host's time and the device's idle time while all of `work` is decoded."""
-        steps, name = self._sizes.steps, f"{self._sizes.small}, a step of {len(work.prompts)} decodes"
-        times = step_times(llm, work.prompts, steps)
-        idle = idle_shares(llm, work.prompts, steps)
-        share = times.host / _MAX_HOST_MICROSECONDS
+        name = f"{name}, a step of {len(work.prompts)} decodes"
+        times = step_times(llm, work.prompts, self._sizes.steps)
+        whole, host = times.step, times.host
+        self._table.add(Line(f"{name}: whole", whole.median * 1e6, "us", spread=whole.spread))
+        microseconds, title = host.median * 1e6, f"{name}: host, at most {_MAX_HOST_MICROSECONDS:g}"
+        share, goal = microseconds / _MAX_HOST_MICROSECONDS, (1.0, 5, _MAX_HOST_MICROSECONDS) if is_goal else ()
+        self._table.add(Line(title, microseconds, "us", share, *goal, spread=host.spread))
+        idle = StepProfile.of(llm, work.prompts, self._sizes.steps)
+        goal = (1.0, 5, _MAX_IDLE) if is_goal else ()
+        title = f"{name}: idle, at most {_MAX_IDLE:g}"
         self._table.add(
-            Line(f"{name}: whole", times.step, "us"),
-            Line(f"{name}: host, at most {_MAX_HOST_MICROSECONDS:g}", times.host, "us", share, 1.0, 5, 150.0),
-            Line(f"{name}: idle, at most {_MAX_IDLE:g}", idle.waiting, "share", idle.waiting / _MAX_IDLE, 1.0, 5, 0.03),
-            Line(f"{name}: idle or between kernels", idle.between, "share"),
+            Line(title, idle.waiting_share, "share", idle.waiting_share / _MAX_IDLE, *goal),
+            Line(f"{name}: idle or between kernels", idle.idle_share, "share"),
         )
-
-    def _large(self) -> None:
-        self._end_to_end(self._sizes.large)
 
     def _end_to_end(self, model: str, *others: Workload) -> LLM:
         """The model, with room for `others` as well."""
         shared, labels = (Workload.shared(model, *size) for size in (self._sizes.shared, self._sizes.labels))
         llm: LLM = load_for(model, self._device, [shared, labels, *others])
-        self._rates[model] = output_rate(llm, shared)
-        self._add_end_to_end(f"{model}, {_SHARED}", self._rates[model], self._sizes.shared, 0.65, model)
-        self._add_end_to_end(f"{model}, labels", output_rate(llm, labels), self._sizes.labels, 0.70, model)
+        for work, name, size, goal in (
+            (shared, _SHARED, self._sizes.shared, 0.65),
+            (labels, "labels", self._sizes.labels, 0.7),
+        ):
+            rate, spread = self._measure(llm, work)
+            if work is shared:
+                self._keep_rate(model, rate)
+            ceiling = work.num_output_tokens / least_seconds(CONFIGS[model], *size, self._limits)
+            title = f"{model}, {name}: fraction of the ceiling"
+            self._table.add(Line(title, rate, "tok/s", rate / ceiling, goal, 4, ceiling, spread))
         return llm
 
-    def _add_end_to_end(self, name: str, rate: float, size: tuple[int, int, int, int], goal: float, model: str) -> None:
-        ceiling = size[0] * size[3] / least_seconds(CONFIGS[model], *size, self._limits)
-        self._table.add(Line(f"{name}: fraction of the ceiling", rate, "tok/s", rate / ceiling, goal, 4, ceiling))
+    def _measure(self, llm: LLM, work: Workload) -> tuple[float, float]:
+        """Output tokens per second, and how far apart the rounds were as a share of that."""
+        rates = output_rates(llm, work, self._sizes.rounds)
+        return median(rates), (max(rates) - min(rates)) / median(rates)
 
-    def _fp8(self) -> None:
-        """FP8 weights and, on a GPU, an FP8 KV cache."""
-        model = self._sizes.large
-        work = Workload.shared(model, *self._sizes.shared)
-        options = {"kv_cache_dtype": "fp8"} if self._device.type == "cuda" else {}
-        rate = output_rate(load_for(f"{model} fp8", self._device, [work], **options), work)
-        plain = self._rates.get(model)
-        if plain is None:
-            raise LookupError(f"there is no figure of {model} in bfloat16 to compare {rate:.0f} tok/s with")
-        name = f"{model} in FP8, {_SHARED}: times as fast as bfloat16"
-        self._table.add(Line(name, rate, "tok/s", rate / plain, 1.5, 7))
-
-    def _uniform(self) -> None:
-        model = self._sizes.uniform
-        work = Workload.uniform(model, *self._sizes.lengths)
-        self._rates[_UNIFORM] = output_rate(load_for(model, self._device, [work]), work)
-        self._table.add(Line(f"{model}, {_UNIFORM}", self._rates[_UNIFORM], "tok/s"))
-
-    def _peer(self, peer: str, name: str) -> None:
+    def _compare(self, peer: str, kind: str) -> None:
         sizes = self._sizes
-        model = sizes.small if name == _SHARED else sizes.uniform
-        ours = self._rates.get(model if name == _SHARED else name)
-        if ours is None:
-            raise PeerError("there is no figure of our own to compare with")
-        work = Workload.shared(model, *sizes.shared) if name == _SHARED else Workload.uniform(model, *sizes.lengths)
-        limit = min(_PEER_SECONDS, self._table.seconds_left)
-        release_memory()
-        theirs = peer_rate(peer, config_folder(model), work, self._device.type, limit)
-        goal = _PEER_GOALS[name] if peer == "transformers" else None
-        title = f"{model}, {name}: times as fast as {peer} {version(peer)}"
+        model = sizes.small if kind == _SHARED else sizes.uniform
+        ours = self._rate(model if kind == _SHARED else kind)
+        work = Workload.shared(model, *sizes.shared) if kind == _SHARED else Workload.uniform(model, *sizes.lengths)
+        theirs = peer_rate(peer, config_folder(model), work, self._device.type, PEER_SECONDS)
+        goal = _PEER_GOALS[kind] if peer == "transformers" else None
+        title = f"{model}, {kind}: times as fast as {peer} {version(peer)}"
         self._table.add(Line(title, theirs, "tok/s", ours / theirs, goal, 6))
+
+    def _keep_rate(self, name: str, rate: float) -> None:
+        self._table.state("rates", {**(self._table.fact("rates") or {}), name: rate})
+
+    def _rate(self, name: str) -> float:
+        """Our own tokens per second. Raises `LookupError`."""
+        rate = (self._table.fact("rates") or {}).get(name)
+        if rate is None:
+            raise LookupError(f"there is no figure of our own of {name} to compare with: run its part first")
+        return float(rate)

@@ -1,10 +1,13 @@
 """What the engine may use. Frozen, checked once, free of torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
+from typing import Any
 
 from .errors import ConfigError
+from .lora_request import LoRARequest
+from .speculative.speculative_config import SpeculativeConfig
 
 DTYPE_NAMES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
@@ -31,6 +34,10 @@ class EngineConfig:
     host; by default beside a GPU.
     On a GPU steps of up to the largest of `cuda_graph_sizes` tokens (vLLM's `cudagraph_capture_sizes`; by default up to
     `max_num_seqs`) are computed with CUDA graphs, unless `enforce_eager`.
+    `enable_lora`: requests may name a LoRA adapter, of a rank up to `max_lora_rank`, that is loaded when the first one
+    does; those of `lora_modules` are loaded with the model. `max_loras`: how many are held at a time.
+    `speculative_config`: options of `SpeculativeConfig`, as {"method": "ngram", "num_speculative_tokens": 4}; without
+    it no tokens are guessed. No answer depends on it: a guess counts where it is what is drawn.
     """
 
     dtype: str = "auto"
@@ -51,6 +58,11 @@ class EngineConfig:
     async_scheduling: bool | None = None
     enforce_eager: bool = False
     cuda_graph_sizes: Sequence[int] | None = None
+    enable_lora: bool = False
+    max_loras: int = 8
+    max_lora_rank: int = 16
+    lora_modules: Sequence[LoRARequest] = ()
+    speculative_config: Mapping[str, Any] | None = None
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -70,7 +82,7 @@ class EngineConfig:
             raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, not {self.load_format!r}")
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
-        for name in ("max_num_seqs", "max_num_batched_tokens"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_lora_rank"):
             _require_positive(name, getattr(self, name))
         for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None:
@@ -79,6 +91,26 @@ class EngineConfig:
             raise ConfigError(f"swap_space_bytes must be at least 0, not {self.swap_space_bytes}")
         if self.cuda_graph_sizes is not None:
             self._require_graph_sizes(self.cuda_graph_sizes)
+        if self.lora_modules and not self.enable_lora:
+            raise ConfigError("lora_modules need enable_lora=True")
+        if len(self.lora_modules) > self.max_loras:
+            raise ConfigError(
+                f"lora_modules are {len(self.lora_modules)}, but max_loras={self.max_loras}: raise max_loras to "
+                f"{len(self.lora_modules)}"
+            )
+        if self.speculative_config is not None:
+            SpeculativeConfig.of(self.speculative_config)
+
+    @property
+    def speculative(self) -> SpeculativeConfig | None:
+        """How tokens are guessed, if they are."""
+        return SpeculativeConfig.of(self.speculative_config) if self.speculative_config is not None else None
+
+    @property
+    def max_num_logits(self) -> int:
+        """Of how many tokens a step may want logits: the last one of each sequence, and its guesses."""
+        guesses = self.speculative.max_step_tokens(self.max_num_seqs) if self.speculative is not None else 0
+        return min(self.max_num_seqs + guesses, self.max_num_batched_tokens)
 
     @property
     def resolved_graph_sizes(self) -> tuple[int, ...]:

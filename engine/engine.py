@@ -14,11 +14,14 @@ from .execution.model_runner import ModelRunner
 from .execution.out_of_memory import is_out_of_memory, release_cached_memory
 from .execution.runner import Runner
 from .kv_cache.block_pool import BlockPool
-from .kv_cache.prefix_cache import PrefixCache, hash_blocks
+from .kv_cache.prefix_cache import ROOT, PrefixCache, hash_blocks
 from .kv_cache.swap import SwapSpace
+from .lora.adapters import LoraAdapters
+from .lora_request import LoRARequest
 from .request import Request, RequestEvent
 from .scheduling.block_tables import BlockTables
 from .scheduling.scheduler import Scheduler
+from .scheduling.speculation import Speculation
 from .scheduling.step_plan import StepPlan
 from .serving.admission import Admission, resolve_max_model_len
 from .serving.served_requests import ServedRequests
@@ -45,6 +48,9 @@ class EngineStats:
     num_available_blocks: int
     # For how long steps had nothing to do but wait for the device.
     waited_seconds: float
+    # Guessed, and guessed right: with `speculative_config`.
+    num_draft_tokens: int
+    num_accepted_tokens: int
 
 
 class Engine:
@@ -56,18 +62,21 @@ class Engine:
         config: EngineConfig,
         max_position_embeddings: int,
         eos_token_ids: SequenceOf[int] = (),
+        loras: LoraAdapters | None = None,
     ) -> None:
         self._runner = runner
         self._config = config
+        self._loras = loras
         memory = runner.memory
         self.max_model_len = resolve_max_model_len(
             config, memory.num_blocks, memory.block_bytes, runner.sliding_window, max_position_embeddings
         )
         self._cache = PrefixCache(BlockPool(runner.memory.num_blocks), config.enable_prefix_caching)
         self._tables = BlockTables(self._cache, runner.sliding_window, _swap_space(runner, config))
-        self._scheduler = Scheduler(self._tables, config.max_num_seqs, config.max_num_batched_tokens)
+        self._speculation = Speculation(config.speculative) if config.speculative is not None else None
+        self._scheduler = Scheduler(self._tables, config.max_num_seqs, config.max_num_batched_tokens, self._speculation)
         admission = Admission(
-            self.max_model_len, runner.vocab_size, tuple(eos_token_ids), config.block_size, config.seed
+            self.max_model_len, runner.vocab_size, tuple(eos_token_ids), config.block_size, config.seed, loras
         )
         self._requests = ServedRequests(admission, self._scheduler, runner.memory)
         self._launcher = StepLauncher(runner, self._scheduler, self._requests, config.block_size)
@@ -85,7 +94,7 @@ class Engine:
         config = config or EngineConfig()
         model_config = ModelConfig.from_pretrained(model)
         runner = ModelRunner(model_config, config)
-        return cls(runner, config, model_config.max_position_embeddings, model_config.eos_token_ids)
+        return cls(runner, config, model_config.max_position_embeddings, model_config.eos_token_ids, runner.loras)
 
     @property
     def has_work(self) -> bool:
@@ -94,7 +103,7 @@ class Engine:
     @property
     def stats(self) -> EngineStats:
         return EngineStats(
-            num_waiting=len(self._scheduler.waiting),
+            num_waiting=len(self._scheduler.waiting) + len(self._requests.parked),
             num_running=len(self._scheduler.running),
             num_steps=self._num_steps,
             num_computed_tokens=self._num_computed_tokens,
@@ -103,6 +112,8 @@ class Engine:
             num_blocks=self._cache.num_blocks,
             num_available_blocks=self._cache.num_available,
             waited_seconds=self._waited_seconds,
+            num_draft_tokens=self._speculation.num_draft_tokens if self._speculation else 0,
+            num_accepted_tokens=self._speculation.num_accepted_tokens if self._speculation else 0,
         )
 
     def add(self, request: Request) -> None:
@@ -113,13 +124,17 @@ class Engine:
         """Drop a request and free its KV blocks; false when it is not here (any more)."""
         return self._requests.abort(request_id)
 
-    def expect_prefix(self, token_ids: SequenceOf[int], num_requests: int) -> None:
+    def expect_prefix(
+        self, token_ids: SequenceOf[int], num_requests: int, lora_request: LoRARequest | None = None
+    ) -> None:
         """Announce requests whose prompts begin with these tokens: until they have come, its blocks are evicted last.
 
         For a caller who knows more than the queue: rows not added yet, or which of the waiting ones share what. A
         request counts as come when it is first admitted, or ends before that. A negative number takes back.
         """
-        self._scheduler.expected.expect(hash_blocks(token_ids, self._config.block_size), num_requests)
+        root = ROOT if lora_request is None or self._loras is None else self._loras.hash_root(lora_request)
+        if root is not None:
+            self._scheduler.expected.expect(hash_blocks(token_ids, self._config.block_size, root), num_requests)
 
     def step(self) -> list[RequestEvent]:
         """Compute one batch and return what it brought, at most one event a request.
@@ -133,7 +148,7 @@ class Engine:
         """
         self._zero_tainted_blocks()
         events = self._step()
-        return self._requests.end_decided() + events
+        return self._requests.end_decided() + events + self._requests.admit_parked()
 
     def check(self) -> None:
         """Assert that every KV block is accounted for. For tests."""
@@ -204,7 +219,10 @@ class Engine:
         tried = {item.sequence.request_id: item.sequence for item in plan.scheduled}
         # Some may have ended while the step was in flight.
         suspects = [request_id for request_id, sequence in tried.items() if self._requests.is_served(sequence)]
-        if len(tried) == 1 and suspects:
+        # It may have been a guess: tried again there is none.
+        for item in plan.scheduled if plan.num_draft_tokens else ():
+            item.sequence.speculates_up_to = 0
+        if len(tried) == 1 and suspects and not plan.num_draft_tokens:
             logger.error("request %s fails", suspects[0], exc_info=error)
             return [self._requests.fail(self._requests.by_id[suspects[0]], one_line(error))]
         logger.warning("a step of %d requests failed, trying them apart: %s", len(tried), error)

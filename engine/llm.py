@@ -13,6 +13,7 @@ from .config import EngineConfig
 from .engine import Engine
 from .errors import EngineError, InvalidRequestError
 from .logprobs import TokenLogprobs
+from .lora_request import LoRARequest
 from .outputs import RequestOutput, completion, decoded, prompt_logprobs
 from .request import FinishReason, Request, RequestEvent, SamplingParams
 from .text.detokenizer import StopStrings
@@ -27,6 +28,8 @@ class TokensPrompt(TypedDict):
 
 Prompt = str | TokensPrompt
 Messages = Sequence[Mapping[str, Any]]
+# One for all prompts, or one each.
+LoraChoice = LoRARequest | Sequence[LoRARequest | None] | None
 
 
 class LLM:
@@ -59,28 +62,33 @@ class LLM:
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoraChoice = None,
     ) -> list[RequestOutput]:
         """Complete each prompt; the results come in the prompts' order.
 
-        `sampling_params` is one for all or one each. Raises `InvalidRequestError` naming the prompt that can not
-        run; then none does.
+        `sampling_params` and `lora_request`, the LoRA adapter to answer with, are one for all or one each. Raises
+        `InvalidRequestError` naming the prompt that can not run; then none does.
         """
         many = [prompts] if _is_one(prompts) else prompts
         texts = [prompt if isinstance(prompt, str) else None for prompt in many]
         token_ids = [self._token_ids(prompt) for prompt in many]
-        return self._run(texts, token_ids, _one_each(sampling_params, len(many)))
+        return self._run(texts, token_ids, _one_each(sampling_params, len(many)), _loras(lora_request, len(many)))
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        lora_request: LoraChoice = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer each conversation through the model's chat template."""
+        """Answer each conversation through the model's chat template, which is told `chat_template_kwargs`."""
         first = messages[0] if messages else None
         many = [messages] if isinstance(first, Mapping) else messages
-        texts = [self._tokenizer.apply_chat_template(chat) for chat in many]  # type: ignore[arg-type]
+        more = chat_template_kwargs or {}
+        texts = [self._tokenizer.apply_chat_template(chat, more) for chat in many]  # type: ignore[arg-type]
         token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        return self._run(list(texts), token_ids, _one_each(sampling_params, len(texts)))
+        params, loras = _one_each(sampling_params, len(texts)), _loras(lora_request, len(texts))
+        return self._run(list(texts), token_ids, params, loras)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.
@@ -121,12 +129,16 @@ class LLM:
         return list(prompt["prompt_token_ids"])
 
     def _run(
-        self, texts: list[str | None], token_ids: list[list[int]], params: Sequence[SamplingParams]
+        self,
+        texts: list[str | None],
+        token_ids: list[list[int]],
+        params: Sequence[SamplingParams],
+        loras: Sequence[LoRARequest | None],
     ) -> list[RequestOutput]:
         choice_ids = self._choice_token_ids(params)
         prompts = [
-            self._samples(ids, each, choice_ids.get(tuple(each.choices or ())))
-            for ids, each in zip(token_ids, params, strict=True)
+            self._samples(ids, each, choice_ids.get(tuple(each.choices or ())), lora)
+            for ids, each, lora in zip(token_ids, params, loras, strict=True)
         ]
         answers = self._answers(prompts)
         return [self._output(samples, text, answers) for samples, text in zip(prompts, texts, strict=True)]
@@ -142,7 +154,11 @@ class LLM:
                 self._engine.abort(request.request_id)
 
     def _samples(
-        self, prompt: list[int], params: SamplingParams, choice_token_ids: tuple[tuple[int, ...], ...] | None
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        choice_token_ids: tuple[tuple[int, ...], ...] | None,
+        lora: LoRARequest | None,
     ) -> list[Request]:
         """The requests that answer a prompt, one for each of its `n` samples.
 
@@ -160,6 +176,7 @@ class LLM:
                 StopStrings.of(self._tokenizer, params),
                 grammar,
                 fork_of=request_id if index else None,
+                lora_request=lora,
             )
             for index in range(params.n)
         ]
@@ -228,3 +245,11 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count_: 
     if len(params) != count_:
         raise InvalidRequestError(f"{len(params)} sampling_params for {count_} prompts: give one, or one each")
     return params
+
+
+def _loras(chosen: LoraChoice, count_: int) -> Sequence[LoRARequest | None]:
+    if chosen is None or isinstance(chosen, LoRARequest):
+        return [chosen] * count_
+    if len(chosen) != count_:
+        raise InvalidRequestError(f"{len(chosen)} lora_requests for {count_} prompts: give one, or one each")
+    return chosen

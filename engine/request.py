@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeGuard
 
 from .errors import InvalidRequestError
 from .logprobs import TokenLogprobs
+from .lora_request import LoRARequest
 from .structured.grammar import Grammar
 from .structured.structured_outputs import StructuredOutputsParams
 
@@ -236,6 +237,8 @@ class Request:
     that. The stop checker is told of them when the request is added. Where they complete the answer already nothing is
     computed. Such a request computes its prompt itself, whatever it is a `fork_of`. With choices, whose answers come
     whole, they are one of the choices.
+
+    `lora_request`: the LoRA adapter to answer with; its KV blocks are shared among requests with the same one only.
     """
 
     request_id: str
@@ -248,6 +251,7 @@ class Request:
     priority: int = 0
     fork_of: str | None = None
     resume_token_ids: Sequence[int] = ()
+    lora_request: LoRARequest | None = None
 
     def of_row(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> "Request":
         """The same for another prompt, of a request without a stop checker: a job makes one for each of its rows."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.checkpoints.hub import model_name
+from ..engine.lora_request import LoRARequest
 from ..storage.output_address import open_folder
 from ..storage.output_dir import OutputMode
 from ..storage.readers import InputSource, open_input
@@ -20,6 +21,7 @@ from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
 from .live.asking import Generated, LiveStreams, Messages, is_request, new_request
 from .live.requests import LiveRequests
+from .lora import as_fields, worker_options
 from .planning.producer import NO_TERMS, Producer, Terms
 from .precision import Precision
 from .row_events import RowEvents, StoredRow, StoredRows
@@ -53,9 +55,12 @@ class Client(Connections):
         sink: str | None = None,
         sink_table: str = DEFAULT_TABLE,
         cache: bool = False,
+        vote: bool = False,
         webhook: str | None = None,
         webhook_secret: str | None = None,
         priority: int = 0,
+        lora_request: LoRARequest | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
         **sampling: Any,
     ) -> Job:
         """Queue a job over `input`, which writes into `output`: a folder, or a URL that fsspec can write to.
@@ -67,9 +72,11 @@ class Client(Connections):
         Rows without an answer `within_seconds` expire. The job that was submitted with the same
         `idempotency_key` is returned instead of a second one. The rows are also written into a `sink`, the URL of a
         PostgreSQL database or SQLite file, where `sink_table` is made if there is none. With `cache` answers that
-        earlier such jobs have given to the same prompts are taken (column `from_cache`), and new ones kept. The job's
-        end is told to the URL `webhook`, signed with `webhook_secret`; workers and servers do so. Jobs with a higher
-        `priority` are begun before it.
+        earlier such jobs have given to the same prompts are taken (column `from_cache`), and new ones kept. With
+        `vote` a row's answer is what most of its `n` samples say. The job's end is told to the URL `webhook`, signed
+        with `webhook_secret`; workers and servers do so. Jobs with a higher `priority` are begun before it.
+        `lora_request`: the LoRA adapter to answer with, in a folder that workers see too. `chat_template_kwargs`: what
+        the model's chat template is told, such as `{"enable_thinking": False}`.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
@@ -83,6 +90,9 @@ class Client(Connections):
             sampling=sampling,
             limit=limit,
             cache=cache,
+            vote=vote,
+            chat_template_kwargs=chat_template_kwargs,
+            lora=as_fields(lora_request),
         )
         terms = Terms(
             within_seconds,
@@ -174,7 +184,8 @@ class Client(Connections):
         self.live.submit(request)
         precision = Precision(**{name: options[name] for name in Precision._fields if name in options})
         queue = shard_queue(request.model, *precision)
-        with self.worker_for(queue, request.model, precision, (), request.id) as worker:
+        loras = worker_options([request.lora] if request.lora else [])
+        with self.worker_for(queue, request.model, precision, loras, request.id) as worker:
             return self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
 
     def stream(self, stream_id: str, after: int = 0) -> Iterator[StreamEvent]:

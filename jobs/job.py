@@ -76,7 +76,8 @@ class Job:
     def local_worker(self, options: Sequence[str] = ()) -> LocalWorker:
         """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
         spec = self.spec
-        return self.client.worker_for(self.record.queue, spec.model, spec.precision, options, self.id)
+        lora = spec.lora.worker_options if spec.lora is not None else []
+        return self.client.worker_for(self.record.queue, spec.model, spec.precision, [*lora, *options], self.id)
 
     @property
     def is_served(self) -> bool:

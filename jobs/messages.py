@@ -1,9 +1,11 @@
-"""A chat's messages as users send them: what they have to be, and their texts."""
+"""A chat's messages as users send them: what they have to be, and their texts; and what else templates are told."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 EMPTY = "are empty"
+# What a template is told by us.
+_OURS = frozenset(("messages", "tools", "add_generation_prompt"))
 
 
 def messages_problem(messages: Any) -> str | None:
@@ -37,3 +39,11 @@ def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str,
         else message
         for message in messages
     ]
+
+
+def template_kwargs_problem(kwargs: Any) -> str | None:
+    """What is wrong with `chat_template_kwargs`, as the end of a sentence about them; None if nothing is."""
+    if not isinstance(kwargs, Mapping):
+        return 'must be an object, such as {"enable_thinking": false}'
+    taken = sorted(_OURS & kwargs.keys())
+    return f"can not have {taken[0]!r}, which is set here: leave it out" if taken else None

@@ -16,6 +16,8 @@ from .redis_clock import server_time
 
 TTL_SECONDS = 5.0
 RENEW_SECONDS = 1.0
+# After that long without a word a worker that has not said goodbye is given up: it may only have been starved.
+SILENCE_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,8 @@ class Worker:
 class WorkerPresence:
     """Keys `headrace:workers:<queue>`; members are worker ids, scores seconds of the Redis server's clock.
 
+    A member stays for `SILENCE_SECONDS` after it was believed last.
+
     Beside them a hash `headrace:engine:<worker id>` with what a worker tells of its engine.
     """
 
@@ -70,9 +74,9 @@ class WorkerPresence:
         """Be alive for the next `TTL_SECONDS`, with what there is to tell of the engine. Raises redis' errors."""
         now = server_time(self._redis)
         with self._redis.pipeline() as pipe:
-            pipe.zremrangebyscore(_key(queue), 0, now)
+            pipe.zremrangebyscore(_key(queue), 0, now - SILENCE_SECONDS)
             pipe.zadd(_key(queue), {str(worker): now + TTL_SECONDS})
-            pipe.pexpire(_key(queue), int(TTL_SECONDS * 1000))
+            pipe.pexpire(_key(queue), int((TTL_SECONDS + SILENCE_SECONDS) * 1000))
             if stats:
                 pipe.hset(_stats_key(worker), items=[item for pair in stats.items() for item in pair])
                 pipe.pexpire(_stats_key(worker), int(TTL_SECONDS * 1000))
@@ -85,8 +89,16 @@ class WorkerPresence:
 
     def is_served(self, queue: str) -> bool:
         """Whether some worker listens to the queue; false when Redis does not answer."""
+        return self._has_worker(queue, silent_seconds=0.0)
+
+    def may_be_served_again(self, queue: str) -> bool:
+        """Whether some worker has been heard of lately, is not known to be dead and has not said goodbye."""
+        return self._has_worker(queue, SILENCE_SECONDS)
+
+    def _has_worker(self, queue: str, silent_seconds: float) -> bool:
         try:
-            workers = self._redis.zrange(_key(queue), f"({server_time(self._redis)}", "+inf", byscore=True)
+            since = server_time(self._redis) - silent_seconds
+            workers = self._redis.zrange(_key(queue), f"({since}", "+inf", byscore=True)
         except RedisError:
             return False
         return any(not WorkerId.parse(str(worker)).is_known_dead for worker in workers)

@@ -5,12 +5,16 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
+from pydantic_core import PydanticCustomError
 
 from ..engine.checkpoints.hub import model_name
 from ..engine.errors import InvalidRequestError
 from ..engine.request import SamplingParams
 from ..engine.structured.structured_outputs import StructuredOutputsParams
+from ..storage.columns import SCHEMA_VERSION
 from .errors import SpecError
+from .lora import LoraModule
+from .messages import template_kwargs_problem
 from .precision import Precision
 from .response_format import ResponseFormat, StructuredOutputs, checked
 
@@ -125,7 +129,10 @@ class JobSpec(BaseModel):
     `prompt` column of plain text. `choices` restricts every answer to one of them. With an `endpoint` of OpenAI's API
     each row brings the `body` of a request to it instead, and that says how the row is sampled; `sampling.seed` is
     then what rows without a seed derive theirs from. With `cache` answers that earlier such jobs have given to the same
-    prompts are taken, and new ones kept for later jobs.
+    prompts are taken, and new ones kept for later jobs. With `vote` the answer is what most of `sampling.n` say.
+    `chat_template_kwargs`: what the model's chat template is told; a row's own column of that name goes before it.
+    `lora`: the adapter that the model answers with.
+    `schema_version`: which columns the data set has, as docs/data-set.md tells; jobs of before it was noted have 1.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -141,6 +148,10 @@ class JobSpec(BaseModel):
     limit: Annotated[int, Field(ge=1)] | None = None
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] | None = None
     cache: bool = False
+    vote: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
+    lora: LoraModule | None = None
+    schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = 1
 
     @property
     def precision(self) -> Precision:
@@ -156,6 +167,21 @@ class JobSpec(BaseModel):
     def _absolute(cls, model: str) -> str:
         return model_name(model)
 
+    @field_validator("vote")
+    @classmethod
+    def _needs_several(cls, value: bool, info: ValidationInfo) -> bool:
+        sampling = info.data.get("sampling")
+        if value and sampling is not None and sampling.n == 1:
+            raise ValueError("needs several answers to each row: give n, and a temperature above 0")
+        return value
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _can_be_told(cls, value: Any) -> Any:
+        if value is not None and (problem := template_kwargs_problem(value)) is not None:
+            raise PydanticCustomError("template_kwargs", "{problem}", {"problem": problem})
+        return value
+
     @field_validator("model", "system", "prompt", "choices")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
@@ -163,9 +189,9 @@ class JobSpec(BaseModel):
 
     @classmethod
     def parse(cls, **values: Any) -> "JobSpec":
-        """Check a description. Raises `SpecError` naming the first field that is off."""
+        """Check a new job's description. Raises `SpecError` naming the first field that is off."""
         try:
-            spec = cls(**values)
+            spec = cls(**{"schema_version": SCHEMA_VERSION, **values})
             spec.sampling.params(0, spec.choices)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
@@ -180,9 +206,15 @@ class JobSpec(BaseModel):
     def fingerprint(self, input_fingerprint: str) -> str:
         """The same for the same work: the input's content and every option that can change an answer."""
         # Folders of before there was a choice of these are resumed too.
-        left_out: dict[str, Any] = {"cache": True}
+        left_out: dict[str, Any] = {"cache": True, "schema_version": True}
+        if not self.vote:
+            left_out["vote"] = True
+        if self.chat_template_kwargs is None:
+            left_out["chat_template_kwargs"] = True
         if self.kv_cache_dtype == "auto":
             left_out["kv_cache_dtype"] = True
+        if self.lora is None:
+            left_out["lora"] = True
         if self.sampling.prompt_logprobs is None:
             left_out["sampling"] = {"prompt_logprobs": True}
         text = f"{input_fingerprint}\n{self.model_dump_json(exclude=left_out)}"

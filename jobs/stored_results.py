@@ -2,9 +2,11 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TypeVar
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from ..storage.ledger import Ledger
@@ -22,6 +24,36 @@ def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
 
 def _sorted_rows(parts: ds.Dataset) -> pa.Table:
     return parts.to_table().sort_by("row") if parts.files else pa.table({})
+
+
+@dataclass(frozen=True)
+class FirstRows:
+    """Some rows in the input's order; `in_all`: how many there are to choose from."""
+
+    table: pa.Table
+    in_all: int
+
+
+def read_first_rows(ledger: Ledger, job: JobRecord, limit: int, after_row: int | None = None) -> FirstRows:
+    """The first `limit` rows of a job committed so far, of those that follow the row `after_row`.
+
+    Takes memory for them and for the numbers of all rows that follow it; of the parts the groups of rows are read in
+    which they are.
+    """
+    return read_parts(ledger, job, lambda parts: _first_rows(parts, limit, after_row))
+
+
+def _first_rows(parts: ds.Dataset, limit: int, after_row: int | None) -> FirstRows:
+    if not parts.files:
+        return FirstRows(pa.table({}), 0)
+    is_after = ds.field("row") > after_row if after_row is not None else None
+    numbers = parts.to_table(columns=["row"], filter=is_after)["row"]
+    wanted = numbers.take(pc.select_k_unstable(numbers, min(limit, len(numbers)), [("row", "ascending")]))
+    if not len(wanted):
+        return FirstRows(pa.table({}), 0)
+    span = pc.min_max(wanted)
+    in_span = (ds.field("row") >= span["min"]) & (ds.field("row") <= span["max"])
+    return FirstRows(parts.to_table(filter=in_span).sort_by("row"), len(numbers))
 
 
 def read_parts(ledger: Ledger, job: JobRecord, read: Callable[[ds.Dataset], T]) -> T:

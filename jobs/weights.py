@@ -6,6 +6,8 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from ..engine.checkpoints.hub import LocatedModel
+from ..engine.lora.adapter_folder import adapter_identity
+from .lora import LoraModule
 
 # What an answer depends on, beside the weights: the tokenizer, the model's description.
 _MODEL_FILES = ("*.json", "*.jinja", "*.safetensors")
@@ -16,11 +18,21 @@ class ModelWeights:
 
     def __init__(self, model: LocatedModel) -> None:
         self._identity: Future[str] = Future()
+        self._adapters: dict[str, str] = {}
+        self._reading = threading.Lock()
         threading.Thread(target=self._identify, args=(model,), name="weights", daemon=True).start()
 
-    def identity(self) -> str:
-        """What tells these weights from others, wherever they lie; waits until it is known. Raises OSError."""
-        return self._identity.result()
+    def identity(self, lora: LoraModule | None = None) -> str:
+        """What tells these weights from others, wherever they lie; waits until it is known. Raises OSError.
+
+        With an adapter they are others. One is read once: a worker refuses it when it has changed.
+        """
+        if lora is None:
+            return self._identity.result()
+        with self._reading:
+            if lora.path not in self._adapters:
+                self._adapters[lora.path] = adapter_identity(Path(lora.path))
+        return f"{self._identity.result()}+lora:{self._adapters[lora.path]}"
 
     def _identify(self, model: LocatedModel) -> None:
         # A Hugging Face model is named with its commit; what is in a folder may be replaced.

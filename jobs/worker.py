@@ -35,6 +35,7 @@ from .shards.answer_cache import AnswerCache
 from .shards.attempt import AttemptTools
 from .shards.checkpoints import TokenCheckpoints
 from .shards.finishing import finish_all_left
+from .shards.receipts import Computation, Receipts
 from .shards.row_streams import LOOK_SECONDS, RowStreams
 from .shards.runner import ShardRunner
 from .shards.sweeper import SWEEP_SECONDS, Sweeper
@@ -115,6 +116,7 @@ class _Base:
 
     settings: Settings
     options: WorkerOptions
+    model: ModelConfig
     stack: ExitStack
     ledger: Ledger
     urls: RedisUrls
@@ -134,7 +136,7 @@ class _Base:
         stack: ExitStack,
     ) -> Self:
         # Before the tokenizer: it could not tell a folder that is no model from a model without one.
-        ModelConfig.from_pretrained(options.model.folder)
+        model = ModelConfig.from_pretrained(options.model.folder)
         tokenizer = Tokenizer.from_pretrained(options.model.folder)
         ledger = stack.enter_context(open_ledger(settings))
         urls = stack.enter_context(redis_urls(settings))
@@ -142,7 +144,7 @@ class _Base:
         host = stack.enter_context(EngineHost(load(options.model.folder, options.engine)))
         publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
         app, worker_id = create_app(urls.broker), WorkerId.own()
-        return cls(settings, options, stack, ledger, urls, weights, tokenizer, host, publisher, app, worker_id)
+        return cls(settings, options, model, stack, ledger, urls, weights, tokenizer, host, publisher, app, worker_id)
 
     def row_streams(self) -> RowStreams:
         watch = self.stack.enter_context(RowWatch(self.urls.redis))
@@ -163,6 +165,7 @@ class _Base:
             row_streams=row_streams,
             checkpoints=checkpoints,
             answers=AnswerCache(results, self.weights),
+            receipts=Receipts(self.weights, Computation.of(self.options.engine, self.model)),
         )
         return ShardRunner(tools, self.options.queue, str(self.worker_id), settings.lease_seconds, self.weights)
 

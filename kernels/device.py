@@ -3,6 +3,7 @@
 import warnings
 from functools import cache
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +12,9 @@ from torch import Tensor
 MIN_CAPABILITY = (8, 0)
 # Ada and Hopper were the first whose tensor cores multiply 8-bit floats.
 _FP8_CAPABILITY = (8, 9)
-# What the interpreter pretends to have: enough that work is shared out.
+# What the interpreter pretends to have: enough that work is shared out, and a Hopper's shared memory.
 _INTERPRETED_PROCESSORS = 2
+_INTERPRETED_SHARED_BYTES = 227 * 1024
 
 
 class UnsupportedGpuError(RuntimeError):
@@ -61,3 +63,19 @@ def num_processors(device: torch.device) -> int:
     if device.type != "cuda":
         return _INTERPRETED_PROCESSORS
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def stream_aside(device: torch.device) -> torch.cuda.Stream:
+    """A GPU's stream for work that runs beside the current stream's, and gets processors before it does."""
+    return torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+
+
+@cache
+def shared_bytes(device: torch.device) -> int:
+    """The most shared memory that a program may have on a GPU: 99 KiB on Ada, 163 on an A100, 227 on Hopper."""
+    if device.type != "cuda":
+        return _INTERPRETED_SHARED_BYTES
+    properties: Any = torch.cuda.get_device_properties(device)
+    # torch's own types do not know it.
+    return int(properties.shared_memory_per_block_optin)

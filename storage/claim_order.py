@@ -17,7 +17,7 @@ def lock_next_shard(connection: Connection, queue: str, after: Mapping[str, int]
     numbers: a worker that goes on where it was finds the prefix in its cache.
     """
     tried: list[str] = []
-    while (job_id := _next_job(connection, queue, tried)) is not None:
+    while (job_id := next_job(connection, queue, tried)) is not None:
         if (shard_id := _lock_shard(connection, job_id, after.get(job_id))) is not None:
             return shard_id
         # Others are just taking the last of it.
@@ -25,8 +25,8 @@ def lock_next_shard(connection: Connection, queue: str, after: Mapping[str, int]
     return None
 
 
-def _next_job(connection: Connection, queue: str, tried: Sequence[str]) -> str | None:
-    """The job with a shard to take whose turn it is."""
+def next_job(connection: Connection, queue: str, tried: Sequence[str] = ()) -> str | None:
+    """The job with a shard to take whose turn it is; not one that was tried."""
     names = _tenants_on(queue)
     first = select(_first_job(queue, names.c.name, tried)).where(names.c.name.is_not(None))
     candidates = [job_id for job_id in connection.scalars(first) if job_id is not None]

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-# What the output and the spool put beside the input's columns.
-RESERVED_NAMES = frozenset(
+# What the output and the spool put beside the input's columns, from the first version of the output's on.
+_FIRST_NAMES = frozenset(
     (
         "row",
         "custom_id",
@@ -31,6 +31,9 @@ RESERVED_NAMES = frozenset(
         "from_cache",
     )
 )
+# What version 2 has beside that. A job's data set keeps the columns of the version that the job began with.
+RESERVED_NAMES = _FIRST_NAMES | {"margin", "entropy", "votes", "agreement", "receipt"}
+SCHEMA_VERSION = 2
 # In front of a name of the input's that is one of these.
 _PREFIX = "input_"
 _ENCODING = b"headrace.encoding"
@@ -176,18 +179,19 @@ def carried_names(names: Sequence[str]) -> dict[str, str]:
     return carried
 
 
-def input_names(carried: Iterable[str]) -> dict[str, str]:
-    """For the data set's columns that carry the input's: under what name the input had each."""
-    own = [name for name in carried if name.casefold() not in RESERVED_NAMES]
+def input_names(carried: Iterable[str], schema_version: int = SCHEMA_VERSION) -> dict[str, str]:
+    """For the columns of such a data set that carry the input's: under what name the input had each."""
+    reserved = RESERVED_NAMES if schema_version > 1 else _FIRST_NAMES
+    own = [name for name in carried if name.casefold() not in reserved]
     # Of two that could have been one column, the longer name was the one that had to give way.
-    return {name: _given_name(name) for name in sorted(own, key=len)}
+    return {name: _given_name(name, reserved) for name in sorted(own, key=len)}
 
 
-def _given_name(name: str) -> str:
+def _given_name(name: str, reserved: frozenset[str]) -> str:
     given = name
-    while given.startswith(_PREFIX) and given.casefold() not in RESERVED_NAMES:
+    while given.startswith(_PREFIX) and given.casefold() not in reserved:
         given = given.removeprefix(_PREFIX)
-    return given if given.casefold() in RESERVED_NAMES else name
+    return given if given.casefold() in reserved else name
 
 
 def _free_name(name: str, taken: set[str]) -> str:

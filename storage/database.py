@@ -26,6 +26,11 @@ class Database:
         self._writing_engine = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     @property
+    def name(self) -> str:
+        """For people: without its password."""
+        return f"ledger {self.url.render_as_string(hide_password=True)}"
+
+    @property
     def is_sqlite(self) -> bool:
         return self.url.get_backend_name() == "sqlite"
 
@@ -54,7 +59,7 @@ class Database:
             is_lost = getattr(error, "connection_invalidated", False)
             may_pass = is_lost or isinstance(error, OperationalError | InterfaceError)
             kind = LedgerUnavailable if may_pass else LedgerError
-            raise kind(f"ledger {self.url.render_as_string(hide_password=True)}: {reason}") from error
+            raise kind(f"{self.name}: {reason}") from error
 
     def close(self) -> None:
         self.engine.dispose()

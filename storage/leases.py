@@ -70,6 +70,12 @@ class Leases:
             attempt = update(attempts).where(attempts.c.id == claim.attempt_id)
             connection.execute(attempt.values(trial_rows=list(rows)))
 
+    def note_trouble(self, claim: Claim, reason: str | None) -> None:
+        """Note what an attempt that has not ended waits for: it becomes the job's error until it is None again."""
+        attempt = update(attempts).where(attempts.c.id == claim.attempt_id, attempts.c.ended_at.is_(None))
+        with self._database.write() as connection:
+            connection.execute(attempt.values(error=reason))
+
     def commit_part(
         self,
         claim: Claim,

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, Select, case, delete, func, insert, or_, select, true, update
+from sqlalchemy import Connection, ScalarSelect, Select, case, delete, func, insert, or_, select, true, update
 
 from .api_keys import ApiKeys
 from .batch_records import BatchRecords
@@ -261,6 +261,13 @@ def _family(job_id: str, number: int) -> Select[tuple[str]]:
     return select(shards.c.id).where(shards.c.job_id == job_id, same_rows)
 
 
+def _trouble_of(job_id: str) -> ScalarSelect[str]:
+    """What one of the attempts that run waits for."""
+    running = select(attempts.c.error).join(shards, shards.c.attempt_id == attempts.c.id)
+    running = running.where(shards.c.job_id == job_id, shards.c.state == ShardState.RUNNING)
+    return running.where(attempts.c.error.is_not(None)).limit(1).scalar_subquery()
+
+
 def _progress_of(job_id: str) -> Select[Any]:
     sums = {
         "rows_done": parts.c.num_rows,
@@ -278,7 +285,7 @@ def _progress_of(job_id: str) -> Select[Any]:
     )
     job_shards = counts.where(shards.c.job_id == job_id).subquery()
     waiting = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.retry_at.is_not(None))
-    error = case((waiting.exists(), jobs.c.error)).label("error")
+    error = func.coalesce(case((waiting.exists(), jobs.c.error)), _trouble_of(job_id)).label("error")
     job = (jobs.c.id.label("job_id"), jobs.c.state, jobs.c.num_rows.label("rows_total"), error)
     joined = jobs.join(done_parts, true()).join(job_shards, true())
     return select(*job, done_parts, job_shards).select_from(joined).where(jobs.c.id == job_id)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, and_, func, or_, select
 
+from .claim_order import next_job
 from .clock import now
 from .database import Database
 from .errors import UnknownJob
@@ -53,6 +54,14 @@ class Pace:
 
 
 @dataclass(frozen=True)
+class Ahead:
+    """A job that another of its queue waits for; `rows_left`: those that are not done."""
+
+    job_id: str
+    rows_left: int
+
+
+@dataclass(frozen=True)
 class Overview:
     """Every method is one transaction and raises what `Ledger`'s methods raise."""
 
@@ -94,6 +103,26 @@ class Overview:
         if seconds is None:
             raise UnknownJob(f"job {job_id!r} is unknown")
         return rows / min(seconds, _RECENT_SECONDS) if seconds > 0 and rows is not None else None
+
+    def ahead_of(self, job_id: str) -> Ahead | None:
+        """Whose rows the workers do, or do next, while a running job has some to be taken and none under way."""
+        is_running, is_queued = (
+            select(shards.c.id).where(shards.c.job_id == jobs.c.id, shards.c.state == state).exists()
+            for state in (ShardState.RUNNING, ShardState.QUEUED)
+        )
+        waiting = select(jobs.c.queue).where(jobs.c.id == job_id, jobs.c.state == JobState.RUNNING)
+        with self.database.read() as connection:
+            queue = connection.scalar(waiting.where(is_queued, ~is_running))
+            if queue is None:
+                return None
+            others = select(jobs.c.id).where(jobs.c.queue == queue, jobs.c.state == JobState.RUNNING, is_running)
+            in_order = others.order_by(jobs.c.priority.desc(), jobs.c.created_at, jobs.c.id)
+            first = connection.scalar(in_order.limit(1)) or next_job(connection, queue)
+            if first is None or first == job_id:
+                return None
+            done = select(func.coalesce(func.sum(parts.c.num_rows), 0)).where(parts.c.job_id == first)
+            left = select(jobs.c.num_rows - done.scalar_subquery()).where(jobs.c.id == first)
+            return Ahead(first, int(connection.scalars(left).one()))
 
     def pace(self, queue: str) -> Pace | None:
         """That of the largest of the last jobs of a queue which have completed; None where there is none."""

@@ -23,6 +23,24 @@ _FINAL_NAME = re.compile(r"part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+(-(?P<job>[0-
 
 _TOKEN = (pa.field("token", pa.string()), pa.field("token_id", pa.int32()), pa.field("logprob", pa.float64()))
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, pa.field("top", pa.list_(pa.struct(_TOKEN)))]))
+_DOUBT = (pa.field("margin", pa.float64()), pa.field("entropy", pa.float64()))
+_VOTE = pa.struct([("answer", pa.string()), ("count", pa.int32())])
+_VOTES = (pa.field("votes", pa.list_(_VOTE)), pa.field("agreement", pa.float64()))
+_RECEIPT = pa.struct(
+    [
+        ("weights", pa.string()),
+        ("seed", pa.int64()),
+        ("attempt", pa.int32()),
+        ("dtype", pa.string()),
+        ("quantization", pa.string()),
+        ("kv_cache_dtype", pa.string()),
+        ("device", pa.string()),
+        ("headrace", pa.string()),
+        ("torch", pa.string()),
+    ]
+)
+# What a job's kind does not decide: tables of rows that were made before there were these get them.
+ADDED_NAMES = frozenset((*(field.name for field in _DOUBT), "receipt"))
 _ALL_ANSWERS = (pa.field("finish_reasons", pa.list_(pa.string())), pa.field("outputs_logprobs", pa.list_(_LOGPROBS)))
 
 
@@ -60,13 +78,16 @@ def output_schema(
     with_all_answers: bool = False,
     with_prompt_logprobs: bool = False,
     with_from_cache: bool = False,
+    with_votes: bool = False,
+    with_doubt_and_receipt: bool = False,
 ) -> pa.Schema:
     """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`.
 
     `probabilities` has a field for each of the job's `choices`, `outputs` all answers where a row gets several, and
     `logprobs` the first answer's tokens, each with the likeliest in its place. `with_all_answers`: also how each of
     `outputs` ended, and its log-probabilities. `prompt_logprobs`: as `logprobs`, of the prompt's tokens; nothing is
-    known of the first. `from_cache`: whether the answer is an earlier job's.
+    known of the first. `from_cache`: whether the answer is an earlier job's. `with_doubt_and_receipt`: the columns
+    that data sets have from version 2 on. docs/data-set.md says what is in each.
     """
     # A struct: not every reader of Parquet knows maps (Hugging Face's `datasets` does not).
     probabilities = pa.field("probabilities", pa.struct([(choice, pa.float64()) for choice in choices]))
@@ -79,7 +100,9 @@ def output_schema(
             *([pa.field("outputs", pa.list_(pa.string()))] if with_outputs else []),
             pa.field("label", pa.string()),
             pa.field("confidence", pa.float64()),
+            *(_DOUBT if with_doubt_and_receipt else []),
             *([probabilities] if choices else []),
+            *(_VOTES if with_votes else []),
             *([pa.field("logprobs", _LOGPROBS)] if with_logprobs else []),
             *(_ALL_ANSWERS if with_all_answers else []),
             *([pa.field("prompt_logprobs", _LOGPROBS)] if with_prompt_logprobs else []),
@@ -88,6 +111,7 @@ def output_schema(
             pa.field("cached_tokens", pa.int32()),
             pa.field("completion_tokens", pa.int32()),
             *([pa.field("from_cache", pa.bool_())] if with_from_cache else []),
+            *([pa.field("receipt", _RECEIPT)] if with_doubt_and_receipt else []),
             pa.field("error", pa.string()),
         ]
     )

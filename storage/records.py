@@ -234,7 +234,7 @@ class Claim:
 class Progress:
     """Sums over the committed parts of a job; `rows_done` includes `rows_failed` and `rows_from_cache`.
 
-    `error`: why shards of it wait, while some do.
+    `error`: why shards of it wait, or attempts at them that run, while some do.
     """
 
     job_id: str

@@ -9,7 +9,7 @@ one's.
 import json
 import math
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -48,6 +48,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
 from .errors import SinkError, SinkUnavailable
+from .parts import ADDED_NAMES
 
 DEFAULT_TABLE = "headrace_results"
 _KEY = ("job_id", "row")
@@ -120,10 +121,13 @@ class SqlSink:
         )
 
     def prepare(self) -> None:
-        """Create the table, or make sure that the one there is can be written to; leaves no row."""
+        """Create the table, or make sure that the one there is can be written to; leaves no row.
+
+        One of before there were certain columns gets them.
+        """
         with _connected(self._spec) as connection, connection.begin():
             if inspect(connection).has_table(self._table.name, self._table.schema):
-                self._refuse_other_columns(connection)
+                self._add_columns(connection, self._refuse_other_columns(connection))
             else:
                 self._table.create(connection)
             with connection.begin_nested() as probe:
@@ -157,20 +161,29 @@ class SqlSink:
         is_newer = self._table.c.attempt_id <= insert.excluded.attempt_id
         connection.execute(insert.on_conflict_do_update(index_elements=_KEY, set_=changed, where=is_newer), rows)
 
-    def _refuse_other_columns(self, connection: Connection) -> None:
+    def _add_columns(self, connection: Connection, names: Iterable[str]) -> None:
+        place = connection.dialect.identifier_preparer.format_table(self._table)
+        for name in names:
+            kind = self._table.c[name].type.compile(connection.dialect)
+            connection.exec_driver_sql(f"ALTER TABLE {place} ADD COLUMN {name} {kind}")
+
+    def _refuse_other_columns(self, connection: Connection) -> list[str]:
+        """Returns those that are missing but may be added."""
         there = inspect(connection)
         place = (self._table.name, self._table.schema)
         types = {column["name"]: column["type"] for column in there.get_columns(*place)}
         wanted = {column.name: column.type for column in self._table.columns}
-        if missing := [name for name in wanted if name not in types]:
+        if missing := [name for name in wanted if name not in types and name not in ADDED_NAMES]:
             raise SinkError(f"sink {self._spec} has no column {missing[0]!r}: choose another --sink-table")
         if foreign := [name for name in types if name not in wanted]:
             raise SinkError(f"sink {self._spec} has a column {foreign[0]!r} of another kind of job: choose another")
+        later = [name for name in wanted if name not in types]
         for name, kind in wanted.items():
-            if _python_type(kind) is not _python_type(types[name]):
+            if name not in later and _python_type(kind) is not _python_type(types[name]):
                 raise SinkError(f"sink {self._spec} has {types[name]} in column {name!r} where {kind} is written")
         if set(there.get_pk_constraint(*place)["constrained_columns"]) != set(_KEY):
             raise SinkError(f"sink {self._spec} is not keyed by job_id and row: choose another --sink-table")
+        return later
 
 
 def check_reachable(spec: SinkSpec) -> None:

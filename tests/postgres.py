@@ -4,6 +4,7 @@ import importlib.util
 import os
 import pwd
 import shutil
+import signal
 import subprocess
 import tempfile
 import time
@@ -12,11 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import psycopg
 from psycopg import sql
 
 # Against a server that never comes or goes alone.
 _SECONDS = 120.0
+_PREFIX = "headrace-postgres-"
 _OPTIONS = ("-c", "listen_addresses=", "-c", "fsync=off", "-c", "max_connections=100")
 
 
@@ -66,8 +69,8 @@ class PostgresServer:
     def stop(self) -> None:
         """End it with all its connections, whatever they are doing; harmless when repeated."""
         if self._process is not None:
-            # SIGINT: the fast way.
-            self._process.send_signal(2)
+            # The fast way.
+            self._process.send_signal(signal.SIGINT)
             self._process.wait(_SECONDS)
             self._process = None
 
@@ -83,7 +86,8 @@ class PostgresServer:
 
 @contextmanager
 def running_postgres(binaries: Path) -> Iterator[PostgresServer]:
-    folder = Path(tempfile.mkdtemp(prefix="headrace-postgres-"))
+    remove_abandoned()
+    folder = Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-"))
     server = PostgresServer(binaries, folder)
     try:
         server.create()
@@ -93,6 +97,23 @@ def running_postgres(binaries: Path) -> Iterator[PostgresServer]:
         with suppress(ProcessLookupError):
             server.stop()
         shutil.rmtree(folder)
+
+
+def remove_abandoned() -> None:
+    """End the servers of test runs that were killed, and remove their folders, which have their pids in their names."""
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}[0-9]*-*"):
+        pid = folder.name.removeprefix(_PREFIX).partition("-")[0]
+        if pid.isdecimal() and not psutil.pid_exists(int(pid)):
+            _stop_servers_of(folder)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _stop_servers_of(folder: Path) -> None:
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if str(folder / "data") in process.cmdline():
+                process.send_signal(signal.SIGINT)
+                process.wait(_SECONDS)
 
 
 @contextmanager

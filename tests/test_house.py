@@ -83,7 +83,7 @@ def test_the_wheel_holds_the_packages_and_nothing_else(wheel):
     assert "headrace/py.typed" in names
     assert {Path(name).parts[0] for name in names} == {"headrace"}
     # The compiled kernels are there where a compiler was.
-    assert {Path(name).suffix for name in names} <= {".py", ".pyi", ".typed", ".mako", ".so", ".proto"}
+    assert {Path(name).suffix for name in names} <= {".py", ".pyi", ".typed", ".mako", ".so", ".proto", ".html"}
 
 
 def test_the_wheel_installs_and_tells_its_version(wheel, tmp_path):

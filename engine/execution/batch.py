@@ -4,14 +4,15 @@ from array import array
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from weakref import ref
 
 import numpy
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.paged_attention import AttentionMetadata, DecodeSeries, DecodeStep
 from ..models.last_tokens import LastTokens
 from ..sampling.prompt_reader import PromptReader
 from ..scheduling.decode_rows import DecodeRows
@@ -35,20 +36,22 @@ class SampledTokens:
 
 @dataclass(frozen=True)
 class Batch:
-    """token_ids, positions, slots: [num_tokens] int64, the sequences one after the other.
+    """token_ids: [num_tokens] int64, the sequences one after the other. places: [2, num_tokens] int64, on the host:
+    where each token's key and value are written, and its position.
 
     `last_token_index`: [num_sampling] int64, the tokens whose logits are wanted: the last one of each sequence that
-    this step brings to its end, in the order scheduled. `prompt_reader`, if any, is to be shown the prompts' logits.
-    `last_tokens`, if any, are all that the last layer has to compute.
+    this step brings to its end, and its draft, in the order scheduled. `prompt_reader`, if any, is to be shown the
+    prompts' logits. `last_tokens`, if any, are all that the last layer has to compute. `adapters`, if any token has
+    one: [num_tokens] int64, the number of each one's LoRA adapter, or 0.
     """
 
     token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
+    places: Ints
     attention: AttentionMetadata
     last_token_index: Tensor
     prompt_reader: PromptReader | None = None
     last_tokens: LastTokens | None = None
+    adapters: Tensor | None = None
 
     @classmethod
     def build(
@@ -62,7 +65,7 @@ class Batch:
         gathered = _Gathered.of(scheduled, block_size, sampled)
         layout = _Layout.of(gathered.starts, gathered.lens, gathered.num_blocks)
         slots = layout.slots(numpy.array(gathered.blocks), block_size)
-        reaches_end = numpy.array([item.reaches_end for item in scheduled])
+        num_wanted = numpy.array([item.reaches_end + len(item.draft) for item in scheduled])
         attention = AttentionMetadata(
             query_lens=gathered.lens,
             context_lens=(layout.starts + layout.lens).tolist(),
@@ -73,26 +76,55 @@ class Batch:
         prompt_reader = PromptReader.of(scheduled)
         return cls(
             token_ids=gathered.filled(device, sampled),
-            positions=to_device(layout.positions, device),
-            slots=to_device(slots, device),
+            # Slots first: kernels like an aligned beginning.
+            places=numpy.stack((slots, layout.positions)),
             attention=attention,
-            last_token_index=to_device(layout.ends[reaches_end] - 1, device),
+            last_token_index=to_device(layout.last(num_wanted), device),
             prompt_reader=prompt_reader,
-            last_tokens=_last_tokens(attention, layout, reaches_end) if prompt_reader is None else None,
+            last_tokens=_last_tokens(attention, layout, num_wanted) if prompt_reader is None else None,
         )
 
-    @classmethod
-    def of_decodes(cls, decodes: DecodeRows, token_ids: Tensor, device: torch.device) -> "Batch":
-        """The next step of sequences that decode. token_ids: [n] int64, what the step before it has sampled."""
-        slots, positions = to_device(decodes.places, device).unbind()
+    def wanted(self, hidden: Tensor) -> Tensor:
+        """Of what was computed of all its tokens, [num_tokens, any], what logits are wanted of."""
+        return hidden if len(self.last_token_index) == len(hidden) else hidden[self.last_token_index]
+
+    @property
+    def slots(self) -> Tensor:
+        """[num_tokens] int64."""
+        return self._places_there[0]
+
+    @property
+    def positions(self) -> Tensor:
+        """[num_tokens] int64."""
+        return self._places_there[1]
+
+    @cached_property
+    def _places_there(self) -> Tensor:
+        # Both with one copy, and none where somebody else sees to it.
+        return to_device(self.places, self.attention.device)
+
+
+class DecodeBatches:
+    """The batches of sequences that decode, each made from the one before it as long as the sequences are the same."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._decodes: ref[DecodeRows] | None = None
+        self._series = DecodeSeries()
+
+    def batch(self, decodes: DecodeRows, token_ids: Tensor) -> Batch:
+        """Their next step. token_ids: [n] int64, what the step before it has sampled."""
+        if self._decodes is None or self._decodes() is not decodes:
+            self._decodes, self._series = ref(decodes), DecodeSeries()
         attention = AttentionMetadata(
             query_lens=decodes.query_lens,
             context_lens=decodes.context_lens,
             block_tables=decodes.block_tables,
             block_size=decodes.block_size,
-            device=device,
+            device=self._device,
+            decode_step=DecodeStep(self._series, decodes.num_steps, *decodes.begun),
         )
-        return cls(token_ids, positions, slots, attention, _every_token(len(decodes), device))
+        return Batch(token_ids, decodes.places, attention, _every_token(len(decodes), self._device))
 
 
 @lru_cache(maxsize=1)
@@ -101,17 +133,16 @@ def _every_token(number: int, device: torch.device) -> Tensor:
     return torch.arange(number, device=device)
 
 
-def _last_tokens(
-    attention: AttentionMetadata, layout: "_Layout", reaches_end: NDArray[numpy.bool_]
-) -> LastTokens | None:
+def _last_tokens(attention: AttentionMetadata, layout: "_Layout", num_wanted: Ints) -> LastTokens | None:
     """None where it would not pay, and on a GPU, where it was not measured."""
-    num_sequences, device = len(layout.lens), attention.device
-    if device.type != "cpu" or len(layout.positions) < _MIN_TOKENS_PER_SEQUENCE * num_sequences:
+    # Of a sequence of which nothing is wanted the last layer computes a token all the same.
+    num_last, device = num_wanted.clip(1), attention.device
+    if device.type != "cpu" or len(layout.positions) < _MIN_TOKENS_PER_SEQUENCE * num_last.sum():
         return None
     return LastTokens(
-        index=to_device(layout.ends - 1, device),
-        attention=replace(attention, query_lens=[1] * num_sequences),
-        sampled=to_device(reaches_end.nonzero()[0], device),
+        index=to_device(layout.last(num_last), device),
+        attention=replace(attention, query_lens=num_last.tolist()),
+        sampled=to_device((num_wanted > 0).repeat(num_last).nonzero()[0], device),
     )
 
 
@@ -126,7 +157,7 @@ class _Gathered:
     token_ids: "array[int]"
     unread: list[int]
     unread_rows: list[int]
-    blocks: list[int]
+    blocks: "array[int]"
     starts: list[int]
     lens: list[int]
     num_blocks: list[int]
@@ -138,22 +169,24 @@ class _Gathered:
         token_ids = array("i")
         unread: list[int] = []
         unread_rows: list[int] = []
-        blocks: list[int] = []
+        blocks = array("i")
         starts: list[int] = []
         lens: list[int] = []
         num_blocks: list[int] = []
-        for sequence, num_tokens, _, _ in scheduled:
+        for sequence, num_tokens, _, _, draft in scheduled:
             start = sequence.num_computed_tokens
             end = start + num_tokens
             token_ids += sequence.token_ids[start:end]
-            if end > len(sequence.token_ids):
+            if draft:
+                token_ids.extend(draft)
+            elif end > len(sequence.token_ids):
                 assert sampled is not None
                 unread.append(len(token_ids))
                 unread_rows.append(sampled.rows[sequence])
                 # Overwritten on the device.
                 token_ids.append(0)
             written = sequence.block_table[start // block_size : (end - 1) // block_size + 1]
-            blocks += written
+            blocks.extend(written)
             starts.append(start)
             lens.append(num_tokens)
             num_blocks.append(len(written))
@@ -193,6 +226,12 @@ class _Layout:
         first_blocks = written.cumsum() - written
         positions = numpy.arange(ends[-1]) + (begin - (ends - length)).repeat(length)
         return cls(begin, length, ends, first_blocks, positions)
+
+    def last(self, numbers: Ints) -> Ints:
+        """The places among the batch's tokens of so many of each sequence's last ones."""
+        totals = numbers.cumsum()
+        places: Ints = numpy.arange(totals[-1]) + (self.ends - totals).repeat(numbers)
+        return places
 
     def slots(self, blocks: Ints, block_size: int) -> Ints:
         """Cache slots of the tokens: `blocks` are those that the sequences write into, one after the other."""

@@ -12,9 +12,11 @@ memory (tens of MiB for a model of 32 layers), and a capture takes no longer tha
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -69,10 +71,26 @@ class CudaCapture:
                 # What was launched writes into the KV cache, also where the rest of it did not fit into the memory.
                 current.wait_stream(self._stream)
             graph = torch.cuda.CUDAGraph()
-            # The worker's other threads may do as they like meanwhile.
-            with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
-                function()
+            try:
+                # The worker's other threads may do as they like meanwhile.
+                with torch.cuda.graph(graph, self._pool, self._stream, capture_error_mode="thread_local"):
+                    function()
+            except BaseException:
+                self._give_up(graph)
+                raise
         return graph.replay
+
+    def _give_up(self, graph: torch.cuda.CUDAGraph) -> None:
+        """Tell torch's allocator that a capture is over; else it refuses to give any memory back from then on.
+
+        torch itself does so only where the driver has ended the capture without an error.
+        """
+        with suppress(RuntimeError):
+            graph.pool()
+            return
+        with suppress(RuntimeError):
+            torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
+            torch._C._cuda_releasePool(self._stream.device_index, self._pool)
 
 
 class CudaGraphs:
@@ -87,19 +105,28 @@ class CudaGraphs:
         self._capture = capture
         self._sizes = list(limits.sizes)
         largest = self._sizes[-1]
-        self._token_ids, self._positions = torch.zeros(2, largest, dtype=torch.int64, device=device)
-        self._slots = torch.full((largest,), PADDING_SLOT, dtype=torch.int64, device=device)
+        self._token_ids = torch.zeros(largest, dtype=torch.int64, device=device)
         self._replays: dict[tuple[int, frozenset[str]], Replay] = {}
 
         # One padding token says which plans the layers ask for.
         trial = AttentionMetadata([1], [1], [[0]], limits.block_size, device)
-        hidden = forward(self._token_ids[:1], self._positions[:1], self._slots[:1], trial)
+        padding = torch.full((1,), PADDING_SLOT, dtype=torch.int64, device=device)
+        hidden = forward(self._token_ids[:1], self._token_ids[:1], padding, trial)
         if not trial.device_plans:
             raise CaptureError("attention does not run as a Triton kernel here")
         self._plans = StaticPlans(
-            list(trial.device_plans), largest, limits.blocks_per_sequence, limits.block_size, device
+            list(trial.device_plans),
+            largest,
+            limits.blocks_per_sequence,
+            limits.block_size,
+            device,
+            num_places=2 * _stride(largest),
         )
+        # Slots, then positions; where those begin depends on the graph.
+        self._places = self._plans.places
+        self._places[:largest].fill_(PADDING_SLOT)
         self._hidden = hidden.new_zeros(largest, hidden.shape[1])
+        self._slices: dict[int, tuple[Tensor, Tensor]] = {}
         self._find_or_capture(largest, frozenset(LAUNCHES))
 
     def forward(self, batch: Batch) -> Tensor:
@@ -117,7 +144,7 @@ class CudaGraphs:
         if replay is None:
             return self._compute_eagerly(batch)
         replay()
-        return self._hidden[:num_tokens]
+        return self._of_tokens(num_tokens)[1]
 
     def _compute_eagerly(self, batch: Batch) -> Tensor:
         return self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
@@ -125,15 +152,21 @@ class CudaGraphs:
     def _load(self, batch: Batch, size: int) -> frozenset[str]:
         """Put the batch where a graph of this size reads it; returns what attention has to launch.
 
-        Padding keeps the token ids and positions of an earlier step, which are as good as any.
+        Padding keeps the token ids of an earlier step, which are as good as any.
         """
-        launches = self._plans.load(batch.attention)
         num_tokens = len(batch.token_ids)
-        self._token_ids[:num_tokens].copy_(batch.token_ids, non_blocking=True)
-        self._positions[:num_tokens].copy_(batch.positions, non_blocking=True)
-        self._slots[:num_tokens].copy_(batch.slots, non_blocking=True)
-        self._slots[num_tokens:size].fill_(PADDING_SLOT)
+        places = numpy.zeros((2, _stride(size)), dtype=numpy.int64)
+        places[:, :num_tokens] = batch.places
+        places[0, num_tokens:] = PADDING_SLOT
+        launches = self._plans.load(batch.attention, places.ravel())
+        self._of_tokens(num_tokens)[0].copy_(batch.token_ids, non_blocking=True)
         return launches
+
+    def _of_tokens(self, number: int) -> tuple[Tensor, Tensor]:
+        """What of the token ids and the output so many tokens are: made once, as torch takes its time to slice."""
+        if number not in self._slices:
+            self._slices[number] = self._token_ids[:number], self._hidden[:number]
+        return self._slices[number]
 
     def _find_or_capture(self, size: int, launches: frozenset[str]) -> Replay | None:
         """None when a capture has failed: there are no graphs from then on, and their memory is free."""
@@ -155,6 +188,13 @@ class CudaGraphs:
     def _compute(self, size: int, metadata: AttentionMetadata) -> None:
         """The forward pass of what is loaded, from memory that stays into memory that stays."""
         num_plans = len(metadata.device_plans)
-        hidden = self._forward(self._token_ids[:size], self._positions[:size], self._slots[:size], metadata)
+        stride = _stride(size)
+        positions = self._places[stride : stride + size]
+        hidden = self._forward(self._token_ids[:size], positions, self._places[:size], metadata)
         assert len(metadata.device_plans) == num_plans, "a layer made a plan that no step would replace"
         self._hidden[:size].copy_(hidden)
+
+
+def _stride(size: int) -> int:
+    """From a graph's slots to its positions: so far that both begin at a multiple of 16 bytes, as kernels like it."""
+    return size + size % 2

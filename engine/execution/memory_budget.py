@@ -18,6 +18,7 @@ from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.kv_memory import block_bytes, kv_shape, num_blocks_in, zeros
 from ..models import Decoder
 from .cuda_graphs import MAX_GRAPHS
+from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ class LargestStep:
     positions: Tensor
     slots: Tensor
     attention: AttentionMetadata
+    num_logits: int
 
     @classmethod
     def of(cls, config: EngineConfig, max_model_len: int, device: torch.device) -> "LargestStep":
@@ -84,13 +86,14 @@ class LargestStep:
             attention=AttentionMetadata(
                 lens, [max_model_len] * num_seqs, [table] * num_seqs, config.block_size, device
             ),
+            num_logits=min(config.max_num_logits, num_tokens),
         )
 
     @torch.inference_mode()
     def compute(self, model: Decoder, kv_cache: Tensor) -> Tensor:
-        """A token of each sequence, as a step draws it where every sequence has wishes."""
+        """A token of each sequence and of each guess, as a step draws it where every sequence has wishes."""
         hidden = model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention)
-        logits = model.logits(hidden[: len(self.attention.query_lens)])
+        logits = model.logits(hidden[: self.num_logits])
         likeliest_tokens(logits, with_log_sum_exp=True)
         ones = torch.ones(len(logits), dtype=torch.float64, device=logits.device)
         return sample_tokens(logits.float(), ones, ones.long(), ones, ones, ones / 2)
@@ -168,7 +171,9 @@ def fitting(what: str) -> Iterator[None]:
     """Raises `ConfigError` where `what` is more than the GPU has memory for."""
     try:
         yield
-    except torch.OutOfMemoryError as error:
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
         raise ConfigError(f"{what} does not fit into the GPU's memory ({_first_line(error)}). {_HELP}") from error
 
 

@@ -1,6 +1,7 @@
 """One step on the device: the model, its KV cache, and where they live."""
 
 import logging
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.kv_memory import KVMemory
 from ..kv_cache.swap import PreemptionCosts
+from ..lora.adapters import LoraAdapters
 from ..models import Decoder, load_model
 from .batch import Batch
 from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
@@ -43,6 +45,7 @@ class ModelRunner:
         with fitting("the model"):
             self._model = load_model(model_config, config, self.dtype, self.device)
             self._model.prepack(config.quantization)
+            self.loras = LoraAdapters.of(self._model, config, self.dtype, self.device)
         self.preemption_costs = preemption_costs(self._model.num_parameters, self.device)
         if num_blocks is None:
             num_blocks = measured_num_blocks(self._model, model_config, config, kv_dtype, self.device)
@@ -69,17 +72,25 @@ class ModelRunner:
 
         Its prompt reader, if it has one, is shown the logits it wants.
         """
-        if self._graphs is not None:
+        if self._graphs is not None and batch.adapters is None:
             hidden = self._graphs.forward(batch)
         else:
-            hidden = self._model.forward(
-                batch.token_ids, batch.positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens
-            )
+            hidden = self._forward(batch)
             if batch.last_tokens is not None:
                 return self._model.logits(hidden[batch.last_tokens.sampled])
         if batch.prompt_reader is not None:
             batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
-        return self._model.logits(hidden[batch.last_token_index])
+        return self._model.logits(batch.wanted(hidden))
+
+    def _forward(self, batch: Batch) -> Tensor:
+        """Kernel by kernel. The graphs know nothing of adapters."""
+        if batch.adapters is not None and self.loras is not None:
+            adapters, last = batch.adapters, batch.last_tokens
+            with self.loras.applied(adapters, None if last is None else last.index):
+                return self._forward(replace(batch, adapters=None))
+        return self._model.forward(
+            batch.token_ids, batch.positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens
+        )
 
 
 def _forward_into(model: Decoder, kv_cache: Tensor) -> Forward:

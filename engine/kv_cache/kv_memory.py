@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...kernels.kv_cache.block_copy import copy_blocks, swap_in, swap_out
 from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.model_size import kv_token_bytes
 from ..errors import ConfigError
 from ..transfer import to_device
 from .block_pool import NULL_BLOCK
@@ -35,7 +36,7 @@ class KVMemory:
 
     def zero(self, blocks: Sequence[int]) -> None:
         # As bytes: torch indexes no float8.
-        self.cache.view(torch.uint8)[:, :, self._index(blocks)] = 0
+        self.cache.view(torch.uint8).index_fill_(2, self._index(blocks), 0)
 
     def swap_out(self, blocks: Sequence[int]) -> Tensor:
         """The blocks' content in the host's memory."""
@@ -73,8 +74,7 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
 
 def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     """Bytes one KV block takes over all layers, keys and values."""
-    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * dtype.itemsize
-    return per_token * block_size
+    return kv_token_bytes(model, dtype.itemsize) * block_size
 
 
 def num_blocks_in(memory_bytes: int, model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:

@@ -9,25 +9,28 @@ from itertools import chain
 from .block_pool import NULL_BLOCK, BlockPool
 
 BlockHash = bytes
-_ROOT: BlockHash = b"\0" * 16
+ROOT: BlockHash = b"\0" * 16
+_TOKEN_BYTES = array("i").itemsize
 
 
-def hash_blocks(token_ids: Sequence[int], block_size: int) -> list[BlockHash]:
+def hash_blocks(token_ids: Sequence[int], block_size: int, root: BlockHash = ROOT) -> list[BlockHash]:
     """Chained 128-bit hashes of the full blocks of `token_ids`.
 
-    A block's hash covers its tokens and, through its parent's hash, all tokens before it.
+    A block's hash covers its tokens and, through its parent's hash, all tokens before it and the `root`, which
+    stands for what else their keys and values depend on.
     """
     hashes: list[BlockHash] = []
-    add_hashes(hashes, token_ids, block_size)
+    add_hashes(hashes, token_ids, block_size, root)
     return hashes
 
 
-def add_hashes(hashes: list[BlockHash], token_ids: Sequence[int], block_size: int) -> None:
+def add_hashes(hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, root: BlockHash = ROOT) -> None:
     """Append the hashes of those full blocks of `token_ids` that have none yet."""
-    parent = hashes[-1] if hashes else _ROOT
+    parent = hashes[-1] if hashes else root
     first = len(hashes) * block_size
-    data = array("i", token_ids[first : len(token_ids) // block_size * block_size]).tobytes()
-    width = block_size * array("i").itemsize
+    tokens = token_ids[first : len(token_ids) // block_size * block_size]
+    data = (tokens if isinstance(tokens, array) else array("i", tokens)).tobytes()
+    width = block_size * _TOKEN_BYTES
     for start in range(0, len(data), width):
         parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
         hashes.append(parent)

@@ -1,8 +1,10 @@
 """What decoder layers are built of: attention and the gated MLP, with the names their weights have on disk."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import accumulate
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,14 +24,26 @@ _KV_SCALE_NAMES = (("kv_scale", "k_proj.k_scale", "k_scale"), ("kv_scale", "v_pr
 _ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 
 
+class LinearPart(NamedTuple):
+    """A projection by itself, as checkpoints name it: `size` outputs of the matrix that it is a part of."""
+
+    linear: Linear
+    start: int
+    size: int
+
+
 @dataclass(frozen=True)
 class BlankWeights:
-    """Makes weights that are still to be filled. `prefix`: of their names in the checkpoint, with a dot at its end."""
+    """Makes weights that are still to be filled. `prefix`: of their names in the checkpoint, with a dot at its end.
+
+    `parts`: all the projections made, by these names.
+    """
 
     config: ModelConfig
     dtype: torch.dtype
     device: torch.device
     prefix: str = ""
+    parts: dict[str, LinearPart] = field(default_factory=dict)
 
     def within(self, name: str) -> "BlankWeights":
         """The weights of a part of what this makes the weights of."""
@@ -47,8 +61,12 @@ class BlankWeights:
         quantization = self.config.quantization
         scheme = quantization.scheme(full_names) if quantization and quantizable else None
         if scheme is None:
-            return Linear(self.matrix(sum(sizes), in_size), offsets, quantizable)
-        return Linear(stored_modules(scheme, full_names, sizes, in_size, self.dtype, self.device), offsets)
+            linear = Linear(self.matrix(sum(sizes), in_size), offsets, quantizable)
+        else:
+            linear = Linear(stored_modules(scheme, full_names, sizes, in_size, self.dtype, self.device), offsets)
+        for start, name, size in zip(accumulate(sizes, initial=0), full_names, sizes, strict=False):
+            self.parts[name] = LinearPart(linear, start, size)
+        return linear
 
     def norm(self, size: int) -> Tensor:
         """In float32 where something is added to the weights: half precision would lose most of a small one."""

@@ -51,7 +51,7 @@ class MakeLayer(Protocol):
 
 
 class Decoder:
-    """Weights and forward pass. The KV cache belongs to the caller."""
+    """Weights and forward pass. The KV cache belongs to the caller. `parts`: its projections by their names on disk."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Decoder:
     ) -> None:
         self.config = config
         blank = BlankWeights(config, dtype, device)
+        self.parts = blank.parts
         ropes = list(dict.fromkeys(config.ropes))
         self._rotary = [
             rotary_factors(rope, config.rotary_dim, max_model_len).to(device=device, dtype=dtype) for rope in ropes
@@ -131,7 +132,7 @@ class Decoder:
 
         token_ids, positions, slots: [num_tokens] int64. kv_cache:
         [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. Returns [num_tokens, hidden_size], before
-        the final norm, or of the `last_tokens` alone: [num_sequences, hidden_size].
+        the final norm, or of the `last_tokens` alone: [num_last, hidden_size].
         """
         # The embedding is the first branch that joins the residual stream.
         branch = embedding(token_ids, self._embedding)

@@ -9,9 +9,9 @@ from ...kernels.paged_attention import AttentionMetadata
 
 @dataclass(frozen=True)
 class LastTokens:
-    """The last token of each of a batch's sequences.
+    """The last token of each of a batch's sequences, and those before it that are sampled from too.
 
-    index: [num_sequences] int64, which of the batch's tokens they are. attention: of them alone. sampled:
+    index: [num_last] int64, which of the batch's tokens they are. attention: of them alone. sampled:
     [num_sampling] int64, which of them are sampled from.
     """
 

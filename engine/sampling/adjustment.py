@@ -105,7 +105,8 @@ def _mask_stops(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
     pairs = [(row, token) for row, each in adjustments.items() if each.forbids_stops for token in each.stop_token_ids]
     if pairs:
         rows, tokens = to_device(pairs, logits.device).unbind(1)
-        logits[rows, tokens] = -torch.inf
+        # A number of the host's would be fetched first, and the host wait for that.
+        logits.index_put_((rows, tokens), logits.new_full((), -torch.inf))
 
 
 def _add_biases(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:

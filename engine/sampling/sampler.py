@@ -13,7 +13,7 @@ from ...kernels.sampling import likeliest_tokens, philox_uniform, sample_tokens
 from ..logprobs import Logprob
 from ..request import SamplingParams
 from ..structured.choices import ChoiceNode
-from ..transfer import to_device
+from ..transfer import Readback, to_device
 from .adjustment import Adjustment, adjust_
 
 Key = TypeVar("Key", bound=Hashable)
@@ -140,7 +140,8 @@ def token_logprobs(logits: Tensor, rows: Sequence[LogprobRow]) -> list[dict[int,
     """
     tokens = to_device([row.token for row in rows], logits.device)
     groups = launch_logprobs(logits, tokens, [LogprobQuery(row.num_top, row.temperature) for row in rows])
-    return read_logprobs(groups, [part.tolist() for group in groups for part in group.tensors], len(rows))
+    values = Readback([part for group in groups for part in group.tensors]).wait()
+    return read_logprobs(groups, [part.tolist() for part in values], len(rows))
 
 
 def launch_logprobs(logits: Tensor, tokens: Tensor, queries: Sequence[LogprobQuery]) -> list[ReportedLogprobs]:
@@ -189,7 +190,7 @@ def score_choices(logits: Tensor, nodes: Sequence[ChoiceNode]) -> list[list[floa
     """
     scores: list[list[float]] = [[] for _ in nodes]
     for children, members in _grouped([node.children for node in nodes]).items():
-        allowed = logits[members][:, list(children)]
+        allowed = logits[to_device(members, logits.device)][:, to_device(children, logits.device)]
         for index, row in zip(members, allowed.double().log_softmax(-1).tolist(), strict=True):
             scores[index] = row
     return scores

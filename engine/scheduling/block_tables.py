@@ -6,7 +6,7 @@ from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.prefix_cache import PrefixCache
 from ..kv_cache.swap import SwapSpace
 from .decode_rows import DecodeRows
-from .sequence import Sequence
+from .sequence import Sequence, new_block_table
 from .step_plan import StepPlan, SwapIn
 
 
@@ -56,7 +56,7 @@ class BlockTables:
         num_slid = min(self._first_needed(sequence, num_computed_tokens), len(blocks))
         blocks[:num_slid] = [NULL_BLOCK] * num_slid
         self.cache.share(blocks)
-        sequence.block_table = blocks
+        sequence.block_table = new_block_table(blocks)
         sequence.num_slid_blocks = num_slid
         sequence.num_computed_tokens = num_computed_tokens
 
@@ -69,39 +69,54 @@ class BlockTables:
         last_block = self.cache.num_blocks + self._first_needed(sequence, sequence.num_computed_tokens)
         return min(num_tokens, last_block * sequence.block_size - sequence.num_computed_tokens)
 
-    def can_grow(self, sequence: Sequence, num_tokens: int) -> bool:
-        """Whether there are blocks for so many more tokens."""
-        return self._num_new_blocks(sequence, num_tokens) <= self.cache.num_available
+    def can_grow(self, sequence: Sequence, num_tokens: int, num_spare: int = 0) -> bool:
+        """Whether there are blocks for so many more tokens, and `num_spare` others."""
+        return self._num_new_blocks(sequence, num_tokens) + num_spare <= self.cache.num_available
 
-    def grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan, is_new: bool) -> None:
-        """Schedule so many more tokens, with blocks for them and for what comes back from the host."""
+    def grow(
+        self, sequence: Sequence, num_tokens: int, plan: StepPlan, is_new: bool, draft: tuple[int, ...] = ()
+    ) -> None:
+        """Schedule so many more tokens and a draft, with blocks for them and for what comes back from the host."""
         first_new, table = len(sequence.block_table), sequence.block_table
-        if num_new := self._num_new_blocks(sequence, num_tokens):
-            table += self.cache.allocate(num_new)
+        if num_new := self._num_new_blocks(sequence, num_tokens + len(draft)):
+            table.extend(self.cache.allocate(num_new))
         if is_new and (swapped := sequence.swapped) is not None:
             first = first_new - swapped.first_block
             if 0 <= first < swapped.num_blocks:
-                blocks = table[first_new : swapped.first_block + swapped.num_blocks]
+                blocks = table[first_new : swapped.first_block + swapped.num_blocks].tolist()
                 plan.swapped_in.append(SwapIn(swapped, first, blocks))
         self._publish(sequence, num_tokens)
-        plan.schedule(sequence, num_tokens, is_new)
+        plan.schedule(sequence, num_tokens, is_new, draft)
 
     def publish_read(self, sequence: Sequence) -> None:
-        """Make the block findable that the sequence's last known token fills, if a step in flight computes it."""
+        """Make the block findable that the sequence's last known token fills, if it was computed before it was known.
+
+        So it is by a step in flight, and where the token was guessed.
+        """
         num_known = len(sequence.token_ids)
         is_full = num_known % sequence.block_size == 0 and sequence.num_computed_tokens >= num_known
         if is_full and self.cache.is_enabled:
             index = num_known // sequence.block_size - 1
             self.cache.insert(sequence.block_table[index], sequence.hashes()[index])
 
+    def publish_filled(self, sequences: Iterable[Sequence]) -> None:
+        """As `publish_read`, of sequences of which each has filled a block."""
+        if not self.cache.is_enabled:
+            return
+        for sequence in sequences:
+            hashes = sequence.hashes()
+            self.cache.insert(sequence.block_table[len(hashes) - 1], hashes[-1])
+
     def grow_decodes(self, decodes: DecodeRows) -> bool:
         """Blocks for one more token of each row; false, and nothing changed, where they run out."""
-        if num_new := len(decodes.beginning):
-            if num_new > self.cache.num_available:
-                return False
-            decodes.begin_blocks(self.cache.allocate(num_new))
-        for row in decodes.filling:
-            self._publish(decodes.sequences[row], 1)
+        num_new = len(decodes.beginning)
+        if num_new > self.cache.num_available:
+            return False
+        decodes.begin_blocks(self.cache.allocate(num_new) if num_new else ())
+        # With a token that nobody has read yet a block is published when that is read.
+        if not decodes.sequences[0].num_unread_tokens:
+            for row in decodes.filling:
+                self._publish(decodes.sequences[row], 1)
         return True
 
     def slide(self, sequence: Sequence) -> None:
@@ -109,7 +124,7 @@ class BlockTables:
         first, table = self._first_needed(sequence, sequence.num_computed_tokens), sequence.block_table
         if first > sequence.num_slid_blocks:
             self.cache.release(table[sequence.num_slid_blocks : first])
-            table[sequence.num_slid_blocks : first] = [NULL_BLOCK] * (first - sequence.num_slid_blocks)
+            table[sequence.num_slid_blocks : first] = new_block_table([NULL_BLOCK]) * (first - sequence.num_slid_blocks)
             sequence.num_slid_blocks = first
 
     def shrink(self, sequence: Sequence) -> None:
@@ -121,7 +136,7 @@ class BlockTables:
     def detach(self, sequence: Sequence) -> None:
         """Give up all blocks; nothing of the sequence is computed any more."""
         self.cache.release(sequence.block_table)
-        sequence.block_table = []
+        sequence.block_table = new_block_table()
         sequence.num_slid_blocks = 0
         sequence.num_computed_tokens = 0
 
@@ -135,7 +150,7 @@ class BlockTables:
         self.cache.share_owned(parent.block_table[:num_full])
         copies = self.cache.allocate(1) if rest else []
         child.block_hashes = list(parent.block_hashes)
-        child.block_table = parent.block_table[:num_full] + copies
+        child.block_table = parent.block_table[:num_full] + new_block_table(copies)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_slid_blocks = min(parent.num_slid_blocks, num_full)
         return [(parent.block_table[num_full], copy) for copy in copies]
@@ -157,7 +172,7 @@ class BlockTables:
         first = sequence.num_slid_blocks
         while first < len(table) and self.cache.is_held_by_others(table[first]):
             first += 1
-        blocks = table[first:]
+        blocks = table[first:].tolist()
         sequence.swapped = self._swap_space.take(first, len(blocks), sequence.num_computed_tokens, sequence.block_size)
         if sequence.swapped is not None:
             plan.swapped_out.append((sequence, blocks))

@@ -3,7 +3,7 @@
 from array import array
 from collections import deque
 from collections.abc import Sequence as SequenceOf
-from typing import Self
+from typing import NamedTuple, Self
 
 import numpy
 from numpy.typing import NDArray
@@ -12,10 +12,22 @@ from .scheduled_sequence import ScheduledSequence
 from .sequence import Sequence
 
 
+class BegunBlocks(NamedTuple):
+    """Which rows begin a block, the how manieth of theirs it is, and which one; [m] int64 each."""
+
+    rows: NDArray[numpy.int64]
+    columns: NDArray[numpy.int64]
+    blocks: NDArray[numpy.int64]
+
+
+_NONE_BEGUN = BegunBlocks(*numpy.empty((3, 0), dtype=numpy.int64))
+
+
 class DecodeRows:
     """What every step of the same sequences, one token of each, has in common; a step only moves them on.
 
-    `places`: [2, n] int64, the slot where each writes its next key and value, and that token's position.
+    `places`: [2, n] int64, the slot where each writes its next key and value, and that token's position. `num_steps`:
+    how many were counted as computed. `begun`: the blocks that the next step begins.
     """
 
     def __init__(self, scheduled: list[ScheduledSequence]) -> None:
@@ -28,11 +40,12 @@ class DecodeRows:
         starts = [each.num_computed_tokens for each in self.sequences]
         # One array, so that both are on the device with one copy. Slots first: kernels like an aligned beginning.
         self.places: NDArray[numpy.int64] = numpy.array([self._slots(starts), starts])
-        self._num_steps = 0
+        self.num_steps = 0
         # By where in its block a row was to write at first. A step moves them all by one, and so their lists with them.
         self._rows_at: list[list[int]] = [[] for _ in range(block_size)]
         for row, start in enumerate(starts):
             self._rows_at[start % block_size].append(row)
+        self.begun = _NONE_BEGUN
 
     @classmethod
     def of(cls, scheduled: list[ScheduledSequence]) -> Self | None:
@@ -43,34 +56,41 @@ class DecodeRows:
         return len(self.sequences)
 
     @property
-    def context_lens(self) -> list[int]:
+    def context_lens(self) -> SequenceOf[int]:
         """How many tokens each has, the next one included."""
-        lens: list[int] = (self.places[1] + 1).tolist()
-        return lens
+        # A sequence of integers that is no list: mostly nobody looks at each of them.
+        lens: NDArray[numpy.int64] = self.places[1] + 1
+        return lens.data
 
     @property
     def beginning(self) -> list[int]:
         """The rows whose next token begins a block."""
-        return self._rows_at[-self._num_steps % self.block_size]
+        return self._rows_at[-self.num_steps % self.block_size]
 
     @property
     def filling(self) -> list[int]:
         """The rows whose next token fills a block."""
-        return self._rows_at[(-1 - self._num_steps) % self.block_size]
+        return self._rows_at[(-1 - self.num_steps) % self.block_size]
 
     def begin_blocks(self, blocks: SequenceOf[int]) -> None:
         """Give each row of `beginning` a block."""
+        if not blocks:
+            self.begun = _NONE_BEGUN
+            return
         rows = self.beginning
         for row, block in zip(rows, blocks, strict=True):
             self.block_tables[row].append(block)
-        self.places[0, rows] = numpy.array(blocks) * self.block_size
+        places = numpy.array((rows, blocks))
+        self.begun = BegunBlocks(places[0], self.places[1, places[0]] // self.block_size, places[1])
+        self.places[0, places[0]] = places[1] * self.block_size
 
-    def advance(self) -> None:
-        """Count a token of each as computed. What was handed out before stays as it was."""
+    def advance(self, num_unread: int = 0) -> None:
+        """Count a token of each as computed, and so many more as unread. What was handed out before stays as it was."""
         self.places = self.places + 1
-        self._num_steps += 1
+        self.num_steps += 1
         for sequence in self.sequences:
             sequence.num_computed_tokens += 1
+            sequence.num_unread_tokens += num_unread
 
     def append(self, token_ids: SequenceOf[int]) -> None:
         """Each gets its next token."""
@@ -100,7 +120,7 @@ class DecodeRows:
 
 def _decodes(scheduled: ScheduledSequence) -> bool:
     """Whether it computes one token, which the sequence has sampled before."""
-    sequence, num_tokens, reaches_end, is_new = scheduled
+    sequence, num_tokens, reaches_end, is_new, _ = scheduled
     return (
         num_tokens == 1
         and reaches_end

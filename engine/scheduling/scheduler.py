@@ -1,7 +1,7 @@
 """Which sequences compute how many tokens in the next step. Policy only: no torch."""
 
 from bisect import bisect_right
-from collections.abc import Collection, Container, Iterable
+from collections.abc import Collection, Container, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from itertools import takewhile
 
@@ -10,6 +10,7 @@ from .decode_rows import DecodeRows
 from .expected_prefixes import ExpectedPrefixes
 from .scheduled_sequence import as_decode
 from .sequence import Sequence
+from .speculation import Draft, Speculation
 from .step_plan import StepPlan
 from .token_budget import TokenBudget
 from .waiting_queue import WaitingQueue
@@ -22,8 +23,15 @@ class Scheduler:
     must fit the KV memory when alone; then the most urgent one always advances.
     """
 
-    def __init__(self, tables: BlockTables, max_num_seqs: int, max_num_batched_tokens: int) -> None:
+    def __init__(
+        self,
+        tables: BlockTables,
+        max_num_seqs: int,
+        max_num_batched_tokens: int,
+        speculation: Speculation | None = None,
+    ) -> None:
         self._tables = tables
+        self._speculation = speculation
         self._max_num_seqs = max_num_seqs
         self.budget = TokenBudget(max_num_batched_tokens)
         self.expected = ExpectedPrefixes(tables.cache)
@@ -33,6 +41,11 @@ class Scheduler:
         self.num_preemptions = 0
         # All that run, while nobody joins or leaves them and they all decode.
         self.decodes: DecodeRows | None = None
+
+    @property
+    def guesses_may_follow(self) -> bool:
+        """Whether the step after the one launched now may carry guesses, which depend on what this one brings."""
+        return self._speculation is not None and self._speculation.may_follow(self.running)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.push(sequence)
@@ -48,13 +61,16 @@ class Scheduler:
         KV before attention reads any, so that sequences with the same new prefix compute it once even when they
         are admitted together.
         """
-        if among is None and self.decodes is not None and self._decodes_go_on(self.decodes):
+        drafts: Mapping[Sequence, Draft] = {}
+        if self._speculation is not None and among is None and not is_ahead:
+            drafts = self._speculation.drafts(self.running, self.budget.tokens)
+        if among is None and not drafts and self.decodes is not None and self._decodes_go_on(self.decodes):
             return self._plan_of(self.decodes, is_ahead)
         self.decodes = None
         plan = StepPlan(self.budget.tokens, is_ahead=is_ahead)
         position = 0
         while plan.budget > 0:
-            if among is None:
+            if among is None and not drafts:
                 position += self._decode_in_place(position, plan)
                 if not plan.budget:
                     break
@@ -63,7 +79,7 @@ class Scheduler:
             elif position < len(self.running):
                 sequence = self.running[position]
                 is_chosen = among is None or sequence.request_id in among
-                goes_on = self._continue(sequence, plan) if is_chosen else True
+                goes_on = self._continue(sequence, plan, drafts.get(sequence, ())) if is_chosen else True
             else:
                 break
             if not goes_on:
@@ -102,10 +118,10 @@ class Scheduler:
     def _is_newcomers_turn(self, position: int) -> bool:
         return position == len(self.running) or self.waiting.first.priority < self.running[position].priority
 
-    def _continue(self, sequence: Sequence, plan: StepPlan) -> bool:
+    def _continue(self, sequence: Sequence, plan: StepPlan, draft: Draft) -> bool:
         """Let a running sequence go on; where blocks run out, the last in line gives up its own.
 
-        False when that was the sequence itself.
+        False when that was the sequence itself. For its draft nobody gives up anything.
         """
         # It ends with the token that a step in flight samples.
         if not sequence.num_uncomputed_tokens:
@@ -127,7 +143,11 @@ class Scheduler:
             self._preempt(victim, plan)
             if victim is sequence:
                 return False
-        self._tables.grow(sequence, num_tokens, plan, is_new)
+        draft = draft[: plan.budget - num_tokens]
+        # As many blocks as the others may need in this step are left for them.
+        if draft and not self._tables.can_grow(sequence, num_tokens + len(draft), num_spare=len(self.running)):
+            draft = ()
+        self._tables.grow(sequence, num_tokens, plan, is_new, draft)
         return True
 
     def _admit_first(self, plan: StepPlan) -> bool:
@@ -196,10 +216,13 @@ class Scheduler:
 
         `unread`: whose sampled tokens the next step may go on by before they are read; None where no step may.
         """
+        if plan.decodes is not None and unread is not None and len(unread) == len(plan.decodes):
+            plan.decodes.advance(num_unread=1)
+            return
         if plan.decodes is not None:
             plan.decodes.advance()
         else:
-            for sequence, num_tokens, _, _ in plan.scheduled:
+            for sequence, num_tokens, _, _, _ in plan.scheduled:
                 sequence.num_computed_tokens += num_tokens
         if unread is None:
             return
@@ -214,7 +237,23 @@ class Scheduler:
         sequence.token_ids.append(token)
         if sequence.num_unread_tokens:
             sequence.num_unread_tokens -= 1
-            self._tables.publish_read(sequence)
+        self._tables.publish_read(sequence)
+
+    def verified(self, sequence: Sequence, num_draft_tokens: int, num_accepted: int, is_broken: bool) -> None:
+        """Before its tokens are read: take back the guesses that were wrong; their KV is going to be overwritten.
+
+        `is_broken`: a wrong guess has left NaNs there, which a mask lets through as 0 × NaN. So the sequence begins
+        anew, and goes on without guesses.
+        """
+        assert self._speculation is not None
+        self._speculation.verified(sequence, num_draft_tokens, num_accepted)
+        if is_broken:
+            sequence.speculates_up_to = 0
+            self._tables.taint(sequence)
+            self.start_over(sequence)
+        else:
+            sequence.num_computed_tokens -= num_draft_tokens - num_accepted
+            self._tables.shrink(sequence)
 
     def read_all(self, decodes: DecodeRows, tokens: SequenceOf[int]) -> None:
         """As `read`, for a step's rows."""
@@ -224,12 +263,11 @@ class Scheduler:
         for sequence in decodes.sequences:
             sequence.num_unread_tokens -= 1
         # What they begin next comes after the block that the step in flight fills.
-        for row in decodes.beginning:
-            self._tables.publish_read(decodes.sequences[row])
+        self._tables.publish_filled(decodes.sequences[row] for row in decodes.beginning)
 
     def complete(self, plan: StepPlan) -> None:
         """Record that a step's tokens are computed."""
-        for sequence, _, _, is_new in plan.scheduled if plan.decodes is None else ():
+        for sequence, _, _, is_new, _ in plan.scheduled if plan.decodes is None else ():
             if is_new:
                 self._tables.drop_swapped(sequence)
         self.budget.step_succeeded()
@@ -241,7 +279,7 @@ class Scheduler:
         """
         for sequence in unread or ():
             sequence.num_unread_tokens -= 1
-        for sequence, num_tokens, _, _ in plan.scheduled:
+        for sequence, num_tokens, _, _, _ in plan.scheduled:
             if sequence.block_table:
                 sequence.num_computed_tokens -= num_tokens
         self.undo(plan)

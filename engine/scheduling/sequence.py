@@ -1,12 +1,19 @@
 """A request's tokens on their way through the engine, and the KV blocks they own."""
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..kv_cache.prefix_cache import BlockHash, add_hashes
+from ..kv_cache.prefix_cache import ROOT, BlockHash, add_hashes
 from ..kv_cache.swap import SwappedBlocks
 from ..logprobs import PromptLogprobs
+from ..speculative.pace import Pace
 from ..structured.choices import ChoiceNode
+
+
+def new_block_table(blocks: Iterable[int] = ()) -> "array[int]":
+    """Of 32 bits each: that is what attention wants, and then they need not be looked at one by one."""
+    return array("i", blocks)
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +32,9 @@ class Sequence:
     choice_node: ChoiceNode | None = None
     # Collects log-probabilities of the prompt's tokens, where the request asks for them.
     prompt_logprobs: PromptLogprobs | None = None
+    # Of the LoRA adapter that it is computed with, 0 where it has none, and where its blocks' hashes begin.
+    adapter_number: int = 0
+    hash_root: BlockHash = ROOT
     # Lower is served first.
     priority: int = 0
     # When its request arrived, and its place among that request's sequences; no two sequences have the same.
@@ -35,11 +45,15 @@ class Sequence:
     # Sampled by steps in flight: the sequence has them, but only the device knows which they are. One that is sure to
     # be the last is not counted: it is never computed.
     num_unread_tokens: int = 0
+    # Guesses may make it as long as this: what is sure to be the last token is followed by nothing. 0: it has none.
+    speculates_up_to: int = 0
+    # Known once it has guessed.
+    pace: Pace | None = None
     # Prompt tokens found in the prefix cache when the sequence was first admitted.
     num_cached_tokens: int = 0
     was_admitted: bool = False
     # Blocks that slid out of the attention window are NULL_BLOCK: `num_slid_blocks`, the first ones.
-    block_table: list[int] = field(default_factory=list)
+    block_table: "array[int]" = field(default_factory=new_block_table)
     num_slid_blocks: int = 0
     block_hashes: list[BlockHash] = field(default_factory=list)
     # While it waits, its KV may lie in the host's memory.
@@ -74,5 +88,5 @@ class Sequence:
     def hashes(self) -> list[BlockHash]:
         """Hashes of all full blocks whose tokens are known; computed once per block."""
         if len(self.block_hashes) < len(self.token_ids) // self.block_size:
-            add_hashes(self.block_hashes, self.token_ids, self.block_size)
+            add_hashes(self.block_hashes, self.token_ids, self.block_size, self.hash_root)
         return self.block_hashes

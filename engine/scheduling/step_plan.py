@@ -23,7 +23,7 @@ class StepPlan:
 
     `budget`: how many more tokens may be scheduled; `num_tokens`: how many are. `is_ahead`: a step in flight still
     computes, so nobody is preempted; `is_stuck`: somebody would have to be. `decodes`: the scheduled sequences as
-    columns, where each of them decodes one token.
+    columns, where each of them decodes one token. `num_draft_tokens`: how many of the scheduled tokens are guesses.
     """
 
     budget: int
@@ -36,11 +36,14 @@ class StepPlan:
     is_ahead: bool = False
     is_stuck: bool = False
     decodes: DecodeRows | None = None
+    num_draft_tokens: int = 0
 
-    def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool) -> None:
+    def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool, draft: tuple[int, ...] = ()) -> None:
         reaches_end = num_tokens == sequence.num_uncomputed_tokens
-        self.scheduled.append(ScheduledSequence(sequence, num_tokens, reaches_end, is_new))
+        num_tokens += len(draft)
+        self.scheduled.append(ScheduledSequence(sequence, num_tokens, reaches_end, is_new, draft))
         self.num_tokens += num_tokens
+        self.num_draft_tokens += len(draft)
         self.budget -= num_tokens
 
     def admits(self, sequence: Sequence) -> bool:

@@ -7,7 +7,9 @@ from hashlib import blake2b
 from itertools import chain
 
 from ..config import EngineConfig
-from ..errors import ConfigError, InvalidRequestError
+from ..errors import ConfigError, InvalidRequestError, ModelError
+from ..lora.adapter import Adapter
+from ..lora.adapters import LoraAdapters
 from ..request import Request
 from ..structured.choices import ChoiceTree, build_choice_tree
 from ..structured.guide import Guide
@@ -19,13 +21,17 @@ _WHOLE_NUMBERS = frozenset("bBhHiIlLqQ")
 
 @dataclass(frozen=True)
 class Admission:
-    """Turns requests into served ones, or refuses what could never run. `max_model_len`: prompt and answer together."""
+    """Turns requests into served ones, or refuses what could never run. `max_model_len`: prompt and answer together.
+
+    `loras`: where requests may name LoRA adapters.
+    """
 
     max_model_len: int
     vocab_size: int
     eos_token_ids: tuple[int, ...]
     block_size: int
     seed: int
+    loras: LoraAdapters | None = None
 
     def accept(self, request: Request, arrival: int) -> ServedRequest:
         """Raises `InvalidRequestError` naming what is wrong."""
@@ -42,6 +48,7 @@ class Admission:
             tree=self._choice_tree(request),
             guide=self._guide(request),
             end_token_id=self.eos_token_ids[0] if self.eos_token_ids else None,
+            adapter=self._adapter(request),
         )
         if request.resume_token_ids:
             self._resume(served)
@@ -94,6 +101,23 @@ class Admission:
                 "structured_outputs",
             )
         return Guide(request.grammar, self.eos_token_ids, self.vocab_size)
+
+    def has_place_for(self, request: Request) -> bool:
+        """Whether the request's LoRA adapter, if it has one, is held or can be by now."""
+        return request.lora_request is None or self.loras is None or self.loras.has_place_for(request.lora_request)
+
+    def _adapter(self, request: Request) -> Adapter | None:
+        if request.lora_request is None:
+            return None
+        name = request.lora_request.lora_name
+        if self.loras is None:
+            raise InvalidRequestError(
+                f"lora_request names the adapter {name!r}, but LoRA is off: pass enable_lora=True", "lora_request"
+            )
+        try:
+            return self.loras.load(request.lora_request)
+        except (ModelError, ConfigError) as error:
+            raise InvalidRequestError(f"lora_request {name!r}: {error}", "lora_request") from error
 
     def _check(self, request: Request) -> None:
         prompt = request.prompt_token_ids

@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ..errors import InvalidRequestError
+from ..kv_cache.prefix_cache import ROOT
 from ..logprobs import PromptLogprobs
+from ..lora.adapter import Adapter
 from ..request import FinishReason, Request, RequestEvent
 from ..sampling.adjustment import Adjustment
 from ..sampling.sampler import pick_choice
@@ -33,6 +35,7 @@ class ServedRequest:
     tree: ChoiceTree | None
     guide: Guide | None = None
     end_token_id: int | None = None
+    adapter: Adapter | None = None
     adjustment: Adjustment | None = field(init=False)
     sequences: list[Sequence] = field(default_factory=list)
     followers: list["ServedRequest"] = field(default_factory=list)
@@ -92,9 +95,13 @@ class ServedRequest:
             block_size=self.block_size,
             choice_node=node,
             prompt_logprobs=None if num_top is None else PromptLogprobs(num_top, len(prompt)),
+            adapter_number=self.adapter.number if self.adapter else 0,
+            hash_root=self.adapter.hash_root if self.adapter else ROOT,
             priority=self.request.priority,
             arrival=self.arrival,
             branch=next(self._branches),
+            # Whatever depends on what was said before would have to know each guess.
+            speculates_up_to=0 if node or self.adjustment else len(prompt) + self.max_tokens - 1,
         )
         self.sequences.append(sequence)
         return sequence

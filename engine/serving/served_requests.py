@@ -16,7 +16,8 @@ from .served_request import ServedRequest
 class ServedRequests:
     """Takes requests on, starts those that follow another once its prompt is computed, and lets all of them go.
 
-    `by_id`: all that are served. `num_guided`: how many of them follow a grammar.
+    `by_id`: all that are served. `num_guided`: how many of them follow a grammar; `num_adapted`: have a LoRA adapter.
+    `parked`: those whose adapter has no place yet, first come first served: nobody with an adapter overtakes them.
     """
 
     def __init__(self, admission: Admission, scheduler: Scheduler, memory: BlockMemory) -> None:
@@ -25,21 +26,43 @@ class ServedRequests:
         self._memory = memory
         self.by_id: dict[str, ServedRequest] = {}
         self.num_guided = 0
+        self.num_adapted = 0
+        self.parked: dict[str, Request] = {}
         self._arrivals = count()
         # Requests whose answer needs no computation; they end at the next step.
         self._decided: list[ServedRequest] = []
 
     def __len__(self) -> int:
-        return len(self.by_id)
+        return len(self.by_id) + len(self.parked)
 
     def add(self, request: Request) -> None:
         """Queue a request. Raises `InvalidRequestError` when it could never run; nothing changes then."""
-        if request.request_id in self.by_id:
+        if request.request_id in self.by_id or request.request_id in self.parked:
             raise InvalidRequestError(f"request id {request.request_id!r} is already in use")
+        if request.lora_request is not None and (self.parked or not self._admission.has_place_for(request)):
+            self.parked[request.request_id] = request
+        else:
+            self._take_on(request)
+
+    def admit_parked(self) -> list[RequestEvent]:
+        """Take on those whose adapter has a place by now; returns the only events of those that cannot be."""
+        events = []
+        while self.parked and self._admission.has_place_for(first := next(iter(self.parked.values()))):
+            del self.parked[first.request_id]
+            try:
+                self._take_on(first)
+            except InvalidRequestError as error:
+                events.append(RequestEvent(first.request_id, (), FinishReason.ERROR, error=str(error)))
+        return events
+
+    def _take_on(self, request: Request) -> None:
         served = self._admission.accept(request, next(self._arrivals))
         leader = self._leader_of(served)
         self.by_id[request.request_id] = served
         self.num_guided += served.guide is not None
+        if served.adapter is not None:
+            served.adapter.num_requests += 1
+            self.num_adapted += 1
         if served.is_decided:
             self._decided.append(served)
             return
@@ -52,6 +75,8 @@ class ServedRequests:
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its KV blocks; false when it is not here (any more)."""
+        if self.parked.pop(request_id, None) is not None:
+            return True
         served = self.by_id.get(request_id)
         if served is None:
             return False
@@ -97,6 +122,8 @@ class ServedRequests:
             return None
         if list(leader.request.prompt_token_ids) != list(request.prompt_token_ids):
             raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another prompt")
+        if leader.adapter is not served.adapter:
+            raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another LoRA adapter")
         return leader if leader.waits_for_prompt and leader.request.priority == request.priority else None
 
     def start_followers(self, served: ServedRequest, parent: Sequence) -> None:
@@ -122,6 +149,9 @@ class ServedRequests:
         """Forget a request; the first of those that waited for its prompt computes it for the others."""
         del self.by_id[served.request.request_id]
         self.num_guided -= served.guide is not None
+        if served.adapter is not None:
+            served.adapter.num_requests -= 1
+            self.num_adapted -= 1
         for sequence in served.sequences:
             if served.leader is None:
                 self._scheduler.finish(sequence)

@@ -16,12 +16,16 @@ from .answer_rows import AnswerRows
 
 
 class SampledRow(NamedTuple):
-    """A row of the logits, and whose token is drawn from it. `leader`: from whose prompt it is the follower's."""
+    """A row of the logits, and whose token is drawn from it. `leader`: from whose prompt it is the follower's.
+
+    `num_guessed`: how many guesses lie between the sequence's tokens and this one.
+    """
 
     row: int
     served: ServedRequest
     sequence: Sequence
     leader: ServedRequest | None = None
+    num_guessed: int = 0
 
 
 # As the class itself does, without looking at names and defaults.
@@ -30,6 +34,8 @@ _as_row = partial(tuple.__new__, SampledRow)
 
 class SamplingBatch:
     """One row of the logits for each of `ended`; from a prompt's row its followers draw their first tokens too.
+
+    A sequence is there once for its last token, and once more for each token of its draft.
 
     `sampled`: who draws; `scored`: the rows that are a choice's; `asked`: which of the sampled want log-probabilities.
     `is_plain`: each row is sampled once, by parameters that do not depend on what was said. Then the batch may serve
@@ -40,26 +46,28 @@ class SamplingBatch:
         self.ended = ended
         self.sampled: list[SampledRow] = []
         self.scored: list[tuple[int, Sequence]] = []
+        num_guessed = 0
         for row, sequence in enumerate(ended):
             if sequence.choice_node is not None:
                 self.scored.append((row, sequence))
                 continue
             served = requests[sequence.request_id]
-            self.sampled.append(_as_row((row, served, sequence, None)))
+            num_guessed = num_guessed + 1 if row and ended[row - 1] is sequence else 0
+            self.sampled.append(_as_row((row, served, sequence, None, num_guessed)))
             if served.followers:
                 self.sampled += [SampledRow(row, each, each.sequences[0], served) for each in served.followers]
         self.asked = [row for row, each in enumerate(self.sampled) if each.served.request.params.logprobs is not None]
         # Mostly every row is sampled once: no copy then.
         rows = [each.row for each in self.sampled]
         self._index = None if rows == list(range(len(ended))) else to_device(rows, device)
-        is_adjusted = any(served.adjustment is not None for _, served, _, _ in self.sampled)
+        is_adjusted = any(each[1].adjustment is not None for each in self.sampled)
         self.is_plain = self._index is None and not is_adjusted
-        self._rows = [_sample_row(each.served, each.sequence) for each in self.sampled] if is_adjusted else []
+        self._rows = [_sample_row(each) for each in self.sampled] if is_adjusted else []
         self._plain = None if is_adjusted else _plain_sampling(self.sampled, device)
         # How many more tokens than the first step's the answers may have.
         self._num_left = [
             served.max_tokens - (sequence.num_tokens - sequence.num_prompt_tokens) - 1
-            for _, served, sequence, _ in self.sampled
+            for _, served, sequence, _, _ in self.sampled
         ]
         self._least_left = min(self._num_left, default=0)
         self._num_advanced = 0
@@ -115,10 +123,12 @@ class SamplingBatch:
 
 def _plain_sampling(sampled: SequenceOf[SampledRow], device: torch.device) -> PlainSampling:
     rows = [row for row, each in enumerate(sampled) if not each.served.request.params.is_greedy]
-    drawn = [_sample_row(sampled[row].served, sampled[row].sequence) for row in rows]
+    drawn = [_sample_row(sampled[row]) for row in rows]
     return PlainSampling(len(sampled), rows, drawn, device)
 
 
-def _sample_row(served: ServedRequest, sequence: Sequence) -> SampleRow:
+def _sample_row(sampled: SampledRow) -> SampleRow:
+    _, served, sequence, _, num_guessed = sampled
     adjustment = served.adjustment and served.adjustment.after(sequence.token_ids)
-    return SampleRow(served.request.params, served.seed, sequence.num_tokens - sequence.num_prompt_tokens, adjustment)
+    counter = sequence.num_tokens - sequence.num_prompt_tokens + num_guessed
+    return SampleRow(served.request.params, served.seed, counter, adjustment)

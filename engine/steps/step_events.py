@@ -13,6 +13,7 @@ from ..scheduling.step_plan import StepPlan
 from ..serving.served_requests import ServedRequests
 from .sampling_batch import SampledRow
 from .step_result import StepResult
+from .verification import verify
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,7 @@ class StepEvents:
         # Those that the scheduler still has: nobody has left since the step was launched.
         if decodes is not None and decodes is self._scheduler.decodes and is_plain:
             return self._append_all(decodes, result)
-        return self._append_each(result)
+        return self._append_verified(plan, result) if plan.num_draft_tokens else self._append_each(result)
 
     def _append_all(self, decodes: DecodeRows, result: StepResult) -> list[RequestEvent]:
         """As `_append_each`, of a step in which nothing but their tokens tells most rows apart."""
@@ -43,6 +44,14 @@ class StepEvents:
             events[row] = self._appended(result.batch.sampled[row], tokens[row], result.logprobs_of(row))
         return events
 
+    def _append_verified(self, plan: StepPlan, result: StepResult) -> list[RequestEvent]:
+        """As `_append_each`, of a step with guesses: those that were right bring a request several tokens."""
+        result, verdicts = verify(plan, result)
+        for sequence, (num_draft_tokens, num_accepted, is_broken) in verdicts.items():
+            if self._requests.is_served(sequence):
+                self._scheduler.verified(sequence, num_draft_tokens, num_accepted, is_broken)
+        return _joined(self._append_each(result))
+
     def _append_each(self, result: StepResult) -> list[RequestEvent]:
         requests = self._requests
         broken_sequences = [sequence for sequence in result.broken if requests.is_served(sequence)]
@@ -52,10 +61,13 @@ class StepEvents:
         broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
         events = [requests.fail(requests.by_id[request_id], _NOT_FINITE) for request_id in broken]
         drawn = [each for each in result.drawn() if self._is_wanted(each[0])]
-        for (_, served, sequence, _), _, _ in drawn:
+        for (_, served, sequence, _, _), _, _ in drawn:
             if served.followers:
                 requests.start_followers(served, sequence)
         for sampled, token, logprobs in drawn:
+            # It may have ended with a guess before this one.
+            if sampled.num_guessed and not requests.is_served(sampled.sequence):
+                continue
             self._scheduler.read(sampled.sequence, token)
             events.append(self._appended(sampled, token, logprobs))
         for sequence, score in result.scores:
@@ -64,12 +76,12 @@ class StepEvents:
 
     def _is_wanted(self, sampled: SampledRow) -> bool:
         """Whether a token is still its request's next one: that may have ended, or lost whom it followed, meanwhile."""
-        _, served, sequence, leader = sampled
+        _, served, sequence, leader, _ = sampled
         return self._requests.by_id.get(sequence.request_id) is served and served.leader is leader
 
     def _appended(self, sampled: SampledRow, token: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestEvent:
         """What a sequence's new token brings its request, and perhaps ends it."""
-        _, served, sequence, _ = sampled
+        _, served, sequence, _, _ = sampled
         try:
             reason = served.finish_reason(token, len(sequence.token_ids) - sequence.num_prompt_tokens)
         # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.
@@ -94,3 +106,14 @@ class StepEvents:
         for other in following:
             self._scheduler.add(other)
         return [] if served.sequences else [self._requests.end(served, served.decide())]
+
+
+def _joined(events: list[RequestEvent]) -> list[RequestEvent]:
+    """One event a request: all tokens that the step brought it, and its last word."""
+    joined: dict[str, RequestEvent] = {}
+    for event in events:
+        if (before := joined.get(event.request_id)) is not None:
+            tokens, logprobs = before.new_token_ids + event.new_token_ids, before.logprobs + event.logprobs
+            event = event._replace(new_token_ids=tokens, logprobs=logprobs, prompt_logprobs=before.prompt_logprobs)
+        joined[event.request_id] = event
+    return list(joined.values())

@@ -1,10 +1,15 @@
 """Steps on their way to the device: what was planned is handed to the model, and its logits to the sampler."""
 
-from ..execution.batch import Batch, SampledTokens
+from dataclasses import replace
+
+import numpy
+
+from ..execution.batch import Batch, DecodeBatches, SampledTokens
 from ..execution.runner import Runner
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.step_plan import StepPlan
 from ..serving.served_requests import ServedRequests
+from ..transfer import to_device
 from .in_flight import StepInFlight
 from .sampling_batch import SamplingBatch
 from .step_result import LaunchedResult
@@ -18,16 +23,21 @@ class StepLauncher:
         self._scheduler = scheduler
         self._requests = requests
         self._block_size = block_size
+        self._decode_batches = DecodeBatches(runner.device)
         # What the last step sampled, while the sequences that decode stay the same.
         self._last_sampled: LaunchedResult | None = None
 
     def launch(self, plan: StepPlan, may_be_followed: bool, sampled: SampledTokens | None = None) -> StepInFlight:
-        """Begin to compute a step; `sampled` is what the step before it samples, where that is not read yet."""
+        """Begin to compute a step; `sampled` is what the step before it samples, where that is not read yet.
+
+        No step follows before it is read where what the next one guesses depends on that.
+        """
         self._swap(plan)
         if not plan.scheduled:
             return StepInFlight(plan, None)
         result = self._computed(plan, sampled)
-        step = StepInFlight.of(plan, result, may_be_followed)
+        has_guesses = plan.num_draft_tokens > 0 or self._scheduler.guesses_may_follow
+        step = StepInFlight.of(plan, result, may_be_followed and not has_guesses)
         self._scheduler.launched(plan, step.unread)
         self._last_sampled = result if result.batch.is_plain else None
         return step
@@ -48,17 +58,28 @@ class StepLauncher:
         last, self._last_sampled = self._last_sampled, None
         device = self._runner.device
         if plan.decodes is not None and last is not None and last.batch.ended is plan.decodes.sequences:
-            logits = self._runner.execute(Batch.of_decodes(plan.decodes, last.tokens, device))
+            logits = self._runner.execute(self._adapted(plan, self._decode_batches.batch(plan.decodes, last.tokens)))
             last.batch.advance()
             return LaunchedResult.of(logits, last.batch)
-        logits = self._runner.execute(Batch.build(plan.scheduled, self._block_size, device, sampled))
+        batch = self._adapted(plan, Batch.build(plan.scheduled, self._block_size, device, sampled))
+        logits = self._runner.execute(batch)
         return LaunchedResult.of(logits, self._sampling_of(plan))
+
+    def _adapted(self, plan: StepPlan, batch: Batch) -> Batch:
+        """The batch with each token's LoRA adapter, where a request has one."""
+        if not self._requests.num_adapted:
+            return batch
+        numbers = [item.sequence.adapter_number for item in plan.scheduled]
+        if not any(numbers):
+            return batch
+        of_tokens = numpy.repeat(numbers, batch.attention.query_lens)
+        return replace(batch, adapters=to_device(of_tokens, self._runner.device))
 
     def _sampling_of(self, plan: StepPlan) -> SamplingBatch:
         if plan.decodes is not None:
             ended = plan.decodes.sequences
         else:
-            ended = [item.sequence for item in plan.scheduled if item.reaches_end]
+            ended = [item.sequence for item in plan.scheduled if item.reaches_end for _ in (None, *item.draft)]
         if self._requests.num_guided:
             # On a GPU, while it computes.
             self._requests.refresh_masks(ended)

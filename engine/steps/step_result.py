@@ -23,6 +23,7 @@ class StepResult:
     """`tokens`: one for each of the batch's `sampled`; `logprobs`: one entry, by the index of those who ask for them.
 
     `scores`: the log-probabilities of a choice node's children. `broken_rows`: whose logits are not finite.
+    `rejected_rows`: those after a wrong guess, which nothing is wanted of.
     `waited_seconds`: for how long the host had nothing to do but wait for it.
     """
 
@@ -32,19 +33,21 @@ class StepResult:
     scores: list[tuple[Sequence, list[float]]]
     broken_rows: frozenset[int]
     waited_seconds: float
+    rejected_rows: frozenset[int] = frozenset()
 
     @property
     def broken(self) -> list[Sequence]:
-        return [self.batch.ended[row] for row in sorted(self.broken_rows)]
+        return [self.batch.ended[row] for row in sorted(self.broken_rows - self.rejected_rows)]
 
     def logprobs_of(self, index: int) -> tuple[TokenLogprobs, ...]:
         """Of the batch's sampled row of this index."""
         return (self.logprobs[index],) if index in self.logprobs else ()
 
     def drawn(self) -> Iterator[tuple[SampledRow, int, tuple[TokenLogprobs, ...]]]:
-        """Each sampled row with its token and its log-probabilities, but for those that are broken."""
+        """Each sampled row with its token and its log-probabilities, but for those that are broken or rejected."""
+        unwanted = self.broken_rows | self.rejected_rows
         for index, (sampled, token) in enumerate(zip(self.batch.sampled, self.tokens, strict=True)):
-            if sampled.row not in self.broken_rows:
+            if sampled.row not in unwanted:
                 yield sampled, token, self.logprobs_of(index)
 
 
@@ -109,5 +112,5 @@ def _launch_logprobs(logits: Tensor, tokens: Tensor, batch: SamplingBatch) -> li
 
 def _score(logits: Tensor, scored: SequenceOf[tuple[int, Sequence]]) -> list[tuple[Sequence, list[float]]]:
     nodes = [sequence.choice_node for _, sequence in scored if sequence.choice_node is not None]
-    scores = score_choices(logits[[row for row, _ in scored]], nodes)
+    scores = score_choices(logits[to_device([row for row, _ in scored], logits.device)], nodes)
     return [(sequence, score) for (_, sequence), score in zip(scored, scores, strict=True)]

@@ -3,8 +3,9 @@
 import json
 from array import array
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from tokenizers import Tokenizer as FastTokenizer
@@ -19,6 +20,8 @@ from .token_lengths import characters_per_token
 
 if TYPE_CHECKING:
     from .chat_frame import ChatFrame
+
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Tokenizer:
@@ -154,25 +157,27 @@ class Tokenizer:
     def _template_tokens(self) -> dict[str, str]:
         return {name: _token_text(self._config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
 
-    def apply_chat_template(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def apply_chat_template(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] = _NOTHING
+    ) -> str:
         """The prompt for a chat, ending where the assistant's answer begins.
 
-        The text carries the model's special tokens: encode it with `add_special_tokens=False`. Raises
-        `InvalidRequestError` when the messages do not fit the template, `ModelError` when there is none.
+        `template_kwargs`: what else the template is told, such as `enable_thinking`. The text carries the model's
+        special tokens: encode it with `add_special_tokens=False`. Raises `InvalidRequestError` when the messages do not
+        fit the template, `ModelError` when there is none.
         """
         if not self.has_chat_template:
             raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
         template = self._template
         try:
-            text = template.render(
-                messages=list(messages), add_generation_prompt=True, tools=None, **self._template_tokens
-            )
+            ours = {"messages": list(messages), "add_generation_prompt": True, "tools": None}
+            text = template.render({**self._template_tokens, **template_kwargs, **ours})
         # A template is the model's own code: whatever it raises is about these messages.
         except Exception as error:
             raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error
         return str(text)
 
-    def chat_frame(self, system: str | None) -> "ChatFrame | None":
+    def chat_frame(self, system: str | None, template_kwargs: Mapping[str, Any] = _NOTHING) -> "ChatFrame | None":
         """What `apply_chat_template` puts around any user's text, where that is the same for all; `system` comes first.
 
         Raises as `apply_chat_template` does.
@@ -182,7 +187,7 @@ class Tokenizer:
 
         template = self._template
         parsed = template.environment.parse(self._template_source or "")
-        return ChatFrame.of(parsed, self.apply_chat_template, system)
+        return ChatFrame.of(parsed, partial(self.apply_chat_template, template_kwargs=template_kwargs), system)
 
 
 class NoTokenizer(Tokenizer):

@@ -15,7 +15,7 @@ from ..live.requests import LiveRequests
 from ..row_events import StoredRows
 from ..settings import Settings
 from ..streams.row_watch import RowWatch
-from . import health, metrics, requests, result_routes, routes, row_routes
+from . import health, metrics, requests, result_routes, routes, row_routes, status
 from .admission import Admission
 from .authentication import Authentication, KeyRing
 from .body_limit import MAX_LIVE_BYTES, BodyLimit
@@ -29,8 +29,8 @@ from .openai.route import asking_turns
 from .rate_limits import RateLimits
 from .service import JobService
 
-# Whoever watches over the process need not be a user of it.
-_OPEN_PATHS = frozenset(("/health", "/ready"))
+# Whoever watches over the process need not be a user of it, and a page without data is anybody's.
+_OPEN_PATHS = frozenset(("/", "/health", "/ready"))
 # First what is asked most: routes are tried in their order.
 _ROUTERS = (
     chat.router,
@@ -44,6 +44,7 @@ _ROUTERS = (
     batches.router,
     openai_models.router,
     requests.router,
+    status.router,
 )
 Beside = Callable[[FastAPI], AbstractAsyncContextManager[object]]
 
@@ -58,7 +59,7 @@ def create_app(client: Client, models: ServedModels, beside: Beside = nullcontex
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with LiveAnswers.opened(client, live) as app.state.live:
+        async with LiveAnswers.opened(client, live, app.state.metrics.latencies) as app.state.live:
             with live, limits, row_watch:
                 async with beside(app):
                     yield
@@ -95,7 +96,7 @@ def _fill_state(state: State, client: Client, models: ServedModels, live: LiveRe
     state.files = FileStore.of(client.settings, client.ledger)
     state.keys = KeyRing(client.ledger.api_keys)
     state.stored_rows = StoredRows(client.ledger)
-    state.metrics = metrics.Metrics(client, live.num_waiting, [model.live_queue for model in models.all])
+    state.metrics = metrics.Metrics(client, live.num_waiting, {model.live_queue for model in models.all})
 
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:

@@ -92,7 +92,8 @@ class JobOptions(_Body):
     `prompt` is a template over the rows' fields (`{text}`); without one each row brings `messages` or a `prompt`.
     `choices` restricts every answer to one of them. A row's `custom_id` comes back with its answer. Rows without
     an answer `within_seconds` expire. `limit`: only the first rows of the input. With `cache` answers that earlier
-    such jobs of yours have given to the same prompts are taken, and new ones kept.
+    such jobs of yours have given to the same prompts are taken, and new ones kept. With `vote` a row's answer is what
+    most of its `sampling.n` samples say; those that can no longer change it are not generated.
     """
 
     model: Annotated[Text, Field(max_length=4096)]
@@ -105,6 +106,12 @@ class JobOptions(_Body):
     kv_cache_dtype: KvCacheDType | None = Field(default=None, description=_PRECISION)
     limit: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
     cache: bool = False
+    vote: bool = False
+    chat_template_kwargs: dict[str, JsonValue] | None = Field(
+        default=None,
+        description="What the model's chat template is told. A row's own `chat_template_kwargs` go before it.",
+        examples=[{"enable_thinking": False}],
+    )
     within_seconds: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
     priority: Priority = 0
     input_format: InputFormat | None = Field(
@@ -115,11 +122,11 @@ class JobOptions(_Body):
 
     def of_spec(self, served: ServedModel) -> dict[str, Any]:
         """The fields of a `JobSpec`."""
-        names = ("prompt", "system", "choices", "sampling", "limit", "cache")
+        names = ("prompt", "system", "choices", "sampling", "limit", "cache", "vote", "chat_template_kwargs")
         given = {name: getattr(self, name) for name in Precision._fields}
         # Whoever names one of these means workers with exactly that.
         precision = {k: v for k, v in given.items() if v is not None} or served.precision._asdict()
-        return {**self.model_dump(include=set(names)), **precision, "model": served.exact_name}
+        return {**self.model_dump(include=set(names)), **precision, "model": served.exact_name, "lora": served.lora}
 
 
 class JobRequest(JobOptions):

@@ -18,11 +18,12 @@ from ..client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..live.in_batches import InBatches
 from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
-from ..presence import RENEW_SECONDS, WorkerPresence
+from ..presence import RENEW_SECONDS, Worker, WorkerPresence
 from ..streams.events import StreamError, StreamEvent
 from ..streams.frames import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
 from .errors import ApiError
+from .latencies import Latencies
 from .models import ServedModel
 
 logger = logging.getLogger(__name__)
@@ -30,6 +31,9 @@ logger = logging.getLogger(__name__)
 # After so long without a token it is asked whether the request is still known.
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 1.0
+# How long a request waits for a worker that has gone silent, and how often it looks.
+RETURN_SECONDS = 10.0
+_LOOK_SECONDS = 0.25
 # The thread of submissions has nothing to do when none come.
 _TICK_SECONDS = 60.0
 _RETRY_AFTER = {"Retry-After": "5"}
@@ -37,9 +41,11 @@ _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}", re.ASCII)
 
 
 class NoWorker(ApiError):
-    """No worker serves the model now (503)."""
+    """No worker serves the model now (503). `may_return`: one that did is silent, and not known to be gone."""
 
-    def __init__(self, model: ServedModel) -> None:
+    def __init__(self, model: ServedModel, may_return: bool) -> None:
+        self.model = model
+        self.may_return = may_return
         # Where folders lie on this machine is nothing that clients are told.
         shown = f"<the folder {model.name}>" if model.exact_name.startswith("/") else model.name
         super().__init__(
@@ -61,11 +67,19 @@ class _Submission:
 class LiveAnswers:
     """Plain methods block and are thread-safe; `events` belongs to the hub's event loop."""
 
-    def __init__(self, client: Client, requests: LiveRequests, presence: WorkerPresence, hub: StreamHub) -> None:
+    def __init__(
+        self,
+        client: Client,
+        requests: LiveRequests,
+        presence: WorkerPresence,
+        hub: StreamHub,
+        latencies: Latencies | None = None,
+    ) -> None:
         self._client = client
         self._requests = requests
         self._presence = presence
         self._hub = hub
+        self.latencies = latencies or Latencies()
         self._served_until: dict[str, float] = {}
         # Queues of which the log says that they have no worker.
         self._unserved: set[str] = set()
@@ -75,11 +89,16 @@ class LiveAnswers:
 
     @classmethod
     @asynccontextmanager
-    async def opened(cls, client: Client, requests: LiveRequests) -> "AsyncIterator[LiveAnswers]":
-        """Connected to the client's Redis, which need not answer yet. `requests` stays the caller's."""
+    async def opened(
+        cls, client: Client, requests: LiveRequests, latencies: Latencies | None = None
+    ) -> "AsyncIterator[LiveAnswers]":
+        """Connected to the client's Redis, which need not answer yet. `requests` stays the caller's.
+
+        `latencies`: where it is noted how long answers take.
+        """
         with WorkerPresence(client.redis_url) as presence:
             async with StreamHub(client.redis_url) as hub:
-                answers = cls(client, requests, presence, hub)
+                answers = cls(client, requests, presence, hub, latencies)
                 with answers._submissions:
                     yield answers
 
@@ -104,9 +123,23 @@ class LiveAnswers:
                 self._unserved.add(queue)
                 command = shlex.join(["headrace", "worker", "--model", model.exact_name, *model.worker_options])
                 logger.warning("no worker: start one with %s", command)
-            raise NoWorker(model)
+            raise NoWorker(model, self._presence.may_be_served_again(queue))
         self._unserved.discard(queue)
         self._served_until[queue] = now + RENEW_SECONDS
+
+    async def await_worker(self, model: ServedModel) -> None:
+        """Until a worker serves the model, for some seconds at most: one that is starved comes back by then."""
+        deadline = time.monotonic() + RETURN_SECONDS
+        while time.monotonic() < deadline and not await run_sync(self._presence.is_served, model.shard_queue):
+            await asyncio.sleep(_LOOK_SECONDS)
+
+    def workers(self) -> list[Worker]:
+        """All that are alive, of whatever model. Raises redis' errors."""
+        return self._presence.workers()
+
+    def num_waiting(self, model: ServedModel) -> int:
+        """How many requests for it no worker has. Raises redis' errors."""
+        return self._requests.num_waiting(model.live_queue)
 
     def submit(self, requests: Sequence[LiveRequest]) -> "Future[None]":
         """Queue all or none, together with what others submit at this time. The result may be one of redis' errors."""

@@ -20,6 +20,7 @@ from ...storage.overview import Overview, Totals, Waiting
 from ..client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..presence import Worker, WorkerPresence
+from .latencies import Latencies
 
 logger = logging.getLogger(__name__)
 
@@ -46,6 +47,8 @@ class Metrics:
             registry=self._registry,
         )
         self.num_open = Gauge("headrace_http_requests_open", "Requests under way.", registry=self._registry)
+        self.latencies = Latencies()
+        self._registry.register(self.latencies)
         self._registry.register(_OfLedger(Overview(client.ledger.database)))
         self._registry.register(_OfRedis(client.redis_url, num_waiting_live, tuple(live_queues)))
 
@@ -175,6 +178,8 @@ _ENGINE_COUNTERS = {
     "num_steps": ("headrace_engine_steps", "Steps the engine has done."),
     "num_computed_tokens": ("headrace_engine_computed_tokens", "Tokens it has computed, those of prompts included."),
     "num_preemptions": ("headrace_engine_preemptions", "Sequences that had to give up their KV blocks."),
+    "num_draft_tokens": ("headrace_engine_spec_decode_draft_tokens", "Tokens guessed by speculative decoding."),
+    "num_accepted_tokens": ("headrace_engine_spec_decode_accepted_tokens", "Those that were guessed right."),
 }
 
 

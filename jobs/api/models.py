@@ -2,13 +2,14 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from ...engine.checkpoints.hub import locate_model, public_name
 from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
+from ..lora import LoraModule, ServedLora
 from ..precision import Precision
 from .errors import ApiError
 
@@ -17,12 +18,14 @@ from .errors import ApiError
 class ServedModel:
     """A model by the `name` that clients use, and by what `headrace worker` and the queues call it.
 
-    `precision`: what its workers were started with; requests that name none go to these.
+    `precision`: what its workers were started with; requests that name none go to these. One with a `lora` is an
+    adapter by its own name; all but that is its base model's.
     """
 
     name: str
     exact_name: str
     precision: Precision
+    lora: LoraModule | None = None
 
     @property
     def live_queue(self) -> str:
@@ -34,8 +37,13 @@ class ServedModel:
         return shard_queue(self.exact_name, *self.precision)
 
     @property
+    def answers_as(self) -> str:
+        """What tells its answers from those of other models, on whichever server."""
+        return self.exact_name if self.lora is None else f"{self.exact_name}|{self.lora.path}"
+
+    @property
     def worker_options(self) -> list[str]:
-        """What its workers are started with, beside the model."""
+        """What its workers are started with, beside the model. They take adapters as these are asked for."""
         return self.precision.worker_options
 
     @property
@@ -44,7 +52,10 @@ class ServedModel:
 
 
 class ServedModels:
-    """The models by the names that requests may use: of a folder its last part, of a Hugging Face model its id."""
+    """The models by the names that requests may use: of a folder its last part, of a Hugging Face model its id.
+
+    Base models come before their adapters.
+    """
 
     def __init__(self, models: Sequence[ServedModel]) -> None:
         self._models = models
@@ -53,9 +64,14 @@ class ServedModels:
 
     @classmethod
     def of(
-        cls, models: Sequence[str], dtype: str = "auto", quantization: str | None = None, kv_cache_dtype: str = "auto"
+        cls,
+        models: Sequence[str],
+        dtype: str = "auto",
+        quantization: str | None = None,
+        kv_cache_dtype: str = "auto",
+        lora_modules: Sequence[ServedLora] = (),
     ) -> Self:
-        """Check the models and name them; the rest is their workers' precision.
+        """Check the models and name them; the rest is their workers' precision, and adapters of them.
 
         Raises `ModelError`, `ConfigError`, or `SpecError` when two have the same name.
         """
@@ -69,11 +85,15 @@ class ServedModels:
             name = public_name(located.name)
             if (other := exact_names.setdefault(name, located.name)) != located.name:
                 raise SpecError(f"--model {located.name} and {other} share a name: link one under another")
-        return cls([ServedModel(*names, precision) for names in exact_names.items()])
+        bases = [ServedModel(*names, precision) for names in exact_names.items()]
+        return cls([*bases, *(_adapted(lora, bases) for lora in lora_modules)])
 
     @property
     def all(self) -> Sequence[ServedModel]:
         return self._models
+
+    def adapters_of(self, base: ServedModel) -> list[LoraModule]:
+        return [each.lora for each in self._models if each.lora is not None and each.exact_name == base.exact_name]
 
     def model(self, model: str) -> ServedModel:
         """A model by its name or its exact name. Raises `ApiError` (404)."""
@@ -86,3 +106,19 @@ class ServedModels:
     def exact_name(self, model: str) -> str:
         """What the queues call a model that a client names. Raises `ApiError` (404)."""
         return self.model(model).exact_name
+
+
+def _adapted(lora: ServedLora, bases: Sequence[ServedModel]) -> ServedModel:
+    """An adapter as a model. Raises `SpecError`, `ModelError`."""
+    if lora.name in (base.name for base in bases):
+        raise SpecError(f"--lora-modules {lora.name} has the name of a --model: give it another")
+    named = [base for base in bases if lora.base_model_name in (None, base.name, base.exact_name)]
+    if len(named) != 1:
+        known = ", ".join(base.name for base in bases)
+        raise SpecError(
+            f"--lora-modules {lora.name} must say which model it adapts, as JSON with name, path and base_model_name "
+            f"({known})"
+        )
+    lora.check()
+    (base,) = named
+    return replace(base, name=lora.name, lora=lora.module)

@@ -3,13 +3,10 @@
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow.compute as pc
-import pyarrow.dataset as ds
-
 from ...storage.ledger import Ledger
 from ...storage.records import JobRecord
 from ..planning.json_lines import json_rows
-from ..stored_results import read_parts
+from ..stored_results import read_first_rows
 
 
 @dataclass(frozen=True)
@@ -25,21 +22,6 @@ class Page:
 
 
 def read_page(ledger: Ledger, job: JobRecord, after_row: int | None, limit: int) -> Page:
-    """The first `limit` finished rows after the row `after_row`, those committed so far while the job runs.
-
-    Takes memory for the page and for the numbers of all rows that follow it.
-    """
-    return read_parts(ledger, job, lambda parts: _page_of(parts, after_row, limit))
-
-
-def _page_of(parts: ds.Dataset, after_row: int | None, limit: int) -> Page:
-    if not parts.files:
-        return Page([], has_more=False)
-    is_after = ds.field("row") > after_row if after_row is not None else None
-    numbers = parts.to_table(columns=["row"], filter=is_after)["row"]
-    wanted = numbers.take(pc.select_k_unstable(numbers, min(limit, len(numbers)), [("row", "ascending")]))
-    if not len(wanted):
-        return Page([], has_more=False)
-    span = pc.min_max(wanted)
-    in_span = (ds.field("row") >= span["min"]) & (ds.field("row") <= span["max"])
-    return Page(list(json_rows(parts.to_table(filter=in_span).sort_by("row"))), len(numbers) > len(wanted))
+    """The first `limit` finished rows after the row `after_row`, those committed so far while the job runs."""
+    found = read_first_rows(ledger, job, limit, after_row)
+    return Page(list(json_rows(found.table)), found.in_all > len(found.table))

@@ -5,8 +5,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
-from ...engine.checkpoints.hub import public_name
 from ...storage.records import JobRecord, JobState, Progress, WebhookState
+from ..lora import asked_model
 
 _EXAMPLE: dict[str, JsonValue] = {
     "id": "job_9f8b2c6d1e3a4b57",
@@ -119,7 +119,7 @@ class JobAnswer(BaseModel):
         return cls(
             id=job.id,
             state=progress.state,
-            model=public_name(job.model),
+            model=asked_model(job),
             dtype=job.spec["dtype"],
             # Jobs of before there was a choice do not say.
             quantization=job.spec.get("quantization"),

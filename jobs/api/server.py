@@ -149,7 +149,8 @@ def _listen(host: str, port: int, option: str = "--port") -> socket.socket:
     try:
         listener = socket.create_server((host, port), family=family, backlog=_BACKLOG)
     except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or error
+        # Python repeats the address.
+        reason, _, _ = str(getattr(error, "strerror", None) or error).partition(" (while attempting")
         raise ListenError(f"cannot listen on {host} port {port}: {reason}; choose with --host and {option}") from error
     # Connections inherit it. asyncio sets it only where the socket names its protocol, and without it an answer of
     # two writes, or a token behind another, waits 40 ms for the client's acknowledgement.

@@ -1,6 +1,7 @@
 """A batch's requests as the rows of a job."""
 
 import hashlib
+import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import CompletionRequest
 from ..api.openai.sampling_schemas import SamplingFields
 from ..live.prompt import LivePrompts
+from ..planning.rendering import TEMPLATE_KWARGS
 from ..schemas import JobSpec
 from ..shards.row_sampling import RowSampling
 from .lines import CHAT, BatchLine, numbered_lines, parse_line
@@ -79,7 +81,9 @@ class RequestReader:
 
     def _prompt(self, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
         if isinstance(request, ChatCompletionRequest):
-            return {"messages": [message.for_template() for message in request.messages]}
+            # As JSON: each request has names of its own.
+            told = {TEMPLATE_KWARGS: json.dumps(kwargs)} if (kwargs := request.chat_template_kwargs) else {}
+            return {"messages": [message.for_template() for message in request.messages], **told}
         if len(request.prompt) != 1:
             raise ApiError(400, "prompt: a line of a batch has one prompt", "invalid_value", "prompt")
         (prompt,) = request.prompt

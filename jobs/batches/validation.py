@@ -9,7 +9,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...engine.checkpoints.hub import public_name
 from ...engine.errors import EngineError
 from ...storage.batch_records import BatchRecord
 from ...storage.errors import InputError, UnknownFile
@@ -20,6 +19,7 @@ from ..api.errors import ApiError
 from ..api.models import ServedModel, ServedModels
 from ..client import Client
 from ..errors import JobError
+from ..lora import asked_model
 from ..planning.producer import Terms
 from ..schemas import JobSpec, SamplingSpec
 from .files import FileStore
@@ -96,7 +96,11 @@ class Validation:
         digest = hashlib.blake2b(batch.id.encode(), digest_size=8).digest()
         sampling = SamplingSpec(seed=int.from_bytes(digest) >> 1)
         return JobSpec.parse(
-            model=model.exact_name, endpoint=batch.endpoint, sampling=sampling.model_dump(), **model.precision._asdict()
+            model=model.exact_name,
+            endpoint=batch.endpoint,
+            sampling=sampling.model_dump(),
+            lora=model.lora,
+            **model.precision._asdict(),
         )
 
     def _quota(self, batch: BatchRecord) -> Quota:
@@ -125,7 +129,7 @@ def job_key(batch: BatchRecord) -> str:
 
 def model_of(job: JobRecord) -> str:
     """What clients call a job's model."""
-    return public_name(job.model)
+    return asked_model(job)
 
 
 def _job_prefix(batch: BatchRecord) -> str:

@@ -15,7 +15,7 @@ from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
 from ..settings import SettingsError
 from ..streams.keys import StreamIdError
-from . import dry_run, inspect, queues, run, serve, stream, up, verbs, verify, watch, worker
+from . import dry_run, inspect, queues, run, serve, size, stream, up, verbs, verify, watch, worker
 from .keys import keys
 from .tenants import tenants
 
@@ -33,6 +33,7 @@ app = typer.Typer(
 app.command("run")(run.run)
 app.command("submit")(run.submit)
 app.command("dry-run")(dry_run.dry_run)
+app.command("size")(size.size)
 app.command("watch")(watch.watch)
 app.command("jobs")(inspect.jobs)
 app.command("queues")(queues.queues)

@@ -9,7 +9,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
+from ...storage.overview import Ahead
 from ...storage.records import JobState, Progress
+from .cost import cost
 
 _PLAIN_LINE_SECONDS = 5.0
 
@@ -96,21 +98,24 @@ class RunDisplay:
         if self._bar is not None:
             self._bar.stop()
 
-    def show(self, progress: Progress) -> None:
-        figures = self._figures(progress)
+    def show(self, progress: Progress, ahead: Ahead | None = None) -> None:
+        """`ahead`: the job that this one waits for."""
+        figures = self._figures(progress, ahead)
         if self._bar is not None:
             self._bar.update(self._task, completed=progress.rows_done, figures=figures)
         elif time.monotonic() - self._printed_at > _PLAIN_LINE_SECONDS:
             self._printed_at = time.monotonic()
             print(f"{progress.rows_done}/{progress.rows_total} rows  {figures}", file=sys.stderr, flush=True)
 
-    def _figures(self, progress: Progress) -> str:
+    def _figures(self, progress: Progress, ahead: Ahead | None) -> str:
         pace = self._pace
         if progress.state is JobState.PAUSED:
             reason = f"; failed last: {progress.error}" if progress.error else ""
             return f"paused: headrace resume {progress.job_id}{reason}"
         if progress.error:
             return f"waiting: {progress.error}"
+        if ahead is not None:
+            return f"waiting {behind(ahead)}"
         if pace.ready_at is None:
             return "waiting for a worker"
         eta = pace.eta_seconds(progress)
@@ -125,6 +130,11 @@ def _reused(progress: Progress) -> str:
     return f"{progress.rows_from_cache} rows from the result cache  " if progress.rows_from_cache else ""
 
 
+def behind(ahead: Ahead) -> str:
+    left = counted(ahead.rows_left, "row")
+    return f"behind job {ahead.job_id} ({left} left; `headrace cancel {ahead.job_id}` drops it)"
+
+
 def can_redraw(console: Console) -> bool:
     """Whether what is shown can be shown again in its place: not in a file, and not in an editor's shell."""
     return console.is_terminal and not console.is_dumb_terminal
@@ -135,10 +145,10 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def summary(pace: Pace, progress: Progress, output: str) -> str:
+def summary(pace: Pace, progress: Progress, output: str, gpu_hour_price: float | None = None) -> str:
     """The last lines of a run, for standard output."""
     return "\n".join(
-        (
+        [
             f"job         {progress.job_id} {progress.state}",
             f"rows        {progress.rows_done} of {progress.rows_total}: {_origins(pace.first, progress)}, "
             f"{progress.rows_failed} failed",
@@ -146,9 +156,17 @@ def summary(pace: Pace, progress: Progress, output: str) -> str:
             f"rate        {pace.rows_per_second(progress):,.1f} rows/s, "
             f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
             f"hit rate    {pace.hit_rate(progress):.1%} of prompt tokens from the prefix cache",
+            *([f"cost        {_cost(gpu_hour_price, pace, progress)}"] if gpu_hour_price is not None else []),
             f"output      {output}",
-        )
+        ]
     )
+
+
+def _cost(price: float, pace: Pace, now: Progress) -> str:
+    """Of what this run has done, from the moment a worker was ready."""
+    first = pace.first
+    prompt, completion = now.prompt_tokens - first.prompt_tokens, now.completion_tokens - first.completion_tokens
+    return cost(price, pace.working_seconds, prompt, completion)
 
 
 def _origins(first: Progress, now: Progress) -> str:

@@ -11,19 +11,23 @@ from ...storage.overview import Overview, Pace
 from ..planning.dry_run import Forecast, forecast
 from ..schemas import SamplingSpec
 from ..settings import Settings
+from .cost import GpuHourPrice, cost
 from .display import counted, duration
 from .job_options import Asked, asked
 from .signatures import takes
 
+_UNKNOWN = "not known before a job with this model has completed"
+
 
 @takes(asked)
-def dry_run(asked: Asked) -> None:
+def dry_run(asked: Asked, gpu_hour_price: GpuHourPrice = None) -> None:
     """Plan every row of INPUT and say what running it would mean: rows at fault, tokens, shared prefixes, fit, time."""
     settings = Settings.from_environment()
     # The only thing that is written, and only for as long as it takes.
     with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:
         found = forecast(source, asked.spec, settings.shard_rows, Path(folder))
-    for name, value in _lines(found, asked.spec.sampling, _pace(settings, found.queue)):
+    pace = _pace(settings, found.queue)
+    for name, value in _lines(found, asked.spec.sampling, pace, gpu_hour_price):
         typer.echo(f"{name:<16}{value}")
 
 
@@ -39,7 +43,7 @@ def _pace(settings: Settings, queue: str) -> Pace | None:
         return None
 
 
-def _lines(found: Forecast, sampling: SamplingSpec, pace: Pace | None) -> list[tuple[str, str]]:
+def _lines(found: Forecast, sampling: SamplingSpec, pace: Pace | None, price: float | None) -> list[tuple[str, str]]:
     max_tokens = sampling.max_tokens
     tokens, longest = found.sharing.prompt_tokens, found.largest_prompt
     return [
@@ -52,18 +56,33 @@ def _lines(found: Forecast, sampling: SamplingSpec, pace: Pace | None) -> list[t
         ("context", _fit(found.context_tokens, longest, max_tokens)),
         ("KV memory", f"{_fit(found.kv_tokens, longest, max_tokens)} (by default, in {found.dtype})"),
         ("time", _time(found, sampling, pace)),
+        *([("cost", _cost(price, found, sampling, pace))] if price is not None else []),
         *((f"row {row}", error) for row, error in found.errors),
     ]
 
 
 def _time(found: Forecast, sampling: SamplingSpec, pace: Pace | None) -> str:
-    """As long as the tokens take that the prefix cache does not spare, at the pace of an earlier job."""
     if pace is None:
-        return "not known before a job with this model has completed"
-    answer = sampling.n * min(sampling.max_tokens, pace.tokens_per_answer)
-    prompts = found.sharing.prompt_tokens - found.sharing.shared_tokens
-    seconds = (prompts + (found.num_rows - found.num_errors) * answer) / pace.tokens_per_second
+        return _UNKNOWN
+    seconds = _seconds(found, sampling, pace)
     return f"about {duration(seconds)} at the pace of {pace.job_id} ({pace.tokens_per_second:,.0f} tokens/s)"
+
+
+def _cost(price: float, found: Forecast, sampling: SamplingSpec, pace: Pace | None) -> str:
+    if pace is None:
+        return _UNKNOWN
+    tokens = (found.sharing.prompt_tokens, _answer_tokens(found, sampling, pace))
+    return f"about {cost(price, _seconds(found, sampling, pace), *tokens)}"
+
+
+def _seconds(found: Forecast, sampling: SamplingSpec, pace: Pace) -> float:
+    """As long as the tokens take that the prefix cache does not spare, at the pace of an earlier job."""
+    prompts = found.sharing.prompt_tokens - found.sharing.shared_tokens
+    return (prompts + _answer_tokens(found, sampling, pace)) / pace.tokens_per_second
+
+
+def _answer_tokens(found: Forecast, sampling: SamplingSpec, pace: Pace) -> float:
+    return (found.num_rows - found.num_errors) * sampling.n * min(sampling.max_tokens, pace.tokens_per_answer)
 
 
 def _share(part: int, whole: int) -> str:

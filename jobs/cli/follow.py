@@ -1,9 +1,12 @@
 """A job's way to its end: the live display, the summary, and whether it succeeded."""
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import typer
 
+from ...storage.errors import LedgerUnavailable
+from ...storage.overview import Ahead, Overview
 from ...storage.records import JobState, Progress
 from ..client import Client, Job
 from ..stored_results import first_error
@@ -20,24 +23,35 @@ def opening(job: Job, progress: Progress) -> str:
     )
 
 
-def follow(client: Client, job: Job, first: Progress, act: Callable[[Progress], None]) -> Progress:
+def follow(
+    client: Client, job: Job, first: Progress, act: Callable[[Progress], None], gpu_hour_price: float | None = None
+) -> Progress:
     """Show each progress until the job has ended, then its summary; `act` is called with those of a running job.
 
     What was done at `first` is said to be from before.
     """
     pace = Pace(first)
+    overview = Overview(client.ledger.database)
     with RunDisplay(pace) as display:
         for progress in job.watch():
-            display.show(progress)
+            ahead = _ahead(overview, progress)
+            display.show(progress, ahead)
             if progress.state is JobState.RUNNING:
                 act(progress)
-                if pace.ready_at is None and job.is_served:
+                if pace.ready_at is None and ahead is None and job.is_served:
                     pace.worker_is_ready()
         pace.end()
-    typer.echo(summary(pace, progress, job.record.output_dir))
+    typer.echo(summary(pace, progress, job.record.output_dir, gpu_hour_price))
     if progress.rows_failed:
         typer.echo(f"first error {first_error(client.ledger, job.record)}")
     return progress
+
+
+def _ahead(overview: Overview, progress: Progress) -> Ahead | None:
+    # What can not be known now is not shown.
+    with suppress(LedgerUnavailable):
+        return overview.ahead_of(progress.job_id)
+    return None
 
 
 def exit_status(progress: Progress) -> int:

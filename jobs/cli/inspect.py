@@ -5,16 +5,19 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
+import pyarrow as pa
 import typer
 
 from ...storage.files import write_lines
+from ...storage.ledger import Ledger
 from ...storage.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.sinks import SinkSpec
 from ..open_ledger import open_ledger
 from ..planning.json_lines import json_rows, openai_lines
 from ..settings import Settings
 from ..shards.finishing import finish_what_is_left
-from ..stored_results import read_results
+from ..stored_results import read_first_rows, read_results
+from .cost import GpuHourPrice, cost
 from .display import counted
 from .tables import print_table, time_text
 
@@ -43,12 +46,12 @@ def jobs(
     print_table(("JOB", "STATE", "ROWS", "FAILED", "CREATED", "OUTPUT"), lines)
 
 
-def show(job_id: JobId) -> None:
+def show(job_id: JobId, gpu_hour_price: GpuHourPrice = None) -> None:
     """Show one job: its state, counts and options."""
     with open_ledger(Settings.from_environment()) as ledger:
         job = ledger.job(job_id)
         finish_what_is_left(ledger, job)
-        lines = _description(job, ledger.progress(job_id))
+        lines = _description(job, ledger.progress(job_id), gpu_hour_price)
     width = max(len(name) for name, _ in lines)
     for name, value in lines:
         typer.echo(f"{name:<{width}}  {value}")
@@ -67,17 +70,24 @@ def results(
         job = ledger.job(job_id)
         finish_what_is_left(ledger, job)
         progress = ledger.progress(job_id)
-        table = read_results(ledger, job)
-    # Arrow cuts more rows than there are from a table without columns.
-    rows = table.slice(0, min(head, len(table))) if head is not None else table
-    lines = openai_lines(job, rows) if format is ResultFormat.OPENAI else json_rows(rows)
+        table, num_rows = _rows(ledger, job, head)
+    lines = openai_lines(job, table) if format is ResultFormat.OPENAI else json_rows(table)
     texts = (json.dumps(line, ensure_ascii=False, default=str) for line in lines)
     if output is not None:
         write_lines(output, texts)
     else:
         for text in texts:
             typer.echo(text)
-    _say_what_is_gone(job, progress, len(table))
+    _say_what_is_gone(job, progress, num_rows)
+
+
+def _rows(ledger: Ledger, job: JobRecord, head: int | None) -> tuple[pa.Table, int]:
+    """What to print, and how many rows there are."""
+    if head is None:
+        table = read_results(ledger, job)
+        return table, len(table)
+    first = read_first_rows(ledger, job, head)
+    return first.table, first.in_all
 
 
 def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int) -> None:
@@ -88,7 +98,7 @@ def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int) -> None
         raise typer.Exit(1)
 
 
-def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
+def _description(job: JobRecord, progress: Progress, price: float | None) -> list[tuple[str, str]]:
     cached = progress.cached_tokens / progress.prompt_tokens if progress.prompt_tokens else 0.0
     fields = [
         ("job", job.id),
@@ -101,6 +111,7 @@ def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
         ("created", time_text(job.created_at)),
         *([("deadline", time_text(job.deadline_at))] if job.deadline_at is not None else []),
         ("finished", time_text(job.finished_at) if job.finished_at is not None else "-"),
+        *([("cost", _cost(price, job, progress))] if price is not None else []),
         ("output", job.output_dir),
         *([("weights", job.weights)] if job.weights is not None else []),
         *([("sink", str(SinkSpec.of(job.sink)))] if job.sink is not None else []),
@@ -108,6 +119,12 @@ def _description(job: JobRecord, progress: Progress) -> list[tuple[str, str]]:
     options = [(name, _clipped(value)) for name, value in job.spec.items() if value is not None]
     errors = [("error", progress.error)] if progress.error else []
     return [*fields, *options, *errors]
+
+
+def _cost(price: float, job: JobRecord, progress: Progress) -> str:
+    if job.started_at is None or job.finished_at is None:
+        return "not known before it has ended"
+    return cost(price, job.finished_at - job.started_at, progress.prompt_tokens, progress.completion_tokens)
 
 
 def _kinds(progress: Progress) -> str:

@@ -15,6 +15,7 @@ from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
+from ..lora import parse_lora
 from ..planning.producer import Terms
 from ..schemas import JobSpec
 from ..shards.deadline import parse_duration
@@ -96,12 +97,23 @@ def asked(
         typer.Option("--logit-bias", metavar="ID:BIAS,...", help="Add to these tokens' logits, in [-100, 100]."),
     ] = None,
     n: Annotated[int, typer.Option("--n", help="Answers to each row, in the column 'outputs'.")] = 1,
+    vote: Annotated[
+        bool, typer.Option("--vote", help="With --n: the answer is the majority's; asks no more than it takes.")
+    ] = False,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="Each token's log-probability, in the column 'logprobs'.")
     ] = False,
     top_logprobs: Annotated[
         int, typer.Option("--top-logprobs", help="With --logprobs: also the likeliest tokens', up to 20.")
     ] = 0,
+    chat_template_kwargs: Annotated[
+        str | None,
+        typer.Option(
+            "--chat-template-kwargs",
+            metavar="JSON",
+            help="Tell the model's chat template, such as '{\"enable_thinking\": false}'.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
     cache: Annotated[
@@ -111,6 +123,9 @@ def asked(
     dtype: DType = "auto",
     quantization: Quantization = None,
     kv_cache_dtype: KvCacheDType = "auto",
+    lora: Annotated[
+        str | None, typer.Option("--lora", metavar="NAME=FOLDER", help="Answer with this LoRA adapter of the model.")
+    ] = None,
 ) -> Asked:
     """Raises `SpecError`, `ConfigError`."""
     request = Asked(
@@ -145,6 +160,9 @@ def asked(
             },
             limit=limit,
             cache=cache,
+            vote=vote,
+            chat_template_kwargs=None if chat_template_kwargs is None else _template_kwargs(chat_template_kwargs),
+            lora=None if lora is None else parse_lora("--lora", lora).module,
         ),
         functools.partial(opened_source, input, input_format, sql, query, limit),
     )
@@ -225,6 +243,13 @@ def _response_format(schema: str) -> dict[str, Any]:
         return {"type": "json_schema", "json_schema": {"schema": json.loads(text)}}
     except (ValueError, RecursionError) as error:
         raise SpecError(f"--json-schema is no JSON: {error}") from error
+
+
+def _template_kwargs(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise SpecError(f"--chat-template-kwargs is no JSON: {error}") from error
 
 
 def _numbers(texts: str | None) -> list[str]:

@@ -1,10 +1,12 @@
 """Options that several commands share."""
 
-from typing import Annotated
+import json
+from typing import Annotated, Any
 
 import typer
 
 from ...engine.config import EngineConfig
+from ...engine.errors import ConfigError
 
 Model = Annotated[str, typer.Option("--model", help="Model folder, or Hugging Face id: org/name or org/name@revision.")]
 Revision = Annotated[
@@ -37,7 +39,26 @@ KvCacheMemoryBytes = Annotated[
         help="Memory for keys and values; default: 2 GiB on a CPU, what is left of a GPU.",
     ),
 ]
+MaxLoras = Annotated[int, typer.Option("--max-loras", min=1, help="Most LoRA adapters that a worker holds at a time.")]
+MaxLoraRank = Annotated[int, typer.Option("--max-lora-rank", min=1, help="Highest rank of a LoRA adapter.")]
+LoraModules = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--lora-modules",
+        metavar="NAME=FOLDER",
+        help="LoRA adapter that requests may name as their model; repeatable. Also as JSON, with base_model_name.",
+    ),
+]
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="On a GPU: launch each step without CUDA graphs.")]
+SpeculativeConfigJson = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config",
+        metavar="JSON",
+        help="""Guess tokens by what was said before: '{"method": "ngram", "num_speculative_tokens": 4}'; """
+        "prompt_lookup_max, prompt_lookup_min, disable_by_batch_size. Default: off.",
+    ),
+]
 
 
 def engine_options(
@@ -48,6 +69,9 @@ def engine_options(
     enforce_eager: EnforceEager = False,
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     kv_cache_memory_bytes: KvCacheMemoryBytes = None,
+    max_loras: MaxLoras = 8,
+    max_lora_rank: MaxLoraRank = 16,
+    speculative_config: SpeculativeConfigJson = None,
 ) -> list[str]:
     """The options of a worker of our own. Raises `ConfigError`."""
     engine = EngineConfig(
@@ -58,6 +82,9 @@ def engine_options(
         enforce_eager=enforce_eager,
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
+        speculative_config=parse_speculative_config(speculative_config),
     )
     options = [
         f"--max-num-seqs={engine.max_num_seqs}",
@@ -65,9 +92,23 @@ def engine_options(
         "--enable-prefix-caching" if engine.enable_prefix_caching else "--no-enable-prefix-caching",
         f"--gpu-memory-utilization={engine.gpu_memory_utilization}",
         *(["--enforce-eager"] if engine.enforce_eager else []),
+        f"--max-loras={engine.max_loras}",
+        f"--max-lora-rank={engine.max_lora_rank}",
     ]
     if engine.max_model_len is not None:
         options.append(f"--max-model-len={engine.max_model_len}")
+    if engine.speculative_config is not None:
+        options.append(f"--speculative-config={json.dumps(engine.speculative_config)}")
     if engine.kv_cache_memory_bytes is not None:
         options.append(f"--kv-cache-memory-bytes={engine.kv_cache_memory_bytes}")
     return options
+
+
+def parse_speculative_config(text: str | None) -> Any:
+    """What the option says, for `EngineConfig` to check. Raises `ConfigError` where it is no JSON."""
+    if text is None:
+        return None
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ConfigError(f'--speculative-config must be JSON like {{"method": "ngram"}}: {error}') from error

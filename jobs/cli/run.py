@@ -15,6 +15,7 @@ from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode, read_manifest
 from ...storage.records import Progress
 from ..client import Client, Job
+from .cost import GpuHourPrice
 from .follow import exit_status, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
@@ -23,7 +24,7 @@ from .signatures import takes
 
 
 @takes(asked, target, engine_options)
-def run(asked: Asked, target: Target, worker_options: list[str]) -> None:
+def run(asked: Asked, target: Target, worker_options: list[str], gpu_hour_price: GpuHourPrice = None) -> None:
     """Answer every row of INPUT and write a Parquet data set.
 
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
@@ -37,7 +38,7 @@ def run(asked: Asked, target: Target, worker_options: list[str]) -> None:
             first = known if known is not None and known.job_id == job.id else _at_first(job)
             typer.echo(opening(job, first), err=True)
             with job.local_worker(worker_options) as worker:
-                progress = follow(client, job, first, lambda progress: worker.tick(progress.rows_done))
+                progress = follow(client, job, first, lambda progress: worker.tick(progress.rows_done), gpu_hour_price)
         except KeyboardInterrupt:
             typer.echo(_farewell(job, target.mode), err=True)
             raise
@@ -94,7 +95,8 @@ def _submitted(client: Client, asked: Asked, target: Target) -> Job:
 
 def _worker_command(job: Job) -> str:
     spec = job.spec
-    return shlex.join(["headrace", "worker", "--model", spec.model, *spec.precision.worker_options])
+    lora = spec.lora.worker_options if spec.lora is not None else []
+    return shlex.join(["headrace", "worker", "--model", spec.model, *spec.precision.worker_options, *lora])
 
 
 def _farewell(job: Job | None, mode: OutputMode) -> str:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..lora import parse_loras
 from ..open_ledger import open_ledger
 from ..settings import Settings
-from .options import DType, KvCacheDType, Quantization
+from .options import DType, KvCacheDType, LoraModules, Quantization
 from .signatures import takes
 
 if TYPE_CHECKING:
@@ -29,6 +30,7 @@ class Serving:
     port: int
     grpc_port: int | None
     allow_anonymous: bool
+    lora_modules: Sequence[str] = ()
 
     def serve(self, settings: Settings, on_listening: Callable[[str], None]) -> None:
         """Until SIGTERM or SIGINT. Raises what `api.server.serve` raises, and `AnonymousError`."""
@@ -46,7 +48,8 @@ class Serving:
         """The models, checked. Raises what `ServedModels.of` raises."""
         from ..api.models import ServedModels
 
-        return ServedModels.of(self.models, self.dtype, self.quantization, self.kv_cache_dtype)
+        loras = parse_loras(self.lora_modules)
+        return ServedModels.of(self.models, self.dtype, self.quantization, self.kv_cache_dtype, loras)
 
 
 def serving(
@@ -68,9 +71,12 @@ def serving(
     allow_anonymous: Annotated[
         bool, typer.Option("--allow-anonymous", help="Listen beyond this machine although there is no API key.")
     ] = False,
+    lora_modules: LoraModules = None,
 ) -> Serving:
     """The options of a server."""
-    return Serving(model, dtype, quantization, kv_cache_dtype, host, port, grpc_port, allow_anonymous)
+    return Serving(
+        model, dtype, quantization, kv_cache_dtype, host, port, grpc_port, allow_anonymous, lora_modules or ()
+    )
 
 
 @takes(serving)

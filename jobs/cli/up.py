@@ -13,6 +13,7 @@ import typer
 from ..embedded.valkey import redis_urls
 from ..errors import WorkerFailedError
 from ..kept_worker import KeptWorker
+from ..lora import worker_options as lora_options
 from ..periodic import Periodic
 from ..presence import WorkerPresence
 from ..settings import Settings
@@ -61,7 +62,9 @@ class _House:
         self._models = serving.served.all
         self._to_come = list(self._models)
         width = max(len(model.name) for model in self._models)
-        self._workers = [self._worker(model, worker_options, width) for model in self._models]
+        loras = serving.served.adapters_of
+        bases = [model for model in self._models if model.lora is None]
+        self._workers = [self._worker(model, [*worker_options, *lora_options(loras(model))], width) for model in bases]
 
     def open(self, url: str) -> None:
         """Told each URL that the server listens on; the first is that of HTTP."""

@@ -99,6 +99,8 @@ def _print(done: Verification) -> None:
     typer.echo(f"job       {done.receipt.job_id}")
     typer.echo(f"output    {done.receipt.folder}")
     typer.echo(f"weights   {_weights(done)}")
+    for change in done.changes:
+        typer.echo(f"changed   {change}")
     typer.echo()
     counts = _counts(done)
     lines = [(kind.replace("_", " "), *map(str, count.values())) for kind, count in counts.items()]
@@ -134,5 +136,6 @@ def _as_json(done: Verification, seed: int) -> dict[str, Any]:
         "seed": seed,
         "weights": {"job": done.receipt.weights, "now": done.weights, "same": done.same_weights},
         "rows": _counts(done),
+        "changes": [vars(change) for change in done.changes],
         "differences": [vars(difference) for difference in done.differences],
     }

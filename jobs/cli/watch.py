@@ -15,7 +15,7 @@ from ...storage.errors import LedgerUnavailable, UnknownJob
 from ...storage.overview import Overview
 from ...storage.records import Progress
 from ..client import Client
-from .display import can_redraw, duration
+from .display import behind, can_redraw, duration
 from .follow import exit_status, follow, opening
 from .tables import print_table
 
@@ -81,7 +81,9 @@ class _Watched:
                 rate = self._overview.recent_rows_per_second(progress.job_id)
         left = duration((progress.rows_total - progress.rows_done) / rate) if rate else "-"
         pace = f"{rate:,.0f}" if rate else "-"
-        words = (rows, str(progress.rows_failed), pace, left, progress.error or "")
+        ahead = self._overview.ahead_of(progress.job_id)
+        waits_for = progress.error or (behind(ahead) if ahead is not None else "")
+        words = (rows, str(progress.rows_failed), pace, left, waits_for)
         return (progress.job_id, str(progress.state), *words)
 
 

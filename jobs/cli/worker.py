@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from ...engine.checkpoints.hub import locate_model
+from ..lora import parse_loras
 from ..processes import die_with_parent
 from ..settings import Settings
 from .options import (
@@ -17,12 +18,17 @@ from .options import (
     GpuMemoryUtilization,
     KvCacheDType,
     KvCacheMemoryBytes,
+    LoraModules,
+    MaxLoraRank,
+    MaxLoras,
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
     Model,
     Quantization,
     Revision,
+    SpeculativeConfigJson,
+    parse_speculative_config,
 )
 
 
@@ -39,6 +45,10 @@ def worker(
     kv_cache_dtype: KvCacheDType = "auto",
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     kv_cache_memory_bytes: KvCacheMemoryBytes = None,
+    lora_modules: LoraModules = None,
+    max_loras: MaxLoras = 8,
+    max_lora_rank: MaxLoraRank = 16,
+    speculative_config: SpeculativeConfigJson = None,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Load a model and work on its jobs. SIGTERM or Ctrl-C hands back what is not finished and exits."""
@@ -62,6 +72,12 @@ def worker(
         kv_cache_dtype=kv_cache_dtype,
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
+        # Those of requests and jobs that name others are loaded when they come.
+        enable_lora=True,
+        max_loras=max_loras,
+        max_lora_rank=max_lora_rank,
+        lora_modules=[lora.request(number) for number, lora in enumerate(parse_loras(lora_modules or ()), 1)],
+        speculative_config=parse_speculative_config(speculative_config),
     )
     located = locate_model(model, revision)
     raise typer.Exit(serve(settings, WorkerOptions(located, engine, settings.worker_concurrency)))

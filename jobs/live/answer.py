@@ -150,6 +150,7 @@ class LiveAnswer:
                 priority=PRIORITY,
                 fork_of=leader,
                 resume_token_ids=known.token_ids,
+                lora_request=None if asked.lora is None else asked.lora.request(),
             )
             leader = leader or request.request_id
             text = GrowingText(tokenizer, params.stop_strings)

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.checkpoints.hub import locate_model
+from ...engine.lora_request import LoRARequest
 from ..celery_app import live_queue
 from ..errors import JobError
+from ..lora import as_fields
 from ..schemas import JobSpec
 from ..streams.events import StreamEvent, StreamUsage
 from ..streams.reader import StreamTimeout, afollow, follow
@@ -70,6 +72,8 @@ def new_request(
     kv_cache_dtype: str = "auto",
     revision: str | None = None,
     timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    lora_request: LoRARequest | None = None,
+    chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
 ) -> LiveRequest:
     """Describe a request: a text is put to a chat model as the user's message, to another as it is.
@@ -84,9 +88,13 @@ def new_request(
         kv_cache_dtype=kv_cache_dtype,
         choices=None if choices is None else tuple(choices),
         sampling={"seed": new_seed(), **sampling},
+        chat_template_kwargs=chat_template_kwargs,
+        lora=as_fields(lora_request),
     )
+    if spec.lora is not None:
+        spec.lora.check()
     prompts = LivePrompts.of(name)
-    token_ids = _encode(prompts, prompt, system)
+    token_ids = _encode(prompts, prompt, system, chat_template_kwargs)
     prompts.check(token_ids, spec.sampling)
     return LiveRequest.new(
         queue=live_queue(name, *spec.precision),
@@ -94,16 +102,19 @@ def new_request(
         prompt_token_ids=token_ids,
         sampling=spec.sampling,
         choices=spec.choices,
+        lora=spec.lora,
         timeout_seconds=timeout_seconds,
     )
 
 
-def _encode(prompts: LivePrompts, prompt: str | Messages, system: str | None) -> list[int]:
+def _encode(
+    prompts: LivePrompts, prompt: str | Messages, system: str | None, template_kwargs: Mapping[str, Any] | None
+) -> list[int]:
     opening = [{"role": "system", "content": system}] if system else []
     if not isinstance(prompt, str):
-        return prompts.chat([*opening, *prompt])
+        return prompts.chat([*opening, *prompt], template_kwargs)
     if prompts.tokenizer.has_chat_template:
-        return prompts.chat([*opening, {"role": "user", "content": prompt}])
+        return prompts.chat([*opening, {"role": "user", "content": prompt}], template_kwargs)
     return prompts.text(f"{system}\n\n{prompt}" if system else prompt)
 
 

@@ -41,15 +41,20 @@ class LivePrompts:
         """Those of a model as `LiveRequest.model` names it; read once in a process. Raises `ModelError`."""
         return _prompts_of(model)
 
-    def chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """The tokens of a conversation, up to where the assistant's answer begins."""
+    def chat(
+        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
+    ) -> list[int]:
+        """The tokens of a conversation, up to where the assistant's answer begins.
+
+        `template_kwargs`: what else the model's chat template is told.
+        """
         if not self.tokenizer.has_chat_template:
             raise InvalidRequestError("the model has no chat template for messages: send a prompt", "messages")
         problem = messages_problem(messages)
         if problem is not None:
             raise InvalidRequestError(f"messages {problem}", "messages")
         try:
-            text = self.tokenizer.apply_chat_template(with_plain_texts(messages))
+            text = self.tokenizer.apply_chat_template(with_plain_texts(messages), template_kwargs or {})
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), "messages") from error
         # A chat template writes the special tokens itself.

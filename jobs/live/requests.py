@@ -17,6 +17,7 @@ from redis import Redis
 
 from ..celery_app import send_request
 from ..errors import JobError
+from ..lora import LoraModule
 from ..redis_clock import server_time
 from ..schemas import SamplingSpec
 from .keys import CANCEL_CHANNEL, open_key, request_key, tenant_key
@@ -61,6 +62,7 @@ class LiveRequest(BaseModel):
     prompt_token_ids: tuple[int, ...]
     sampling: SamplingSpec = SamplingSpec()
     choices: tuple[str, ...] | None = None
+    lora: LoraModule | None = None
     tenant: str = "default"
     weight: int = 1
     reply_to: str | None = None
@@ -76,6 +78,7 @@ class LiveRequest(BaseModel):
         prompt_token_ids: Sequence[int],
         sampling: SamplingSpec,
         choices: Sequence[str] | None = None,
+        lora: LoraModule | None = None,
         tenant: str = "default",
         weight: int = 1,
         reply_to: str | None = None,
@@ -93,6 +96,7 @@ class LiveRequest(BaseModel):
             prompt_token_ids=tuple(prompt_token_ids),
             sampling=sampling,
             choices=None if choices is None else tuple(choices),
+            lora=lora,
             tenant=tenant,
             weight=weight,
             reply_to=reply_to,

@@ -1,15 +1,46 @@
 """A data set's `custom_id`s are each there once: rows that repeat one are found, however many rows there are."""
 
+from array import array
+from collections.abc import Set
+from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import NamedTuple
 
 from ...storage.errors import InputError
 from ...storage.external_sort import ExternalSorter
+from ...storage.spool import PlannedRow
 from .batch_planner import PlannedBatch
 
 # More than this is no slip: the column does not name rows.
 _MAX_DUPLICATES = 100_000
+_TILDE = b"~"
 _custom_id = itemgetter(0)
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """What is to be done about ids that more than one row has.
+
+    `duplicates`: rows that repeat one, each with the first row that has it. `renamed`: rows that can not be asked and
+    bring no id, whose number another row brings as its own; `mark` is more tildes than any id of the input begins with.
+    """
+
+    duplicates: dict[int, int]
+    renamed: Set[int]
+    mark: str
+
+    def __bool__(self) -> bool:
+        return bool(self.duplicates or self.renamed)
+
+    def settled(self, row: PlannedRow) -> PlannedRow:
+        """A row with its error, or its new id."""
+        if row.row in self.renamed:
+            return row._replace(custom_id=f"{self.mark}{row.row}")
+        if (first := self.duplicates.get(row.row)) is None:
+            return row
+        error = f"custom_id {row.custom_id!r} is also that of row {first}"
+        return row._replace(prompt_token_ids=None, error=error)
 
 
 class CustomIds:
@@ -19,36 +50,68 @@ class CustomIds:
         self._sorter = sorter
         self._num_rows = 0
         self._has_own_ids = False
+        # The rows at fault of before.
+        self._early_errors = array("q")
 
     def add(self, batch: PlannedBatch) -> None:
         if batch.own_ids and not self._has_own_ids:
             self._has_own_ids = True
-            # The rows before are named by their numbers, which this column may repeat.
-            for number in range(self._num_rows):
-                self._sorter.add(str(number).encode(), _payload(number, is_error=False))
+            self._add_early_rows()
         first, self._num_rows = self._num_rows, self._num_rows + len(batch.items)
-        if self._has_own_ids:
-            for number in range(first, self._num_rows):
-                custom_id = batch.own_ids.get(number, str(number))
-                self._sorter.add(custom_id.encode(), _payload(number, number in batch.errors))
+        if not self._has_own_ids:
+            self._early_errors.extend(sorted(batch.errors))
+            return
+        for number in range(first, self._num_rows):
+            own = batch.own_ids.get(number)
+            custom_id = str(number) if own is None else own
+            self._sorter.add(custom_id.encode(), _Claim(number, number in batch.errors, own is not None).pack())
 
-    def duplicates(self) -> dict[int, int]:
-        """The rows that repeat an id, each with the first row that has it; rows with another error are left out.
+    def _add_early_rows(self) -> None:
+        """They are named by their numbers, which this column may repeat."""
+        errors = frozenset(self._early_errors)
+        for number in range(self._num_rows):
+            self._sorter.add(str(number).encode(), _Claim(number, number in errors, is_own=False).pack())
+
+    def repeats(self) -> Repeats:
+        """The rows that repeat an id; those with another error are left out.
 
         Raises `InputError` when there are so many that the column cannot be meant as an id.
         """
         found: dict[int, int] = {}
-        for _, items in groupby(self._sorter, key=_custom_id):
-            (_, first), *others = items
-            first_row = int.from_bytes(first[:8])
-            found |= {int.from_bytes(payload[:8]): first_row for _, payload in others if not payload[8]}
+        renamed: set[int] = set()
+        most_tildes = 0
+        for custom_id, items in groupby(self._sorter, key=_custom_id):
+            most_tildes = max(most_tildes, len(custom_id) - len(custom_id.lstrip(_TILDE)))
+            first, *others = (_Claim.unpack(payload) for _, payload in items)
+            if not others:
+                continue
+            claims = [first, *others]
+            renamed.update(claim.row for claim in claims if claim.gives_way)
+            kept, *repeating = (claim for claim in claims if not claim.gives_way)
+            found |= {claim.row: kept.row for claim in repeating if not claim.is_error}
             if len(found) > _MAX_DUPLICATES:
                 raise InputError(
                     f"column 'custom_id': more than {_MAX_DUPLICATES:,} rows repeat the id of another row: rename the "
                     "column if it does not name rows"
                 )
-        return found
+        return Repeats(found, renamed, "~" * (most_tildes + 1))
 
 
-def _payload(row: int, is_error: bool) -> bytes:
-    return row.to_bytes(8) + bytes([is_error])
+class _Claim(NamedTuple):
+    """A row's claim to an id. `is_own`: the row brings it; else it is the row's number."""
+
+    row: int
+    is_error: bool
+    is_own: bool
+
+    @property
+    def gives_way(self) -> bool:
+        """The number of a row that can not be asked says nothing to anybody: it leaves it to whoever brings it."""
+        return self.is_error and not self.is_own
+
+    def pack(self) -> bytes:
+        return self.row.to_bytes(8) + bytes([self.is_error, self.is_own])
+
+    @classmethod
+    def unpack(cls, payload: bytes) -> "_Claim":
+        return cls(int.from_bytes(payload[:8]), bool(payload[8]), bool(payload[9]))

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.checkpoints.model_size import kv_token_bytes
 from ...engine.config import DEFAULT_KV_CACHE_BYTES
 from ...storage.readers import InputSource
 from ...storage.spool import PlannedRow
@@ -65,6 +66,4 @@ def _observe(found: Forecast, shards: Iterator[list[PlannedRow]]) -> None:
 
 
 def _kv_tokens(model: ModelConfig, dtype: str) -> int:
-    item_bytes = 4 if dtype == "float32" else 2
-    per_token = 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * item_bytes
-    return DEFAULT_KV_CACHE_BYTES // per_token
+    return DEFAULT_KV_CACHE_BYTES // kv_token_bytes(model, 4 if dtype == "float32" else 2)

@@ -6,8 +6,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from ...engine.checkpoints.hub import public_name
 from ...storage.records import JobRecord
+from ..lora import asked_model
 
 _SERVER_FAULTS = ("engine failed", "worker_crashed")
 
@@ -65,8 +65,8 @@ def _completion(job: JobRecord, request_id: str, row: Mapping[str, Any]) -> dict
         "id": f"chatcmpl-{request_id}",
         "object": "chat.completion",
         "created": int(job.created_at),
-        "model": public_name(job.model),
-        "choices": [_choice(row, index, text) for index, text in enumerate(row.get("outputs") or [row["output"]])],
+        "model": asked_model(job),
+        "choices": [_choice(row, index, text) for index, text in enumerate(_texts(row))],
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -74,6 +74,11 @@ def _completion(job: JobRecord, request_id: str, row: Mapping[str, Any]) -> dict
             "prompt_tokens_details": {"cached_tokens": row["cached_tokens"]},
         },
     }
+
+
+def _texts(row: Mapping[str, Any]) -> list[str]:
+    # After a vote there is one answer, whatever the samples said.
+    return [row["output"]] if row.get("votes") else row.get("outputs") or [row["output"]]
 
 
 def _choice(row: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:

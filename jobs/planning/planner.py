@@ -24,7 +24,7 @@ from ..schemas import JobSpec
 from .batch_helper import Recipe
 from .batch_planner import BatchPlanner, PlannedBatch, planned_row
 from .collector import leave_alone_what_is_there
-from .custom_ids import CustomIds
+from .custom_ids import CustomIds, Repeats
 from .rendering import PromptRenderer
 from .shard_cutter import PrefixSharing, ShardCutter
 from .side_by_side import plan_batches
@@ -49,21 +49,14 @@ class Plan:
     answer_tokens: int | None
     _sorted_rows: ExternalSorter
     has_row_sampling: bool
-    # Rows whose custom_id a row before has, with that row.
-    _duplicates: dict[int, int]
+    _repeats: Repeats
     _cutter: ShardCutter
 
     def shards(self) -> Iterator[list[PlannedRow]]:
         """The rows of one shard after the other, read from disk as they are taken; once."""
         for items in self._cutter.cut(self._sorted_rows):
             rows = list(map(planned_row, items))
-            yield list(map(self._checked, rows)) if self._duplicates else rows
-
-    def _checked(self, row: PlannedRow) -> PlannedRow:
-        if (first := self._duplicates.get(row.row)) is None:
-            return row
-        error = f"custom_id {row.custom_id!r} is also that of row {first}"
-        return row._replace(prompt_token_ids=None, error=error)
+            yield list(map(self._repeats.settled, rows)) if self._repeats else rows
 
     @property
     def sharing(self) -> PrefixSharing:
@@ -112,12 +105,12 @@ class Planner:
                     num_rows += len(batch.items)
                     num_errors += len(batch.errors)
                     answer_tokens += batch.answer_tokens
-                duplicates = ids.duplicates()
-            num_errors += len(duplicates)
+                repeats = ids.repeats()
+            num_errors += len(repeats.duplicates)
             cutter = ShardCutter(self.shard_rows)
             own = self.spec.samples_each_row
             most = answer_tokens if own else None
-            yield Plan(unifier.schema(), num_rows, num_errors, most, sorter, own, duplicates, cutter)
+            yield Plan(unifier.schema(), num_rows, num_errors, most, sorter, own, repeats, cutter)
 
     def _sorter(self) -> ExternalSorter:
         return ExternalSorter(self.sort_folder, self.sort_memory_bytes)
@@ -136,6 +129,8 @@ def make_planner(spec: JobSpec, shard_rows: int, sort_folder: Path) -> Planner:
 
     Its `spec` names the commit that a branch is at now: every attempt at the job has the same weights.
     """
+    if spec.lora is not None:
+        spec.lora.check()
     located = locate_model(spec.model, with_weights=False)
     return Planner(
         spec.model_copy(update={"model": located.name}),

@@ -297,4 +297,4 @@ def _difference(job: JobRecord | None, spec: JobSpec) -> str:
 
 
 def _options(spec: dict[str, Any]) -> dict[str, Any]:
-    return {**spec, **spec["sampling"], "sampling": None}
+    return {**spec, **spec["sampling"], "sampling": None, "schema_version": None}

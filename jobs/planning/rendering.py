@@ -9,12 +9,16 @@ from typing import TYPE_CHECKING, Any
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ..errors import SpecError
-from ..messages import EMPTY, messages_problem, with_plain_texts
+from ..messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts
 from ..schemas import JobSpec
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.
     from ...engine.text.chat_frame import ChatFrame
+
+
+# The column of a row that has the chat template told more.
+TEMPLATE_KWARGS = "chat_template_kwargs"
 
 
 class RowError(Exception):
@@ -32,13 +36,13 @@ class PromptTemplate:
         try:
             parsed = list(Formatter().parse(template))
         except ValueError as error:
-            raise SpecError(f"--prompt {template!r} is malformed: {error}; write {{{{ for a brace") from error
+            raise SpecError(f"--prompt {template!r} is malformed: {error}; write {{{{ for a brace", "prompt") from error
         self._pieces: list[tuple[str, str | None]] = []
         for literal, name, specification, conversion in parsed:
             if name == "":
-                raise SpecError(f"--prompt {template!r} has an empty {{}}: name a column")
+                raise SpecError(f"--prompt {template!r} has an empty {{}}: name a column", "prompt")
             if specification or conversion:
-                raise SpecError(f"--prompt {template!r}: write {{{name}}} without a format")
+                raise SpecError(f"--prompt {template!r}: write {{{name}}} without a format", "prompt")
             self._pieces.append((literal, name))
         self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
 
@@ -70,7 +74,15 @@ class PromptRenderer:
         self._is_raw = spec.endpoint == "/v1/completions"
         self._template = None if self._is_raw else _template(spec, columns)
         if self._template is None and not self._is_raw and not tokenizer.has_chat_template:
-            raise SpecError(f"model {spec.model} has no chat template for the column 'messages': pass --prompt")
+            raise SpecError(
+                f"model {spec.model} has no chat template for the column 'messages': pass --prompt", "prompt"
+            )
+        self._template_kwargs = spec.chat_template_kwargs or {}
+        if self._template_kwargs and (self._is_raw or not tokenizer.has_chat_template):
+            raise SpecError(
+                f"model {spec.model} has no chat template to be told anything: leave out chat_template_kwargs",
+                "chat_template_kwargs",
+            )
         self._frame = self._chat_frame()
 
     def _chat_frame(self) -> "ChatFrame | None":
@@ -78,7 +90,7 @@ class PromptRenderer:
             return None
         # What does not fit the template is each row's error.
         with suppress(InvalidRequestError):
-            return self._tokenizer.chat_frame(self._system)
+            return self._tokenizer.chat_frame(self._system, self._template_kwargs)
         return None
 
     def render(self, values: Mapping[str, Any]) -> str | list[int]:
@@ -88,16 +100,17 @@ class PromptRenderer:
         """
         if self._is_raw:
             return values["prompt"]  # type: ignore[no-any-return]
+        own_kwargs = _template_kwargs(values)
         if self._template is None:
-            return self._chat(_messages(values, self._system))
+            return self._chat(_messages(values, self._system), own_kwargs)
         text = self._template.render(values)
         if not text.strip():
             raise RowError("prompt is empty")
-        if self._frame is not None:
+        if self._frame is not None and not own_kwargs:
             return self._frame.around(text)
         if self._tokenizer.has_chat_template:
             system = [{"role": "system", "content": self._system}] if self._system else []
-            return self._chat([*system, {"role": "user", "content": text}])
+            return self._chat([*system, {"role": "user", "content": text}], own_kwargs)
         return f"{self._system}\n\n{text}" if self._system else text
 
     @property
@@ -105,9 +118,9 @@ class PromptRenderer:
         """A chat template writes the special tokens itself."""
         return self._is_raw or not self._tokenizer.has_chat_template
 
-    def _chat(self, messages: Sequence[Mapping[str, Any]]) -> str:
+    def _chat(self, messages: Sequence[Mapping[str, Any]], own_kwargs: Mapping[str, Any]) -> str:
         try:
-            return self._tokenizer.apply_chat_template(messages)
+            return self._tokenizer.apply_chat_template(messages, {**self._template_kwargs, **own_kwargs})
         except InvalidRequestError as error:
             raise RowError(str(error)) from error
 
@@ -118,7 +131,7 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
         template = PromptTemplate(spec.prompt)
         for name in template.columns:
             if name not in columns:
-                raise SpecError(f"--prompt names the column {name!r}; the input has {', '.join(columns)}")
+                raise SpecError(f"--prompt names the column {name!r}; the input has {', '.join(columns)}", "prompt")
         return template
     if "messages" in columns:
         return None
@@ -126,8 +139,25 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
         return PromptTemplate("{prompt}")
     example = f"--prompt '{{{columns[0]}}}'" if columns else "--prompt"
     raise SpecError(
-        f"the input has neither a 'messages' nor a 'prompt' column, but {', '.join(columns)}: pass {example}"
+        f"the input has neither a 'messages' nor a 'prompt' column, but {', '.join(columns)}: pass {example}",
+        "prompt",
     )
+
+
+def _template_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What a row has the chat template told, as an object or as JSON."""
+    kwargs = values.get(TEMPLATE_KWARGS)
+    if kwargs is None:
+        return {}
+    if isinstance(kwargs, str):
+        try:
+            kwargs = json.loads(kwargs)
+        except (ValueError, RecursionError) as error:
+            raise RowError(f"column {TEMPLATE_KWARGS!r} is not valid JSON: {error}") from error
+    if (problem := template_kwargs_problem(kwargs)) is not None:
+        raise RowError(f"column {TEMPLATE_KWARGS!r} {problem}")
+    # Where columns have a type, a row has all the names that any row has.
+    return {name: value for name, value in kwargs.items() if value is not None}
 
 
 def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str, Any]]:

@@ -13,7 +13,7 @@ from ..weights import ModelWeights
 from .row_batch import RowBatch
 
 # To be raised when answers or their columns change.
-_VERSION = 1
+_VERSION = 2
 
 
 class AnswerCache:
@@ -42,7 +42,9 @@ class AnswerCache:
         self._cache.put_many(good)
 
     def _about_all(self, spec: JobSpec, tenant: str) -> str:
-        about = [_VERSION, tenant, self._weights.identity(), *spec.precision, spec.samples_each_row]
+        about = [_VERSION, tenant, self._weights.identity(spec.lora), *spec.precision, spec.samples_each_row]
+        if spec.vote:
+            about.append(spec.sampling.n)
         return json.dumps(about)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.database import InTransaction
-from ...storage.errors import LeaseLost, LedgerUnavailable, StorageError
+from ...storage.errors import LeaseLost, LedgerUnavailable, SinkUnavailable, StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.parts import part_file_name, part_summary, recover_shard
@@ -30,9 +30,11 @@ from .checkpoints import Checkpoint, TokenCheckpoints
 from .deadline import NOT_ANSWERED, Deadline, expire
 from .faults import MAX_FAULTS, repeated_fault
 from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
+from .receipts import Receipts
 from .retrying import Retrial
 from .row_batch import RowBatch
 from .row_streams import RowStreams
+from .trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -49,7 +51,7 @@ class AttemptTools:
     written, as the disk is full, is kept before the shard is handed back. `max_failures`: after how many attempts that
     ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine. `row_streams`:
     for rows that somebody watches. `checkpoints`: for long rows, whose tokens outlive the worker.
-    `answers`: those of earlier jobs, for jobs that want them.
+    `answers`: those of earlier jobs, for jobs that want them. `receipts`: what answers are stored with.
     """
 
     ledger: Ledger
@@ -62,6 +64,7 @@ class AttemptTools:
     row_streams: RowStreams | None = None
     checkpoints: TokenCheckpoints | None = None
     answers: AnswerCache | None = None
+    receipts: Receipts | None = None
 
 
 @dataclass
@@ -83,6 +86,7 @@ class ShardAttempt:
         self._retrial = Retrial(self.tools.ledger, self.claim, self._folder)
         self._checkpoint = Checkpoint(self.claim)
         self._deadline = Deadline.of(self.claim)
+        self._trouble = Trouble(self.tools.ledger, self.claim)
 
     def stop(self) -> None:
         """Make `run` end soon. What is finished is committed if the lease still allows it."""
@@ -138,7 +142,9 @@ class ShardAttempt:
     def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
         """Have the rows of `table` answered that are not done, and commit them."""
         prefix, known = str(self.claim.attempt_id), self._checkpoint.known
-        batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix, known)
+        receipts = self.tools.receipts
+        common = None if receipts is None else receipts.of_attempt(self.claim.attempt_number, self._spec.lora)
+        batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix, known, common)
         if self._spec.cache and self.tools.answers is not None:
             self._cache_keys = self.tools.answers.answer(batch, self._spec, self.job.tenant)
         try:
@@ -147,7 +153,7 @@ class ShardAttempt:
                 if self.tools.row_streams is not None:
                     stack.enter_context(self.tools.row_streams.offered(self.claim, batch))
                 if self.tools.checkpoints is not None:
-                    stack.enter_context(self.tools.checkpoints.kept(self._checkpoint, batch.requests))
+                    stack.enter_context(self.tools.checkpoints.kept(self._checkpoint, batch.all_requests))
                 self._collect(batch)
         finally:
             self.tools.host.abort(request.request_id for request in batch.requests)
@@ -216,8 +222,8 @@ class ShardAttempt:
                 anew.append(request)
             else:
                 batch.record(outcome)
-        if anew:
-            self.tools.host.submit_rows(anew, self._outcomes.put)
+        if further := anew + batch.take_wanted():
+            self.tools.host.submit_rows(further, self._outcomes.put, batch.resume_logprobs)
 
     def _expire(self, batch: RowBatch) -> None:
         """Give up the rows that have no answer; what the engine has of them goes."""
@@ -261,11 +267,14 @@ class ShardAttempt:
         deadline = time.monotonic() + self.tools.write_seconds
         while True:
             try:
-                return self._folder.write_part(name, table)
+                self._folder.write_part(name, table)
             except StorageError as error:
+                self._trouble.note(error)
                 if time.monotonic() >= deadline or self._stop.wait(_RETRY_SECONDS):
                     raise
                 logger.warning("a part cannot be written, trying again: %s", error)
+            else:
+                return self._trouble.clear()
 
     def _discard_uncommitted(self, names: Sequence[str]) -> None:
         # A commit whose answer was lost may have been followed by the loss of the lease.
@@ -285,11 +294,16 @@ class ShardAttempt:
         """Try again while the database is away: finished rows are kept meanwhile."""
         while True:
             try:
-                return call()
+                result = call()
             except LedgerUnavailable as error:
+                if isinstance(error, SinkUnavailable):
+                    self._trouble.note(error)
                 if self._stop.wait(_RETRY_SECONDS):
                     raise
                 logger.warning("the ledger does not answer, trying again: %s", error)
+            else:
+                self._trouble.clear()
+                return result
 
 
 class EngineFailed(StorageError):

@@ -1,6 +1,7 @@
 """A row's answers as output columns."""
 
 from collections.abc import Sequence
+from math import log
 from typing import Any
 
 from ...engine.request import Request
@@ -12,31 +13,33 @@ from ..logprob_entries import logprob_entries, prompt_logprob_entries
 Answered = tuple[Request, Answer]
 
 
-def answer_columns(tokenizer: Tokenizer, samples: Sequence[Answered], with_all_answers: bool = False) -> dict[str, Any]:
-    """The columns of a row that was answered, once or several times; `output` and its like are the first answer's.
+def answer_columns(
+    tokenizer: Tokenizer, samples: Sequence[Answered], with_all_answers: bool = False, chosen: int = 0
+) -> dict[str, Any]:
+    """The columns of a row that was answered, once or several times; `output` and its like are the `chosen` answer's.
 
     `with_all_answers`: of several answers, also how each ended and each one's log-probabilities.
     """
-    request, answer = samples[0]
+    (request, answer), (_, first) = samples[chosen], samples[0]
     num_prompt_tokens = len(request.prompt_token_ids)
     columns: dict[str, Any] = {
-        "output": _text(tokenizer, request, answer),
+        "output": text_of(tokenizer, request, answer),
         "finish_reason": answer.finish_reason.value,
         "prompt_tokens": num_prompt_tokens,
         # Of an answer that was resumed, tokens of its own may be cached too.
-        "cached_tokens": min(answer.num_cached_tokens, num_prompt_tokens),
+        "cached_tokens": min(first.num_cached_tokens, num_prompt_tokens),
         "completion_tokens": len(answer.token_ids),
     }
     if request.params.choices is not None:
         columns |= _label(request, answer)
     if len(samples) > 1:
-        columns["outputs"] = [columns["output"], *(_text(tokenizer, *sample) for sample in samples[1:])]
+        columns["outputs"] = [text_of(tokenizer, *sample) for sample in samples]
         columns["completion_tokens"] = sum(len(each.token_ids) for _, each in samples)
     num_top = request.params.logprobs
     if num_top is not None:
         columns["logprobs"] = logprob_entries(tokenizer, answer.token_ids, answer.logprobs, num_top)
-    if answer.prompt_logprobs is not None:
-        columns["prompt_logprobs"] = prompt_logprob_entries(tokenizer, request, answer.prompt_logprobs)
+    if first.prompt_logprobs is not None:
+        columns["prompt_logprobs"] = prompt_logprob_entries(tokenizer, request, first.prompt_logprobs)
     if with_all_answers and len(samples) > 1:
         columns["finish_reasons"] = [str(each.finish_reason) for _, each in samples]
         if num_top is not None:
@@ -50,7 +53,7 @@ def error_columns(error: str, num_prompt_tokens: int) -> dict[str, Any]:
     return {"error": error, "prompt_tokens": num_prompt_tokens, "cached_tokens": 0, "completion_tokens": 0}
 
 
-def _text(tokenizer: Tokenizer, request: Request, answer: Answer) -> str:
+def text_of(tokenizer: Tokenizer, request: Request, answer: Answer) -> str:
     choices, index = request.params.choices, answer.choice_index
     if choices is not None and index is not None:
         return choices[index]
@@ -58,11 +61,15 @@ def _text(tokenizer: Tokenizer, request: Request, answer: Answer) -> str:
 
 
 def _label(request: Request, answer: Answer) -> dict[str, Any]:
+    """How sure the model is: of the label, of it against its nearest rival, and over all choices (entropy in nats)."""
     choices, probabilities, index = request.params.choices, answer.choice_probabilities, answer.choice_index
     if choices is None or probabilities is None or index is None:
         return {}
+    *_, second, best = sorted((0.0, *probabilities))
     return {
         "label": choices[index],
         "confidence": probabilities[index],
+        "margin": best - second,
+        "entropy": sum([-each * log(each) for each in probabilities if each > 0]),
         "probabilities": dict(zip(choices, probabilities, strict=True)),
     }

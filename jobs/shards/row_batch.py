@@ -21,8 +21,10 @@ from ..engine_host import Answer, EngineFailure, Outcome, Refusal
 from ..schemas import JobSpec, row_seed
 from .begun import Begun
 from .part_schema import part_schema
-from .row_answers import answer_columns, error_columns
+from .receipts import receipt
+from .row_answers import Answered, answer_columns, error_columns, text_of
 from .row_sampling import RowSampling
+from .voting import drawn_columns, num_wanted, opinion, voted_columns
 
 TokenLists = tuple[tuple[int, ...], ...]
 NOTHING_KNOWN: Mapping[str, Begun] = MappingProxyType({})
@@ -37,27 +39,38 @@ class _Finished(NamedTuple):
 
 @dataclass(slots=True)
 class _OpenRow:
-    """A row that waits for what becomes of its requests, one for each of its `n` answers."""
+    """A row that waits for what becomes of its requests, one for each of its `n` answers.
+
+    `num_asked`: how many of them the engine has been given, in their order. It may never need the others.
+    """
 
     index: int
     requests: list[Request]
+    num_asked: int = 0
     outcomes: dict[str, Answer | Refusal] = field(default_factory=dict)
 
-    def columns(self, tokenizer: Tokenizer, with_all_answers: bool) -> dict[str, Any]:
+    def ask(self, count: int) -> list[Request]:
+        """The next ones that the engine is to be given."""
+        asked = self.requests[self.num_asked : self.num_asked + count]
+        self.num_asked += len(asked)
+        return asked
+
+    def samples(self) -> list[Answered] | Refusal:
+        """The answers there are, in their order, or what was refused of them."""
         samples = []
-        for request in self.requests:
+        for request in self.requests[: self.num_asked]:
             outcome = self.outcomes[request.request_id]
             if isinstance(outcome, Refusal):
-                return error_columns(outcome.error, len(request.prompt_token_ids))
+                return outcome
             samples.append((request, outcome))
-        return answer_columns(tokenizer, samples, with_all_answers)
+        return samples
 
 
 class RowBatch:
     """Used by one thread. `table` is the spooled shard; rows in `done` are left out.
 
     `known`: what answers begin with, by `ROW` or `ROW/SAMPLE`; their requests are resumed from it. `resume_logprobs`:
-    of these, by the requests' ids, what is known of their tokens.
+    of these, by the requests' ids, what is known of their tokens. `receipt`: what those of its rows have in common.
     """
 
     def __init__(
@@ -68,17 +81,20 @@ class RowBatch:
         tokenizer: Tokenizer,
         prefix: str,
         known: Mapping[str, Begun] = NOTHING_KNOWN,
+        receipt: Mapping[str, Any] | None = None,
     ) -> None:
         self._table = table
         self._prefix = prefix
         self._known = known
         self.resume_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         self._spec = spec
-        self._with_all_answers = spec.samples_each_row
+        self._lora = None if spec.lora is None else spec.lora.request()
+        self._receipt = receipt
         self._tokenizer = tokenizer
         self._schema = part_schema(spec, input_fields(table.schema))
         self._choice_token_ids = tokenizer.encode_choices(spec.choices) if spec.choices else None
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
+        self._wanted: list[Request] = []
         self._failed: dict[str, EngineFailure] = {}
         self._finished: list[_Finished] = []
         columns = (table["row"].to_pylist(), prompt_token_arrays(table), table["plan_error"].to_pylist())
@@ -103,8 +119,14 @@ class RowBatch:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
         else:
             open_row = _OpenRow(index, [self._resumed(each) for each in requests] if self._known else requests)
-            for request in open_row.requests:
-                self._open[request.request_id] = (open_row, request)
+            count = len(requests)
+            self._want(open_row, num_wanted((), count) if self._spec.vote else count)
+
+    def _want(self, row: _OpenRow, count: int) -> list[Request]:
+        """Wait for some more of a row's requests, which the engine is yet to be given."""
+        requests = row.ask(count)
+        self._open.update((request.request_id, (row, request)) for request in requests)
+        return requests
 
     def _requests(
         self,
@@ -116,8 +138,11 @@ class RowBatch:
     ) -> list[Request]:
         """One for each sample: the first computes the prompt, the others fork from it."""
         checker = StopStrings.of(self._tokenizer, params)
-        first = Request(request_id, token_ids, params.of_sample(0), choice_token_ids, checker, grammar)
-        if params.n == 1:
+        first = Request(
+            request_id, token_ids, params.of_sample(0), choice_token_ids, checker, grammar, lora_request=self._lora
+        )
+        # Samples of choices are all drawn from what one request brings.
+        if params.n == 1 or (self._spec.vote and choice_token_ids is not None):
             return [first]
         others = [
             Request(
@@ -128,6 +153,7 @@ class RowBatch:
                 StopStrings.of(self._tokenizer, params),
                 grammar,
                 fork_of=request_id,
+                lora_request=self._lora,
             )
             for sample in range(1, params.n)
         ]
@@ -166,17 +192,25 @@ class RowBatch:
         if params.n > 1 or params.stop_strings:
             return None
         grammar = self._tokenizer.grammar(params.structured_outputs)
-        return Request("", (), params, self._choice_token_ids, grammar=grammar)
+        return Request("", (), params, self._choice_token_ids, grammar=grammar, lora_request=self._lora)
 
     @cached_property
     def _job_params(self) -> SamplingParams:
         """What all rows have in common. Raises `InvalidRequestError`."""
-        return self._spec.sampling.params(0, self._spec.choices)
+        params = self._spec.sampling.params(0, self._spec.choices)
+        # Of as many votes for two answers the likelier one wins.
+        needs_logprobs = self._spec.vote and params.choices is None and params.logprobs is None
+        return replace(params, logprobs=0) if needs_logprobs else params
 
     @property
     def requests(self) -> list[Request]:
         """What is still to be answered."""
         return [request for _, request in self._open.values()]
+
+    @property
+    def all_requests(self) -> list[Request]:
+        """The same, with those that may yet be asked."""
+        return [request for requests in self.open_rows().values() for request in requests]
 
     def open_rows(self) -> dict[int, list[Request]]:
         """The requests of rows that wait for an answer, by where these stand in the table."""
@@ -185,7 +219,7 @@ class RowBatch:
     def answer(self, index: int, columns: dict[str, Any]) -> None:
         """Give the waiting row at `index` these columns, whatever becomes of its requests."""
         for request in self.open_rows()[index]:
-            del self._open[request.request_id]
+            self._open.pop(request.request_id, None)
         self._finished.append(_Finished(index, columns))
 
     def finished_rows(self) -> dict[int, dict[str, Any]]:
@@ -193,7 +227,12 @@ class RowBatch:
         return {row.place: row.columns for row in self._finished}
 
     def request(self, row: int) -> Request | None:
-        """That of a row's first answer, while it is waited for. May be called from another thread."""
+        """That of a row's first answer, while it is waited for. May be called from another thread.
+
+        Which of several answers is the row's own is not known before there has been a vote.
+        """
+        if self._spec.vote:
+            return None
         waiting = self._open.get(f"{self._prefix}/{row}")
         return None if waiting is None else waiting[1]
 
@@ -242,8 +281,40 @@ class RowBatch:
     def _settle(self, outcome: Answer | Refusal) -> None:
         row, _ = self._open.pop(outcome.request_id)
         row.outcomes[outcome.request_id] = outcome
-        if len(row.outcomes) == len(row.requests):
-            self._finished.append(_Finished(row.index, row.columns(self._tokenizer, self._with_all_answers)))
+        if len(row.outcomes) < row.num_asked:
+            return
+        samples = row.samples()
+        if isinstance(samples, Refusal):
+            num_prompt_tokens = len(row.requests[0].prompt_token_ids)
+            self._finished.append(_Finished(row.index, error_columns(samples.error, num_prompt_tokens)))
+        elif (count := self._num_wanted(row, samples)) > 0:
+            self._wanted += self._want(row, count)
+        else:
+            self._finished.append(_Finished(row.index, self._columns(samples)))
+
+    def _num_wanted(self, row: _OpenRow, samples: list[Answered]) -> int:
+        """How many more answers a vote needs."""
+        if row.num_asked == len(row.requests):
+            return 0
+        opinions = [opinion(text_of(self._tokenizer, *sample)) for sample in samples]
+        return num_wanted(opinions, len(row.requests))
+
+    def take_wanted(self) -> list[Request]:
+        """What the engine is to be given as well, now that other answers are known."""
+        wanted, self._wanted = self._wanted, []
+        return wanted
+
+    def _columns(self, samples: list[Answered]) -> dict[str, Any]:
+        request, answer = samples[0]
+        if not self._spec.vote:
+            columns = answer_columns(self._tokenizer, samples, self._spec.samples_each_row)
+        elif request.params.choices is not None:
+            columns = drawn_columns(self._tokenizer, request, answer, self._spec.sampling.n)
+        else:
+            columns = voted_columns(self._tokenizer, samples)
+        if self._receipt is not None:
+            columns["receipt"] = receipt(self._receipt, request.params)
+        return columns
 
     def waits_for(self, outcome: Outcome) -> bool:
         """Whether the row has not been given up meanwhile."""

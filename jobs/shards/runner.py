@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from ...storage.errors import JobEnded, LeaseLost, LedgerUnavailable
 from ...storage.records import Claim, JobRecord, JobState
 from ..errors import Stopped
+from ..schemas import JobSpec
 from ..weights import ModelWeights
 from .attempt import AttemptTools, ShardAttempt
 from .faults import HOPELESS_FAULTS, is_fault, repeated_fault, why_failed
@@ -86,10 +87,11 @@ class ShardRunner:
                 del self._attempts[claim.attempt_id]
 
     def _note_weights(self, job: JobRecord, weights: ModelWeights) -> None:
+        lora = JobSpec.model_validate(job.spec).lora
         try:
             if job.weights is None:
-                self.tools.ledger.note_weights(job.id, weights.identity())
-            elif job.weights != weights.identity():
+                self.tools.ledger.note_weights(job.id, weights.identity(lora))
+            elif job.weights != weights.identity(lora):
                 logger.warning("job %s was begun with other weights of %s than are here", job.id, job.model)
         except OSError as error:
             logger.warning("the weights of job %s are not noted: %s", job.id, error)

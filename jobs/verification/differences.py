@@ -13,6 +13,7 @@ _EXACT = (
     "label",
     "output",
     "outputs",
+    "votes",
     "finish_reason",
     "finish_reasons",
     "completion_tokens",

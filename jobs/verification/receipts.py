@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 
 from ...storage.batch_records import BatchRecord
-from ...storage.errors import UnknownJob
+from ...storage.errors import UnknownBatch, UnknownJob
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.output_dir import read_report
@@ -46,7 +46,16 @@ class Receipt:
         """
         if "://" in name or Path(name).is_dir():
             return cls._of_folder(ledger, open_folder(name))
-        return cls._of_job(ledger, ledger.job(_job_of_batch(ledger, name) if name.startswith(_BATCH_PREFIX) else name))
+        kind = "batch" if name.startswith(_BATCH_PREFIX) else "job"
+        try:
+            job = ledger.job(_job_of_batch(ledger, name) if kind == "batch" else name)
+        except (UnknownBatch, UnknownJob) as error:
+            raise type(error)(
+                f"{Path(name).absolute()} is no folder, and {ledger.database.name} has no {kind} {name!r}: name "
+                "an output folder or what `headrace jobs` lists, or set HEADRACE_DATA_DIR or HEADRACE_DATABASE_URL as "
+                "for that run"
+            ) from error
+        return cls._of_job(ledger, job)
 
     @classmethod
     def _of_folder(cls, ledger: Ledger, folder: OutputFolder) -> Self:

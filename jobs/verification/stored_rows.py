@@ -5,17 +5,20 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from ...storage.columns import SchemaUnifier, carried_values, input_names
+from ...storage.columns import SCHEMA_VERSION, SchemaUnifier, carried_values, input_names
 from ...storage.readers import InputRow, InputSource
 
 
 class StoredRows(InputSource):
-    """Rows under the numbers they have, which is what their seeds are made of, with the input's columns."""
+    """Rows under the numbers they have, which is what their seeds are made of, with the input's columns.
 
-    def __init__(self, name: str, table: pa.Table) -> None:
+    `schema_version`: which columns of the table are not the input's.
+    """
+
+    def __init__(self, name: str, table: pa.Table, schema_version: int = SCHEMA_VERSION) -> None:
         super().__init__(name, None)
         self._table = table.combine_chunks()
-        names = input_names(table.schema.names)
+        names = input_names(table.schema.names, schema_version)
         fields = [table.schema.field(name) for name in names]
         self._fields = {names[field.name]: field for field in fields}
         self._columns = dict.fromkeys(("custom_id", *self._fields))

@@ -15,6 +15,7 @@ from ..client import Client, Job
 from ..errors import NotVerifiable
 from ..planning.producer import Terms
 from ..schemas import JobSpec
+from .circumstances import Change, changes
 from .differences import Difference, first_difference
 from .receipts import Receipt
 from .sample import Sample
@@ -26,12 +27,16 @@ _POLL_SECONDS = 0.05
 
 @dataclass(frozen=True)
 class Verification:
-    """What came of it. `weights`: those the rows were made again with; `differences`: one a row that is not equal."""
+    """What came of it. `weights`: those the rows were made again with; `differences`: one a row that is not equal.
+
+    `changes`: in what the rows' own receipts differ from those of the rows made again.
+    """
 
     receipt: Receipt
     sample: Sample
     weights: str | None
     differences: tuple[Difference, ...]
+    changes: tuple[Change, ...] = ()
 
     @property
     def same_weights(self) -> bool | None:
@@ -59,8 +64,10 @@ def verify(
         again = {row["row"]: row for row in job.results().to_pylist()}
         weights = client.job(job.id).record.weights
     stored = sample.table.to_pylist()
-    found = (first_difference(row, again[row["row"]], tolerance) for row in stored)
-    return Verification(receipt, sample, weights, tuple(each for each in found if each is not None))
+    pairs = [(row, again[row["row"]]) for row in stored]
+    found = (first_difference(*pair, tolerance) for pair in pairs)
+    differences = tuple(each for each in found if each is not None)
+    return Verification(receipt, sample, weights, differences, changes(pairs))
 
 
 @contextmanager
@@ -91,7 +98,7 @@ def _answered_again(
 def _source(client: Client, receipt: Receipt, sample: Sample, spec: JobSpec) -> InputSource:
     """What the sample's rows were made of. Raises `NotVerifiable`."""
     if receipt.batch is None:
-        return StoredRows(f"{receipt.job_id}, sample", sample.table)
+        return StoredRows(f"{receipt.job_id}, sample", sample.table, spec.schema_version)
     # Here, not above: what reads the API's requests takes half a second to load.
     from .batch_lines import asked_lines
 

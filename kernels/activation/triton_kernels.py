@@ -14,11 +14,16 @@ def gate_kernel(output, gate_up, size, gate_up_stride, IS_SILU: tl.constexpr, CO
     is_column = column < size
     gate = tl.load(gate_up + row * gate_up_stride + column, mask=is_column, other=0.0).to(tl.float32)
     up = tl.load(gate_up + row * gate_up_stride + size + column, mask=is_column, other=0.0).to(tl.float32)
+    tl.store(output + row * size + column, gated(gate, up, IS_SILU, output.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
+def gated(gate, up, IS_SILU: tl.constexpr, dtype: tl.constexpr):
+    """activation(gate) * up of float32, as numbers of `dtype`."""
     if IS_SILU:
         activated = gate * tl.sigmoid(gate)
     else:
         # 0.5 * (1 + tanh(x)) is sigmoid(2 * x).
         activated = gate * tl.sigmoid((gate + 0.044715 * gate * gate * gate) * SQRT_8_OVER_PI)
     # Rounded before it is multiplied, as the reference does.
-    gated = activated.to(output.dtype.element_ty).to(tl.float32) * up
-    tl.store(output + row * size + column, gated.to(output.dtype.element_ty), mask=is_column)
+    return (activated.to(dtype).to(tl.float32) * up).to(dtype)

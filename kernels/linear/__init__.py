@@ -1,7 +1,17 @@
 """Products with a weight matrix, plain or quantised, in the layout the processor is fastest with."""
 
+from .adapted import AdaptedRows, Addition
 from .int8 import supports_int8
 from .linear import Linear, StoredWeight
 from .weights import Int4Weight, QuantizedWeight, ScaledWeight
 
-__all__ = ["Int4Weight", "Linear", "QuantizedWeight", "ScaledWeight", "StoredWeight", "supports_int8"]
+__all__ = [
+    "AdaptedRows",
+    "Addition",
+    "Int4Weight",
+    "Linear",
+    "QuantizedWeight",
+    "ScaledWeight",
+    "StoredWeight",
+    "supports_int8",
+]

@@ -1,15 +1,16 @@
 """A linear layer's weight, from a checkpoint's tensors to the product that is fastest here."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from .adapted import AdaptedProduct, AdaptedRows, Addition
 from .int8 import Int8Product
 from .plain import PlainProduct, plain_product
 from .product import Product
-from .quantized import quantized_product
+from .quantized import ScaledProduct, quantized_product
 from .weights import QuantizedWeight
 
 
@@ -68,6 +69,16 @@ class Linear:
         else:
             self._product = plain_product(held, self.bias)
 
+    @property
+    def is_adapted(self) -> bool:
+        return isinstance(self._product, AdaptedProduct)
+
+    def adapt(self, rows: AdaptedRows, additions: Sequence[Addition]) -> None:
+        """Add these to what it gives, in the place of those that it had; to be called after `prepack`."""
+        product = self._product.product if isinstance(self._product, AdaptedProduct) else self._product
+        assert product is not None, "the weight is still as the checkpoint has it"
+        self._product = AdaptedProduct(product, rows, additions) if additions else product
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n, in], of the weight's dtype. Returns [n, out]."""
         assert self._product is not None, "the weight is still as the checkpoint has it"
@@ -75,6 +86,6 @@ class Linear:
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
         """What it gives of activate(gate_up), both in one where it can be. gate_up: [n, 2 * in]. Returns [n, out]."""
-        if isinstance(self._product, Int8Product):
+        if isinstance(self._product, Int8Product | ScaledProduct | AdaptedProduct):
             return self._product.gated(activate, gate_up)
         return self(activate(gate_up))

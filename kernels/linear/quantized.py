@@ -1,8 +1,11 @@
 """Products with quantised weights: in Triton where a GPU takes them, else the way that is fastest on the CPU."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from ..activation import gelu_tanh_and_mul, silu_and_mul
 from ..device import runs_triton, supports_fp8
 from .int8 import Int8Product, supports_int8
 from .plain import plain_product
@@ -52,6 +55,23 @@ class ScaledProduct:
 
         values, scales = quantize_rows_triton(x, self._weight.values.dtype, self._weight.group_size)
         return scaled_linear_triton(values, scales, self._weight, self._bias, x.dtype)
+
+    def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+        """The same of activate(gate_up), which is never written out where `kernels.activation` has it.
+
+        gate_up: [n, 2 * in], gates first.
+        """
+        from .triton import Gate, quantize_gated_triton, scaled_linear_triton
+
+        gates: dict[Callable[[Tensor], Tensor], Gate] = {
+            silu_and_mul: Gate.SILU,
+            gelu_tanh_and_mul: Gate.GELU_TANH,
+        }
+        gate = gates.get(activate)
+        if gate is None:
+            return self(activate(gate_up))
+        values, scales = quantize_gated_triton(gate_up, self._weight.values.dtype, self._weight.group_size, gate)
+        return scaled_linear_triton(values, scales, self._weight, self._bias, gate_up.dtype)
 
 
 def _takes_scaled(weight: ScaledWeight) -> bool:

@@ -1,10 +1,13 @@
 """Products with quantised weights on the GPU: checks, and launches."""
 
+from dataclasses import dataclass
+from enum import Enum, auto
+
 import torch
 import triton
 from torch import Tensor
 
-from ..device import num_processors
+from ..device import num_processors, shared_bytes
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .triton_kernels import int4_linear_kernel, quantize_rows_kernel, scaled_linear_kernel, sum_splits_kernel
 from .weights import HALF_TILE, KERNEL_GROUP_SIZE, Int4Weight, ScaledWeight
@@ -14,18 +17,78 @@ MAX_GROUP_SIZE = 65536
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
 _BYTE_DTYPES = tuple(_LARGEST)
 _NUMBERS_PER_PROGRAM = 1024
-# With more rows than this the tiles are enough to fill a GPU.
-_MAX_SPLIT_ROWS = 64
+# As many groups as have so many numbers are quantised by one program.
+_NUMBERS_PER_QUANTIZER = 2048
+# A split has at least so many inputs for each row.
+_INPUTS_PER_SPLIT_ROW = 8
 # A split takes at least so many tiles of inputs: fewer would be mostly start and end.
 _MIN_TILES_PER_SPLIT = 4
 _PROGRAMS_PER_PROCESSOR = 2
+# With fewer the tensor cores wait.
+_MIN_STAGES = 3
+# Of shared memory, for other things than tiles.
+_OTHER_SHARED_BYTES = 1024
+
+
+@dataclass(frozen=True)
+class ScaledTile:
+    """What one program of the product of bytes computes at a time, and how many of them a processor has room for."""
+
+    rows: int
+    outputs: int
+    num_warps: int
+    per_processor: int
+    max_stages: int = 4
+
+    def num_stages(self, shared: int) -> int:
+        """How many tiles of both factors are under way at a time, with so many bytes of shared memory."""
+        num_bytes = (self.rows + self.outputs) * KERNEL_GROUP_SIZE
+        return max(2, min(self.max_stages, (shared - _OTHER_SHARED_BYTES) // num_bytes))
+
+
+# Hopper's tensor cores take 64 rows at least from 8-bit floats as they are; fewer would be widened to 16 bits first.
+_FEW_ROWS = ScaledTile(64, 128, num_warps=4, per_processor=2)
+_SOME_ROWS = ScaledTile(128, 128, num_warps=8, per_processor=1)
+# A tile this wide asks the cache for a quarter less a product, and its sums fill the registers.
+_MANY_ROWS = ScaledTile(128, 256, num_warps=8, per_processor=1)
+
+
+def scaled_tile(num_rows: int, num_outputs: int, is_grouped: bool, processors: int, shared: int) -> ScaledTile:
+    """The tile for a product of so many rows: as large as leaves every processor one, and as its memory holds."""
+    if num_rows <= _FEW_ROWS.rows:
+        return _FEW_ROWS
+    num_wide = triton.cdiv(num_rows, _MANY_ROWS.rows) * triton.cdiv(num_outputs, _MANY_ROWS.outputs)
+    # Groups need a second set of sums.
+    is_narrow = is_grouped or num_wide < processors or _MANY_ROWS.num_stages(shared) < _MIN_STAGES
+    return _SOME_ROWS if is_narrow else _MANY_ROWS
+
+
+class Gate(Enum):
+    """What is done to rows before they are quantised: the gated activations of `kernels.activation`."""
+
+    NONE = auto()
+    SILU = auto()
+    GELU_TANH = auto()
 
 
 def quantize_rows_triton(x: Tensor, dtype: torch.dtype, group_size: int) -> tuple[Tensor, Tensor]:
     """See `quantize_rows_reference`."""
     check_launch("x", x, quantize_rows_kernel)
     check_tensor("x", x, (None, None), FLOAT_DTYPES, x.device, is_contiguous=False)
-    num_rows, num_inputs = x.shape
+    return _quantize(x, x.shape[1], dtype, group_size, Gate.NONE)
+
+
+def quantize_gated_triton(gate_up: Tensor, dtype: torch.dtype, group_size: int, gate: Gate) -> tuple[Tensor, Tensor]:
+    """As `quantize_rows_triton` of what `gate` makes of gate_up: [n, 2 * in], gates first."""
+    check_launch("gate_up", gate_up, quantize_rows_kernel)
+    check_tensor("gate_up", gate_up, (None, None), FLOAT_DTYPES, gate_up.device, is_contiguous=False)
+    if gate_up.shape[1] % 2:
+        raise ValueError(f"gate_up {tuple(gate_up.shape)} must have an even number of columns, gate and up")
+    return _quantize(gate_up, gate_up.shape[1] // 2, dtype, group_size, gate)
+
+
+def _quantize(x: Tensor, num_inputs: int, dtype: torch.dtype, group_size: int, gate: Gate) -> tuple[Tensor, Tensor]:
+    num_rows = len(x)
     if dtype not in _LARGEST:
         raise ValueError(f"dtype must be int8 or float8_e4m3fn, not {str(dtype).removeprefix('torch.')}")
     if not 1 <= min(group_size, num_inputs) <= MAX_GROUP_SIZE:
@@ -36,7 +99,8 @@ def quantize_rows_triton(x: Tensor, dtype: torch.dtype, group_size: int) -> tupl
     scales = torch.empty(num_rows, num_groups, dtype=torch.float32, device=x.device)
     if num_rows:
         padded = triton.next_power_of_2(group_size)
-        quantize_rows_kernel[(num_rows, num_groups)](
+        groups = min(max(_NUMBERS_PER_QUANTIZER // padded, 1), triton.next_power_of_2(num_groups))
+        quantize_rows_kernel[(num_rows, triton.cdiv(num_groups, groups))](
             values,
             scales,
             x,
@@ -46,28 +110,45 @@ def quantize_rows_triton(x: Tensor, dtype: torch.dtype, group_size: int) -> tupl
             x.stride(0),
             LARGEST=_LARGEST[dtype],
             IS_INT=dtype == torch.int8,
+            IS_GATED=gate is not Gate.NONE,
+            IS_SILU=gate is Gate.SILU,
+            GROUPS=groups,
             PADDED_SIZE=padded,
-            num_warps=min(max(padded // 512, 1), 16),
+            num_warps=min(max(groups * padded // 512, 1), 16),
         )
     return values, scales
 
 
 def scaled_linear_triton(
-    values: Tensor, scales: Tensor, weight: ScaledWeight, bias: Tensor | None, dtype: torch.dtype
+    values: Tensor,
+    scales: Tensor,
+    weight: ScaledWeight,
+    bias: Tensor | None,
+    dtype: torch.dtype,
+    num_splits: int | None = None,
+    tile: ScaledTile | None = None,
 ) -> Tensor:
-    """See `scaled_linear_reference`; sums of products are int32, or float32 as the tensor cores have them."""
+    """See `scaled_linear_reference`; sums of products are int32, or float32 as the tensor cores have them.
+
+    num_splits: among how many programs a tile's inputs are shared, by default what fills the GPU. tile: by default
+    `scaled_tile`'s.
+    """
     num_outputs, num_inputs = _check_scaled(values, scales, weight, bias, dtype)
-    num_rows = len(values)
+    num_rows, is_grouped = len(values), weight.num_groups > 1
     output = torch.empty(num_rows, num_outputs, dtype=dtype, device=values.device)
     if not output.numel():
         return output
-    rows = min(max(triton.next_power_of_2(num_rows), 16), 128)
-    # Few rows are the weight's bytes: narrow tiles share them among more processors.
-    outputs = 128 if rows > 32 else 32
-    num_tiles = triton.cdiv(num_rows, rows) * triton.cdiv(num_outputs, outputs)
-    grid = (min(num_tiles, _PROGRAMS_PER_PROCESSOR * num_processors(values.device)),)
-    scaled_linear_kernel[grid](
-        output,
+    processors, shared = num_processors(values.device), shared_bytes(values.device)
+    tile = tile or scaled_tile(num_rows, num_outputs, is_grouped, processors, shared)
+    num_tiles = triton.cdiv(num_rows, tile.rows) * triton.cdiv(num_outputs, tile.outputs)
+    inputs_tiles = triton.cdiv(num_inputs, KERNEL_GROUP_SIZE)
+    room = tile.per_processor * processors
+    wanted = num_splits or _wanted_splits(num_rows, num_inputs, room // num_tiles, inputs_tiles)
+    tiles_per_split = triton.cdiv(inputs_tiles, wanted)
+    splits = triton.cdiv(inputs_tiles, tiles_per_split)
+    parts = output if splits == 1 else torch.empty(splits, *output.shape, dtype=torch.float32, device=values.device)
+    scaled_linear_kernel[(min(num_tiles * splits, room),)](
+        parts,
         values,
         scales,
         weight.values,
@@ -77,15 +158,20 @@ def scaled_linear_triton(
         num_outputs,
         num_inputs,
         weight.num_groups,
-        HAS_BIAS=bias is not None,
-        IS_GROUPED=weight.num_groups > 1,
+        splits,
+        tiles_per_split,
+        HAS_BIAS=bias is not None and splits == 1,
+        IS_GROUPED=is_grouped,
         IS_INT=values.dtype == torch.int8,
-        ROWS=rows,
-        OUTPUTS=outputs,
+        IS_WHOLE=num_inputs % KERNEL_GROUP_SIZE == 0,
+        ROWS=tile.rows,
+        OUTPUTS=tile.outputs,
         INPUTS=KERNEL_GROUP_SIZE,
-        num_warps=8 if rows == 128 else 4,
-        num_stages=3,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages(shared),
     )
+    if splits > 1:
+        _sum_splits(output, parts, bias)
     return output
 
 
@@ -106,7 +192,8 @@ def int4_linear_triton(
     outputs = 128 if rows > 32 else 64
     grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_outputs, outputs))
     num_tiles = triton.cdiv(weight.num_inputs, 2 * HALF_TILE)
-    wanted = num_splits or _wanted_splits(num_rows, grid[0] * grid[1], num_tiles, x.device)
+    to_fill = _PROGRAMS_PER_PROCESSOR * num_processors(x.device) // (grid[0] * grid[1])
+    wanted = num_splits or _wanted_splits(num_rows, weight.num_inputs, to_fill, num_tiles)
     tiles_per_split = triton.cdiv(num_tiles, wanted)
     splits = triton.cdiv(num_tiles, tiles_per_split)
     parts = output if splits == 1 else torch.empty(splits, *output.shape, dtype=torch.float32, device=x.device)
@@ -130,7 +217,8 @@ def int4_linear_triton(
         OUTPUTS=outputs,
         HALF_TILE=HALF_TILE,
         num_warps=8 if rows == 128 else 4,
-        num_stages=4,
+        # A narrow tile is few bytes: many are to be under way.
+        num_stages=8 if outputs == 64 else 4,
     )
     if splits > 1:
         _sum_splits(output, parts, bias)
@@ -143,19 +231,18 @@ def _sum_splits(output: Tensor, parts: Tensor, bias: Tensor | None) -> None:
         output,
         parts,
         parts if bias is None else bias,
-        output.numel(),
-        output.shape[1],
-        len(parts),
+        *output.shape,
         HAS_BIAS=bias is not None,
+        SPLITS=len(parts),
         NUMBERS=_NUMBERS_PER_PROGRAM,
     )
 
 
-def _wanted_splits(num_rows: int, num_programs: int, num_tiles: int, device: torch.device) -> int:
-    if num_rows > _MAX_SPLIT_ROWS:
-        return 1
-    to_fill = _PROGRAMS_PER_PROCESSOR * num_processors(device) // num_programs
-    return max(1, min(to_fill, num_tiles // _MIN_TILES_PER_SPLIT))
+def _wanted_splits(num_rows: int, num_inputs: int, to_fill: int, num_tiles: int) -> int:
+    """Among how many to share `num_tiles` tiles of inputs, where `to_fill` would fill the GPU."""
+    # Splits write and read sums, four bytes each: they are to stay few beside the weight.
+    affordable = num_inputs // (_INPUTS_PER_SPLIT_ROW * num_rows)
+    return max(1, min(to_fill, num_tiles // _MIN_TILES_PER_SPLIT, affordable))
 
 
 def _check_scaled(

@@ -3,9 +3,14 @@
 import triton
 import triton.language as tl
 
+from ..activation.triton_kernels import gated
+
 # Added to a float32 of less than 2 ** 22 and taken off again, it leaves the nearest whole number, ties to even.
 ROUNDER = tl.constexpr(12582912.0)
 LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
+# 2 ** 23 as a float32: its bits, whose lowest count ones, and the number.
+NIBBLE_BITS = tl.constexpr(0x4B000000)
+NIBBLE_BASE = tl.constexpr(8388608.0)
 
 
 @triton.jit
@@ -19,29 +24,39 @@ def quantize_rows_kernel(
     x_stride,
     LARGEST: tl.constexpr,
     IS_INT: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    IS_SILU: tl.constexpr,
+    GROUPS: tl.constexpr,
     PADDED_SIZE: tl.constexpr,
 ):
-    """One program is a group of a row. A group with a NaN gets a scale that is one."""
-    row, group = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    place = tl.arange(0, PADDED_SIZE)
-    column = group * group_size + place
+    """One program is `GROUPS` groups of a row. A group with a NaN gets a scale that is one.
+
+    IS_GATED: a row has gates, then what they are multiplied with, and what comes of that is quantised.
+    """
+    row = tl.program_id(0).to(tl.int64)
+    group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
+    place = tl.arange(0, PADDED_SIZE)[None, :]
+    column = group[:, None] * group_size + place
     is_column = (place < group_size) & (column < num_inputs)
     wide = tl.load(x + row * x_stride + column, mask=is_column, other=0.0).to(tl.float32)
-    largest = tl.max(tl.abs(wide), 0)
-    is_nan = tl.max((wide != wide).to(tl.int32), 0)
+    if IS_GATED:
+        up = tl.load(x + row * x_stride + num_inputs + column, mask=is_column, other=0.0).to(tl.float32)
+        wide = gated(wide, up, IS_SILU, x.dtype.element_ty).to(tl.float32)
+    largest = tl.max(tl.abs(wide), 1)
+    is_nan = tl.max((wide != wide).to(tl.int32), 1)
     largest = tl.where(is_nan > 0, float("nan"), largest)
-    limit = tl.full((), LARGEST, tl.float32)
-    scaled = wide * tl.minimum(tl.div_rn(limit, largest), LARGEST_FLOAT)
+    limit = tl.full((GROUPS,), LARGEST, tl.float32)
+    scaled = wide * tl.minimum(tl.div_rn(limit, largest), LARGEST_FLOAT)[:, None]
     if IS_INT:
         quantized = ((scaled + ROUNDER) - ROUNDER).to(tl.int8)
     else:
         quantized = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST).to(values.dtype.element_ty)
     tl.store(values + row * num_inputs + column, quantized, mask=is_column)
-    tl.store(scales + row * num_groups + group, tl.div_rn(largest, limit))
+    tl.store(scales + row * num_groups + group, tl.div_rn(largest, limit), mask=group < num_groups)
 
 
 # Not compiled again for numbers of rows that are multiples of 16, or one: a step has any number of them.
-@triton.jit(do_not_specialize=["num_rows"])
+@triton.jit(do_not_specialize=["num_rows", "num_splits", "tiles_per_split"])
 def scaled_linear_kernel(
     output,
     x,
@@ -53,18 +68,25 @@ def scaled_linear_kernel(
     num_outputs,
     num_inputs,
     num_groups,
+    num_splits,
+    tiles_per_split,
     HAS_BIAS: tl.constexpr,
     IS_GROUPED: tl.constexpr,
     IS_INT: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """A program takes tile after tile of the output; neighbours share their part of the weight. A group is `INPUTS`."""
+    """A program takes tile after tile of the output, or of a split's part of it: splits take the inputs in turn.
+
+    Neighbours share their part of the weight. A group is `INPUTS`. IS_WHOLE: the inputs are a multiple of `INPUTS`.
+    """
     num_row_tiles = tl.cdiv(num_rows, ROWS)
     num_tiles = num_row_tiles * tl.cdiv(num_outputs, OUTPUTS)
     depth = tl.arange(0, INPUTS)
-    for tile in range(tl.program_id(0), num_tiles, tl.num_programs(0)):
+    for part in range(tl.program_id(0), num_tiles * num_splits, tl.num_programs(0)):
+        tile, split = part % num_tiles, part // num_tiles
         row = (tile % num_row_tiles * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         column = (tile // num_row_tiles * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)
         is_row, is_column = row < num_rows, column < num_outputs
@@ -72,10 +94,14 @@ def scaled_linear_kernel(
         weight_tile = weight + column[None, :] * num_inputs + depth[:, None]
         sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.int32 if IS_INT else tl.float32)
         product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
-        for first in range(0, num_inputs, INPUTS):
-            is_input = first + depth < num_inputs
-            left = tl.load(x_tile + first, mask=is_row[:, None] & is_input[None, :], other=0.0)
-            right = tl.load(weight_tile + first, mask=is_input[:, None] & is_column[None, :], other=0.0)
+        begin = split * tiles_per_split * INPUTS
+        for first in range(begin, tl.minimum(begin + tiles_per_split * INPUTS, num_inputs), INPUTS):
+            is_left, is_right = is_row[:, None], is_column[None, :]
+            if not IS_WHOLE:
+                is_input = first + depth < num_inputs
+                is_left, is_right = is_left & is_input[None, :], is_right & is_input[:, None]
+            left = tl.load(x_tile + first, mask=is_left, other=0.0)
+            right = tl.load(weight_tile + first, mask=is_right, other=0.0)
             if IS_GROUPED:
                 group = first // INPUTS
                 of_rows = tl.load(x_scales + row * num_groups + group, mask=is_row, other=0.0)
@@ -90,7 +116,7 @@ def scaled_linear_kernel(
             product = sums.to(tl.float32) * of_rows[:, None] * of_columns[None, :]
         if HAS_BIAS:
             product += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-        place = output + row[:, None] * num_outputs + column[None, :]
+        place = output + (split.to(tl.int64) * num_rows + row)[:, None] * num_outputs + column[None, :]
         tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
@@ -134,8 +160,10 @@ def int4_linear_kernel(
             group = tl.minimum(first // group_size, last_group) * num_outputs
             scale = tl.load(scales + group + column, mask=is_column, other=0.0).to(tl.float32)
             zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)
-            nibbles = (values >> (4 * half)) & 15
-            weight = ((nibbles.to(tl.float32) - zero[None, :]) * scale[None, :]).to(x.dtype.element_ty)
+            # As the low bits of 2 ** 23, exactly: converting whole numbers is several times slower than adding.
+            nibbles = ((values.to(tl.int32) >> (4 * half)) & 15) | NIBBLE_BITS
+            weight = (nibbles.to(tl.float32, bitcast=True) - (zero + NIBBLE_BASE)[None, :]) * scale[None, :]
+            weight = weight.to(x.dtype.element_ty)
             is_input = first + byte < num_inputs
             left = tl.load(x_rows + (first + byte)[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
             product = tl.dot(left, weight, product, input_precision=PRECISION)
@@ -145,15 +173,17 @@ def int4_linear_kernel(
     tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
-@triton.jit(do_not_specialize=["size", "num_splits"])
+@triton.jit(do_not_specialize=["num_rows"])
 def sum_splits_kernel(
-    output, parts, bias, size, num_outputs, num_splits, HAS_BIAS: tl.constexpr, NUMBERS: tl.constexpr
+    output, parts, bias, num_rows, num_outputs, HAS_BIAS: tl.constexpr, SPLITS: tl.constexpr, NUMBERS: tl.constexpr
 ):
     """The splits' parts added in their order, so that the same product is the same every time."""
+    size = num_rows.to(tl.int64) * num_outputs
     index = tl.program_id(0).to(tl.int64) * NUMBERS + tl.arange(0, NUMBERS)
     is_number = index < size
     total = tl.zeros((NUMBERS,), dtype=tl.float32)
-    for split in range(num_splits):
+    # All loads are on their way before the first sum.
+    for split in tl.static_range(SPLITS):
         total += tl.load(parts + split * size + index, mask=is_number, other=0.0)
     if HAS_BIAS:
         total += tl.load(bias + index % num_outputs, mask=is_number, other=0.0).to(tl.float32)

@@ -30,7 +30,8 @@ def mix_experts(x: Tensor, experts: Sequence[Expert], ids: Tensor, shares: Tenso
     num_tokens, num_chosen = ids.shape
     order = ids.flatten().argsort(stable=True)
     rows = x[order // num_chosen]
-    counts = ids.flatten().bincount(minlength=len(experts)).tolist()
+    # Not bincount: on a GPU the host would wait twice more, to look for the least id and the largest.
+    counts = ids.new_zeros(len(experts)).scatter_add_(0, ids.flatten(), torch.ones_like(ids).flatten()).tolist()
     chosen = zip(experts, rows.split_with_sizes(counts), strict=True)
     by_expert = torch.cat([expert(part) for expert, part in chosen if len(part)])
     outputs = torch.empty_like(by_expert)

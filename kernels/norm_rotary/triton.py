@@ -71,7 +71,10 @@ def rotate_and_write_triton(
     output = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
         return output
-    num_chunks = triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_PER_PROGRAM)
+    num_chunks, padded_half = (
+        triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_PER_PROGRAM),
+        triton.next_power_of_2(half),
+    )
     rotate_and_write_kernel[(num_tokens, num_chunks)](
         output,
         key_cache,
@@ -94,13 +97,14 @@ def rotate_and_write_triton(
         key_cache.stride(2),
         HEAD_DIM=head_dim,
         HALF=half,
-        PADDED_HALF=triton.next_power_of_2(half),
+        PADDED_HALF=padded_half,
         REST=head_dim - 2 * half,
         PADDED_REST=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
         HEADS=_HEADS_PER_PROGRAM,
         HAS_NORM=query_norm is not None,
         LARGEST_FP8=int(FP8_LARGEST.get(key_cache.dtype, 0)),
-        num_warps=4,
+        # Four numbers of a half a thread; with more, cosines and sines would go through shared memory.
+        num_warps=max(_HEADS_PER_PROGRAM * padded_half // 128, 1),
     )
     return output
 

@@ -22,13 +22,14 @@ def rms_norm_kernel(
     column = tl.arange(0, PADDED_SIZE)
     is_column = column < size
     wide = tl.load(x + row * x_stride + column, mask=is_column, other=0.0).to(tl.float32)
+    # On its way while the sum is made.
+    factors = tl.load(weight + column, mask=is_column, other=0.0)
     if HAS_RESIDUAL:
         stream = residual + row * residual_stride + column
         summed = (wide + tl.load(stream, mask=is_column, other=0.0).to(tl.float32)).to(residual.dtype.element_ty)
         tl.store(stream, summed, mask=is_column)
         wide = summed.to(tl.float32)
     scaled = wide * tl.rsqrt(tl.sum(wide * wide, 0) / size + eps)
-    factors = tl.load(weight + column, mask=is_column, other=0.0)
     # Rounded to the weight's type before it is weighted, as the reference and the models' own code do.
     weighted = scaled.to(factors.dtype).to(tl.float32) * factors.to(tl.float32)
     tl.store(output + row * size + column, weighted.to(output.dtype.element_ty), mask=is_column)

@@ -5,6 +5,7 @@ from torch import Tensor
 from ..device import runs_triton
 from ..kv_cache.fp8 import UNSCALED, KVScales, is_fp8
 from .cpu import paged_attention_padded
+from .decode_step import DecodeSeries, DecodeStep
 from .metadata import AttentionMetadata
 from .native import paged_attention_native, takes_native
 from .reference import paged_attention_reference
@@ -63,4 +64,4 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: Atte
         )
 
 
-__all__ = ["AttentionMetadata", "paged_attention", "paged_attention_reference"]
+__all__ = ["AttentionMetadata", "DecodeSeries", "DecodeStep", "paged_attention", "paged_attention_reference"]

@@ -8,7 +8,9 @@ import numpy
 import torch
 from torch import Tensor
 
-from .plan import ITEM_FIELDS, AttentionPlan, Ints
+from ..upload import upload
+from .batch_layout import Ints
+from .plan import ITEM_FIELDS, AttentionPlan
 
 # What a plan may have the device launch: the attention kernel in its two shapes, and the merge of their parts.
 LAUNCHES = ("narrow", "wide", "merge_tokens")
@@ -20,7 +22,7 @@ class PlanTooLargeError(ValueError):
 
 @dataclass(frozen=True)
 class PlanCapacity:
-    """How many of each thing a plan may have."""
+    """How many of each thing a plan may have. `places`: 64-bit numbers that are no part of it, and change as often."""
 
     narrow: int
     wide: int
@@ -28,11 +30,12 @@ class PlanCapacity:
     blocks: int
     merge_tokens: int
     merge_rows: int
+    places: int = 0
 
     @classmethod
     def of(cls, plan: AttentionPlan) -> "PlanCapacity":
         """Room for this plan and no more."""
-        return cls(**{field.name: len(getattr(plan, field.name)) for field in fields(cls)})
+        return cls(**{field.name: len(getattr(plan, field.name)) for field in fields(cls) if field.name != "places"})
 
     @cached_property
     def sections(self) -> dict[str, slice]:
@@ -42,12 +45,14 @@ class PlanCapacity:
             "num_narrow": 1,
             "num_wide": 1,
             "num_merges": 1,
-            "narrow": self.narrow * len(ITEM_FIELDS),
             "wide": self.wide * len(ITEM_FIELDS),
             "query_tokens": self.query_tokens,
             "merge_tokens": self.merge_tokens,
             "merge_starts": self.merge_tokens + 1,
             "merge_rows": self.merge_rows,
+            # What changes from one step to the next of the same decodes, the blocks included.
+            "places": 2 * self.places,
+            "narrow": self.narrow * len(ITEM_FIELDS),
             # By far the longest, and seldom full: at the end, what is not used of it need not be copied.
             "blocks": self.blocks,
         }
@@ -96,14 +101,18 @@ class DevicePlan:
 
     def load(self, plan: AttentionPlan) -> None:
         """Replace the plan, in one copy that the host does not wait for. Raises `PlanTooLargeError`."""
-        packed = torch.from_numpy(self._packed(plan))
-        if self._buffer.is_cuda:
-            # The allocator of pinned memory knows of the copy, and does not reuse this before it is done.
-            packed = packed.pin_memory()
-        self._buffer[: len(packed)].copy_(packed, non_blocking=True)
+        image = torch.from_numpy(self.image(plan))
+        upload(image, self.span(0, len(image)))
 
-    def _packed(self, plan: AttentionPlan) -> Ints:
-        """What `_buffer` is to begin with."""
+    def span(self, begin: int, end: int) -> Tensor:
+        """These of its numbers."""
+        return self._buffer[begin:end]
+
+    def image(self, plan: AttentionPlan) -> Ints:
+        """What the device is to have in place of what it has, up to the last of the plan's blocks.
+
+        Raises `PlanTooLargeError`.
+        """
         packed = numpy.zeros(self.capacity.sections["blocks"].start + len(plan.blocks), dtype=numpy.int32)
         counts = {
             "num_narrow": len(plan.narrow),
@@ -111,6 +120,8 @@ class DevicePlan:
             "num_merges": len(plan.merge_tokens),
         }
         for name, section in self.capacity.sections.items():
+            if name == "places":
+                continue
             values = numpy.array([counts[name]]) if name in counts else getattr(plan, name).ravel()
             if len(values) > section.stop - section.start:
                 raise PlanTooLargeError(f"{name} takes {len(values)} of {section.stop - section.start} numbers")

@@ -9,8 +9,9 @@ from torch import Tensor
 
 from .attention_shape import PlanKey
 from .batch_layout import BatchLayout
+from .decode_step import DecodeStep
 from .device_plan import DevicePlan
-from .native_layout import NativeLayout
+from .native_layout import NativeLayout, native_layout_of
 from .prefix_groups import PrefixGroup, prefix_groups
 
 # Where sharing pays on a CPU (benchmarks/bench_shared_prefix.py): where it spares the reading of this many keys, and
@@ -24,13 +25,15 @@ class AttentionMetadata(BatchLayout):
     """A batch's layout, and what the kernels of each kind make of it, worked out by the first layer that needs it."""
 
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))
+    # Where each sequence decodes a token, as it did in the step before.
+    decode_step: DecodeStep | None = field(default=None, compare=False, repr=False)
     # The GPU's plans of this batch, by what else they depend on: filled by `triton.py`.
     device_plans: dict[PlanKey, DevicePlan] = field(init=False, default_factory=dict, compare=False, repr=False)
 
     @cached_property
     def native_layout(self) -> NativeLayout:
         """The layout as flat arrays, for the compiled kernel."""
-        return NativeLayout.build(self.query_lens, self.context_lens, self.block_tables, self.block_size)
+        return native_layout_of(self, self.decode_step)
 
     @cached_property
     def padded_groups(self) -> list["PaddedGroup"]:

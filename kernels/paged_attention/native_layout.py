@@ -1,19 +1,21 @@
 """A batch's layout as flat arrays, for the compiled kernel."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from array import array
+from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
 
 import numpy
-from numpy.typing import NDArray
 
-Ints = NDArray[numpy.int32]
+from .batch_layout import BatchLayout, Ints
+from .decode_step import DecodeStep
+
+# Blocks by which sequences that decode may grow before their tables are copied to wider ones.
+_ROOM = 16
 
 
 @dataclass(frozen=True)
 class NativeLayout:
-    """query_starts: [n + 1], and the end. context_lens: [n]. block_tables: [n, max_blocks].
+    """query_starts: [n + 1], and the end. context_lens: [n]. block_tables: [n, max_blocks], zeros after what is in use.
 
     order: [n], the sequences with those next to each other that begin with the same blocks. shared_blocks: [n], how
     many blocks each sequence in that order has in common with the one before it; 0 for the first.
@@ -29,35 +31,54 @@ class NativeLayout:
     def addresses(self) -> tuple[int, ...]:
         """Of the arrays, in the order of the fields: asked for by every layer, and slow to come by in numpy."""
         arrays = (self.query_starts, self.context_lens, self.block_tables, self.order, self.shared_blocks)
-        return tuple(array.ctypes.data for array in arrays)
+        return tuple(each.ctypes.data for each in arrays)
 
     @classmethod
-    def build(
-        cls,
-        query_lens: Sequence[int],
-        context_lens: Sequence[int],
-        block_tables: Sequence[Sequence[int]],
-        block_size: int,
-    ) -> "NativeLayout":
-        contexts = numpy.asarray(context_lens, dtype=numpy.int32)
-        counts = -(-contexts // block_size)
-        tables = _padded(block_tables, counts)
+    def build(cls, batch: BatchLayout, room: int = 0) -> "NativeLayout":
+        """`room`: how much wider the block tables are than the batch needs."""
+        counts = -(-batch.contexts // batch.block_size)
+        tables = _padded(batch.tables, counts, room)
         order = _sorted_rows(tables)
         return cls(
-            query_starts=numpy.cumsum([0, *query_lens], dtype=numpy.int32),
-            context_lens=contexts,
+            query_starts=numpy.cumsum([0, *batch.query_lens], dtype=numpy.int32),
+            context_lens=batch.contexts,
             block_tables=tables,
             order=order,
-            shared_blocks=_shared_with_previous(tables[order], counts[order]),
+            shared_blocks=shared_with_previous(tables[order], counts[order]),
         )
 
+    def next(self, batch: BatchLayout, step: DecodeStep) -> "NativeLayout":
+        """The layout of the step after this one's. A block that begins is nobody else's: what is shared stays."""
+        tables = self.block_tables
+        if len(step.rows):
+            if step.columns.max() >= tables.shape[1]:
+                tables = numpy.pad(tables, ((0, 0), (0, _ROOM)))
+            # Whoever has the layout before this one does not look there.
+            tables[step.rows, step.columns] = step.blocks
+        return replace(self, context_lens=batch.contexts, block_tables=tables)
 
-def _padded(block_tables: Sequence[Sequence[int]], counts: Ints) -> Ints:
+
+def native_layout_of(batch: BatchLayout, step: DecodeStep | None) -> NativeLayout:
+    """A batch's layout, made from that of the step before where there is one."""
+    if step is None:
+        return NativeLayout.build(batch)
+    last_step, last = step.series.native or (None, None)
+    if last is not None and step.follows(last_step):
+        layout = last.next(batch, step)
+    else:
+        layout = NativeLayout.build(batch, _ROOM)
+    step.series.native = step, layout
+    return layout
+
+
+def _padded(block_tables: "list[array[int]]", counts: Ints, room: int) -> Ints:
     """The blocks in use, zeros after them."""
-    used = chain.from_iterable(table[:count] for table, count in zip(block_tables, counts.tolist(), strict=True))
-    tables = numpy.zeros((len(counts), counts.max(initial=1)), dtype=numpy.int32)
-    tables[numpy.arange(tables.shape[1]) < counts[:, None]] = numpy.fromiter(used, dtype=numpy.int32)
-    return tables
+    width = int(counts.max(initial=1)) + room
+    blocks, zeros = array("i"), array("i", [0] * width)
+    for table, count in zip(block_tables, counts.tolist(), strict=True):
+        blocks.extend(table[:count])
+        blocks.extend(zeros[count:])
+    return numpy.frombuffer(blocks, dtype=numpy.int32).reshape(len(counts), width)
 
 
 def _sorted_rows(tables: Ints) -> Ints:
@@ -67,7 +88,7 @@ def _sorted_rows(tables: Ints) -> Ints:
     return numpy.argsort(rows, kind="stable").astype(numpy.int32)
 
 
-def _shared_with_previous(tables: Ints, counts: Ints) -> Ints:
+def shared_with_previous(tables: Ints, counts: Ints) -> Ints:
     shared = numpy.zeros(len(tables), dtype=numpy.int32)
     differs = tables[1:] != tables[:-1]
     limit = numpy.minimum(counts[1:], counts[:-1])

@@ -7,17 +7,15 @@ in their numbers only. Queries with several items have their parts merged by log
 """
 
 import math
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 import numpy
 from numpy.typing import NDArray
 
-from .batch_layout import BatchLayout
+from .batch_layout import BatchLayout, Ints
 from .prefix_levels import SharedSpan
-
-Ints = NDArray[numpy.int32]
 
 # An item's numbers, in this order; the kernel reads them by position.
 ITEM_FIELDS = (
@@ -62,7 +60,8 @@ class Tiling:
 class AttentionPlan:
     """narrow, wide: [n, len(ITEM_FIELDS)], longest first, so that a step does not end on a long one.
 
-    query_tokens: which of the batch's tokens the items' queries are. blocks: all block tables, one after the other.
+    query_tokens: which of the batch's tokens the items' queries are, its own tokens in their order first. blocks: all
+    block tables, one after the other. tables: [n], each sequence's own `table`.
     merge_tokens: [m] tokens with several parts; those of the i-th are the workspace's rows
     `merge_rows[merge_starts[i] : merge_starts[i + 1]]`.
     """
@@ -71,6 +70,7 @@ class AttentionPlan:
     wide: Ints
     query_tokens: Ints
     blocks: Ints
+    tables: Ints
     merge_tokens: Ints
     merge_starts: Ints
     merge_rows: Ints
@@ -86,10 +86,13 @@ class AttentionPlan:
         tiling: Tiling,
         spans: Sequence[SharedSpan] = (),
         sliding_window: int | None = None,
+        room: int = 0,
     ) -> "AttentionPlan":
-        """`spans`: what is computed once for several sequences; to be empty under a sliding window."""
+        """`spans`: what is computed once for several sequences; to be empty under a sliding window. `room`: blocks by
+        which each sequence's table may grow while the plan goes on.
+        """
         assert not (spans and sliding_window), "under a window queries see different parts of a shared prefix"
-        runs = _Runs.of(layout, spans)
+        runs = _Runs.of(layout, spans, room)
         is_narrow = runs.num_queries <= tiling.narrow_queries
         narrow_cut = _Cut(tiling.narrow_queries, tiling.tile, tiling.narrow_programs / tiling.num_kv_heads)
         wide_cut = _Cut(tiling.wide_queries, tiling.tile, tiling.wide_programs / tiling.num_kv_heads)
@@ -97,7 +100,22 @@ class AttentionPlan:
         wide = wide_cut.items(runs.where(~is_narrow), sliding_window)
         num_partial = _number_partials(narrow, 0)
         _number_partials(wide, num_partial)
-        return cls(narrow, wide, runs.query_tokens, runs.blocks, *_merges(narrow, wide, runs.query_tokens))
+        tables = runs.table[: len(layout.query_lens)]
+        return cls(narrow, wide, runs.query_tokens, runs.blocks, tables, *_merges(narrow, wide, runs.query_tokens))
+
+    @property
+    def growth(self) -> Ints:
+        """What to add to `narrow` when each sequence, of one query, goes on by a token: [len(narrow), fields].
+
+        Segments stay as they are, but for the last ones, which get the token. A window's beginnings stay too: it is for
+        the kernel to see how far each query looks back.
+        """
+        growth = numpy.zeros_like(self.narrow)
+        position, end = self.narrow[:, _FIELD["first_position"]], self.narrow[:, _FIELD["kv_end"]]
+        is_own = self.narrow[:, _FIELD["first_query"]] < len(self.tables)
+        growth[:, _FIELD["first_position"]] = is_own
+        growth[:, _FIELD["kv_end"]] = is_own & (end == position + 1)
+        return growth
 
 
 @dataclass(frozen=True)
@@ -115,10 +133,9 @@ class _Runs:
     blocks: Ints
 
     @classmethod
-    def of(cls, layout: BatchLayout, spans: Sequence[SharedSpan]) -> "_Runs":
+    def of(cls, layout: BatchLayout, spans: Sequence[SharedSpan], room: int) -> "_Runs":
         """One run a sequence over the keys that no span holds, and one a span."""
-        size = layout.block_size
-        query_lens, contexts = _ints(layout.query_lens), _ints(layout.context_lens)
+        size, query_lens, contexts = layout.block_size, layout.queries, layout.contexts
         starts = _starts(query_lens)
         covered = numpy.zeros_like(contexts)
         for span in spans:
@@ -128,16 +145,8 @@ class _Runs:
         span_begins, span_ends = _ints([span.begin for span in spans]), _ints([span.end for span in spans])
 
         begins = numpy.concatenate((covered, span_begins))
-        tables = [
-            *(
-                table[begin:end]
-                for table, begin, end in zip(
-                    layout.block_tables, covered.tolist(), (-(-contexts // size)).tolist(), strict=True
-                )
-            ),
-            *(layout.block_tables[span.members[0]][span.begin : span.end] for span in spans),
-        ]
-        table_starts = _starts(_ints(list(map(len, tables))))
+        ends = -(-contexts // size)
+        table_starts = _starts(numpy.concatenate((ends - covered + room, span_ends - span_begins)))
         return cls(
             first_query=numpy.concatenate((starts, query_lens.sum(dtype=numpy.int32) + _starts(span_lens))),
             num_queries=numpy.concatenate((query_lens, span_lens)),
@@ -148,7 +157,7 @@ class _Runs:
             first_position=numpy.concatenate((contexts - query_lens, span_ends * size)),
             is_only=numpy.concatenate((covered == 0, numpy.zeros(len(spans), dtype=numpy.bool_))),
             query_tokens=numpy.concatenate((numpy.arange(query_lens.sum(), dtype=numpy.int32), *shared)),
-            blocks=numpy.fromiter(chain.from_iterable(tables), dtype=numpy.int32),
+            blocks=_joined_tables(layout.tables, covered.tolist(), ends.tolist(), spans, room),
         )
 
     def where(self, chosen: NDArray[numpy.bool_]) -> "_Runs":
@@ -240,12 +249,23 @@ def _merges(narrow: Ints, wide: Ints, query_tokens: Ints) -> tuple[Ints, Ints, I
     rows = _joined_ranges(parts[:, _FIELD["first_partial"]], num_queries)
     tokens = query_tokens[_joined_ranges(parts[:, _FIELD["first_query"]], num_queries)]
     order = numpy.argsort(tokens, kind="stable")
-    merge_tokens, starts = numpy.unique(tokens[order], return_index=True)
+    in_order = tokens[order]
+    starts = numpy.flatnonzero(numpy.diff(in_order, prepend=numpy.int32(-1)))
     merge_starts = numpy.append(starts, len(tokens)).astype(numpy.int32)
-    return merge_tokens, merge_starts, rows[order]
+    return in_order[starts], merge_starts, rows[order]
 
 
 _FIELD = {name: index for index, name in enumerate(ITEM_FIELDS)}
+
+
+def _joined_tables(
+    tables: "list[array[int]]", begins: list[int], ends: list[int], spans: Sequence[SharedSpan], room: int
+) -> Ints:
+    """Each sequence's blocks from its begin to its end, with room after them, then each span's."""
+    own = [table[begin:end] for table, begin, end in zip(tables, begins, ends, strict=True)]
+    shared = [tables[span.members[0]][span.begin : span.end] for span in spans]
+    between = bytes(room * numpy.int32().itemsize)
+    return numpy.frombuffer(between.join((*own, b"".join(shared))), dtype=numpy.int32)
 
 
 def _round_up(value: int, unit: int) -> int:

@@ -13,18 +13,18 @@ def plan_attention(
     shape: AttentionShape,
     sliding_window: int | None = None,
     gate: Gate = is_worth_sharing,
+    room: int = 0,
 ) -> AttentionPlan:
     """A step's work list for layers with this window; `gate` is asked with numbers of sequences and of tokens.
 
-    Under a window nothing is shared: queries at different positions see different parts of a prefix.
+    Under a window nothing is shared: queries at different positions see different parts of a prefix. `room`: see
+    `AttentionPlan.build`.
     """
     tiling, size = shape.tiling(metadata.device), metadata.block_size
     if sliding_window is not None:
-        return AttentionPlan.build(metadata, tiling, (), sliding_window)
+        return AttentionPlan.build(metadata, tiling, (), sliding_window, room)
     # Whoever fills a Q-block alone gains nothing from sharing one.
-    usable = [
-        (context - queries) // size if queries <= tiling.wide_queries else 0
-        for queries, context in zip(metadata.query_lens, metadata.context_lens, strict=True)
-    ]
-    spans = shared_spans(metadata.block_tables, usable, lambda members, blocks: gate(members, blocks * size))
-    return AttentionPlan.build(metadata, tiling, spans)
+    may_share = metadata.queries <= tiling.wide_queries
+    usable = (metadata.contexts - metadata.queries) // size * may_share
+    spans = shared_spans(metadata.tables, usable.tolist(), lambda members, blocks: gate(members, blocks * size))
+    return AttentionPlan.build(metadata, tiling, spans, room=room)

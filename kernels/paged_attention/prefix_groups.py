@@ -3,6 +3,7 @@
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 # Whether so many sequences that share so many blocks are worth a group of their own.
 Gate = Callable[[int, int], bool]
@@ -59,7 +60,8 @@ class _Search:
 
 def common_length(block_tables: Sequence[Sequence[int]], num_usable: Sequence[int], members: Sequence[int]) -> int:
     """How many usable blocks all members begin with: as many as the first and the last in their order do."""
-    tables = [list(block_tables[index][: num_usable[index]]) for index in members]
+    # All lists, or all arrays: they compare by what is in them.
+    tables: list[Any] = [block_tables[index][: num_usable[index]] for index in members]
     first, last = min(tables), max(tables)
     for index, (block, other) in enumerate(zip(first, last, strict=False)):
         if block != other:

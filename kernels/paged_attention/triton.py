@@ -1,23 +1,25 @@
 """Attention on the GPU: launches the kernels by a step's plan, checks what they are given."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from ..device import num_processors
+from ..device import num_processors, stream_aside
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
-from .attention_shape import AttentionShape, KernelShape
+from .attention_shape import AttentionShape, KernelShape, KernelShapes
 from .device_plan import DevicePlan
 from .metadata import AttentionMetadata
 from .planning import plan_attention
 from .triton_kernels import attend_kernel, merge_kernel
 
 MAX_HEAD_DIM = 256
-_MERGED_HEADS = 8
+_MERGED_HEADS, _MERGES_PER_PROCESSOR = 8, 8
 
 
 def paged_attention_triton(
@@ -32,9 +34,10 @@ def paged_attention_triton(
 ) -> Tensor:
     """See `paged_attention`. A prefix that sequences share is computed once for all of them, where that pays."""
     _check(query, key_cache, value_cache, metadata)
-    plan = _plan_of(metadata, _shape_of(query, key_cache), sliding_window, query.device)
+    shape = _shape_of(query, key_cache)
+    plan = _plan_of(metadata, shape, sliding_window, query.device)
     output = torch.empty_like(query)
-    _attend(query, key_cache, value_cache, plan, scale, output, None, sliding_window, soft_cap, kv_scales)
+    _attend(query, key_cache, value_cache, plan, shape, scale, output, None, sliding_window, soft_cap, kv_scales)
     return output
 
 
@@ -49,17 +52,20 @@ def attend_planned(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: KVScales = UNSCALED,
+    tuned: KernelShapes | None = None,
 ) -> None:
     """Fill `output` (like query) and, where given, `lse` ([num_tokens, num_heads] float32, the natural log-sum-exps).
 
-    The plan's window has to be this one. Which launches there are is for the plan's `launches` to say, and their grids
-    never depend on what it holds, so that they can be captured in a CUDA graph.
+    The plan's window has to be this one, and so have the shapes that it was made for, where they are `tuned`. Which
+    launches there are is for the plan's `launches` to say, and their grids never depend on what it holds, so that they
+    can be captured in a CUDA graph.
     """
     _check_tensors(query, key_cache, value_cache)
     check_tensor("output", output, query.shape, (query.dtype,), query.device, is_contiguous=False)
     if lse is not None:
         check_tensor("lse", lse, query.shape[:2], (torch.float32,), query.device)
-    _attend(query, key_cache, value_cache, plan, scale, output, lse, sliding_window, soft_cap, kv_scales)
+    shape = replace(_shape_of(query, key_cache), tuned=tuned)
+    _attend(query, key_cache, value_cache, plan, shape, scale, output, lse, sliding_window, soft_cap, kv_scales)
 
 
 def _attend(
@@ -67,6 +73,7 @@ def _attend(
     key_cache: Tensor,
     value_cache: Tensor,
     plan: DevicePlan,
+    shape: AttentionShape,
     scale: float,
     output: Tensor,
     lse: Tensor | None,
@@ -75,15 +82,37 @@ def _attend(
     kv_scales: KVScales,
 ) -> None:
     """As `attend_planned`, of tensors that fit together."""
-    shape = _shape_of(query, key_cache)
     scales = kv_scales if is_fp8(key_cache) else UNSCALED
     launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape, scales)
-    if "narrow" in plan.launches:
-        launch.attend("narrow", shape.narrow, scale, sliding_window, soft_cap)
-    if "wide" in plan.launches:
-        launch.attend("wide", shape.wide, scale, sliding_window, soft_cap)
+    with _beside(query.device, {"narrow", "wide"} <= plan.launches) as aside:
+        if "wide" in plan.launches:
+            with aside:
+                launch.attend("wide", shape.wide, scale, sliding_window, soft_cap)
+        if "narrow" in plan.launches:
+            launch.attend("narrow", shape.narrow, scale, sliding_window, soft_cap)
     if "merge_tokens" in plan.launches:
         launch.merge()
+
+
+@contextmanager
+def _beside(device: torch.device, has_both: bool) -> Iterator[AbstractContextManager[object]]:
+    """What is launched in the context given runs, in a CUDA graph, beside what is launched in this one.
+
+    One kernel mostly multiplies and the other mostly reads, and a processor has room for both. Outside of graphs the
+    host has no time for it.
+    """
+    if not has_both or device.type != "cuda":
+        yield nullcontext()
+        return
+    # Made by the call that comes before any capture.
+    aside = stream_aside(device)
+    if not torch.cuda.is_current_stream_capturing():
+        yield nullcontext()
+        return
+    current = torch.cuda.current_stream(device)
+    aside.wait_stream(current)
+    yield torch.cuda.stream(aside)
+    current.wait_stream(aside)
 
 
 @dataclass(frozen=True)
@@ -132,18 +161,19 @@ class _Launch:
             BLOCK_SIZE=self.key_cache.shape[1],
             ROWS=kernel.rows,
             TILE=kernel.tile,
+            OVERLAPS=kernel.overlaps,
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFT_CAP=soft_cap is not None,
             # Exact products in float32; TF32 would cost three digits.
             PRECISION="ieee" if shape.dtype == torch.float32 else "tf32",
             num_warps=kernel.num_warps,
             num_stages=kernel.num_stages,
-            maxnreg=kernel.max_registers if is_fp8(self.key_cache) else None,
+            maxnreg=kernel.max_registers,
         )
 
     def merge(self) -> None:
         plan = self.plan
-        grid = (num_processors(self.query.device) * 4,)
+        grid = (num_processors(self.query.device) * _MERGES_PER_PROCESSOR,)
         merge_kernel[grid](
             **self._results(),
             merge_tokens=plan.section("merge_tokens"),
@@ -159,7 +189,8 @@ class _Launch:
             "output": self.output,
             # Not written without HAS_LSE, but a pointer it has to be.
             "lse": self.plan.partial_lse if self.lse is None else self.lse,
-            "partial_output": self.plan.partial_output,
+            # Parts are rounded as the output is: they are read and written as often as keys where prefixes are shared.
+            "partial_output": self.plan.partial_output.view(self.output.dtype),
             "partial_lse": self.plan.partial_lse,
             "output_token_stride": self.output.stride(0),
             "output_head_stride": self.output.stride(1),

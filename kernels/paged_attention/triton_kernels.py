@@ -43,18 +43,28 @@ def attend_kernel(
     BLOCK_SIZE: tl.constexpr,
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
+    OVERLAPS: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_LSE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """One unit is an item and a KV head. A unit's rows are its queries times the query heads of its KV head."""
+    """One unit is an item and a KV head. A unit's rows are its queries times the query heads of its KV head.
+
+    `OVERLAPS`: the tensor cores add up a tile's values while the next one's weights are worked out; else the loop is
+    short, for where reading keys is all the work.
+    """
     num_heads = num_kv_heads * GROUP
     row = tl.arange(0, ROWS)
     dim = tl.arange(0, PADDED_DIM)
     is_dim = dim < HEAD_DIM
-    # Neighbouring units read neighbouring heads of the same keys.
-    for unit in range(tl.program_id(0), tl.load(num_items) * num_kv_heads, tl.num_programs(0)):
+    program, num_programs, num_units = tl.program_id(0), tl.num_programs(0), tl.load(num_items) * num_kv_heads
+    for nth_unit in range(program, num_units, num_programs):
+        # Units become shorter from one to the next: who had a round's longest gets the shortest of the one after it.
+        # Neighbouring units read neighbouring heads of the same keys.
+        round_begin = nth_unit - program
+        mirrored = tl.minimum(round_begin + num_programs, num_units) - 1 - program
+        unit = tl.where(round_begin // num_programs % 2 == 0, nth_unit, mirrored)
         item = items + unit // num_kv_heads * ITEM_SIZE
         kv_head = unit % num_kv_heads
         first_query = tl.load(item)
@@ -76,28 +86,62 @@ def attend_kernel(
             mask=is_entry,
             other=0.0,
         )
+        if key_cache.dtype.element_ty.is_fp8() and queries.dtype == tl.bfloat16:
+            # Two FP8 numbers become float16 in one instruction, which has all of them; no query is too large for it.
+            queries = tl.clamp(queries.to(tl.float32), -65504.0, 65504.0).to(tl.float16)
         position = first_position + nth_query
         keys = key_cache + kv_head * cache_head_stride
         values = value_cache + kv_head * cache_head_stride
 
+        # Tiles begin where a block does (a window need not), so that a key's place in its block is worked out once.
+        begin = kv_begin // min(BLOCK_SIZE, TILE) * min(BLOCK_SIZE, TILE)
+        nth = tl.arange(0, TILE)
+        within = (nth % BLOCK_SIZE)[:, None] * cache_slot_stride + dim[None, :]
+
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         weighted = tl.zeros([ROWS, PADDED_DIM], tl.float32)
-        # Tiles that every row sees whole come first and need no mask; under a window all are masked.
-        num_whole = 0 if HAS_WINDOW else tl.maximum(0, tl.minimum(kv_end, first_position + 1) - kv_begin) // TILE
-        masked_begin = kv_begin + num_whole * TILE
-        for start in range(kv_begin, masked_begin, TILE):
-            highest, total, weighted = _attend_tile(
-                highest, total, weighted, queries, position, keys, values, table, start, kv_end,
-                scale, soft_cap, sliding_window, cache_block_stride, cache_slot_stride, dim, is_dim,
-                BLOCK_SIZE, TILE, False, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
-            )  # fmt: skip
-        for start in range(masked_begin, kv_end, TILE):
-            highest, total, weighted = _attend_tile(
-                highest, total, weighted, queries, position, keys, values, table, start, kv_end,
-                scale, soft_cap, sliding_window, cache_block_stride, cache_slot_stride, dim, is_dim,
-                BLOCK_SIZE, TILE, True, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
-            )  # fmt: skip
+        if OVERLAPS:
+            # Of the tile before the first: nothing.
+            decay = tl.zeros([ROWS], tl.float32)
+            weights = tl.zeros([ROWS, TILE], tl.float32)
+            # Tiles that every row sees whole come first and need no mask; under a window all are masked.
+            num_whole = 0 if HAS_WINDOW else tl.maximum(0, tl.minimum(kv_end, first_position + 1) - begin) // TILE
+            masked_begin = begin + num_whole * TILE
+            for start in range(begin, masked_begin, TILE):
+                highest, total, decay, weights, weighted = _overlapped_step(
+                    highest, total, decay, weights, weighted, queries, position, keys, values, table, start, begin,
+                    kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride, cache_slot_stride, nth,
+                    within, is_dim, BLOCK_SIZE, False, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
+                )  # fmt: skip
+            for start in range(masked_begin, kv_end, TILE):
+                highest, total, decay, weights, weighted = _overlapped_step(
+                    highest, total, decay, weights, weighted, queries, position, keys, values, table, start, begin,
+                    kv_begin, kv_end, scale, soft_cap, sliding_window, cache_block_stride, cache_slot_stride, nth,
+                    within, is_dim, BLOCK_SIZE, True, HAS_WINDOW, HAS_SOFT_CAP, PRECISION,
+                )  # fmt: skip
+            last = begin + tl.maximum(kv_end - begin - 1, 0) // TILE * TILE
+            tile_values = _tile(
+                values, table, last, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
+                BLOCK_SIZE, True,
+            ).to(queries.dtype)  # fmt: skip
+            weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
+        else:
+            for start in range(begin, kv_end, TILE):
+                tile_keys = _tile(
+                    keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
+                    BLOCK_SIZE, True,
+                ).to(queries.dtype)  # fmt: skip
+                scores = tl.dot(queries, tl.trans(tile_keys), input_precision=PRECISION)
+                highest, total, decay, weights = _weigh(
+                    scores, highest, total, position, start + nth, kv_begin, kv_end, scale, soft_cap, sliding_window,
+                    True, HAS_WINDOW, HAS_SOFT_CAP,
+                )  # fmt: skip
+                tile_values = _tile(
+                    values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
+                    BLOCK_SIZE, True,
+                ).to(queries.dtype)  # fmt: skip
+                weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
 
         # A row that saw no key has an output of zero and a log-sum-exp of -inf, and so no weight in a merge.
         divisor = tl.where(total > 0, total, 1.0)
@@ -110,14 +154,17 @@ def attend_kernel(
                 tl.store(lse + token * num_heads + head, row_lse, mask=is_row)
         else:
             part = (first_partial + nth_query).to(tl.int64) * num_heads + head
-            tl.store(partial_output + part[:, None] * HEAD_DIM + dim[None, :], attended, mask=is_entry)
+            rows = partial_output + part[:, None] * HEAD_DIM + dim[None, :]
+            tl.store(rows, attended.to(partial_output.dtype.element_ty), mask=is_entry)
             tl.store(partial_lse + part, row_lse, mask=is_row)
 
 
 @triton.jit
-def _attend_tile(
+def _overlapped_step(
     highest,
     total,
+    decay,
+    weights,
     weighted,
     queries,
     position,
@@ -125,52 +172,105 @@ def _attend_tile(
     values,
     table,
     start,
+    begin,
+    kv_begin,
     kv_end,
     scale,
     soft_cap,
     sliding_window,
     cache_block_stride,
     cache_slot_stride,
-    dim,
+    nth,
+    within,
     is_dim,
     BLOCK_SIZE: tl.constexpr,
-    TILE: tl.constexpr,
     IS_MASKED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """The running softmax (in powers of two) after `TILE` more keys, from `start` on."""
-    key = start + tl.arange(0, TILE)
-    is_key = key < kv_end
-    if IS_MASKED:
-        block = tl.load(table + key // BLOCK_SIZE, mask=is_key, other=0)
-    else:
-        block = tl.load(table + key // BLOCK_SIZE)
-    slot = block.to(tl.int64) * cache_block_stride + (key % BLOCK_SIZE) * cache_slot_stride
-    # Beyond the end lies what nobody wrote: it is read as zero, since zero weight times NaN would be NaN.
-    is_read = is_key[:, None] & is_dim[None, :] if IS_MASKED else is_dim[None, :]
-    # A cache in FP8 is widened to the queries' dtype, which has all its numbers.
-    tile_keys = tl.load(keys + slot[:, None] + dim[None, :], mask=is_read, other=0.0).to(queries.dtype)
-    scores = tl.dot(queries, tl.trans(tile_keys), input_precision=PRECISION) * scale
+    """The scores of a tile, and the values of the one before by its `weights`."""
+    tile_keys = _tile(
+        keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim, BLOCK_SIZE, IS_MASKED
+    ).to(queries.dtype)
+    scores = tl.dot(queries, tl.trans(tile_keys), input_precision=PRECISION)
+    before = tl.maximum(start - nth.shape[0], begin)
+    tile_values = _tile(
+        values, table, before, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim, BLOCK_SIZE, IS_MASKED
+    ).to(queries.dtype)
+    weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
+    highest, total, decay, weights = _weigh(
+        scores, highest, total, position, start + nth, kv_begin, kv_end, scale, soft_cap, sliding_window,
+        IS_MASKED, HAS_WINDOW, HAS_SOFT_CAP,
+    )  # fmt: skip
+    return highest, total, decay, weights, weighted
+
+
+@triton.jit
+def _tile(
+    cache,
+    table,
+    start,
+    kv_end,
+    cache_block_stride,
+    cache_slot_stride,
+    nth,
+    within,
+    is_dim,
+    BLOCK_SIZE: tl.constexpr,
+    IS_MASKED: tl.constexpr,
+):
+    """Keys or values from `start` on. Beyond the end lies what nobody wrote: it is read as zero, since zero weight
+    times NaN would be NaN."""
+    at = table + start // BLOCK_SIZE + nth // BLOCK_SIZE
+    block = tl.load(at, mask=start + nth < kv_end, other=0) if IS_MASKED else tl.load(at)
+    # Unsigned, so that the product is one instruction.
+    slot = block.to(tl.uint32).to(tl.uint64) * cache_block_stride.to(tl.uint32).to(tl.uint64)
+    if nth.shape[0] < BLOCK_SIZE:
+        slot += (start % BLOCK_SIZE * cache_slot_stride).to(tl.uint64)
+    is_read = (start + nth < kv_end)[:, None] & is_dim[None, :] if IS_MASKED else is_dim[None, :]
+    return tl.load(cache + slot[:, None] + within, mask=is_read, other=0.0)
+
+
+@triton.jit
+def _add(weighted, weights, tile_values, PRECISION: tl.constexpr):
+    return tl.dot(weights.to(tile_values.dtype), tile_values, weighted, input_precision=PRECISION)
+
+
+@triton.jit
+def _weigh(
+    scores,
+    highest,
+    total,
+    position,
+    key,
+    kv_begin,
+    kv_end,
+    scale,
+    soft_cap,
+    sliding_window,
+    IS_MASKED: tl.constexpr,
+    HAS_WINDOW: tl.constexpr,
+    HAS_SOFT_CAP: tl.constexpr,
+):
+    """The running softmax (in powers of two) after more keys: its highest score and total, what to multiply by what
+    was summed up so far, and the keys' weights."""
     if HAS_SOFT_CAP:
-        scores = soft_cap * _tanh(scores / soft_cap)
-    scores = scores * LOG2_E
+        scores = _tanh(scores * (scale / soft_cap))
+        factor = soft_cap * LOG2_E
+    else:
+        factor = scale * LOG2_E
     if IS_MASKED:
-        is_seen = is_key[None, :] & (key[None, :] <= position[:, None])
+        is_seen = (key < kv_end)[None, :] & (key[None, :] <= position[:, None])
         if HAS_WINDOW:
-            is_seen = is_seen & (key[None, :] > position[:, None] - sliding_window)
+            is_seen = is_seen & (key >= kv_begin)[None, :] & (key[None, :] > position[:, None] - sliding_window)
         scores = tl.where(is_seen, scores, float("-inf"))
-    new_highest = tl.maximum(highest, tl.max(scores, 1))
+    new_highest = tl.maximum(highest, tl.max(scores, 1) * factor)
     # While a row has seen nothing its highest is -inf, and -inf less -inf would be NaN.
-    base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-    weights = tl.exp2(scores - base[:, None])
+    base = tl.where(new_highest == float("-inf"), 0.0, new_highest) if IS_MASKED else new_highest
+    weights = tl.exp2(scores * factor - base[:, None])
     decay = tl.exp2(highest - base)
-    total = total * decay + tl.sum(weights, 1)
-    tile_values = tl.load(values + slot[:, None] + dim[None, :], mask=is_read, other=0.0).to(queries.dtype)
-    weighted = weighted * decay[:, None]
-    weighted = tl.dot(weights.to(tile_values.dtype), tile_values, weighted, input_precision=PRECISION)
-    return new_highest, total, weighted
+    return new_highest, total * decay + tl.sum(weights, 1), decay, weights
 
 
 @triton.jit
@@ -205,23 +305,38 @@ def merge_kernel(
         head = unit % chunks * HEADS + tl.arange(0, HEADS)
         is_head = head < num_heads
         is_entry = is_head[:, None] & (dim < HEAD_DIM)[None, :]
+        token = tl.load(merge_tokens + merge).to(tl.int64)
+        end = tl.load(merge_starts + merge + 1)
+        outputs = partial_output + head[:, None] * HEAD_DIM + dim[None, :]
+        lses = partial_lse + head
         highest = tl.full([HEADS], float("-inf"), tl.float32)
         total = tl.zeros([HEADS], tl.float32)
         weighted = tl.zeros([HEADS, PADDED_DIM], tl.float32)
-        for index in range(tl.load(merge_starts + merge), tl.load(merge_starts + merge + 1)):
-            part = tl.load(merge_rows + index).to(tl.int64) * num_heads + head
-            part_lse = tl.load(partial_lse + part, mask=is_head, other=float("-inf"))
-            attended = tl.load(partial_output + part[:, None] * HEAD_DIM + dim[None, :], mask=is_entry, other=0.0)
-            new_highest = tl.maximum(highest, part_lse)
+        for start in range(tl.load(merge_starts + merge), end, 4):
+            # All loads come first, so that a token with so many parts waits for memory once.
+            lse_0, part_0 = _part(outputs, lses, merge_rows, start, end, num_heads, is_entry, is_head, HEAD_DIM)
+            lse_1, part_1 = _part(outputs, lses, merge_rows, start + 1, end, num_heads, is_entry, is_head, HEAD_DIM)
+            lse_2, part_2 = _part(outputs, lses, merge_rows, start + 2, end, num_heads, is_entry, is_head, HEAD_DIM)
+            lse_3, part_3 = _part(outputs, lses, merge_rows, start + 3, end, num_heads, is_entry, is_head, HEAD_DIM)
+            new_highest = tl.maximum(tl.maximum(tl.maximum(lse_0, lse_1), tl.maximum(lse_2, lse_3)), highest)
             base = tl.where(new_highest == float("-inf"), 0.0, new_highest)
-            weight = tl.exp(part_lse - base)
             decay = tl.exp(highest - base)
-            total = total * decay + weight
-            weighted = weighted * decay[:, None] + attended * weight[:, None]
+            weight_0, weight_1 = tl.exp(lse_0 - base), tl.exp(lse_1 - base)
+            weight_2, weight_3 = tl.exp(lse_2 - base), tl.exp(lse_3 - base)
+            total = total * decay + weight_0 + weight_1 + weight_2 + weight_3
+            weighted = weighted * decay[:, None] + part_0 * weight_0[:, None] + part_1 * weight_1[:, None]
+            weighted += part_2 * weight_2[:, None] + part_3 * weight_3[:, None]
             highest = new_highest
-        token = tl.load(merge_tokens + merge).to(tl.int64)
         at = output + token * output_token_stride + head[:, None] * output_head_stride + dim[None, :]
         divisor = tl.where(total > 0, total, 1.0)
         tl.store(at, (weighted / divisor[:, None]).to(output.dtype.element_ty), mask=is_entry)
         if HAS_LSE:
             tl.store(lse + token * num_heads + head, highest + tl.log(divisor), mask=is_head)
+
+
+@triton.jit
+def _part(outputs, lses, merge_rows, index, end, num_heads, is_entry, is_head, HEAD_DIM: tl.constexpr):
+    """The log-sum-exps and outputs of a part; without weight from `end` on."""
+    first = tl.load(merge_rows + index, mask=index < end, other=0).to(tl.int64) * num_heads
+    part_lse = tl.load(lses + first, mask=is_head & (index < end), other=float("-inf"))
+    return part_lse, tl.load(outputs + first * HEAD_DIM, mask=is_entry & (index < end), other=0.0).to(tl.float32)

@@ -1,5 +1,8 @@
 """From logits to tokens on the GPU: checks, and launches."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 import triton
 from torch import Tensor
@@ -20,8 +23,7 @@ def sample_tokens_triton(
     Weights are float32, so where the target or a filter's limit lies within about 1e-6 of a boundary between tokens,
     another token may be drawn or kept than by the reference's float64.
     """
-    check_launch("logits", logits, sample_kernel)
-    check_tensor("logits", logits, (None, None), FLOAT_DTYPES, logits.device, is_contiguous=False)
+    _check_logits(logits, sample_kernel, FLOAT_DTYPES)
     num_rows, vocab_size = logits.shape
     doubles = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "uniforms": uniforms}
     for name, tensor in doubles.items():
@@ -59,8 +61,7 @@ def philox_uniform_triton(seeds: Tensor, counters: Tensor) -> Tensor:
 
 def likeliest_tokens_triton(logits: Tensor, with_log_sum_exp: bool) -> Likeliest:
     """See `likeliest_tokens`."""
-    check_launch("logits", logits, likeliest_kernel)
-    check_tensor("logits", logits, (None, None), FLOAT_DTYPES, logits.device, is_contiguous=False)
+    _check_logits(logits, likeliest_kernel, FLOAT_DTYPES)
     num_rows, vocab_size = logits.shape
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     highest = torch.empty(num_rows, dtype=torch.float32, device=logits.device)
@@ -90,9 +91,9 @@ def penalize_triton(
     frequency: Tensor,
 ) -> None:
     """See `penalize_`; logits are float32, and so are the penalties."""
-    check_launch("logits", logits, penalize_kernel)
-    check_tensor("logits", logits, (None, None), (torch.float32,), logits.device, is_contiguous=False)
-    for name, tensor in {"rows": rows, "tokens": tokens, "counts": counts}.items():
+    _check_logits(logits, penalize_kernel, (torch.float32,))
+    check_tensor("rows", rows, (None,), (torch.int64,), logits.device)
+    for name, tensor in {"tokens": tokens, "counts": counts}.items():
         check_tensor(name, tensor, rows.shape, (torch.int64,), logits.device)
     for name, tensor in {"repetition": repetition, "presence": presence, "frequency": frequency}.items():
         check_tensor(name, tensor, rows.shape, (torch.float32,), logits.device)
@@ -113,8 +114,7 @@ def penalize_triton(
 
 def apply_bit_mask_triton(logits: Tensor, bit_mask: Tensor) -> None:
     """See `apply_bit_mask`."""
-    check_launch("logits", logits, bit_mask_kernel)
-    check_tensor("logits", logits, (None, None), FLOAT_DTYPES, logits.device, is_contiguous=False)
+    _check_logits(logits, bit_mask_kernel, FLOAT_DTYPES)
     num_rows, vocab_size = logits.shape
     check_tensor("bit_mask", bit_mask, (num_rows, triton.cdiv(vocab_size, 32)), (torch.int32,), logits.device)
     if num_rows:
@@ -123,6 +123,13 @@ def apply_bit_mask_triton(logits: Tensor, bit_mask: Tensor) -> None:
         bit_mask_kernel[grid](
             logits, bit_mask, vocab_size, logits.stride(0), bit_mask.stride(0), COLUMNS=columns, num_warps=8
         )
+
+
+def _check_logits(logits: Tensor, kernel: Any, dtypes: Sequence[torch.dtype]) -> None:
+    check_launch("logits", logits, kernel)
+    check_tensor("logits", logits, (None, None), dtypes, logits.device, is_contiguous=False)
+    if not logits.shape[1]:
+        raise ValueError(f"logits {tuple(logits.shape)} must have a column for each token of a vocabulary")
 
 
 def _columns(vocab_size: int) -> int:

@@ -12,6 +12,8 @@ import triton.language as tl
 BELOW_ALL = tl.constexpr(-(2**31) - 1)
 ABOVE_ALL = tl.constexpr(2**31 - 1)
 LARGEST_FLOAT = tl.constexpr(3.0e38)
+# Pieces of a row that are under way at a time: what a pass takes is otherwise the waiting for one after the other.
+STAGES = tl.constexpr(4)
 HALF_WORD = tl.constexpr(2.0**-32)
 
 
@@ -24,7 +26,7 @@ def sample_kernel(
     logits += row * stride
     column = tl.arange(0, COLUMNS)
     highest = tl.full([COLUMNS], float("-inf"), tl.float32)
-    for start in range(0, vocab_size, COLUMNS):
+    for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
         highest = tl.maximum(highest, _load(logits, start + column, vocab_size))
     peak = tl.max(highest, 0)
     # A difference of zero must stay zero, however small the temperature: no infinite factor.
@@ -46,7 +48,7 @@ def sample_kernel(
 
     smallest_weight = tl.load(min_p + row).to(tl.float32)
     total = tl.zeros([COLUMNS], tl.float32)
-    for start in range(0, vocab_size, COLUMNS):
+    for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
         total += _kept_weights(logits, start + column, vocab_size, peak, factor, least, smallest_weight)
     target = tl.load(uniforms + row) * tl.sum(total.to(tl.float64), 0)
 
@@ -54,7 +56,7 @@ def sample_kernel(
     picked = row * 0 - 1
     is_found = picked >= 0
     mass_before = target * 0.0
-    for start in range(0, vocab_size, COLUMNS):
+    for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
         if not is_found:
             weights = _kept_weights(logits, start + column, vocab_size, peak, factor, least, smallest_weight)
             cumulative = mass_before + tl.cumsum(weights.to(tl.float64), 0)
@@ -78,7 +80,7 @@ def _least_kept(logits, vocab_size, peak, factor, limit, floor, BY_COUNT: tl.con
         amount = tl.zeros([COLUMNS], tl.float32)
         below = tl.full([COLUMNS], BELOW_ALL, tl.int64)
         above = tl.full([COLUMNS], ABOVE_ALL, tl.int64)
-        for start in range(0, vocab_size, COLUMNS):
+        for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
             logit = _load(logits, start + column, vocab_size)
             key = tl.where(start + column < vocab_size, _key(logit).to(tl.int64), BELOW_ALL)
             is_above = key > middle
@@ -98,7 +100,7 @@ def _above(logits, vocab_size, peak, factor, key, COLUMNS: tl.constexpr):
     column = tl.arange(0, COLUMNS)
     counts = tl.zeros([COLUMNS], tl.int32)
     weights = tl.zeros([COLUMNS], tl.float32)
-    for start in range(0, vocab_size, COLUMNS):
+    for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
         logit = _load(logits, start + column, vocab_size)
         is_above = (start + column < vocab_size) & (_key(logit).to(tl.int64) > key)
         counts += is_above.to(tl.int32)
@@ -158,7 +160,7 @@ def likeliest_kernel(
     where = tl.zeros([COLUMNS], tl.int32)
     total = tl.zeros([COLUMNS], tl.float32)
     has_nan = tl.zeros([COLUMNS], tl.int32)
-    for start in range(0, vocab_size, COLUMNS):
+    for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
         logit = _load(logits, start + column, vocab_size)
         has_nan |= (logit != logit).to(tl.int32)
         is_higher = logit > highest

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,14 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
-    script = [FOLDER / "gpu.py", "--dry-run", "--no-peers", "--output", tmp_path / "result.json"]
+    file = tmp_path / "result.json"
+    # What is there of a part that is run again goes, and what is not asked for stays.
+    held = {"lines": [], "failure": "an earlier run's"}
+    about = {"benchmark": "gpu", "gpu": "none (dry run)", "commit": "tested"}
+    file.write_text(json.dumps({**about, "facts": {}, "parts": {"limits": held, "profile-large": held}}))
+    parts = ["correct,limits,attention,large,small,fp8,uniform,linears,kernels", "flashinfer,transformers,vllm"]
+    every = ",".join([*parts, "profile-fp8,tiles"])
+    script = [FOLDER / "gpu.py", "--dry-run", "--only", every, "--commit", "tested", "--output", file]
     # Not in the project's folder, and without git.
     done = subprocess.run(
         [sys.executable, "-c", BARE, *script],
@@ -39,21 +47,115 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
         text=True,
         check=False,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     result = json.loads(done.stdout.splitlines()[-1])
-    assert result == json.loads((tmp_path / "result.json").read_text())
-    assert result["gpu"] == "none (dry run)"
-    assert result["commit"] == "unknown"
-    assert [line.partition(":")[0] for line in result["not_run"]] == [
-        "FlashInfer",
-        "goal 6, transformers, shared prompt, 10 times as fast",
-        "goal 6, transformers, uniform lengths, 2 times as fast",
-        "goal 6, vllm, shared prompt, 10 times as fast",
-        "goal 6, vllm, uniform lengths, 2 times as fast",
-    ]
-    measured = [line["number"] for line in result["lines"] if line["goal"] is not None and line["ratio"] is not None]
+    assert result == json.loads(file.read_text())
+    failures = {name: part["failure"] for name, part in result["parts"].items() if "failure" in part}
+    assert failures.pop("profile-large") == "an earlier run's"
+    assert {name: "not installed" in reason or "No module" in reason for name, reason in failures.items()} == {
+        "flashinfer": True,
+        "transformers": True,
+        "vllm": True,
+    }
+    lines = [line for part in result["parts"].values() for line in part["lines"]]
+    measured = [line["number"] for line in lines if line["goal"] is not None and line["ratio"] is not None]
     assert {number: measured.count(number) for number in measured} == {1: 2, 2: 1, 3: 2, 4: 4, 5: 3, 7: 1}
-    assert all(line["value"] >= 0 for line in result["lines"])
+    assert all(line["value"] >= 0 for line in lines)
+    assert len(result["parts"]["tiles"]["lines"]) == 8
+    assert any("launches: together" in line["name"] for line in result["parts"]["profile-fp8"]["lines"])
+
+
+def test_a_part_that_crashes_or_hangs_costs_no_other_its_figures(gpu_modules, tmp_path):
+    parts, file = gpu_modules("gpu_parts"), tmp_path / "result.json"
+    table = gpu_modules("gpu_table").Table(file, {"commit": "tested"})
+    table.state("limits", {})
+    measured = {"lines": [{"name": "a figure"}]}
+    writes = (
+        f"import json, sys; content = json.load(open({str(file)!r})); "
+        f"content['parts'][sys.argv[1]] = {measured}; json.dump(content, open({str(file)!r}, 'w'))"
+    )
+    bodies = {"crashing": f"{writes}; import os; os.abort()", "hanging": "import signal; signal.pause()"}
+    seconds = {"good": 30, "crashing": 30, "hanging": 0.1, "good too": 30, "slow": 1e6}
+
+    def command_of(part: Any) -> list[str]:
+        return [sys.executable, "-S", "-c", bodies.get(part.name, writes), part.name]
+
+    todo = [parts.Part(name, expected, print) for name, expected in seconds.items()]
+    gpu_modules("gpu").run_apart(todo, table, 1000, command_of)
+    found = json.loads(file.read_text())["parts"]
+    assert found == {
+        "good": measured,
+        "crashing": {**measured, "failure": "its process ended with status -6"},
+        "hanging": {"lines": [], "failure": "stopped after 0 s"},
+        "good too": measured,
+        "slow": {"lines": [], "failure": found["slow"]["failure"]},
+    }
+    assert "it takes about 1000000" in found["slow"]["failure"]
+
+
+def test_figures_of_another_gpu_or_commit_are_not_gone_on_with(gpu_modules, tmp_path):
+    tables = gpu_modules("gpu_table")
+    file = tmp_path / "result.json"
+    tables.Table(file, {"commit": "one"}).state("limits", {"found": 1})
+    assert tables.Table(file, {"commit": "one"}).fact("limits") == {"found": 1}
+    assert tables.Table(file, {"commit": "two"}).fact("limits") is None
+
+
+def test_what_fails_in_a_part_is_kept_beside_the_lines_before_it(gpu_modules, tmp_path):
+    tables = gpu_modules("gpu_table")
+    file = tmp_path / "result.json"
+    table = tables.Table(file, {"commit": "tested"})
+
+    def measure() -> None:
+        table.add(tables.Line("a figure", 1.0, "ms"))
+        held = json.loads(file.read_text())["parts"]["part"]["lines"]
+        assert [line["name"] for line in held] == ["a figure"]
+        raise RuntimeError("out of\nmemory")
+
+    table.run("part", measure)
+    part = json.loads(file.read_text())["parts"]["part"]
+    assert part["failure"] == "RuntimeError: out of memory"
+    assert len(part["lines"]) == 1
+
+
+def test_the_readme_table_has_a_row_a_goal_of_the_parts_measured_last(gpu_modules):
+    report, line = gpu_modules("gpu_report"), gpu_modules("gpu_table").Line
+    about = {"gpu": "NVIDIA H200", "torch": "2.11.0", "commit": "abc", "facts": {}}
+
+    def content(**parts: Any) -> dict[str, Any]:
+        return {**about, "parts": parts}
+
+    def measured(*lines: Any) -> dict[str, Any]:
+        return {"lines": [asdict(each) for each in lines]}
+
+    limits = measured(line("bytes copied", 4.3, "TB/s"))
+    attention = measured(line("decode: plain", 3.0, "ms"), line("  shared: as fast", 0.5, "ms", 6.0, 4.0, 1))
+    host = measured(line("host", 200.0, "us", 1.33, 1.0, 5))
+    failed = {"lines": [], "failure": "out of memory"}
+    merged = report.merged(
+        [content(limits=limits, attention=attention, small=failed), content(attention=failed, small=host, vllm=failed)]
+    )
+    assert report.markdown(merged) == [
+        "Measured on NVIDIA H200, 2.11.0, abc. bytes copied 4.3 TB/s.",
+        "",
+        "| goal | what | measured | of its limit or rival | wanted | met |",
+        "| --- | --- | --- | --- | --- | --- |",
+        "| 1 | decode: shared: as fast | 0.5 ms | 6.00 | ≥ 4 | yes |",
+        "| 5 | host | 200 us | 1.33 | ≤ 1 | **no** |",
+        "",
+        "Not measured:",
+        "",
+        "- vllm: out of memory",
+    ]
+    with pytest.raises(SystemExit, match="NVIDIA H100, NVIDIA H200"):
+        report.merged([content(), {**content(), "gpu": "NVIDIA H100"}])
+
+
+@pytest.mark.parametrize(
+    ("gpu", "name"), [("NVIDIA H100 80GB HBM3", "h100-gpu.json"), ("NVIDIA H200", "h200-gpu.json")]
+)
+def test_results_are_named_after_the_gpu(gpu_modules, gpu, name):
+    assert gpu_modules("gpu_device").results_name(gpu) == name
 
 
 @pytest.fixture

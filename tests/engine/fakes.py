@@ -5,6 +5,7 @@ import zlib
 from array import array
 from bisect import bisect_right
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -103,34 +104,23 @@ class FakeRunner:
         assert len(set(slots)) == len(slots), "two tokens are written to one slot"
         written = zip(batch.token_ids.tolist(), batch.positions.tolist(), strict=True)
         self.memory.slots.update(zip(slots, written, strict=True))
-        sequence_of_end = {
-            start + length - 1: index
-            for index, (start, length) in enumerate(
-                zip(batch.attention.query_starts, batch.attention.query_lens, strict=True)
-            )
-        }
-        wanted = [sequence_of_end[token] for token in batch.last_token_index.tolist()]
         if batch.prompt_reader is not None:
             batch.prompt_reader.read(lambda index: self._prompt_logits(batch, index), self.vocab_size, self.device)
-        rows = [self._logits(self._context(batch, index)) for index in wanted]
+        rows = [self._logits(self._context(batch, token)) for token in batch.last_token_index.tolist()]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
 
     def _prompt_logits(self, batch: Batch, tokens: Tensor) -> Tensor:
         """What the model says after each of the batch's tokens that `tokens` names."""
-        rows = []
-        for token in tokens.tolist():
-            index = bisect_right(batch.attention.query_starts, token) - 1
-            position = int(batch.positions[token])
-            rows.append(fake_logits(self._context(batch, index)[: position + 1]))
-        return torch.stack(rows)
+        return torch.stack([fake_logits(self._context(batch, token)) for token in tokens.tolist()])
 
     def _logits(self, context: list[int]) -> Tensor:
         return fake_logits(context) if context[-1] != self.breaks else torch.full((VOCAB_SIZE,), torch.nan)
 
-    def _context(self, batch: Batch, index: int) -> list[int]:
-        """The tokens of one of the batch's sequences that its last token sees, as its blocks hold them."""
+    def _context(self, batch: Batch, token: int) -> list[int]:
+        """The tokens that one of the batch's tokens sees, itself included, as its sequence's blocks hold them."""
+        index = bisect_right(batch.attention.query_starts, token) - 1
         block_table, block_size = batch.attention.block_tables[index], self.memory.block_size
-        end = batch.attention.context_lens[index]
+        end = int(batch.positions[token]) + 1
         tokens = []
         for position in range(0 if self.sliding_window is None else max(0, end - self.sliding_window), end):
             block, offset = divmod(position, block_size)
@@ -144,10 +134,8 @@ def fake_engine(runner: FakeRunner, config: EngineConfig, context: int = CONTEXT
     return Engine(runner, config, context, [END_TOKEN_ID])
 
 
-def make_engine(
-    num_blocks: int = 32, sliding_window: int | None = None, **options: int | bool
-) -> tuple[Engine, FakeRunner]:
-    config = EngineConfig(**{"block_size": 8, **options})  # type: ignore[arg-type]
+def make_engine(num_blocks: int = 32, sliding_window: int | None = None, **options: Any) -> tuple[Engine, FakeRunner]:
+    config = EngineConfig(**{"block_size": 8, **options})
     runner = FakeRunner(num_blocks, config.block_size, sliding_window)
     return fake_engine(runner, config), runner
 

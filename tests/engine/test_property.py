@@ -50,6 +50,13 @@ configs = st.builds(
     enable_prefix_caching=st.booleans(),
     swap_space_bytes=st.sampled_from([0, 0, 4, 100]),
     async_scheduling=st.booleans(),
+    speculative_config=st.sampled_from(
+        [
+            None,
+            {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "disable_by_batch_size": 3},
+            {"num_speculative_tokens": 2, "prompt_lookup_min": 1},
+        ]
+    ),
 )
 windows = st.sampled_from([None, None, 1, 5, 8])
 priorities = st.sampled_from([0, 0, 0, -1, 2])

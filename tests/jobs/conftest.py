@@ -11,7 +11,9 @@ from typing import Any
 
 import psutil
 import pytest
+from openai import OpenAI
 
+from headrace import LLM
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.cli import main
 from headrace.jobs.client import Client
@@ -129,6 +131,19 @@ def api(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiS
     server = start_api(served, log, **SETTINGS)
     yield server
     stop_api(server, log)
+
+
+@pytest.fixture(scope="session")
+def openai_client(api: ApiServer) -> Iterator[OpenAI]:
+    """The official client, of the session's server."""
+    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def llm() -> LLM:
+    """The engine in this process: what the model really says."""
+    return LLM(MODEL)
 
 
 @pytest.fixture(scope="session")

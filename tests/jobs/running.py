@@ -13,6 +13,7 @@ from typing import Any
 import psutil
 import pyarrow as pa
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 ROOT = Path(__file__).parents[2]
 MODEL = ROOT / "examples/tickets/model"
@@ -57,6 +58,17 @@ def label_arguments(tickets: Path, output: Path) -> list[str]:
 def write_lines(path: Path, *lines: Any) -> Path:
     """A file of these lines: texts as they are, anything else as JSON."""
     path.write_text("".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines))
+    return path
+
+
+def write_unreadable_parquet(path: Path) -> Path:
+    """Parquet whose first rows can be read and whose third row group can not."""
+    texts = [f"{number:01000}" for number in range(400)]
+    pq.write_table(pa.table({"text": texts}), path, row_group_size=100, use_dictionary=False, compression=None)
+    start = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(b"\xff" * 200)
     return path
 
 

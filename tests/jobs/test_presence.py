@@ -60,9 +60,15 @@ def test_a_worker_that_is_silent_is_forgotten(presence, monkeypatch, wait_until,
     worker = WorkerId.own()
     presence.announce(QUEUE, worker)
     assert presence.is_served(QUEUE)
-    monkeypatch.setattr(presence_module, "TTL_SECONDS", 0.2)
+    monkeypatch.setattr(presence_module, "TTL_SECONDS", 0.1)
     presence.announce(QUEUE, worker)
-    wait_until(lambda: not presence.is_served(QUEUE), "the worker is forgotten")
+    wait_until(lambda: not presence.is_served(QUEUE), "the worker is believed no more")
+    assert presence.may_be_served_again(QUEUE)
+    presence.withdraw(QUEUE, worker)
+    assert not presence.may_be_served_again(QUEUE)
+    monkeypatch.setattr(presence_module, "SILENCE_SECONDS", 0.1)
+    presence.announce(QUEUE, worker)
+    wait_until(lambda: not presence.may_be_served_again(QUEUE), "the worker is forgotten")
     with Redis.from_url(valkey.url) as redis:
         wait_until(lambda: not redis.keys(), "no key is left")
 
@@ -70,6 +76,7 @@ def test_a_worker_that_is_silent_is_forgotten(presence, monkeypatch, wait_until,
 def test_a_killed_worker_of_this_host_is_forgotten_at_once(presence, dead_pid):
     presence.announce(QUEUE, WorkerId(socket.gethostname(), dead_pid, "x"))
     assert not presence.is_served(QUEUE)
+    assert not presence.may_be_served_again(QUEUE)
     presence.announce(QUEUE, WorkerId("another host", dead_pid, "x"))
     assert presence.is_served(QUEUE)
 

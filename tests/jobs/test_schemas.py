@@ -143,6 +143,7 @@ BASE = {"model": "/m", "prompt": "{text}"}
         {"dtype": "float32"},
         {"quantization": "int8"},
         {"limit": 5},
+        {"chat_template_kwargs": {"enable_thinking": False}},
         {"sampling": {"temperature": 0.5}},
         {"sampling": {"seed": 1}},
         {"sampling": {"max_tokens": 5}},

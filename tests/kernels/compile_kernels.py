@@ -111,6 +111,7 @@ def compile_linear() -> None:
             values = torch.zeros(6144, 4096, dtype=byte_dtype)
             for scales, group_size in ((grouped[:1], 4096), (grouped, 128)):
                 quantized = linear.quantize_rows_triton(x, byte_dtype, group_size)
+                linear.quantize_gated_triton(torch.cat((x, x), 1), byte_dtype, group_size, linear.Gate.SILU)
                 linear.scaled_linear_triton(*quantized, ScaledWeight(values, scales, group_size), None, dtype)
 
 

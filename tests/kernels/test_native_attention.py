@@ -9,6 +9,7 @@ from torch import Tensor
 
 from headrace.kernels.native import InstructionSet, instruction_set
 from headrace.kernels.paged_attention import AttentionMetadata, paged_attention_reference
+from headrace.kernels.paged_attention.batch_layout import BatchLayout
 from headrace.kernels.paged_attention.native import paged_attention_native, takes_native
 from headrace.kernels.paged_attention.native_layout import NativeLayout
 
@@ -220,7 +221,7 @@ def test_sizes_that_it_does_not_take(head_dim, block_size):
 
 def test_layout_puts_sequences_with_equal_beginnings_side_by_side():
     tables = [[7, 8, 9], [300, 2], [7, 8, 4], [7, 8, 9, 1, 5], [300, 2, 6]]
-    layout = NativeLayout.build([1, 2, 1, 3, 1], [12, 7, 9, 16, 9], tables, 4)
+    layout = NativeLayout.build(BatchLayout([1, 2, 1, 3, 1], [12, 7, 9, 16, 9], tables, 4))
     assert layout.query_starts.tolist() == [0, 1, 3, 4, 7, 8]
     assert layout.block_tables.tolist() == [[7, 8, 9, 0], [300, 2, 0, 0], [7, 8, 4, 0], [7, 8, 9, 1], [300, 2, 6, 0]]
     assert layout.order.tolist() == [2, 0, 3, 1, 4]

@@ -94,5 +94,5 @@ def test_no_more_is_launched_than_a_step_needs(device):
 
 def test_a_step_that_is_too_large_is_refused(device):
     plans = StaticPlans([(AttentionShape(4, 2, 64, torch.float32), None)], 4, 3, 16, device)
-    with pytest.raises(PlanTooLargeError, match="blocks takes 13 of 12"):
-        plans.load(build([Row([], 13 * 16)], 16, device))
+    with pytest.raises(PlanTooLargeError, match="blocks takes 29 of 28"):
+        plans.load(build([Row([], 29 * 16)], 16, device))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
-from headrace.kernels.paged_attention.attention_shape import AttentionShape
+from headrace.kernels.paged_attention.attention_shape import AttentionShape, KernelShapes
 from headrace.kernels.paged_attention.device_plan import DevicePlan, PlanCapacity, PlanTooLargeError
 from headrace.kernels.paged_attention.plan import ITEM_FIELDS, AttentionPlan
 from headrace.kernels.paged_attention.planning import plan_attention
@@ -30,6 +30,7 @@ SHAPES = [
     replace(MIXED, num_heads=6, num_kv_heads=3, head_dim=64, block_size=8),
     replace(MIXED, num_heads=3, num_kv_heads=1, head_dim=96),
     replace(MIXED, num_heads=8, num_kv_heads=2, head_dim=128, block_size=32),
+    Shape((1, 40), (200, 140), num_heads=2, num_kv_heads=1, head_dim=64, block_size=128),
     replace(MIXED, num_heads=5, num_kv_heads=1, head_dim=64),
     replace(MIXED, num_heads=6, num_kv_heads=1, head_dim=80, block_size=8),
     replace(MIXED, num_heads=7, num_kv_heads=1, head_dim=64, block_size=32),
@@ -94,6 +95,19 @@ def test_a_window(shape, sliding_window, triton_dtype, device):
 def test_a_window_across_other_blocks(block_size, head_dim, device):
     case = Case.build(Shape((1, 3, 20), (50, 33, 20), 4, 2, head_dim, block_size), device=device)
     check(case, sliding_window=17)
+
+
+@pytest.mark.parametrize(("shape", "sliding_window"), [(MIXED, None), (MIXED, 13), (LONG, None)], ids=str)
+def test_tuned_shapes(shape, sliding_window, device):
+    """Both loops in float32, whichever of them is the faster there."""
+    case = Case.build(shape, device=device)
+    chosen = shape_of(case)
+    tuned = KernelShapes(*(replace(each, overlaps=True) for each in (chosen.narrow, chosen.wide)))
+    plan = hold(case, plan_attention(case.metadata, replace(chosen, tuned=tuned), sliding_window, never))
+    output = torch.full_like(case.query, torch.nan)
+    given = case.query, case.key_cache, case.value_cache, plan, case.scale, output
+    attend_planned(*given, sliding_window=sliding_window, tuned=tuned)
+    assert_close(output, case.reference(sliding_window))
 
 
 @pytest.mark.parametrize("sliding_window", [None, 13])

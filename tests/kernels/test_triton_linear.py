@@ -8,6 +8,8 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
+from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
+from headrace.kernels.activation.triton import gelu_tanh_and_mul_triton, silu_and_mul_triton
 from headrace.kernels.linear import Int4Weight, ScaledWeight, quantized
 from headrace.kernels.linear.plain import PlainProduct
 from headrace.kernels.linear.quantized import Int4Product, ScaledProduct, quantized_product
@@ -16,7 +18,14 @@ from headrace.kernels.linear.quantized_reference import (
     quantize_rows_reference,
     scaled_linear_reference,
 )
-from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
+from headrace.kernels.linear.triton import (
+    Gate,
+    int4_linear_triton,
+    quantize_gated_triton,
+    quantize_rows_triton,
+    scaled_linear_triton,
+    scaled_tile,
+)
 
 from .tolerances import TOLERANCES, assert_close
 
@@ -26,6 +35,8 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 FP8 = torch.float8_e4m3fn
+# Bytes of shared memory that a program may have.
+ADA, A100, HOPPER = (kib * 1024 for kib in (99, 163, 227))
 BYTES = pytest.mark.parametrize("byte_dtype", [torch.int8, FP8], ids=["int8", "fp8"])
 
 
@@ -92,24 +103,49 @@ def test_int4_unpacks_to_what_was_packed(inputs, group_size):
 
 @BYTES
 @pytest.mark.parametrize(
-    ("rows", "outputs", "inputs", "group_size"),
+    ("rows", "outputs", "inputs", "group_size", "splits"),
     [
-        (1, 72, 96, 96),
-        (3, 130, 200, 200),
-        (17, 40, 320, 320),
-        (64, 65, 128, 128),
-        (200, 129, 40, 40),
-        (3, 48, 256, 128),
-        (17, 33, 300, 128),
-        (0, 16, 64, 64),
+        (1, 72, 96, 96, None),
+        (3, 130, 200, 200, 2),
+        (17, 40, 320, 320, 3),
+        (64, 65, 128, 128, 1),
+        (200, 129, 40, 40, None),
+        (70, 520, 40, 40, None),
+        (2, 16, 1200, 1200, None),
+        (3, 48, 256, 128, 2),
+        (17, 33, 300, 128, 1),
+        (0, 16, 64, 64, None),
     ],
 )
-def test_scaled(rows, outputs, inputs, group_size, byte_dtype, triton_dtype, device):
+def test_scaled(rows, outputs, inputs, group_size, splits, byte_dtype, triton_dtype, device):
     weight = scaled_weight(outputs, inputs, group_size, byte_dtype, device)
     values, scales = quantize_rows_reference(normal(rows, inputs).to(device), byte_dtype, group_size)
     bias = normal(outputs, seed=2).to(device, triton_dtype) if rows % 2 else None
-    actual = scaled_linear_triton(values, scales, weight, bias, triton_dtype)
+    actual = scaled_linear_triton(values, scales, weight, bias, triton_dtype, splits)
     assert_close(actual, scaled_linear_reference(values, scales, weight, bias, triton_dtype))
+    assert torch.equal(actual, scaled_linear_triton(values, scales, weight, bias, triton_dtype, splits))
+
+
+@pytest.mark.parametrize(
+    ("rows", "outputs", "is_grouped", "tile"),
+    [
+        (1, 4096, False, (64, 128)),
+        (64, 28672, True, (64, 128)),
+        (256, 4096, False, (128, 128)),
+        (256, 28672, False, (128, 256)),
+        (8192, 4096, False, (128, 256)),
+        (8192, 4096, True, (128, 128)),
+    ],
+)
+def test_tiles_are_wide_where_every_processor_has_one(rows, outputs, is_grouped, tile):
+    found = scaled_tile(rows, outputs, is_grouped, processors=132, shared=HOPPER)
+    assert (found.rows, found.outputs) == tile
+
+
+@pytest.mark.parametrize(("shared", "tile", "stages"), [(ADA, (128, 128), 3), (A100, (128, 256), 3)])
+def test_a_tile_fits_into_a_smaller_shared_memory(shared, tile, stages):
+    found = scaled_tile(8192, 4096, False, processors=100, shared=shared)
+    assert (found.rows, found.outputs, found.num_stages(shared)) == (*tile, stages)
 
 
 @pytest.mark.parametrize(("rows", "inputs", "group_size"), [(1, 3, 3), (5, 200, 200), (3, 300, 128), (0, 8, 8)])
@@ -123,6 +159,24 @@ def test_rows_in_int8(rows, inputs, group_size, triton_dtype, device):
     expected, expected_scales = quantize_rows_reference(x, torch.int8, group_size)
     assert torch.equal(values, expected)
     assert torch.equal(scales, expected_scales)
+
+
+@BYTES
+@pytest.mark.parametrize(("inputs", "group_size"), [(200, 200), (300, 128)])
+@pytest.mark.parametrize("activate", [silu_and_mul, gelu_tanh_and_mul])
+def test_a_product_of_what_is_gated_is_that_of_the_gated_rows(activate, inputs, group_size, byte_dtype, device):
+    """Bit for bit: also where an activation is one that no kernel has."""
+    product = ScaledProduct(scaled_weight(24, inputs, group_size, byte_dtype, device), None)
+    gate_up = normal(3, 2 * inputs + 4).to(device)[:, : 2 * inputs]
+    triton_activate = {silu_and_mul: silu_and_mul_triton, gelu_tanh_and_mul: gelu_tanh_and_mul_triton}[activate]
+    expected = product(triton_activate(gate_up))
+    assert torch.equal(product.gated(activate, gate_up), expected)
+    assert torch.equal(product.gated(lambda x: triton_activate(x), gate_up), expected)
+
+
+def test_gates_that_do_not_fit_are_named(device):
+    with pytest.raises(ValueError, match=r"gate_up \(2, 7\) must have an even number of columns"):
+        quantize_gated_triton(normal(2, 7).to(device), torch.int8, 7, Gate.SILU)
 
 
 @pytest.mark.parametrize("group_size", [300, 128])

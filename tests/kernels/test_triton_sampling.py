@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+triton = pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 from headrace.kernels.sampling import penalize_, penalties, philox_uniform
 from headrace.kernels.sampling.bit_mask import apply_bit_mask, apply_bit_mask_reference
@@ -16,6 +16,7 @@ from headrace.kernels.sampling.triton import (
     philox_uniform_triton,
     sample_tokens_triton,
 )
+from headrace.kernels.sampling.triton_kernels import likeliest_kernel
 
 from .tolerances import assert_close
 
@@ -184,3 +185,56 @@ def test_arguments_that_do_not_fit_are_named(change, message, device):
 def test_a_bit_mask_of_the_wrong_width_is_named(device):
     with pytest.raises(ValueError, match=r"bit_mask \(1, 1\) must have the shape \[1, 2\]"):
         apply_bit_mask_triton(torch.zeros(1, 33, device=device), torch.zeros(1, 1, dtype=torch.int32, device=device))
+
+
+PENALTIES = {
+    **{name: torch.zeros(3, dtype=torch.int64) for name in ("rows", "tokens", "counts")},
+    **{name: torch.ones(3) for name in ("repetition", "presence", "frequency")},
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": torch.zeros(2, 8).half()}, r"logits \(2, 8\) is float16, and must be float32"),
+        ({"logits": torch.zeros(2, 0)}, r"logits \(2, 0\) must have a column for each token"),
+        ({"rows": torch.zeros(3, 1, dtype=torch.int64)}, r"rows \(3, 1\) must have the shape \[any\]"),
+        ({"tokens": torch.zeros(2, dtype=torch.int64)}, r"tokens \(2,\) must have the shape \[3\]"),
+        ({"counts": torch.zeros(3)}, r"counts \(3,\) is float32, and must be int64"),
+        ({"presence": torch.ones(3).double()}, r"presence \(3,\) is float64, and must be float32"),
+        ({"frequency": torch.ones(3, device="meta")}, r"frequency \(3,\) is on meta"),
+    ],
+)
+def test_penalties_that_do_not_fit_are_named(change, message, device):
+    arguments = {"logits": torch.zeros(2, 8), **PENALTIES, **change}
+    with pytest.raises(ValueError, match=message):
+        penalize_triton(**{name: tensor if tensor.is_meta else tensor.to(device) for name, tensor in arguments.items()})
+
+
+@pytest.mark.parametrize(
+    ("logits", "message"),
+    [
+        (torch.zeros(8), r"logits \(8,\) must have the shape"),
+        (torch.zeros(2, 8).int(), r"logits \(2, 8\) is int32"),
+        (torch.zeros(8, 2).T, r"logits \(2, 8\) must be contiguous in its last dimension"),
+        (torch.zeros(2, 0), r"logits \(2, 0\) must have a column"),
+    ],
+)
+def test_logits_that_have_no_largest_are_named(logits, message, device):
+    with pytest.raises(ValueError, match=message):
+        likeliest_tokens_triton(logits.to(device), True)
+
+
+def test_seeds_and_counters_that_do_not_fit_are_named(device):
+    seeds = torch.zeros(3, dtype=torch.int64, device=device)
+    with pytest.raises(ValueError, match=r"seeds \(3,\) is int32, and must be int64"):
+        philox_uniform_triton(seeds.int(), seeds)
+    with pytest.raises(ValueError, match=r"counters \(2,\) must have the shape \[3\]"):
+        philox_uniform_triton(seeds, seeds[:2])
+
+
+def test_a_compiled_kernel_wants_a_gpu(monkeypatch):
+    """As outside of the interpreter."""
+    monkeypatch.setattr(triton.runtime, "JITFunction", type(likeliest_kernel))
+    with pytest.raises(ValueError, match=r"logits \(2, 8\) is on cpu; a Triton kernel needs it on a CUDA GPU"):
+        likeliest_tokens_triton(torch.zeros(2, 8), False)

@@ -15,6 +15,7 @@ from headrace.storage.columns import (
     carried_values,
     column_array,
     custom_id_of,
+    input_names,
     python_values,
 )
 
@@ -143,6 +144,16 @@ def test_names_of_ours_are_carried_under_another() -> None:
         "Label": "input_Label",
         "probabilities": "input_probabilities",
     }
+
+
+def test_a_data_set_of_before_has_the_inputs_columns_that_are_ours_now() -> None:
+    names = ["row", "margin", "label", "input_output", "input_margin"]
+    assert input_names(names, schema_version=1) == {
+        "margin": "margin",
+        "input_output": "output",
+        "input_margin": "input_margin",
+    }
+    assert input_names(names) == {"input_output": "output", "input_margin": "margin"}
 
 
 def test_carried_names_do_not_meet() -> None:

@@ -1,5 +1,6 @@
 """Part files: what is visible at each step, and what the next attempt finds."""
 
+from inspect import signature
 from pathlib import Path
 
 import duckdb
@@ -8,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.storage import parts
+from headrace.storage.columns import RESERVED_NAMES
 from headrace.storage.errors import PartMissing, StorageError
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_folder import OutputFolder
@@ -119,6 +121,18 @@ def test_probabilities_are_there_on_demand() -> None:
         "completion_tokens",
         "error",
     ]
+
+
+def test_every_column_is_described_and_reserved() -> None:
+    page = (Path(__file__).parents[2] / "docs/data-set.md").read_text()
+    flags = [name for name in signature(parts.output_schema).parameters if name.startswith("with_")]
+    schema = parts.output_schema([], choices=("a",), **dict.fromkeys(flags, True))
+    # How each of `outputs` of a batch's rows ended: what the batch's own files are made of.
+    of_batches = {"finish_reasons", "outputs_logprobs"}
+    for name in schema.names:
+        assert name in RESERVED_NAMES
+        assert name in of_batches or f"`{name}`" in page
+    assert all(f"`{field.name}`" in page for field in schema.field("receipt").type)
 
 
 def test_a_committed_part_is_found_under_whichever_name_it_has(tmp_path: Path) -> None:

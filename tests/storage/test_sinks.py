@@ -96,6 +96,28 @@ def test_preparing_leaves_no_row_and_can_be_repeated(spec, sink):
     assert len(execute(spec, "select * from answers")) == 1
 
 
+def test_a_table_of_before_gets_the_columns_that_have_come_since(spec):
+    old = SqlSink(spec, SCHEMA)
+    old.prepare()
+    old.upsert("job", 1, part({"row": 0, "label": "a"}))
+    new_schema = output_schema(INPUTS, choices=("a", "b", "a\0"), with_doubt_and_receipt=True)
+    new = SqlSink(spec, new_schema)
+    for _ in range(2):
+        new.prepare()
+    row = {"row": 0, "label": "b", "margin": 0.5, "receipt": {"weights": "blake2b:1", "attempt": 1}}
+    new.upsert("later", 1, pa.Table.from_pylist([row], schema=new_schema))
+    # A job that began before goes on.
+    old.upsert("job", 1, part({"row": 1, "label": "a"}))
+    found = execute(spec, "select job_id, row, label, margin from answers order by job_id, row")
+    assert [tuple(each.values()) for each in found] == [
+        ("job", 0, "a", None),
+        ("job", 1, "a", None),
+        ("later", 0, "b", 0.5),
+    ]
+    (receipt,) = execute(spec, "select receipt from answers where job_id = 'later'")
+    assert "blake2b:1" in str(receipt["receipt"])
+
+
 @pytest.mark.parametrize(
     ("change", "problem"),
     [

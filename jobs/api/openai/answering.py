@@ -15,6 +15,7 @@ from ..live_answers import LiveAnswers
 from .asking import Asked
 from .bodies import Answer, Usage
 from .chunks import DONE, to_json
+from .running_usage import RunningUsage
 
 T = TypeVar("T")
 # Events of several choices that wait for a slow client; more stay in Redis.
@@ -67,9 +68,12 @@ def _answer(asked: Asked, choice: int, collected: Sequence[Sequence[StreamEvent]
 
 
 async def chunk_stream(
-    answers: LiveAnswers, asked: Asked, chunks: Chunks, includes_usage: bool
+    answers: LiveAnswers, asked: Asked, chunks: Chunks, includes_usage: bool, running: RunningUsage | None = None
 ) -> AsyncGenerator[bytes, None]:
-    """All choices in chunks, as server-sent events; an answer that fails ends it with an error."""
+    """All choices in chunks, as server-sent events; an answer that fails ends it with an error.
+
+    `running` is told what the chunks are to tell.
+    """
     usage = Usage()
     for choice in range(asked.num_choices):
         for chunk in chunks.begin(choice):
@@ -78,6 +82,8 @@ async def chunk_stream(
         async with aclosing(choice_events(answers, asked)) as events:
             async for choice, event in events:
                 usage += _usage(asked, choice, event)
+                if running is not None:
+                    running.add(choice, event)
                 for chunk in chunks.add(choice, event):
                     yield chunk
     except AnswerFailed as error:
@@ -96,12 +102,15 @@ def error_chunk(error: ApiError) -> bytes:
 async def choice_events(answers: LiveAnswers, asked: Asked) -> AsyncGenerator[tuple[int, StreamEvent], None]:
     """The events of all choices as they come, each with its choice's number. Raises `AnswerFailed`."""
     streams = [answers.events(request, sample) for request in asked.requests for sample in range(asked.samples)]
+    timer = answers.latencies.timer(asked.model.name, asked.arrived_at)
     async with aclosing(merged(streams)) as events:
         async for choice, event in events:
+            timer.note(choice, event)
             if event.is_final:
                 asked.open_choices.discard(choice)
                 expect_proper(event)
             yield choice, event
+    timer.end()
 
 
 def expect_proper(end: StreamEvent) -> None:

@@ -1,5 +1,6 @@
 """From a request's body to the live requests that answer it. Synchronous: templates, tokenizers and Redis take time."""
 
+import time
 from collections.abc import Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ class Asked:
 
     `submitted`: that it was, or why not. `echoes`: for each choice, the text that stands in front of it, if one does;
     `echoes_only`: what is generated is left out. `admissions`: closed when the response has ended. `open_choices`:
-    those whose answer has not.
+    those whose answer has not. `arrived_at`: when the request came, as `time.perf_counter` has it.
     """
 
     model: ServedModel
@@ -34,6 +35,7 @@ class Asked:
     echoes_only: bool = False
     admissions: ExitStack = field(default_factory=ExitStack)
     open_choices: set[int] = field(default_factory=set)
+    arrived_at: float = field(default_factory=time.perf_counter)
 
     def __post_init__(self) -> None:
         self.open_choices |= set(range(self.num_choices))
@@ -89,7 +91,8 @@ class Asker:
 
     def chat(self, body: ChatCompletionRequest) -> Asked:
         model = self.models.model(body.model)
-        prompt = model.prompts.chat([message.for_template() for message in body.messages])
+        messages = [message.for_template() for message in body.messages]
+        prompt = model.prompts.chat(messages, body.chat_template_kwargs)
         return self._submit(model, [self._request(model, prompt, body, model.prompts.context_length)], body)
 
     def completions(self, body: CompletionRequest) -> Asked:
@@ -115,6 +118,7 @@ class Asker:
             prompt_token_ids=prompt,
             sampling=sampling,
             choices=body.choices,
+            lora=model.lora,
             tenant=tenant_of(self.connection),
             weight=self.admission.weight_of(self.connection),
             reply_to=self.answers.reader_id,

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from ...messages import template_kwargs_problem
 from ..schemas import Text
 from .body import UNSUPPORTED, Body, Ignored, Unsupported, misfit, only
 from .sampling_schemas import SamplingFields
@@ -85,6 +86,12 @@ def _template_call(call: ToolCall) -> dict[str, Any]:
     return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
 
 
+def _can_be_told(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
+    if kwargs is not None and (problem := template_kwargs_problem(kwargs)) is not None:
+        raise PydanticCustomError("template_kwargs", "{problem}", {"problem": problem})
+    return kwargs
+
+
 _NO_TOOLS = "leave it out, and ask for an answer of a given form with response_format"
 
 
@@ -95,6 +102,11 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None,
+        AfterValidator(_can_be_told),
+        Field(description="What the model's chat template is told, such as `enable_thinking`"),
+    ] = None
 
     metadata: Ignored = None
     store: Ignored = None

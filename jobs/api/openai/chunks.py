@@ -8,6 +8,7 @@ from typing import Any
 from ...streams.events import StreamEvent
 from .bodies import Head, Usage
 from .logprobs import chat_logprobs
+from .running_usage import RunningUsage
 
 CHAT_CHUNK = "chat.completion.chunk"
 DONE = b"data: [DONE]\n\n"
@@ -18,18 +19,25 @@ to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=
 
 
 class ChunkWriter:
-    """Writes the chunks of one response. With `includes_usage` each says that its own usage is null, as OpenAI's do."""
+    """Writes the chunks of one response.
 
-    def __init__(self, head: Head, kind: str, includes_usage: bool) -> None:
+    With `includes_usage` each says that its own usage is null, as OpenAI's do, or tells the `running` one, as vLLM's.
+    """
+
+    def __init__(self, head: Head, kind: str, includes_usage: bool, running: RunningUsage | None = None) -> None:
         # A chunk a token: what they have in common is written once.
         self._head = to_json(head.body(kind))[:-1]
         self._tail = ',"usage":null}\n\n' if includes_usage else "}\n\n"
+        self._running = running
 
     def choice(self, choice: Mapping[str, Any]) -> bytes:
-        return self.encoded_choice(to_json(choice))
+        return self.encoded_choice(choice["index"], to_json(choice))
 
-    def encoded_choice(self, choice: str) -> bytes:
-        return f'data: {self._head},"choices":[{choice}]{self._tail}'.encode()
+    def encoded_choice(self, index: int, choice: str) -> bytes:
+        tail = self._tail
+        if self._running is not None:
+            tail = f',"usage":{to_json(self._running.body(index))}}}\n\n'
+        return f'data: {self._head},"choices":[{choice}]{tail}'.encode()
 
     def usage(self, usage: Usage) -> bytes:
         """The last chunk where usage was asked for."""
@@ -39,8 +47,10 @@ class ChunkWriter:
 class ChatChunks:
     """The chunks of a chat's choices, told one stream event after the other."""
 
-    def __init__(self, head: Head, includes_usage: bool, has_logprobs: bool) -> None:
-        self._writer = ChunkWriter(head, CHAT_CHUNK, includes_usage)
+    def __init__(
+        self, head: Head, includes_usage: bool, has_logprobs: bool, running: RunningUsage | None = None
+    ) -> None:
+        self._writer = ChunkWriter(head, CHAT_CHUNK, includes_usage, running)
         self._has_logprobs = has_logprobs
 
     def begin(self, index: int) -> Iterator[bytes]:
@@ -61,7 +71,8 @@ class ChatChunks:
     def _text_chunk(self, index: int, text: str) -> bytes:
         # As `_chunk` would; nearly all chunks are such.
         delta = f'{{"content":{encode_basestring(text)}}}'
-        return self._writer.encoded_choice(f'{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":null}}')
+        choice = f'{{"index":{index},"delta":{delta},"logprobs":null,"finish_reason":null}}'
+        return self._writer.encoded_choice(index, choice)
 
     def _chunk(
         self,

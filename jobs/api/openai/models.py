@@ -5,6 +5,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 
+from ....engine.checkpoints.hub import public_name
 from ..errors import ErrorBody
 from ..models import ServedModel, ServedModels
 from .route import OpenAIRoute
@@ -13,13 +14,15 @@ from .route import OpenAIRoute
 class ModelBody(BaseModel):
     """`max_model_len`: tokens of prompt and answer together. `created`: since when it is served here, Unix seconds.
 
-    `dtype`, `quantization` and `kv_cache_dtype`: those of the workers that answer.
+    `dtype`, `quantization` and `kv_cache_dtype`: those of the workers that answer. `parent`: the model that a LoRA
+    adapter adapts.
     """
 
     id: str
     object: Literal["model"] = "model"
     created: int
     owned_by: str = "headrace"
+    parent: str | None
     max_model_len: int
     dtype: str
     quantization: str | None
@@ -57,6 +60,7 @@ def _body(models: ServedModels, model: ServedModel) -> ModelBody:
     return ModelBody(
         id=model.name,
         created=models.created,
+        parent=None if model.lora is None else public_name(model.exact_name),
         max_model_len=model.prompts.context_length,
         **model.precision._asdict(),
     )

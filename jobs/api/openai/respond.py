@@ -13,6 +13,7 @@ from ..live_answers import LiveAnswers
 from .answering import Chunks, chunk_stream, collect, error_chunk
 from .asking import Asked
 from .bodies import Answer, Usage
+from .running_usage import RunningUsage
 
 # What proxies call an answer that nobody is there to read.
 _CLIENT_CLOSED_REQUEST = 499
@@ -36,11 +37,13 @@ async def respond(request: Request, asked: Asked, make_body: MakeBody) -> Respon
     return JSONResponse(make_body(collected, usage), headers=request_headers(asked))
 
 
-def respond_in_chunks(request: Request, asked: Asked, chunks: Chunks, includes_usage: bool) -> Response:
+def respond_in_chunks(
+    request: Request, asked: Asked, chunks: Chunks, includes_usage: bool, running: RunningUsage | None
+) -> Response:
     """All choices as server-sent events; what is not complete when the client leaves is called off."""
     answers: LiveAnswers = request.app.state.live
     return EventStreamResponse(
-        chunk_stream(answers, asked, chunks, includes_usage),
+        chunk_stream(answers, asked, chunks, includes_usage, running),
         request.app.state.stopping,
         on_close=lambda: close(answers, asked),
         farewell=error_chunk(server_stops(asked)),

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from starlette.requests import HTTPConnection
 from ....engine.errors import InvalidRequestError, ModelError
 from ...errors import SpecError
 from ..errors import ApiError
+from ..live_answers import NoWorker
 from .asking import Asked, Asker
 from .body import refusal
 
@@ -75,9 +77,11 @@ def asking_turns() -> CapacityLimiter:
 async def in_turn(connection: HTTPConnection, hand_over: Callable[[B], Asked], body: B) -> Asked:
     """What a method of `asker_of(connection)` makes of a body, in a thread, once it is with the workers.
 
-    Raises what the method does, and redis' errors.
+    Where the model's worker has gone silent it is waited for. Raises what the method does, and redis' errors.
     """
-    asked = await run_sync(hand_over, body, limiter=connection.app.state.asking_turns)
+    arrived_at = time.perf_counter()
+    asked = await _handed_over(connection, hand_over, body)
+    asked.arrived_at = arrived_at
     try:
         # Others' submissions go on when this one is not waited for any more.
         await asyncio.shield(asyncio.wrap_future(asked.submitted))
@@ -86,3 +90,14 @@ async def in_turn(connection: HTTPConnection, hand_over: Callable[[B], Asked], b
         connection.app.state.live.forget(asked.requests)
         raise
     return asked
+
+
+async def _handed_over(connection: HTTPConnection, hand_over: Callable[[B], Asked], body: B) -> Asked:
+    state = connection.app.state
+    try:
+        return await run_sync(hand_over, body, limiter=state.asking_turns)
+    except NoWorker as missing:
+        if not missing.may_return:
+            raise
+        await state.live.await_worker(missing.model)
+    return await run_sync(hand_over, body, limiter=state.asking_turns)

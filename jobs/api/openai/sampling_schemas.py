@@ -12,7 +12,7 @@ from ...response_format import ResponseFormat, StructuredOutputs
 from ...schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
-from .body import Body, Ignored, misfit, only, refusal
+from .body import Body, Ignored, misfit, refusal
 from .vllm_fields import VllmFields
 
 _MAX_SAMPLES = 128
@@ -39,11 +39,14 @@ Biases = Annotated[dict[str, float], AfterValidator(_token_biases)]
 
 
 class StreamOptions(Body):
-    """`include_usage`: a last chunk without choices tells the tokens used."""
+    """`include_usage`: a last chunk without choices tells the tokens used.
+
+    With `continuous_usage_stats` each chunk before it tells those of its choice so far.
+    """
 
     include_usage: bool | None = None
     include_obfuscation: Ignored = None
-    continuous_usage_stats: Annotated[Any, AfterValidator(only(False))] = None
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(VllmFields, ABC):
@@ -96,6 +99,11 @@ class SamplingFields(VllmFields, ABC):
     def includes_usage(self) -> bool:
         """Whether a stream is to end with the tokens used."""
         return bool(self.stream_options and self.stream_options.include_usage)
+
+    @property
+    def includes_running_usage(self) -> bool:
+        """Whether each chunk is to tell the tokens used so far."""
+        return self.includes_usage and bool(self.stream_options and self.stream_options.continuous_usage_stats)
 
     @property
     def token_limit(self) -> int | None:

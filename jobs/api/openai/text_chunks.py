@@ -8,6 +8,7 @@ from .asking import Asked
 from .bodies import TEXT_COMPLETION, Head, Usage
 from .chunks import ChunkWriter
 from .logprobs import LogprobEntries, text_logprobs
+from .running_usage import RunningUsage
 
 
 class TextChunks:
@@ -17,8 +18,8 @@ class TextChunks:
     choices wait.
     """
 
-    def __init__(self, head: Head, includes_usage: bool, asked: Asked) -> None:
-        self._writer = ChunkWriter(head, TEXT_COMPLETION, includes_usage)
+    def __init__(self, head: Head, includes_usage: bool, asked: Asked, running: RunningUsage | None = None) -> None:
+        self._writer = ChunkWriter(head, TEXT_COMPLETION, includes_usage, running)
         self._asked = asked
         # Where the next token of each choice begins.
         self._offsets: dict[int, int] = {}

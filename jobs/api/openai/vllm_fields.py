@@ -8,43 +8,43 @@ from pydantic.json_schema import SkipJsonSchema
 from .body import Body, Unsupported, only
 
 # The description of the API is to say what can be done with it.
-_UNTOLD: Any = SkipJsonSchema()  # type: ignore[type-arg]
+_Untold = SkipJsonSchema[Any]
+_Refused = SkipJsonSchema[Unsupported]
 _PROMPT_LOGPROBS = "say echo and logprobs at /v1/completions"
 
 
 class VllmFields(Body):
     """Some clients send all of these. vLLM's default asks for nothing; anything else is refused, not ignored."""
 
-    allowed_token_ids: Annotated[Unsupported, _UNTOLD] = None
-    bad_words: Annotated[Any, _UNTOLD, AfterValidator(only([]))] = None
-    cache_salt: Annotated[Unsupported, _UNTOLD] = None
-    guided_decoding_backend: Annotated[Unsupported, _UNTOLD] = None
-    guided_grammar: Annotated[Any, _UNTOLD, AfterValidator(only(instead="say structured_outputs.grammar"))] = None
-    guided_json: Annotated[Any, _UNTOLD, AfterValidator(only(instead="say structured_outputs.json"))] = None
-    guided_regex: Annotated[Any, _UNTOLD, AfterValidator(only(instead="say structured_outputs.regex"))] = None
-    guided_whitespace_pattern: Annotated[Unsupported, _UNTOLD] = None
-    include_stop_str_in_output: Annotated[Any, _UNTOLD, AfterValidator(only(False))] = None
-    length_penalty: Annotated[Any, _UNTOLD, AfterValidator(only(1.0))] = None
-    logprob_token_ids: Annotated[Unsupported, _UNTOLD] = None
-    priority: Annotated[Any, _UNTOLD, AfterValidator(only(0))] = None
-    prompt_logprobs: Annotated[Any, _UNTOLD, AfterValidator(only(instead=_PROMPT_LOGPROBS))] = None
-    return_token_ids: Annotated[Any, _UNTOLD, AfterValidator(only(False))] = None
-    return_tokens_as_token_ids: Annotated[Any, _UNTOLD, AfterValidator(only(False))] = None
-    skip_special_tokens: Annotated[Any, _UNTOLD, AfterValidator(only(True))] = None
-    spaces_between_special_tokens: Annotated[Any, _UNTOLD, AfterValidator(only(True))] = None
-    truncate_prompt_tokens: Annotated[Unsupported, _UNTOLD] = None
-    use_beam_search: Annotated[Any, _UNTOLD, AfterValidator(only(False))] = None
+    allowed_token_ids: _Refused = None
+    bad_words: Annotated[_Untold, AfterValidator(only([]))] = None
+    cache_salt: _Refused = None
+    guided_decoding_backend: _Refused = None
+    guided_grammar: Annotated[_Untold, AfterValidator(only(instead="say structured_outputs.grammar"))] = None
+    guided_json: Annotated[_Untold, AfterValidator(only(instead="say structured_outputs.json"))] = None
+    guided_regex: Annotated[_Untold, AfterValidator(only(instead="say structured_outputs.regex"))] = None
+    guided_whitespace_pattern: _Refused = None
+    include_stop_str_in_output: Annotated[_Untold, AfterValidator(only(False))] = None
+    length_penalty: Annotated[_Untold, AfterValidator(only(1.0))] = None
+    logprob_token_ids: _Refused = None
+    priority: Annotated[_Untold, AfterValidator(only(0))] = None
+    prompt_logprobs: Annotated[_Untold, AfterValidator(only(instead=_PROMPT_LOGPROBS))] = None
+    return_token_ids: Annotated[_Untold, AfterValidator(only(False))] = None
+    return_tokens_as_token_ids: Annotated[_Untold, AfterValidator(only(False))] = None
+    skip_special_tokens: Annotated[_Untold, AfterValidator(only(True))] = None
+    spaces_between_special_tokens: Annotated[_Untold, AfterValidator(only(True))] = None
+    truncate_prompt_tokens: _Refused = None
+    use_beam_search: Annotated[_Untold, AfterValidator(only(False))] = None
 
 
 class VllmChatFields(VllmFields):
     """Those of conversations."""
 
-    add_generation_prompt: Annotated[Any, _UNTOLD, AfterValidator(only(True))] = None
-    add_special_tokens: Annotated[Any, _UNTOLD, AfterValidator(only(False))] = None
-    chat_template: Annotated[Unsupported, _UNTOLD] = None
-    chat_template_kwargs: Annotated[Any, _UNTOLD, AfterValidator(only({}))] = None
-    continue_final_message: Annotated[Any, _UNTOLD, AfterValidator(only(False))] = None
-    documents: Annotated[Any, _UNTOLD, AfterValidator(only([]))] = None
-    echo: Annotated[Any, _UNTOLD, AfterValidator(only(False))] = None
-    include_reasoning: Annotated[Any, _UNTOLD, AfterValidator(only(True))] = None
-    mm_processor_kwargs: Annotated[Any, _UNTOLD, AfterValidator(only({}))] = None
+    add_generation_prompt: Annotated[_Untold, AfterValidator(only(True))] = None
+    add_special_tokens: Annotated[_Untold, AfterValidator(only(False))] = None
+    chat_template: _Refused = None
+    continue_final_message: Annotated[_Untold, AfterValidator(only(False))] = None
+    documents: Annotated[_Untold, AfterValidator(only([]))] = None
+    echo: Annotated[_Untold, AfterValidator(only(False))] = None
+    include_reasoning: Annotated[_Untold, AfterValidator(only(True))] = None
+    mm_processor_kwargs: Annotated[_Untold, AfterValidator(only({}))] = None

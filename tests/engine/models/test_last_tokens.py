@@ -25,7 +25,7 @@ def scheduled(lens: list[int], ends: list[bool]) -> list[ScheduledSequence]:
     result = []
     for number, (length, reaches_end) in enumerate(zip(lens, ends, strict=True)):
         tokens = array("i", [(7 * number + 3 * token) % 300 for token in range(length)])
-        blocks = [2 * number + 1, 2 * number + 2]
+        blocks = array("i", [2 * number + 1, 2 * number + 2])
         sequence = Sequence(str(number), tokens, length, BLOCK_SIZE, block_table=blocks)
         result.append(ScheduledSequence(sequence, length, reaches_end))
     return result

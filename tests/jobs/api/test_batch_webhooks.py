@@ -1,11 +1,11 @@
 """Webhooks of batches: each end of a batch is told as OpenAI's webhooks tell it."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-from openai import BadRequestError, NotFoundError, OpenAI
+from openai import BadRequestError, NotFoundError
 
 from headrace.jobs.webhooks import WebhookSender
 from headrace.storage.batch_records import BatchState, BatchTotals, NewBatch
@@ -21,30 +21,24 @@ SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
 NOTHING = BatchTotals(0, 0, 0, 0, 0, 0)
 
 
-@pytest.fixture(scope="module")
-def client(api: ApiServer) -> Iterator[Any]:
-    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
 @pytest.mark.parametrize(
     ("line", "state"), [(chat_line("a"), "completed"), ({"custom_id": "a"}, "failed")], ids=["completed", "failed"]
 )
 def test_the_official_client_reads_the_event(
-    api: ApiServer, client: Any, receiver: Receiver, wait_until: Callable[..., None], line: Any, state: str
+    api: ApiServer, openai_client: Any, receiver: Receiver, wait_until: Callable[..., None], line: Any, state: str
 ) -> None:
-    batch = create(client, [line], extra_body={"webhook": {"url": f"{receiver.url}/hooks", "secret": SECRET}})
+    batch = create(openai_client, [line], extra_body={"webhook": {"url": f"{receiver.url}/hooks", "secret": SECRET}})
     wait_until(lambda: bool(receiver.received), "the event has come")
     (event,) = receiver.received
-    told = client.webhooks.unwrap(event.body, event.headers, secret=SECRET)
+    told = openai_client.webhooks.unwrap(event.body, event.headers, secret=SECRET)
     assert (told.type, told.object, told.data.id) == (f"batch.{state}", "event", batch.id)
-    ended = wait_for(client, batch, state)
+    ended = wait_for(openai_client, batch, state)
     assert told.created_at == getattr(ended, f"{state}_at")
     path = f"/v1/batches/{batch.id}/webhooks"
     wait_until(lambda: api.get(path)["data"] == [{"state": "delivered", "error": None}], "it is noted")
 
 
-def test_a_webhook_that_is_none_is_refused(api: ApiServer, client: Any) -> None:
+def test_a_webhook_that_is_none_is_refused(api: ApiServer, openai_client: Any) -> None:
     for webhook, param in (
         ({"url": "ftp://example.com/"}, "webhook.url"),
         ({"url": "https://example.com/\0"}, "webhook.url"),
@@ -52,10 +46,10 @@ def test_a_webhook_that_is_none_is_refused(api: ApiServer, client: Any) -> None:
         ({}, "webhook.url"),
     ):
         with pytest.raises(BadRequestError) as refused:
-            create(client, [], extra_body={"webhook": webhook})
+            create(openai_client, [], extra_body={"webhook": webhook})
         assert refused.value.param == param
     with pytest.raises(NotFoundError):
-        client.get("/batches/batch_none/webhooks", cast_to=object)
+        openai_client.get("/batches/batch_none/webhooks", cast_to=object)
 
 
 def test_every_end_is_told_once_and_again_until_it_is_taken(ledger: Ledger, receiver: Receiver) -> None:

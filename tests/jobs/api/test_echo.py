@@ -1,7 +1,7 @@
 """Prompts that come back with their tokens' log-probabilities: how evaluations score texts over plain completions."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from operator import itemgetter
 from typing import Any
 
@@ -17,18 +17,6 @@ from .conftest import ApiServer
 NAME = MODEL.name
 # (The model's tokens are no longer than a character here and there: both have many.)
 PROMPTS = ["The parcel is late, so I want a", "My card was charged twice. Ünïcödé, 漢字 😀"]
-
-
-@pytest.fixture(scope="module")
-def client(api: ApiServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    """The engine in this process: what the model really says."""
-    return LLM(MODEL)
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +49,11 @@ def assert_scored(logprobs: Any, output: RequestOutput, with_answer: bool) -> No
 
 
 @pytest.mark.parametrize("max_tokens", [0, 1])
-def test_a_prompt_is_scored_as_by_the_engine(client: OpenAI, scored: list[RequestOutput], max_tokens: int) -> None:
+def test_a_prompt_is_scored_as_by_the_engine(
+    openai_client: OpenAI, scored: list[RequestOutput], max_tokens: int
+) -> None:
     options: dict[str, Any] = {"temperature": 0, "max_tokens": max_tokens, "logprobs": 1, "echo": True}
-    answer = client.completions.create(model=NAME, prompt=PROMPTS, **options)
+    answer = openai_client.completions.create(model=NAME, prompt=PROMPTS, **options)
     for choice, prompt, output in zip(answer.choices, PROMPTS, scored, strict=True):
         assert choice.text == prompt + (output.outputs[0].text if max_tokens else "")
         assert_scored(choice.logprobs, output, with_answer=bool(max_tokens))
@@ -96,7 +86,7 @@ def test_what_lm_evaluation_harness_asks_and_reads(api: ApiServer, llm: LLM, sco
 
 
 @pytest.mark.parametrize("max_tokens", [0, 5])
-def test_in_chunks_it_is_the_same(client: OpenAI, max_tokens: int) -> None:
+def test_in_chunks_it_is_the_same(openai_client: OpenAI, max_tokens: int) -> None:
     options: dict[str, Any] = {
         "prompt": PROMPTS,
         "temperature": 1,
@@ -107,10 +97,12 @@ def test_in_chunks_it_is_the_same(client: OpenAI, max_tokens: int) -> None:
         "echo": True,
         "extra_body": {"ignore_eos": True},
     }
-    whole = client.completions.create(model=NAME, **options)
+    whole = openai_client.completions.create(model=NAME, **options)
     streamed: list[dict[str, Any]] = [{"text": "", "ends": []} for _ in whole.choices]
     names = ("tokens", "token_logprobs", "top_logprobs", "text_offset")
-    for chunk in client.completions.create(model=NAME, stream=True, stream_options={"include_usage": True}, **options):
+    for chunk in openai_client.completions.create(
+        model=NAME, stream=True, stream_options={"include_usage": True}, **options
+    ):
         for choice in chunk.choices:
             of_choice = streamed[choice.index]
             of_choice["text"] += choice.text
@@ -125,16 +117,16 @@ def test_in_chunks_it_is_the_same(client: OpenAI, max_tokens: int) -> None:
     assert len({choice.text for choice in whole.choices}) == (4 if max_tokens else 2)
 
 
-def test_an_echo_alone_and_what_has_none(client: OpenAI) -> None:
-    answer = client.completions.create(model=NAME, prompt=PROMPTS, echo=True, max_tokens=0)
+def test_an_echo_alone_and_what_has_none(openai_client: OpenAI) -> None:
+    answer = openai_client.completions.create(model=NAME, prompt=PROMPTS, echo=True, max_tokens=0)
     assert [(choice.text, choice.logprobs) for choice in answer.choices] == [(text, None) for text in PROMPTS]
-    streamed = client.completions.create(model=NAME, prompt=PROMPTS[0], echo=True, max_tokens=0, stream=True)
+    streamed = openai_client.completions.create(model=NAME, prompt=PROMPTS[0], echo=True, max_tokens=0, stream=True)
     assert [chunk.choices[0].text for chunk in streamed] == [PROMPTS[0], ""]
     with pytest.raises(BadRequestError, match="without echo") as refused:
-        client.completions.create(model=NAME, prompt="x", max_tokens=0)
+        openai_client.completions.create(model=NAME, prompt="x", max_tokens=0)
     assert refused.value.param == "max_tokens"
     with pytest.raises(BadRequestError) as refused:
-        client.completions.create(
+        openai_client.completions.create(
             model=NAME, prompt="x", echo=True, logprobs=1, extra_body={"guided_choice": ["a", "b"]}
         )
     assert refused.value.param == "logprobs"
@@ -163,7 +155,7 @@ def test_a_stream_that_is_read_again_has_them_too(api: ApiServer) -> None:
     assert not any("prompt_logprobs" in event for event in others)
 
 
-def test_a_batch_has_the_same(client: Any, wait_until: Callable[..., None]) -> None:
+def test_a_batch_has_the_same(openai_client: Any, wait_until: Callable[..., None]) -> None:
     options: dict[str, Any] = {"model": NAME, "temperature": 1, "seed": 3, "logprobs": 1, "echo": True}
     bodies = {
         "alone": {**options, "prompt": PROMPTS[1], "max_tokens": 0},
@@ -174,15 +166,16 @@ def test_a_batch_has_the_same(client: Any, wait_until: Callable[..., None]) -> N
         {"custom_id": name, "method": "POST", "url": "/v1/completions", "body": body} for name, body in bodies.items()
     ]
     text = "\n".join(map(json.dumps, lines))
-    file = client.files.create(file=("lines.jsonl", text.encode()), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
-    wait_until(lambda: client.batches.retrieve(batch.id).status == "completed", "the batch is done")
-    done = client.batches.retrieve(batch.id)
+    file = openai_client.files.create(file=("lines.jsonl", text.encode()), purpose="batch")
+    batch = openai_client.batches.create(input_file_id=file.id, endpoint="/v1/completions", completion_window="24h")
+    wait_until(lambda: openai_client.batches.retrieve(batch.id).status == "completed", "the batch is done")
+    done = openai_client.batches.retrieve(batch.id)
     answers = {
-        line["custom_id"]: line for line in map(json.loads, client.files.content(done.output_file_id).text.splitlines())
+        line["custom_id"]: line
+        for line in map(json.loads, openai_client.files.content(done.output_file_id).text.splitlines())
     }
     for name, body in bodies.items():
-        live = client.completions.create(**body).model_dump()
+        live = openai_client.completions.create(**body).model_dump()
         stored = answers[name]["response"]["body"]
         for one, other in zip(stored["choices"], live["choices"], strict=True):
             assert (one["text"], one["finish_reason"]) == (other["text"], other["finish_reason"])

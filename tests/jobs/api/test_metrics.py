@@ -1,17 +1,21 @@
 """`/metrics` as Prometheus reads it."""
 
+import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from openai import BadRequestError, OpenAI
 from prometheus_client.parser import text_string_to_metric_families
 
 from headrace.jobs.api.app import create_app
+from headrace.jobs.api.latencies import Latencies
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client import Client
 from headrace.jobs.settings import Settings
+from headrace.jobs.streams.events import StreamEvent
 from headrace.storage.ledger import Ledger
 from headrace.storage.overview import Overview
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard
@@ -64,7 +68,46 @@ def test_metrics_of_a_running_server(api: ApiServer, wait_until_done: Callable[[
     assert value(after, "headrace_workers", queue=queue) == 1
     assert value(after, "headrace_ledger_up") == value(after, "headrace_redis_up") == 1
     assert 0 <= (value(after, "headrace_engine_kv_usage", queue=queue) or 0) <= 1
+    assert value(after, "headrace_engine_spec_decode_draft_tokens_total", queue=queue) == 0
     assert value(after, "headrace_live_requests_waiting") == 0
+
+
+def test_how_long_live_answers_take(api: ApiServer, openai_client: OpenAI) -> None:
+    """Each answer's first token is noted, streamed or not, and each request's end."""
+    names = ("time_to_first_token", "e2e_request_latency")
+
+    def counts() -> list[float]:
+        samples = scrape(api.http.get("/metrics").text)
+        own = {"model_name": api.model}
+        return [value(samples, f"headrace_{name}_seconds_count", **own) or 0 for name in names]
+
+    before = counts()
+    options: dict[str, Any] = {"model": api.model, "prompt": "parcel", "max_tokens": 6, "n": 2, "temperature": 1.0}
+    openai_client.completions.create(**options)
+    for _ in openai_client.completions.create(**options, stream=True):
+        pass
+    assert [now - then for now, then in zip(counts(), before, strict=True)] == [4, 2]
+    with pytest.raises(BadRequestError):
+        openai_client.completions.create(**options | {"n": 0})
+    assert counts()[1] == before[1] + 2
+
+
+def test_tokens_that_come_together_share_their_time() -> None:
+    latencies = Latencies()
+    timer = latencies.timer("m", time.perf_counter())
+    for choice, event in (
+        (0, StreamEvent(1, (7, 7), ("a", "b"))),
+        (1, StreamEvent(1, (7,), ("a",))),
+        (0, StreamEvent(3, (7, 7, 7), ("c", "d", "e"))),
+        (0, StreamEvent(6, finish_reason="stop")),
+    ):
+        timer.note(choice, event)
+    counts = {s.name: s.value for family in latencies.collect() for s in family.samples if s.name.endswith("_count")}
+    assert counts == {
+        "headrace_time_to_first_token_seconds_count": 2,
+        "headrace_inter_token_latency_seconds_count": 3,
+        "headrace_e2e_request_latency_seconds_count": 0,
+    }
 
 
 def test_paths_of_clients_own_invention_make_no_metrics(api: ApiServer) -> None:

@@ -3,11 +3,10 @@
 import asyncio
 import json
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import AsyncOpenAI, BadRequestError, ConflictError, NotFoundError, OpenAI
+from openai import AsyncOpenAI, BadRequestError, ConflictError, NotFoundError
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
@@ -17,12 +16,6 @@ from .conftest import ApiServer
 
 WORDS = "Where is my parcel, please?"
 EXPIRY: dict[str, Any] = {"anchor": "created_at", "seconds": 7200}
-
-
-@pytest.fixture(scope="module")
-def client(api: ApiServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
 
 
 def completion_of(line: dict[str, Any]) -> ChatCompletion:
@@ -38,7 +31,7 @@ def error_of(line: dict[str, Any], status_code: int = 400) -> dict[str, Any]:
     return line["response"]["body"]["error"]
 
 
-def test_a_batch_whose_lines_ask_in_different_ways(client: Any) -> None:
+def test_a_batch_whose_lines_ask_in_different_ways(openai_client: Any) -> None:
     began = int(time.time())
     plain = [chat_line(f"row-{number}", f"{WORDS} {number}") for number in range(70)]
     own = [
@@ -53,18 +46,18 @@ def test_a_batch_whose_lines_ask_in_different_ways(client: Any) -> None:
         chat_line("long", "word " * 5000),
         chat_line("token", WORDS, logit_bias={"99999999": 1}),
     ]
-    batch = create(client, [*plain, *own], metadata={"team": "support"}, output_expires_after=EXPIRY)
+    batch = create(openai_client, [*plain, *own], metadata={"team": "support"}, output_expires_after=EXPIRY)
     assert batch.object == "batch"
     assert (batch.status, batch.endpoint, batch.metadata) == ("validating", CHAT, {"team": "support"})
     assert began <= batch.created_at <= time.time()
     assert batch.expires_at == batch.created_at + 24 * 3600
-    done = wait_for(client, batch)
+    done = wait_for(openai_client, batch)
     assert done.status == "completed"
     assert (done.model, done.errors, done.metadata) == (MODEL.name, None, {"team": "support"})
     assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at
     assert [done.failed_at, done.expired_at, done.cancelling_at, done.cancelled_at] == [None] * 4
     assert done.request_counts.model_dump() == {"total": 80, "completed": 74, "failed": 6}
-    answers, errors = file_lines(client, done.output_file_id), file_lines(client, done.error_file_id)
+    answers, errors = file_lines(openai_client, done.output_file_id), file_lines(openai_client, done.error_file_id)
     assert answers.keys() | errors.keys() == {line["custom_id"] for line in [*plain, *own]}
     completions: dict[str, Any] = {custom_id: completion_of(line) for custom_id, line in answers.items()}
     assert len({line["id"] for line in [*answers.values(), *errors.values()]}) == 80
@@ -78,7 +71,7 @@ def test_a_batch_whose_lines_ask_in_different_ways(client: Any) -> None:
     assert completions["short"].choices[0].finish_reason == "length"
     assert completions["short"].usage.completion_tokens == 1
     # The same request, asked while somebody waits.
-    live = client.chat.completions.create(
+    live = openai_client.chat.completions.create(
         model=MODEL.name,
         messages=own[3]["body"]["messages"],
         temperature=1.5,
@@ -107,10 +100,10 @@ def test_a_batch_whose_lines_ask_in_different_ways(client: Any) -> None:
     cached = sum(usage.prompt_tokens_details.cached_tokens for usage in usages)
     assert done.usage.input_tokens_details.cached_tokens == cached
 
-    output = client.files.retrieve(done.output_file_id)
+    output = openai_client.files.retrieve(done.output_file_id)
     assert (output.purpose, output.status) == ("batch_output", "processed")
     assert output.expires_at == output.created_at + EXPIRY["seconds"]
-    assert output.bytes == len(client.files.content(output.id).content)
+    assert output.bytes == len(openai_client.files.content(output.id).content)
 
 
 def test_the_same_batch_asynchronously_over_plain_completions(api: ApiServer) -> None:
@@ -156,7 +149,7 @@ def test_the_same_batch_asynchronously_over_plain_completions(api: ApiServer) ->
     asyncio.run(run())
 
 
-def test_a_file_with_faults_fails_with_their_lines(client: Any) -> None:
+def test_a_file_with_faults_fails_with_their_lines(openai_client: Any) -> None:
     good = chat_line("a")
     lines = [
         json.dumps(good).encode(),
@@ -171,9 +164,9 @@ def test_a_file_with_faults_fails_with_their_lines(client: Any) -> None:
         json.dumps(good | {"custom_id": "f", "body": {}}).encode(),
         b"[1]",
     ]
-    file = client.files.create(file=("faults.jsonl", b"\n".join(lines)), purpose="batch")
-    batch = client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
-    failed = wait_for(client, batch)
+    file = openai_client.files.create(file=("faults.jsonl", b"\n".join(lines)), purpose="batch")
+    batch = openai_client.batches.create(input_file_id=file.id, endpoint=CHAT, completion_window="24h")
+    failed = wait_for(openai_client, batch)
     assert failed.status == "failed"
     assert failed.failed_at is not None
     assert failed.output_file_id is failed.error_file_id is failed.in_progress_at is None
@@ -190,7 +183,7 @@ def test_a_file_with_faults_fails_with_their_lines(client: Any) -> None:
     ]
     assert "line 1" in failed.errors.data[1].message
     with pytest.raises(ConflictError):
-        client.batches.cancel(batch.id)
+        openai_client.batches.cancel(batch.id)
 
 
 @pytest.mark.parametrize(
@@ -198,20 +191,20 @@ def test_a_file_with_faults_fails_with_their_lines(client: Any) -> None:
     [([], "empty_file"), ([chat_line("a", model="gpt-5")], "model_not_found")],
     ids=["no line", "unknown model"],
 )
-def test_a_batch_that_names_nothing_to_run_fails(client: Any, lines: list[Any], code: str) -> None:
-    failed = wait_for(client, create(client, lines))
+def test_a_batch_that_names_nothing_to_run_fails(openai_client: Any, lines: list[Any], code: str) -> None:
+    failed = wait_for(openai_client, create(openai_client, lines))
     assert (failed.status, failed.errors.data[0].code) == ("failed", code)
 
 
-def test_a_batch_all_of_whose_requests_fail_completes_without_output(client: Any) -> None:
-    done = wait_for(client, create(client, [chat_line("a", temperature=-1), chat_line("b", n=0)]))
+def test_a_batch_all_of_whose_requests_fail_completes_without_output(openai_client: Any) -> None:
+    done = wait_for(openai_client, create(openai_client, [chat_line("a", temperature=-1), chat_line("b", n=0)]))
     assert (done.status, done.output_file_id) == ("completed", None)
     assert done.request_counts.model_dump() == {"total": 2, "completed": 0, "failed": 2}
-    assert file_lines(client, done.error_file_id).keys() == {"a", "b"}
+    assert file_lines(openai_client, done.error_file_id).keys() == {"a", "b"}
 
 
-def test_what_can_not_be_a_batch_is_refused(client: Any) -> None:
-    file = client.files.create(file=("lines.jsonl", jsonl([chat_line("a")])), purpose="batch")
+def test_what_can_not_be_a_batch_is_refused(openai_client: Any) -> None:
+    file = openai_client.files.create(file=("lines.jsonl", jsonl([chat_line("a")])), purpose="batch")
     good = {"input_file_id": file.id, "endpoint": CHAT, "completion_window": "24h"}
     for change, param in (
         ({"endpoint": "/v1/embeddings"}, "endpoint"),
@@ -224,52 +217,52 @@ def test_what_can_not_be_a_batch_is_refused(client: Any) -> None:
         ({"extra_body": {"priority": 1}}, "priority"),
     ):
         with pytest.raises(BadRequestError) as refused:
-            client.batches.create(**{**good, **change})
+            openai_client.batches.create(**{**good, **change})
         assert refused.value.param == param
     for missing in ("file-000000000000000000000000", "../../etc/passwd"):
         with pytest.raises(NotFoundError) as unknown:
-            client.batches.create(**{**good, "input_file_id": missing})
+            openai_client.batches.create(**{**good, "input_file_id": missing})
         assert (unknown.value.param, unknown.value.code) == ("input_file_id", "file_not_found")
-    output = wait_for(client, create(client, [chat_line("a")])).output_file_id
+    output = wait_for(openai_client, create(openai_client, [chat_line("a")])).output_file_id
     with pytest.raises(BadRequestError) as wrong_purpose:
-        client.batches.create(**{**good, "input_file_id": output})
+        openai_client.batches.create(**{**good, "input_file_id": output})
     assert wrong_purpose.value.param == "input_file_id"
 
 
-def test_batches_are_listed_newest_first_page_by_page(client: Any) -> None:
-    ids = [create(client, []).id for _ in range(3)]
-    page = client.batches.list(limit=2)
+def test_batches_are_listed_newest_first_page_by_page(openai_client: Any) -> None:
+    ids = [create(openai_client, []).id for _ in range(3)]
+    page = openai_client.batches.list(limit=2)
     assert [batch.id for batch in page.data] == ids[:0:-1]
     assert page.has_more
     assert (page.first_id, page.last_id) == (ids[2], ids[1])
-    listed = [batch.id for batch in client.batches.list(limit=2)]
+    listed = [batch.id for batch in openai_client.batches.list(limit=2)]
     assert listed[:3] == ids[::-1]
     assert len(listed) == len(set(listed))
-    for call in (client.batches.retrieve, client.batches.cancel):
+    for call in (openai_client.batches.retrieve, openai_client.batches.cancel):
         with pytest.raises(NotFoundError):
             call("batch_none")
     with pytest.raises(NotFoundError) as cursor:
-        client.batches.list(after="batch_none")
+        openai_client.batches.list(after="batch_none")
     assert cursor.value.param == "after"
     with pytest.raises(BadRequestError):
-        client.batches.list(limit=101)
+        openai_client.batches.list(limit=101)
 
 
-def test_a_cancelled_batch_keeps_what_was_finished(client: Any) -> None:
+def test_a_cancelled_batch_keeps_what_was_finished(openai_client: Any) -> None:
     # Some that are finished soon, and more than enough for the time until it is cancelled.
     num_tokens = [30 if number < 64 else 500 for number in range(800)]
     lines = [chat_line(f"row-{n}", f"{n}", max_tokens=tokens, ignore_eos=True) for n, tokens in enumerate(num_tokens)]
-    batch = create(client, lines)
-    while not (batch := wait_for(client, batch, "in_progress")).request_counts.completed:
-        batch = client.batches.retrieve(batch.id)
+    batch = create(openai_client, lines)
+    while not (batch := wait_for(openai_client, batch, "in_progress")).request_counts.completed:
+        batch = openai_client.batches.retrieve(batch.id)
     assert batch.request_counts.total == 800
-    stopping = client.batches.cancel(batch.id)
+    stopping = openai_client.batches.cancel(batch.id)
     assert stopping.status in ("cancelling", "cancelled")
     assert stopping.cancelling_at is not None
-    done = wait_for(client, stopping)
-    assert client.batches.cancel(batch.id).status == done.status == "cancelled"
+    done = wait_for(openai_client, stopping)
+    assert openai_client.batches.cancel(batch.id).status == done.status == "cancelled"
     assert done.cancelled_at is not None
-    answers, errors = file_lines(client, done.output_file_id), file_lines(client, done.error_file_id)
+    answers, errors = file_lines(openai_client, done.output_file_id), file_lines(openai_client, done.error_file_id)
     counts = done.request_counts
     assert (counts.total, counts.completed, counts.failed) == (800, len(answers), len(errors))
     assert len(answers) >= batch.request_counts.completed

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -36,30 +36,18 @@ CHAT: list[Any] = [
 PROMPTS = ["The parcel", "My card was charged"]
 
 
-@pytest.fixture(scope="module")
-def client(api: ApiServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    """The engine in this process: what the model really says."""
-    return LLM(MODEL)
-
-
-def test_models(client: OpenAI) -> None:
-    models = client.models.list().data
+def test_models(openai_client: OpenAI) -> None:
+    models = openai_client.models.list().data
     assert [model.id for model in models] == [NAME]
-    assert client.models.retrieve(NAME) == models[0]
+    assert openai_client.models.retrieve(NAME) == models[0]
     assert models[0].object == "model"
     with pytest.raises(NotFoundError) as refused:
-        client.models.retrieve("org/none")
+        openai_client.models.retrieve("org/none")
     assert refused.value.code == "model_not_found"
 
 
-def test_a_chat_is_answered_as_by_the_engine(client: OpenAI, llm: LLM) -> None:
-    answer = client.chat.completions.create(model=NAME, messages=CHAT, temperature=0)
+def test_a_chat_is_answered_as_by_the_engine(openai_client: OpenAI, llm: LLM) -> None:
+    answer = openai_client.chat.completions.create(model=NAME, messages=CHAT, temperature=0)
     expected = llm.chat(CHAT, SamplingParams(temperature=0, max_tokens=None))[0]
     assert answer.choices[0].message.content == expected.outputs[0].text
     assert answer.choices[0].message.role == "assistant"
@@ -72,15 +60,15 @@ def test_a_chat_is_answered_as_by_the_engine(client: OpenAI, llm: LLM) -> None:
     assert (usage.prompt_tokens, usage.completion_tokens) == (num_prompt, num_answer)
     assert usage.total_tokens == num_prompt + num_answer
     assert usage.completion_tokens_details.reasoning_tokens == 0
-    again = client.chat.completions.create(model=NAME, messages=CHAT, temperature=0)
+    again = openai_client.chat.completions.create(model=NAME, messages=CHAT, temperature=0)
     assert 0 < (again.usage.prompt_tokens_details.cached_tokens or 0) < num_prompt
     assert again.id != answer.id
 
 
-def test_a_streamed_chat_is_the_same_answer(client: OpenAI) -> None:
+def test_a_streamed_chat_is_the_same_answer(openai_client: OpenAI) -> None:
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "extra_body": {"ignore_eos": True}}
-    whole = client.chat.completions.create(model=NAME, messages=CHAT, **options)
-    stream = client.chat.completions.create(
+    whole = openai_client.chat.completions.create(model=NAME, messages=CHAT, **options)
+    stream = openai_client.chat.completions.create(
         model=NAME, messages=CHAT, stream=True, stream_options={"include_usage": True}, **options
     )
     chunks = list(stream)
@@ -103,9 +91,36 @@ def text_of(chunks: Iterable[ChatCompletionChunk], index: int = 0) -> str:
     return "".join(choice.delta.content or "" for choice in choices if choice.index == index)
 
 
-def test_several_answers_are_the_engines_samples(client: OpenAI, llm: LLM) -> None:
+def test_each_chunk_tells_the_tokens_so_far(openai_client: OpenAI, llm: LLM) -> None:
+    options: dict[str, Any] = {"temperature": 1.0, "n": 2, "max_tokens": 6, "stream": True}
+    options["stream_options"] = {"include_usage": True, "continuous_usage_stats": True}
+    options["extra_body"] = {"ignore_eos": True}
+    *chunks, last = openai_client.chat.completions.create(model=NAME, messages=CHAT, **options)
+    num_prompt_tokens = len(llm.chat(CHAT, SamplingParams(max_tokens=1))[0].prompt_token_ids)
+    for index in range(2):
+        usages = [chunk.usage for chunk in chunks if chunk.choices[0].index == index]
+        assert {usage.prompt_tokens for usage in usages} == {num_prompt_tokens}
+        counts = [usage.completion_tokens for usage in usages]
+        assert counts == sorted(counts)
+        assert (counts[0], counts[-1]) == (0, 6)
+    assert (last.choices, last.usage.completion_tokens) == ([], 12)
+    text: dict[str, Any] = {"prompt": PROMPTS, **options, "n": 1}
+    *chunks, last = openai_client.completions.create(model=NAME, **text)
+    ends = {chunk.choices[0].index: chunk.usage for chunk in chunks}
+    assert sum(usage.prompt_tokens for usage in ends.values()) == last.usage.prompt_tokens
+    assert [usage.completion_tokens for usage in ends.values()] == [6, 6]
+
+
+def test_the_chat_template_is_told_what_the_request_says(openai_client: OpenAI) -> None:
+    """The tests' template asks for nothing; what others make of it is tested with the prompts."""
+    told = {"chat_template_kwargs": {"enable_thinking": False}}
+    answer = openai_client.chat.completions.create(model=NAME, messages=CHAT, max_tokens=1, extra_body=told)
+    assert answer.usage.completion_tokens == 1
+
+
+def test_several_answers_are_the_engines_samples(openai_client: OpenAI, llm: LLM) -> None:
     options: dict[str, Any] = {"n": 3, "seed": 5, "temperature": 1.5, "max_tokens": 12}
-    answer = client.chat.completions.create(model=NAME, messages=CHAT, **options)
+    answer = openai_client.chat.completions.create(model=NAME, messages=CHAT, **options)
     generated = llm.chat(CHAT, SamplingParams(**options))[0]
     expected = [output.text for output in generated.outputs]
     assert answer.usage.prompt_tokens == len(generated.prompt_token_ids)
@@ -113,21 +128,21 @@ def test_several_answers_are_the_engines_samples(client: OpenAI, llm: LLM) -> No
     assert [choice.message.content for choice in answer.choices] == expected
     assert [choice.index for choice in answer.choices] == [0, 1, 2]
     assert len(set(expected)) > 1
-    chunks = list(client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options))
+    chunks = list(openai_client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options))
     assert [text_of(chunks, index) for index in range(3)] == expected
     ended = [choice.index for chunk in chunks for choice in chunk.choices if choice.finish_reason]
     assert sorted(ended) == [0, 1, 2]
 
 
-def test_without_a_seed_answers_differ(client: OpenAI) -> None:
+def test_without_a_seed_answers_differ(openai_client: OpenAI) -> None:
     options: dict[str, Any] = {"temperature": 2, "max_tokens": 24, "extra_body": {"ignore_eos": True}}
-    answers = [client.chat.completions.create(model=NAME, messages=CHAT, **options) for _ in range(2)]
+    answers = [openai_client.chat.completions.create(model=NAME, messages=CHAT, **options) for _ in range(2)]
     assert len({answer.choices[0].message.content for answer in answers}) == 2
 
 
-def test_logprobs_of_a_chat(client: OpenAI, llm: LLM) -> None:
+def test_logprobs_of_a_chat(openai_client: OpenAI, llm: LLM) -> None:
     options: dict[str, Any] = {"temperature": 0, "max_tokens": 6, "logprobs": True, "top_logprobs": 2}
-    answer = client.chat.completions.create(model=NAME, messages=CHAT, **options).choices[0]
+    answer = openai_client.chat.completions.create(model=NAME, messages=CHAT, **options).choices[0]
     expected = llm.chat(CHAT, SamplingParams(temperature=0, max_tokens=6, logprobs=2))[0].outputs[0]
     content = answer.logprobs.content
     assert len(content) == len(expected.token_ids)
@@ -137,7 +152,7 @@ def test_logprobs_of_a_chat(client: OpenAI, llm: LLM) -> None:
         assert bytes(entry.bytes).decode() == entry.token
         assert entry.top_logprobs[0].logprob == entry.logprob
         assert len(entry.top_logprobs) == 2
-    streamed = list(client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options))
+    streamed = list(openai_client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options))
     entries = [
         entry
         for chunk in streamed
@@ -149,24 +164,26 @@ def test_logprobs_of_a_chat(client: OpenAI, llm: LLM) -> None:
     assert text_of(streamed) == answer.message.content
 
 
-def test_an_answer_ends_before_a_stop(client: OpenAI, llm: LLM) -> None:
+def test_an_answer_ends_before_a_stop(openai_client: OpenAI, llm: LLM) -> None:
     free = llm.chat(CHAT, SamplingParams(temperature=0, max_tokens=30, ignore_eos=True))[0].outputs[0].text
     stop = free[6:9]
     options: dict[str, Any] = {"temperature": 0, "stop": [stop, "never"], "extra_body": {"ignore_eos": True}}
-    answer = client.chat.completions.create(model=NAME, messages=CHAT, **options).choices[0]
+    answer = openai_client.chat.completions.create(model=NAME, messages=CHAT, **options).choices[0]
     assert answer.message.content == free[: free.index(stop)]
     assert answer.finish_reason == "stop"
-    assert text_of(client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options)) == (
+    assert text_of(openai_client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options)) == (
         answer.message.content
     )
 
 
-def test_a_conversation_goes_on_with_the_answer_as_it_came(client: OpenAI, llm: LLM) -> None:
+def test_a_conversation_goes_on_with_the_answer_as_it_came(openai_client: OpenAI, llm: LLM) -> None:
     parts = [{"type": "text", "text": "I was charged"}, {"type": "text", "text": "twice."}]
     chat: list[Any] = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
-    first = client.chat.completions.create(model=NAME, messages=chat, temperature=0, max_tokens=5).choices[0].message
+    first = (
+        openai_client.chat.completions.create(model=NAME, messages=chat, temperature=0, max_tokens=5).choices[0].message
+    )
     chat += [first, {"role": "user", "content": "And my parcel?", "name": "Jo"}]
-    answer = client.chat.completions.create(model=NAME, messages=chat, temperature=0, max_tokens=5)
+    answer = openai_client.chat.completions.create(model=NAME, messages=chat, temperature=0, max_tokens=5)
     plain: list[Any] = [
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "I was charged\ntwice."},
@@ -178,12 +195,12 @@ def test_a_conversation_goes_on_with_the_answer_as_it_came(client: OpenAI, llm: 
     assert answer.usage.prompt_tokens == len(expected.prompt_token_ids)
 
 
-def test_a_choice_among_texts(client: OpenAI, llm: LLM) -> None:
+def test_a_choice_among_texts(openai_client: OpenAI, llm: LLM) -> None:
     options: dict[str, Any] = {"temperature": 0, "extra_body": {"guided_choice": list(LABELS)}}
-    answer = client.chat.completions.create(model=NAME, messages=CHAT, **options)
+    answer = openai_client.chat.completions.create(model=NAME, messages=CHAT, **options)
     expected = llm.chat(CHAT, SamplingParams(temperature=0, choices=LABELS))[0].outputs[0].text
     assert answer.choices[0].message.content == expected
-    assert text_of(client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options)) == expected
+    assert text_of(openai_client.chat.completions.create(model=NAME, messages=CHAT, stream=True, **options)) == expected
 
 
 class Ticket(BaseModel):
@@ -191,10 +208,10 @@ class Ticket(BaseModel):
     urgent: bool
 
 
-def test_an_answer_of_a_given_shape(client: OpenAI) -> None:
-    parsed = client.chat.completions.parse(model=NAME, messages=CHAT, temperature=0, response_format=Ticket)
+def test_an_answer_of_a_given_shape(openai_client: OpenAI) -> None:
+    parsed = openai_client.chat.completions.parse(model=NAME, messages=CHAT, temperature=0, response_format=Ticket)
     assert isinstance(parsed.choices[0].message.parsed, Ticket)
-    anything = client.chat.completions.create(
+    anything = openai_client.chat.completions.create(
         model=NAME, messages=CHAT, seed=1, max_tokens=200, response_format={"type": "json_object"}
     ).choices[0]
     if anything.finish_reason == "stop":
@@ -202,19 +219,19 @@ def test_an_answer_of_a_given_shape(client: OpenAI) -> None:
     assert anything.message.content.lstrip().startswith("{")
 
 
-def test_the_clients_own_helper_for_streams(client: OpenAI) -> None:
-    with client.chat.completions.stream(model=NAME, messages=CHAT, temperature=0) as stream:
+def test_the_clients_own_helper_for_streams(openai_client: OpenAI) -> None:
+    with openai_client.chat.completions.stream(model=NAME, messages=CHAT, temperature=0) as stream:
         pieces = [event.delta for event in stream if event.type == "content.delta"]
         final = stream.get_final_completion()
     assert final.choices[0].message.content == "".join(pieces) != ""
 
 
-def test_completions_of_several_prompts(client: OpenAI, llm: LLM) -> None:
+def test_completions_of_several_prompts(openai_client: OpenAI, llm: LLM) -> None:
     params = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True)
     expected = llm.generate(PROMPTS, params)
     texts = [output.outputs[0].text for output in expected]
     options: dict[str, Any] = {"temperature": 0, "extra_body": {"ignore_eos": True}}
-    answer = client.completions.create(model=NAME, prompt=PROMPTS, **options)
+    answer = openai_client.completions.create(model=NAME, prompt=PROMPTS, **options)
     assert [(choice.index, choice.text, choice.finish_reason) for choice in answer.choices] == [
         (0, texts[0], "length"),
         (1, texts[1], "length"),
@@ -223,22 +240,22 @@ def test_completions_of_several_prompts(client: OpenAI, llm: LLM) -> None:
     assert answer.usage.prompt_tokens == sum(len(output.prompt_token_ids) for output in expected)
     assert answer.usage.completion_tokens == 32
     token_ids = [output.prompt_token_ids for output in expected]
-    by_tokens = client.completions.create(model=NAME, prompt=token_ids, echo=True, **options)
+    by_tokens = openai_client.completions.create(model=NAME, prompt=token_ids, echo=True, **options)
     assert [choice.text for choice in by_tokens.choices] == [
         prompt + text for prompt, text in zip(PROMPTS, texts, strict=True)
     ]
-    one = client.completions.create(model=NAME, prompt=token_ids[1], **options)
+    one = openai_client.completions.create(model=NAME, prompt=token_ids[1], **options)
     assert [choice.text for choice in one.choices] == [texts[1]]
     streamed = ["", ""]
-    for chunk in client.completions.create(model=NAME, prompt=PROMPTS, echo=True, stream=True, **options):
+    for chunk in openai_client.completions.create(model=NAME, prompt=PROMPTS, echo=True, stream=True, **options):
         for choice in chunk.choices:
             streamed[choice.index] += choice.text
     assert streamed == [choice.text for choice in by_tokens.choices]
 
 
-def test_logprobs_of_a_completion(client: OpenAI, llm: LLM) -> None:
+def test_logprobs_of_a_completion(openai_client: OpenAI, llm: LLM) -> None:
     options: dict[str, Any] = {"temperature": 0, "logprobs": 2, "max_tokens": 8}
-    answer = client.completions.create(model=NAME, prompt=PROMPTS[0], **options).choices[0]
+    answer = openai_client.completions.create(model=NAME, prompt=PROMPTS[0], **options).choices[0]
     expected = llm.generate(PROMPTS[0], SamplingParams(temperature=0, max_tokens=8, logprobs=2))[0].outputs[0]
     logprobs, num_tokens = answer.logprobs, len(expected.token_ids)
     own = [place[token] for token, place in zip(expected.token_ids, expected.logprobs or (), strict=True)]
@@ -248,7 +265,7 @@ def test_logprobs_of_a_completion(client: OpenAI, llm: LLM) -> None:
     assert logprobs.text_offset == [sum(map(len, logprobs.tokens[:place])) for place in range(num_tokens)]
     offsets = [
         offset
-        for chunk in client.completions.create(model=NAME, prompt=PROMPTS[0], stream=True, **options)
+        for chunk in openai_client.completions.create(model=NAME, prompt=PROMPTS[0], stream=True, **options)
         if chunk.choices[0].logprobs
         for offset in chunk.choices[0].logprobs.text_offset
     ]
@@ -292,9 +309,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
 
 
 @pytest.mark.parametrize(("changes", "param", "code"), REFUSED.values(), ids=REFUSED)
-def test_what_can_not_be_answered_is_refused(client: OpenAI, changes: dict[str, Any], param: str, code: str) -> None:
+def test_what_can_not_be_answered_is_refused(
+    openai_client: OpenAI, changes: dict[str, Any], param: str, code: str
+) -> None:
     with pytest.raises(BadRequestError) as refused:
-        client.chat.completions.create(**{"model": NAME, "messages": CHAT, **changes})
+        openai_client.chat.completions.create(**{"model": NAME, "messages": CHAT, **changes})
     assert (refused.value.param, refused.value.code) == (param, code)
     assert refused.value.type == "invalid_request_error"
 
@@ -311,14 +330,14 @@ def test_what_can_not_be_answered_is_refused(client: OpenAI, changes: dict[str, 
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
-def test_what_can_not_be_completed_is_refused(client: OpenAI, changes: dict[str, Any], param: str) -> None:
+def test_what_can_not_be_completed_is_refused(openai_client: OpenAI, changes: dict[str, Any], param: str) -> None:
     with pytest.raises(BadRequestError) as refused:
-        client.completions.create(**{"model": NAME, "prompt": "x", **changes})
+        openai_client.completions.create(**{"model": NAME, "prompt": "x", **changes})
     assert refused.value.param == param
 
 
-def test_fields_that_ask_for_nothing_are_taken(client: OpenAI) -> None:
-    client.chat.completions.create(
+def test_fields_that_ask_for_nothing_are_taken(openai_client: OpenAI) -> None:
+    openai_client.chat.completions.create(
         model=NAME,
         messages=CHAT,
         max_completion_tokens=1,
@@ -334,10 +353,10 @@ def test_fields_that_ask_for_nothing_are_taken(client: OpenAI) -> None:
     )
 
 
-def test_an_unknown_model(client: OpenAI) -> None:
+def test_an_unknown_model(openai_client: OpenAI) -> None:
     for stream in (False, True):
         with pytest.raises(NotFoundError) as refused:
-            client.chat.completions.create(model="gpt-9", messages=CHAT, stream=stream)
+            openai_client.chat.completions.create(model="gpt-9", messages=CHAT, stream=stream)
         assert (refused.value.code, refused.value.param) == ("model_not_found", "model")
         assert refused.value.request_id is None or refused.value.request_id.startswith("req_")
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from openai import APIStatusError, BadRequestError, NotFoundError, OpenAI
+from openai import APIStatusError, BadRequestError, NotFoundError
 
 from .conftest import ApiServer
 
@@ -14,32 +14,26 @@ BOUNDARY = "headrace-test"
 FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
 
 
-@pytest.fixture(scope="module")
-def client(api: ApiServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
 def upload(client: Any, content: bytes = b"{}\n", name: str = "lines.jsonl", **options: Any) -> Any:
     return client.files.create(file=(name, content), purpose="batch", **options)
 
 
-def test_a_file_comes_back_as_it_was_sent(client: Any, api: ApiServer) -> None:
+def test_a_file_comes_back_as_it_was_sent(openai_client: Any, api: ApiServer) -> None:
     # More than one piece, with what looks like the end of a form in it.
     content = bytes(range(256)) * 12_000 + b"\r\n--nearly\r\n--" + b"x"
-    file = upload(client, content, "Fälle.jsonl")
+    file = upload(openai_client, content, "Fälle.jsonl")
     assert (file.object, file.purpose, file.status) == ("file", "batch", "processed")
     assert (file.bytes, file.filename) == (len(content), "Fälle.jsonl")
     assert file.expires_at == file.created_at + 30 * 86400
     assert abs(file.created_at - time.time()) < 60
-    assert client.files.retrieve(file.id) == file
-    assert client.files.content(file.id).content == content
-    with client.files.with_streaming_response.content(file.id) as response:
+    assert openai_client.files.retrieve(file.id) == file
+    assert openai_client.files.content(file.id).content == content
+    with openai_client.files.with_streaming_response.content(file.id) as response:
         assert int(response.headers["content-length"]) == len(content)
         assert hashlib.sha256(b"".join(response.iter_bytes())).digest() == hashlib.sha256(content).digest()
-    gone = client.files.delete(file.id)
+    gone = openai_client.files.delete(file.id)
     assert (gone.id, gone.object, gone.deleted) == (file.id, "file", True)
-    for call in (client.files.retrieve, client.files.content, client.files.delete):
+    for call in (openai_client.files.retrieve, openai_client.files.content, openai_client.files.delete):
         with pytest.raises(NotFoundError) as missing:
             call(file.id)
         assert missing.value.code == "file_not_found"
@@ -47,44 +41,44 @@ def test_a_file_comes_back_as_it_was_sent(client: Any, api: ApiServer) -> None:
 
 
 @pytest.mark.parametrize("name", ["../../../escaped", "/tmp/escaped", "..", "a\\..\\escaped", 'with "quotes"; x=y'])
-def test_a_file_name_is_only_a_name(client: Any, api: ApiServer, name: str) -> None:
+def test_a_file_name_is_only_a_name(openai_client: Any, api: ApiServer, name: str) -> None:
     before = {path for path in api.data_dir.rglob("*") if "escaped" in path.name}
-    file = upload(client, b"abc", name)
+    file = upload(openai_client, b"abc", name)
     assert (api.data_dir / "files" / file.id).read_bytes() == b"abc"
-    assert client.files.content(file.id).content == b"abc"
-    assert client.files.retrieve(file.id).filename == file.filename
+    assert openai_client.files.content(file.id).content == b"abc"
+    assert openai_client.files.retrieve(file.id).filename == file.filename
     assert before == {path for path in api.data_dir.rglob("*") if "escaped" in path.name}
 
 
-def test_files_are_listed_by_age_and_purpose(client: Any) -> None:
-    ids = [upload(client, str(number).encode()).id for number in range(3)]
-    page = client.files.list(limit=2)
+def test_files_are_listed_by_age_and_purpose(openai_client: Any) -> None:
+    ids = [upload(openai_client, str(number).encode()).id for number in range(3)]
+    page = openai_client.files.list(limit=2)
     assert [file.id for file in page.data] == ids[:0:-1]
     assert (page.has_more, page.first_id, page.last_id) == (True, ids[2], ids[1])
-    assert [file.id for file in client.files.list(after=ids[1], limit=1).data] == ids[:1]
-    assert [file.id for file in client.files.list(after=ids[0], order="asc").data] == ids[1:]
-    newest_first = [file.id for file in client.files.list(purpose="batch", limit=2)]
+    assert [file.id for file in openai_client.files.list(after=ids[1], limit=1).data] == ids[:1]
+    assert [file.id for file in openai_client.files.list(after=ids[0], order="asc").data] == ids[1:]
+    newest_first = [file.id for file in openai_client.files.list(purpose="batch", limit=2)]
     assert newest_first[:3] == ids[::-1]
     assert len(set(newest_first)) == len(newest_first)
-    assert not {file.id for file in client.files.list(purpose="batch_output")} & set(ids)
+    assert not {file.id for file in openai_client.files.list(purpose="batch_output")} & set(ids)
     with pytest.raises(NotFoundError) as cursor:
-        client.files.list(after="file-none")
+        openai_client.files.list(after="file-none")
     assert cursor.value.param == "after"
     for bad in ({"limit": 0}, {"limit": 10_001}, {"order": "sideways"}):
         with pytest.raises(BadRequestError) as refused:
-            client.files.list(**bad)
+            openai_client.files.list(**bad)
         assert refused.value.param == next(iter(bad))
 
 
-def test_a_file_expires_when_it_is_told_to(client: Any) -> None:
-    file = upload(client, expires_after={"anchor": "created_at", "seconds": 3600})
+def test_a_file_expires_when_it_is_told_to(openai_client: Any) -> None:
+    file = upload(openai_client, expires_after={"anchor": "created_at", "seconds": 3600})
     assert file.expires_at == file.created_at + 3600
     for seconds in (3599, 2_592_001):
         with pytest.raises(BadRequestError) as refused:
-            upload(client, expires_after={"anchor": "created_at", "seconds": seconds})
+            upload(openai_client, expires_after={"anchor": "created_at", "seconds": seconds})
         assert refused.value.param == "expires_after.seconds"
     with pytest.raises(BadRequestError) as other:
-        client.files.create(file=("x.jsonl", b"{}"), purpose="fine-tune")
+        openai_client.files.create(file=("x.jsonl", b"{}"), purpose="fine-tune")
     assert other.value.param == "purpose"
 
 
@@ -159,7 +153,7 @@ def test_an_upload_that_breaks_off_leaves_nothing(api: ApiServer, wait_until: An
     assert api.http.get("/health").status_code == 200
 
 
-def test_errors_are_those_of_the_client(client: Any) -> None:
+def test_errors_are_those_of_the_client(openai_client: Any) -> None:
     with pytest.raises(APIStatusError) as refused:
-        client.files.retrieve("file-../../etc")
+        openai_client.files.retrieve("file-../../etc")
     assert refused.value.status_code == 404

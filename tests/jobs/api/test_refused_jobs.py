@@ -39,9 +39,9 @@ BAD_JOBS = {
     "unknown stop token": ({"sampling": {"stop_token_ids": [999999]}}, "sampling.stop_token_ids"),
     "top_logprobs alone": ({"choices": None, "sampling": {"top_logprobs": 2}}, "sampling.top_logprobs"),
     "no choices": ({"choices": []}, "choices"),
-    "unknown column": ({"prompt": "{body}"}, None),
-    "malformed template": ({"prompt": "{"}, None),
-    "neither messages nor prompt": ({"prompt": None}, None),
+    "unknown column": ({"prompt": "{body}"}, "prompt"),
+    "malformed template": ({"prompt": "{"}, "prompt"),
+    "neither messages nor prompt": ({"prompt": None}, "prompt"),
 }
 
 

@@ -97,7 +97,8 @@ def test_a_port_in_use_is_refused(server: Server, tmp_path: Path) -> None:
     done = subprocess.run([*COMMAND, "serve", *options], env=environment(tmp_path), capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
     (line,) = done.stderr.splitlines()
-    assert line.startswith(f"headrace: cannot listen on 127.0.0.1 port {options[-1]}: Address already in use")
+    refusal = f"cannot listen on 127.0.0.1 port {options[-1]}: Address already in use; choose with --host and --port"
+    assert line == f"headrace: {refusal}"
 
 
 def test_folders_that_can_not_be_served_are_refused(tmp_path: Path) -> None:

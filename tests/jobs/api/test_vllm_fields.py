@@ -61,12 +61,16 @@ def test_anything_else_is_refused_by_name(field: str, value: Any, instead: str) 
 
 
 def test_what_only_conversations_have() -> None:
-    for field, value in (("continue_final_message", True), ("chat_template_kwargs", {"enable_thinking": False})):
-        refused_by(ChatCompletionRequest, CHAT | {field: value}, field, "leave it out")
+    refused_by(ChatCompletionRequest, CHAT | {"continue_final_message": True}, "continue_final_message", "leave it out")
     tools = [{"type": "function", "function": {"name": "f"}}]
     refused_by(ChatCompletionRequest, CHAT | {"tools": tools}, "tools", "response_format")
-    streamed = {"stream": True, "stream_options": {"continuous_usage_stats": True}}
-    refused_by(ChatCompletionRequest, CHAT | streamed, "stream_options.continuous_usage_stats", "leave it out")
+
+
+@pytest.mark.parametrize(("kwargs", "words"), [({"messages": []}, "'messages', which is set here"), ([], "dictionary")])
+def test_what_a_template_can_not_be_told_is_refused(kwargs: Any, words: str) -> None:
+    with pytest.raises(ApiError, match=words) as refused:
+        parse_body(ChatCompletionRequest, CHAT | {"chat_template_kwargs": kwargs})
+    assert refused.value.param == "chat_template_kwargs"
 
 
 def refused_by(kind: type[ChatCompletionRequest | CompletionRequest], body: Any, field: str, instead: str) -> None:

@@ -30,9 +30,9 @@ def validation(client, tmp_path):
     return Validation(client, ServedModels.of([str(MODEL)]), store)
 
 
-def add_batch(validation, num_lines, within_seconds=3600, tenant=None):
+def add_batch(validation, num_lines, within_seconds=3600, tenant=None, **body):
     """A batch of a tenant of its own, unless one is named."""
-    name, content = secrets.token_hex(8), jsonl(chat_line(f"row-{number}") for number in range(num_lines))
+    name, content = secrets.token_hex(8), jsonl(chat_line(f"row-{number}", **body) for number in range(num_lines))
     tenant = tenant or f"tenant-{name}"
     with validation.store.incoming() as incoming:
         incoming.write(content)

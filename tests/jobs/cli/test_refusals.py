@@ -1,14 +1,11 @@
 """What can be known before any work is refused in one line that names it, and leaves nothing."""
 
-import pyarrow as pa
-import pyarrow.csv
-import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.checkpoints.model_config import SUPPORTED_ARCHITECTURES
 
 from ..models import write_model_folder
-from ..running import MODEL, assert_refused, label_arguments, listed_jobs, write_lines
+from ..running import MODEL, assert_refused, label_arguments, listed_jobs, write_lines, write_unreadable_parquet
 
 
 def test_a_missing_file_is_refused(refused, tmp_path):
@@ -27,13 +24,7 @@ def test_an_empty_file_is_refused(refused, tmp_path, name):
 
 def test_an_unreadable_row_group_is_named_and_nothing_is_left(refused, tmp_path):
     """That is found out while the job is planned, when the output folder is already taken."""
-    path = tmp_path / "tickets.parquet"
-    texts = [f"{number:01000}" for number in range(400)]
-    pq.write_table(pa.table({"text": texts}), path, row_group_size=100, use_dictionary=False, compression=None)
-    start = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
-    with path.open("r+b") as file:
-        file.seek(start)
-        file.write(b"\xff" * 200)
+    path = write_unreadable_parquet(tmp_path / "tickets.parquet")
     refused(input=path, words=["tickets.parquet", "row group 2", "cannot be read"])
 
 
@@ -125,6 +116,9 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--min-tokens", "300"], ["min_tokens", "max_tokens", "300"]),
         (["--stop-token-ids", "1,x"], ["stop_token_ids.1", "integer", "'x'"]),
         (["--stop-token-ids", "999999"], ["stop_token_ids", "999999", "vocabulary"]),
+        (["--chat-template-kwargs", "{"], ["--chat-template-kwargs is no JSON"]),
+        (["--chat-template-kwargs", "[]"], ["chat_template_kwargs", "dictionary"]),
+        (["--chat-template-kwargs", '{"tools": []}'], ["chat_template_kwargs: can not have 'tools'"]),
         (["--logit-bias", "5:101"], ["logit_bias", "[-100, 100]", "101"]),
         (["--logit-bias", "5"], ["--logit-bias", "ID:BIAS", "5"]),
         (["--logit-bias", "five:1"], ["logit_bias", "integer", "five"]),

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ..models import write_model_folder
-from ..running import MODEL, assert_refused, label_arguments
+from ..running import MODEL, assert_refused, label_arguments, write_lines
 
 
 def strict(line: str) -> dict[str, Any]:
@@ -45,6 +45,30 @@ def test_a_job_without_a_finished_row_has_none(served: Path, headrace, few, tmp_
         assert headrace(served, "results", job, "--head", "2").out == ""
     finally:
         assert headrace(served, "cancel", job).status == 0
+
+
+def test_the_first_rows_are_read_alone(served, headrace, tmp_path):
+    """Equal prompts make a shard: the parts of the second half hold none of the first."""
+    lines = [{"text": "It is late."}] * 32 + [{"text": "I want a refund."}] * 32
+    tickets = write_lines(tmp_path / "tickets.jsonl", *lines)
+    job = headrace(served, *label_arguments(tickets, tmp_path / "out")).out.split()[1]
+    whole = headrace(served, "results", job).out.splitlines()
+    for part in (tmp_path / "out").glob("*.parquet"):
+        if pq.read_table(part, columns=["row"], partitioning=None)["row"][0].as_py() >= 32:
+            spoil(part, "text")
+    assert headrace(served, "results", job).status == 1
+    result = headrace(served, "results", job, "--head", "5")
+    assert (result.status, result.out.splitlines()) == (0, whole[:5])
+
+
+def spoil(part: Path, column: str) -> None:
+    """Have a column of a part be unreadable."""
+    group = pq.ParquetFile(part).metadata.row_group(0)
+    chunks = (group.column(number) for number in range(group.num_columns))
+    chunk = next(each for each in chunks if each.path_in_schema == column)
+    with part.open("r+b") as file:
+        file.seek(chunk.dictionary_page_offset or chunk.data_page_offset)
+        file.write(b"\xff" * chunk.total_compressed_size)
 
 
 def test_an_unknown_format_is_refused_with_those_known(served, headrace):

@@ -85,6 +85,20 @@ def test_drawn_answers_with_their_probabilities_are_made_again(served, headrace,
     assert said["weights"]["now"] == json.loads((output / "_headrace.json").read_text())["weights"]
 
 
+def test_it_says_in_what_the_receipts_differ(served, headrace, labelled):
+    """A row that another worker made: the first place to look."""
+    receipts = [each["receipt"] for path in labelled.glob("*.parquet") for each in pq.read_table(path).to_pylist()]
+    (own,) = {json.dumps(receipt) for receipt in receipts if receipt is not None}
+    stored = json.loads(own)
+    assert stored["weights"] == json.loads((labelled / "_headrace.json").read_text())["weights"]
+    assert (stored["attempt"], stored["seed"], stored["device"]) == (1, None, "cpu")
+    tamper(labelled, 3, receipt=stored | {"dtype": "float16", "attempt": 4})
+    result = headrace(served, "verify", labelled, "--fraction", 1)
+    assert result.status == 0
+    (line,) = [line for line in result.out.splitlines() if line.startswith("changed")]
+    assert line == f"changed   dtype was float16 for 1 row, is {stored['dtype']}"
+
+
 def test_a_row_that_was_changed_is_named(served, headrace, labelled):
     row = 5
     label = next(label for label in LABELS if label != stored_label(labelled, row))

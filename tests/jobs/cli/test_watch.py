@@ -3,6 +3,12 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
+from headrace.jobs.cli import display
+from headrace.jobs.cli.follow import follow
+from headrace.jobs.client import Client
+
 from ..running import LABELS, MODEL, Result, environment, started
 
 Headrace = Callable[..., Result]
@@ -28,6 +34,18 @@ def test_those_that_are_named(served: Path, headrace: Headrace, tmp_path: Path) 
     assert headrace(served, "watch", job_ids[0], "job_none").status == 2
 
 
+def test_a_job_shows_the_one_it_waits_for(
+    unserved: Client, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
+    rows = [{"text": "It is late."}] * 3
+    stale, job = (unserved.submit(rows, MODEL, tmp_path / name, prompt="{text}") for name in "ab")
+    # Once it has been shown.
+    follow(unserved, job, job.progress(), lambda progress: job.cancel())
+    ahead = f"waiting behind job {stale.id} (3 rows left; `headrace cancel {stale.id}` drops it)"
+    assert f"0/3 rows  {ahead}\n" in capsys.readouterr().err
+
+
 def test_all_that_run(headrace: Headrace, tmp_path: Path, wait_until: Callable[..., None]) -> None:
     data_dir = tmp_path / "data"
     none = headrace(data_dir, "watch")
@@ -35,7 +53,10 @@ def test_all_that_run(headrace: Headrace, tmp_path: Path, wait_until: Callable[.
     first, second, ended = submitted(headrace, data_dir, tmp_path / "rows", "a", "b", "c")
     headrace(data_dir, "cancel", ended)
     with started(["watch"], environment(data_dir), tmp_path) as watch:
-        wait_until(lambda: second in (tmp_path / "err").read_text(), "it shows the jobs")
+        ahead = f"behind job {first} (3 rows left; `headrace cancel {first}` drops it)\n"
+        wait_until(lambda: ahead in (tmp_path / "err").read_text(), "it shows the jobs, and which one goes first")
+        shown = (tmp_path / "err").read_text().splitlines()
+        assert {line.split()[0] for line in shown if "behind" in line} == {second}
         for job_id in (first, second):
             assert headrace(data_dir, "cancel", job_id).status == 0
         assert watch.wait(60) == 1

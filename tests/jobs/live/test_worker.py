@@ -14,7 +14,6 @@ import psutil
 import pytest
 from redis import Redis
 
-from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
 from headrace.jobs.celery_app import live_queue
 from headrace.jobs.client import Client
@@ -117,11 +116,6 @@ def test_redis_restarts_in_mid_answer(real_desk, tmp_path):
 def client(served) -> Iterator[Client]:
     with Client(Settings.from_environment(environment(served))) as client:
         yield client
-
-
-@pytest.fixture(scope="module")
-def llm() -> LLM:
-    return LLM(MODEL)
 
 
 MESSAGES = [{"role": "user", "content": "My parcel never came, I want my money back."}]

@@ -7,8 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from headrace.jobs.client import Client, Job
@@ -27,7 +25,7 @@ from headrace.storage.readers import open_input
 from headrace.storage.records import JobState
 
 from ...shelf import make_bucket
-from ..running import LABELS, MODEL, environment
+from ..running import LABELS, MODEL, environment, write_unreadable_parquet
 
 ROWS = [{"text": f"Where is parcel {number}?"} for number in range(5)]
 SPEC: dict[str, Any] = {"prompt": "{text}", "choices": LABELS}
@@ -52,23 +50,8 @@ def submit(client: Client, output: str | Path, mode: str = "new", **more: Any) -
     return client.submit(ROWS, MODEL, output, mode=mode, **{**SPEC, **more})
 
 
-# What only planning, or recording the job, finds out.
-
-
-def unreadable(folder: Path) -> Path:
-    """Parquet whose first rows can be read and whose last can not."""
-    path = folder / "rows.parquet"
-    texts = [f"{number:01000}" for number in range(400)]
-    pq.write_table(pa.table({"text": texts}), path, row_group_size=100, use_dictionary=False, compression=None)
-    start = pq.ParquetFile(path).metadata.row_group(2).column(0).data_page_offset
-    with path.open("r+b") as file:
-        file.seek(start)
-        file.write(b"\xff" * 200)
-    return path
-
-
 def with_bad_input(client: Client, folder: Path, output: Path) -> None:
-    client.submit(unreadable(folder), MODEL, output, **SPEC)
+    client.submit(write_unreadable_parquet(folder / "rows.parquet"), MODEL, output, **SPEC)
 
 
 def with_bad_sink(client: Client, folder: Path, output: Path) -> None:
@@ -136,9 +119,6 @@ def test_a_job_whose_recording_is_not_answered_is_recorded_once(
     assert client.jobs(1)[0].id == job.id
     assert all(Path(shard.spool_path).exists() for shard in client.ledger.shards(job.id))
     assert read_manifest(open_folder(tmp_path / "out")) == Manifest(job.id, job.record.fingerprint)
-
-
-# Two ledgers.
 
 
 @pytest.fixture(params=["disk", "store"])

@@ -121,6 +121,30 @@ def test_a_custom_id_that_a_row_before_has_is_that_rows_error(plan, sort_memory_
     assert result.num_errors == 3
 
 
+@pytest.mark.parametrize("malformed_first", [True, False])
+@pytest.mark.parametrize("sort_memory_bytes", [1, 10**8])
+def test_a_malformed_line_leaves_its_number_to_a_row_that_has_it_as_its_id(plan, malformed_first, sort_memory_bytes):
+    good = [{"text": "a", "custom_id": custom_id} for custom_id in ("0", "3", "~3", "~~x")]
+    rows = ["{", *good[:2], "}", *good[2:]] if malformed_first else [*good[:2], "}", "{", *good[2:]]
+    result = plan(rows, sort_memory_bytes)
+    named = {row.custom_id: row.error for row in planned(result)}
+    assert len(named) == len(rows)
+    assert {custom_id for custom_id, error in named.items() if error is None} == {"0", "3", "~3", "~~x"}
+    # One tilde more than any id begins with.
+    assert named.keys() - {"0", "3", "~3", "~~x"} == ({"~~~0", "~~~3"} if malformed_first else {"2", "~~~3"})
+    assert result.num_errors == 2
+
+
+def test_a_malformed_line_before_the_first_id_of_all_leaves_its_number_too(plan):
+    result = plan(["{", *[{"text": "a"}] * 1100, {"text": "b", "custom_id": "0"}])
+    assert {row.row: row.custom_id for row in planned(result) if row.row in (0, 1, 1101)} == {
+        0: "~0",
+        1: "1",
+        1101: "0",
+    }
+    assert list(errors(result)) == [0]
+
+
 def test_a_custom_id_column_that_names_no_rows_is_refused(plan, monkeypatch):
     monkeypatch.setattr(custom_ids, "_MAX_DUPLICATES", 5)
     assert plan([{"text": "a", "custom_id": "same"}] * 6).num_errors == 5

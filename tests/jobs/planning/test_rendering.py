@@ -62,6 +62,39 @@ def test_a_template_is_filled_with_the_columns_as_they_are_named(template, expec
     assert PromptTemplate(template).render(values) == expected
 
 
+THINKING = "{{ messages[0]['content'] }}{% if enable_thinking is defined and not enable_thinking %} d{% endif %}"
+
+
+@pytest.fixture(scope="module")
+def thinking(tmp_path_factory) -> Tokenizer:
+    """Qwen3's way: its template is told not to think."""
+    folder = write_model_folder(tmp_path_factory.mktemp("models") / "thinking")
+    (folder / "chat_template.jinja").write_text(THINKING)
+    return Tokenizer.from_pretrained(folder)
+
+
+@pytest.mark.parametrize("prompt", ["{text}", None])
+def test_the_template_is_told_what_the_job_and_the_row_say(thinking, prompt):
+    row: dict[str, Any] = {"text": "a", "messages": [say("user", "a")]}
+    off, on = {"enable_thinking": False}, {"enable_thinking": True, "unused": None}
+    assert render(thinking, row, prompt=prompt) == "a"
+    assert render(thinking, row, prompt=prompt, chat_template_kwargs=off) == "a d"
+    for own in (off, json.dumps(off)):
+        assert render(thinking, row | {"chat_template_kwargs": own}, prompt=prompt) == "a d"
+    assert render(thinking, row | {"chat_template_kwargs": on}, prompt=prompt, chat_template_kwargs=off) == "a"
+    for wrong, words in (("{", "is not valid JSON"), ([1], "must be an object"), ({"tools": []}, "'tools'")):
+        with pytest.raises(RowError, match=f"column 'chat_template_kwargs' .*({words})"):
+            render(thinking, row | {"chat_template_kwargs": wrong}, prompt=prompt)
+
+
+def test_a_model_without_a_template_is_told_nothing(plain):
+    with pytest.raises(SpecError, match="has no chat template") as refused:
+        renderer(plain, "text", prompt="{text}", chat_template_kwargs={"enable_thinking": False})
+    assert refused.value.field == "chat_template_kwargs"
+    with pytest.raises(SpecError, match=r"^chat_template_kwargs: can not have 'messages', which is set here"):
+        renderer(plain, "text", prompt="{text}", chat_template_kwargs={"messages": []})
+
+
 def test_a_value_that_looks_like_a_template_is_left_alone():
     assert PromptTemplate("{a}{b}").render({"a": "{b} {{", "b": "}"}) == "{b} {{}"
 

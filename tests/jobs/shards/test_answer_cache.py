@@ -61,8 +61,10 @@ def run(shop: Shop, tools: AttemptTools, rows: Any = ROWS, tenant: str = DEFAULT
         {"sampling": {"max_tokens": 6}},
         {"choices": ("a b", "c", "d e f")},
         {"sampling": {"max_tokens": 6, "temperature": 1.0, "n": 2, "logprobs": True, "top_logprobs": 2}},
+        {"sampling": {"max_tokens": 2, "temperature": 1.0, "n": 3}, "vote": True},
+        {"choices": ("a b", "c"), "sampling": {"temperature": 1.0, "n": 3}, "vote": True},
     ],
-    ids=["greedy", "choices", "samples and logprobs"],
+    ids=["greedy", "choices", "samples and logprobs", "vote", "vote on choices"],
 )
 def test_the_same_rows_are_answered_once(shop, tools, spec):
     first = run(shop, tools, cache=True, **spec)

@@ -1,5 +1,6 @@
 """What comes out of an attempt: answers, labels and log-probabilities as columns, the input's beside them."""
 
+import math
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -76,7 +77,29 @@ def test_choices_give_a_label_with_its_confidence(shop):
         assert sum(probabilities.values()) == pytest.approx(1)
         assert values["label"] == values["output"] == max(probabilities, key=lambda choice: probabilities[choice])
         assert values["confidence"] == probabilities[values["label"]]
+        best, second, _ = sorted(probabilities.values(), reverse=True)
+        assert values["margin"] == best - second
+        assert values["entropy"] == pytest.approx(sum(-each * math.log(each) for each in probabilities.values()))
+    doubtful = duckdb.sql(f"SELECT row FROM '{shop.output}/*.parquet' ORDER BY margin LIMIT 2").fetchall()
+    ranked = sorted(shop.table().to_pylist(), key=lambda values: values["margin"])
+    assert [row for (row,) in doubtful] == [values["row"] for values in ranked[:2]]
     shop.assert_settled()
+
+
+def test_of_one_choice_there_is_no_doubt(shop):
+    shop.create(ROWS[:1], choices=("a b",))
+    shop.attempt().run()
+    (values,) = shop.table().to_pylist()
+    assert (values["confidence"], values["margin"], values["entropy"]) == (1.0, 1.0, 0.0)
+
+
+def test_a_longer_choice_is_not_punished_for_its_length(shop):
+    """Tokens that follow from those before count as certain: however many there are, nothing changes."""
+    shop.create(ROWS, choices=("a", "b c d e f"))
+    shop.attempt().run()
+    for row, values in zip(ROWS, shop.table().to_pylist(), strict=True):
+        logits = fake_logits(row.prompt_token_ids or ())[[WORDS.index("a"), WORDS.index("b")]]
+        assert list(values["probabilities"].values()) == pytest.approx(logits.double().softmax(-1).tolist())
 
 
 def test_sampled_answers_depend_on_the_row_alone(shop):

@@ -61,8 +61,11 @@ def test_rows_that_cannot_be_written_are_kept_until_there_is_room(shop, start, c
     away = shop.output.rename(shop.folder / "away")
     running = start(shop.attempt(tools=replace(shop.tools, write_seconds=60.0)).run)
     wait_until(lambda: "cannot be written" in caplog.text, "it was tried in vain")
+    # Whoever follows the job knows before the attempt gives up.
+    assert f"{shop.output}" in (shop.ledger.progress(JOB).error or "")
     away.rename(shop.output)
     assert running.result(60) is JobState.COMPLETED
+    assert [attempt.error for attempt in shop.ledger.attempts(SHARD)] == [None]
     shop.assert_complete()
     assert shop.runner.num_sequences_started == len(ROWS)
 

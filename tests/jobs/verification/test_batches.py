@@ -32,14 +32,8 @@ LINES = [
 
 
 @pytest.fixture(scope="module")
-def client(api: ApiServer) -> Iterator[OpenAI]:
-    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
-def batch(client: OpenAI) -> Any:
-    batch = wait_for(client, create(client, LINES))
+def batch(openai_client: OpenAI) -> Any:
+    batch = wait_for(openai_client, create(openai_client, LINES))
     assert batch.status == "completed"
     return batch
 
@@ -81,9 +75,9 @@ def test_a_row_that_was_changed_is_named(verify: Callable[..., Any], batch: Any,
 
 
 def test_without_its_input_file_it_can_not_be_verified(
-    client: OpenAI, api: ApiServer, batch: Any, headrace: Callable[..., Result]
+    openai_client: OpenAI, api: ApiServer, batch: Any, headrace: Callable[..., Result]
 ) -> None:
-    client.files.delete(batch.input_file_id)
+    openai_client.files.delete(batch.input_file_id)
     gone = headrace(api.data_dir, "verify", batch.id)
     assert (gone.status, gone.err.count("\n")) == (2, 1)
     assert f"its input file {batch.input_file_id}, which says how its rows were asked, was deleted" in gone.err

@@ -24,7 +24,9 @@ def ledger(tmp_path: Path) -> Iterator[Ledger]:
 
 
 def test_a_batch_that_nobody_knows_or_that_has_no_rows(ledger: Ledger) -> None:
-    with pytest.raises(UnknownBatch, match="batch_07"):
+    with pytest.raises(
+        UnknownBatch, match=r"ledger sqlite:.*headrace\.db has no batch 'batch_07': name an output folder"
+    ):
         Receipt.find(ledger, "batch_07")
     ledger.batches.add(NewBatch("batch_08", "default", "/v1/completions", "file-1", "24h", 60.0))
     with pytest.raises(NotVerifiable, match="batch_08 has no rows"):
@@ -41,6 +43,10 @@ def test_another_ledgers_batch_is_not_made_again(ledger: Ledger, tmp_path: Path)
         Receipt.find(ledger, str(tmp_path))
 
 
-def test_a_job_that_nobody_knows_is_none_of_ours(ledger: Ledger) -> None:
-    with pytest.raises(UnknownJob):
-        Receipt.find(ledger, "job_07")
+def test_a_job_that_nobody_knows_is_none_of_ours(ledger: Ledger, tmp_path: Path) -> None:
+    with pytest.raises(UnknownJob) as unknown:
+        Receipt.find(ledger, "nowhere")
+    looked_up = (
+        f"{Path.cwd() / 'nowhere'} is no folder, and ledger sqlite:///{tmp_path}/headrace.db has no job 'nowhere': "
+    )
+    assert str(unknown.value).startswith(looked_up)

@@ -1,0 +1,124 @@
+"""The GPU that `gpu.py` runs on, and how long calls take on it."""
+
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from report import quantile
+
+# A few times what a GPU's level-2 cache holds.
+_FLUSHED_BYTES = 256 * 2**20
+_CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Seconds of a call: the median, and between which two nine tenths of the repetitions were."""
+
+    median: float
+    low: float
+    high: float
+
+    @property
+    def spread(self) -> float:
+        return (self.high - self.low) / self.median
+
+    @classmethod
+    def of(cls, times: list[float]) -> "Timing":
+        return cls(median(times), quantile(times, 0.05), quantile(times, 0.95))
+
+
+def timing(call: Callable[[], object], device: torch.device, rounds: int, is_flushed: bool = True) -> Timing:
+    """How long a call takes.
+
+    On a GPU it is made once to warm up, and then replayed from a CUDA graph between two events. `is_flushed`: the GPU's
+    cache holds none of what it reads, as in a model: there the other layers were between.
+    """
+    times = _host_times(call, rounds) if device.type != "cuda" else _graph_times(call, device, rounds, is_flushed)
+    return Timing.of(list(times))
+
+
+def _graph_times(call: Callable[[], object], device: torch.device, rounds: int, is_flushed: bool) -> Iterator[float]:
+    call()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        call()
+    new_event: Callable[..., Any] = torch.cuda.Event
+    others = torch.empty(_FLUSHED_BYTES if is_flushed else 1, dtype=torch.uint8, device=device)
+    # Twice more than are counted: the first replay uploads the graph.
+    for number in range(rounds + 2):
+        others.zero_()
+        start, end = new_event(enable_timing=True), new_event(enable_timing=True)
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        if number >= 2:
+            yield start.elapsed_time(end) / 1000
+
+
+def _host_times(call: Callable[[], object], rounds: int) -> Iterator[float]:
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        yield time.perf_counter() - start
+
+
+def about_device() -> dict[str, Any]:
+    """What a figure depends on beside the program."""
+    if not torch.cuda.is_available():
+        return {"gpu": "none (dry run)"}
+    properties = torch.cuda.get_device_properties(0)
+    return {
+        "gpu": properties.name,
+        "memory_gib": round(properties.total_memory / 2**30, 1),
+        "processors": properties.multi_processor_count,
+        "cuda": torch.version.cuda,
+        "driver": (_nvidia_smi("driver_version") or ["unknown"])[0],
+    }
+
+
+def results_name(gpu: str) -> str:
+    """A results file's name: `h100-gpu.json` for an NVIDIA H100 80GB HBM3."""
+    model = re.search(r"[A-Z]+\d+\w*", gpu)
+    return f"{model[0].lower() if model else 'dry'}-gpu.json"
+
+
+def clocks() -> dict[str, str]:
+    """Clocks, temperature and power as they are, where something tells; nothing is changed about them."""
+    if not torch.cuda.is_available():
+        return {}
+    if values := _nvidia_smi(",".join(_CLOCKS)):
+        return dict(zip(_CLOCKS, values, strict=False))
+    try:
+        return {"clocks.sm": f"{torch.cuda.clock_rate()} MHz"}
+    # It wants a package that the machine need not have, and a driver that answers.
+    except Exception:  # noqa: BLE001
+        return {}
+
+
+def _nvidia_smi(query: str) -> list[str]:
+    # Not on the path where only the driver's folder is mounted.
+    for program in ("nvidia-smi", "/usr/local/nvidia/bin/nvidia-smi"):
+        if "/" in program and not Path(program).exists():
+            continue
+        try:
+            done = subprocess.run(
+                [program, f"--query-gpu={query}", "--format=csv,noheader"],
+                capture_output=True,
+                text=True,
+                timeout=10,
+                check=False,
+            )
+        except (OSError, subprocess.TimeoutExpired):
+            continue
+        if done.returncode == 0 and done.stdout.strip():
+            return [value.strip() for value in done.stdout.splitlines()[0].split(",")]
+    return []

@@ -1,0 +1,177 @@
+"""Which shapes attention's kernels are the fastest in on this GPU, in under three minutes.
+
+    python benchmarks/gpu_tuning.py             # needs torch, triton and numpy; writes nothing
+    python benchmarks/gpu_tuning.py --dry-run   # the same, tiny, on a CPU in Triton's interpreter
+
+What there is to choose was chosen by reading what the compiler makes of it, and goes into `attention_shape.py` when it
+is known here. Narrow shapes are timed on plain decodes and wide ones on a prefill; the best three of each then together
+on decodes that share prefixes, where they run beside each other. A shape whose output differs from that of the first
+is left out. The last line is JSON.
+"""
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from itertools import product
+from typing import Any
+
+import torch
+from report import ROOT, environment
+
+_BEST = 3
+
+
+@dataclass(frozen=True)
+class Trial:
+    """Two shapes of the kernels, and the seconds a workload takes with them."""
+
+    workload: str
+    shapes: Any
+    seconds: float
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU, in Triton's interpreter")
+    parser.add_argument("--seconds", type=float, default=170, help="how long it may take; no trial begins afterwards")
+    arguments = parser.parse_args()
+    if arguments.dry_run:
+        os.environ["TRITON_INTERPRET"] = "1"
+    elif not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA GPU here; --dry-run runs the script on a CPU")
+    if find_spec("headrace") is None:
+        sys.path.append(str(ROOT / "typings"))
+    from gpu_kernels import DRY, GPU
+
+    sizes = DRY if arguments.dry_run else GPU
+    tuning = Tuning(sizes, time.monotonic() + arguments.seconds)
+    tuning.run(arguments.dry_run)
+    print(json.dumps({"benchmark": "gpu_tuning", **environment(), **tuning.result()}))
+
+
+class Tuning:
+    """Times candidates until `deadline`, and remembers the best of each workload."""
+
+    def __init__(self, sizes: Any, deadline: float) -> None:
+        self._sizes, self._deadline = sizes, deadline
+        self._trials: list[Trial] = []
+        self._num_left_out = 0
+
+    def run(self, is_dry: bool) -> None:
+        from gpu_kernels import AttentionCase, always, never
+
+        sizes = self._sizes
+        narrow, wide = candidates(sizes.attention)
+        if is_dry:
+            narrow, wide = narrow[:2], wide[:1]
+        rows, context = sizes.decode_batch, sizes.decode_context
+        plain = AttentionCase.build(sizes, [1] * rows, [context] * rows, [range(0)] * rows)
+        prefill = AttentionCase.build(sizes, [sizes.prefill_tokens], [sizes.prefill_tokens], [range(0)])
+        self._time(f"decode, {rows} of {context}", plain, never, [(each, wide[0]) for each in narrow])
+        self._time(f"prefill of {sizes.prefill_tokens}", prefill, never, [(narrow[0], each) for each in wide])
+        pairs = list(product(*(self._best(index) for index in (0, 1))))
+        for prefix in sizes.prefixes:
+            shared = AttentionCase.decode(sizes, prefix)
+            self._time(f"decode, {sizes.batch} sharing {prefix}", shared, always, pairs)
+
+    def result(self) -> dict[str, Any]:
+        ranked = {trial.workload: [] for trial in self._trials}  # type: dict[str, list[dict[str, Any]]]
+        for trial in sorted(self._trials, key=lambda trial: trial.seconds):
+            ranked[trial.workload].append({"microseconds": round(trial.seconds * 1e6, 1), **asdict(trial.shapes)})
+        return {"trials_left_out": self._num_left_out, "ranked": ranked}
+
+    def _best(self, index: int) -> list[Any]:
+        """The fastest narrow (0) or wide (1) shapes so far."""
+        workload = list(dict.fromkeys(trial.workload for trial in self._trials))[index]
+        trials = sorted((each for each in self._trials if each.workload == workload), key=lambda each: each.seconds)
+        return [(each.shapes.narrow, each.shapes.wide)[index] for each in trials[:_BEST]]
+
+    def _time(self, workload: str, case: Any, gate: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
+        """Prints a line a pair of shapes."""
+        from gpu_kernels import seconds
+
+        from headrace.kernels.paged_attention.attention_shape import KernelShapes
+
+        print(workload)
+        expected = None
+        for narrow, wide in pairs:
+            if time.monotonic() > self._deadline:
+                self._num_left_out += 1
+                continue
+            shapes = KernelShapes(narrow, wide)
+            try:
+                call, output = _runner(self._sizes, case, gate, shapes)
+                taken = seconds(call, self._sizes)
+                expected = output if expected is None else expected
+                torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-2)
+            # One that needs more than the GPU has, or is wrong, costs its own figure and no other's.
+            except Exception as error:  # noqa: BLE001
+                print(f"  left out, {type(error).__name__} {str(error).splitlines()[0][:80]}: {_words(shapes)}")
+                self._num_left_out += 1
+                continue
+            self._trials.append(Trial(workload, shapes, taken))
+            print(f"  {taken * 1e6:9.1f} us  {_words(shapes)}", flush=True)
+
+
+def candidates(shape: Any) -> tuple[list[Any], list[Any]]:
+    """Narrow shapes and wide ones for heads of up to 128 in 16 bits, each beginning with what is chosen now."""
+    from headrace.kernels.paged_attention.attention_shape import KernelShape
+
+    rows = shape.narrow.rows
+    narrow = [
+        shape.narrow,
+        KernelShape(rows, 32, 4, 5, 4, 128, overlaps=False),
+        KernelShape(rows, 32, 2, 5, 4, 255, overlaps=False),
+        KernelShape(rows, 32, 4, 9, 3, 168, overlaps=False),
+        KernelShape(rows, 64, 4, 5, 2, 255, overlaps=False),
+        KernelShape(rows, 64, 4, 5, 3, 168, overlaps=False),
+        KernelShape(rows, 64, 4, 7, 2, 255, overlaps=False),
+        KernelShape(rows, 64, 4, 5, 2, 255, overlaps=True),
+        KernelShape(rows, 128, 4, 5, 1, 255, overlaps=False),
+        KernelShape(rows, 16, 4, 7, 6, 80, overlaps=False),
+    ]
+    wide = [
+        shape.wide,
+        replace(shape.wide, max_registers=255),
+        replace(shape.wide, overlaps=False),
+        replace(shape.wide, overlaps=False, max_registers=255),
+        replace(shape.wide, num_stages=4, max_registers=255),
+        KernelShape(128, 128, 8, 4, 1, 255, overlaps=False),
+        KernelShape(64, 64, 4, 4, 2, 255, overlaps=True),
+        KernelShape(64, 64, 4, 4, 2, 255, overlaps=False),
+        KernelShape(64, 32, 4, 5, 3, 168, overlaps=False),
+    ]
+    return narrow, wide
+
+
+def _runner(sizes: Any, case: Any, gate: Any, shapes: Any) -> tuple[Callable[[], object], torch.Tensor]:
+    """A call that attends, and the tensor it fills."""
+    from headrace.kernels.paged_attention.device_plan import DevicePlan
+    from headrace.kernels.paged_attention.planning import plan_attention
+    from headrace.kernels.paged_attention.triton import attend_planned
+
+    shape = replace(sizes.attention, tuned=shapes)
+    plan = plan_attention(case.metadata, shape, None, gate)
+    held = DevicePlan.holding(plan, sizes.heads, sizes.head_dim, sizes.device)
+    output = torch.full_like(case.query, torch.nan)
+    keys, values = case.caches
+    scale = sizes.head_dim**-0.5
+    return lambda: attend_planned(case.query, keys, values, held, scale, output, tuned=shapes), output
+
+
+def _words(shapes: Any) -> str:
+    return "; ".join(
+        f"{name} {each['rows']}x{each['tile']} warps {each['num_warps']} stages {each['num_stages']} "
+        f"programs {each['programs_per_processor']} registers {each['max_registers']}"
+        f"{' overlaps' if each['overlaps'] else ''}"
+        for name, each in asdict(shapes).items()
+    )
+
+
+if __name__ == "__main__":
+    main()

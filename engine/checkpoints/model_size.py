@@ -1,0 +1,130 @@
+"""How large a model is by its `config.json` alone: its weights, and its KV cache a token. Free of torch."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from .model_config import ModelConfig, MoeConfig
+from .quantization_config import Int4Scheme, WeightScheme
+
+_HALF_BYTES, _FLOAT_BYTES = 2, 4
+
+
+@dataclass(frozen=True)
+class Projection:
+    """A matrix that is multiplied by, with its bias. `name`: as in the checkpoint; there are `copies` like it."""
+
+    name: str
+    num_outputs: int
+    num_inputs: int
+    has_bias: bool = False
+    copies: int = 1
+    is_quantizable: bool = True
+
+    @property
+    def num_weights(self) -> int:
+        return self.copies * self.num_outputs * self.num_inputs
+
+    @property
+    def num_biases(self) -> int:
+        return self.copies * self.num_outputs * self.has_bias
+
+    def num_bytes(self, scheme: WeightScheme | None, item_bytes: int) -> int:
+        """Of the weights as they are kept; `scheme`: as the checkpoint has quantised them."""
+        if scheme is None or not self.is_quantizable:
+            return self.num_weights * item_bytes
+        if isinstance(scheme, Int4Scheme):
+            groups = -(-self.num_inputs // (scheme.group_size or self.num_inputs))
+            # A scale and a zero for each group of each output.
+            num_groups = self.copies * self.num_outputs * groups
+            return self.num_weights // 2 + num_groups * _HALF_BYTES + num_groups // 2
+        rows, columns = scheme.block
+        scales = {
+            "tensor": 1,
+            "channel": self.num_outputs,
+            "block": -(-self.num_outputs // rows) * -(-self.num_inputs // columns),
+        }[scheme.scales]
+        return self.num_weights + self.copies * scales * _FLOAT_BYTES
+
+
+def kv_token_bytes(model: ModelConfig, item_bytes: int) -> int:
+    """Bytes that a token's keys and values take over all layers."""
+    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * item_bytes
+
+
+def num_parameters(model: ModelConfig) -> int:
+    """Of the whole model, before it was quantised."""
+    projections = [each for index in range(model.num_hidden_layers) for each in layer_projections(model, index)]
+    matrices = sum(each.num_weights + each.num_biases for each in (*_ends(model), *projections))
+    return matrices + _num_norm_weights(model)
+
+
+def weight_bytes(model: ModelConfig, item_bytes: int, quantization: str | None = None) -> int:
+    """About what the weights take in memory. `quantization`: as `EngineConfig` has it."""
+    total = _num_norm_weights(model) * (_FLOAT_BYTES if model.norm_offset else item_bytes)
+    for index in range(model.num_hidden_layers):
+        for each in layer_projections(model, index):
+            total += each.num_biases * item_bytes
+            if quantization == "int8" and each.is_quantizable:
+                total += each.num_weights + each.copies * each.num_outputs * _FLOAT_BYTES
+            else:
+                total += each.num_bytes(_scheme(model, each), item_bytes)
+    return total + sum(each.num_bytes(_scheme(model, each), item_bytes) for each in _ends(model))
+
+
+def _scheme(model: ModelConfig, projection: Projection) -> WeightScheme | None:
+    return None if model.quantization is None else model.quantization.scheme([projection.name])
+
+
+def _ends(model: ModelConfig) -> Iterator[Projection]:
+    """The embedding, and the head where it is another matrix."""
+    yield Projection("model.embed_tokens", model.vocab_size, model.hidden_size, is_quantizable=False)
+    if not model.tie_word_embeddings:
+        yield Projection("lm_head", model.vocab_size, model.hidden_size)
+
+
+def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
+    """What the layer of this index multiplies by."""
+    prefix, hidden = f"model.layers.{index}", model.hidden_size
+    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    attention = f"{prefix}.self_attn"
+    if model.has_fused_projections:
+        yield Projection(f"{attention}.qkv_proj", queries + 2 * keys, hidden, model.qkv_bias)
+    else:
+        for name, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
+            yield Projection(f"{attention}.{name}", size, hidden, model.qkv_bias)
+    yield Projection(f"{attention}.o_proj", hidden, queries, model.output_bias)
+    if model.moe is not None and model.moe.sparse_layers[index]:
+        yield from _experts(model.moe, prefix, hidden)
+    elif model.has_fused_projections:
+        yield Projection(f"{prefix}.mlp.gate_up_proj", 2 * model.intermediate_size, hidden, model.mlp_bias)
+        yield Projection(f"{prefix}.mlp.down_proj", hidden, model.intermediate_size, model.mlp_bias)
+    else:
+        yield from _gated(f"{prefix}.mlp", hidden, model.intermediate_size, has_bias=model.mlp_bias)
+
+
+def _experts(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
+    is_mixtral = moe.naming == "mixtral"
+    mlp, names = (f"{prefix}.block_sparse_moe", "w1 w3 w2") if is_mixtral else (f"{prefix}.mlp", _GATED_NAMES)
+    yield Projection(f"{mlp}.gate", moe.num_experts, hidden, is_quantizable=False)
+    yield from _gated(f"{mlp}.experts.0", hidden, moe.intermediate_size, names, copies=moe.num_experts)
+    if moe.shared_expert_intermediate_size is not None:
+        yield from _gated(f"{mlp}.shared_expert", hidden, moe.shared_expert_intermediate_size)
+        yield Projection(f"{mlp}.shared_expert_gate", 1, hidden, is_quantizable=False)
+
+
+_GATED_NAMES = "gate_proj up_proj down_proj"
+
+
+def _gated(
+    prefix: str, hidden: int, inner: int, names: str = _GATED_NAMES, has_bias: bool = False, copies: int = 1
+) -> Iterator[Projection]:
+    gate, up, down = names.split()
+    yield Projection(f"{prefix}.{gate}", inner, hidden, has_bias, copies)
+    yield Projection(f"{prefix}.{up}", inner, hidden, has_bias, copies)
+    yield Projection(f"{prefix}.{down}", hidden, inner, has_bias, copies)
+
+
+def _num_norm_weights(model: ModelConfig) -> int:
+    around = 4 if model.decoder_layer == "gemma" else 2
+    of_heads = 2 * model.head_dim if model.qk_norm else 0
+    return model.num_hidden_layers * (around * model.hidden_size + of_heads) + model.hidden_size

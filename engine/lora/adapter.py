@@ -1,0 +1,102 @@
+"""An adapter's matrices, read and checked against the model that they are for."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ..checkpoints.weight_files import open_weights
+from ..errors import ModelError
+from ..kv_cache.prefix_cache import ROOT, BlockHash
+from ..models.blocks import LinearPart
+from .adapter_folder import WEIGHTS_FILE, AdapterConfig
+
+_TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+# Not those of experts: these see some of a batch's tokens, in an order of their own.
+_ADAPTABLE = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj")
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """What is added to a projection: x @ downᵀ @ up. down: [rank, in]; up: [rank, out], times the adapter's scale."""
+
+    down: Tensor
+    up: Tensor
+
+
+@dataclass(eq=False)
+class Adapter:
+    """An adapter that a model holds. `number`: from 1 on, no other one's; `identity`: the same for the same files.
+
+    `additions`: by the names of the projections. `num_requests`: how many in the engine are answered with it.
+    """
+
+    number: int
+    identity: str
+    rank: int
+    additions: Mapping[str, LowRank]
+    num_requests: int = 0
+
+    @cached_property
+    def hash_root(self) -> BlockHash:
+        """Where the hashes begin of blocks whose keys and values it has a part in."""
+        return blake2b(self.identity.encode(), digest_size=len(ROOT)).digest()
+
+
+def adaptable(parts: Mapping[str, LinearPart]) -> dict[str, LinearPart]:
+    """Of a model's projections those that adapters may add to."""
+    return {name: part for name, part in parts.items() if _ADAPTABLE.fullmatch(name)}
+
+
+def read_additions(
+    folder: Path, config: AdapterConfig, parts: Mapping[str, LinearPart], dtype: torch.dtype
+) -> dict[str, LowRank]:
+    """On the host, of the model's dtype. Raises `ModelError` naming the tensor that does not fit."""
+    sides: dict[str, dict[str, Tensor]] = {}
+    file = folder / WEIGHTS_FILE
+    with open_weights(file, "pt") as tensors:
+        for name in tensors.keys():  # noqa: SIM118
+            module, side = _placed(file, name, parts)
+            sides.setdefault(module, {})[side] = _checked(file, name, side, tensors.get_tensor(name), parts, config)
+    if not sides:
+        raise ModelError(f"{file} holds no tensor: save the adapter again")
+    for module, pair in sides.items():
+        if len(pair) != 2:
+            missing = "B" if "A" in pair else "A"
+            raise ModelError(f"{file} lacks the tensor base_model.model.{module}.lora_{missing}.weight: save it again")
+    return {
+        module: LowRank(pair["A"].to(dtype), (pair["B"].float() * config.scale).T.contiguous().to(dtype))
+        for module, pair in sides.items()
+    }
+
+
+def _placed(file: Path, name: str, parts: Mapping[str, LinearPart]) -> tuple[str, str]:
+    match = _TENSOR.fullmatch(name)
+    if match is None or match["module"] not in parts:
+        known = sorted({part.rpartition(".")[2] for part in parts})
+        raise ModelError(
+            f"{file} holds a tensor {name}, which this model cannot be adapted by: target_modules may be "
+            f"{', '.join(known)} of its layers (no embeddings, heads, experts or norms)"
+        )
+    return match["module"], match["side"]
+
+
+def _checked(
+    file: Path, name: str, side: str, tensor: Tensor, parts: Mapping[str, LinearPart], config: AdapterConfig
+) -> Tensor:
+    part = parts[name.removeprefix("base_model.model.").removesuffix(f".lora_{side}.weight")]
+    expected = (config.rank, part.linear.num_inputs) if side == "A" else (part.size, config.rank)
+    if tuple(tensor.shape) != expected:
+        raise ModelError(
+            f"tensor {name} in {file} has shape {tuple(tensor.shape)}; r={config.rank} and the model ask for "
+            f"{expected}: use the base model that the adapter was trained on"
+        )
+    # Beside it in a batch there are others' tokens.
+    if not bool(tensor.isfinite().all()):
+        raise ModelError(f"tensor {name} in {file} holds values that are not finite: train the adapter again")
+    return tensor

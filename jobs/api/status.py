@@ -1,0 +1,123 @@
+"""`GET /` is a page for people that shows what runs here; `GET /status` is what it reads beside the jobs."""
+
+import hashlib
+import re
+from base64 import b64encode
+from importlib.resources import files
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Request, Response
+from pydantic import BaseModel
+from starlette.responses import HTMLResponse
+
+from ...engine.checkpoints.hub import public_name
+from ...storage.overview import Overview, Waiting
+from ..presence import Worker
+from .live_answers import LiveAnswers
+from .models import ServedModels
+from .routes import EVERYWHERE
+from .service import JobService
+
+router = APIRouter(tags=["health"])
+_PAGE = files(__package__).joinpath("status_page.html").read_text(encoding="utf-8")
+
+
+def _policy(page: str) -> str:
+    """What the page may do: run the script and the styles that are in it, and ask this server."""
+    inline = {kind: re.findall(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL) for kind in ("script", "style")}
+    allowed = [f"{kind}-src {' '.join(map(_source, texts))}" for kind, texts in inline.items()]
+    rest = ("connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'")
+    return "; ".join(("default-src 'none'", *allowed, *rest))
+
+
+def _source(text: str) -> str:
+    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_HEADERS = {"Content-Security-Policy": _policy(_PAGE), "Cache-Control": "no-cache"}
+
+
+class QueueStatus(BaseModel):
+    """What the running jobs of a queue wait for. `oldest_seconds`: since when the first of them is there."""
+
+    queue: str
+    model: str | None
+    running_shards: int
+    waiting_shards: int
+    waiting_rows: int
+    oldest_seconds: float
+
+    @classmethod
+    def of(cls, queue: Waiting) -> "QueueStatus":
+        return cls(
+            queue=queue.queue,
+            model=None if queue.model is None else public_name(queue.model),
+            running_shards=queue.num_running,
+            waiting_shards=queue.num_queued,
+            waiting_rows=queue.queued_rows,
+            oldest_seconds=queue.oldest_seconds,
+        )
+
+
+class WorkerStatus(BaseModel):
+    """A worker that is alive. `engine`: what it last told of its engine, by the names of `EngineStats`."""
+
+    name: str
+    queue: str
+    engine: dict[str, float]
+
+    @classmethod
+    def of(cls, worker: Worker) -> "WorkerStatus":
+        return cls(name=worker.name, queue=worker.queue, engine=dict(worker.stats))
+
+
+class ModelStatus(BaseModel):
+    """A model that requests may name. `waiting_requests`: interactive ones that no worker has."""
+
+    name: str
+    queue: str
+    waiting_requests: int
+
+
+class Status(BaseModel):
+    """What runs here, whosever it is."""
+
+    models: list[ModelStatus]
+    workers: list[WorkerStatus]
+    queues: list[QueueStatus]
+
+
+@router.get("/", include_in_schema=False)
+def page() -> Response:
+    """The page holds nothing: it asks for what it shows, with the key that its reader gives it."""
+    return HTMLResponse(_PAGE, headers=_HEADERS)
+
+
+def _service(request: Request) -> JobService:
+    service: JobService = request.app.state.service
+    return service
+
+
+def _live(request: Request) -> LiveAnswers:
+    live: LiveAnswers = request.app.state.live
+    return live
+
+
+@router.get("/status", responses=EVERYWHERE)
+def status(service: Annotated[JobService, Depends(_service)], live: Annotated[LiveAnswers, Depends(_live)]) -> Status:
+    """The models, the workers and what their engines do, and what waits in the queues."""
+    service.client.ensure_redis()
+    return Status(
+        models=_models(service.models, live),
+        workers=[WorkerStatus.of(worker) for worker in live.workers()],
+        queues=[QueueStatus.of(queue) for queue in Overview(service.client.ledger.database).waiting()],
+    )
+
+
+def _models(models: ServedModels, live: LiveAnswers) -> list[ModelStatus]:
+    """Adapters wait in their base models' queues."""
+    return [
+        ModelStatus(name=model.name, queue=model.shard_queue, waiting_requests=live.num_waiting(model))
+        for model in models.all
+        if model.lora is None
+    ]

@@ -1,0 +1,111 @@
+"""`headrace size`: what a model takes of GPUs' memory, by its description alone."""
+
+import json
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from ...engine.checkpoints.hub import locate_model, public_name
+from ...engine.config import EngineConfig
+from ..planning.model_fit import GIB, GPU_GIB, Fit, Gpu, ModelNeeds
+from .keys import AsJson
+from .options import (
+    DType,
+    EnforceEager,
+    GpuMemoryUtilization,
+    KvCacheDType,
+    MaxModelLen,
+    MaxNumBatchedTokens,
+    MaxNumSeqs,
+    Quantization,
+    Revision,
+)
+from .tables import print_table
+
+_ONE_GPU = (
+    "A model runs on one GPU: tensor parallelism is not in Headrace yet. More GPUs are more workers, each with the "
+    "whole model."
+)
+
+
+def size(
+    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder with a config.json, or Hugging Face id.")],
+    gpu: Annotated[
+        list[str] | None,
+        typer.Option("--gpu", metavar="GPU", help=f"{', '.join(GPU_GIB)}, or memory such as 24GiB; repeatable."),
+    ] = None,
+    max_model_len: MaxModelLen = None,
+    max_num_seqs: MaxNumSeqs = 256,
+    max_num_batched_tokens: MaxNumBatchedTokens = 2048,
+    dtype: DType = "auto",
+    quantization: Quantization = None,
+    kv_cache_dtype: KvCacheDType = "auto",
+    gpu_memory_utilization: GpuMemoryUtilization = 0.9,
+    enforce_eager: EnforceEager = False,
+    revision: Revision = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what MODEL's weights and its KV cache take, and how many sequences and tokens fit into a GPU beside it.
+
+    Reads config.json alone. What the largest step takes is an estimate: a worker measures it when it starts.
+    """
+    options = EngineConfig(
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        max_num_seqs=max_num_seqs,
+        max_num_batched_tokens=max_num_batched_tokens,
+        max_model_len=max_model_len,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enforce_eager=enforce_eager,
+    )
+    gpus = [Gpu.of(each) for each in gpu or GPU_GIB]
+    located = locate_model(model, revision, with_weights=False)
+    needs = ModelNeeds.of(located.folder, options)
+    fits = [Fit(each, needs) for each in gpus]
+    if as_json:
+        found = {"model": located.name, **asdict(needs), "gpus": [_as_json(fit, max_num_seqs) for fit in fits]}
+        typer.echo(json.dumps(found))
+    else:
+        _print(public_name(located.name), needs, fits, max_num_seqs)
+
+
+def _as_json(fit: Fit, num_seqs: int) -> dict[str, object]:
+    return {
+        **asdict(fit.gpu),
+        "kv_bytes": fit.kv_bytes,
+        "kv_tokens": fit.kv_tokens,
+        "num_sequences": fit.num_sequences,
+        "num_gpus_for_one_sequence": fit.num_gpus(1),
+        "num_gpus_for_max_num_seqs": fit.num_gpus(num_seqs),
+    }
+
+
+def _print(name: str, needs: ModelNeeds, fits: list[Fit], num_seqs: int) -> None:
+    longest = f"{needs.sequence_tokens:,} tokens"
+    lines = [
+        ("model", f"{name}, {needs.parameters:,} parameters in {needs.dtype}"),
+        ("weights", _memory(needs.weight_bytes)),
+        ("KV cache", f"{needs.kv_token_bytes:,} bytes a token in {needs.kv_dtype}"),
+        ("a sequence", f"{_memory(needs.sequence_bytes)} of KV for {longest}"),
+        ("beside them", f"about {_memory(needs.beside_bytes)}: the largest step, CUDA graphs, the driver"),
+    ]
+    for title, text in lines:
+        typer.echo(f"{title:<13}{text}")
+    typer.echo()
+    heading = ("GPU", "MEMORY", "LEFT FOR KV", "TOKENS", "SEQUENCES", "GPUS FOR ONE", f"GPUS FOR {num_seqs}")
+    print_table(heading, [_line(fit, num_seqs) for fit in fits])
+    if any((fit.num_gpus(1) or 2) > 1 for fit in fits):
+        typer.echo(f"\n{_ONE_GPU}")
+
+
+def _line(fit: Fit, num_seqs: int) -> tuple[str, ...]:
+    gpus = (fit.num_gpus(count) for count in (1, num_seqs))
+    room = _memory(fit.kv_bytes) if fit.num_blocks else "does not fit"
+    counts = (f"{fit.kv_tokens:,}", f"{fit.num_sequences:,}", *("-" if each is None else f"{each:,}" for each in gpus))
+    return (fit.gpu.name, _memory(fit.gpu.memory_bytes), room, *counts)
+
+
+def _memory(num_bytes: int) -> str:
+    return f"{num_bytes / GIB:.1f} GiB" if num_bytes >= GIB // 10 else f"{num_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,60 @@
+"""What each answer is stored with so that it can be made again: by which weights, which attempt, and how computed."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from typing import Any, Self
+
+from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.config import EngineConfig
+from ...engine.execution.devices import resolve_device, resolve_dtype
+from ...engine.request import SamplingParams
+from ..lora import LoraModule
+from ..weights import ModelWeights
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Computation:
+    """What decides about an answer's last digits, and so at times about its words; nothing in it is "auto"."""
+
+    dtype: str
+    quantization: str | None
+    kv_cache_dtype: str
+    device: str
+    headrace: str
+    torch: str
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: ModelConfig) -> Self:
+        """That of an engine. Raises `ConfigError`, as loading it would."""
+        device = resolve_device(config.device)
+        dtype = str(resolve_dtype(config.dtype, model.checkpoint_dtype, device)).removeprefix("torch.")
+        kv_cache_dtype = dtype if config.kv_cache_dtype == "auto" else config.kv_cache_dtype
+        return cls(dtype, config.quantization, kv_cache_dtype, device.type, version("headrace"), version("torch"))
+
+
+@dataclass(frozen=True)
+class Receipts:
+    """One a worker."""
+
+    weights: ModelWeights
+    computation: Computation
+
+    def of_attempt(self, number: int, lora: LoraModule | None = None) -> dict[str, Any]:
+        """What the receipts of all answers of an attempt have in common: that of a greedy one, which has no seed."""
+        return {"weights": self._identity(lora), "seed": None, "attempt": number, **asdict(self.computation)}
+
+    def _identity(self, lora: LoraModule | None) -> str | None:
+        try:
+            return self.weights.identity(lora)
+        except OSError as error:
+            logger.warning("the receipts of these rows name no weights: %s", error)
+            return None
+
+
+def receipt(of_attempt: Mapping[str, Any], params: SamplingParams) -> Mapping[str, Any]:
+    """That of an answer; of several answers the seed is the first one's, from which the others' derive."""
+    return of_attempt if params.is_greedy else {**of_attempt, "seed": params.seed}

@@ -1,0 +1,84 @@
+"""The answer that most of a row's samples give, and how many samples it takes to know it."""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from ...engine.request import Request
+from ...engine.sampling.sampler import pick_choice
+from ...engine.text.tokenizer import Tokenizer
+from ..engine_host import Answer
+from .row_answers import Answered, answer_columns, text_of
+
+
+class Vote(NamedTuple):
+    """What a sample says. `opinion` is what is counted; `likelihood` grows with how likely the model finds it."""
+
+    opinion: str
+    likelihood: float
+
+
+def num_wanted(opinions: Sequence[str], num_samples: int) -> int:
+    """How many more of `num_samples` it takes at least until the rest cannot change the majority; 0 when it cannot.
+
+    It depends on the samples' order alone, not on which was done first.
+    """
+    left = num_samples - len(opinions)
+    counts = sorted(Counter(opinions).values(), reverse=True)
+    lead = sum(counts[:1]) - sum(counts[1:2])
+    return 0 if lead > left else min(left, (left - lead) // 2 + 1)
+
+
+def opinion(text: str) -> str:
+    """The same for answers that say the same: without spaces around them, JSON in whichever order and spacing."""
+    text = text.strip()
+    if text[:1] not in ("{", "["):
+        return text
+    try:
+        return json.dumps(json.loads(text), sort_keys=True, ensure_ascii=False)
+    except (ValueError, RecursionError):
+        return text
+
+
+def voted_columns(tokenizer: Tokenizer, samples: Sequence[Answered]) -> dict[str, Any]:
+    """The columns of a row whose answer is that of the majority. `samples`: those it took, in their order."""
+    votes = [Vote(opinion(text_of(tokenizer, *sample)), _log_likelihood(sample[1])) for sample in samples]
+    chosen = _winner(votes)
+    return answer_columns(tokenizer, samples, chosen=chosen) | _counted(votes, chosen)
+
+
+def drawn_columns(tokenizer: Tokenizer, request: Request, answer: Answer, num_samples: int) -> dict[str, Any]:
+    """The same for choices: samples are drawn from their probabilities, for which the engine is asked once."""
+    choices, probabilities = request.params.choices, answer.choice_probabilities
+    assert choices is not None
+    assert probabilities is not None
+    params = replace(request.params, n=num_samples)
+    samples = map(params.of_sample, range(num_samples))
+    drawn = [pick_choice(probabilities, sample, sample.seed or 0) for sample in samples]
+    votes = [Vote(choices[index], probabilities[index]) for index in drawn]
+    chosen = _winner(votes)
+    columns = answer_columns(tokenizer, [(request, answer._replace(choice_index=drawn[chosen]))])
+    return columns | {"outputs": [vote.opinion for vote in votes]} | _counted(votes, chosen)
+
+
+def _log_likelihood(answer: Answer) -> float:
+    places = zip(answer.logprobs, answer.token_ids, strict=False)
+    return sum(logprobs[token].logprob for logprobs, token in places)
+
+
+def _winner(votes: Sequence[Vote]) -> int:
+    """Which sample is the answer: of the most frequent opinion, of several such the likeliest, then the first."""
+    counts = Counter(vote.opinion for vote in votes)
+    return max(range(len(votes)), key=lambda index: (counts[votes[index].opinion], votes[index].likelihood, -index))
+
+
+def _counted(votes: Sequence[Vote], chosen: int) -> dict[str, Any]:
+    winner = votes[chosen].opinion
+    counts = Counter(vote.opinion for vote in votes)
+    ranked = sorted(counts, key=lambda each: (each != winner, -counts[each]))
+    return {
+        "votes": [{"answer": each, "count": counts[each]} for each in ranked],
+        "agreement": counts[winner] / len(votes),
+    }

@@ -1,0 +1,94 @@
+"""Requests for a model whose worker has not been heard of for some seconds."""
+
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from headrace.jobs import presence as presence_module
+from headrace.jobs.api import live_answers
+from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.client import Client
+from headrace.jobs.presence import WorkerId, WorkerPresence
+from headrace.jobs.settings import Settings
+
+from ..running import MODEL, environment
+from .in_process import InProcessServer, in_process_server
+from .live_desk import live_desk
+
+WORKER = WorkerId("another-host", 7, "x")
+QUEUE = shard_queue(str(MODEL), "auto")
+BODY = {"model": MODEL.name, "messages": [{"role": "user", "content": "Where is my parcel?"}]}
+
+
+@pytest.fixture
+def presence(tmp_path: Path) -> Iterator[WorkerPresence]:
+    with (
+        Client(Settings.from_environment(environment(tmp_path))) as client,
+        WorkerPresence(client.redis_url) as presence,
+    ):
+        yield presence
+
+
+@pytest.fixture
+def server(tmp_path: Path, presence: WorkerPresence) -> Iterator[InProcessServer]:
+    with Client(Settings.from_environment(environment(tmp_path))) as client, in_process_server(client) as server:
+        yield server
+
+
+def fall_silent(presence: WorkerPresence, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]) -> None:
+    with monkeypatch.context() as short:
+        short.setattr(presence_module, "TTL_SECONDS", 0.001)
+        presence.announce(QUEUE, WORKER)
+    wait_until(lambda: not presence.is_served(QUEUE), "the worker is silent")
+
+
+def ask(server: InProcessServer) -> httpx2.Response:
+    return httpx2.post(f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
+
+
+def test_a_worker_that_comes_back_is_waited_for(
+    server: InProcessServer,
+    presence: WorkerPresence,
+    tmp_path: Path,
+    start: Callable[..., "Future[Any]"],
+    wait_until: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_answers, "RETURN_SECONDS", 60.0)
+    looked_for: list[str] = []
+    is_served = WorkerPresence.is_served
+
+    def note(presence: WorkerPresence, queue: str) -> bool:
+        looked_for.append(queue)
+        return is_served(presence, queue)
+
+    fall_silent(presence, monkeypatch, wait_until)
+    with live_desk(tmp_path) as desk, monkeypatch.context() as watched:
+        watched.setattr(WorkerPresence, "is_served", note)
+        asked = start(ask, server)
+        # The first look refuses, the second is that of the request that waits.
+        wait_until(lambda: len(looked_for) > 1 or asked.done(), "the request waits")
+        assert not asked.done()
+        assert not desk.open_ids()
+        presence.announce(QUEUE, WORKER)
+        wait_until(lambda: bool(desk.open_ids()) or asked.done(), "the request is handed over")
+        assert desk.open_ids()
+        # Nobody answers it.
+        server.stop()
+
+
+def test_one_that_does_not_is_not_waited_for_long(
+    server: InProcessServer,
+    presence: WorkerPresence,
+    wait_until: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(live_answers, "RETURN_SECONDS", 0.01)
+    fall_silent(presence, monkeypatch, wait_until)
+    refused = ask(server)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
+    assert refused.headers["Retry-After"] == "5"

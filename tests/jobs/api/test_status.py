@@ -1,0 +1,54 @@
+"""The page for people at `/`, and what it reads."""
+
+import hashlib
+import re
+from base64 import b64encode
+from pathlib import Path
+
+import httpx2
+
+from headrace.jobs.client import Client
+
+from ..running import LABELS, MODEL
+from .conftest import ApiServer
+from .in_process import in_process_server
+
+
+def test_what_runs_here(api: ApiServer) -> None:
+    found = api.get("/status")
+    (model,) = found["models"]
+    assert (model["name"], model["waiting_requests"]) == (MODEL.name, 0)
+    (worker,) = found["workers"]
+    assert worker["queue"] == model["queue"]
+    assert worker["engine"]["num_blocks"] > 0
+
+
+def test_what_waits(unserved: Client, tmp_path: Path) -> None:
+    rows = [{"text": "Where is my parcel?"}] * 3
+    job = unserved.submit(rows, MODEL, tmp_path / "out", prompt="{text}", choices=LABELS)
+    with in_process_server(unserved) as server:
+        found = httpx2.get(f"{server.url}/status").raise_for_status().json()
+    (queue,) = found["queues"]
+    assert (queue["queue"], queue["model"]) == (job.record.queue, MODEL.name)
+    assert (queue["waiting_rows"], queue["waiting_shards"], queue["running_shards"]) == (3, 1, 0)
+    assert found["workers"] == []
+
+
+def test_the_page_needs_no_key_and_holds_nothing_that_does(unserved: Client, tmp_path: Path) -> None:
+    unserved.ledger.api_keys.create("jo")
+    unserved.submit([{"text": "It is late."}], MODEL, tmp_path / "out", prompt="{text}", choices=LABELS)
+    with in_process_server(unserved) as server:
+        page, status = (httpx2.get(f"{server.url}{path}") for path in ("/", "/status"))
+    assert (page.status_code, status.status_code) == (200, 401)
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    assert unserved.jobs(1)[0].id not in page.text
+
+
+def test_the_page_asks_nobody_else(api: ApiServer) -> None:
+    """What it runs is in it and named in its policy, so that a browser runs nothing else."""
+    page = api.http.get("/")
+    policy = page.headers["content-security-policy"]
+    (script,) = re.findall("<script>(.*?)</script>", page.text, re.DOTALL)
+    assert f"script-src 'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy
+    assert "default-src 'none'" in policy
+    assert "//" not in re.sub(r"^\s*//.*$", "", page.text, flags=re.MULTILINE)

@@ -1,0 +1,72 @@
+"""`headrace size`: what a model takes, worked out by hand."""
+
+import json
+from typing import Any
+
+import pytest
+
+from headrace.jobs.planning.model_fit import GIB, Fit, Gpu, ModelNeeds
+
+from ..models import write_model_folder
+from ..running import assert_refused
+
+# Qwen3-8B's.
+QWEN: dict[str, Any] = {
+    "architectures": ["Qwen3ForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 151936,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 40960,
+}
+
+
+@pytest.fixture(scope="module")
+def qwen(tmp_path_factory):
+    return write_model_folder(tmp_path_factory.mktemp("models") / "qwen", **QWEN)
+
+
+def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
+    result = headrace(tmp_path, "size", qwen, "--gpu", "h100", "--gpu", "24GiB", "--json")
+    found = json.loads(result.out)
+    assert found["parameters"] == 8_190_735_360
+    assert found["weight_bytes"] == 2 * found["parameters"]
+    assert found["kv_token_bytes"] == 2 * 36 * 8 * 128 * 2
+    h100, small = found["gpus"]
+    left = int(h100["memory_bytes"] * 0.9) - found["weight_bytes"] - found["beside_bytes"]
+    assert h100["kv_bytes"] == left
+    assert h100["kv_tokens"] == (left // (16 * 147456) - 1) * 16
+    assert h100["num_sequences"] == h100["kv_tokens"] // 40960
+    assert (h100["num_gpus_for_one_sequence"], small["num_gpus_for_one_sequence"]) == (1, 2)
+    assert h100["num_gpus_for_max_num_seqs"] > 10
+    printed = headrace(tmp_path, "size", qwen, "--max-model-len", 4096, "--kv-cache-dtype", "fp8").out
+    assert "73,728 bytes a token in fp8" in printed
+    assert "for 4,096 tokens" in printed
+    note = "tensor parallelism is not in Headrace yet"
+    assert note not in printed
+    assert note in headrace(tmp_path, "size", qwen, "--gpu", "16GiB").out
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--gpu", "h1000"], ["--gpu must be one of h200, h100", "24GiB", "'h1000'"]),
+        (["--max-model-len", "50000"], ["--max-model-len 50000 exceeds the model's context of 40960 tokens"]),
+        (["--dtype", "int3"], ["dtype must be one of"]),
+        (["--gpu-memory-utilization", "1.5"], ["gpu_memory_utilization must be"]),
+    ],
+)
+def test_what_can_not_be_is_refused(headrace, tmp_path, qwen, options, words):
+    assert_refused(headrace(tmp_path, "size", qwen, *options), *words)
+
+
+def test_a_model_that_takes_all_of_a_gpu_leaves_nothing():
+    sizes: dict[str, Any] = {"kv_token_bytes": 1024, "sequence_tokens": 100, "block_tokens": 16, "utilization": 1.0}
+    needs = ModelNeeds(1, "float16", "float16", weight_bytes=3 * GIB, beside_bytes=GIB, **sizes)
+    fits = {memory: Fit(Gpu("a GPU", memory * GIB), needs) for memory in (1, 2, 4, 5)}
+    assert {memory: fit.num_gpus(1) for memory, fit in fits.items()} == {1: None, 2: 4, 4: 2, 5: 1}
+    assert [fit.num_sequences for fit in fits.values()] == [0, 0, 0, (GIB // (16 * 1024) - 1) // 7]
