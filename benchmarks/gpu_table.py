@@ -91,6 +91,13 @@ class Table:
         self._content["parts"].setdefault(part, {"lines": []})["failure"] = reason
         self._write()
 
+    def leave_out(self, part: str, reason: str) -> None:
+        """As `fail`, of a part that was not begun: what an earlier run has measured of it stands."""
+        if part in self._content["parts"]:
+            print(f"{part}: {reason}", flush=True)
+        else:
+            self.fail(part, reason)
+
     @property
     def failures(self) -> dict[str, str]:
         return {name: part["failure"] for name, part in self._content["parts"].items() if "failure" in part}

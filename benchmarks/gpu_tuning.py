@@ -11,7 +11,6 @@ is left out. The last line is JSON.
 
 import argparse
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 from report import ROOT, environment
+from triton_interpreter import interpret_triton
 
 _BEST = 3
 
@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=170, help="how long it may take; no trial begins afterwards")
     arguments = parser.parse_args()
     if arguments.dry_run:
-        os.environ["TRITON_INTERPRET"] = "1"
+        interpret_triton()
     elif not torch.cuda.is_available():
         sys.exit("torch finds no CUDA GPU here; --dry-run runs the script on a CPU")
     if find_spec("headrace") is None:
@@ -72,9 +72,10 @@ class Tuning:
         rows, context = sizes.decode_batch, sizes.decode_context
         plain = AttentionCase.build(sizes, [1] * rows, [context] * rows, [range(0)] * rows)
         prefill = AttentionCase.build(sizes, [sizes.prefill_tokens], [sizes.prefill_tokens], [range(0)])
-        self._time(f"decode, {rows} of {context}", plain, never, [(each, wide[0]) for each in narrow])
-        self._time(f"prefill of {sizes.prefill_tokens}", prefill, never, [(narrow[0], each) for each in wide])
-        pairs = list(product(*(self._best(index) for index in (0, 1))))
+        decodes, prefills = f"decode, {rows} of {context}", f"prefill of {sizes.prefill_tokens}"
+        self._time(decodes, plain, never, [(each, wide[0]) for each in narrow])
+        self._time(prefills, prefill, never, [(narrow[0], each) for each in wide])
+        pairs = [(first.narrow, second.wide) for first, second in product(self._best(decodes), self._best(prefills))]
         for prefix in sizes.prefixes:
             shared = AttentionCase.decode(sizes, prefix)
             self._time(f"decode, {sizes.batch} sharing {prefix}", shared, always, pairs)
@@ -85,11 +86,10 @@ class Tuning:
             ranked[trial.workload].append({"microseconds": round(trial.seconds * 1e6, 1), **asdict(trial.shapes)})
         return {"trials_left_out": self._num_left_out, "ranked": ranked}
 
-    def _best(self, index: int) -> list[Any]:
-        """The fastest narrow (0) or wide (1) shapes so far."""
-        workload = list(dict.fromkeys(trial.workload for trial in self._trials))[index]
+    def _best(self, workload: str) -> list[Any]:
+        """The fastest shapes so far; none where there was no time for the workload."""
         trials = sorted((each for each in self._trials if each.workload == workload), key=lambda each: each.seconds)
-        return [(each.shapes.narrow, each.shapes.wide)[index] for each in trials[:_BEST]]
+        return [each.shapes for each in trials[:_BEST]]
 
     def _time(self, workload: str, case: Any, gate: Any, pairs: Sequence[tuple[Any, Any]]) -> None:
         """Prints a line a pair of shapes."""
@@ -111,7 +111,7 @@ class Tuning:
                 torch.testing.assert_close(output, expected, rtol=2e-2, atol=2e-2)
             # One that needs more than the GPU has, or is wrong, costs its own figure and no other's.
             except Exception as error:  # noqa: BLE001
-                print(f"  left out, {type(error).__name__} {str(error).splitlines()[0][:80]}: {_words(shapes)}")
+                print(f"  left out, {type(error).__name__} {' '.join(str(error).split())[:80]}: {_words(shapes)}")
                 self._num_left_out += 1
                 continue
             self._trials.append(Trial(workload, shapes, taken))

@@ -130,8 +130,11 @@ class Engine:
         """Announce requests whose prompts begin with these tokens: until they have come, its blocks are evicted last.
 
         For a caller who knows more than the queue: rows not added yet, or which of the waiting ones share what. A
-        request counts as come when it is first admitted, or ends before that. A negative number takes back.
+        request counts as come when it is first admitted, or ends before that. A negative number takes back. Nothing is
+        announced while requests wait for their LoRA adapters: those that are aborted would never count as come.
         """
+        if lora_request is not None and self._requests.parked and num_requests > 0:
+            return
         root = ROOT if lora_request is None or self._loras is None else self._loras.hash_root(lora_request)
         if root is not None:
             self._scheduler.expected.expect(hash_blocks(token_ids, self._config.block_size, root), num_requests)

@@ -250,6 +250,8 @@ def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count_: 
 def _loras(chosen: LoraChoice, count_: int) -> Sequence[LoRARequest | None]:
     if chosen is None or isinstance(chosen, LoRARequest):
         return [chosen] * count_
+    if not all(isinstance(each, LoRARequest | None) for each in chosen):
+        raise InvalidRequestError(f"lora_request must be a LoRARequest, or one for each prompt, not {chosen!r}")
     if len(chosen) != count_:
         raise InvalidRequestError(f"{len(chosen)} lora_requests for {count_} prompts: give one, or one each")
     return chosen

@@ -1,5 +1,6 @@
 """A chat's messages as users send them: what they have to be, and their texts; and what else templates are told."""
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,5 +46,10 @@ def template_kwargs_problem(kwargs: Any) -> str | None:
     """What is wrong with `chat_template_kwargs`, as the end of a sentence about them; None if nothing is."""
     if not isinstance(kwargs, Mapping):
         return 'must be an object, such as {"enable_thinking": false}'
-    taken = sorted(_OURS & kwargs.keys())
-    return f"can not have {taken[0]!r}, which is set here: leave it out" if taken else None
+    if taken := sorted(_OURS & kwargs.keys()):
+        return f"can not have {taken[0]!r}, which is set here: leave it out"
+    try:
+        json.dumps(kwargs, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"can only have what JSON has: {error}"
+    return None

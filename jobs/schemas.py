@@ -227,7 +227,8 @@ def problem(error: Mapping[str, Any]) -> str:
         return "there is no such option"
     message, given = str(error["msg"]).removeprefix("Value error, "), error["input"]
     is_short = isinstance(given, bool | int | float) or (isinstance(given, str) and len(given) <= _SHORT)
-    return f"{message}, not {given!r}" if is_short else message
+    # That a flag is set says nothing more.
+    return f"{message}, not {given!r}" if is_short and given is not True else message
 
 
 def _storable(value: Texts) -> Texts:

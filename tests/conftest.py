@@ -4,11 +4,9 @@ Without it the kernels run in Triton's interpreter and engines on the CPU, on an
 """
 
 import os
+import runpy
 import sys
-from importlib.metadata import version
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import fsspec
 import pytest
@@ -16,6 +14,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from .shelf import Shelf
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 # pytest-xdist's workers do not see the command line, and inherit this.
 if "PYTEST_XDIST_WORKER" not in os.environ and not {"cuda", "--device=cuda"} & set(sys.argv):
@@ -30,22 +30,8 @@ settings.load_profile("same")
 
 
 def pytest_configure() -> None:
-    is_interpreting = os.environ.get("TRITON_INTERPRET") == "1" and find_spec("triton") is not None
-    if is_interpreting and tuple(map(int, version("triton").split(".")[:2])) < (3, 7):
-        _mend_interpreter()
-
-
-def _mend_interpreter() -> None:
-    """Triton before 3.7 takes arrays of one number for numbers, which NumPy from 2.4 on does not."""
-    from triton.runtime import interpreter
-
-    patch = interpreter._patch_lang_tensor
-
-    def mended(tensor: Any, scope: Any) -> None:
-        patch(tensor, scope)
-        tensor.__index__ = lambda self: int(self.handle.data.squeeze())
-
-    interpreter._patch_lang_tensor = mended
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        runpy.run_path(str(BENCHMARKS / "triton_interpreter.py"))["interpret_triton"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -154,10 +154,11 @@ class CudaGraphs:
 
         Padding keeps the token ids of an earlier step, which are as good as any.
         """
-        num_tokens = len(batch.token_ids)
-        places = numpy.zeros((2, _stride(size)), dtype=numpy.int64)
-        places[:, :num_tokens] = batch.places
-        places[0, num_tokens:] = PADDING_SLOT
+        num_tokens, places = len(batch.token_ids), batch.places
+        if num_tokens < (stride := _stride(size)):
+            places = numpy.zeros((2, stride), dtype=numpy.int64)
+            places[:, :num_tokens] = batch.places
+            places[0, num_tokens:] = PADDING_SLOT
         launches = self._plans.load(batch.attention, places.ravel())
         self._of_tokens(num_tokens)[0].copy_(batch.token_ids, non_blocking=True)
         return launches

@@ -29,11 +29,16 @@ def add_hashes(hashes: list[BlockHash], token_ids: Sequence[int], block_size: in
     parent = hashes[-1] if hashes else root
     first = len(hashes) * block_size
     tokens = token_ids[first : len(token_ids) // block_size * block_size]
-    data = (tokens if isinstance(tokens, array) else array("i", tokens)).tobytes()
+    data = (tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)).tobytes()
     width = block_size * _TOKEN_BYTES
     for start in range(0, len(data), width):
         parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
         hashes.append(parent)
+
+
+def hash_block(parent: BlockHash, token_ids: "array[int]") -> BlockHash:
+    """The hash of one block of 32-bit tokens after the block of this hash."""
+    return blake2b(parent + token_ids.tobytes(), digest_size=16).digest()
 
 
 class PrefixCache:

@@ -19,6 +19,7 @@ from .adapter_folder import WEIGHTS_FILE, AdapterConfig
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Not those of experts: these see some of a batch's tokens, in an order of their own.
 _ADAPTABLE = re.compile(r"model\.layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj")
+_DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -69,10 +70,13 @@ def read_additions(
         if len(pair) != 2:
             missing = "B" if "A" in pair else "A"
             raise ModelError(f"{file} lacks the tensor base_model.model.{module}.lora_{missing}.weight: save it again")
-    return {
+    additions = {
         module: LowRank(pair["A"].to(dtype), (pair["B"].float() * config.scale).T.contiguous().to(dtype))
         for module, pair in sides.items()
     }
+    for module, addition in additions.items():
+        _check_finite(file, module, addition)
+    return additions
 
 
 def _placed(file: Path, name: str, parts: Mapping[str, LinearPart]) -> tuple[str, str]:
@@ -96,7 +100,20 @@ def _checked(
             f"tensor {name} in {file} has shape {tuple(tensor.shape)}; r={config.rank} and the model ask for "
             f"{expected}: use the base model that the adapter was trained on"
         )
-    # Beside it in a batch there are others' tokens.
-    if not bool(tensor.isfinite().all()):
-        raise ModelError(f"tensor {name} in {file} holds values that are not finite: train the adapter again")
+    if tensor.dtype not in _DTYPES:
+        raise ModelError(
+            f"tensor {name} in {file} is {str(tensor.dtype).removeprefix('torch.')}: save the adapter in bfloat16, "
+            "float16 or float32"
+        )
     return tensor
+
+
+def _check_finite(file: Path, module: str, addition: LowRank) -> None:
+    """As it is multiplied with: beside its tokens in a batch there are others', and 0 × infinity would be theirs."""
+    for side, matrix in (("A", addition.down), ("B", addition.up)):
+        if not bool(matrix.isfinite().all()):
+            dtype = str(matrix.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"tensor base_model.model.{module}.lora_{side}.weight in {file}, scaled by lora_alpha and r, holds "
+                f"values that are not finite in {dtype}: train the adapter again"
+            )

@@ -27,6 +27,8 @@ _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None, [], {}),
     "alora_invocation_tokens": (None, []),
     "layer_replication": (None, []),
+    # Others change the base model's weights before they train.
+    "init_lora_weights": (True, False, None, "gaussian", "orthogonal", "eva"),
 }
 
 
@@ -54,7 +56,9 @@ class AdapterConfig:
             if (value := raw.get(name, values[0])) not in values:
                 remedy = "merge the adapter into the model, or train it without"
                 raise ModelError(f"{file}: {name} must be {values[0]!r} here, not {value!r}: {remedy}")
-        rank, alpha = int(_positive(file, raw, "r")), _positive(file, raw, "lora_alpha")
+        rank, alpha = _positive(file, raw, "r"), _positive(file, raw, "lora_alpha")
+        if not isinstance(rank, int):
+            raise ModelError(f"{file}: r must be a whole number, not {rank!r}: save the adapter again")
         return cls(rank, alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank))
 
 

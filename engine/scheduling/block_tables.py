@@ -104,8 +104,8 @@ class BlockTables:
         if not self.cache.is_enabled:
             return
         for sequence in sequences:
-            hashes = sequence.hashes()
-            self.cache.insert(sequence.block_table[len(hashes) - 1], hashes[-1])
+            block_hash = sequence.hash_filled()
+            self.cache.insert(sequence.block_table[len(sequence.block_hashes) - 1], block_hash)
 
     def grow_decodes(self, decodes: DecodeRows) -> bool:
         """Blocks for one more token of each row; false, and nothing changed, where they run out."""
@@ -114,9 +114,8 @@ class BlockTables:
             return False
         decodes.begin_blocks(self.cache.allocate(num_new) if num_new else ())
         # With a token that nobody has read yet a block is published when that is read.
-        if not decodes.sequences[0].num_unread_tokens:
-            for row in decodes.filling:
-                self._publish(decodes.sequences[row], 1)
+        if not decodes.num_unread_tokens:
+            self.publish_filled(decodes.sequences[row] for row in decodes.filling)
         return True
 
     def slide(self, sequence: Sequence) -> None:

@@ -28,6 +28,9 @@ class DecodeRows:
 
     `places`: [2, n] int64, the slot where each writes its next key and value, and that token's position. `num_steps`:
     how many were counted as computed. `begun`: the blocks that the next step begins.
+
+    What a step counts, of all alike, is counted once, and noted in the sequences by `settle`: before that their own
+    counts are stale.
     """
 
     def __init__(self, scheduled: list[ScheduledSequence]) -> None:
@@ -46,6 +49,8 @@ class DecodeRows:
         for row, start in enumerate(starts):
             self._rows_at[start % block_size].append(row)
         self.begun = _NONE_BEGUN
+        self._num_unsettled_computed = 0
+        self._num_unsettled_unread = 0
 
     @classmethod
     def of(cls, scheduled: list[ScheduledSequence]) -> Self | None:
@@ -61,6 +66,11 @@ class DecodeRows:
         # A sequence of integers that is no list: mostly nobody looks at each of them.
         lens: NDArray[numpy.int64] = self.places[1] + 1
         return lens.data
+
+    @property
+    def num_unread_tokens(self) -> int:
+        """How many each has: the same number."""
+        return self.sequences[0].num_unread_tokens + self._num_unsettled_unread
 
     @property
     def beginning(self) -> list[int]:
@@ -88,19 +98,32 @@ class DecodeRows:
         """Count a token of each as computed, and so many more as unread. What was handed out before stays as it was."""
         self.places = self.places + 1
         self.num_steps += 1
-        for sequence in self.sequences:
-            sequence.num_computed_tokens += 1
-            sequence.num_unread_tokens += num_unread
+        self._num_unsettled_computed += 1
+        self._num_unsettled_unread += num_unread
 
     def append(self, token_ids: SequenceOf[int]) -> None:
-        """Each gets its next token."""
+        """Each gets its next token, the first of those that are unread if there are any."""
         assert len(token_ids) == len(self)
         # A loop that is not Python's.
         deque(map(array.append, self._token_ids, token_ids), maxlen=0)
+        if self.num_unread_tokens:
+            self._num_unsettled_unread -= 1
+
+    def settle(self) -> None:
+        """Have the sequences' own counts say what was counted of all of them."""
+        num_computed, num_unread = self._num_unsettled_computed, self._num_unsettled_unread
+        if not num_computed and not num_unread:
+            return
+        for sequence in self.sequences:
+            sequence.num_computed_tokens += num_computed
+            sequence.num_unread_tokens += num_unread
+        self._num_unsettled_computed = self._num_unsettled_unread = 0
 
     def check(self) -> None:
         """Assert that the columns say what the sequences do. For tests."""
-        starts = [each.num_computed_tokens for each in self.sequences]
+        starts = [each.num_computed_tokens + self._num_unsettled_computed for each in self.sequences]
+        assert len({each.num_unread_tokens for each in self.sequences}) == 1, "tokens of some alone are unread"
+        assert len({each.num_uncomputed_tokens for each in self.sequences}) == 1, "tokens of some alone are computed"
         assert self.places[1].tolist() == starts, "a position is stale"
         assert self.beginning == [row for row, start in enumerate(starts) if not start % self.block_size]
         for sequence, table in zip(self.sequences, self.block_tables, strict=True):

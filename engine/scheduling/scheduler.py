@@ -45,7 +45,10 @@ class Scheduler:
     @property
     def guesses_may_follow(self) -> bool:
         """Whether the step after the one launched now may carry guesses, which depend on what this one brings."""
-        return self._speculation is not None and self._speculation.may_follow(self.running)
+        if self._speculation is None:
+            return False
+        self.settle()
+        return self._speculation.may_follow(self.running)
 
     def add(self, sequence: Sequence) -> None:
         self.waiting.push(sequence)
@@ -63,10 +66,11 @@ class Scheduler:
         """
         drafts: Mapping[Sequence, Draft] = {}
         if self._speculation is not None and among is None and not is_ahead:
+            self.settle()
             drafts = self._speculation.drafts(self.running, self.budget.tokens)
         if among is None and not drafts and self.decodes is not None and self._decodes_go_on(self.decodes):
             return self._plan_of(self.decodes, is_ahead)
-        self.decodes = None
+        self._part_decodes()
         plan = StepPlan(self.budget.tokens, is_ahead=is_ahead)
         position = 0
         while plan.budget > 0:
@@ -181,15 +185,25 @@ class Scheduler:
         return True
 
     def _seat(self, sequence: Sequence) -> None:
-        self.decodes = None
+        self._part_decodes()
         if not self.running or self.running[-1].priority <= sequence.priority:
             self.running.append(sequence)
             return
         self.running.insert(bisect_right(self.running, sequence.priority, key=_priority), sequence)
 
     def _unseat(self, sequence: Sequence) -> None:
-        self.decodes = None
+        self._part_decodes()
         self.running.remove(sequence)
+
+    def _part_decodes(self) -> None:
+        """Let each of those that decode go on by itself."""
+        self.settle()
+        self.decodes = None
+
+    def settle(self) -> None:
+        """Have the sequences that decode say themselves what was counted of all of them."""
+        if self.decodes is not None:
+            self.decodes.settle()
 
     def _note_arrival(self, sequence: Sequence) -> None:
         sequence.was_admitted = True
@@ -230,7 +244,7 @@ class Scheduler:
             sequence.num_unread_tokens += 1
         # Somebody is sure to end.
         if len(unread) < len(plan.scheduled):
-            self.decodes = None
+            self._part_decodes()
 
     def read(self, sequence: Sequence, token: int) -> None:
         """Append a token that a step sampled."""
@@ -257,13 +271,11 @@ class Scheduler:
 
     def read_all(self, decodes: DecodeRows, tokens: SequenceOf[int]) -> None:
         """As `read`, for a step's rows."""
+        are_computed = decodes.num_unread_tokens > 0
         decodes.append(tokens)
-        if not decodes.sequences[0].num_unread_tokens:
-            return
-        for sequence in decodes.sequences:
-            sequence.num_unread_tokens -= 1
         # What they begin next comes after the block that the step in flight fills.
-        self._tables.publish_filled(decodes.sequences[row] for row in decodes.beginning)
+        if are_computed:
+            self._tables.publish_filled(decodes.sequences[row] for row in decodes.beginning)
 
     def complete(self, plan: StepPlan) -> None:
         """Record that a step's tokens are computed."""
@@ -289,7 +301,7 @@ class Scheduler:
 
         Newcomers keep their seats, without blocks; those preempted for the step stay so.
         """
-        self.decodes = None
+        self._part_decodes()
         for item in plan.scheduled:
             self._tables.forget_unwritten(item.sequence)
         for item in plan.scheduled:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..kv_cache.prefix_cache import ROOT, BlockHash, add_hashes
+from ..kv_cache.prefix_cache import ROOT, BlockHash, add_hashes, hash_block
 from ..kv_cache.swap import SwappedBlocks
 from ..logprobs import PromptLogprobs
 from ..speculative.pace import Pace
@@ -90,3 +90,11 @@ class Sequence:
         if len(self.block_hashes) < len(self.token_ids) // self.block_size:
             add_hashes(self.block_hashes, self.token_ids, self.block_size, self.hash_root)
         return self.block_hashes
+
+    def hash_filled(self) -> BlockHash:
+        """The last of `hashes`, in less time: of the block that the last known token fills, which has none yet."""
+        hashes, first = self.block_hashes, len(self.token_ids) - self.block_size
+        if len(hashes) * self.block_size != first:
+            return self.hashes()[-1]
+        hashes.append(hash_block(hashes[-1] if hashes else self.hash_root, self.token_ids[first:]))
+        return hashes[-1]

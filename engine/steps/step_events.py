@@ -33,6 +33,7 @@ class StepEvents:
         # Those that the scheduler still has: nobody has left since the step was launched.
         if decodes is not None and decodes is self._scheduler.decodes and is_plain:
             return self._append_all(decodes, result)
+        self._scheduler.settle()
         return self._append_verified(plan, result) if plan.num_draft_tokens else self._append_each(result)
 
     def _append_all(self, decodes: DecodeRows, result: StepResult) -> list[RequestEvent]:

@@ -61,6 +61,7 @@ class StepLauncher:
             logits = self._runner.execute(self._adapted(plan, self._decode_batches.batch(plan.decodes, last.tokens)))
             last.batch.advance()
             return LaunchedResult.of(logits, last.batch)
+        self._scheduler.settle()
         batch = self._adapted(plan, Batch.build(plan.scheduled, self._block_size, device, sampled))
         logits = self._runner.execute(batch)
         return LaunchedResult.of(logits, self._sampling_of(plan))

@@ -22,7 +22,7 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from ..streams.events import StreamEvent
@@ -72,6 +72,12 @@ async def while_wanted(work: Coroutine[Any, Any, T], receive: Receive, stopping:
             each.cancel()
         # Not before `work` has put away what it holds.
         await asyncio.wait(tasks)
+
+
+async def never() -> Message:
+    """In gRPC a client that has gone is noticed for us: the call's task is cancelled."""
+    message: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
+    return await message
 
 
 async def _disconnected(receive: Receive) -> None:

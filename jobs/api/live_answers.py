@@ -65,7 +65,7 @@ class _Submission:
 
 
 class LiveAnswers:
-    """Plain methods block and are thread-safe; `events` belongs to the hub's event loop."""
+    """Plain methods block and are thread-safe; asynchronous ones belong to the hub's event loop."""
 
     def __init__(
         self,
@@ -84,6 +84,8 @@ class LiveAnswers:
         # Queues of which the log says that they have no worker.
         self._unserved: set[str] = set()
         self._awaited: set[asyncio.Task[None]] = set()
+        # By queue, for workers that have gone silent.
+        self._looks: dict[str, asyncio.Task[bool]] = {}
         # One thread for all: in a burst handing over is a call of Redis and a bell for many.
         self._submissions = InBatches[_Submission]("live submissions", self._submit_all, _TICK_SECONDS)
 
@@ -128,10 +130,24 @@ class LiveAnswers:
         self._served_until[queue] = now + RENEW_SECONDS
 
     async def await_worker(self, model: ServedModel) -> None:
-        """Until a worker serves the model, for some seconds at most: one that is starved comes back by then."""
+        """Until a worker serves the model, for some seconds at most: one that is starved comes back by then.
+
+        However many wait, Redis is asked once for all.
+        """
         deadline = time.monotonic() + RETURN_SECONDS
-        while time.monotonic() < deadline and not await run_sync(self._presence.is_served, model.shard_queue):
-            await asyncio.sleep(_LOOK_SECONDS)
+        while time.monotonic() < deadline and not await asyncio.shield(self._next_look(model.shard_queue)):
+            pass
+
+    def _next_look(self, queue: str) -> "asyncio.Task[bool]":
+        if (look := self._looks.get(queue)) is None:
+            look = self._looks[queue] = asyncio.ensure_future(self._look(queue))
+            look.add_done_callback(lambda _: self._looks.pop(queue))
+        return look
+
+    async def _look(self, queue: str) -> bool:
+        """Whether a worker is there in a moment."""
+        await asyncio.sleep(_LOOK_SECONDS)
+        return await run_sync(self._presence.is_served, queue)
 
     def workers(self) -> list[Worker]:
         """All that are alive, of whatever model. Raises redis' errors."""

@@ -1,6 +1,7 @@
 """What tokens cost, by the price of an hour and what was measured."""
 
 import math
+from decimal import Decimal
 from typing import Annotated
 
 import typer
@@ -20,7 +21,7 @@ GpuHourPrice = Annotated[
         "--gpu-hour-price",
         metavar="PRICE",
         callback=_checked,
-        help="Of an hour of all GPUs (or machines) at work on it: adds what it costs, and a million tokens.",
+        help="Price of an hour of all GPUs (or machines) at work: adds what the job costs, and a million tokens.",
     ),
 ]
 
@@ -34,4 +35,5 @@ def cost(price: float, seconds: float, prompt_tokens: float, completion_tokens: 
 
 
 def _amount(value: float) -> str:
-    return f"{value:,.2f}" if value >= 10 else f"{value:.3g}"
+    # Three digits, without an exponent.
+    return f"{value:,.2f}" if value >= 10 else f"{Decimal(f'{value:.3g}'):f}"

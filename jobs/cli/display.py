@@ -23,14 +23,20 @@ class Pace:
     first: Progress
     started_at: float = field(default_factory=time.monotonic)
     ready_at: float | None = None
+    waited_until: float | None = None
     ended_at: float | None = None
 
     def worker_is_ready(self) -> None:
         self.ready_at = self.ready_at or time.monotonic()
 
+    def waits(self) -> None:
+        """No worker is there for the job, or all are at another's rows."""
+        self.waited_until = time.monotonic()
+
     def end(self) -> None:
-        """The job has ended: what follows is not its time."""
+        """The job has ended: what follows is not its time. It may have done so before it was seen at work."""
         self.ended_at = time.monotonic()
+        self.ready_at = self.ready_at or self.waited_until
 
     @property
     def seconds(self) -> float:
@@ -132,7 +138,7 @@ def _reused(progress: Progress) -> str:
 
 def behind(ahead: Ahead) -> str:
     left = counted(ahead.rows_left, "row")
-    return f"behind job {ahead.job_id} ({left} left; `headrace cancel {ahead.job_id}` drops it)"
+    return f"behind {ahead.job_id} ({left} left; `headrace cancel {ahead.job_id}` drops it)"
 
 
 def can_redraw(console: Console) -> bool:

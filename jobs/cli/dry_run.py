@@ -21,7 +21,10 @@ _UNKNOWN = "not known before a job with this model has completed"
 
 @takes(asked)
 def dry_run(asked: Asked, gpu_hour_price: GpuHourPrice = None) -> None:
-    """Plan every row of INPUT and say what running it would mean: rows at fault, tokens, shared prefixes, fit, time."""
+    """Say what running INPUT would be: rows, tokens, time.
+
+    Plans every row: rows at fault, shared prefixes, whether all fit.
+    """
     settings = Settings.from_environment()
     # The only thing that is written, and only for as long as it takes.
     with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:

@@ -38,13 +38,20 @@ def follow(
             display.show(progress, ahead)
             if progress.state is JobState.RUNNING:
                 act(progress)
-                if pace.ready_at is None and ahead is None and job.is_served:
-                    pace.worker_is_ready()
+                if pace.ready_at is None:
+                    _look(pace, is_at_work=ahead is None and job.is_served)
         pace.end()
     typer.echo(summary(pace, progress, job.record.output_dir, gpu_hour_price))
     if progress.rows_failed:
         typer.echo(f"first error {first_error(client.ledger, job.record)}")
     return progress
+
+
+def _look(pace: Pace, is_at_work: bool) -> None:
+    if is_at_work:
+        pace.worker_is_ready()
+    else:
+        pace.waits()
 
 
 def _ahead(overview: Overview, progress: Progress) -> Ahead | None:

@@ -65,7 +65,10 @@ def results(
     ] = ResultFormat.JSONL,
     output: Annotated[Path | None, typer.Option("--output", metavar="FILE", help="Write into this file.")] = None,
 ) -> None:
-    """Print a job's rows as JSON lines, in the input's order; those committed so far while it runs."""
+    """Print a job's rows as JSON lines, in the input's order.
+
+    While it runs those that are committed so far.
+    """
     with open_ledger(Settings.from_environment()) as ledger:
         job = ledger.job(job_id)
         finish_what_is_left(ledger, job)

@@ -97,9 +97,7 @@ def asked(
         typer.Option("--logit-bias", metavar="ID:BIAS,...", help="Add to these tokens' logits, in [-100, 100]."),
     ] = None,
     n: Annotated[int, typer.Option("--n", help="Answers to each row, in the column 'outputs'.")] = 1,
-    vote: Annotated[
-        bool, typer.Option("--vote", help="With --n: the answer is the majority's; asks no more than it takes.")
-    ] = False,
+    vote: Annotated[bool, typer.Option("--vote", help="With --n: the answer is what most of them say.")] = False,
     logprobs: Annotated[
         bool, typer.Option("--logprobs", help="Each token's log-probability, in the column 'logprobs'.")
     ] = False,
@@ -245,11 +243,16 @@ def _response_format(schema: str) -> dict[str, Any]:
         raise SpecError(f"--json-schema is no JSON: {error}") from error
 
 
-def _template_kwargs(text: str) -> Any:
+def _template_kwargs(text: str) -> dict[str, Any]:
     try:
-        return json.loads(text)
+        kwargs = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise SpecError(f"--chat-template-kwargs is no JSON: {error}") from error
+    if not isinstance(kwargs, dict):
+        raise SpecError(
+            f"--chat-template-kwargs must be a JSON object, such as '{{\"enable_thinking\": false}}', not {text}"
+        )
+    return kwargs
 
 
 def _numbers(texts: str | None) -> list[str]:

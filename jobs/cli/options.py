@@ -55,8 +55,7 @@ SpeculativeConfigJson = Annotated[
     typer.Option(
         "--speculative-config",
         metavar="JSON",
-        help="""Guess tokens by what was said before: '{"method": "ngram", "num_speculative_tokens": 4}'; """
-        "prompt_lookup_max, prompt_lookup_min, disable_by_batch_size. Default: off.",
+        help="""Guess tokens from the text so far: '{"method": "ngram", "num_speculative_tokens": 4}'; default: off.""",
     ),
 ]
 

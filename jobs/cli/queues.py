@@ -18,7 +18,10 @@ _HEADING = ("QUEUE", "MODEL", "WORKERS", "RUNNING SHARDS", "WAITING SHARDS", "WA
 
 
 def queues(as_json: AsJson = False) -> None:
-    """List the queues that jobs wait on or workers serve: how much waits, and how long the oldest job has."""
+    """List what waits for workers, and for how long.
+
+    Queues that jobs wait on or workers serve: how much waits, and how long the oldest job has.
+    """
     with Client() as client, WorkerPresence(client.redis_url) as presence:
         waiting = Overview(client.ledger.database).waiting()
         workers = Counter(worker.queue for worker in presence.workers())

@@ -47,7 +47,7 @@ def run(asked: Asked, target: Target, worker_options: list[str], gpu_hour_price:
 
 @takes(asked, target)
 def submit(asked: Asked, target: Target) -> None:
-    """Queue every row of INPUT and return at once; prints the job's id.
+    """Queue every row of INPUT and return at once. Prints the job's id.
 
     A worker answers them (headrace worker); `headrace watch` shows how far it is.
     """

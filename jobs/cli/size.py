@@ -18,14 +18,13 @@ from .options import (
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
-    Quantization,
     Revision,
 )
 from .tables import print_table
 
 _ONE_GPU = (
-    "A model runs on one GPU: tensor parallelism is not in Headrace yet. More GPUs are more workers, each with the "
-    "whole model."
+    "Where one sequence takes several GPUs, so many have the memory. But a model runs on one: tensor parallelism is "
+    "not in Headrace yet."
 )
 
 
@@ -39,20 +38,19 @@ def size(
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
     dtype: DType = "auto",
-    quantization: Quantization = None,
     kv_cache_dtype: KvCacheDType = "auto",
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     enforce_eager: EnforceEager = False,
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what MODEL's weights and its KV cache take, and how many sequences and tokens fit into a GPU beside it.
+    """Say what MODEL takes of GPUs' memory.
 
+    Weights, KV cache, and how many tokens and sequences fit beside them.
     Reads config.json alone. What the largest step takes is an estimate: a worker measures it when it starts.
     """
     options = EngineConfig(
         dtype=dtype,
-        quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,

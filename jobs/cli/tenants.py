@@ -14,7 +14,7 @@ from .keys import AsJson
 from .tables import print_table
 
 tenants = typer.Typer(
-    name="tenants", help="Tenants: limits and shares of those whose keys come with requests.", rich_markup_mode=None
+    name="tenants", help="Tenants: whose keys they are, with limits and shares.", rich_markup_mode=None
 )
 
 _UNLIMITED = "none"

@@ -30,10 +30,10 @@ _LOOK_SECONDS = 0.2
 
 @takes(serving, engine_options)
 def up(serving: Serving, worker_options: list[str]) -> None:
-    """Serve models on this machine: the API, and a worker for each --model, started again should it die.
+    """Serve models on this machine: the API and its workers.
 
-    SIGTERM or Ctrl-C stops all: the API ends what is under way, the workers hand back what they have not finished.
-    Whatever was submitted waits for the next `headrace up`.
+    There is a worker for each --model, started again should it die. SIGTERM or Ctrl-C stops all: the API ends what is
+    under way, the workers hand back what they have not finished. Whatever was submitted waits for the next one.
     """
     settings = Settings.from_environment()
     _name_the_lines(settings)

@@ -10,7 +10,7 @@ from .inspect import JobId
 
 
 def pause(job_id: JobId) -> None:
-    """Begin no more rows of a job until it is resumed; what is finished is kept."""
+    """Begin no more rows of a job until it is resumed. What is finished is kept."""
     _do(job_id, Job.pause)
 
 
@@ -28,12 +28,12 @@ def priority(
     job_id: JobId,
     number: Annotated[int, typer.Argument(metavar="N", min=-1000, max=1000, help="Higher first; 0 at first.")],
 ) -> None:
-    """Have a job's rows begun before those of jobs with a lower priority."""
+    """Have a job's rows begun before those of others. The higher priority goes first."""
     _do(job_id, lambda job: job.set_priority(number))
 
 
 def retry(job_id: JobId) -> None:
-    """Try the failed rows of a completed job again, in the same data set."""
+    """Try the failed rows of a completed job again. They stay in the same data set."""
     _do(job_id, Job.retry)
 
 

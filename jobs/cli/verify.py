@@ -42,9 +42,10 @@ def verify(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make some rows of a job again, with its model, parameters and seeds, and compare them with what is stored.
+    """Make some rows of a job again and compare them.
 
-    The exit status is 0 when all are equal, 1 when some differ.
+    With its model, parameters and seeds, and with what is stored. The exit status is 0 when all are
+    equal, 1 when some differ.
     """
     size = _size(rows, fraction)
     if not tolerance >= 0:

@@ -27,9 +27,10 @@ JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB", help="Jobs' i
 
 
 def watch(job_ids: JobIds = None) -> None:
-    """Show a job's way until it has ended, or that of several in a table; without JOB of all that run.
+    """Show a job's way until it has ended.
 
-    The exit status is that of `headrace run`: with several, 1 if it were so for one of them.
+    Several are shown in a table; without JOB all that run. The exit status is that of `headrace run`:
+    with several, 1 if it were so for one of them.
     """
     with Client() as client:
         if job_ids is not None and len(job_ids) == 1:

@@ -8,11 +8,10 @@ from typing import Any
 from fastapi import FastAPI
 from grpc.aio import ServicerContext as Context
 from starlette.requests import HTTPConnection
-from starlette.types import Message
 
 from ..api.authentication import RESPONSE_HEADERS, KeyRing, Refused
 from ..api.errors import ApiError
-from ..api.event_stream import while_wanted
+from ..api.event_stream import never, while_wanted
 from ..api.live_answers import LiveAnswers
 from ..api.openai.answering import choice_events, expect_proper
 from ..api.openai.asking import Asked
@@ -73,7 +72,7 @@ class HeadraceService(HeadraceServicer):
         try:
             connection = await self._connection(context)
             with refusals():
-                await while_wanted(work(connection, context), _never, self._app.state.stopping)
+                await while_wanted(work(connection, context), never, self._app.state.stopping)
             return
         # The boundary: whatever went wrong is the call's status.
         except Exception as error:  # noqa: BLE001
@@ -122,9 +121,3 @@ class HeadraceService(HeadraceServicer):
 def _metadata(connection: HTTPConnection, asked: Asked) -> tuple[tuple[str, str], ...]:
     headers = request_headers(asked) | connection.scope["state"][RESPONSE_HEADERS]
     return tuple((name.lower(), value) for name, value in headers.items())
-
-
-async def _never() -> Message:
-    """In gRPC a client that has gone is noticed for us: the call's task is cancelled."""
-    message: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
-    return await message

@@ -66,7 +66,7 @@ def _completion(job: JobRecord, request_id: str, row: Mapping[str, Any]) -> dict
         "object": "chat.completion",
         "created": int(job.created_at),
         "model": asked_model(job),
-        "choices": [_choice(row, index, text) for index, text in enumerate(_texts(row))],
+        "choices": [_choice(row, index, text) for index, text in enumerate(_texts(job, row))],
         "usage": {
             "prompt_tokens": prompt,
             "completion_tokens": completion,
@@ -76,9 +76,9 @@ def _completion(job: JobRecord, request_id: str, row: Mapping[str, Any]) -> dict
     }
 
 
-def _texts(row: Mapping[str, Any]) -> list[str]:
+def _texts(job: JobRecord, row: Mapping[str, Any]) -> list[str]:
     # After a vote there is one answer, whatever the samples said.
-    return [row["output"]] if row.get("votes") else row.get("outputs") or [row["output"]]
+    return [row["output"]] if job.spec.get("vote") else row.get("outputs") or [row["output"]]
 
 
 def _choice(row: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:

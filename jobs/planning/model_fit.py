@@ -116,9 +116,14 @@ class Fit:
         return self.num_blocks // self.needs.sequence_blocks
 
     def num_gpus(self, num_sequences: int) -> int | None:
-        """How many such GPUs' memory so many of the longest sequences need together; None: no number of them."""
+        """How many such GPUs it takes for so many of the longest sequences; None: no number of them is enough.
+
+        Each has the whole model. Where that and a sequence do not fit into one, how many have enough memory together.
+        """
         if self._usable_bytes <= 0:
             return None
+        if self.num_sequences:
+            return -(-num_sequences // self.num_sequences)
         needed = self.needs.weight_bytes + num_sequences * self.needs.sequence_bytes + self.needs.block_bytes
         return -(-needed // self._usable_bytes)
 

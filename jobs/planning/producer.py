@@ -291,10 +291,11 @@ def _difference(job: JobRecord | None, spec: JobSpec) -> str:
     """Which options differ, in the user's words."""
     if job is None:
         return "another input or other options"
-    before, asked = _options(job.spec), _options(spec.model_dump(mode="json"))
-    names = [name for name, value in asked.items() if before.get(name) != value]
+    before, asked = _options(JobSpec.model_validate(job.spec)), _options(spec)
+    names = [name for name, value in asked.items() if before[name] != value]
     return f"another {', '.join(names)}" if names else "another input"
 
 
-def _options(spec: dict[str, Any]) -> dict[str, Any]:
-    return {**spec, **spec["sampling"], "sampling": None, "schema_version": None}
+def _options(spec: JobSpec) -> dict[str, Any]:
+    options = spec.model_dump(mode="json", exclude={"schema_version", "sampling"})
+    return {**options, **spec.sampling.model_dump(mode="json")}

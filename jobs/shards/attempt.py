@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
+from ...engine.errors import ModelError
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.database import InTransaction
 from ...storage.errors import LeaseLost, LedgerUnavailable, SinkUnavailable, StorageError
@@ -145,6 +146,8 @@ class ShardAttempt:
         receipts = self.tools.receipts
         common = None if receipts is None else receipts.of_attempt(self.claim.attempt_number, self._spec.lora)
         batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix, known, common)
+        if batch.requests:
+            self._expect_adapter()
         if self._spec.cache and self.tools.answers is not None:
             self._cache_keys = self.tools.answers.answer(batch, self._spec, self.job.tenant)
         try:
@@ -157,6 +160,14 @@ class ShardAttempt:
                 self._collect(batch)
         finally:
             self.tools.host.abort(request.request_id for request in batch.requests)
+
+    def _expect_adapter(self) -> None:
+        """The engine would refuse each row, as if it were the row's fault. Raises `AdapterMissing`."""
+        if self._spec.lora is not None:
+            try:
+                self._spec.lora.check()
+            except ModelError as error:
+                raise AdapterMissing(str(error)) from error
 
     def _recover(self) -> frozenset[int]:
         """Finish what earlier attempts at this shard had committed; returns the rows that are done."""
@@ -304,6 +315,10 @@ class ShardAttempt:
             else:
                 self._trouble.clear()
                 return result
+
+
+class AdapterMissing(StorageError):
+    """The job's LoRA adapter cannot be read here by now; another worker may, or this one later."""
 
 
 class EngineFailed(StorageError):

@@ -1,10 +1,12 @@
 """What each answer is stored with so that it can be made again: by which weights, which attempt, and how computed."""
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any, Self
+
+import pyarrow as pa
 
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.config import EngineConfig
@@ -58,3 +60,20 @@ class Receipts:
 def receipt(of_attempt: Mapping[str, Any], params: SamplingParams) -> Mapping[str, Any]:
     """That of an answer; of several answers the seed is the first one's, from which the others' derive."""
     return of_attempt if params.is_greedy else {**of_attempt, "seed": params.seed}
+
+
+def receipts(
+    of_attempt: Mapping[str, Any], params: Sequence[SamplingParams | None], data_type: pa.StructType
+) -> pa.StructArray:
+    """Those of several answers, null where there are no parameters; at once, as one by one they take far longer."""
+    seeds = [None if each is None or each.is_greedy else each.seed for each in params]
+    fields = list(data_type)
+    columns = [
+        pa.array(seeds, field.type)
+        if field.name == "seed"
+        else pa.repeat(pa.scalar(of_attempt[field.name], field.type), len(seeds))
+        for field in fields
+    ]
+    return pa.StructArray.from_arrays(
+        columns, fields=fields, mask=pa.array([each is None for each in params], pa.bool_())
+    )

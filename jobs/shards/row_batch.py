@@ -21,7 +21,7 @@ from ..engine_host import Answer, EngineFailure, Outcome, Refusal
 from ..schemas import JobSpec, row_seed
 from .begun import Begun
 from .part_schema import part_schema
-from .receipts import receipt
+from .receipts import receipt, receipts
 from .row_answers import Answered, answer_columns, error_columns, text_of
 from .row_sampling import RowSampling
 from .voting import drawn_columns, num_wanted, opinion, voted_columns
@@ -31,10 +31,14 @@ NOTHING_KNOWN: Mapping[str, Begun] = MappingProxyType({})
 
 
 class _Finished(NamedTuple):
-    """A row that is done: where it stands in the shard's table, and its output columns."""
+    """A row that is done: where it stands in the shard's table, and its output columns.
+
+    `params`: what it was answered with here; a receipt is still to be made of them.
+    """
 
     place: int
     columns: dict[str, Any]
+    params: SamplingParams | None = None
 
 
 @dataclass(slots=True)
@@ -55,8 +59,13 @@ class _OpenRow:
         self.num_asked += len(asked)
         return asked
 
-    def samples(self) -> list[Answered] | Refusal:
-        """The answers there are, in their order, or what was refused of them."""
+    def with_outcome(self, request: Request, outcome: Answer | Refusal) -> list[Answered] | Refusal | None:
+        """The answers that were asked for, in their order, or what was refused of them; None while any is missing."""
+        if len(self.requests) == 1:
+            return outcome if isinstance(outcome, Refusal) else [(request, outcome)]
+        self.outcomes[request.request_id] = outcome
+        if len(self.outcomes) < self.num_asked:
+            return None
         samples = []
         for request in self.requests[: self.num_asked]:
             outcome = self.outcomes[request.request_id]
@@ -117,10 +126,15 @@ class RowBatch:
                 requests = self._requests(request_id, token_ids, params, choice_token_ids, grammar)
         except InvalidRequestError as error:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
+            return
+        if self._known:
+            requests = [self._resumed(each) for each in requests]
+        count = len(requests)
+        if count == 1:
+            # Mostly. Without a look at what it may yet take.
+            self._open[request_id] = (_OpenRow(index, requests, 1), requests[0])
         else:
-            open_row = _OpenRow(index, [self._resumed(each) for each in requests] if self._known else requests)
-            count = len(requests)
-            self._want(open_row, num_wanted((), count) if self._spec.vote else count)
+            self._want(_OpenRow(index, requests), num_wanted((), count) if self._spec.vote else count)
 
     def _want(self, row: _OpenRow, count: int) -> list[Request]:
         """Wait for some more of a row's requests, which the engine is yet to be given."""
@@ -224,7 +238,12 @@ class RowBatch:
 
     def finished_rows(self) -> dict[int, dict[str, Any]]:
         """The columns of what `take_finished` is to give, by where the rows stand in the table."""
-        return {row.place: row.columns for row in self._finished}
+        return {row.place: self._with_receipt(row) for row in self._finished}
+
+    def _with_receipt(self, row: _Finished) -> dict[str, Any]:
+        if row.params is None or self._receipt is None:
+            return row.columns
+        return row.columns | {"receipt": receipt(self._receipt, row.params)}
 
     def request(self, row: int) -> Request | None:
         """That of a row's first answer, while it is waited for. May be called from another thread.
@@ -242,6 +261,7 @@ class RowBatch:
         if not isinstance(outcome, Refusal) or outcome.has_run or not request.resume_token_ids:
             return None
         fresh = replace(request, resume_token_ids=(), stop_checker=StopStrings.of(self._tokenizer, request.params))
+        self.resume_logprobs.pop(outcome.request_id, None)
         row.requests[row.requests.index(request)] = fresh
         self._open[outcome.request_id] = (row, fresh)
         return fresh
@@ -279,18 +299,17 @@ class RowBatch:
         self._failed.clear()
 
     def _settle(self, outcome: Answer | Refusal) -> None:
-        row, _ = self._open.pop(outcome.request_id)
-        row.outcomes[outcome.request_id] = outcome
-        if len(row.outcomes) < row.num_asked:
+        row, request = self._open.pop(outcome.request_id)
+        samples = row.with_outcome(request, outcome)
+        if samples is None:
             return
-        samples = row.samples()
         if isinstance(samples, Refusal):
             num_prompt_tokens = len(row.requests[0].prompt_token_ids)
             self._finished.append(_Finished(row.index, error_columns(samples.error, num_prompt_tokens)))
         elif (count := self._num_wanted(row, samples)) > 0:
             self._wanted += self._want(row, count)
         else:
-            self._finished.append(_Finished(row.index, self._columns(samples)))
+            self._finished.append(_Finished(row.index, self._columns(samples), samples[0][0].params))
 
     def _num_wanted(self, row: _OpenRow, samples: list[Answered]) -> int:
         """How many more answers a vote needs."""
@@ -307,14 +326,10 @@ class RowBatch:
     def _columns(self, samples: list[Answered]) -> dict[str, Any]:
         request, answer = samples[0]
         if not self._spec.vote:
-            columns = answer_columns(self._tokenizer, samples, self._spec.samples_each_row)
-        elif request.params.choices is not None:
-            columns = drawn_columns(self._tokenizer, request, answer, self._spec.sampling.n)
-        else:
-            columns = voted_columns(self._tokenizer, samples)
-        if self._receipt is not None:
-            columns["receipt"] = receipt(self._receipt, request.params)
-        return columns
+            return answer_columns(self._tokenizer, samples, self._spec.samples_each_row)
+        if request.params.choices is not None:
+            return drawn_columns(self._tokenizer, request, answer, self._spec.sampling.n)
+        return voted_columns(self._tokenizer, samples)
 
     def waits_for(self, outcome: Outcome) -> bool:
         """Whether the row has not been given up meanwhile."""
@@ -333,12 +348,22 @@ class RowBatch:
         # Taken from the spooled table, not rebuilt from Python values: types come out as they went in.
         carried = self._table.take(pa.array([row.place for row in finished]))
         names = [name for name in self._schema.names if name in carried.column_names]
-        answers = pa.Table.from_pylist(
-            [row.columns for row in finished],
-            schema=pa.schema([field for field in self._schema if field.name not in names]),
-        )
+        fields = [field for field in self._schema if field.name not in names]
+        answers = pa.Table.from_pylist([row.columns for row in finished], schema=pa.schema(fields))
+        answers = self._with_receipts(answers, finished)
         if self._spec.cache:
             column = answers.schema.get_field_index("from_cache")
             answers = answers.set_column(column, "from_cache", pc.fill_null(answers["from_cache"], False))
         columns = [carried[name] if name in names else answers[name] for name in self._schema.names]
         return pa.table(columns, schema=self._schema)
+
+    def _with_receipts(self, answers: pa.Table, finished: Sequence[_Finished]) -> pa.Table:
+        """`answers` with the receipts of those that were given here; others bring theirs along."""
+        column = answers.schema.get_field_index("receipt")
+        if self._receipt is None or column < 0:
+            return answers
+        own = receipts(self._receipt, [row.params for row in finished], answers.schema.field(column).type)
+        brought = answers["receipt"]
+        return answers.set_column(
+            column, "receipt", own if brought.null_count == len(brought) else pc.coalesce(brought, own)
+        )

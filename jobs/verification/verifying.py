@@ -7,6 +7,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from ...storage.columns import input_names
 from ...storage.local_folder import LocalFolder
 from ...storage.output_dir import OutputMode, read_report
 from ...storage.readers import InputSource
@@ -63,8 +64,9 @@ def verify(
     with _answered_again(client, receipt, sample, spec, worker_options) as job:
         again = {row["row"]: row for row in job.results().to_pylist()}
         weights = client.job(job.id).record.weights
-    stored = sample.table.to_pylist()
-    pairs = [(row, again[row["row"]]) for row in stored]
+    # What a data set of before has of the input may have a name that is ours by now.
+    inputs = list(input_names(sample.table.column_names, spec.schema_version))
+    pairs = [(row, again[row["row"]]) for row in sample.table.drop_columns(inputs).to_pylist()]
     found = (first_difference(*pair, tolerance) for pair in pairs)
     differences = tuple(each for each in found if each is not None)
     return Verification(receipt, sample, weights, differences, changes(pairs))

@@ -71,10 +71,8 @@ def rotate_and_write_triton(
     output = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype, device=qkv.device)
     if not num_tokens:
         return output
-    num_chunks, padded_half = (
-        triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_PER_PROGRAM),
-        triton.next_power_of_2(half),
-    )
+    padded_half = triton.next_power_of_2(half)
+    num_chunks = triton.cdiv(num_heads + 2 * num_kv_heads, _HEADS_PER_PROGRAM)
     rotate_and_write_kernel[(num_tokens, num_chunks)](
         output,
         key_cache,

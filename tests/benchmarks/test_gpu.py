@@ -93,6 +93,16 @@ def test_a_part_that_crashes_or_hangs_costs_no_other_its_figures(gpu_modules, tm
     assert "it takes about 1000000" in found["slow"]["failure"]
 
 
+def test_what_there_is_no_time_to_measure_again_stands(gpu_modules, tmp_path):
+    tables, file = gpu_modules("gpu_table"), tmp_path / "result.json"
+    table = tables.Table(file, {"commit": "tested"})
+    table.run("slow", lambda: table.add(tables.Line("a figure", 1.0, "ms")))
+    before = json.loads(file.read_text())["parts"]
+    gpu_modules("gpu").run_apart([gpu_modules("gpu_parts").Part("slow", 1e6, print)], table, 10, lambda part: [])
+    assert json.loads(file.read_text())["parts"] == before
+    assert "failure" not in before["slow"]
+
+
 def test_figures_of_another_gpu_or_commit_are_not_gone_on_with(gpu_modules, tmp_path):
     tables = gpu_modules("gpu_table")
     file = tmp_path / "result.json"

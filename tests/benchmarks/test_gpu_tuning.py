@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,13 +13,24 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "gpu_tuning.py"
 
 
-def test_a_dry_run_ranks_shapes_for_every_workload():
-    done = subprocess.run([sys.executable, SCRIPT, "--dry-run"], capture_output=True, text=True, check=False)
+def dry_run(*arguments: str) -> Any:
+    done = subprocess.run(
+        [sys.executable, SCRIPT, "--dry-run", *arguments], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    result = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_a_dry_run_ranks_shapes_for_every_workload():
+    result = dry_run()
     assert {name: len(ranked) for name, ranked in result["ranked"].items()} == {
         "decode, 2 of 100": 2,
         "prefill of 40": 1,
         "decode, 4 sharing 64": 2,
     }
     assert result["trials_left_out"] == 0
+
+
+def test_what_there_was_no_time_for_is_left_out():
+    result = dry_run("--seconds", "0")
+    assert (result["ranked"], result["trials_left_out"]) == ({}, 3)

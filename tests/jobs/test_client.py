@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
+from sqlalchemy import update
 
 from headrace.jobs.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
@@ -17,6 +18,7 @@ from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, write_manifest
 from headrace.storage.records import JobState, ShardRecord, WebhookState
+from headrace.storage.tables import jobs
 from headrace.storage.webhooks import Webhooks
 
 from .running import LABELS, MODEL
@@ -87,6 +89,8 @@ def test_a_job_is_found_again(client, rows, tmp_path):
         ({"temperature": -1}, SpecError, "temperature"),
         ({"temprature": 1}, SpecError, "temprature"),
         ({"choices": ("a", "a")}, SpecError, "choices"),
+        ({"vote": True}, SpecError, "vote: needs several .* a temperature above 0$"),
+        ({"lora_request": "kind"}, SpecError, "lora_request must be a headrace.LoRARequest, not 'kind'"),
         ({"input": "nowhere.jsonl"}, InputError, "does not exist"),
         ({"input": []}, InputError, "no rows"),
     ],
@@ -143,6 +147,16 @@ def test_resuming_another_job_names_what_differs(unserved, rows, tmp_path, chang
     unserved.submit(**arguments)
     with pytest.raises(JobMismatchError, match=named):
         unserved.submit(**arguments | change, mode="resume")
+
+
+def test_what_a_job_of_before_could_not_say_is_no_difference(unserved, rows, tmp_path):
+    job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
+    added = ("cache", "vote", "chat_template_kwargs", "lora", "schema_version")
+    old = {name: value for name, value in job.record.spec.items() if name not in added}
+    with unserved.ledger.database.write() as connection:
+        connection.execute(update(jobs).where(jobs.c.id == job.id).values(spec=old))
+    with pytest.raises(JobMismatchError, match="belongs to a job with another input:"):
+        unserved.submit(rows[:3], MODEL, tmp_path / "out", mode="resume", **FAST)
 
 
 def test_a_job_that_is_overwritten_is_cancelled_and_writes_no_more(client, rows, tmp_path, wait_until):

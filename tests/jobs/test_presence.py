@@ -23,7 +23,9 @@ def valkey(tmp_path_factory) -> Iterator[EmbeddedValkey]:
 
 
 @pytest.fixture
-def presence(valkey) -> Iterator[WorkerPresence]:
+def presence(valkey, monkeypatch) -> Iterator[WorkerPresence]:
+    """In which nobody falls silent by itself, however long a test takes."""
+    monkeypatch.setattr(presence_module, "TTL_SECONDS", 600.0)
     with Redis.from_url(valkey.url) as redis:
         redis.flushall()
     with WorkerPresence(valkey.url) as presence:

@@ -120,6 +120,12 @@ def test_what_choices_have_no_use_for_is_refused():
         JobSpec.parse(model="m", choices=("a", "b"), sampling={"stop": "c"})
 
 
+@pytest.mark.parametrize("value", [object(), float("nan"), "\ud800"])
+def test_a_template_is_told_what_can_be_stored(value):
+    with pytest.raises(SpecError, match="chat_template_kwargs: can only have what JSON has"):
+        JobSpec.parse(model="m", chat_template_kwargs={"x": [value]})
+
+
 def test_a_description_survives_the_ledger():
     spec = JobSpec.parse(model="m", choices=("a", "b"), system="s", sampling={"temperature": 0.5, "seed": 3})
     assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
@@ -144,6 +150,7 @@ BASE = {"model": "/m", "prompt": "{text}"}
         {"quantization": "int8"},
         {"limit": 5},
         {"chat_template_kwargs": {"enable_thinking": False}},
+        {"lora": {"name": "kind", "path": "/kind"}},
         {"sampling": {"temperature": 0.5}},
         {"sampling": {"seed": 1}},
         {"sampling": {"max_tokens": 5}},

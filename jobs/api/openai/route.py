@@ -17,6 +17,7 @@ from starlette.requests import HTTPConnection
 from ....engine.errors import InvalidRequestError, ModelError
 from ...errors import SpecError
 from ..errors import ApiError
+from ..event_stream import ClientGone, ServerStops, never, while_wanted
 from ..live_answers import NoWorker
 from .asking import Asked, Asker
 from .body import refusal
@@ -77,7 +78,8 @@ def asking_turns() -> CapacityLimiter:
 async def in_turn(connection: HTTPConnection, hand_over: Callable[[B], Asked], body: B) -> Asked:
     """What a method of `asker_of(connection)` makes of a body, in a thread, once it is with the workers.
 
-    Where the model's worker has gone silent it is waited for. Raises what the method does, and redis' errors.
+    Where the model's worker has gone silent it is waited for, as long as the client does. Raises what the method does,
+    and redis' errors.
     """
     arrived_at = time.perf_counter()
     asked = await _handed_over(connection, hand_over, body)
@@ -99,5 +101,9 @@ async def _handed_over(connection: HTTPConnection, hand_over: Callable[[B], Aske
     except NoWorker as missing:
         if not missing.may_return:
             raise
-        await state.live.await_worker(missing.model)
+        receive = connection.receive if isinstance(connection, Request) else never
+        try:
+            await while_wanted(state.live.await_worker(missing.model), receive, state.stopping)
+        except (ClientGone, ServerStops):
+            raise missing from None
     return await run_sync(hand_over, body, limiter=state.asking_turns)

@@ -41,6 +41,8 @@ def start(model: Adapted, adapter: Path, **options: Any) -> Engine:
         ("rank_pattern", {"q_proj": 2}),
         ("peft_type", "LOHA"),
         ("r", 0),
+        ("r", 0.5),
+        ("init_lora_weights", "pissa"),
         ("lora_alpha", "much"),
     ],
 )
@@ -72,12 +74,15 @@ A = "base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"
     [
         ({A: torch.zeros(4, 9)}, r"q_proj.lora_A.weight .* has shape \(4, 9\); .* ask for \(4, 72\)"),
         ({A: torch.full((4, 72), torch.nan)}, "q_proj.lora_A.weight .* not finite"),
+        # Finite before it is scaled: 0 × infinity would be what others' rows get of it.
+        ({A.replace("_A", "_B"): torch.full((72, 4), 3e38)}, "q_proj.lora_B.weight .* not finite in float32"),
+        ({A: torch.zeros(4, 72).to(torch.float8_e4m3fn)}, "q_proj.lora_A.weight .* is float8_e4m3fn: save"),
         ({A: None}, "lacks the tensor .*q_proj.lora_A.weight"),
         ({"base_model.model.lm_head.lora_A.weight": torch.zeros(4, 72)}, "lm_head.lora_A.weight, .* target_modules"),
         ({"base_model.model.model.embed_tokens.lora_embedding_A": torch.zeros(4, 307)}, "embed_tokens"),
         ({A.replace("layers.0", "layers.7"): torch.zeros(4, 72)}, "layers.7"),
     ],
-    ids=["shape", "not-finite", "half", "head", "embedding", "layer"],
+    ids=["shape", "not-finite", "scaled", "fp8", "half", "head", "embedding", "layer"],
 )
 def test_tensors_that_do_not_fit(model, tmp_path, changed, message):
     file = save_adapter(model.folder, tmp_path) / "adapter_model.safetensors"
@@ -132,6 +137,8 @@ def test_one_adapter_for_each_prompt(model):
         assert model.is_greedy(lora, 1, output.outputs[0].token_ids)
     with pytest.raises(InvalidRequestError, match="2 lora_requests for 1 prompts"):
         llm.generate(prompts[:1], params, lora_request=model.loras[:2])
+    with pytest.raises(InvalidRequestError, match="must be a LoRARequest, or one for each prompt, not 'kind'"):
+        llm.generate(prompts[:1], params, lora_request="kind")  # type: ignore[arg-type]
 
 
 def test_more_adapters_than_places(model):
@@ -169,6 +176,18 @@ def test_an_adapter_that_turns_out_to_be_none(model, tmp_path):
     assert ends["first"] is None
     assert "max_lora_rank" in str(ends["bad"])
     assert ends["last"] is None
+
+
+def test_nothing_is_kept_for_requests_that_wait_for_their_adapter(model):
+    """Aborted, they would never have come."""
+    engine = load(model, max_loras=1)
+    engine.add(Request("held", model.prompts[0], greedy_params(2), lora_request=model.loras[0]))
+    engine.add(Request("other", model.prompts[0], greedy_params(2), lora_request=model.loras[1]))
+    engine.add(Request("waits", model.prompts[2], greedy_params(2), lora_request=model.loras[0]))
+    engine.expect_prefix(model.prompts[2], 1, model.loras[0])
+    for name in ("waits", "other", "held"):
+        assert engine.abort(name)
+    assert not engine._cache._expected
 
 
 def test_an_adapter_that_was_replaced_in_its_folder(model, tmp_path):

@@ -83,6 +83,24 @@ def test_without_the_prefix_cache_nothing_is_hashed(is_async):
     assert num_tokens == 30
 
 
+def test_as_much_is_guessed_whether_rows_are_kept_or_not(is_async):
+    guessed = []
+    for is_kept in (True, False):
+        config = {"num_speculative_tokens": 3, "prompt_lookup_min": 2, "prompt_lookup_max": 2}
+        engine, _ = make_engine(num_blocks=64, async_scheduling=is_async, speculative_config=config)
+        for index in range(3):
+            engine.add(Request(str(index), [1 + index, 2, 7 - index], greedy_params(40)))
+        num_kept = 0
+        while engine.has_work:
+            engine.step()
+            num_kept += engine._scheduler.decodes is not None
+            if not is_kept:
+                engine._scheduler._part_decodes()
+        assert num_kept > 3
+        guessed.append(engine.stats.num_draft_tokens)
+    assert guessed[0] == guessed[1] > 0
+
+
 @pytest.fixture(params=[False, True], ids=["one step at a time", "one step ahead"])
 def is_async(request):
     return request.param

@@ -1,5 +1,8 @@
 """What happens to KV blocks that are short: swapped out, slid out of the window, or kept for who comes."""
 
+from array import array
+from functools import partial
+
 import pytest
 
 from headrace.engine.engine import Engine
@@ -98,11 +101,12 @@ def test_under_a_window_the_last_blocks_of_a_prefix_suffice():
     assert token_ids(events) == fake_answer(first, engine.max_model_len, 9)
 
 
-def test_a_prefix_that_is_expected_is_evicted_last():
+@pytest.mark.parametrize("made", [list, partial(array, "i"), partial(array, "q")], ids=["list", "32 bits", "64 bits"])
+def test_a_prefix_that_is_expected_is_evicted_last(made):
     """Nine blocks: the older prompt's four would go first, were it not for those who are to come."""
     engine, _ = make_engine(num_blocks=9)
     older, newer = PREFIX, PREFIX[::-1]
-    engine.expect_prefix(older, 2)
+    engine.expect_prefix(made(older), 2)
     for name, prompt in (("older", older), ("newer", newer)):
         run_all(engine, [Request(name, [*prompt, 1], greedy_params(1))])
     num_cached(engine, "evicts", [9, *PREFIX[:27]])

@@ -81,7 +81,7 @@ def test_a_name_that_nobody_has(http):
     assert "terse, kind" in refused.json()["error"]["message"]
 
 
-def test_a_job_and_the_cache_of_results(http, client, expected, wait_until):
+def test_a_job_and_the_cache_of_results(http, client, expected):
     """An adapter's answers are kept apart from its model's and from another one's."""
     options = {"prompt": "{text}", "sampling": {"max_tokens": 12}, "cache": True}
     rows = [{"text": text} for text in TEXTS]

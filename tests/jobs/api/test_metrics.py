@@ -4,6 +4,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import httpx2
 import pytest
 from fastapi.testclient import TestClient
 from openai import BadRequestError, OpenAI
@@ -47,11 +48,15 @@ def test_metrics_of_a_running_server(api: ApiServer, wait_until_done: Callable[[
     prompt_tokens = wait_until_done(job["id"])["tokens"]["prompt"]
     api.http.get("/jobs/job_none")
 
-    def num_steps() -> float:
-        return value(scrape(api.http.get("/metrics").text), "headrace_engine_steps_total", queue=queue) or 0
+    answers: list[httpx2.Response] = []
 
-    wait_until(lambda: num_steps() > 0, "the worker has told of its engine, as it does every second")
-    response = api.http.get("/metrics")
+    def tells_of_the_engine() -> bool:
+        answers.append(api.http.get("/metrics"))
+        return (value(scrape(answers[-1].text), "headrace_engine_steps_total", queue=queue) or 0) > 0
+
+    # A worker that stands still for some seconds is none for so long.
+    wait_until(tells_of_the_engine, "the worker has told of its engine, as it does every second")
+    response = answers[-1]
     assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
     after = scrape(response.text)
 

@@ -25,6 +25,7 @@ BAD_JOBS = {
     "stop of the wrong type": ({"sampling": {"stop": 7}}, "sampling.stop"),
     "stop beside choices": ({"sampling": {"stop": "a"}}, "sampling.stop"),
     "text that is none": ({"system": HALF_PAIR}, "system"),
+    "template told what is no text": ({"chat_template_kwargs": {"x": HALF_PAIR}}, "chat_template_kwargs"),
     "field name that is no text": ({HALF_PAIR: 1}, None),
     "top_p out of range": ({"sampling": {"top_p": 4}}, "sampling.top_p"),
     "temperature is no number": ({"sampling": {"temperature": float("nan")}}, "sampling.temperature"),

@@ -1,5 +1,7 @@
 """Requests for a model whose worker has not been heard of for some seconds."""
 
+import json
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -50,15 +52,12 @@ def ask(server: InProcessServer) -> httpx2.Response:
     return httpx2.post(f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
 
 
-def test_a_worker_that_comes_back_is_waited_for(
-    server: InProcessServer,
-    presence: WorkerPresence,
-    tmp_path: Path,
-    start: Callable[..., "Future[Any]"],
-    wait_until: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(live_answers, "RETURN_SECONDS", 60.0)
+@pytest.fixture
+def looked_for(
+    presence: WorkerPresence, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
+) -> Iterator[list[str]]:
+    """The queues that were looked at, now that the worker has fallen silent and is waited for without an end."""
+    fall_silent(presence, monkeypatch, wait_until)
     looked_for: list[str] = []
     is_served = WorkerPresence.is_served
 
@@ -66,16 +65,33 @@ def test_a_worker_that_comes_back_is_waited_for(
         looked_for.append(queue)
         return is_served(presence, queue)
 
-    fall_silent(presence, monkeypatch, wait_until)
-    with live_desk(tmp_path) as desk, monkeypatch.context() as watched:
+    with monkeypatch.context() as watched:
+        watched.setattr(live_answers, "RETURN_SECONDS", 1e9)
         watched.setattr(WorkerPresence, "is_served", note)
+        yield looked_for
+
+
+def test_a_worker_that_comes_back_is_waited_for(
+    server: InProcessServer,
+    presence: WorkerPresence,
+    looked_for: list[str],
+    tmp_path: Path,
+    start: Callable[..., "Future[Any]"],
+    wait_until: Callable[..., None],
+) -> None:
+    with live_desk(tmp_path) as desk:
         asked = start(ask, server)
         # The first look refuses, the second is that of the request that waits.
         wait_until(lambda: len(looked_for) > 1 or asked.done(), "the request waits")
         assert not asked.done()
         assert not desk.open_ids()
-        presence.announce(QUEUE, WORKER)
-        wait_until(lambda: bool(desk.open_ids()) or asked.done(), "the request is handed over")
+
+        def is_handed_over() -> bool:
+            # As a worker does, again and again.
+            presence.announce(QUEUE, WORKER)
+            return bool(desk.open_ids()) or asked.done()
+
+        wait_until(is_handed_over, "the request is handed over")
         assert desk.open_ids()
         # Nobody answers it.
         server.stop()
@@ -92,3 +108,26 @@ def test_one_that_does_not_is_not_waited_for_long(
     refused = ask(server)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")
     assert refused.headers["Retry-After"] == "5"
+
+
+def test_whoever_leaves_waits_no_more(
+    server: InProcessServer, looked_for: list[str], wait_until: Callable[..., None]
+) -> None:
+    url = httpx2.URL(server.url)
+    body = json.dumps(BODY).encode()
+    head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    with socket.create_connection((url.host, url.port or 80)) as connection:
+        connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + body)
+        wait_until(lambda: len(looked_for) > 1, "the request waits")
+    answered = 'route="/v1/chat/completions",status="503"'
+    wait_until(lambda: answered in httpx2.get(f"{server.url}/metrics").text, "the request is over")
+
+
+def test_a_server_that_stops_waits_no_more(
+    server: InProcessServer, looked_for: list[str], start: Callable[..., "Future[Any]"], wait_until: Callable[..., None]
+) -> None:
+    asked = start(ask, server)
+    wait_until(lambda: len(looked_for) > 1, "the request waits")
+    server.stop()
+    refused = asked.result(60)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")

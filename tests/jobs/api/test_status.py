@@ -3,7 +3,9 @@
 import hashlib
 import re
 from base64 import b64encode
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx2
 
@@ -14,11 +16,17 @@ from .conftest import ApiServer
 from .in_process import in_process_server
 
 
-def test_what_runs_here(api: ApiServer) -> None:
-    found = api.get("/status")
-    (model,) = found["models"]
+def test_what_runs_here(api: ApiServer, wait_until: Callable[..., None]) -> None:
+    answers: list[dict[str, Any]] = []
+
+    def tells_of_the_worker() -> bool:
+        answers.append(api.get("/status"))
+        return any(worker["engine"] for worker in answers[-1]["workers"])
+
+    # It says once a second that it is there, if nothing keeps it from that.
+    wait_until(tells_of_the_worker, "the worker is there")
+    (model,), (worker,) = answers[-1]["models"], answers[-1]["workers"]
     assert (model["name"], model["waiting_requests"]) == (MODEL.name, 0)
-    (worker,) = found["workers"]
     assert worker["queue"] == model["queue"]
     assert worker["engine"]["num_blocks"] > 0
 

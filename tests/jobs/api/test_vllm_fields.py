@@ -66,7 +66,14 @@ def test_what_only_conversations_have() -> None:
     refused_by(ChatCompletionRequest, CHAT | {"tools": tools}, "tools", "response_format")
 
 
-@pytest.mark.parametrize(("kwargs", "words"), [({"messages": []}, "'messages', which is set here"), ([], "dictionary")])
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"messages": []}, "'messages', which is set here"),
+        ([], "dictionary"),
+        ({"x": "\ud800"}, "can only have what JSON has"),
+    ],
+)
 def test_what_a_template_can_not_be_told_is_refused(kwargs: Any, words: str) -> None:
     with pytest.raises(ApiError, match=words) as refused:
         parse_body(ChatCompletionRequest, CHAT | {"chat_template_kwargs": kwargs})

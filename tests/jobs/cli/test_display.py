@@ -38,3 +38,11 @@ def test_each_row_is_counted_once():
     pace = Pace(progress(4, failed=1))
     said = summary(pace, progress(10, failed=3, from_cache=2), "out")
     assert "10 of 10: 2 generated, 2 from the result cache, 3 kept from before, 3 failed" in said
+
+
+def test_a_job_that_was_done_between_two_looks_has_taken_its_time():
+    pace = Pace(progress(0), started_at=100.0)
+    pace.waits()
+    pace.end()
+    assert 0 < pace.working_seconds < pace.seconds
+    assert pace.rows_per_second(progress(10)) > 0

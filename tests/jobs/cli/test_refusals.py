@@ -117,7 +117,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--stop-token-ids", "1,x"], ["stop_token_ids.1", "integer", "'x'"]),
         (["--stop-token-ids", "999999"], ["stop_token_ids", "999999", "vocabulary"]),
         (["--chat-template-kwargs", "{"], ["--chat-template-kwargs is no JSON"]),
-        (["--chat-template-kwargs", "[]"], ["chat_template_kwargs", "dictionary"]),
+        (["--chat-template-kwargs", "[]"], ["--chat-template-kwargs must be a JSON object, such as", "not []"]),
         (["--chat-template-kwargs", '{"tools": []}'], ["chat_template_kwargs: can not have 'tools'"]),
         (["--logit-bias", "5:101"], ["logit_bias", "[-100, 100]", "101"]),
         (["--logit-bias", "5"], ["--logit-bias", "ID:BIAS", "5"]),

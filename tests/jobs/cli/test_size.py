@@ -42,7 +42,8 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
     assert h100["kv_tokens"] == (left // (16 * 147456) - 1) * 16
     assert h100["num_sequences"] == h100["kv_tokens"] // 40960
     assert (h100["num_gpus_for_one_sequence"], small["num_gpus_for_one_sequence"]) == (1, 2)
-    assert h100["num_gpus_for_max_num_seqs"] > 10
+    # Each is a worker with the whole model.
+    assert h100["num_gpus_for_max_num_seqs"] == -(-256 // h100["num_sequences"])
     printed = headrace(tmp_path, "size", qwen, "--max-model-len", 4096, "--kv-cache-dtype", "fp8").out
     assert "73,728 bytes a token in fp8" in printed
     assert "for 4,096 tokens" in printed
@@ -56,6 +57,8 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
     [
         (["--gpu", "h1000"], ["--gpu must be one of h200, h100", "24GiB", "'h1000'"]),
         (["--max-model-len", "50000"], ["--max-model-len 50000 exceeds the model's context of 40960 tokens"]),
+        # That is for CPUs.
+        (["--quantization", "int8"], ["No such option", "headrace size --help"]),
         (["--dtype", "int3"], ["dtype must be one of"]),
         (["--gpu-memory-utilization", "1.5"], ["gpu_memory_utilization must be"]),
     ],

@@ -12,9 +12,11 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from headrace.jobs.client import Client
+from headrace.jobs.schemas import JobSpec
 from headrace.jobs.settings import Settings
 from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import read_report
+from headrace.storage.output_dir import OutputMode, read_report
+from headrace.storage.readers import open_input
 
 from ..conftest import wait_until
 from ..running import LABELS, MODEL, Result, assert_refused, environment, label_arguments, write_lines
@@ -87,16 +89,29 @@ def test_drawn_answers_with_their_probabilities_are_made_again(served, headrace,
 
 def test_it_says_in_what_the_receipts_differ(served, headrace, labelled):
     """A row that another worker made: the first place to look."""
-    receipts = [each["receipt"] for path in labelled.glob("*.parquet") for each in pq.read_table(path).to_pylist()]
-    (own,) = {json.dumps(receipt) for receipt in receipts if receipt is not None}
-    stored = json.loads(own)
+    rows = [row for path in labelled.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
+    stored = next(row["receipt"] for row in rows if row["row"] == 3)
     assert stored["weights"] == json.loads((labelled / "_headrace.json").read_text())["weights"]
-    assert (stored["attempt"], stored["seed"], stored["device"]) == (1, None, "cpu")
-    tamper(labelled, 3, receipt=stored | {"dtype": "float16", "attempt": 4})
+    assert (stored["seed"], stored["device"]) == (None, "cpu")
+    tamper(labelled, 3, receipt=stored | {"dtype": "float16", "attempt": stored["attempt"] + 3})
     result = headrace(served, "verify", labelled, "--fraction", 1)
     assert result.status == 0
     (line,) = [line for line in result.out.splitlines() if line.startswith("changed")]
     assert line == f"changed   dtype was float16 for 1 row, is {stored['dtype']}"
+
+
+def test_a_data_set_of_before_may_have_a_column_whose_name_is_ours_by_now(served, headrace, tmp_path):
+    rows = write_lines(tmp_path / "in.jsonl", *({"text": f"ticket {n}", "votes": n} for n in range(3)))
+    output = tmp_path / "out"
+    with Client(Settings.from_environment(environment(served))) as client:
+        before = JobSpec(model=str(MODEL), prompt="{text}", choices=LABELS)
+        client.submit_spec(open_input(rows), before, output, OutputMode.NEW).wait(60, start_worker=False)
+    wait_until_tidy(output)
+    for path in output.glob("part-*.parquet"):
+        table = pq.read_table(path, partitioning=None)
+        pq.write_table(table.rename_columns({"input_votes": "votes"}), path)
+    result = headrace(served, "verify", output)
+    assert (result.status, result.err) == (0, ""), result.out
 
 
 def test_a_row_that_was_changed_is_named(served, headrace, labelled):

@@ -42,7 +42,7 @@ def test_a_job_shows_the_one_it_waits_for(
     stale, job = (unserved.submit(rows, MODEL, tmp_path / name, prompt="{text}") for name in "ab")
     # Once it has been shown.
     follow(unserved, job, job.progress(), lambda progress: job.cancel())
-    ahead = f"waiting behind job {stale.id} (3 rows left; `headrace cancel {stale.id}` drops it)"
+    ahead = f"waiting behind {stale.id} (3 rows left; `headrace cancel {stale.id}` drops it)"
     assert f"0/3 rows  {ahead}\n" in capsys.readouterr().err
 
 
@@ -53,7 +53,7 @@ def test_all_that_run(headrace: Headrace, tmp_path: Path, wait_until: Callable[.
     first, second, ended = submitted(headrace, data_dir, tmp_path / "rows", "a", "b", "c")
     headrace(data_dir, "cancel", ended)
     with started(["watch"], environment(data_dir), tmp_path) as watch:
-        ahead = f"behind job {first} (3 rows left; `headrace cancel {first}` drops it)\n"
+        ahead = f"behind {first} (3 rows left; `headrace cancel {first}` drops it)\n"
         wait_until(lambda: ahead in (tmp_path / "err").read_text(), "it shows the jobs, and which one goes first")
         shown = (tmp_path / "err").read_text().splitlines()
         assert {line.split()[0] for line in shown if "behind" in line} == {second}

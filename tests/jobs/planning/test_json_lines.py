@@ -1,6 +1,7 @@
 """Rows as lines of an OpenAI batch's files."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -74,6 +75,16 @@ def test_an_answer_is_a_chat_completion(job):
 def test_several_answers_are_several_choices(job):
     choices = line(job, ANSWER | {"outputs": ["Hello", "Hi"]}, with_outputs=True)["response"]["body"]["choices"]
     assert [(choice["index"], choice["message"]["content"]) for choice in choices] == [(0, "Hello"), (1, "Hi")]
+
+
+@pytest.mark.parametrize("has_voted", [True, False])
+def test_of_answers_that_were_voted_on_the_winner_is_the_choice(job, has_voted):
+    """Whatever the input's columns are called: data sets of before have some under names that are ours by now."""
+    schema = output_schema([pa.field("votes", pa.int64())], with_outputs=True)
+    row = ANSWER | {"outputs": ["Hi", "Hello"], "votes": 3}
+    (found,) = openai_lines(replace(job, spec={"vote": has_voted}), pa.Table.from_pylist([row], schema=schema))
+    choices = found["response"]["body"]["choices"]
+    assert [choice["message"]["content"] for choice in choices] == (["Hello"] if has_voted else ["Hi", "Hello"])
 
 
 def test_log_probabilities_have_their_bytes(job):

@@ -56,6 +56,17 @@ def test_other_failures_do_not_count_as_the_engines(shop):
     shop.assert_complete()
 
 
+def test_a_worker_that_does_not_find_the_adapter_answers_no_row_for_it(shop):
+    """Another may find it, or this one later: it is no row's fault, however often it is tried."""
+    folder = shop.folder / "kind"
+    shop.create(ROWS, lora={"name": "kind", "path": str(folder)})
+    for _ in range(4):
+        shop.shard_runner().run(SHARD)
+    job, shard = shop.ledger.job(JOB), shop.ledger.shards(JOB)[0]
+    assert (job.state, shard.state, shop.ledger.progress(JOB).rows_done) == (JobState.RUNNING, ShardState.QUEUED, 0)
+    assert job.error == f"LoRA adapter {folder} does not exist: name the folder that PEFT has saved it in"
+
+
 def test_rows_that_cannot_be_written_are_kept_until_there_is_room(shop, start, caplog):
     shop.create(ROWS, sampling={"max_tokens": 4})
     away = shop.output.rename(shop.folder / "away")

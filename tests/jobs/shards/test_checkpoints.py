@@ -10,10 +10,12 @@ import pytest
 from redis import Redis
 from tokenizers import decoders
 
+from headrace.engine.logprobs import Logprob
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.errors import Stopped
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
+from headrace.jobs.shards.begun import Begun
 from headrace.jobs.shards.checkpoints import TokenCheckpoints
 from headrace.jobs.streams.keys import row_stream_id, tokens_key
 from headrace.jobs.streams.publisher import StreamPublisher
@@ -213,10 +215,14 @@ def test_a_row_that_was_watched_goes_on_after_what_its_readers_have(shop, tools,
     assert shop.host.stats.num_steps == 3 * 12 - 5
 
 
-def test_tokens_that_the_engine_refuses_are_left_aside(shop, tools, redis):
-    shop.create(ROWS, sampling=LONG_ANSWERS)
+@pytest.mark.parametrize("logprobs", [False, True])
+def test_tokens_that_the_engine_refuses_are_left_aside(shop, tools, redis, logprobs):
+    shop.create(ROWS, sampling=LONG_ANSWERS | {"logprobs": logprobs})
     claim = shop.claim()
-    redis.hset(tokens_key(SHARD), mapping={"attempt": claim.attempt_id, "1": b"\xff\xff\x00\x00" * 3})
+    unknown = Begun((65535,) * 3, ({65535: Logprob(-1.0, 1)},) * 3).to_bytes(0 if logprobs else None)
+    redis.hset(tokens_key(SHARD), mapping={"attempt": claim.attempt_id, "1#0" if logprobs else "1": unknown})
     shop.ledger.leases.release(claim)
     shop.attempt(tools=tools).run()
     shop.assert_complete()
+    for row in shop.table().to_pylist() if logprobs else ():
+        assert [entry["token_id"] for entry in row["logprobs"]] == shop.answer(row["row"])

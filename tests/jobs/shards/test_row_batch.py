@@ -11,6 +11,7 @@ from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import Answer, EngineFailure, Refusal
 from headrace.jobs.schemas import JobSpec, SamplingSpec
 from headrace.jobs.shards.begun import Begun
+from headrace.jobs.shards.part_schema import part_schema
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.shards.row_sampling import RowSampling
 
@@ -92,6 +93,17 @@ def test_an_answer_the_engine_dropped_leaves_its_row_open_until_it_is_refused(ba
     batch.refuse_failed("engine failed: ")
     assert batch.take_finished()["error"].to_pylist() == ["engine failed: out of memory"]
     assert batch.is_complete
+
+
+def test_an_answer_of_an_earlier_job_brings_its_receipt(model, table):
+    spec = JobSpec.parse(model=str(model), sampling={"temperature": 0})
+    names = [field.name for field in part_schema(spec, ()).field("receipt").type]
+    here, earlier = ({**dict.fromkeys(names), "device": name} for name in ("here", "earlier"))
+    batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=here)
+    batch.answer(0, {"output": "d", "receipt": earlier})
+    batch.record(answer(batch.requests[0], 4))
+    assert [columns["receipt"] for columns in batch.finished_rows().values()] == [earlier, here]
+    assert batch.take_finished()["receipt"].to_pylist() == [earlier, here]
 
 
 def test_every_row_has_a_stop_checker_of_its_own_where_the_job_stops_at_a_text(model, table):
