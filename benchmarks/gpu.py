@@ -19,15 +19,12 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 
-import torch
-from gpu_device import about_device, results_name
+from gpu_device import about_device, prepare, results_name
 from gpu_parts import CORRECT, EXTRAS, PROFILES, Part, parts_of
 from gpu_table import Table
 from report import ROOT, environment
-from triton_interpreter import interpret_triton
 
 # How many times as long as it should a part may take before it is taken to hang.
 _PATIENCE = 3
@@ -35,13 +32,7 @@ _PATIENCE = 3
 
 def main() -> None:
     arguments = _arguments()
-    if arguments.dry_run:
-        interpret_triton()
-    elif not torch.cuda.is_available():
-        sys.exit("torch finds no CUDA GPU here; --dry-run runs the script on a CPU")
-    if find_spec("headrace") is None:
-        # Where the package is not installed: a folder of links that is called headrace.
-        sys.path.append(str(ROOT / "typings"))
+    prepare(arguments.dry_run)
     about = environment() | ({"commit": arguments.commit} if arguments.commit else {})
     table = Table(arguments.output, about)
     chosen = [part for part in parts_of(arguments.dry_run) if _is_wanted(part, arguments)]

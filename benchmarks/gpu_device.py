@@ -2,19 +2,33 @@
 
 import re
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
-from report import quantile
+from report import ROOT, quantile
+from triton_interpreter import interpret_triton
 
 # A few times what a GPU's level-2 cache holds.
 _FLUSHED_BYTES = 256 * 2**20
 _CLOCKS = ("clocks.sm", "clocks.mem", "temperature.gpu", "power.draw", "clocks_event_reasons.active")
+
+
+def prepare(is_dry: bool) -> None:
+    """Before anything of headrace is imported: kernels are interpreted in a dry run. Exits where another has no GPU."""
+    if is_dry:
+        interpret_triton()
+    elif not torch.cuda.is_available():
+        sys.exit("torch finds no CUDA GPU here; --dry-run runs the script on a CPU")
+    if find_spec("headrace") is None:
+        # Where the package is not installed: a folder of links that is called headrace.
+        sys.path.append(str(ROOT / "typings"))
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,15 @@ is left out. The last line is JSON.
 
 import argparse
 import json
-import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from itertools import product
 from typing import Any
 
 import torch
-from report import ROOT, environment
-from triton_interpreter import interpret_triton
+from gpu_device import prepare
+from report import environment
 
 _BEST = 3
 
@@ -40,12 +38,7 @@ def main() -> None:
     parser.add_argument("--dry-run", action="store_true", help="tiny sizes on a CPU, in Triton's interpreter")
     parser.add_argument("--seconds", type=float, default=170, help="how long it may take; no trial begins afterwards")
     arguments = parser.parse_args()
-    if arguments.dry_run:
-        interpret_triton()
-    elif not torch.cuda.is_available():
-        sys.exit("torch finds no CUDA GPU here; --dry-run runs the script on a CPU")
-    if find_spec("headrace") is None:
-        sys.path.append(str(ROOT / "typings"))
+    prepare(arguments.dry_run)
     from gpu_kernels import DRY, GPU
 
     sizes = DRY if arguments.dry_run else GPU
