@@ -3,9 +3,9 @@
     python benchmarks/bench_scheduler.py [--requests 10000] [--pairs 15] [--steady-requests 50000]
 
 Host time of a step by batch size, the same with what a GPU's graphs are given (attention's plan and all other inputs;
-here they are copied within the host's memory, and nothing is launched), the cost of a prefix cache that never hits, and
-whether memory stays flat. The no-op model returns the same logits for every row: all that is measured is ours. The last
-line is JSON.
+here they are copied within the host's memory, and nothing is launched) and where rows come and go in each step, the
+cost of a prefix cache that never hits, and whether memory stays flat. The no-op model returns the same logits for every
+row: all that is measured is ours. The last line is JSON.
 """
 
 import argparse
@@ -14,7 +14,7 @@ import random
 import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits, Replay
 from headrace.engine.execution.runner import BlockMemory, Runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request, RequestOutputKind, SamplingParams
 from headrace.kernels import device
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
@@ -48,6 +48,9 @@ MAX_NEW_TOKENS = WARM_UP_STEPS + TIMED_STEPS + 20
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 NUM_PROCESSORS = 132
 SHARED_TOKENS, OWN_TOKENS = 2048, 128
+# Rows that a label each is asked of, and rows of which one ends in each step.
+LABEL_TOKENS = 32
+MIXED_NEW_TOKENS = (8, 256)
 
 
 class NoMemory(BlockMemory):
@@ -122,6 +125,7 @@ class Traffic:
     prompt_tokens: int
     new_tokens: int
     shared_tokens: int = 0
+    output_kind: RequestOutputKind = RequestOutputKind.DELTA
 
     def requests(self, number: int, seed: int = 0) -> Iterator[Request]:
         generator = random.Random(seed)
@@ -130,7 +134,7 @@ class Traffic:
         for index in range(number):
             num_own = self.prompt_tokens - self.shared_tokens + (index % 16 if shared else 0)
             prompt = shared + [generator.randrange(VOCAB_SIZE) for _ in range(num_own)]
-            yield Request(f"{seed}/{index}", prompt, params)
+            yield Request(f"{seed}/{index}", prompt, params, output_kind=self.output_kind)
 
 
 def new_engine(**options: Any) -> Engine:
@@ -160,32 +164,54 @@ def decode_step_seconds(batch_size: int, is_ahead: bool = False) -> dict[str, fl
     return step_seconds(new_engine(async_scheduling=is_ahead), batch_size, Traffic(64, MAX_NEW_TOKENS))
 
 
-def graphed_step_seconds(batch_size: int) -> dict[str, float]:
+def graphed_step_seconds(batch_size: int, output_kind: RequestOutputKind) -> dict[str, float]:
     """As `decode_step_seconds`, one step ahead, with what CUDA graphs are given of each step."""
+    traffic = Traffic(SHARED_TOKENS + OWN_TOKENS, MAX_NEW_TOKENS, SHARED_TOKENS, output_kind)
+    return step_seconds(graphed_engine(), batch_size, traffic)
+
+
+def graphed_engine() -> Engine:
     config = EngineConfig(max_num_seqs=256, max_num_batched_tokens=8192, async_scheduling=True)
-    engine = Engine(GraphedRunner(20_000, config), config, CONTEXT)
-    return step_seconds(engine, batch_size, Traffic(SHARED_TOKENS + OWN_TOKENS, MAX_NEW_TOKENS, SHARED_TOKENS))
+    return Engine(GraphedRunner(20_000, config), config, CONTEXT)
+
+
+def mixed_step_seconds(new_tokens: int, batch_size: int = 256) -> dict[str, float]:
+    """As `graphed_step_seconds`, where in every step rows end and others begin: `batch_size / new_tokens` of them."""
+    engine = graphed_engine()
+    traffic = Traffic(SHARED_TOKENS + LABEL_TOKENS, new_tokens, SHARED_TOKENS, RequestOutputKind.FINAL_ONLY)
+    num_ending = batch_size * (WARM_UP_STEPS + TIMED_STEPS) // new_tokens
+    for index, request in enumerate(traffic.requests(2 * batch_size + num_ending)):
+        # Those that begin together end in different steps.
+        max_tokens = 1 + index % new_tokens if index < batch_size else new_tokens
+        engine.add(replace(request, params=replace(request.params, max_tokens=max_tokens)))
+    for _ in range(WARM_UP_STEPS):
+        engine.step()
+    return timed_steps(engine, min_tokens=batch_size // 2)
+
+
+def timed_steps(engine: Engine, min_tokens: int) -> dict[str, float]:
+    """Seconds a step, each of which is to bring so many tokens."""
+    seconds = []
+    gc.collect()
+    for _ in range(TIMED_STEPS):
+        before, start = engine.num_generated_tokens, time.perf_counter()
+        engine.step()
+        seconds.append(time.perf_counter() - start)
+        assert engine.num_generated_tokens - before >= min_tokens
+    # The mean has the steps in it that begin and fill blocks: all rows at once, in two steps of sixteen, where prompts
+    # are of one length.
+    return {**spread(seconds), "mean": sum(seconds) / len(seconds)}
 
 
 def step_seconds(engine: Engine, batch_size: int, traffic: Traffic) -> dict[str, float]:
     for request in traffic.requests(batch_size):
         engine.add(request)
     # Prefill takes several steps.
-    while len(engine.step()) < batch_size:
-        pass
+    while engine.stats.num_running < batch_size:
+        engine.step()
     for _ in range(WARM_UP_STEPS):
         engine.step()
-    seconds = []
-    gc.collect()
-    for _ in range(TIMED_STEPS):
-        start = time.perf_counter()
-        events = engine.step()
-        seconds.append(time.perf_counter() - start)
-        assert len(events) == batch_size
-    # The mean has the steps in it that begin and fill blocks: all rows at once, in two steps of sixteen, where prompts
-    # are of one length.
-    figures: dict[str, float] = {**spread(seconds), "mean": sum(seconds) / len(seconds)}
-    return figures
+    return timed_steps(engine, min_tokens=batch_size)
 
 
 def all_requests(number: int) -> dict[str, Any]:
@@ -267,7 +293,12 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=15)
     parser.add_argument("--steady-requests", type=int, default=50_000)
     options = parser.parse_args()
-    figures: dict[str, Any] = {"decode_step_seconds": {}, "decode_step_ahead_seconds": {}, "graphed_step_seconds": {}}
+    figures: dict[str, Any] = {
+        "decode_step_seconds": {},
+        "decode_step_ahead_seconds": {},
+        "graphed_step_seconds": {},
+        "graphed_final_only_step_seconds": {},
+    }
     for batch_size in BATCH_SIZES:
         seconds = figures["decode_step_seconds"][batch_size] = decode_step_seconds(batch_size)
         ahead = figures["decode_step_ahead_seconds"][batch_size] = decode_step_seconds(batch_size, is_ahead=True)
@@ -277,11 +308,17 @@ def main() -> None:
     device._INTERPRETED_PROCESSORS = NUM_PROCESSORS
     device.num_processors.cache_clear()
     for batch_size in GRAPHED_BATCH_SIZES:
-        seconds = figures["graphed_step_seconds"][batch_size] = graphed_step_seconds(batch_size)
+        told = figures["graphed_step_seconds"][batch_size] = graphed_step_seconds(batch_size, RequestOutputKind.DELTA)
+        seconds = graphed_step_seconds(batch_size, RequestOutputKind.FINAL_ONLY)
+        figures["graphed_final_only_step_seconds"][batch_size] = seconds
+        each = (1e6 * figure for figure in (told["median"], told["mean"], seconds["median"], seconds["mean"]))
+        line = "batch {:>4}  {:8.0f} µs a step (mean {:.0f}), one ahead, with a graph's inputs"
+        print(f"{line}; {{:.0f}} (mean {{:.0f}}) where answers are told at their end".format(batch_size, *each))
+    figures["mixed_step_seconds"] = {}
+    for new_tokens in MIXED_NEW_TOKENS:
+        seconds = figures["mixed_step_seconds"][new_tokens] = mixed_step_seconds(new_tokens)
         each = (1e6 * figure for figure in (seconds["median"], seconds["mean"]))
-        print(
-            "batch {:>4}  {:8.0f} µs a step (mean {:.0f}), one ahead, with a graph's inputs".format(batch_size, *each)
-        )
+        print("outputs of {:>4}  {:5.0f} µs a step (mean {:.0f}), 256 rows that come and go".format(new_tokens, *each))
     if options.requests:
         figures["all_requests"] = done = all_requests(options.requests)
         print(f"{done['requests']:,} requests at {done['requests_per_second']:,.0f}/s")

@@ -41,6 +41,7 @@ def parts_of(is_dry: bool) -> list[Part]:
         "fp8": (60, lambda table, is_dry: _goals(table, is_dry).fp8()),
         "uniform": (50, lambda table, is_dry: _goals(table, is_dry).uniform()),
         "linears": (40, _linears),
+        "lora": (20, _lora),
         "kernels": (20, _kernels),
         "flashinfer": (20, _flashinfer),
         **{name: (110, partial(_peer, name=name)) for name in ("transformers", "vllm")},
@@ -61,11 +62,13 @@ def _check(table: Table, is_dry: bool) -> None:
     from gpu_engine import check_engine
     from gpu_kernels import check_attention
     from gpu_linears import check_linear
+    from gpu_lora import check_lora
 
     sizes, wrong = _sizes(is_dry), []
     checks: dict[str, Callable[[], None]] = {
         "attention": lambda: check_attention(sizes),
         "quantised linears": lambda: check_linear(sizes),
+        "LoRA": lambda: check_lora(sizes),
         "greedy tokens in float32": lambda: check_engine(sizes.device),
     }
     for name, check in checks.items():
@@ -106,6 +109,12 @@ def _linears(table: Table, is_dry: bool) -> None:
     from gpu_linears import linear_lines
 
     _add_each(table, linear_lines(_sizes(is_dry), _known_limits(table, is_dry)))
+
+
+def _lora(table: Table, is_dry: bool) -> None:
+    from gpu_lora import lora_lines
+
+    _add_each(table, lora_lines(_sizes(is_dry)))
 
 
 def _tiles(table: Table, is_dry: bool) -> None:

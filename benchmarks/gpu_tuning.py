@@ -3,8 +3,8 @@
     python benchmarks/gpu_tuning.py             # needs torch, triton and numpy; writes nothing
     python benchmarks/gpu_tuning.py --dry-run   # the same, tiny, on a CPU in Triton's interpreter
 
-What there is to choose was chosen by reading what the compiler makes of it, and goes into `attention_shape.py` when it
-is known here. Narrow shapes are timed on plain decodes and wide ones on a prefill; the best three of each then together
+What there is to choose was chosen by reading what the compiler makes of it, and goes into `kernel_shapes.py` when it is
+known here. Narrow shapes are timed on plain decodes and wide ones on a prefill; the best three of each then together
 on decodes that share prefixes, where they run beside each other. A shape whose output differs from that of the first
 is left out. The last line is JSON.
 """
@@ -59,7 +59,7 @@ class Tuning:
         from gpu_kernels import AttentionCase, always, never
 
         sizes = self._sizes
-        narrow, wide = candidates(sizes.attention)
+        narrow, wide = candidates(sizes.attention.kernels(sizes.device))
         if is_dry:
             narrow, wide = narrow[:2], wide[:1]
         rows, context = sizes.decode_batch, sizes.decode_context
@@ -88,7 +88,7 @@ class Tuning:
         """Prints a line a pair of shapes."""
         from gpu_kernels import seconds
 
-        from headrace.kernels.paged_attention.attention_shape import KernelShapes
+        from headrace.kernels.paged_attention.kernel_shapes import KernelShapes
 
         print(workload)
         expected = None
@@ -111,13 +111,13 @@ class Tuning:
             print(f"  {taken * 1e6:9.1f} us  {_words(shapes)}", flush=True)
 
 
-def candidates(shape: Any) -> tuple[list[Any], list[Any]]:
-    """Narrow shapes and wide ones for heads of up to 128 in 16 bits, each beginning with what is chosen now."""
-    from headrace.kernels.paged_attention.attention_shape import KernelShape
+def candidates(chosen: Any) -> tuple[list[Any], list[Any]]:
+    """Narrow shapes and wide ones for heads of up to 128 in 16 bits, each beginning with what is `chosen` now."""
+    from headrace.kernels.paged_attention.kernel_shapes import KernelShape
 
-    rows = shape.narrow.rows
+    rows = chosen.narrow.rows
     narrow = [
-        shape.narrow,
+        chosen.narrow,
         KernelShape(rows, 32, 4, 5, 4, 128, overlaps=False),
         KernelShape(rows, 32, 2, 5, 4, 255, overlaps=False),
         KernelShape(rows, 32, 4, 9, 3, 168, overlaps=False),
@@ -129,11 +129,11 @@ def candidates(shape: Any) -> tuple[list[Any], list[Any]]:
         KernelShape(rows, 16, 4, 7, 6, 80, overlaps=False),
     ]
     wide = [
-        shape.wide,
-        replace(shape.wide, max_registers=255),
-        replace(shape.wide, overlaps=False),
-        replace(shape.wide, overlaps=False, max_registers=255),
-        replace(shape.wide, num_stages=4, max_registers=255),
+        chosen.wide,
+        replace(chosen.wide, max_registers=255),
+        replace(chosen.wide, overlaps=False),
+        replace(chosen.wide, overlaps=False, max_registers=255),
+        replace(chosen.wide, num_stages=4, max_registers=255),
         KernelShape(128, 128, 8, 4, 1, 255, overlaps=False),
         KernelShape(64, 64, 4, 4, 2, 255, overlaps=True),
         KernelShape(64, 64, 4, 4, 2, 255, overlaps=False),

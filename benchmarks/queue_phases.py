@@ -7,18 +7,23 @@ from contextlib import contextmanager
 from pathlib import Path
 from queue import SimpleQueue
 
+from headrace.engine.checkpoints.hub import LocatedModel
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost, Outcome
 from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.schemas import JobSpec
+from headrace.jobs.shards.receipts import Computation, Receipts
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.weights import ModelWeights
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.parts import part_file_name, part_summary
 from headrace.storage.readers import InputSource
 from headrace.storage.records import NewJob, NewShard
-from headrace.storage.spool import read_shard, write_shard
+from headrace.storage.spool import read_shard
 
 JOB, QUEUE = "job", "queue"
 
@@ -53,17 +58,18 @@ def measure_phases(folder: Path, source: InputSource, model: Path, engine: Engin
     with timed("record the job"):
         ledger.create_job(NewJob(JOB, QUEUE, str(model), str(output), "f", num_rows), shards)
     tokenizer = Tokenizer.from_pretrained(model)
+    computation = Computation.of(EngineConfig(), ModelConfig.from_pretrained(model))
+    receipts = Receipts(ModelWeights(LocatedModel(str(model), model)), computation)
     after: dict[str, int] = {}
     with EngineHost(engine) as host:
         for _ in shards:
-            _answered(timed, ledger, host, planner.spec, tokenizer, output, after)
+            _answered(timed, ledger, host, planner.spec, tokenizer, receipts, output, after)
     ledger.close()
     return timed.seconds
 
 
 def _planned(timed: Stopwatch, planner: Planner, source: InputSource, folder: Path) -> list[NewShard]:
     planner.check(source)
-    shards = []
     with timed("read and parse"):
         for _ in source:
             pass
@@ -71,10 +77,7 @@ def _planned(timed: Stopwatch, planner: Planner, source: InputSource, folder: Pa
     with timed("read, render, tokenize, sort"):
         plan = planning.__enter__()
     with timed("cut and spool"):
-        for number, rows in enumerate(plan.shards()):
-            path = folder / "phases-spool" / f"{number}.parquet"
-            write_shard(path, rows, plan.schema)
-            shards.append(NewShard(number, len(rows), str(path)))
+        shards = plan.spool(folder / "phases-spool")
     planning.__exit__(None, None, None)
     return shards
 
@@ -85,6 +88,7 @@ def _answered(
     host: EngineHost,
     spec: JobSpec,
     tokenizer: Tokenizer,
+    receipts: Receipts,
     output: Path,
     after: dict[str, int],
 ) -> None:
@@ -93,15 +97,15 @@ def _answered(
     assert claim is not None
     after[JOB] = claim.shard_number
     with timed("read a shard, make requests"):
-        batch = RowBatch(read_shard(Path(claim.spool_path)), (), spec, tokenizer, str(claim.attempt_id))
+        table, receipt = read_shard(Path(claim.spool_path)), receipts.of_attempt(claim.attempt_number)
+        batch = RowBatch(table, (), spec, tokenizer, str(claim.attempt_id), receipt=receipt)
         requests = batch.requests
     outcomes: SimpleQueue[list[Outcome]] = SimpleQueue()
     with timed("engine and its host"):
         host.submit_rows(requests, outcomes.put)
         answers = _drained(outcomes.get, len(requests))
     with timed("answers to columns"):
-        for answer in answers:
-            batch.record(answer)
+        batch.record(answers)
         table = batch.take_finished()
     name = part_file_name(claim.job_id, claim.shard_number, claim.attempt_id, 0)
     with timed("write and sync parts"):

@@ -74,6 +74,20 @@ SHAPES = {
             "rope_theta": 1000000.0,
         },
     ),
+    "draft": Shape(
+        "a draft model for M1, a twelfth of its size",
+        {
+            **_LLAMA,
+            "hidden_size": 192,
+            "intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "vocab_size": 49152,
+            "max_position_embeddings": 8192,
+            "rope_theta": 100000.0,
+        },
+    ),
     "gate": Shape(
         "a small one for the correctness gate",
         {

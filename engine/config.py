@@ -35,9 +35,13 @@ class EngineConfig:
     On a GPU steps of up to the largest of `cuda_graph_sizes` tokens (vLLM's `cudagraph_capture_sizes`; by default up to
     `max_num_seqs`) are computed with CUDA graphs, unless `enforce_eager`.
     `enable_lora`: requests may name a LoRA adapter, of a rank up to `max_lora_rank`, that is loaded when the first one
-    does; those of `lora_modules` are loaded with the model. `max_loras`: how many are held at a time.
+    does; those of `lora_modules` are loaded with the model. `max_loras`: how many are held at a time; a
+    GPU's memory for all of them is taken when the model is loaded.
     `speculative_config`: options of `SpeculativeConfig`, as {"method": "ngram", "num_speculative_tokens": 4}; without
     it no tokens are guessed. No answer depends on it: a guess counts where it is what is drawn.
+    `tensor_parallel_size`: how many processes share the model, each with a GPU of its own, or on a CPU some of its
+    cores; what is said of memory is said of each of them. It must divide the model's attention heads. GPUs that share
+    one run without CUDA graphs.
     """
 
     dtype: str = "auto"
@@ -63,6 +67,7 @@ class EngineConfig:
     max_lora_rank: int = 16
     lora_modules: Sequence[LoRARequest] = ()
     speculative_config: Mapping[str, Any] | None = None
+    tensor_parallel_size: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -82,7 +87,7 @@ class EngineConfig:
             raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, not {self.load_format!r}")
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_lora_rank"):
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_lora_rank", "tensor_parallel_size"):
             _require_positive(name, getattr(self, name))
         for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None:
@@ -91,15 +96,12 @@ class EngineConfig:
             raise ConfigError(f"swap_space_bytes must be at least 0, not {self.swap_space_bytes}")
         if self.cuda_graph_sizes is not None:
             self._require_graph_sizes(self.cuda_graph_sizes)
+        if self.tensor_parallel_size > 1:
+            self._require_parallel()
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("lora_modules need enable_lora=True")
-        if len(self.lora_modules) > self.max_loras:
-            raise ConfigError(
-                f"lora_modules are {len(self.lora_modules)}, but max_loras={self.max_loras}: raise max_loras to "
-                f"{len(self.lora_modules)}"
-            )
         if self.speculative_config is not None:
-            SpeculativeConfig.of(self.speculative_config)
+            self._require_room_for_guesses(SpeculativeConfig.of(self.speculative_config))
 
     @property
     def speculative(self) -> SpeculativeConfig | None:
@@ -120,6 +122,27 @@ class EngineConfig:
         largest = min(self.max_num_seqs, self.max_num_batched_tokens)
         sizes = chain((1, 2, 4), range(8, 256, 8), range(256, 512, 16), range(512, largest, 64))
         return (*(size for size in sizes if size < largest), largest)
+
+    def _require_room_for_guesses(self, speculative: SpeculativeConfig) -> None:
+        guesses, room = speculative.num_speculative_tokens, self.max_num_batched_tokens
+        if guesses >= room:
+            raise ConfigError(
+                f"speculative_config: num_speculative_tokens={guesses} and the token before them do not fit into a "
+                f"step of max_num_batched_tokens={room}: lower num_speculative_tokens to {room - 1} or less, or raise "
+                f"max_num_batched_tokens to {guesses + 1}"
+            )
+
+    def _require_parallel(self) -> None:
+        """Refuse what cannot be split over several processes yet."""
+        option = f"tensor_parallel_size={self.tensor_parallel_size}"
+        if self.enable_lora or self.lora_modules:
+            name = "lora_modules" if self.lora_modules else "enable_lora"
+            raise ConfigError(f"{name} and {option} are not supported together: leave one of them out")
+        if self.speculative is not None and self.speculative.method != "ngram":
+            raise ConfigError(
+                f"speculative_config with method {self.speculative.method} and {option} are not supported together: "
+                "use ngram, or leave one of them out"
+            )
 
     def _require_graph_sizes(self, sizes: Sequence[int]) -> None:
         if not sizes:

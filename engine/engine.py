@@ -1,23 +1,30 @@
 """Requests in, tokens out: synchronous, deterministic, without I/O."""
 
 import logging
-from collections.abc import Container
+from collections.abc import Callable, Container
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import clear_frames
 
 from .checkpoints.model_config import ModelConfig
+from .checkpoints.vision_config import VisionConfig
 from .config import EngineConfig
-from .errors import one_line
+from .errors import EngineDeadError, one_line
+from .execution.loaded_guessing import load_guessing
+from .execution.memory_budget import NO_SECOND_MODEL
 from .execution.model_runner import ModelRunner
 from .execution.out_of_memory import is_out_of_memory, release_cached_memory
+from .execution.proposer import Proposer
 from .execution.runner import Runner
+from .kv_cache.block_hashes import ROOT, hash_blocks
 from .kv_cache.block_pool import BlockPool
-from .kv_cache.prefix_cache import ROOT, PrefixCache, hash_blocks
+from .kv_cache.prefix_cache import PrefixCache
 from .kv_cache.swap import SwapSpace
+from .logprobs import TokenLogprobs
 from .lora.adapters import LoraAdapters
 from .lora_request import LoRARequest
+from .parallel.parallel_runner import ParallelRunner
 from .request import Request, RequestEvent
 from .scheduling.block_tables import BlockTables
 from .scheduling.scheduler import Scheduler
@@ -29,6 +36,7 @@ from .steps.in_flight import StepInFlight
 from .steps.step_events import StepEvents
 from .steps.step_launcher import StepLauncher
 from .steps.step_result import StepResult
+from .vision.options import require_fit
 
 logger = logging.getLogger(__name__)
 
@@ -63,23 +71,28 @@ class Engine:
         max_position_embeddings: int,
         eos_token_ids: SequenceOf[int] = (),
         loras: LoraAdapters | None = None,
+        proposer: Proposer | None = None,
+        vision: VisionConfig | None = None,
     ) -> None:
         self._runner = runner
         self._config = config
         self._loras = loras
+        self._vision = vision
         memory = runner.memory
+        block_bytes = memory.block_bytes + (proposer.block_bytes if proposer else 0)
         self.max_model_len = resolve_max_model_len(
-            config, memory.num_blocks, memory.block_bytes, runner.sliding_window, max_position_embeddings
+            config, memory.num_blocks, block_bytes, runner.sliding_window, max_position_embeddings
         )
         self._cache = PrefixCache(BlockPool(runner.memory.num_blocks), config.enable_prefix_caching)
         self._tables = BlockTables(self._cache, runner.sliding_window, _swap_space(runner, config))
-        self._speculation = Speculation(config.speculative) if config.speculative is not None else None
+        drafter = proposer.drafter if proposer else None
+        self._speculation = Speculation(config.speculative, drafter) if config.speculative is not None else None
         self._scheduler = Scheduler(self._tables, config.max_num_seqs, config.max_num_batched_tokens, self._speculation)
         admission = Admission(
-            self.max_model_len, runner.vocab_size, tuple(eos_token_ids), config.block_size, config.seed, loras
+            self.max_model_len, runner.vocab_size, tuple(eos_token_ids), config.block_size, config.seed, loras, vision
         )
         self._requests = ServedRequests(admission, self._scheduler, runner.memory)
-        self._launcher = StepLauncher(runner, self._scheduler, self._requests, config.block_size)
+        self._launcher = StepLauncher(runner, self._scheduler, self._requests, config.block_size, proposer)
         self._events = StepEvents(self._scheduler, self._tables, self._requests)
         self._is_async = _is_async(runner, config)
         # The step that was launched before the last one was read.
@@ -93,12 +106,42 @@ class Engine:
         """Load a Hugging Face model folder. Raises `ModelError` or `ConfigError`."""
         config = config or EngineConfig()
         model_config = ModelConfig.from_pretrained(model)
-        runner = ModelRunner(model_config, config)
-        return cls(runner, config, model_config.max_position_embeddings, model_config.eos_token_ids, runner.loras)
+        if model_config.vision is not None:
+            require_fit(config)
+        if config.tensor_parallel_size > 1:
+            return cls._parallel(model_config, config)
+        loaded = load_guessing(config, model_config)
+        runner = ModelRunner(model_config, config, loaded.needs if loaded else NO_SECOND_MODEL)
+        proposer = loaded.beside(runner) if loaded else None
+        context, eos_token_ids = model_config.max_position_embeddings, model_config.eos_token_ids
+        return cls(runner, config, context, eos_token_ids, runner.loras, proposer, model_config.vision)
+
+    @classmethod
+    def _parallel(cls, model_config: ModelConfig, config: EngineConfig) -> "Engine":
+        runner = ParallelRunner.start(model_config, config)
+        return cls(runner, config, model_config.max_position_embeddings, model_config.eos_token_ids)
+
+    def close(self) -> None:
+        """End the processes that share its model, if there are any; nothing can be computed then."""
+        if isinstance(self._runner, ParallelRunner):
+            self._runner.processes.close()
+
+    def call_when_dead(self, function: Callable[[str], None]) -> None:
+        """Have it called once, in any thread, with why nothing can be computed any more, should it come to that.
+
+        So it is where one of the processes that share its model is gone; `step` raises `EngineDeadError` then.
+        """
+        if isinstance(self._runner, ParallelRunner):
+            self._runner.processes.call_when_dead(function)
 
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def num_generated_tokens(self) -> int:
+        """How many tokens all answers have got so far."""
+        return self._events.num_tokens
 
     @property
     def stats(self) -> EngineStats:
@@ -124,6 +167,22 @@ class Engine:
         """Drop a request and free its KV blocks; false when it is not here (any more)."""
         return self._requests.abort(request_id)
 
+    def watch(self, request_id: str) -> RequestEvent | None:
+        """From now on tell of each step what it brings a request that was added as `FINAL_ONLY`.
+
+        Returns what it has by now and no event has told of, None where that is nothing.
+        """
+        return self._requests.watch(request_id)
+
+    def untold(self, request_id: str) -> tuple[SequenceOf[int], SequenceOf[TokenLogprobs]]:
+        """The tokens that a request has and no event has told of, without those that it was resumed from.
+
+        Of their log-probabilities, where it asks for any, the last may be missing. The one method that other threads
+        may call as well: they see what the engine's thread has just come to.
+        """
+        served = self._requests.by_id.get(request_id)
+        return ((), ()) if served is None else (served.untold_token_ids(), served.untold_logprobs[:])
+
     def expect_prefix(
         self, token_ids: SequenceOf[int], num_requests: int, lora_request: LoRARequest | None = None
     ) -> None:
@@ -135,6 +194,9 @@ class Engine:
         """
         if lora_request is not None and self._requests.parked and num_requests > 0:
             return
+        if self._vision is not None and self._vision.image_token_id in token_ids:
+            # What follows depends on the image too.
+            token_ids = token_ids[: list(token_ids).index(self._vision.image_token_id)]
         root = ROOT if lora_request is None or self._loras is None else self._loras.hash_root(lora_request)
         if root is not None:
             self._scheduler.expected.expect(hash_blocks(token_ids, self._config.block_size, root), num_requests)
@@ -171,7 +233,7 @@ class Engine:
                 step = self._launcher.launch(plan, self._is_async and among is None)
             except BaseException as error:
                 self._scheduler.undo(plan)
-                if not isinstance(error, Exception):
+                if not isinstance(error, Exception) or isinstance(error, EngineDeadError):
                     raise
                 return self._recover(plan, error, among)
         # Should anything but an error interrupt what follows, it is read next time.
@@ -183,7 +245,7 @@ class Engine:
             self._launcher.forget_last()
             if following is not None:
                 self._scheduler.take_back(following.plan, following.unread)
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, EngineDeadError):
                 raise
             self._in_flight = None
             self._scheduler.take_back(step.plan, step.unread)
@@ -206,7 +268,7 @@ class Engine:
             return self._launcher.launch(plan, True, step.sampled)
         except BaseException as error:
             self._scheduler.undo(plan)
-            if not isinstance(error, Exception):
+            if not isinstance(error, Exception) or isinstance(error, EngineDeadError):
                 raise
             clear_frames(error.__traceback__)
             logger.debug("a step ahead failed, it is tried again in its turn: %s", error)

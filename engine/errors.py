@@ -21,6 +21,10 @@ class InvalidRequestError(EngineError, ValueError):
         self.field = field
 
 
+class EngineDeadError(EngineError):
+    """The engine can compute nothing any more: a process that shares its model is gone. Make another one."""
+
+
 def one_line(error: Exception) -> str:
     """What is told of an error, for a log or an answer."""
     return " ".join(f"{type(error).__name__}: {error}".split())

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, TypedDict, TypeGuard
+from typing import Any
 
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .checkpoints.hub import locate_model
@@ -15,19 +15,15 @@ from .errors import EngineError, InvalidRequestError
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .outputs import RequestOutput, completion, decoded, prompt_logprobs
-from .request import FinishReason, Request, RequestEvent, SamplingParams
+from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .text.detokenizer import StopStrings
+from .text.prompts import Messages, Prompt, PromptReader, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
+from .vision.reading import ImageReader
+
+__all__ = ["LLM", "Messages", "Prompt", "TextPrompt", "TokensPrompt"]
 
 
-class TokensPrompt(TypedDict):
-    """A prompt given as token ids."""
-
-    prompt_token_ids: list[int]
-
-
-Prompt = str | TokensPrompt
-Messages = Sequence[Mapping[str, Any]]
 # One for all prompts, or one each.
 LoraChoice = LoRARequest | Sequence[LoRARequest | None] | None
 
@@ -35,9 +31,9 @@ LoraChoice = LoRARequest | Sequence[LoRARequest | None] | None
 class LLM:
     """A model ready to generate, with vLLM's names.
 
-    `model` is a model folder or a Hugging Face id, whose `revision` is a branch, a tag or a commit; the options are
-    those of `EngineConfig`. With `skip_tokenizer_init` the model needs no tokenizer: prompts are token ids, and the
-    outputs' text is empty. Raises `ModelError` or `ConfigError`, one line that says what to do.
+    `model` is a model folder, a GGUF file or a Hugging Face id, whose `revision` is a branch, a tag or a commit; the
+    options are those of `EngineConfig`. With `skip_tokenizer_init` the model needs no tokenizer: prompts are token
+    ids, and the outputs' text is empty. Raises `ModelError` or `ConfigError`, one line that says what to do.
     """
 
     def __init__(
@@ -46,8 +42,10 @@ class LLM:
         self._config = _engine_config(options)
         folder = locate_model(model, revision, with_weights=self._config.load_format != "dummy").folder
         # Before the weights: a missing tokenizer is known at once, a large checkpoint takes minutes.
-        self._end_token_ids = ModelConfig.from_pretrained(folder).eos_token_ids
+        model_config = ModelConfig.from_pretrained(folder)
+        self._end_token_ids = model_config.eos_token_ids
         self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else Tokenizer.from_pretrained(folder)
+        self._prompts = PromptReader(self._tokenizer, ImageReader(model_config.vision, str(model)))
         self._engine = Engine.from_pretrained(folder, self._config)
         self._ids = count()
 
@@ -66,13 +64,13 @@ class LLM:
     ) -> list[RequestOutput]:
         """Complete each prompt; the results come in the prompts' order.
 
+        A model that reads images takes them as `{"prompt": ..., "multi_modal_data": {"image": ...}}`.
         `sampling_params` and `lora_request`, the LoRA adapter to answer with, are one for all or one each. Raises
         `InvalidRequestError` naming the prompt that can not run; then none does.
         """
-        many = [prompts] if _is_one(prompts) else prompts
-        texts = [prompt if isinstance(prompt, str) else None for prompt in many]
-        token_ids = [self._token_ids(prompt) for prompt in many]
-        return self._run(texts, token_ids, _one_each(sampling_params, len(many)), _loras(lora_request, len(many)))
+        many = [prompts] if is_one(prompts) else prompts
+        read = [self._read(position, prompt) for position, prompt in enumerate(many)]
+        return self._run(read, _one_each(sampling_params, len(many)), _loras(lora_request, len(many)))
 
     def chat(
         self,
@@ -81,14 +79,15 @@ class LLM:
         lora_request: LoraChoice = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
-        """Answer each conversation through the model's chat template, which is told `chat_template_kwargs`."""
+        """Answer each conversation through the model's chat template, which is told `chat_template_kwargs`.
+
+        Images are parts of messages, `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`, or
+        `{"type": "image_pil", "image_pil": ...}`.
+        """
         first = messages[0] if messages else None
         many = [messages] if isinstance(first, Mapping) else messages
-        more = chat_template_kwargs or {}
-        texts = [self._tokenizer.apply_chat_template(chat, more) for chat in many]  # type: ignore[arg-type]
-        token_ids = self._tokenizer.encode_batch(texts, add_special_tokens=False)
-        params, loras = _one_each(sampling_params, len(texts)), _loras(lora_request, len(texts))
-        return self._run(list(texts), token_ids, params, loras)
+        read = self._prompts.chats(many, chat_template_kwargs or {})  # type: ignore[arg-type]
+        return self._run(read, _one_each(sampling_params, len(read)), _loras(lora_request, len(read)))
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.
@@ -97,8 +96,11 @@ class LLM:
         `enable_prefix_caching=False` each step computes all of them again. Raises `InvalidRequestError` naming the
         prompt that can not run, `EngineError` when one fails while it runs.
         """
-        many = [prompts] if _is_one(prompts) else prompts
-        searches = [self._new_search(self._token_ids(prompt), params) for prompt in many]
+        many = [prompts] if is_one(prompts) else prompts
+        read = [self._read(position, prompt) for position, prompt in enumerate(many)]
+        if any(each.images for each in read):
+            raise InvalidRequestError("beam_search takes no prompts with images: use generate with n", "images")
+        searches = [self._new_search(list(each.token_ids), params) for each in read]
         while open_ := [search for search in searches if search.beams]:
             asked = [[self._scoring_request(search, beam) for beam in search.beams] for search in open_]
             answers = self._answers(asked)
@@ -121,27 +123,22 @@ class LLM:
     def _with_text(self, beam: BeamSearchSequence) -> BeamSearchSequence:
         return replace(beam, text=self._tokenizer.decode(beam.tokens), logprobs=decoded(self._tokenizer, beam.logprobs))
 
-    def _token_ids(self, prompt: Prompt) -> list[int]:
-        if isinstance(prompt, str):
-            return self._tokenizer.encode(prompt)
-        if not isinstance(prompt, Mapping) or "prompt_token_ids" not in prompt:
-            raise InvalidRequestError('a prompt must be a text or {"prompt_token_ids": [...]}')
-        return list(prompt["prompt_token_ids"])
+    def _read(self, position: int, prompt: Prompt) -> ReadPrompt:
+        try:
+            return self._prompts.read(prompt)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"prompt {position}: {error}", error.field) from error
 
     def _run(
-        self,
-        texts: list[str | None],
-        token_ids: list[list[int]],
-        params: Sequence[SamplingParams],
-        loras: Sequence[LoRARequest | None],
+        self, read: Sequence[ReadPrompt], params: Sequence[SamplingParams], loras: Sequence[LoRARequest | None]
     ) -> list[RequestOutput]:
         choice_ids = self._choice_token_ids(params)
         prompts = [
-            self._samples(ids, each, choice_ids.get(tuple(each.choices or ())), lora)
-            for ids, each, lora in zip(token_ids, params, loras, strict=True)
+            self._samples(prompt, each, choice_ids.get(tuple(each.choices or ())), lora)
+            for prompt, each, lora in zip(read, params, loras, strict=True)
         ]
         answers = self._answers(prompts)
-        return [self._output(samples, text, answers) for samples, text in zip(prompts, texts, strict=True)]
+        return [self._output(samples, prompt.text, answers) for samples, prompt in zip(prompts, read, strict=True)]
 
     def _answers(self, prompts: Sequence[Sequence[Request]]) -> dict[str, list[RequestEvent]]:
         """The events of every request; each prompt has one or more."""
@@ -155,7 +152,7 @@ class LLM:
 
     def _samples(
         self,
-        prompt: list[int],
+        prompt: ReadPrompt,
         params: SamplingParams,
         choice_token_ids: tuple[tuple[int, ...], ...] | None,
         lora: LoRARequest | None,
@@ -170,13 +167,15 @@ class LLM:
             Request(
                 # The first has the id, and with it the derived seed, that it has when `n` is 1.
                 f"{request_id}/{index}" if index else request_id,
-                prompt,
+                prompt.token_ids,
                 params.of_sample(index),
                 choice_token_ids,
                 StopStrings.of(self._tokenizer, params),
                 grammar,
                 fork_of=request_id if index else None,
                 lora_request=lora,
+                output_kind=RequestOutputKind.FINAL_ONLY,
+                images=prompt.images,
             )
             for index in range(params.n)
         ]
@@ -223,10 +222,6 @@ def _offered(event: RequestEvent) -> TokenLogprobs:
     if event.finish_reason is FinishReason.ERROR:
         raise EngineError(f"beam search could not go on: {event.error}")
     return event.logprobs[0]
-
-
-def _is_one(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    return isinstance(prompts, str | dict)
 
 
 def _engine_config(options: Mapping[str, Any]) -> EngineConfig:

@@ -5,6 +5,7 @@ from functools import cached_property
 from pathlib import Path
 
 from .errors import InvalidRequestError
+from .paths import absolute_path
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,11 @@ class LoRARequest:
             raise InvalidRequestError(f"lora_int_id must be at least 1, not {self.lora_int_id}", "lora_request")
         if not self.lora_path:
             raise InvalidRequestError("lora_path must name a folder", "lora_request")
+        try:
+            absolute_path(self.lora_path)
+        except ValueError as error:
+            raise InvalidRequestError(f"lora_path {error}", "lora_request") from error
 
     @cached_property
     def folder(self) -> Path:
-        return Path(self.lora_path).expanduser().absolute()
+        return absolute_path(self.lora_path)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
+from enum import Enum, StrEnum
 from hashlib import blake2b
 from numbers import Integral, Real
 from typing import NamedTuple, TypeGuard
@@ -13,9 +13,17 @@ from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .structured.grammar import Grammar
 from .structured.structured_outputs import StructuredOutputsParams
+from .vision.prompt_images import PromptImage
 
 # Told each new token, in the engine's thread; true when it completes a stop. It must be quick and must not raise.
 StopChecker = Callable[[int], bool]
+
+
+class RequestOutputKind(Enum):
+    """When the engine tells of a request's tokens, with vLLM's names: of each step's, or of all when it ends."""
+
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 class FinishReason(StrEnum):
@@ -238,7 +246,13 @@ class Request:
     computed. Such a request computes its prompt itself, whatever it is a `fork_of`. With choices, whose answers come
     whole, they are one of the choices.
 
+    `output_kind`: of an answer that nobody reads before it is complete no step need be told. `Engine.watch` has the
+    rest of it told step by step all the same.
+
     `lora_request`: the LoRA adapter to answer with; its KV blocks are shared among requests with the same one only.
+
+    `images`: those in the prompt, in their order. For each token of each, `Grid.num_tokens`, the prompt has the model's
+    image token.
     """
 
     request_id: str
@@ -252,6 +266,8 @@ class Request:
     fork_of: str | None = None
     resume_token_ids: Sequence[int] = ()
     lora_request: LoRARequest | None = None
+    images: Sequence[PromptImage] = ()
+    output_kind: RequestOutputKind = RequestOutputKind.DELTA
 
     def of_row(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> "Request":
         """The same for another prompt, of a request without a stop checker: a job makes one for each of its rows."""
@@ -264,8 +280,9 @@ class Request:
 class RequestEvent(NamedTuple):
     """What one step brought for one request. (A tuple: each step makes as many as it has rows.)
 
-    `new_token_ids` follow those of earlier events. The last event has a `finish_reason`; with choices it also
-    has `choice_index` and `choice_probabilities` (in the order of the choices, summing to one).
+    `new_token_ids` follow those of earlier events. A request that is `FINAL_ONLY` has one event, with all of them. The
+    last event has a `finish_reason`; with choices it also has `choice_index` and `choice_probabilities` (in the order
+    of the choices, summing to one).
     `logprobs`: where the request asks for them, one mapping of token ids for each new token, its own first.
     `prompt_logprobs`: likewise, one for each token of the prompt but the first; the first event has them.
     `num_cached_tokens`: prompt tokens whose KV was found in the prefix cache, or computed for a request with the same

@@ -29,7 +29,7 @@ from .schemas import JobSpec
 from .streams.events import StreamEvent
 from .streams.reader import afollow
 from .streams.row_watch import RowWatch
-from .webhooks import parse_webhook
+from .webhooks import expect_public_receiver, parse_webhook
 
 
 class Client(Connections):
@@ -61,12 +61,13 @@ class Client(Connections):
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        image: str | None = None,
         **sampling: Any,
     ) -> Job:
         """Queue a job over `input`, which writes into `output`: a folder, or a URL that fsspec can write to.
 
-        `model`: a folder, or a Hugging Face id, whose `revision` is a branch (default: main), a tag or a commit.
-        `input`: a path or URL (see `open_input`), an open source (`open_sql`), or rows as mappings.
+        `model`: a folder, a GGUF file, or a Hugging Face id, whose `revision` is a branch (default: main), a tag or a
+        commit. `input`: a path or URL (see `open_input`), an open source (`open_sql`), or rows as mappings.
         `prompt` is a template over the columns (`"{text}"`); without one rows bring `messages`. `sampling` takes
         the fields of `SamplingSpec` (`temperature`, `max_tokens`, `stop`, …). `mode`: `new`, `resume` or `overwrite`.
         Rows without an answer `within_seconds` expire. The job that was submitted with the same
@@ -76,7 +77,8 @@ class Client(Connections):
         `vote` a row's answer is what most of its `n` samples say. The job's end is told to the URL `webhook`, signed
         with `webhook_secret`; workers and servers do so. Jobs with a higher `priority` are begun before it.
         `lora_request`: the LoRA adapter to answer with, in a folder that workers see too. `chat_template_kwargs`: what
-        the model's chat template is told, such as `{"enable_thinking": False}`.
+        the model's chat template is told, such as `{"enable_thinking": False}`. `image`: the column of a row's image,
+        or images: bytes, {"bytes", "path"} as Hugging Face's data sets have them, paths of files, or data URLs.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
@@ -93,6 +95,7 @@ class Client(Connections):
             vote=vote,
             chat_template_kwargs=chat_template_kwargs,
             lora=as_fields(lora_request),
+            image=image,
         )
         terms = Terms(
             within_seconds,
@@ -126,6 +129,8 @@ class Client(Connections):
         terms: Terms = NO_TERMS,
     ) -> Job:
         """Queue a job that is described already; see `submit`."""
+        if terms.webhook is not None:
+            expect_public_receiver(terms.webhook, self.settings)
         # Before anything is written: a job that cannot be rung for would lie there until somebody resumes it.
         self.ping_redis()
         producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows)

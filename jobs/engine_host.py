@@ -148,11 +148,15 @@ class EngineHost:
     ) -> tuple[list[int], list[TokenLogprobs]]:
         """Those that an answer in flight has after so many; none unless they are `at_least` as many."""
         pending = self._pending.get(request_id)
-        if pending is None or len(pending.token_ids) - number < at_least:
+        if pending is None:
             return [], []
-        # The engine's thread only ever appends, log-probabilities after their tokens.
-        logprobs = pending.logprobs[number:] if with_logprobs else []
-        token_ids = pending.token_ids[number:]
+        # In this order: what the engine tells meanwhile is missing then, and not there twice. It only ever appends,
+        # log-probabilities after their tokens.
+        known_logprobs, known = pending.logprobs[:], pending.token_ids[:]
+        untold, untold_logprobs = self._engine.untold(request_id)
+        token_ids, logprobs = [*known, *untold][number:], [*known_logprobs, *untold_logprobs][number:]
+        if len(token_ids) < at_least:
+            return [], []
         return (token_ids[: len(logprobs)], logprobs) if with_logprobs else (token_ids, [])
 
     def abort(self, request_ids: Iterable[str]) -> None:
@@ -211,6 +215,8 @@ class EngineHost:
         pending = self._pending.get(request_id)
         if pending is None:
             return
+        if (untold := self._engine.watch(request_id)) is not None:
+            self._deliver(untold)
         if pending.token_ids:
             on_tokens(
                 RequestEvent(
@@ -228,6 +234,7 @@ class EngineHost:
                 self._engine.abort(request_id)
 
     def _step(self) -> None:
+        num_tokens = self._engine.num_generated_tokens
         try:
             events = self._engine.step()
         # The boundary between the engine and its users: whatever a model raises, they hear of it and the thread lives.
@@ -236,7 +243,8 @@ class EngineHost:
             self._fail_all(one_line(error))
             return
         # Beside rows that got through an error is the row's own. Where none did, another attempt may do better.
-        kind = EngineFailure if all(event.error is not None for event in events) else Refusal
+        is_stuck = self._engine.num_generated_tokens == num_tokens and all(event.error is not None for event in events)
+        kind = EngineFailure if is_stuck else Refusal
         for event in events:
             if event.error is not None:
                 self._note(self._pending.pop(event.request_id).sink, kind(event.request_id, event.error))

@@ -50,7 +50,7 @@ class LocalWorker:
         return self._process.pid if self._process else None
 
     def tick(self, rows_done: int) -> None:
-        """Start the worker if none serves the queue.
+        """Start the worker if none serves the queue, and none that has gone silent is alive on this host.
 
         Raises `WorkerFailedError` when it has died several times and `rows_done` has not grown meanwhile, or when
         it says itself that it can not run.
@@ -59,8 +59,12 @@ class LocalWorker:
             self._rows_done, self._num_starts_without_progress = rows_done, 0
         if self._process is not None:
             self._reap(self._process)
-        if self._process is None and not self._presence.is_served(self._queue):
+        if self._process is None and not self._is_served():
             self._start()
+
+    def _is_served(self) -> bool:
+        """Now, or soon again: beside a worker that is only starved a second one would starve both."""
+        return self._presence.is_served(self._queue) or self._presence.is_alive_here(self._queue)
 
     def _reap(self, process: subprocess.Popen[bytes]) -> None:
         status = process.poll()

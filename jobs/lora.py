@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from ..engine.checkpoints.hub import public_name
 from ..engine.lora.adapter_folder import AdapterConfig
 from ..engine.lora_request import LoRARequest
+from ..engine.paths import absolute_path
 from ..storage.records import JobRecord
 from .errors import SpecError
 
@@ -24,11 +25,16 @@ class LoraModule(BaseModel):
     @field_validator("path")
     @classmethod
     def _absolute(cls, path: str) -> str:
-        return str(Path(path).expanduser().absolute())
+        return str(absolute_path(path))
 
-    def check(self) -> None:
-        """Whether it may be one that a model can be adapted by. Raises `ModelError`; reads no weights."""
-        AdapterConfig.read(Path(self.path))
+    def check(self, max_lora_rank: int | None = None) -> None:
+        """Whether it may be one that a model can be adapted by. Reads no weights.
+
+        Raises `ModelError`, and `ConfigError` where its rank is above that of a worker's `max_lora_rank`.
+        """
+        config = AdapterConfig.read(Path(self.path))
+        if max_lora_rank is not None:
+            config.expect_rank(Path(self.path), max_lora_rank)
 
     def request(self, number: int = 1) -> LoRARequest:
         """For the engine."""

@@ -4,6 +4,8 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..engine.vision.reading import has_images
+
 EMPTY = "are empty"
 # What a template is told by us.
 _OURS = frozenset(("messages", "tools", "add_generation_prompt"))
@@ -16,27 +18,36 @@ def messages_problem(messages: Any) -> str | None:
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             return "must hold objects with 'role' and 'content'"
-        if not _is_text(message.get("content")):
-            return "can have as 'content' a text, or parts of type 'text', and nothing else"
+        if not _is_content(message.get("content")):
+            return "can have as 'content' a text, or parts of type 'text' or 'image_url', and nothing else"
+    if has_images(messages):
+        return None
     has_text = any(str(message.get("content") or "").strip() for message in with_plain_texts(messages))
     return None if has_text else EMPTY
 
 
-def _is_text(content: Any) -> bool:
+def _is_content(content: Any) -> bool:
     if isinstance(content, list):
-        return all(map(_is_text_part, content))
+        return all(map(_is_part, content))
     return content is None or isinstance(content, str)
 
 
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)
+def _is_part(part: Any) -> bool:
+    if not isinstance(part, Mapping):
+        return False
+    if part.get("type") == "text":
+        return isinstance(part.get("text"), str)
+    return part.get("type") in ("image_url", "image")
 
 
 def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages, in which parts become one text: templates of models that read texts would write the list out."""
+    """The messages, in which parts become one text: templates of models that read texts would write the list out.
+
+    Those with images are left as they are.
+    """
     return [
         {**message, "content": "\n".join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), list)
+        if isinstance(message.get("content"), list) and not has_images([message])
         else message
         for message in messages
     ]

@@ -11,6 +11,7 @@ import ipaddress
 import socket
 import ssl
 from collections.abc import Sequence
+from contextlib import suppress
 from urllib.parse import SplitResult, unquote, urlsplit
 
 import httpx2
@@ -48,13 +49,25 @@ async def allowed_addresses(host: str, port: int, allow_private: bool) -> list[s
     """The host's addresses that may be connected to. Raises `AddressRefused` when there is none, OSError."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    addresses = list(dict.fromkeys(str(entry[4][0]) for entry in found))
-    allowed = [address for address in addresses if allow_private or is_public(address)]
+    return _allowed(host, [str(entry[4][0]) for entry in found], allow_private)
+
+
+def expect_public_host(url: str) -> None:
+    """Raises `AddressRefused` where all addresses of a web URL's host are private; of a name without any nothing is
+    known yet.
+    """
+    host = urlsplit(url).hostname
+    with suppress(OSError, UnicodeError):
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+        _allowed(str(host), [str(entry[4][0]) for entry in found], allow_private=False)
+
+
+def _allowed(host: str, addresses: Sequence[str], allow_private: bool) -> list[str]:
+    allowed = [address for address in dict.fromkeys(addresses) if allow_private or is_public(address)]
     if not allowed:
-        raise AddressRefused(
-            f"is refused: {host} has the address {addresses[0]}, which is not on the public internet; "
-            "HEADRACE_ALLOW_PRIVATE_ADDRESSES=true allows it"
-        )
+        what = host if host == addresses[0] else f"{host} has the address {addresses[0]}, which"
+        allows = "HEADRACE_ALLOW_PRIVATE_ADDRESSES=true allows it"
+        raise AddressRefused(f"is refused: {what} is not on the public internet; {allows}")
     return allowed
 
 

@@ -43,7 +43,12 @@ class WorkerId:
     @property
     def is_known_dead(self) -> bool:
         """Whether it ran on this host and its process is gone."""
-        return self.host == socket.gethostname() and not is_alive(self.pid)
+        return self.is_here and not is_alive(self.pid)
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it runs, or ran, on this host."""
+        return self.host == socket.gethostname()
 
 
 @dataclass(frozen=True)
@@ -95,13 +100,21 @@ class WorkerPresence:
         """Whether some worker has been heard of lately, is not known to be dead and has not said goodbye."""
         return self._has_worker(queue, SILENCE_SECONDS)
 
+    def is_alive_here(self, queue: str) -> bool:
+        """Whether a worker that has been heard of lately runs on this host, silent now or not."""
+        return any(worker.is_here for worker in self._workers(queue, SILENCE_SECONDS))
+
     def _has_worker(self, queue: str, silent_seconds: float) -> bool:
+        return bool(self._workers(queue, silent_seconds))
+
+    def _workers(self, queue: str, silent_seconds: float) -> list[WorkerId]:
+        """Those heard of since so long before they were believed last, and not known to be dead."""
         try:
             since = server_time(self._redis) - silent_seconds
-            workers = self._redis.zrange(_key(queue), f"({since}", "+inf", byscore=True)
+            names = self._redis.zrange(_key(queue), f"({since}", "+inf", byscore=True)
         except RedisError:
-            return False
-        return any(not WorkerId.parse(str(worker)).is_known_dead for worker in workers)
+            return []
+        return [worker for worker in map(WorkerId.parse, map(str, names)) if not worker.is_known_dead]
 
     def hosts(self) -> set[str]:
         """The hosts on which a worker, of whatever queue, is alive. Raises redis' errors."""

@@ -131,7 +131,7 @@ class JobSpec(BaseModel):
     then what rows without a seed derive theirs from. With `cache` answers that earlier such jobs have given to the same
     prompts are taken, and new ones kept for later jobs. With `vote` the answer is what most of `sampling.n` say.
     `chat_template_kwargs`: what the model's chat template is told; a row's own column of that name goes before it.
-    `lora`: the adapter that the model answers with.
+    `lora`: the adapter that the model answers with. `image`: the column of a row's image, or images.
     `schema_version`: which columns the data set has, as docs/data-set.md tells; jobs of before it was noted have 1.
     """
 
@@ -151,6 +151,7 @@ class JobSpec(BaseModel):
     vote: bool = False
     chat_template_kwargs: dict[str, Any] | None = None
     lora: LoraModule | None = None
+    image: str | None = None
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = 1
 
     @property
@@ -161,6 +162,11 @@ class JobSpec(BaseModel):
     def samples_each_row(self) -> bool:
         """Whether each row says for itself how it is sampled."""
         return self.endpoint is not None
+
+    @property
+    def num_answers(self) -> int:
+        """How often the engine answers a row at most: of choices, a vote's samples are drawn from one answer."""
+        return 1 if self.vote and self.choices is not None else self.sampling.n
 
     @field_validator("model")
     @classmethod
@@ -213,8 +219,9 @@ class JobSpec(BaseModel):
             left_out["chat_template_kwargs"] = True
         if self.kv_cache_dtype == "auto":
             left_out["kv_cache_dtype"] = True
-        if self.lora is None:
-            left_out["lora"] = True
+        for name in ("lora", "image"):
+            if getattr(self, name) is None:
+                left_out[name] = True
         if self.sampling.prompt_logprobs is None:
             left_out["sampling"] = {"prompt_logprobs": True}
         text = f"{input_fingerprint}\n{self.model_dump_json(exclude=left_out)}"

@@ -8,6 +8,8 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from ..engine.paths import absolute_path
+
 _PREFIX = "HEADRACE_"
 # Switches of the test suite, which runs our processes with its own environment.
 _IGNORED_PREFIX = "HEADRACE_TEST_"
@@ -67,7 +69,8 @@ class Settings(BaseModel):
     data_dir: Path
     redis_url: RedisUrl | None = None
     database_url: DatabaseUrl
-    lease_seconds: float = Field(default=6.0, gt=0, allow_inf_nan=False)
+    # Workers look for dead ones once a second: a shorter lease gains nothing, and a ledger's hiccup loses it.
+    lease_seconds: float = Field(default=6.0, ge=1, allow_inf_nan=False)
     shard_rows: int = Field(default=256, ge=1)
     flush_seconds: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     worker_concurrency: int = Field(default=4, ge=1)
@@ -90,7 +93,10 @@ class Settings(BaseModel):
         for name in values:
             _refuse_unknown(name, cls.model_fields)
         fields: dict[str, Any] = {name.removeprefix(_PREFIX).lower(): text for name, text in values.items()}
-        data_dir = Path(fields.get("data_dir") or _default_data_dir(environ)).expanduser().absolute()
+        try:
+            data_dir = absolute_path(fields.get("data_dir") or _default_data_dir(environ))
+        except ValueError as error:
+            raise SettingsError(f"{_PREFIX}DATA_DIR {error}") from error
         fields["data_dir"] = data_dir
         fields.setdefault("database_url", f"sqlite:///{data_dir / 'headrace.db'}")
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 from ..storage.errors import JobEnded
 from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
-from ..storage.output_dir import read_manifest, remove_output_dir
+from ..storage.output_dir import Manifest, complete_manifest, read_manifest, remove_output_dir
 from ..storage.records import JobState, NewShard, shard_id_of
 from .errors import NotRetriable
 from .shards.finishing import retriable_shards
@@ -34,6 +34,8 @@ def retry_job(ledger: Ledger, job_id: str) -> list[str]:
     ]
     if not new_shards:
         raise NotRetriable(f"job {job_id} has no failed row that could be tried again")
+    # Before it runs: as long as the manifest says that it has completed, other ledgers may replace the data set.
+    complete_manifest(open_folder(job.output_dir), Manifest(job.id, job.fingerprint), dict)
     if not ledger.retry_job(job_id, new_shards):
         raise NotRetriable(f"job {job_id} is being retried already")
     return [shard_id_of(job_id, shard.number) for shard in new_shards]

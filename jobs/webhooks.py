@@ -19,7 +19,7 @@ from ..storage.ledger import Ledger
 from ..storage.records import NewWebhook
 from ..storage.webhooks import Delivery, Webhooks
 from .errors import SpecError
-from .outside import AddressRefused, check_web_url, outside_client
+from .outside import AddressRefused, check_web_url, expect_public_host, outside_client
 from .settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -44,6 +44,16 @@ def parse_webhook(url: str, secret: str | None = None, field: str = "webhook") -
         except (binascii.Error, ValueError) as error:
             raise SpecError(f"{field}.secret must be base64 after {_BASE64_SECRET}", f"{field}.secret") from error
     return NewWebhook(url, secret)
+
+
+def expect_public_receiver(webhook: NewWebhook, settings: Settings, field: str = "webhook") -> None:
+    """Refuse now what a sender with these settings would not connect to. Raises `SpecError`."""
+    if settings.allow_private_addresses:
+        return
+    try:
+        expect_public_host(webhook.url)
+    except AddressRefused as error:
+        raise SpecError(f"{field}.url {error}", f"{field}.url") from error
 
 
 @dataclass(frozen=True)

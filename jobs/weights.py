@@ -5,12 +5,14 @@ import threading
 from concurrent.futures import Future
 from pathlib import Path
 
+from ..engine.checkpoints.gguf.file import is_gguf, parts_of
 from ..engine.checkpoints.hub import LocatedModel
 from ..engine.lora.adapter_folder import adapter_identity
 from .lora import LoraModule
 
 # What an answer depends on, beside the weights: the tokenizer, the model's description.
 _MODEL_FILES = ("*.json", "*.jinja", "*.safetensors")
+_BESIDE_GGUF = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
 
 
 class ModelWeights:
@@ -40,16 +42,25 @@ class ModelWeights:
             self._identity.set_result(model.name)
             return
         try:
-            self._identity.set_result(folder_identity(model.folder))
+            self._identity.set_result((gguf_identity if is_gguf(model.folder) else folder_identity)(model.folder))
         except OSError as error:
             self._identity.set_exception(error)
 
 
 def folder_identity(folder: Path) -> str:
     """The same for folders with the same model, wherever they are. Reads all of the weights."""
-    names = sorted(path.name for pattern in _MODEL_FILES for path in folder.glob(pattern))
+    return _identity(folder, [path.name for pattern in _MODEL_FILES for path in folder.glob(pattern)])
+
+
+def gguf_identity(model: Path) -> str:
+    """As `folder_identity`, of a GGUF file, or all its parts, and those beside it that are read with it."""
+    beside = [name for name in _BESIDE_GGUF if (model.parent / name).is_file()]
+    return _identity(model.parent, [*(file.name for file in parts_of(model)), *beside])
+
+
+def _identity(folder: Path, names: list[str]) -> str:
     digest = hashlib.blake2b(digest_size=32)
-    for name in names:
+    for name in sorted(names):
         with (folder / name).open("rb") as file:
             content = hashlib.file_digest(file, lambda: hashlib.blake2b(digest_size=32)).hexdigest()
         digest.update(f"{name}\0{content}\n".encode())

@@ -2,6 +2,7 @@
 
 import gc
 import logging
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,7 +21,7 @@ from ..engine.engine import Engine
 from ..engine.text.tokenizer import Tokenizer
 from ..storage.ledger import Ledger
 from ..storage.result_cache import ResultCache
-from .celery_app import RUN_SHARD, Bells, create_app, live_queue, run_worker, shard_queue
+from .celery_app import RUN_SHARD, Bells, create_app, live_queue, run_worker, send_shards, shard_queue
 from .embedded.valkey import RedisUrls, redis_urls
 from .engine_host import EngineHost
 from .live.cancels import CancelListener
@@ -31,6 +32,7 @@ from .periodic import Periodic
 from .precision import Precision
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .settings import Settings
+from .shards.adapters import FittingAdapters
 from .shards.answer_cache import AnswerCache
 from .shards.attempt import AttemptTools
 from .shards.checkpoints import TokenCheckpoints
@@ -110,6 +112,12 @@ def _tune_interpreter() -> None:
     gc.set_threshold(_YOUNG_OBJECTS)
 
 
+def _end_process(reason: str) -> None:
+    """Whatever is under way is another attempt's: threads that wait for what never comes are not waited for."""
+    print(f"headrace worker: {reason}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
 @dataclass(frozen=True)
 class _Base:
     """What everything in a worker stands on. What its methods make is open until `stack` is left."""
@@ -141,7 +149,10 @@ class _Base:
         ledger = stack.enter_context(open_ledger(settings))
         urls = stack.enter_context(redis_urls(settings))
         weights = ModelWeights(options.model)
-        host = stack.enter_context(EngineHost(load(options.model.folder, options.engine)))
+        engine = load(options.model.folder, options.engine)
+        stack.callback(engine.close)
+        engine.call_when_dead(_end_process)
+        host = stack.enter_context(EngineHost(engine))
         publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
         app, worker_id = create_app(urls.broker), WorkerId.own()
         return cls(settings, options, model, stack, ledger, urls, weights, tokenizer, host, publisher, app, worker_id)
@@ -167,7 +178,15 @@ class _Base:
             answers=AnswerCache(results, self.weights),
             receipts=Receipts(self.weights, Computation.of(self.options.engine, self.model)),
         )
-        return ShardRunner(tools, self.options.queue, str(self.worker_id), settings.lease_seconds, self.weights)
+        return ShardRunner(
+            tools,
+            self.options.queue,
+            str(self.worker_id),
+            settings.lease_seconds,
+            self.weights,
+            FittingAdapters(self.options.engine.max_lora_rank),
+            partial(send_shards, self.app, self.options.queue),
+        )
 
     def live_runner(self) -> LiveRunner:
         """Not entered yet."""

@@ -15,6 +15,8 @@ _FP8_CAPABILITY = (8, 9)
 # What the interpreter pretends to have: enough that work is shared out, and a Hopper's shared memory.
 _INTERPRETED_PROCESSORS = 2
 _INTERPRETED_SHARED_BYTES = 227 * 1024
+# What a processor keeps for each program of the shared memory that it has.
+RESERVED_SHARED_BYTES = 1024
 
 
 class UnsupportedGpuError(RuntimeError):

@@ -1,6 +1,6 @@
 """Which shard a worker is given next: of the job whose turn it is, the one that follows what the worker did last."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from itertools import pairwise
 
 from sqlalchemy import CTE, ColumnElement, Connection, Double, ScalarSelect, Select, Subquery, cast, func, or_, select
@@ -10,13 +10,15 @@ from .records import JobState, ShardState
 from .tables import jobs, shards, tenants
 
 
-def lock_next_shard(connection: Connection, queue: str, after: Mapping[str, int]) -> str | None:
+def lock_next_shard(
+    connection: Connection, queue: str, after: Mapping[str, int], unwanted: Collection[str] = ()
+) -> str | None:
     """The id of the queued shard to take, locked against other claims; None when nothing is to be had.
 
     `after`: the number of the shard that the worker had last, by job. Shards with one prefix have neighbouring
-    numbers: a worker that goes on where it was finds the prefix in its cache.
+    numbers: a worker that goes on where it was finds the prefix in its cache. `unwanted`: jobs that it cannot do.
     """
-    tried: list[str] = []
+    tried = list(unwanted)
     while (job_id := next_job(connection, queue, tried)) is not None:
         if (shard_id := _lock_shard(connection, job_id, after.get(job_id))) is not None:
             return shard_id

@@ -34,17 +34,28 @@ class Leases:
         self._database = database
 
     def claim_next(
-        self, queue: str, owner: str, lease_seconds: float, after: Mapping[str, int] = NOWHERE
+        self,
+        queue: str,
+        owner: str,
+        lease_seconds: float,
+        after: Mapping[str, int] = NOWHERE,
+        unwanted: Collection[str] = (),
     ) -> Claim | None:
         """Take the queued shard of this queue whose turn it is; None when there is none that is due.
 
         The highest priority comes first, then the tenant that holds the fewest leases for its weight, then the oldest
-        job. Of that job, the shard that follows `after[job_id]`, the number of the one that the worker had last; else
-        one from which it can go on for long.
+        job; none of the jobs `unwanted`. Of that job, the shard that follows `after[job_id]`, the number of the one
+        that the worker had last; else one from which it can go on for long.
         """
         with self._database.write() as connection:
-            shard_id = lock_next_shard(connection, queue, after)
+            shard_id = lock_next_shard(connection, queue, after, unwanted)
             return None if shard_id is None else take(connection, shard_id, owner, lease_seconds)
+
+    def has_queued(self, job_id: str) -> bool:
+        """Whether a running job has a shard to take, now or after a pause."""
+        queued = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.state == ShardState.QUEUED)
+        with self._database.read() as connection:
+            return connection.scalar(queued.where(of_running_job()).limit(1)) is not None
 
     def renew(self, owner: str, attempt_ids: Collection[int], lease_seconds: float) -> set[int]:
         """Extend the leases of `attempt_ids` from now; returns the ids of those that `owner` still holds.

@@ -262,10 +262,10 @@ def _family(job_id: str, number: int) -> Select[tuple[str]]:
 
 
 def _trouble_of(job_id: str) -> ScalarSelect[str]:
-    """What one of the attempts that run waits for."""
-    running = select(attempts.c.error).join(shards, shards.c.attempt_id == attempts.c.id)
-    running = running.where(shards.c.job_id == job_id, shards.c.state == ShardState.RUNNING)
-    return running.where(attempts.c.error.is_not(None)).limit(1).scalar_subquery()
+    """What one of the attempts that run waits for, or ended the last one at a shard that nobody has taken since."""
+    last = select(attempts.c.error).join(shards, shards.c.attempt_id == attempts.c.id)
+    last = last.where(shards.c.job_id == job_id, shards.c.state.in_((ShardState.RUNNING, ShardState.QUEUED)))
+    return last.where(attempts.c.error.is_not(None)).limit(1).scalar_subquery()
 
 
 def _progress_of(job_id: str) -> Select[Any]:

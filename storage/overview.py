@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, or_, select
 
@@ -46,11 +47,15 @@ class Waiting:
 
 @dataclass(frozen=True)
 class Pace:
-    """How a job has gone: tokens computed a second, those that the prefix cache had left out; tokens of an answer."""
+    """How a job has gone: tokens computed a second, those that the prefix cache had left out; tokens a row generated.
+
+    `spec`: the job's, by which a row may have had several answers.
+    """
 
     job_id: str
     tokens_per_second: float
-    tokens_per_answer: float
+    tokens_per_row: float
+    spec: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -139,10 +144,11 @@ class Overview:
         )
         with self.database.read() as connection:
             row = connection.execute(largest).one_or_none()
-        if row is None or not row[1]:
-            return None
-        job_id, tokens, seconds, answer_tokens, num_rows = row
-        return Pace(job_id, float(tokens) / seconds, float(answer_tokens) / num_rows)
+            if row is None or not row[1]:
+                return None
+            job_id, tokens, seconds, answer_tokens, num_rows = row
+            spec = connection.scalars(select(jobs.c.spec).where(jobs.c.id == job_id)).one()
+        return Pace(job_id, float(tokens) / seconds, float(answer_tokens) / num_rows, spec)
 
     def jobs_by_state(self) -> Mapping[JobState, int]:
         counted = select(jobs.c.state, func.count()).group_by(jobs.c.state)

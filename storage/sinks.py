@@ -125,6 +125,16 @@ class SqlSink:
 
         One of before there were certain columns gets them.
         """
+        before = self._column_names()
+        try:
+            self._prepare()
+        except SinkError:
+            if self._column_names() == before:
+                raise
+            # Another job has created the table this moment, or added what we were about to add.
+            self._prepare()
+
+    def _prepare(self) -> None:
         with _connected(self._spec) as connection, connection.begin():
             if inspect(connection).has_table(self._table.name, self._table.schema):
                 self._add_columns(connection, self._refuse_other_columns(connection))
@@ -133,6 +143,12 @@ class SqlSink:
             with connection.begin_nested() as probe:
                 self._upsert(connection, [_PROBE | dict.fromkeys(self._answer_columns)])
                 probe.rollback()
+
+    def _column_names(self) -> set[str] | None:
+        """Those that the table has; None where there is none."""
+        with _connected(self._spec) as connection:
+            there, place = inspect(connection), (self._table.name, self._table.schema)
+            return {column["name"] for column in there.get_columns(*place)} if there.has_table(*place) else None
 
     def upsert(self, job_id: str, attempt_id: int, part: pa.Table, connection: Connection | None = None) -> None:
         """Write a part's rows, over those that this or an earlier attempt has written.

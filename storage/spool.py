@@ -1,8 +1,8 @@
 """The spool: planned rows on their way from the planner to a worker, one Parquet file a shard."""
 
 from array import array
-from collections.abc import Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
+from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,9 +16,11 @@ from .files import write_parquet
 
 _LEADING = (pa.field("row", pa.int64()), pa.field("custom_id", pa.string()))
 _TRAILING = (pa.field("prompt_token_ids", pa.list_(pa.int32())), pa.field("plan_error", pa.string()))
+# Only of shards with images in their prompts: their files. No input's column has this name.
+_IMAGES = pa.field("headrace.prompt_images", pa.list_(pa.large_binary()))
 # Only of jobs whose rows say themselves how they are sampled.
 _ROW_SAMPLING = pa.field("row_sampling", pa.string())
-_OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING, _ROW_SAMPLING))
+_OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING, _ROW_SAMPLING, _IMAGES))
 
 
 class PlannedRow(NamedTuple):
@@ -26,6 +28,7 @@ class PlannedRow(NamedTuple):
 
     (A tuple, as millions of them are made.)
     `sampling`: how this row is sampled, where its job leaves that to the rows; JSON, which only `jobs` reads.
+    `images`: the files of those in its prompt, in their order.
     """
 
     row: int
@@ -34,6 +37,7 @@ class PlannedRow(NamedTuple):
     prompt_token_ids: Sequence[int] | None
     error: str | None
     sampling: str | None = None
+    images: Sequence[bytes] | None = None
 
 
 def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_sampling: bool = False) -> None:
@@ -42,7 +46,7 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_
     `with_sampling`: each row has its own. Raises StorageError.
     """
     names = carried_names(schema.names)
-    numbers, custom_ids, values, prompts, errors, samplings = zip(*rows, strict=True)
+    numbers, custom_ids, values, prompts, errors, samplings, images = zip(*rows, strict=True)
     columns = [
         pa.array(numbers, pa.int64()),
         pa.array(custom_ids, pa.string()),
@@ -54,6 +58,9 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_
     if with_sampling:
         columns.append(pa.array(samplings, pa.string()))
         fields.append(_ROW_SAMPLING)
+    if any(images):
+        columns.append(pa.array(images, _IMAGES.type))
+        fields.append(_IMAGES)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_parquet(path, pa.table(columns, schema=pa.schema(fields)))
 
@@ -81,6 +88,18 @@ def prompt_token_arrays(table: pa.Table) -> "list[array[int]]":
     # A list would have an object for each token, which takes ten times the memory and the time.
     tokens, offsets = array("i", column.values.to_numpy().tobytes()), column.offsets.to_numpy().tolist()
     return [tokens[start:end] for start, end in pairwise(offsets)]
+
+
+def prompt_images(table: pa.Table) -> Iterable[Sequence[bytes]]:
+    """The files of the images in the prompts of a spooled shard's rows; nothing where no row has any."""
+    if _IMAGES.name not in table.column_names:
+        return repeat(())
+    return (row or () for row in table[_IMAGES.name].to_pylist())
+
+
+def without_images(table: pa.Table) -> pa.Table:
+    """A spooled shard without the files of its prompts' images."""
+    return table.drop_columns([_IMAGES.name]) if _IMAGES.name in table.column_names else table
 
 
 def read_shard(path: Path) -> pa.Table:

@@ -2,49 +2,66 @@
 
 import re
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from ..errors import ModelError
+from ..paths import absolute_path
+from .gguf.file import gguf_in, the_model
 
-_HUB_ID = re.compile(r"(?P<id>\w[\w.-]*/\w[\w.-]*)(@(?P<revision>\w[\w./-]*))?", re.ASCII)
+# As in vLLM: a repository of GGUF files is followed by the type of the weights, or by the file.
+_HUB_ID = re.compile(
+    r"(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<type>\w[\w.-]*)|/(?P<file>\w[\w./-]*\.gguf))?(@(?P<revision>\w[\w./-]*))?",
+    re.ASCII,
+)
 # What is read here, and nothing of what repositories hold beside it: other formats, other weights in subfolders.
 _DESCRIPTION = ["*.json", "*.jinja"]
-_WEIGHTS = ["model*.safetensors"]
+_WEIGHTS = ["model*.safetensors", "medusa_lm_head.safetensors"]
 _SUBFOLDERS = ["*/*"]
+_DESCRIPTION_IN_SUBFOLDERS = ["*/*.json", "*/*.jinja"]
 
 
 @dataclass(frozen=True)
 class LocatedModel:
-    """A model's files here. `name` stands for exactly these, wherever it is said: see `model_name`."""
+    """A model's files here: a folder, or a GGUF file. `name` stands for exactly these, wherever it is said.
+
+    See `model_name`.
+    """
 
     name: str
     folder: Path
 
 
 def model_name(model: str | Path, revision: str | None = None) -> str:
-    """What a model is called among processes: a folder's absolute path, or a Hugging Face id as in `org/name@revision`.
+    """What a model is called among processes: an absolute path, or a Hugging Face id as in `org/name@revision`.
 
-    A folder that exists comes before an id that looks like its path. Downloads nothing. Raises `ModelError` for a
-    `revision` of a folder, or beside another in the id.
+    The path is a folder's, or a GGUF file's, which a folder with nothing else stands for. Of GGUF files on the Hub the
+    id names one, as in `org/name:Q4_K_M` or `org/name/file.gguf`. A folder that exists comes before an id that looks
+    like its path. Downloads nothing. Raises `ModelError` for a `revision` of a folder, or beside another in the id, and
+    for the home folder of nobody.
     """
-    folder = Path(model).expanduser().absolute()
+    try:
+        folder = absolute_path(model)
+    except ValueError as error:
+        raise ModelError(f"model {error}") from error
     match = None if folder.exists() else _HUB_ID.fullmatch(str(model))
     if match is None:
         if revision is not None:
             raise ModelError(f"revision {revision} is for Hugging Face ids as in org/name, and {model} is a folder")
-        return str(folder)
+        return str(gguf_in(folder) or folder)
     if revision is not None and match["revision"] not in (None, revision):
         raise ModelError(f"model {model} names a revision already: leave out revision {revision}")
     revision = revision or match["revision"]
-    return f"{match['id']}@{revision}" if revision else match["id"]
+    plain = match[0].partition("@")[0]
+    return f"{plain}@{revision}" if revision else plain
 
 
 def locate_model(model: str | Path, revision: str | None = None, *, with_weights: bool = True) -> LocatedModel:
-    """The folder of a model; one of the Hub is brought into the cache that `HF_HOME` says, as far as it is not there.
+    """The folder of a model, or its GGUF file; one of the Hub is brought into the cache that `HF_HOME` says.
 
-    A revision that moves, such as a branch, is resolved: the result's name has the commit. `with_weights=False` is
-    for those who only want to know the model, not to run it. Raises `ModelError` when there is no such model or it
-    cannot be fetched.
+    It is, as far as it is not there. A revision that moves, such as a branch, is resolved: the result's name has the
+    commit. `with_weights=False` is for those who only want to know the model, not to run it; a GGUF file is whole in
+    any case. Raises `ModelError` when there is no such model or it cannot be fetched.
     """
     name = model_name(model, revision)
     match = _HUB_ID.fullmatch(name)
@@ -52,8 +69,34 @@ def locate_model(model: str | Path, revision: str | None = None, *, with_weights
         if not Path(name).exists():
             raise ModelError(f"model folder {name} does not exist: name one that does, or a Hugging Face id (org/name)")
         return LocatedModel(name, Path(name))
-    folder = _fetch(match["id"], match["revision"], _DESCRIPTION + (_WEIGHTS if with_weights else []))
+    if match["type"] or match["file"]:
+        return _locate_gguf(match)
+    folder = _fetch(match["id"], match["revision"], _DESCRIPTION + (_WEIGHTS if with_weights else []), _SUBFOLDERS)
     return LocatedModel(f"{match['id']}@{folder.name}", folder)
+
+
+def _locate_gguf(match: re.Match[str]) -> LocatedModel:
+    hub_id, kind, file = match["id"], match["type"], match["file"]
+    patterns = _of_type(kind) if kind else [_with_parts(file)]
+    folder = _fetch(hub_id, match["revision"], _DESCRIPTION + patterns, _DESCRIPTION_IN_SUBFOLDERS)
+    # There may be others, from before.
+    names = [each.relative_to(folder).as_posix() for each in sorted(folder.rglob("*.gguf"))]
+    found = [folder / name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
+    if (model := the_model(found, hub_id)) is None:
+        what = f"of type {kind}" if kind else file
+        raise ModelError(f"model {hub_id} has no GGUF file {what} on Hugging Face: look at the names of its files")
+    return LocatedModel(f"{match[0].partition('@')[0]}@{folder.name}", model)
+
+
+def _of_type(kind: str) -> list[str]:
+    """Repositories write a type in either case, after a dash or a dot; large models are split."""
+    spellings = dict.fromkeys((kind, kind.upper(), kind.lower()))
+    return [f"*[-.]{each}{end}.gguf" for each in spellings for end in ("", "-*-of-*")]
+
+
+def _with_parts(file: str) -> str:
+    """The file, or all parts where it is one of a split model's."""
+    return re.sub(r"-\d{5}-of-(\d{5}\.gguf)$", r"-*-of-\1", file)
 
 
 def public_name(exact_name: str) -> str:
@@ -61,7 +104,7 @@ def public_name(exact_name: str) -> str:
     return exact_name.rpartition("/")[2] if exact_name.startswith("/") else exact_name.partition("@")[0]
 
 
-def _fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
+def _fetch(hub_id: str, revision: str | None, patterns: list[str], ignored: list[str]) -> Path:
     """The snapshot's folder, which is named after its commit."""
     # Imported here: a model in a folder needs none of it.
     from httpx2 import HTTPError
@@ -74,7 +117,7 @@ def _fetch(hub_id: str, revision: str | None, patterns: list[str]) -> Path:
     )
 
     try:
-        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=_SUBFOLDERS))
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
     except GatedRepoError as error:
         raise ModelError(
             f"model {hub_id} is gated: ask for access at {constants.ENDPOINT}/{hub_id}, and set HF_TOKEN"

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ModelError
-from .model_folder import Raw, read_config, read_stop_ids
+from .model_folder import Raw, config_file, read_config, read_stop_ids
 from .quantization_config import QuantizationConfig, read_quantization
 from .rope_config import RopeConfig, read_rope
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
+from .vision_config import VisionConfig, decoder_fields, read_mrope_section, read_vision
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,27 @@ class MoeConfig:
 
 
 @dataclass(frozen=True)
+class FalconConfig:
+    """How a Falcon's layer is built: `is_parallel` where attention and MLP have the same input, not one the other's.
+
+    `attention_norm`, `mlp_norm`: what a checkpoint calls the norms; None: the MLP has attention's.
+    """
+
+    is_parallel: bool
+    attention_norm: str
+    mlp_norm: str | None
+
+
+@dataclass(frozen=True)
+class DecoderNames:
+    """What a checkpoint calls the parts of a decoder."""
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    final_norm: str = "model.norm"
+
+
+@dataclass(frozen=True)
 class ModelConfig:
     """A decoder's shape.
 
@@ -39,7 +61,7 @@ class ModelConfig:
     """
 
     path: Path
-    decoder_layer: Literal["llama", "gemma"]
+    decoder_layer: Literal["llama", "gemma", "falcon"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -73,12 +95,17 @@ class ModelConfig:
     # What is added to the weights of norms.
     norm_offset: float = 0.0
     moe: MoeConfig | None = None
+    falcon: FalconConfig | None = None
+    names: DecoderNames = DecoderNames()
+    # Of a model that reads images: its eyes, and which of a head's frequencies turn by time, by height, by width.
+    vision: VisionConfig | None = None
+    mrope_section: tuple[int, int, int] | None = None
     # Which of the checkpoint's weights are quantised, and how.
     quantization: QuantizationConfig | None = None
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":
-        """Read `config.json` (and the stop ids of `generation_config.json`) of a Hugging Face model folder.
+        """Read `config.json` (and the stop ids of `generation_config.json`) of a model folder, or a GGUF file's.
 
         Raises `ModelError` when the folder is no model, the architecture is not one of
         `SUPPORTED_ARCHITECTURES`, the weights are quantised in a way that cannot be read, or a needed field is
@@ -93,11 +120,11 @@ class ModelConfig:
             config = replace(_without_idle_windows(read(folder, raw)), quantization=quantization)
             _check(config)
         except ModelError as error:
-            raise ModelError(f"{folder / 'config.json'}: {error}") from error
+            raise ModelError(f"{config_file(folder)}: {error}") from error
         except KeyError as missing:
-            raise ModelError(f"{folder / 'config.json'} has no field {missing}") from missing
+            raise ModelError(f"{config_file(folder)} has no field {missing}") from missing
         except (TypeError, ValueError, ZeroDivisionError) as error:
-            raise ModelError(f"{folder / 'config.json'} has a field of the wrong kind: {error}") from error
+            raise ModelError(f"{config_file(folder)} has a field of the wrong kind: {error}") from error
         return config
 
 
@@ -159,6 +186,16 @@ def _qwen2(folder: Path, raw: Raw) -> ModelConfig:
     first = int(raw.get("max_window_layers", 28))
     windows = qwen_windows(raw, lambda layer: layer >= first)
     return replace(_plain(folder, raw), qkv_bias=True, sliding_windows=windows)
+
+
+def _qwen2_5_vl(folder: Path, raw: Raw) -> ModelConfig:
+    """Qwen2 with a vision tower in front."""
+    plain = _qwen2(folder, decoder_fields(raw))
+    seeing = replace(plain, vision=read_vision(folder, raw), mrope_section=read_mrope_section(raw, plain.rotary_dim))
+    if seeing.vision is not None and seeing.vision.out_hidden_size != plain.hidden_size:
+        size = seeing.vision.out_hidden_size
+        raise ModelError(f"vision_config.out_hidden_size {size} is not hidden_size {plain.hidden_size}")
+    return seeing
 
 
 def _qwen3(folder: Path, raw: Raw) -> ModelConfig:
@@ -254,17 +291,56 @@ def _gemma3(folder: Path, raw: Raw) -> ModelConfig:
     )
 
 
+def _falcon(folder: Path, raw: Raw) -> ModelConfig:
+    """Of the first architecture (1B, 7B) and the new one (11B, 40B, 180B), which has groups of heads."""
+    if raw.get("alibi"):
+        raise ModelError("alibi is set: positions as ALiBi biases are not supported, use a Falcon with rotary ones")
+    if raw.get("quantization_config"):
+        raise ModelError("quantization_config is set: quantised Falcon models are not supported, use the plain ones")
+    _require_activation(raw, "activation", "gelu")
+    hidden_size, heads, bias = int(raw["hidden_size"]), int(raw["num_attention_heads"]), bool(raw.get("bias", False))
+    is_new = bool(raw.get("new_decoder_architecture", False))
+    is_multi_query = bool(raw.get("multi_query", True)) and not is_new
+    filled = {
+        "intermediate_size": raw.get("ffn_hidden_size") or 4 * hidden_size,
+        "num_key_value_heads": 1 if is_multi_query else (raw.get("num_kv_heads") or heads) if is_new else heads,
+        "rms_norm_eps": raw.get("layer_norm_epsilon", 1e-5),
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    }
+    return replace(
+        _plain(folder, filled | raw),
+        decoder_layer="falcon",
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        has_fused_projections=True,
+        falcon=_falcon_layer(raw, is_new),
+        names=DecoderNames("transformer.word_embeddings", "transformer.h", "transformer.ln_f"),
+    )
+
+
+def _falcon_layer(raw: Raw, is_new: bool) -> FalconConfig:
+    num_norms = raw.get("num_ln_in_parallel_attn") or 2
+    if is_new and num_norms == 2:
+        return FalconConfig(True, "ln_attn", "ln_mlp")
+    is_parallel = is_new or bool(raw.get("parallel_attn", True))
+    return FalconConfig(is_parallel, "input_layernorm", None if is_parallel else "post_attention_layernorm")
+
+
 _READERS: dict[str, Callable[[Path, Raw], ModelConfig]] = {
     "LlamaForCausalLM": _llama,
     "MistralForCausalLM": _mistral,
     "MixtralForCausalLM": _mixtral,
     "Qwen2ForCausalLM": _qwen2,
     "Qwen2MoeForCausalLM": _qwen2_moe,
+    "Qwen2_5_VLForConditionalGeneration": _qwen2_5_vl,
     "Qwen3ForCausalLM": _qwen3,
     "Qwen3MoeForCausalLM": _qwen3_moe,
     "Phi3ForCausalLM": _phi3,
     "Gemma2ForCausalLM": _gemma2,
     "Gemma3ForCausalLM": _gemma3,
+    "FalconForCausalLM": _falcon,
 }
 SUPPORTED_ARCHITECTURES = tuple(_READERS)
 _SIZES = (

@@ -1,10 +1,12 @@
-"""A Hugging Face model folder's files that say what the model is. Free of torch."""
+"""What a model's files say it is: a Hugging Face folder's, or a GGUF file's metadata. Free of torch."""
 
 import json
 from pathlib import Path
 from typing import Any
 
 from ..errors import ModelError
+from .gguf.config import read_gguf_config
+from .gguf.file import is_gguf
 
 Raw = dict[str, Any]
 
@@ -22,11 +24,18 @@ def read_json_object(file: Path) -> Raw:
     return content
 
 
+def config_file(model: Path) -> Path:
+    """The file that says what a model is: `config.json` in its folder, or the GGUF file itself."""
+    return model if is_gguf(model) else model / "config.json"
+
+
 def read_config(folder: Path) -> Raw:
-    """What `config.json` holds. Raises `ModelError` where the folder is no model's."""
+    """What `config.json` holds, or a GGUF file would have it hold. Raises `ModelError` where there is no model."""
     if not folder.exists():
         raise ModelError(f"model folder {folder} does not exist")
-    file = folder / "config.json"
+    if is_gguf(folder):
+        return read_gguf_config(folder)
+    file = config_file(folder)
     if not file.is_file():
         raise ModelError(f"{folder} is not a model folder: it has no config.json")
     return read_json_object(file)

@@ -36,7 +36,8 @@ class Projection:
             groups = -(-self.num_inputs // (scheme.group_size or self.num_inputs))
             # A scale and a zero for each group of each output.
             num_groups = self.copies * self.num_outputs * groups
-            return self.num_weights // 2 + num_groups * _HALF_BYTES + num_groups // 2
+            zeros = num_groups * _HALF_BYTES if scheme.has_minima else num_groups // 2
+            return self.num_weights // 2 + num_groups * _HALF_BYTES + zeros
         rows, columns = scheme.block
         scales = {
             "tensor": 1,
@@ -55,12 +56,13 @@ def num_parameters(model: ModelConfig) -> int:
     """Of the whole model, before it was quantised."""
     projections = [each for index in range(model.num_hidden_layers) for each in layer_projections(model, index)]
     matrices = sum(each.num_weights + each.num_biases for each in (*_ends(model), *projections))
-    return matrices + _num_norm_weights(model)
+    return matrices + _num_norm_weights(model) + _num_vision_weights(model)
 
 
 def weight_bytes(model: ModelConfig, item_bytes: int, quantization: str | None = None) -> int:
     """About what the weights take in memory. `quantization`: as `EngineConfig` has it."""
     total = _num_norm_weights(model) * (_FLOAT_BYTES if model.norm_offset else item_bytes)
+    total += _num_vision_weights(model) * item_bytes
     for index in range(model.num_hidden_layers):
         for each in layer_projections(model, index):
             total += each.num_biases * item_bytes
@@ -95,6 +97,9 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     yield Projection(f"{attention}.o_proj", hidden, queries, model.output_bias)
     if model.moe is not None and model.moe.sparse_layers[index]:
         yield from _experts(model.moe, prefix, hidden)
+    elif model.falcon is not None:
+        yield Projection(f"{prefix}.mlp.up_proj", model.intermediate_size, hidden, model.mlp_bias)
+        yield Projection(f"{prefix}.mlp.down_proj", hidden, model.intermediate_size, model.mlp_bias)
     elif model.has_fused_projections:
         yield Projection(f"{prefix}.mlp.gate_up_proj", 2 * model.intermediate_size, hidden, model.mlp_bias)
         yield Projection(f"{prefix}.mlp.down_proj", hidden, model.intermediate_size, model.mlp_bias)
@@ -125,6 +130,20 @@ def _gated(
 
 
 def _num_norm_weights(model: ModelConfig) -> int:
+    if model.falcon is not None:
+        norms = model.num_hidden_layers * (2 if model.falcon.mlp_norm else 1) + 1
+        # A weight and a bias.
+        return norms * 2 * model.hidden_size
     around = 4 if model.decoder_layer == "gemma" else 2
     of_heads = 2 * model.head_dim if model.qk_norm else 0
     return model.num_hidden_layers * (around * model.hidden_size + of_heads) + model.hidden_size
+
+
+def _num_vision_weights(model: ModelConfig) -> int:
+    if (vision := model.vision) is None:
+        return 0
+    size, inner = vision.hidden_size, vision.intermediate_size
+    attention, mlp = 4 * size * (size + 1), 2 * inner * (size + 1) + size * (inner + 1)
+    merged = size * vision.spatial_merge_size**2
+    merger = size + merged * (merged + 1) + vision.out_hidden_size * (merged + 1)
+    return size * vision.patch_values + vision.depth * (attention + mlp + 2 * size) + merger

@@ -14,15 +14,20 @@ Raw = dict[str, Any]
 class Int4Scheme:
     """Four bits a weight, with a scale and a zero for each group of `group_size` inputs (None: of all) (W4A16).
 
-    `is_symmetric`: every zero is 8. `has_order`: `g_idx` says which group an input belongs to. `are_zeros_less_one`:
-    GPTQ's first format stores them so.
+    `layout`: the format, or GGUF's type of blocks. `is_symmetric`: every zero is 8. `has_order`: `g_idx` says which
+    group an input belongs to. `are_zeros_less_one`: GPTQ's first format stores them so.
     """
 
-    layout: Literal["gptq", "awq", "compressed-tensors"]
+    layout: Literal["gptq", "awq", "compressed-tensors", "Q4_0", "Q4_1", "Q4_K"]
     group_size: int | None
     is_symmetric: bool
     has_order: bool = False
     are_zeros_less_one: bool = False
+
+    @property
+    def has_minima(self) -> bool:
+        """Whether floats are for zeros."""
+        return self.layout in ("Q4_1", "Q4_K")
 
 
 @dataclass(frozen=True)
@@ -207,11 +212,21 @@ def _compressed_bytes(name: str, weights: Raw) -> ByteScheme:
     return ByteScheme(kind, "block", block=(rows, columns))
 
 
+def _gguf(raw: Raw) -> QuantizationConfig:
+    """The modules of a GGUF file that stay in four bits, by their type. See `gguf.config`."""
+    schemes = tuple(
+        ((re.compile(f"({'|'.join(map(re.escape, names))})$"),), Int4Scheme(kind, 32, is_symmetric=kind == "Q4_0"))
+        for kind, names in raw["modules"].items()
+    )
+    return QuantizationConfig("gguf", schemes, ())
+
+
 _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {
     "gptq": _gptq,
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
+    "gguf": _gguf,
 }
 
 

@@ -10,6 +10,8 @@ from ..errors import ModelError
 from .model_folder import read_json_object
 
 _INDEX = "model.safetensors.index.json"
+# As they are published.
+_MEDUSA_HEADS = "medusa_lm_head.safetensors"
 
 
 def weight_files(folder: Path) -> list[Path]:
@@ -49,7 +51,8 @@ def _promised_tensors(folder: Path) -> dict[Path, set[str]]:
     """The tensors that the index says are in each file. Raises `ModelError`."""
     index = folder / _INDEX
     if not index.is_file():
-        return {folder / "model.safetensors": set()}
+        names = ("model.safetensors", _MEDUSA_HEADS)
+        return {folder / next((name for name in names if (folder / name).is_file()), names[0]): set()}
     weight_map = read_json_object(index).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise ModelError(f"{index} has no weight_map: it does not say which file holds which tensor")

@@ -1,4 +1,4 @@
-"""Checkpoints in, tensors out: Hugging Face safetensors, whole or sharded."""
+"""Checkpoints in, tensors out: Hugging Face safetensors, whole or sharded, or GGUF."""
 
 from collections.abc import Iterable
 from contextlib import ExitStack
@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
+from .cut import WHOLE, Axes, Cut
+from .gguf.file import is_gguf
+from .gguf.tensors import GgufTensors
 from .weight_files import open_weights, weight_files
 
 # Buffers some exporters write that are computed, not learned.
 _COMPUTED_SUFFIXES = ("rotary_emb.inv_freq", ".masked_bias")
+_NORM_SUFFIXES = (
+    *("norm.weight", "norm1.weight", "norm2.weight", ".ln_q.weight"),
+    *("ln_attn.weight", "ln_mlp.weight", "ln_f.weight"),
+)
 _FLOAT_DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -22,7 +29,9 @@ class WeightSlot:
     """Where a checkpoint's tensor `name` belongs, with `offset` added.
 
     `destination` may be a view into a fused parameter. What `is_optional` keeps what it has where the checkpoint has
-    no such tensor. Random weights leave it as it is unless `is_drawn`, and are `constant` where that is given.
+    no such tensor. Random weights leave it as it is unless `is_drawn`, and are `constant` where that is given,
+    which `constant_shrinks` where it goes with the root of the matrix's inputs. `axes`: where it has its matrix's
+    outputs and inputs; `cut`: which part of the checkpoint's tensor it is, if not the whole.
     """
 
     name: str
@@ -32,6 +41,9 @@ class WeightSlot:
     is_drawn: bool = True
     constant: float | None = None
     is_positive: bool = False
+    constant_shrinks: bool = False
+    axes: Axes = WHOLE
+    cut: Cut | None = None
 
     def check(self, tensor: Tensor) -> None:
         """Raises `ValueError` unless the checkpoint's tensor fits, dimensions of size one apart.
@@ -50,6 +62,9 @@ class WeightSlot:
     def fill(self, tensor: Tensor) -> None:
         """Take over what the checkpoint has."""
         with torch.no_grad():
+            if self.has_nothing:
+                self.destination.zero_()
+                return
             self.destination.copy_(tensor.reshape(self.destination.shape))
             if self.offset:
                 self.destination.add_(self.offset)
@@ -61,17 +76,28 @@ class WeightSlot:
         with torch.no_grad():
             if self.constant is not None:
                 self.destination.fill_(self.constant)
-            elif self.destination.is_floating_point():
-                self.destination.copy_(self._drawn(generator))
+                return
+            # All of it also where a part is wanted: however many share a model, it is the same.
+            shape = self.destination.shape if self.cut is None else self.cut.shape
+            if self.destination.is_floating_point():
+                drawn = self._drawn(shape, generator)
             else:
                 # The same bits whatever the integers' width.
-                shape, device = self.destination.shape, generator.device
-                self.destination.copy_(torch.randint(-(2**31), 2**31, shape, generator=generator, device=device))
+                drawn = torch.randint(-(2**31), 2**31, shape, generator=generator, device=generator.device)
+            if self.has_nothing:
+                self.destination.zero_()
+            else:
+                self.destination.copy_(drawn if self.cut is None else self.cut.of(drawn))
 
-    def _drawn(self, generator: torch.Generator) -> Tensor:
-        drawn = torch.randn(self.destination.shape, generator=generator, device=generator.device)
-        scale = self.destination.shape[1] ** -0.5 if self.destination.ndim > 1 else 0.1
-        mean = 1.0 if self.name.endswith("norm.weight") else 0.0
+    @property
+    def has_nothing(self) -> bool:
+        """Whether none of the checkpoint's tensor is wanted here, but zeros."""
+        return self.cut is not None and not self.cut.ranges
+
+    def _drawn(self, shape: tuple[int, ...], generator: torch.Generator) -> Tensor:
+        drawn = torch.randn(shape, generator=generator, device=generator.device)
+        scale = shape[1] ** -0.5 if len(shape) > 1 else 0.1
+        mean = 1.0 if self.name.endswith(_NORM_SUFFIXES) else 0.0
         return drawn.mul_(scale).add_(mean)
 
     def stored(self) -> Tensor:
@@ -82,7 +108,7 @@ class WeightSlot:
 def load_weights(
     folder: Path, slots: Iterable[WeightSlot], ignored: Iterable[str] = (), ignored_suffixes: tuple[str, ...] = ()
 ) -> None:
-    """Fill every slot's destination from the folder's safetensors files, converting the dtype.
+    """Fill every slot's destination from the folder's safetensors files, or the GGUF file, converting the dtype.
 
     Raises `ModelError` naming the tensor that is missing, has another shape or type, or is not known to the model
     (`ignored` names and suffixes excepted), or the file that is damaged.
@@ -115,6 +141,9 @@ def draw_weights(slots: Iterable[WeightSlot], seed: int) -> None:
 def _open_all(folder: Path, stack: ExitStack) -> dict[str, Any]:
     """Each tensor's name with the open file that holds it."""
     tensors: dict[str, Any] = {}
+    if is_gguf(folder):
+        gguf = GgufTensors(folder)
+        return dict.fromkeys(gguf.keys(), gguf)
     for file in weight_files(folder):
         handle = stack.enter_context(open_weights(file, "pt"))
         tensors.update(dict.fromkeys(handle.keys(), handle))
@@ -126,12 +155,24 @@ def _fill(folder: Path, tensors: dict[str, Any], slot: WeightSlot) -> None:
         if slot.is_optional:
             return
         raise ModelError(f"{folder} lacks the tensor {slot.name}")
-    tensor: Tensor = tensors[slot.name].get_tensor(slot.name)
     try:
+        tensor = _read(tensors[slot.name], slot)
         slot.check(tensor)
     except ValueError as error:
         raise ModelError(f"tensor {slot.name} in {folder} has {error}") from error
     slot.fill(tensor)
+
+
+def _read(file: Any, slot: WeightSlot) -> Tensor:
+    cut = None if slot.has_nothing else slot.cut
+    if isinstance(file, GgufTensors):
+        # A GGUF file's types are not torch's: it is told which to make of them. Its tensors come whole.
+        whole = file.read(slot.name, slot.destination.dtype)
+        return whole if cut is None else cut.of_same(whole)
+    if cut is not None:
+        return cut.read(file.get_slice(slot.name))
+    tensor: Tensor = file.get_tensor(slot.name)
+    return tensor
 
 
 def _without_ones(tensor: Tensor) -> tuple[int, ...]:

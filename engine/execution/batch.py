@@ -19,6 +19,7 @@ from ..scheduling.decode_rows import DecodeRows
 from ..scheduling.scheduled_sequence import ScheduledSequence
 from ..scheduling.sequence import Sequence
 from ..transfer import to_device
+from ..vision.encoder import ImageTokens
 
 Ints = NDArray[numpy.int64]
 
@@ -42,7 +43,7 @@ class Batch:
     `last_token_index`: [num_sampling] int64, the tokens whose logits are wanted: the last one of each sequence that
     this step brings to its end, and its draft, in the order scheduled. `prompt_reader`, if any, is to be shown the
     prompts' logits. `last_tokens`, if any, are all that the last layer has to compute. `adapters`, if any token has
-    one: [num_tokens] int64, the number of each one's LoRA adapter, or 0.
+    one: [num_tokens], on the host, the number of each one's LoRA adapter, or 0. `images`, if any token is an image's.
     """
 
     token_ids: Tensor
@@ -51,7 +52,8 @@ class Batch:
     last_token_index: Tensor
     prompt_reader: PromptReader | None = None
     last_tokens: LastTokens | None = None
-    adapters: Tensor | None = None
+    adapters: Ints | None = None
+    images: ImageTokens | None = None
 
     @classmethod
     def build(
@@ -65,7 +67,7 @@ class Batch:
         gathered = _Gathered.of(scheduled, block_size, sampled)
         layout = _Layout.of(gathered.starts, gathered.lens, gathered.num_blocks)
         slots = layout.slots(numpy.array(gathered.blocks), block_size)
-        num_wanted = numpy.array([item.reaches_end + len(item.draft) for item in scheduled])
+        num_wanted = numpy.array(gathered.num_wanted)
         attention = AttentionMetadata(
             query_lens=gathered.lens,
             context_lens=(layout.starts + layout.lens).tolist(),
@@ -151,16 +153,18 @@ class _Gathered:
     """The sequences' new tokens and written blocks, one sequence after the other, and how many each has of both.
 
     unread, unread_rows: places among the tokens that are filled on the device, and with which rows of what the step in
-    flight samples. starts: each sequence's first new token's position.
+    flight samples. starts: each sequence's first new token's position. num_wanted: of how many of its tokens logits are
+    wanted.
     """
 
     token_ids: "array[int]"
     unread: list[int]
     unread_rows: list[int]
     blocks: "array[int]"
-    starts: list[int]
-    lens: list[int]
-    num_blocks: list[int]
+    starts: "array[int]"
+    lens: "array[int]"
+    num_blocks: "array[int]"
+    num_wanted: "array[int]"
 
     @classmethod
     def of(
@@ -170,27 +174,33 @@ class _Gathered:
         unread: list[int] = []
         unread_rows: list[int] = []
         blocks = array("i")
-        starts: list[int] = []
-        lens: list[int] = []
-        num_blocks: list[int] = []
-        for sequence, num_tokens, _, _, draft in scheduled:
-            start = sequence.num_computed_tokens
+        starts, lens, num_blocks, num_wanted = (array("q") for _ in range(4))
+        for sequence, num_tokens, reaches_end, _, draft in scheduled:
+            start, known = sequence.num_computed_tokens, sequence.token_ids
             end = start + num_tokens
-            token_ids += sequence.token_ids[start:end]
+            # Mostly it is one token in one block: slices would take twice the time.
+            if num_tokens > 1:
+                token_ids += known[start:end]
+            elif start < len(known):
+                token_ids.append(known[start])
             if draft:
                 token_ids.extend(draft)
-            elif end > len(sequence.token_ids):
+            elif end > len(known):
                 assert sampled is not None
                 unread.append(len(token_ids))
                 unread_rows.append(sampled.rows[sequence])
                 # Overwritten on the device.
                 token_ids.append(0)
-            written = sequence.block_table[start // block_size : (end - 1) // block_size + 1]
-            blocks.extend(written)
+            first, last = start // block_size, (end - 1) // block_size
+            if first == last:
+                blocks.append(sequence.block_table[first])
+            else:
+                blocks += sequence.block_table[first : last + 1]
             starts.append(start)
             lens.append(num_tokens)
-            num_blocks.append(len(written))
-        return cls(token_ids, unread, unread_rows, blocks, starts, lens, num_blocks)
+            num_blocks.append(last - first + 1)
+            num_wanted.append(reaches_end + len(draft))
+        return cls(token_ids, unread, unread_rows, blocks, starts, lens, num_blocks, num_wanted)
 
     def filled(self, device: torch.device, sampled: SampledTokens | None) -> Tensor:
         """The tokens on the device, those of the step in flight among them."""
@@ -220,7 +230,7 @@ class _Layout:
     positions: Ints
 
     @classmethod
-    def of(cls, starts: list[int], lens: list[int], num_blocks: list[int]) -> "_Layout":
+    def of(cls, starts: "array[int]", lens: "array[int]", num_blocks: "array[int]") -> "_Layout":
         begin, length, written = numpy.array(starts), numpy.array(lens), numpy.array(num_blocks)
         ends = length.cumsum()
         first_blocks = written.cumsum() - written

@@ -12,7 +12,7 @@ memory (tens of MiB for a model of 32 layers), and a capture takes no longer tha
 import logging
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -21,9 +21,11 @@ import torch
 from torch import Tensor
 
 from ...kernels.kv_cache import PADDING_SLOT
+from ...kernels.lora import TokenTiles
 from ...kernels.paged_attention import AttentionMetadata
 from ...kernels.paged_attention.device_plan import LAUNCHES, PlanTooLargeError
 from ...kernels.paged_attention.static_plans import StaticPlans
+from ..lora.slots import AdapterSlots
 from .batch import Batch
 
 logger = logging.getLogger(__name__)
@@ -96,8 +98,17 @@ class CudaCapture:
 class CudaGraphs:
     """Computes steps: with a graph where they are small enough, else, and after a capture has failed, eagerly."""
 
-    def __init__(self, forward: Forward, limits: GraphLimits, device: torch.device, capture: Capture) -> None:
+    def __init__(
+        self,
+        forward: Forward,
+        limits: GraphLimits,
+        device: torch.device,
+        capture: Capture,
+        adapters: AdapterSlots | None = None,
+    ) -> None:
         """Captures the largest graph: the others find their memory in what it has allocated.
+
+        `adapters`: what steps are computed with whose tokens have LoRA adapters; they have graphs of their own.
 
         Raises `CaptureError` where attention has no plans that a graph could read.
         """
@@ -106,7 +117,10 @@ class CudaGraphs:
         self._sizes = list(limits.sizes)
         largest = self._sizes[-1]
         self._token_ids = torch.zeros(largest, dtype=torch.int64, device=device)
-        self._replays: dict[tuple[int, frozenset[str]], Replay] = {}
+        self._replays: dict[tuple[int, frozenset[str], bool], Replay] = {}
+        self._adapters = adapters
+        # By the graphs' sizes.
+        self._tiles: dict[int, TokenTiles] = {}
 
         # One padding token says which plans the layers ask for.
         trial = AttentionMetadata([1], [1], [[0]], limits.block_size, device)
@@ -127,7 +141,7 @@ class CudaGraphs:
         self._places[:largest].fill_(PADDING_SLOT)
         self._hidden = hidden.new_zeros(largest, hidden.shape[1])
         self._slices: dict[int, tuple[Tensor, Tensor]] = {}
-        self._find_or_capture(largest, frozenset(LAUNCHES))
+        self._find_or_capture(largest, frozenset(LAUNCHES), is_adapted=False)
 
     def forward(self, batch: Batch) -> Tensor:
         """The forward pass of a batch: [num_tokens, hidden_size], to be read before the next call writes over it."""
@@ -140,14 +154,21 @@ class CudaGraphs:
             launches = self._load(batch, size)
         except PlanTooLargeError:
             return self._compute_eagerly(batch)
-        replay = self._find_or_capture(size, launches)
+        replay = self._find_or_capture(size, launches, batch.adapters is not None)
         if replay is None:
             return self._compute_eagerly(batch)
         replay()
         return self._of_tokens(num_tokens)[1]
 
     def _compute_eagerly(self, batch: Batch) -> Tensor:
-        return self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
+        tiles = None
+        if batch.adapters is not None and self._adapters is not None:
+            tiles = self._adapters.tiles_of(batch.adapters)
+        with self._adapted(tiles):
+            return self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
+
+    def _adapted(self, tiles: TokenTiles | None) -> AbstractContextManager[None]:
+        return nullcontext() if tiles is None or self._adapters is None else self._adapters.applied(tiles)
 
     def _load(self, batch: Batch, size: int) -> frozenset[str]:
         """Put the batch where a graph of this size reads it; returns what attention has to launch.
@@ -161,6 +182,10 @@ class CudaGraphs:
             places[0, num_tokens:] = PADDING_SLOT
         launches = self._plans.load(batch.attention, places.ravel())
         self._of_tokens(num_tokens)[0].copy_(batch.token_ids, non_blocking=True)
+        if batch.adapters is not None and self._adapters is not None:
+            if size not in self._tiles:
+                self._tiles[size] = self._adapters.blank(size)
+            self._adapters.load(self._tiles[size], batch.adapters)
         return launches
 
     def _of_tokens(self, number: int) -> tuple[Tensor, Tensor]:
@@ -169,13 +194,14 @@ class CudaGraphs:
             self._slices[number] = self._token_ids[:number], self._hidden[:number]
         return self._slices[number]
 
-    def _find_or_capture(self, size: int, launches: frozenset[str]) -> Replay | None:
+    def _find_or_capture(self, size: int, launches: frozenset[str], is_adapted: bool) -> Replay | None:
         """None when a capture has failed: there are no graphs from then on, and their memory is free."""
-        key = (size, launches)
+        key = (size, launches, is_adapted)
         replay = self._replays.pop(key, None)
         if replay is None:
             try:
-                replay = self._capture(partial(self._compute, size, self._plans.metadata(size, launches)))
+                metadata, tiles = self._plans.metadata(size, launches), self._tiles[size] if is_adapted else None
+                replay = self._capture(partial(self._compute, size, metadata, tiles))
             except RuntimeError as error:
                 logger.warning("CUDA graphs are off, from now on steps run eagerly: %s", " ".join(str(error).split()))
                 self._sizes.clear()
@@ -186,12 +212,13 @@ class CudaGraphs:
             del self._replays[next(iter(self._replays))]
         return replay
 
-    def _compute(self, size: int, metadata: AttentionMetadata) -> None:
+    def _compute(self, size: int, metadata: AttentionMetadata, tiles: TokenTiles | None) -> None:
         """The forward pass of what is loaded, from memory that stays into memory that stays."""
         num_plans = len(metadata.device_plans)
         stride = _stride(size)
         positions = self._places[stride : stride + size]
-        hidden = self._forward(self._token_ids[:size], positions, self._places[:size], metadata)
+        with self._adapted(tiles):
+            hidden = self._forward(self._token_ids[:size], positions, self._places[:size], metadata)
         assert len(metadata.device_plans) == num_plans, "a layer made a plan that no step would replace"
         self._hidden[:size].copy_(hidden)
 

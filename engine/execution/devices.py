@@ -8,6 +8,7 @@ import torch
 
 from ...kernels.device import UnsupportedGpuError, runs_triton, supports_fp8
 from ..errors import ConfigError
+from .gpu_checks import require_installation
 
 logger = logging.getLogger(__name__)
 
@@ -33,6 +34,10 @@ def resolve_device(device: str) -> torch.device:
     found = _named_device(device)
     if found.type == "cuda":
         if found.index:
+            if found.index >= (number := torch.cuda.device_count()):
+                raise ConfigError(
+                    f"device {device!r} does not exist: this process sees {number} GPU(s), from cuda:0 on"
+                )
             raise ConfigError(
                 f"device {device!r} is not the first GPU that this process sees, where its kernels run: set "
                 f"CUDA_VISIBLE_DEVICES={found.index} and device='cuda'"
@@ -83,9 +88,12 @@ def _require_usable(device: torch.device) -> None:
     try:
         runs_triton(torch.empty(0, device=device))
     except UnsupportedGpuError as error:
-        raise ConfigError(f"device {str(device)!r} cannot be used: {error}") from error
+        raise ConfigError(
+            f"device {str(device)!r} cannot be used: {error}: set device=cpu, or CUDA_VISIBLE_DEVICES to a newer GPU"
+        ) from error
     except RuntimeError as error:
         raise ConfigError(f"device {str(device)!r} cannot be used: {_one_line(error)}; {_needed_driver()}") from error
+    require_installation(device)
 
 
 def _why_no_gpu() -> str:

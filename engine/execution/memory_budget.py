@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,17 @@ class MemoryUse:
 
 
 @dataclass(frozen=True)
+class SecondModel:
+    """What a model beside the first one is going to take, in bytes: for each KV block, and for CUDA graphs."""
+
+    block_bytes: int = 0
+    graph_bytes: int = 0
+
+
+NO_SECOND_MODEL = SecondModel()
+
+
+@dataclass(frozen=True)
 class LargestStep:
     """The tokens of a step that is as large as the limits allow, of sequences as long as they may get.
 
@@ -100,7 +111,11 @@ class LargestStep:
 
 
 def stated_num_blocks(
-    model_config: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device
+    model_config: ModelConfig,
+    config: EngineConfig,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    second: SecondModel = NO_SECOND_MODEL,
 ) -> int | None:
     """How many KV blocks the options ask for; None where what is left of a GPU's memory is to say."""
     if config.num_gpu_blocks_override is not None:
@@ -108,17 +123,26 @@ def stated_num_blocks(
     if config.kv_cache_memory_bytes is None and device.type == "cuda":
         return None
     stated = config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES
-    return num_blocks_in(stated, model_config, config.block_size, kv_dtype)
+    return num_blocks_in(stated, model_config, config.block_size, kv_dtype, second.block_bytes)
 
 
 def measured_num_blocks(
-    model: Decoder, model_config: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device
+    model: Decoder,
+    model_config: ModelConfig,
+    config: EngineConfig,
+    kv_dtype: torch.dtype,
+    device: torch.device,
+    second: SecondModel = NO_SECOND_MODEL,
 ) -> int:
-    """How many KV blocks the GPU that holds `model` has memory for. Raises `ConfigError`."""
+    """How many KV blocks the GPU that holds `model`, and a second one's weights, has memory for.
+
+    Raises `ConfigError`.
+    """
     use = measure_memory_use(model, model_config, config, kv_dtype, device)
-    least = 2 * block_bytes(model_config, config.block_size, kv_dtype)
+    use = replace(use, graphs=use.graphs + second.graph_bytes)
+    least = 2 * (block_bytes(model_config, config.block_size, kv_dtype) + second.block_bytes)
     left = use.left_for_kv(config.gpu_memory_utilization, least)
-    num_blocks = num_blocks_in(left, model_config, config.block_size, kv_dtype)
+    num_blocks = num_blocks_in(left, model_config, config.block_size, kv_dtype, second.block_bytes)
     logger.info("%s for %d KV blocks beside %s", gib(left), num_blocks, use)
     return num_blocks
 
@@ -135,6 +159,8 @@ def measure_memory_use(
     with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
         step = LargestStep.of(config, max_model_len, device)
         step.compute(model, kv_cache)
+        if model.vision is not None:
+            model.vision.encode_largest(max_model_len)
         torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
     peak = torch.cuda.max_memory_reserved(device)

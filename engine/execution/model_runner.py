@@ -17,41 +17,68 @@ from ..kv_cache.kv_memory import KVMemory
 from ..kv_cache.swap import PreemptionCosts
 from ..lora.adapters import LoraAdapters
 from ..models import Decoder, load_model
+from ..sharding.ranks import ALONE, Ranks
+from ..sharding.shares import local_model
+from ..vision.encoder import ImageEncoder
 from .batch import Batch
 from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
 from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
+from .gpu_checks import require_attention, warn_of_widened_weights
 from .host_memory import keep_freed_memory
-from .memory_budget import fitting, measured_num_blocks, stated_num_blocks
+from .memory_budget import NO_SECOND_MODEL, SecondModel, fitting, measured_num_blocks, stated_num_blocks
 
 logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Owns the weights and the KV cache."""
+    """Owns the weights and the KV cache. `second`: what a model beside it takes that is loaded already.
 
-    def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
+    Where it is one of several `ranks`, it owns its share of both.
+    """
+
+    def __init__(
+        self,
+        model_config: ModelConfig,
+        config: EngineConfig,
+        second: SecondModel = NO_SECOND_MODEL,
+        ranks: Ranks = ALONE,
+    ) -> None:
         if config.num_threads is not None:
             torch.set_num_threads(config.num_threads)
         self.device = resolve_device(config.device)
         if self.device.type == "cpu":
             keep_freed_memory()
         self.dtype = resolve_dtype(config.dtype, model_config.checkpoint_dtype, self.device)
+        require_attention(model_config, self.dtype, self.device)
         require_quantization(config.quantization, self.dtype, self.device, model_config.quantization)
+        warn_of_widened_weights(model_config.quantization, self.dtype, self.device)
         self.vocab_size = model_config.vocab_size
         windows = model_config.sliding_windows
         self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
-        num_blocks = stated_num_blocks(model_config, config, kv_dtype, self.device)
+        share = local_model(model_config, ranks.rank, ranks.size) if ranks.size > 1 else model_config
+        num_blocks = stated_num_blocks(share, config, kv_dtype, self.device, second)
         with fitting("the model"):
-            self._model = load_model(model_config, config, self.dtype, self.device)
+            self._model = load_model(model_config, config, self.dtype, self.device, ranks)
             self._model.prepack(config.quantization)
             self.loras = LoraAdapters.of(self._model, config, self.dtype, self.device)
+        tower = self._model.vision
+        # Of the prompts that a step cuts, and of some that are often there.
+        self.images = None if tower is None else ImageEncoder(tower, 2 * config.max_num_batched_tokens)
         self.preemption_costs = preemption_costs(self._model.num_parameters, self.device)
+        ranks.meet()
         if num_blocks is None:
-            num_blocks = measured_num_blocks(self._model, model_config, config, kv_dtype, self.device)
-        with fitting(f"a KV cache of {num_blocks} blocks"):
-            self.memory = KVMemory(model_config, num_blocks, config.block_size, kv_dtype, self.device)
+            num_blocks = measured_num_blocks(self._model, share, config, kv_dtype, self.device, second)
+        self._kv_dtype = kv_dtype
+        self.keeps_hidden = False
+        self._kept_hidden: Tensor | None = None
+        self.hold(ranks.least(num_blocks), share, config)
+
+    def hold(self, num_blocks: int, model_config: ModelConfig, config: EngineConfig) -> None:
+        """Have so many KV blocks, all zero, and graphs that use them, instead of those there were."""
         self._graphs: CudaGraphs | None = None
+        with fitting(f"a KV cache of {num_blocks} blocks"):
+            self.memory = KVMemory(model_config, num_blocks, config.block_size, self._kv_dtype, self.device)
         if wants_graphs(model_config, config, self.device) and runs_triton(self.memory.cache):
             try:
                 self.use_graphs(CudaCapture(self.device), model_config, config)
@@ -64,7 +91,8 @@ class ModelRunner:
         max_model_len = config.max_model_len or model_config.max_position_embeddings
         limits = GraphLimits(config.resolved_graph_sizes, -(-max_model_len // config.block_size), config.block_size)
         forward = _forward_into(self._model, self.memory.cache)
-        self._graphs = CudaGraphs(forward, limits, self.device, capture)
+        slots = None if self.loras is None else self.loras.slots
+        self._graphs = CudaGraphs(forward, limits, self.device, capture, slots)
 
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
@@ -72,24 +100,46 @@ class ModelRunner:
 
         Its prompt reader, if it has one, is shown the logits it wants.
         """
-        if self._graphs is not None and batch.adapters is None:
+        if self._graphs is not None and self._fits_graphs(batch):
             hidden = self._graphs.forward(batch)
         else:
             hidden = self._forward(batch)
             if batch.last_tokens is not None:
-                return self._model.logits(hidden[batch.last_tokens.sampled])
+                return self._logits(hidden[batch.last_tokens.sampled])
         if batch.prompt_reader is not None:
             batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
-        return self._model.logits(batch.wanted(hidden))
+        return self._logits(batch.wanted(hidden))
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        self._kept_hidden = hidden if self.keeps_hidden else None
+        return self._model.logits(hidden)
+
+    @torch.inference_mode()
+    def kept_hidden(self, rows: Tensor) -> Tensor:
+        """The hidden states after the final norm, [n, hidden_size], of these rows of the last step's logits.
+
+        Of a runner that `keeps_hidden`, before its next step writes over them.
+        """
+        assert self._kept_hidden is not None
+        return self._model.normed(self._kept_hidden[rows])
+
+    def _fits_graphs(self, batch: Batch) -> bool:
+        """They know nothing of images, and of adapters those that have slots."""
+        has_slots = self.loras is not None and self.loras.slots is not None
+        return batch.images is None and (batch.adapters is None or has_slots)
 
     def _forward(self, batch: Batch) -> Tensor:
-        """Kernel by kernel. The graphs know nothing of adapters."""
+        """Kernel by kernel."""
         if batch.adapters is not None and self.loras is not None:
             adapters, last = batch.adapters, batch.last_tokens
             with self.loras.applied(adapters, None if last is None else last.index):
                 return self._forward(replace(batch, adapters=None))
+        positions, embedded = batch.positions, None
+        if batch.images is not None and self.images is not None:
+            positions, embedded = batch.images.positions, self._model.embed(batch.token_ids)
+            self.images.put(embedded, batch.images.pieces)
         return self._model.forward(
-            batch.token_ids, batch.positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens
+            batch.token_ids, positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens, embedded
         )
 
 
@@ -105,6 +155,9 @@ def _forward_into(model: Decoder, kv_cache: Tensor) -> Forward:
 def wants_graphs(model_config: ModelConfig, config: EngineConfig, device: torch.device) -> bool:
     """Whether small steps are to be computed with CUDA graphs; a line of the log says where a model cannot be."""
     if config.enforce_eager or device.type != "cuda":
+        return False
+    if config.tensor_parallel_size > 1:
+        logger.info("no CUDA graphs with tensor_parallel_size=%d", config.tensor_parallel_size)
         return False
     if model_config.moe is not None:
         logger.info("no CUDA graphs: the host chooses which experts of %s are computed", model_config.path)

@@ -1,6 +1,6 @@
 """Who owns which KV block."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 # Stands in a block table where a sequence no longer needs what was there, and where tables are padded. It is never
 # handed out, so what lies in it stays zero.
@@ -33,20 +33,30 @@ class BlockPool:
             self._reference_counts[block] = 1
         return blocks
 
-    def share(self, block: int) -> bool:
-        """Add an owner to a block that is owned or idle; true when it was idle."""
-        self._reference_counts[block] += 1
-        return self._reference_counts[block] == 1
+    def share(self, blocks: Sequence[int]) -> list[int]:
+        """Add an owner to blocks that are owned or idle; returns those that were idle."""
+        counts = self._reference_counts
+        idle = []
+        for block in blocks:
+            if not counts[block]:
+                idle.append(block)
+            counts[block] += 1
+        return idle
 
     def is_shared(self, block: int) -> bool:
         """Whether a block has several owners."""
         return self._reference_counts[block] > 1
 
-    def release(self, block: int) -> bool:
-        """Take an owner away; true when that was the last one and the block is now idle."""
-        assert self._reference_counts[block] > 0, f"block {block} released more often than it was taken"
-        self._reference_counts[block] -= 1
-        return self._reference_counts[block] == 0
+    def release(self, blocks: Iterable[int]) -> list[int]:
+        """Take an owner away from each; returns those that are idle now, as that was the last one."""
+        counts = self._reference_counts
+        idle = []
+        for block in blocks:
+            assert counts[block] > 0, f"block {block} released more often than it was taken"
+            counts[block] -= 1
+            if not counts[block]:
+                idle.append(block)
+        return idle
 
     def reclaim(self, block: int) -> None:
         """Make an idle block free."""

@@ -77,9 +77,14 @@ def block_bytes(model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
     return kv_token_bytes(model, dtype.itemsize) * block_size
 
 
-def num_blocks_in(memory_bytes: int, model: ModelConfig, block_size: int, dtype: torch.dtype) -> int:
-    """How many KV blocks fit beside the null block. Raises `ConfigError` when not even one does."""
-    size = block_bytes(model, block_size, dtype)
+def num_blocks_in(
+    memory_bytes: int, model: ModelConfig, block_size: int, dtype: torch.dtype, beside_bytes: int = 0
+) -> int:
+    """How many KV blocks fit beside the null block, where each takes `beside_bytes` more of a second model's memory.
+
+    Raises `ConfigError` when not even one does.
+    """
+    size = block_bytes(model, block_size, dtype) + beside_bytes
     if memory_bytes < 2 * size:
         raise ConfigError(f"kv_cache_memory_bytes={memory_bytes} is less than two KV blocks of {size} bytes")
     return memory_bytes // size - 1

@@ -1,44 +1,11 @@
 """Finds KV blocks that were computed before, by the hash of everything up to their end."""
 
-from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
-from hashlib import blake2b
-from itertools import chain
+from itertools import chain, repeat
 
+from .block_hashes import BlockHash
 from .block_pool import NULL_BLOCK, BlockPool
-
-BlockHash = bytes
-ROOT: BlockHash = b"\0" * 16
-_TOKEN_BYTES = array("i").itemsize
-
-
-def hash_blocks(token_ids: Sequence[int], block_size: int, root: BlockHash = ROOT) -> list[BlockHash]:
-    """Chained 128-bit hashes of the full blocks of `token_ids`.
-
-    A block's hash covers its tokens and, through its parent's hash, all tokens before it and the `root`, which
-    stands for what else their keys and values depend on.
-    """
-    hashes: list[BlockHash] = []
-    add_hashes(hashes, token_ids, block_size, root)
-    return hashes
-
-
-def add_hashes(hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, root: BlockHash = ROOT) -> None:
-    """Append the hashes of those full blocks of `token_ids` that have none yet."""
-    parent = hashes[-1] if hashes else root
-    first = len(hashes) * block_size
-    tokens = token_ids[first : len(token_ids) // block_size * block_size]
-    data = (tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)).tobytes()
-    width = block_size * _TOKEN_BYTES
-    for start in range(0, len(data), width):
-        parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
-        hashes.append(parent)
-
-
-def hash_block(parent: BlockHash, token_ids: "array[int]") -> BlockHash:
-    """The hash of one block of 32-bit tokens after the block of this hash."""
-    return blake2b(parent + token_ids.tobytes(), digest_size=16).digest()
 
 
 class PrefixCache:
@@ -85,13 +52,9 @@ class PrefixCache:
         return [NULL_BLOCK] * first + [self._block_of[block_hash] for block_hash in hashes[first:end]]
 
     def _first_run(self, hashes: Sequence[BlockHash]) -> list[int]:
-        blocks = []
-        for block_hash in hashes:
-            block = self._block_of.get(block_hash)
-            if block is None:
-                break
-            blocks.append(block)
-        return blocks
+        # All are looked up, though most may come after the first that is not there: a loop of Python's takes longer.
+        blocks = list(map(self._block_of.get, hashes, repeat(NULL_BLOCK)))
+        return blocks[: blocks.index(NULL_BLOCK)] if NULL_BLOCK in blocks else blocks
 
     def _last_run(self, hashes: Sequence[BlockHash], num_needed: int) -> int:
         """Where the last run of `num_needed` cached blocks ends, or one that begins at the start."""
@@ -104,15 +67,12 @@ class PrefixCache:
 
     def share(self, blocks: Iterable[int]) -> None:
         """Make the caller an owner of blocks that `match` returned."""
-        for block in blocks:
-            if block != NULL_BLOCK and self._pool.share(block):
-                del (self._idle if block in self._idle else self._awaited)[block]
+        for block in self._pool.share(_without_null(blocks)):
+            del (self._idle if block in self._idle else self._awaited)[block]
 
     def share_owned(self, blocks: Iterable[int]) -> None:
         """Make the caller a further owner of blocks that have one."""
-        for block in blocks:
-            if block != NULL_BLOCK:
-                self._pool.share(block)
+        self._pool.share(_without_null(blocks))
 
     def is_held_by_others(self, block: int) -> bool:
         """Whether a block of the caller's can be found later too, because others own it as well."""
@@ -143,9 +103,7 @@ class PrefixCache:
 
         Released from the end, so that the start of a prefix, which more rows can use, is evicted last.
         """
-        for block in reversed(blocks):
-            if block == NULL_BLOCK or not self._pool.release(block):
-                continue
+        for block in self._pool.release(reversed(_without_null(blocks))):
             if (block_hash := self._hash_of.get(block)) is not None:
                 (self._awaited if block_hash in self._expected else self._idle)[block] = None
             elif block in self._tainted:
@@ -213,3 +171,9 @@ class PrefixCache:
         assert {block: key for key, block in self._block_of.items()} == self._hash_of, "the two indexes differ"
         for block in idle | awaited:
             assert (self._hash_of[block] in self._expected) == (block in awaited), "a block is in the wrong queue"
+
+
+def _without_null(blocks: Iterable[int]) -> list[int]:
+    listed = list(blocks)
+    # Only a sliding window leaves any.
+    return [block for block in listed if block != NULL_BLOCK] if NULL_BLOCK in listed else listed

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..checkpoints.weight_files import open_weights
 from ..errors import ModelError
-from ..kv_cache.prefix_cache import ROOT, BlockHash
+from ..kv_cache.block_hashes import ROOT, BlockHash
 from ..models.blocks import LinearPart
 from .adapter_folder import WEIGHTS_FILE, AdapterConfig
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ..checkpoints.model_folder import read_json_object
-from ..errors import ModelError
+from ..errors import ConfigError, ModelError
 
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -60,6 +60,14 @@ class AdapterConfig:
         if not isinstance(rank, int):
             raise ModelError(f"{file}: r must be a whole number, not {rank!r}: save the adapter again")
         return cls(rank, alpha / (math.sqrt(rank) if raw.get("use_rslora") else rank))
+
+    def expect_rank(self, folder: Path, max_lora_rank: int) -> None:
+        """Raises `ConfigError` where the adapter's is higher."""
+        if self.rank > max_lora_rank:
+            raise ConfigError(
+                f"LoRA adapter {folder} has r={self.rank}, above max_lora_rank={max_lora_rank}: raise max_lora_rank to "
+                f"{self.rank}"
+            )
 
 
 def adapter_identity(folder: Path) -> str:

@@ -1,6 +1,5 @@
 """The adapters that a model holds at a time, all of them ready for any token of any step."""
 
-import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import count
@@ -10,23 +9,24 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ...kernels.device import runs_triton
 from ...kernels.linear import AdaptedRows, Addition, Linear
 from ..config import EngineConfig
-from ..errors import ConfigError, ModelError
-from ..kv_cache.prefix_cache import BlockHash
+from ..errors import ModelError
+from ..kv_cache.block_hashes import BlockHash
 from ..lora_request import LoRARequest
 from ..models import Decoder
+from ..transfer import to_device
 from .adapter import Adapter, LowRank, adaptable, read_additions
 from .adapter_folder import AdapterConfig, adapter_identity
-
-logger = logging.getLogger(__name__)
+from .slots import AdapterSlots, Ints
 
 
 class LoraAdapters:
     """Up to `max_loras` of them; one that no request uses makes place for another, the longest unused first.
 
-    Their matrices stand side by side: whichever of them a step's tokens want, each projection has two products more.
-    While none is held, and in steps whose tokens want none, the model is as it is without.
+    On a GPU each has a slot (`slots`). Elsewhere their matrices stand side by side: whichever of them a step's tokens
+    want, each projection has two products more. In steps whose tokens want none, the model is as it is without.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -43,6 +43,9 @@ class LoraAdapters:
         self._numbers = count(1)
         # Whose each of the columns is that the adapters' ranks make together.
         self._owners = torch.empty(0, dtype=torch.int64, device=device)
+        self.slots: AdapterSlots | None = None
+        if runs_triton(self._owners) and self._parts:
+            self.slots = AdapterSlots(self._parts, config.max_loras, config.max_lora_rank, dtype, device)
 
     @classmethod
     def of(cls, model: Decoder, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> Self | None:
@@ -76,12 +79,17 @@ class LoraAdapters:
         return None if held is None else held.hash_root
 
     @contextmanager
-    def applied(self, numbers: Tensor, wanted: Tensor | None) -> Iterator[None]:
-        """Add to a step's products. numbers: [num_tokens] int64, the number of each token's adapter, or 0.
+    def applied(self, numbers: Ints, wanted: Tensor | None) -> Iterator[None]:
+        """Add to a step's products. numbers: see `Batch.adapters`.
 
-        wanted: [n] int64, the tokens that are left in the last layer, if not all are.
+        wanted: [n] int64, the tokens that are left in the last layer, if not all are; on a GPU they are.
         """
-        foreign = numbers.unsqueeze(1) != self._owners
+        if self.slots is not None:
+            assert wanted is None, "every layer computes all tokens on a GPU"
+            with self.slots.applied(self.slots.tiles_of(numbers)):
+                yield
+            return
+        foreign = to_device(numbers, self._device).unsqueeze(1) != self._owners
         with self._rows.without(foreign, None if wanted is None else foreign[wanted]):
             yield
 
@@ -93,8 +101,6 @@ class LoraAdapters:
             assert leaving is not None, "all adapters are in use"
             del self._held[leaving]
         self._held[folder] = adapter
-        if self._device.type == "cuda" and adapter.number == 1 and not self._config.enforce_eager:
-            logger.info("steps in which a token has a LoRA adapter run without CUDA graphs")
         try:
             self._install()
         except torch.OutOfMemoryError as error:
@@ -111,12 +117,12 @@ class LoraAdapters:
         return next((folder for folder, adapter in self._held.items() if not adapter.num_requests), None)
 
     def _read(self, folder: Path) -> Adapter:
-        config = AdapterConfig.read(folder)
-        if config.rank > self._config.max_lora_rank:
-            raise ConfigError(
-                f"LoRA adapter {folder} has r={config.rank}, above max_lora_rank={self._config.max_lora_rank}: "
-                f"raise max_lora_rank to {config.rank}"
+        if not self._parts:
+            raise ModelError(
+                f"LoRA adapter {folder} cannot be used: models of this architecture cannot be adapted here"
             )
+        config = AdapterConfig.read(folder)
+        config.expect_rank(folder, self._config.max_lora_rank)
         additions = read_additions(folder, config, self._parts, self._dtype)
         try:
             identity = adapter_identity(folder)
@@ -130,6 +136,9 @@ class LoraAdapters:
     def _install(self) -> None:
         """Put the matrices of all that are held in the place of those that were."""
         held = list(self._held.values())
+        if self.slots is not None:
+            self.slots.install(held)
+            return
         self._owners = torch.tensor(
             [adapter.number for adapter in held for _ in range(adapter.rank)], dtype=torch.int64, device=self._device
         )

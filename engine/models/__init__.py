@@ -1,28 +1,43 @@
-"""Decoders of all supported families: shared building blocks, and a layer for each way to stand the norms."""
+"""Decoders of all supported families: shared building blocks, and a layer for each way to stand its parts."""
+
+from dataclasses import replace
 
 import torch
 
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
+from ..sharding.ranks import ALONE, Ranks
 from .decoder import Decoder, MakeLayer
+from .falcon import FalconLayer
 from .gemma import GemmaLayer
 from .llama import LlamaLayer
 
-_LAYERS: dict[str, MakeLayer] = {"llama": LlamaLayer, "gemma": GemmaLayer}
+_LAYERS: dict[str, MakeLayer] = {"llama": LlamaLayer, "gemma": GemmaLayer, "falcon": FalconLayer}
 
 
-def load_model(config: ModelConfig, options: EngineConfig, dtype: torch.dtype, device: torch.device) -> Decoder:
+def load_model(
+    config: ModelConfig, options: EngineConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks = ALONE
+) -> Decoder:
     """The model with the weights of its checkpoint, or random ones where `options.load_format` is "dummy".
 
-    Raises `ModelError` when the checkpoint's weights do not fit the config.
+    `ranks`: of which this process is one and has a share. Raises `ModelError` when the checkpoint's weights do not fit
+    the config, and `ConfigError` when the model cannot be shared so.
     """
+    if options.load_format == "dummy" or device.type == "cpu":
+        config = _dequantized_gguf(config)
     max_model_len = options.max_model_len or config.max_position_embeddings
-    model = Decoder(config, max_model_len, _LAYERS[config.decoder_layer], dtype, device)
+    model = Decoder(config, max_model_len, _LAYERS[config.decoder_layer], dtype, device, ranks)
     if options.load_format == "dummy":
         model.draw(options.seed)
     else:
         model.load()
     return model
+
+
+def _dequantized_gguf(config: ModelConfig) -> ModelConfig:
+    """A CPU's kernels take no four bits, and random bits are no GGUF blocks: they are dequantised as they are read."""
+    is_gguf = config.quantization is not None and config.quantization.method == "gguf"
+    return replace(config, quantization=None) if is_gguf else config
 
 
 __all__ = ["Decoder", "load_model"]

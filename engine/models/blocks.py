@@ -15,9 +15,11 @@ from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rotate_and_write
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
 from ...kernels.weight_memory import empty_weight
+from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot
 from ..quantization.stored import StoredModules, stored_modules
+from ..sharding.ranks import ALONE, Ranks
 
 # Of keys and of values; the first of each is one scale for both.
 _KV_SCALE_NAMES = (("kv_scale", "k_proj.k_scale", "k_scale"), ("kv_scale", "v_proj.v_scale", "v_scale"))
@@ -36,7 +38,8 @@ class LinearPart(NamedTuple):
 class BlankWeights:
     """Makes weights that are still to be filled. `prefix`: of their names in the checkpoint, with a dot at its end.
 
-    `parts`: all the projections made, by these names.
+    `parts`: all the projections made, by these names. `ranks`: with whom the model is shared; `config` is then that of
+    the share.
     """
 
     config: ModelConfig
@@ -44,6 +47,7 @@ class BlankWeights:
     device: torch.device
     prefix: str = ""
     parts: dict[str, LinearPart] = field(default_factory=dict)
+    ranks: Ranks = ALONE
 
     def within(self, name: str) -> "BlankWeights":
         """The weights of a part of what this makes the weights of."""
@@ -98,6 +102,7 @@ class Attention:
     def __init__(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> None:
         config = blank.config
         self._config = config
+        self._ranks = blank.ranks
         self._rope = rope
         self._sliding_window = sliding_window
         query_size = config.num_attention_heads * config.head_dim
@@ -145,7 +150,7 @@ class Attention:
             config.attention_soft_cap,
             self._kv_scales,
         )
-        return self.output(attended.flatten(1))
+        return self._ranks.sum(self.output(attended.flatten(1)))
 
     def projections(self) -> Iterator[Linear]:
         yield self.qkv
@@ -176,9 +181,15 @@ class MlpNames:
 
 
 class GatedMlp:
-    """down(activation(gate) * up); gate and up are one matrix."""
+    """down(activation(gate) * up); gate and up are one matrix.
 
-    def __init__(self, blank: BlankWeights, inner_size: int, names: MlpNames, bias: bool = False) -> None:
+    Where ranks share it, it gives their sum, or of an expert, which `is_expert`, a rank's own part of that.
+    """
+
+    def __init__(
+        self, blank: BlankWeights, inner_size: int, names: MlpNames, bias: bool = False, is_expert: bool = False
+    ) -> None:
+        self._ranks = ALONE if is_expert else blank.ranks
         hidden_size = blank.config.hidden_size
         self._activate = _ACTIVATIONS[blank.config.activation]
         self._names = names
@@ -188,7 +199,7 @@ class GatedMlp:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
-        return self.down.gated(self._activate, self.gate_up(x))
+        return self._ranks.sum(self.down.gated(self._activate, self.gate_up(x)))
 
     def projections(self) -> Iterator[Linear]:
         yield self.gate_up
@@ -206,7 +217,7 @@ def linear_slots(linear: Linear, names: Sequence[str], sizes: Sequence[int] | No
         yield from linear.held.slots()
     else:
         for name, weight in zip(names, linear.weight.split_with_sizes(sizes), strict=True):
-            yield WeightSlot(f"{name}.weight", weight)
+            yield WeightSlot(f"{name}.weight", weight, axes=OF_MATRIX)
     if linear.bias is not None:
         for name, bias in zip(names, linear.bias.split_with_sizes(sizes), strict=True):
-            yield WeightSlot(f"{name}.bias", bias)
+            yield WeightSlot(f"{name}.bias", bias, axes=OF_OUTPUTS)

@@ -9,13 +9,17 @@ from torch import Tensor
 from torch.nn.functional import embedding
 
 from ...kernels.linear import Linear
-from ...kernels.norm_rotary import rms_norm
 from ...kernels.paged_attention import AttentionMetadata
+from ..checkpoints.cut import OF_MATRIX
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot, draw_weights, load_weights
+from ..sharding.ranks import ALONE, Ranks
+from ..sharding.shard import Shard
+from ..vision.tower import VisionTower
 from .blocks import BlankWeights, Step, linear_slots
 from .last_tokens import LastTokens
-from .rope import rotary_factors
+from .norms import LayerNorm, RmsNorm
+from .rope import by_axis, rotary_factors
 
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
 # beforehand (they are measured row by row here), and what says nothing.
@@ -51,7 +55,11 @@ class MakeLayer(Protocol):
 
 
 class Decoder:
-    """Weights and forward pass. The KV cache belongs to the caller. `parts`: its projections by their names on disk."""
+    """Weights and forward pass. The KV cache belongs to the caller. `parts`: its projections by their names on disk.
+
+    `vision`: what it sees images with, if it does. `ranks`: with whom it is shared; raises `ConfigError` where it
+    cannot be.
+    """
 
     def __init__(
         self,
@@ -60,9 +68,13 @@ class Decoder:
         make_layer: MakeLayer,
         dtype: torch.dtype,
         device: torch.device,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
+        self._shard = Shard(ranks.rank, ranks.size, config) if ranks.size > 1 else None
+        config = self._shard.local if self._shard is not None else config
         self.config = config
-        blank = BlankWeights(config, dtype, device)
+        blank = BlankWeights(config, dtype, device, ranks=ranks)
         self.parts = blank.parts
         ropes = list(dict.fromkeys(config.ropes))
         self._rotary = [
@@ -70,14 +82,15 @@ class Decoder:
         ]
         self._embedding = blank.matrix(config.vocab_size, config.hidden_size)
         self._layers = [
-            make_layer(blank.within(f"model.layers.{index}"), index, ropes.index(rope))
+            make_layer(blank.within(f"{config.names.layers}.{index}"), index, ropes.index(rope))
             for index, rope in enumerate(config.ropes)
         ]
-        self._final_norm = blank.norm(config.hidden_size)
+        self._final_norm = LayerNorm(blank) if config.falcon else RmsNorm(blank)
         if config.tie_word_embeddings:
             self._head = Linear(self._embedding)
         else:
             self._head = blank.linear(["lm_head"], [config.vocab_size], config.hidden_size)
+        self.vision = None if config.vision is None else VisionTower(config.vision, dtype, device)
         # Rounded as the weights are, as Gemma was trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
 
@@ -112,12 +125,33 @@ class Decoder:
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Every weight under the name that a checkpoint gives it."""
-        yield WeightSlot("model.embed_tokens.weight", self._embedding)
-        yield WeightSlot("model.norm.weight", self._final_norm, self.config.norm_offset)
+        return self._own_slots() if self._shard is None else self._shard.cut(self._own_slots())
+
+    def _own_slots(self) -> Iterator[WeightSlot]:
+        names = self.config.names
+        yield WeightSlot(f"{names.embedding}.weight", self._embedding, axes=OF_MATRIX)
+        yield from self._final_norm.weight_slots(names.final_norm)
         if not self.config.tie_word_embeddings:
             yield from linear_slots(self._head, ["lm_head"])
         for index, layer in enumerate(self._layers):
-            yield from layer.weight_slots(f"model.layers.{index}")
+            yield from layer.weight_slots(f"{names.layers}.{index}")
+        if self.vision is not None:
+            yield from self.vision.weight_slots()
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """What tokens are to the first layer: [num_tokens, hidden_size]."""
+        embedded = embedding(token_ids, self._embedding) if self._shard is None else self._embed_own(token_ids)
+        if self._embedding_scale != 1:
+            embedded *= self._embedding_scale
+        return embedded
+
+    def _embed_own(self, token_ids: Tensor) -> Tensor:
+        """Of each token one rank has the embedding: the others add zeros."""
+        assert self._shard is not None
+        start, end = self._shard.words
+        are_others = (token_ids < start) | (token_ids >= end)
+        own = embedding((token_ids - start).masked_fill_(are_others, 0), self._embedding)
+        return self._ranks.sum(own.masked_fill_(are_others.unsqueeze(1), 0))
 
     def forward(
         self,
@@ -127,20 +161,20 @@ class Decoder:
         slots: Tensor,
         metadata: AttentionMetadata,
         last_tokens: LastTokens | None = None,
+        embedded: Tensor | None = None,
     ) -> Tensor:
         """Compute a batch of new tokens; writes their keys and values into `kv_cache`.
 
-        token_ids, positions, slots: [num_tokens] int64. kv_cache:
-        [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. Returns [num_tokens, hidden_size], before
-        the final norm, or of the `last_tokens` alone: [num_last, hidden_size].
+        token_ids, positions, slots: [num_tokens] int64; positions may be [3, num_tokens], by time, height and width.
+        kv_cache: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. `embedded`: what stands for the
+        tokens where some are images', as `embed` gives it. Returns [num_tokens, hidden_size], before the final norm,
+        or of the `last_tokens` alone: [num_last, hidden_size].
         """
         # The embedding is the first branch that joins the residual stream.
-        branch = embedding(token_ids, self._embedding)
-        if self._embedding_scale != 1:
-            branch *= self._embedding_scale
+        branch = self.embed(token_ids) if embedded is None else embedded
         residual = torch.zeros_like(branch)
         # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
-        rotary = [table[:, positions].unbind() for table in self._rotary]
+        rotary = [self._factors(table, positions).unbind() for table in self._rotary]
         step = Step(rotary, slots, metadata)
         key_caches, value_caches = (cache.unbind() for cache in kv_cache)
         for layer, key_cache, value_cache in zip(self._layers, key_caches, value_caches, strict=True):
@@ -152,11 +186,26 @@ class Decoder:
             branch = layer.feed_forward(attended, residual)
         return residual.add_(branch)
 
+    def _factors(self, table: Tensor, positions: Tensor) -> Tensor:
+        """[2, num_tokens, rotary_dim / 2]: the positions' cosines and sines."""
+        factors = table[:, positions]
+        if positions.ndim == 1:
+            return factors
+        assert self.config.mrope_section is not None
+        return by_axis(factors, self.config.mrope_section)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """After the final norm. hidden: [n, hidden_size] as `forward` gave it."""
+        return self._final_norm(hidden)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """hidden: [n, hidden_size] as `forward` gave it. Returns [n, vocab_size] in the model's dtype, or float32.
 
+        Where ranks share the model, the first one gets that, and the others their own part of it.
         Whoever computes with them widens what is needed: the largest of a row can be found without.
         """
-        logits = self._head(rms_norm(hidden, self._final_norm, self.config.rms_norm_eps))
+        logits = self._head(self.normed(hidden))
+        if self._shard is not None:
+            logits = self._ranks.join_columns(logits, self._shard.num_words)
         cap = self.config.final_soft_cap
         return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)

@@ -35,6 +35,7 @@ class ExpertsMlp:
 
     def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
         self._moe = moe
+        self._ranks = blank.ranks
         naming = _NAMINGS[moe.naming]
         self.name, names = naming.mixture, naming.expert
         blank = blank.within(self.name)
@@ -42,7 +43,8 @@ class ExpertsMlp:
         # Small, and a rounding here would change who computes: never in int8.
         self.router = blank.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False)
         self.experts = [
-            GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names) for index in range(moe.num_experts)
+            GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True)
+            for index in range(moe.num_experts)
         ]
         shared_size = moe.shared_expert_intermediate_size
         self.shared = SharedExpert(blank, shared_size, names) if shared_size else None
@@ -51,7 +53,7 @@ class ExpertsMlp:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
         ids, shares = choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob)
         mixed = mix_experts(x, self.experts, ids, shares)
-        return mixed if self.shared is None else mixed + self.shared(x)
+        return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))
 
     def projections(self) -> Iterator[Linear]:
         yield self.router
@@ -72,7 +74,7 @@ class SharedExpert:
     """An expert that every token has, weighed by a gate of its own."""
 
     def __init__(self, blank: BlankWeights, inner_size: int, names: MlpNames) -> None:
-        self.mlp = GatedMlp(blank.within("shared_expert"), inner_size, names)
+        self.mlp = GatedMlp(blank.within("shared_expert"), inner_size, names, is_expert=True)
         self.gate = blank.linear(["shared_expert_gate"], [1], blank.config.hidden_size, quantizable=False)
 
     def __call__(self, x: Tensor) -> Tensor:

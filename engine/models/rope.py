@@ -1,6 +1,7 @@
 """Rotary frequencies, stretched as the checkpoint says."""
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -13,6 +14,16 @@ def rotary_factors(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> Ten
     """[2, max_model_len, rotary_dim / 2] float32: what positions are rotated by, cosines and sines."""
     table = rotary_table(inverse_frequencies(rope, rotary_dim, max_model_len), max_model_len)
     return table.mul_(rope.attention_factor)
+
+
+def by_axis(factors: Tensor, section: Sequence[int]) -> Tensor:
+    """Of tokens with a position on each of three axes: each axis' own frequencies, as many as `section` says.
+
+    factors: [2, 3, num_tokens, n]. Returns [2, num_tokens, n]. The multimodal rotary embedding of Qwen2-VL (arXiv
+    2409.12191).
+    """
+    parts = factors.split_with_sizes(list(section), dim=-1)
+    return torch.cat([part[:, axis] for axis, part in enumerate(parts)], dim=-1)
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> Tensor:

@@ -1,11 +1,14 @@
 """How the formats lay out four-bit weights on disk, read into plain values."""
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ..checkpoints.cut import WHOLE, Axes, Axis
+from ..checkpoints.gguf.blocks import q4_0, q4_1, q4_k
 from ..checkpoints.quantization_config import Int4Scheme
 
 _PER_WORD = 8
@@ -19,18 +22,21 @@ class StoredTensor:
     """A tensor to be filled from the checkpoint: `tensor` is what it holds until then.
 
     `is_optional`: it may be missing. `scale`: what random weights have there; None where bits are drawn. `is_drawn`:
-    whether random weights change it at all.
+    whether random weights change it at all. `shrinks`: `scale` goes with the root of the number of inputs. `axes`:
+    where the matrix's outputs and inputs are in it.
     """
 
     tensor: Tensor
     is_optional: bool = False
     is_drawn: bool = True
     scale: float | None = None
+    shrinks: bool = False
+    axes: Axes = WHOLE
 
 
 @dataclass(frozen=True)
 class Int4Values:
-    """values: [out, in] uint8; scales: [num_groups, out]; zeros: [num_groups, out] uint8."""
+    """values: [out, in] uint8; scales: [num_groups, out]; zeros: [num_groups, out], as `Int4Weight` has them."""
 
     values: Tensor
     scales: Tensor
@@ -55,9 +61,9 @@ class GptqLayout:
         num_groups = _num_groups(scheme, num_inputs)
         group = torch.arange(num_inputs, dtype=torch.int32) // (scheme.group_size or num_inputs)
         return {
-            "qweight": _words(num_inputs // _PER_WORD, num_outputs),
-            "qzeros": _words(num_groups, num_outputs // _PER_WORD),
-            "scales": _scales(num_inputs, num_groups, num_outputs),
+            "qweight": _words(num_inputs // _PER_WORD, num_outputs, Axes(Axis(1), Axis(0, _PER_WORD))),
+            "qzeros": _words(num_groups, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), _groups(scheme, 0))),
+            "scales": _scales(num_inputs, num_groups, num_outputs, Axes(Axis(1), _groups(scheme, 0))),
             # Written by most, also where it says nothing.
             "g_idx": StoredTensor(group, is_optional=not scheme.has_order or num_groups == 1, is_drawn=False),
         }
@@ -78,9 +84,9 @@ class AwqLayout:
         _require_words(out_features=num_outputs)
         num_groups = _num_groups(scheme, num_inputs)
         return {
-            "qweight": _words(num_inputs, num_outputs // _PER_WORD),
-            "qzeros": _words(num_groups, num_outputs // _PER_WORD),
-            "scales": _scales(num_inputs, num_groups, num_outputs),
+            "qweight": _words(num_inputs, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), Axis(0))),
+            "qzeros": _words(num_groups, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), _groups(scheme, 0))),
+            "scales": _scales(num_inputs, num_groups, num_outputs, Axes(Axis(1), _groups(scheme, 0))),
         }
 
     def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
@@ -95,12 +101,13 @@ class CompressedLayout:
         num_groups = _num_groups(scheme, num_inputs)
         shape = torch.tensor([num_outputs, num_inputs])
         tensors = {
-            "weight_packed": _words(num_outputs, -(-num_inputs // _PER_WORD)),
-            "weight_scale": _scales(num_inputs, num_outputs, num_groups),
+            "weight_packed": _words(num_outputs, -(-num_inputs // _PER_WORD), Axes(Axis(0), Axis(1, _PER_WORD))),
+            "weight_scale": _scales(num_inputs, num_outputs, num_groups, Axes(Axis(0), _groups(scheme, 1))),
             "weight_shape": StoredTensor(shape, is_drawn=False),
         }
         if not scheme.is_symmetric:
-            tensors["weight_zero_point"] = _words(-(-num_outputs // _PER_WORD), num_groups)
+            axes = Axes(Axis(0, _PER_WORD), _groups(scheme, 1))
+            tensors["weight_zero_point"] = _words(-(-num_outputs // _PER_WORD), num_groups, axes)
         if scheme.has_order:
             group = torch.arange(num_inputs, dtype=torch.int32) // (scheme.group_size or num_inputs)
             tensors["weight_g_idx"] = StoredTensor(group, is_drawn=False)
@@ -119,10 +126,64 @@ class CompressedLayout:
         return Int4Values(_nibbles(tensors["weight_packed"])[:, :num_inputs], scales, zeros)
 
 
+class BlocksLayout(ABC):
+    """GGUF's: an output is a row of blocks, which hold `_num_weights` in `_num_bytes`."""
+
+    _num_weights: int
+    _num_bytes: int
+
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+        shape = (num_outputs, num_inputs // self._num_weights, self._num_bytes)
+        axes = Axes(Axis(0), Axis(1, self._num_weights))
+        return {"weight": StoredTensor(torch.empty(shape, dtype=torch.uint8), axes=axes)}
+
+    def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
+        rows = tensors["weight"]
+        values, *factors = self._read(rows.flatten(0, 1))
+        scales, zeros = (each.reshape(len(rows), -1).t() for each in factors)
+        return Int4Values(values.view(len(rows), -1), scales, zeros)
+
+    @abstractmethod
+    def _read(self, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Values, scales and zeros of each block."""
+
+
+class Q4Layout(BlocksLayout):
+    """Q4_0: symmetric."""
+
+    _num_weights, _num_bytes = 32, 18
+
+    def _read(self, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, scales = q4_0(blocks)
+        return values, scales, torch.full_like(scales, _SYMMETRIC_ZERO, dtype=torch.uint8)
+
+
+class Q4MinimaLayout(BlocksLayout):
+    """Q4_1: with minima for zeros."""
+
+    _num_weights, _num_bytes = 32, 20
+
+    def _read(self, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return q4_1(blocks)
+
+
+class Q4SuperblocksLayout(BlocksLayout):
+    """Q4_K: its scales and minima, of six bits times a float16, rounded to float16."""
+
+    _num_weights, _num_bytes = 256, 144
+
+    def _read(self, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        values, scales, minima = q4_k(blocks)
+        return values, scales.half(), minima.half()
+
+
 INT4_LAYOUTS: dict[str, Int4Layout] = {
     "gptq": GptqLayout(),
     "awq": AwqLayout(),
     "compressed-tensors": CompressedLayout(),
+    "Q4_0": Q4Layout(),
+    "Q4_1": Q4MinimaLayout(),
+    "Q4_K": Q4SuperblocksLayout(),
 }
 
 
@@ -130,13 +191,18 @@ def _num_groups(scheme: Int4Scheme, num_inputs: int) -> int:
     return -(-num_inputs // (scheme.group_size or num_inputs))
 
 
-def _words(rows: int, columns: int) -> StoredTensor:
-    return StoredTensor(torch.empty(rows, columns, dtype=torch.int32))
+def _groups(scheme: Int4Scheme, dim: int) -> Axis | None:
+    """Where a tensor has the inputs' groups, if there is more than one."""
+    return None if scheme.group_size is None else Axis(dim, scheme.group_size)
 
 
-def _scales(num_inputs: int, rows: int, columns: int) -> StoredTensor:
+def _words(rows: int, columns: int, axes: Axes) -> StoredTensor:
+    return StoredTensor(torch.empty(rows, columns, dtype=torch.int32), axes=axes)
+
+
+def _scales(num_inputs: int, rows: int, columns: int, axes: Axes) -> StoredTensor:
     """Drawn such that a row of random values, some six apart, has a length of about one."""
-    return StoredTensor(torch.empty(rows, columns), scale=num_inputs**-0.5 / 6)
+    return StoredTensor(torch.empty(rows, columns), scale=num_inputs**-0.5 / 6, shrinks=True, axes=axes)
 
 
 def _nibbles(words: Tensor) -> Tensor:

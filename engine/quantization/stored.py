@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
+from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS, WHOLE, Axes, Axis
 from ..checkpoints.quantization_config import ByteScheme, Int4Scheme, WeightScheme
 from ..checkpoints.weights import WeightSlot
 from ..errors import ModelError
@@ -39,6 +40,8 @@ class StoredModules(ABC):
                     is_optional=stored.is_optional,
                     is_drawn=stored.is_drawn,
                     constant=stored.scale,
+                    constant_shrinks=stored.shrinks,
+                    axes=stored.axes,
                 )
 
     @abstractmethod
@@ -148,11 +151,15 @@ class StoredBytes(StoredModules):
         num_inputs, (rows, columns) = self.shape[1], self._scheme.block
         shapes = {"tensor": (1,), "channel": (size, 1), "block": (-(-size // rows), -(-num_inputs // columns))}
         weight = torch.empty(size, num_inputs, dtype=_BYTE_DTYPES[self._scheme.kind])
+        blocks = Axes(Axis(0, rows), Axis(1, columns))
+        axes = {"tensor": WHOLE, "channel": OF_OUTPUTS, "block": blocks}[self._scheme.scales]
         # Random bytes of int8 are spread over all of its range; those of fp8 are random numbers.
-        scale = num_inputs**-0.5 / 73 if self._scheme.kind == "int8" else 1.0
+        is_int8 = self._scheme.kind == "int8"
+        scale = num_inputs**-0.5 / 73 if is_int8 else 1.0
+        scales = torch.empty(shapes[self._scheme.scales])
         return {
-            "weight": StoredTensor(weight),
-            self._scheme.scale_name: StoredTensor(torch.empty(shapes[self._scheme.scales]), scale=scale),
+            "weight": StoredTensor(weight, axes=OF_MATRIX),
+            self._scheme.scale_name: StoredTensor(scales, scale=scale, shrinks=is_int8, axes=axes),
         }
 
 

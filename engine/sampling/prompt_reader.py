@@ -1,6 +1,6 @@
 """Log-probabilities of prompt tokens, read from the logits of the step that computes them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -18,7 +18,7 @@ _FLOAT32_BYTES = 4
 
 
 @dataclass(frozen=True)
-class _Place:
+class PromptPlace:
     """A token of the batch whose logits say how likely the prompt's next token is."""
 
     batch_index: int
@@ -31,12 +31,12 @@ class _Place:
 class PromptReader:
     """What one step's batch has to tell about prompts."""
 
-    places: Sequence[_Place]
+    places: Sequence[PromptPlace]
 
     @classmethod
     def of(cls, scheduled: Sequence[ScheduledSequence]) -> Self | None:
         """The reader this step wants, if any; the batch holds the sequences' tokens one after the other."""
-        places: list[_Place] = []
+        places: list[PromptPlace] = []
         first = 0
         for item in scheduled:
             collected = item.sequence.prompt_logprobs
@@ -50,20 +50,24 @@ class PromptReader:
 
         `logits_of` gives the logits ([n, vocab_size]) of n of the batch's tokens, named by their indices.
         """
-        size = max(1, _SLICE_BYTES // (vocab_size * _FLOAT32_BYTES))
-        for start in range(0, len(self.places), size):
-            places = self.places[start : start + size]
+        for places in self.chunks(vocab_size):
             logits = logits_of(to_device([place.batch_index for place in places], device))
             rows = [LogprobRow(place.next_token, place.collected.num_top) for place in places]
             for place, found in zip(places, token_logprobs(logits, rows), strict=True):
                 place.collected.record(place.next_position, found)
 
+    def chunks(self, vocab_size: int) -> Iterator[Sequence[PromptPlace]]:
+        """As many places at a time as there is memory for their logits."""
+        size = max(1, _SLICE_BYTES // (vocab_size * _FLOAT32_BYTES))
+        for start in range(0, len(self.places), size):
+            yield self.places[start : start + size]
 
-def _places(item: ScheduledSequence, collected: PromptLogprobs, first: int) -> list[_Place]:
+
+def _places(item: ScheduledSequence, collected: PromptLogprobs, first: int) -> list[PromptPlace]:
     """Those of one sequence, whose tokens in the batch begin at index `first`."""
     sequence, start = item.sequence, item.sequence.num_computed_tokens
     end = min(start + item.num_tokens, collected.num_prompt_tokens - 1)
     return [
-        _Place(first + position - start, position + 1, sequence.token_ids[position + 1], collected)
+        PromptPlace(first + position - start, position + 1, sequence.token_ids[position + 1], collected)
         for position in range(start, end)
     ]

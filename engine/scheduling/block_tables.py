@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable
 
+from ..kv_cache.block_hashes import PromptHasher
 from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.prefix_cache import PrefixCache
 from ..kv_cache.swap import SwapSpace
 from .decode_rows import DecodeRows
+from .scheduled_sequence import as_decode
 from .sequence import Sequence, new_block_table
 from .step_plan import StepPlan, SwapIn
 
@@ -22,24 +24,13 @@ class BlockTables:
     ) -> None:
         self.cache = cache
         self.num_swaps = 0
+        self._hasher = PromptHasher()
         self._window = sliding_window
         self._swap_space = swap_space
 
     @property
     def has_window(self) -> bool:
         return self._window is not None
-
-    def decodes_in_place(self, sequence: Sequence) -> bool:
-        """Whether one token is all that is to do, and goes into a block that it neither begins nor fills.
-
-        What nearly every sequence does in nearly every step: nothing changes but a count.
-        """
-        num_computed = sequence.num_computed_tokens
-        return (
-            len(sequence.token_ids) + sequence.num_unread_tokens - num_computed == 1
-            and 0 < num_computed % sequence.block_size < sequence.block_size - 1
-            and self._window is None
-        )
 
     def attach(self, sequence: Sequence) -> None:
         """Own the cached blocks of the sequence's beginning; its last token is always left to compute.
@@ -87,6 +78,33 @@ class BlockTables:
                 plan.swapped_in.append(SwapIn(swapped, first, blocks))
         self._publish(sequence, num_tokens)
         plan.schedule(sequence, num_tokens, is_new, draft)
+
+    def grow_decoding(self, sequences: Iterable[Sequence], plan: StepPlan) -> int:
+        """Schedule a token of each that has one token to compute, and pass over those that have none.
+
+        Up to the first that does something else, or that lacks a block; returns how many come before it.
+        """
+        if self._window is not None:
+            return 0
+        placed = []
+        num_idle = 0
+        for sequence in sequences:
+            num_computed, size = sequence.num_computed_tokens, sequence.block_size
+            num_uncomputed = len(sequence.token_ids) + sequence.num_unread_tokens - num_computed
+            if num_uncomputed == 0:
+                num_idle += 1
+                continue
+            if num_uncomputed > 1 or not num_computed:
+                break
+            if len(sequence.block_table) * size == num_computed:
+                if not self.cache.num_available:
+                    break
+                sequence.block_table.extend(self.cache.allocate(1))
+            if num_computed % size == size - 1:
+                self._publish(sequence, 1)
+            placed.append(as_decode(sequence))
+        plan.schedule_decodes(placed)
+        return num_idle + len(placed)
 
     def publish_read(self, sequence: Sequence) -> None:
         """Make the block findable that the sequence's last known token fills, if it was computed before it was known.
@@ -138,6 +156,7 @@ class BlockTables:
         sequence.block_table = new_block_table()
         sequence.num_slid_blocks = 0
         sequence.num_computed_tokens = 0
+        sequence.num_drafted_tokens = 0
 
     def fork(self, parent: Sequence, child: Sequence) -> list[tuple[int, int]]:
         """Give `child`, whose tokens are those that the parent has computed, the parent's KV.
@@ -205,6 +224,9 @@ class BlockTables:
         """What the cache has of the sequence's beginning."""
         if not self.cache.is_enabled or not sequence.may_read_cache:
             return []
+        # Of a prompt with images the tokens are not all.
+        if not sequence.block_hashes and sequence.images is None:
+            sequence.block_hashes = self._hasher.hashes(sequence.token_ids, sequence.block_size, sequence.hash_root)
         usable = (sequence.num_tokens - 1) // sequence.block_size
         return self.cache.match(sequence.hashes()[:usable], self._num_window_blocks(sequence))
 

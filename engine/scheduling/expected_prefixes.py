@@ -3,7 +3,8 @@
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from ..kv_cache.prefix_cache import BlockHash, PrefixCache
+from ..kv_cache.block_hashes import BlockHash
+from ..kv_cache.prefix_cache import PrefixCache
 from .sequence import Sequence
 
 

@@ -3,12 +3,10 @@
 from bisect import bisect_right
 from collections.abc import Collection, Container, Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from itertools import takewhile
 
 from .block_tables import BlockTables
 from .decode_rows import DecodeRows
 from .expected_prefixes import ExpectedPrefixes
-from .scheduled_sequence import as_decode
 from .sequence import Sequence
 from .speculation import Draft, Speculation
 from .step_plan import StepPlan
@@ -70,12 +68,12 @@ class Scheduler:
             drafts = self._speculation.drafts(self.running, self.budget.tokens)
         if among is None and not drafts and self.decodes is not None and self._decodes_go_on(self.decodes):
             return self._plan_of(self.decodes, is_ahead)
-        self._part_decodes()
+        self.part_decodes()
         plan = StepPlan(self.budget.tokens, is_ahead=is_ahead)
         position = 0
         while plan.budget > 0:
             if among is None and not drafts:
-                position += self._decode_in_place(position, plan)
+                position += self._go_on(position, plan)
                 if not plan.budget:
                     break
             if self.waiting and among is None and self._is_newcomers_turn(position):
@@ -104,20 +102,15 @@ class Scheduler:
         budget = self.budget.tokens - len(decodes)
         return StepPlan(budget, decodes.scheduled, num_tokens=len(decodes), is_ahead=is_ahead, decodes=decodes)
 
-    def _decode_in_place(self, position: int, plan: StepPlan) -> int:
-        """Schedule those in turn that decode in place, up to the first that does not; returns how many they are.
+    def _go_on(self, position: int, plan: StepPlan) -> int:
+        """Schedule those in turn that decode, up to the first that does something else; returns how many have had it.
 
         The same as letting each go on by itself, in a fraction of the time: mostly they are nearly all.
         """
         limit = position + plan.budget
         if self.waiting and position < len(self.running) and self.waiting.first.priority < self.running[-1].priority:
             limit = min(limit, bisect_right(self.running, self.waiting.first.priority, key=_priority))
-        running = self.running[position:limit]
-        placed = list(map(as_decode, takewhile(self._tables.decodes_in_place, running)))
-        plan.scheduled += placed
-        plan.num_tokens += len(placed)
-        plan.budget -= len(placed)
-        return len(placed)
+        return self._tables.grow_decoding(self.running[position:limit], plan)
 
     def _is_newcomers_turn(self, position: int) -> bool:
         return position == len(self.running) or self.waiting.first.priority < self.running[position].priority
@@ -185,17 +178,17 @@ class Scheduler:
         return True
 
     def _seat(self, sequence: Sequence) -> None:
-        self._part_decodes()
+        self.part_decodes()
         if not self.running or self.running[-1].priority <= sequence.priority:
             self.running.append(sequence)
             return
         self.running.insert(bisect_right(self.running, sequence.priority, key=_priority), sequence)
 
     def _unseat(self, sequence: Sequence) -> None:
-        self._part_decodes()
+        self.part_decodes()
         self.running.remove(sequence)
 
-    def _part_decodes(self) -> None:
+    def part_decodes(self) -> None:
         """Let each of those that decode go on by itself."""
         self.settle()
         self.decodes = None
@@ -244,7 +237,19 @@ class Scheduler:
             sequence.num_unread_tokens += 1
         # Somebody is sure to end.
         if len(unread) < len(plan.scheduled):
-            self._part_decodes()
+            self.part_decodes()
+
+    def read_each(self, sampled: Iterable[tuple[Sequence, int]]) -> None:
+        """As `read`, of several sequences."""
+        filling = []
+        for sequence, token in sampled:
+            sequence.token_ids.append(token)
+            if sequence.num_unread_tokens:
+                sequence.num_unread_tokens -= 1
+            if not len(sequence.token_ids) % sequence.block_size:
+                filling.append(sequence)
+        for sequence in filling:
+            self._tables.publish_read(sequence)
 
     def read(self, sequence: Sequence, token: int) -> None:
         """Append a token that a step sampled."""
@@ -301,7 +306,7 @@ class Scheduler:
 
         Newcomers keep their seats, without blocks; those preempted for the step stay so.
         """
-        self._part_decodes()
+        self.part_decodes()
         for item in plan.scheduled:
             self._tables.forget_unwritten(item.sequence)
         for item in plan.scheduled:

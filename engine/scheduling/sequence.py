@@ -4,11 +4,12 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ..kv_cache.prefix_cache import ROOT, BlockHash, add_hashes, hash_block
+from ..kv_cache.block_hashes import ROOT, BlockHash, add_hashes, add_marked_hashes, hash_block
 from ..kv_cache.swap import SwappedBlocks
 from ..logprobs import PromptLogprobs
 from ..speculative.pace import Pace
 from ..structured.choices import ChoiceNode
+from ..vision.prompt_images import PromptImages
 
 
 def new_block_table(blocks: Iterable[int] = ()) -> "array[int]":
@@ -35,6 +36,7 @@ class Sequence:
     # Of the LoRA adapter that it is computed with, 0 where it has none, and where its blocks' hashes begin.
     adapter_number: int = 0
     hash_root: BlockHash = ROOT
+    images: PromptImages | None = None
     # Lower is served first.
     priority: int = 0
     # When its request arrived, and its place among that request's sequences; no two sequences have the same.
@@ -49,6 +51,8 @@ class Sequence:
     speculates_up_to: int = 0
     # Known once it has guessed.
     pace: Pace | None = None
+    # Of how many of its first tokens the model that guesses has KV in the blocks, wrong guesses apart.
+    num_drafted_tokens: int = 0
     # Prompt tokens found in the prefix cache when the sequence was first admitted.
     num_cached_tokens: int = 0
     was_admitted: bool = False
@@ -88,13 +92,18 @@ class Sequence:
     def hashes(self) -> list[BlockHash]:
         """Hashes of all full blocks whose tokens are known; computed once per block."""
         if len(self.block_hashes) < len(self.token_ids) // self.block_size:
-            add_hashes(self.block_hashes, self.token_ids, self.block_size, self.hash_root)
+            if self.images is None:
+                add_hashes(self.block_hashes, self.token_ids, self.block_size, self.hash_root)
+            else:
+                marks = self.images.marks(self.block_size)
+                add_marked_hashes(self.block_hashes, self.token_ids, self.block_size, self.hash_root, marks)
         return self.block_hashes
 
     def hash_filled(self) -> BlockHash:
         """The last of `hashes`, in less time: of the block that the last known token fills, which has none yet."""
         hashes, first = self.block_hashes, len(self.token_ids) - self.block_size
-        if len(hashes) * self.block_size != first:
+        # The block may begin with an image of the prompt.
+        if len(hashes) * self.block_size != first or self.images is not None:
             return self.hashes()[-1]
         hashes.append(hash_block(hashes[-1] if hashes else self.hash_root, self.token_ids[first:]))
         return hashes[-1]

@@ -46,6 +46,12 @@ class StepPlan:
         self.num_draft_tokens += len(draft)
         self.budget -= num_tokens
 
+    def schedule_decodes(self, decodes: list[ScheduledSequence]) -> None:
+        """Schedule a token of each of these."""
+        self.scheduled += decodes
+        self.num_tokens += len(decodes)
+        self.budget -= len(decodes)
+
     def admits(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may begin: not if it would take the blocks that one as urgent has just given up.
 

@@ -3,27 +3,33 @@
 from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cached_property
 from hashlib import blake2b
-from itertools import chain
 
+import numpy as np
+
+from ..checkpoints.vision_config import VisionConfig
 from ..config import EngineConfig
 from ..errors import ConfigError, InvalidRequestError, ModelError
 from ..lora.adapter import Adapter
 from ..lora.adapters import LoraAdapters
-from ..request import Request
+from ..request import Request, SamplingParams
 from ..structured.choices import ChoiceTree, build_choice_tree
 from ..structured.guide import Guide
+from ..vision.prompt_images import PromptImages
 from .served_request import ServedRequest
 
 # Kinds of arrays.
 _WHOLE_NUMBERS = frozenset("bBhHiIlLqQ")
+# NumPy takes 3 µs to look at whatever many.
+_FEW_TOKENS = 100
 
 
 @dataclass(frozen=True)
 class Admission:
     """Turns requests into served ones, or refuses what could never run. `max_model_len`: prompt and answer together.
 
-    `loras`: where requests may name LoRA adapters.
+    `loras`: where requests may name LoRA adapters. `vision`: where their prompts may have images.
     """
 
     max_model_len: int
@@ -32,6 +38,7 @@ class Admission:
     block_size: int
     seed: int
     loras: LoraAdapters | None = None
+    vision: VisionConfig | None = None
 
     def accept(self, request: Request, arrival: int) -> ServedRequest:
         """Raises `InvalidRequestError` naming what is wrong."""
@@ -43,16 +50,27 @@ class Admission:
             arrival=arrival,
             seed=params.seed if params.seed is not None else self._derived_seed(request.request_id),
             max_tokens=min(params.max_tokens or room, room),
-            stop_token_ids=frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids))),
+            stop_token_ids=self._stop_token_ids(params),
             block_size=self.block_size,
             tree=self._choice_tree(request),
             guide=self._guide(request),
             end_token_id=self.eos_token_ids[0] if self.eos_token_ids else None,
             adapter=self._adapter(request),
+            images=self._images(request),
         )
         if request.resume_token_ids:
             self._resume(served)
         return served
+
+    def _stop_token_ids(self, params: SamplingParams) -> frozenset[int]:
+        # One for nearly all.
+        if not params.stop_token_ids and not params.ignore_eos:
+            return self._end_tokens
+        return frozenset((*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)))
+
+    @cached_property
+    def _end_tokens(self) -> frozenset[int]:
+        return frozenset(self.eos_token_ids)
 
     def _resume(self, served: ServedRequest) -> None:
         num_known = len(served.request.resume_token_ids)
@@ -106,13 +124,23 @@ class Admission:
         """Whether the request's LoRA adapter, if it has one, is held or can be by now."""
         return request.lora_request is None or self.loras is None or self.loras.has_place_for(request.lora_request)
 
+    def _images(self, request: Request) -> PromptImages | None:
+        has_places = self.vision is not None and self.vision.image_token_id in request.prompt_token_ids
+        if not request.images and not has_places:
+            return None
+        if self.vision is None:
+            raise InvalidRequestError("the model reads no images: leave them out, or take one that does", "images")
+        return PromptImages.of(request.prompt_token_ids, request.images, self.vision.image_token_id)
+
     def _adapter(self, request: Request) -> Adapter | None:
         if request.lora_request is None:
             return None
         name = request.lora_request.lora_name
         if self.loras is None:
             raise InvalidRequestError(
-                f"lora_request names the adapter {name!r}, but LoRA is off: pass enable_lora=True", "lora_request"
+                f"lora_request names the adapter {name!r}, but LoRA is off: pass enable_lora=True, which "
+                "tensor_parallel_size above 1 does not allow",
+                "lora_request",
             )
         try:
             return self.loras.load(request.lora_request)
@@ -136,7 +164,8 @@ class Admission:
         self._check_tokens(request.params.stop_token_ids, "stop_token_ids: ")
         self._check_tokens(request.params.logit_bias or (), "logit_bias: ")
         self._check_tokens(request.resume_token_ids, "resume_token_ids: ")
-        self._check_tokens(tuple(chain.from_iterable(request.choice_token_ids or ())))
+        for choice in request.choice_token_ids or ():
+            self._check_tokens(choice)
 
     def _check_tokens(self, token_ids: Collection[int], where: str = "") -> None:
         # Mostly there are none but the prompt's.
@@ -157,7 +186,9 @@ class Admission:
 
     def _are_known(self, token_ids: "array[int]") -> bool:
         """Whether all are of the vocabulary, in one look: negative ones would be large without their sign."""
-        return max(array("I", token_ids.tobytes())) < self.vocab_size
+        if len(token_ids) <= _FEW_TOKENS:
+            return max(array("I", token_ids.tobytes())) < self.vocab_size
+        return bool(np.frombuffer(token_ids, np.uint32).max() < self.vocab_size)
 
 
 def resolve_max_model_len(

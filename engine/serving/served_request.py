@@ -6,15 +6,16 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ..errors import InvalidRequestError
-from ..kv_cache.prefix_cache import ROOT
-from ..logprobs import PromptLogprobs
+from ..kv_cache.block_hashes import ROOT
+from ..logprobs import PromptLogprobs, TokenLogprobs
 from ..lora.adapter import Adapter
-from ..request import FinishReason, Request, RequestEvent
+from ..request import FinishReason, Request, RequestEvent, RequestOutputKind
 from ..sampling.adjustment import Adjustment
 from ..sampling.sampler import pick_choice
 from ..scheduling.sequence import Sequence
 from ..structured.choices import ChoiceNode, ChoiceTree
 from ..structured.guide import Guide
+from ..vision.prompt_images import PromptImages
 
 
 @dataclass(slots=True, eq=False)
@@ -36,6 +37,7 @@ class ServedRequest:
     guide: Guide | None = None
     end_token_id: int | None = None
     adapter: Adapter | None = None
+    images: PromptImages | None = None
     adjustment: Adjustment | None = field(init=False)
     sequences: list[Sequence] = field(default_factory=list)
     followers: list["ServedRequest"] = field(default_factory=list)
@@ -43,10 +45,19 @@ class ServedRequest:
     ended: FinishReason | None = None
     forced: tuple[int, ...] = ()
     num_cached_tokens: int = 0
+    # Whether each step's tokens are told; if not, the log-probabilities of those that are to be told at the end.
+    tells_each_step: bool = field(init=False)
+    untold_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    # Whether somebody looks at each token before it counts, or has more to tell of it than what it is.
+    is_checked: bool = field(init=False)
     _node_logprobs: dict[ChoiceNode, list[float]] = field(default_factory=dict)
     _branches: Iterator[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
+        request = self.request
+        self.tells_each_step = request.output_kind is RequestOutputKind.DELTA
+        wants_logprobs = request.params.logprobs is not None
+        self.is_checked = request.stop_checker is not None or self.guide is not None or wants_logprobs
         num_prompt_tokens = len(self.request.prompt_token_ids)
         self.adjustment = Adjustment.of(self.request.params, tuple(self.stop_token_ids), num_prompt_tokens, self.guide)
 
@@ -97,6 +108,7 @@ class ServedRequest:
             prompt_logprobs=None if num_top is None else PromptLogprobs(num_top, len(prompt)),
             adapter_number=self.adapter.number if self.adapter else 0,
             hash_root=self.adapter.hash_root if self.adapter else ROOT,
+            images=self.images,
             priority=self.request.priority,
             arrival=self.arrival,
             branch=next(self._branches),
@@ -105,6 +117,15 @@ class ServedRequest:
         )
         self.sequences.append(sequence)
         return sequence
+
+    def goes_on_silently(self, sequence: Sequence, token: int) -> bool:
+        """Whether nothing is to be done about the sequence's newest token: it ends nothing, and nobody is told."""
+        return not (
+            self.tells_each_step
+            or self.is_checked
+            or token in self.stop_token_ids
+            or len(sequence.token_ids) - sequence.num_prompt_tokens >= self.max_tokens
+        )
 
     def finish_reason(self, token: int, num_output_tokens: int) -> FinishReason | None:
         """Whether and why this token, the last one of so many, ends the answer, perhaps with what is then `forced`.
@@ -127,6 +148,59 @@ class ServedRequest:
             return None
         self.forced = (self.end_token_id,)
         return FinishReason.STOP
+
+    def untold_token_ids(self) -> "array[int]":
+        """What was generated and no event has told of; of choices nothing, as they come whole."""
+        if self.tells_each_step or self.tree is not None or not self.sequences:
+            return array("i")
+        sequence = self.sequences[0]
+        return sequence.token_ids[sequence.num_prompt_tokens + len(self.request.resume_token_ids) :]
+
+    def event(
+        self,
+        sequence: Sequence,
+        token: int,
+        logprobs: tuple[TokenLogprobs, ...],
+        reason: FinishReason | None,
+    ) -> RequestEvent | None:
+        """What is told of its newest token; None where that is to be told later."""
+        if self.tells_each_step:
+            token_ids, is_due = (token, *self.forced), self.is_first(sequence)
+        else:
+            self.untold_logprobs += logprobs
+            if reason is None:
+                return None
+            token_ids, is_due = (*self.untold_token_ids(), *self.forced), True
+            logprobs = tuple(self.untold_logprobs)
+        collected = sequence.prompt_logprobs
+        prompt_logprobs = collected.entries() if collected is not None and is_due else None
+        return RequestEvent(
+            self.request.request_id,
+            token_ids,
+            reason,
+            sequence.num_cached_tokens,
+            None,
+            None,
+            logprobs,
+            prompt_logprobs,
+        )
+
+    def watch(self) -> RequestEvent | None:
+        """From now on tell of each step; returns what was not told so far, None where there is nothing."""
+        token_ids, logprobs = tuple(self.untold_token_ids()), tuple(self.untold_logprobs)
+        self.tells_each_step = True
+        self.untold_logprobs = []
+        if not token_ids:
+            return None
+        sequence = self.sequences[0]
+        prompt_logprobs = None if sequence.prompt_logprobs is None else sequence.prompt_logprobs.entries()
+        return RequestEvent(
+            self.request.request_id,
+            token_ids,
+            num_cached_tokens=sequence.num_cached_tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+        )
 
     def is_first(self, sequence: Sequence) -> bool:
         """Whether the sequence's last token is the first one that was computed for this request."""

@@ -2,11 +2,12 @@
 
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
+from dataclasses import replace
 from itertools import count
 
 from ..errors import InvalidRequestError
 from ..execution.runner import BlockMemory
-from ..request import FinishReason, Request, RequestEvent
+from ..request import FinishReason, Request, RequestEvent, RequestOutputKind
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence
 from .admission import Admission
@@ -16,7 +17,8 @@ from .served_request import ServedRequest
 class ServedRequests:
     """Takes requests on, starts those that follow another once its prompt is computed, and lets all of them go.
 
-    `by_id`: all that are served. `num_guided`: how many of them follow a grammar; `num_adapted`: have a LoRA adapter.
+    `by_id`: all that are served. `num_guided`: how many of them follow a grammar; `num_adapted`: have a LoRA adapter;
+    `num_with_images`: have images in their prompts.
     `parked`: those whose adapter has no place yet, first come first served: nobody with an adapter overtakes them.
     """
 
@@ -27,6 +29,7 @@ class ServedRequests:
         self.by_id: dict[str, ServedRequest] = {}
         self.num_guided = 0
         self.num_adapted = 0
+        self.num_with_images = 0
         self.parked: dict[str, Request] = {}
         self._arrivals = count()
         # Requests whose answer needs no computation; they end at the next step.
@@ -60,6 +63,7 @@ class ServedRequests:
         leader = self._leader_of(served)
         self.by_id[request.request_id] = served
         self.num_guided += served.guide is not None
+        self.num_with_images += served.images is not None
         if served.adapter is not None:
             served.adapter.num_requests += 1
             self.num_adapted += 1
@@ -84,6 +88,16 @@ class ServedRequests:
         self._drop(served)
         return True
 
+    def watch(self, request_id: str) -> RequestEvent | None:
+        """Tell of each step that brings this request tokens, from now on; returns what was not told so far, if any."""
+        if (parked := self.parked.get(request_id)) is not None:
+            self.parked[request_id] = replace(parked, output_kind=RequestOutputKind.DELTA)
+        if (served := self.by_id.get(request_id)) is None or served.tells_each_step:
+            return None
+        # What is kept of those that decode says of each whether it is told.
+        self._scheduler.part_decodes()
+        return served.watch()
+
     def end_decided(self) -> list[RequestEvent]:
         """The only events of those that were added since and whose answer needs no computation."""
         decided, self._decided = self._decided, []
@@ -95,7 +109,15 @@ class ServedRequests:
         return event
 
     def fail(self, served: ServedRequest, error: str) -> RequestEvent:
-        event = RequestEvent(served.request.request_id, (), FinishReason.ERROR, served.num_cached_tokens, error=error)
+        token_ids, num_cached_tokens = tuple(served.untold_token_ids()), served.num_cached_tokens
+        event = RequestEvent(
+            served.request.request_id,
+            token_ids,
+            FinishReason.ERROR,
+            num_cached_tokens,
+            logprobs=tuple(served.untold_logprobs),
+            error=error,
+        )
         return self.end(served, event)
 
     def is_served(self, sequence: Sequence) -> bool:
@@ -122,6 +144,8 @@ class ServedRequests:
             return None
         if list(leader.request.prompt_token_ids) != list(request.prompt_token_ids):
             raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another prompt")
+        if _content(leader) != _content(served):
+            raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has other images")
         if leader.adapter is not served.adapter:
             raise InvalidRequestError(f"fork_of names {request.fork_of!r}, which has another LoRA adapter")
         return leader if leader.waits_for_prompt and leader.request.priority == request.priority else None
@@ -149,6 +173,7 @@ class ServedRequests:
         """Forget a request; the first of those that waited for its prompt computes it for the others."""
         del self.by_id[served.request.request_id]
         self.num_guided -= served.guide is not None
+        self.num_with_images -= served.images is not None
         if served.adapter is not None:
             served.adapter.num_requests -= 1
             self.num_adapted -= 1
@@ -165,3 +190,7 @@ class ServedRequests:
             for other in others:
                 other.leader = heir
             self._scheduler.add(heir.sequences[0])
+
+
+def _content(served: ServedRequest) -> tuple[bytes, ...]:
+    return served.images.content if served.images is not None else ()

@@ -6,7 +6,9 @@ from typing import Any, Self
 
 from ..errors import ConfigError
 
-METHODS = ("ngram",)
+METHODS = ("ngram", "draft_model", "medusa")
+_MODEL_METHODS = ("draft_model", "medusa")
+_NUMBERS = ("num_speculative_tokens", "prompt_lookup_max", "prompt_lookup_min", "disable_by_batch_size")
 
 
 @dataclass(frozen=True)
@@ -15,9 +17,11 @@ class SpeculativeConfig:
 
     Up to `num_speculative_tokens` tokens of each sequence are guessed and verified in one step. With the method
     "ngram" they are those that followed where its last `prompt_lookup_max` tokens, or else fewer, at least
-    `prompt_lookup_min`, were before, in its own prompt and answer. Fewer are guessed, and less often, where guesses
-    were wrong. Nothing is guessed in steps of more than `disable_by_batch_size` sequences: it pays only where a step of
-    a few more tokens takes hardly longer.
+    `prompt_lookup_min`, were before, in its own prompt and answer. With "draft_model" they are what another model of
+    the same vocabulary holds for likeliest: `model`, a folder or a Hugging Face id. With "medusa" `model` names heads
+    that were trained for the model: one for each token guessed. Fewer are guessed, and less often, where guesses were
+    wrong. Nothing is guessed in steps of more than `disable_by_batch_size` sequences: it pays only where a step of a
+    few more tokens takes hardly longer.
     """
 
     method: str = "ngram"
@@ -25,17 +29,28 @@ class SpeculativeConfig:
     prompt_lookup_max: int = 4
     prompt_lookup_min: int = 2
     disable_by_batch_size: int = 8
+    model: str | None = None
 
     def __post_init__(self) -> None:
         if self.method not in METHODS:
             raise ConfigError(f"speculative_config: method must be one of {', '.join(METHODS)}, not {self.method!r}")
-        for field in fields(self)[1:]:
-            _require_positive(field.name, getattr(self, field.name))
+        for name in _NUMBERS:
+            _require_positive(name, getattr(self, name))
+        self._check_model()
         if self.prompt_lookup_min > self.prompt_lookup_max:
             raise ConfigError(
                 f"speculative_config: prompt_lookup_min={self.prompt_lookup_min} must be at most "
                 f"prompt_lookup_max={self.prompt_lookup_max}"
             )
+
+    def _check_model(self) -> None:
+        if self.model is not None and not isinstance(self.model, str):
+            raise ConfigError(f"speculative_config: model must be a folder or a Hugging Face id, not {self.model!r}")
+        if self.method in _MODEL_METHODS and not self.model:
+            raise ConfigError(f"speculative_config: method {self.method} needs model, a folder or a Hugging Face id")
+        if self.method not in _MODEL_METHODS and self.model is not None:
+            methods = " or ".join(_MODEL_METHODS)
+            raise ConfigError(f"speculative_config: model is for method {methods}, not {self.method}")
 
     def max_step_tokens(self, max_num_seqs: int) -> int:
         """How many guesses a step may carry."""
@@ -50,6 +65,9 @@ class SpeculativeConfig:
         for name in options:
             if name not in known:
                 raise ConfigError(f"speculative_config got an unknown option {name!r}; known: {', '.join(known)}")
+        # As vLLM takes it.
+        if "model" in options and "method" not in options:
+            options = {**options, "method": "draft_model"}
         return cls(**options)
 
 

@@ -3,11 +3,13 @@
 from collections.abc import Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import cached_property, partial
+from itertools import count, repeat
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..request import SamplingParams
 from ..sampling.sampler import LogprobQuery, PlainSampling, SampleRow, launch_sample
 from ..scheduling.sequence import Sequence
 from ..serving.served_request import ServedRequest
@@ -44,29 +46,21 @@ class SamplingBatch:
 
     def __init__(self, ended: list[Sequence], requests: Mapping[str, ServedRequest], device: torch.device) -> None:
         self.ended = ended
-        self.sampled: list[SampledRow] = []
-        self.scored: list[tuple[int, Sequence]] = []
-        num_guessed = 0
-        for row, sequence in enumerate(ended):
-            if sequence.choice_node is not None:
-                self.scored.append((row, sequence))
-                continue
-            served = requests[sequence.request_id]
-            num_guessed = num_guessed + 1 if row and ended[row - 1] is sequence else 0
-            self.sampled.append(_as_row((row, served, sequence, None, num_guessed)))
-            if served.followers:
-                self.sampled += [SampledRow(row, each, each.sequences[0], served) for each in served.followers]
-        self.asked = [row for row, each in enumerate(self.sampled) if each.served.request.params.logprobs is not None]
-        # Mostly every row is sampled once: no copy then.
-        rows = [each.row for each in self.sampled]
-        self._index = None if rows == list(range(len(ended))) else to_device(rows, device)
+        self.scored = [(row, sequence) for row, sequence in enumerate(ended) if sequence.choice_node is not None]
+        served = [requests[each.request_id] for each in ended]
+        # Mostly every row is sampled once, for itself: no copy then.
+        is_once = not (self.scored or any(each.followers for each in served) or len(set(ended)) < len(ended))
+        self.sampled = _once_each(served, ended) if is_once else _sampled_rows(served, ended)
+        self._index = None if is_once else to_device([each.row for each in self.sampled], device)
+        params = [each[1].request.params for each in self.sampled]
+        self.asked = [row for row, each in enumerate(params) if each.logprobs is not None]
         is_adjusted = any(each[1].adjustment is not None for each in self.sampled)
-        self.is_plain = self._index is None and not is_adjusted
+        self.is_plain = is_once and not is_adjusted
         self._rows = [_sample_row(each) for each in self.sampled] if is_adjusted else []
-        self._plain = None if is_adjusted else _plain_sampling(self.sampled, device)
+        self._plain = None if is_adjusted else _plain_sampling(self.sampled, params, device)
         # How many more tokens than the first step's the answers may have.
         self._num_left = [
-            served.max_tokens - (sequence.num_tokens - sequence.num_prompt_tokens) - 1
+            served.max_tokens - len(sequence.token_ids) - sequence.num_unread_tokens + sequence.num_prompt_tokens - 1
             for _, served, sequence, _, _ in self.sampled
         ]
         self._least_left = min(self._num_left, default=0)
@@ -106,6 +100,8 @@ class SamplingBatch:
             return None
         # One that is sure to be its answer's last is followed by nothing.
         rows = [row for row, num_left in enumerate(self._num_left) if num_left > self._num_advanced]
+        if self.is_plain:
+            return {self.ended[row]: row for row in rows}
         if any(self.sampled[row].served.adjustment is not None for row in rows):
             return None
         return {self.sampled[row].sequence: row for row in rows}
@@ -121,8 +117,26 @@ class SamplingBatch:
         return [LogprobQuery(each.params.logprobs or 0, each.logprobs_temperature) for each in requests]
 
 
-def _plain_sampling(sampled: SequenceOf[SampledRow], device: torch.device) -> PlainSampling:
-    rows = [row for row, each in enumerate(sampled) if not each.served.request.params.is_greedy]
+def _once_each(served: SequenceOf[ServedRequest], ended: SequenceOf[Sequence]) -> list[SampledRow]:
+    return list(map(_as_row, zip(count(), served, ended, repeat(None), repeat(0), strict=False)))
+
+
+def _sampled_rows(served: SequenceOf[ServedRequest], ended: SequenceOf[Sequence]) -> list[SampledRow]:
+    sampled = []
+    num_guessed = 0
+    for row, (request, sequence) in enumerate(zip(served, ended, strict=True)):
+        if sequence.choice_node is not None:
+            continue
+        num_guessed = num_guessed + 1 if row and ended[row - 1] is sequence else 0
+        sampled.append(SampledRow(row, request, sequence, None, num_guessed))
+        sampled += [SampledRow(row, each, each.sequences[0], request) for each in request.followers]
+    return sampled
+
+
+def _plain_sampling(
+    sampled: SequenceOf[SampledRow], params: SequenceOf[SamplingParams], device: torch.device
+) -> PlainSampling:
+    rows = [row for row, each in enumerate(params) if not each.is_greedy]
     drawn = [_sample_row(sampled[row]) for row in rows]
     return PlainSampling(len(sampled), rows, drawn, device)
 

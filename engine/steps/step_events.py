@@ -10,6 +10,7 @@ from ..scheduling.decode_rows import DecodeRows
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.sequence import Sequence
 from ..scheduling.step_plan import StepPlan
+from ..serving.served_request import ServedRequest
 from ..serving.served_requests import ServedRequests
 from .sampling_batch import SampledRow
 from .step_result import StepResult
@@ -21,12 +22,16 @@ _NOT_FINITE = "the model's logits are not finite (NaN or infinity): its weights 
 
 
 class StepEvents:
-    """Tells scheduler and requests of a step's result, at most one event a request."""
+    """Tells scheduler and requests of a step's result, at most one event a request.
+
+    `num_tokens`: how many tokens were appended to answers so far.
+    """
 
     def __init__(self, scheduler: Scheduler, tables: BlockTables, requests: ServedRequests) -> None:
         self._scheduler = scheduler
         self._tables = tables
         self._requests = requests
+        self.num_tokens = 0
 
     def of(self, plan: StepPlan, result: StepResult) -> list[RequestEvent]:
         decodes, is_plain = plan.decodes, result.batch.is_plain and not result.broken_rows
@@ -34,6 +39,8 @@ class StepEvents:
         if decodes is not None and decodes is self._scheduler.decodes and is_plain:
             return self._append_all(decodes, result)
         self._scheduler.settle()
+        if is_plain:
+            return self._append_plain(result)
         return self._append_verified(plan, result) if plan.num_draft_tokens else self._append_each(result)
 
     def _append_all(self, decodes: DecodeRows, result: StepResult) -> list[RequestEvent]:
@@ -42,7 +49,30 @@ class StepEvents:
         self._scheduler.read_all(decodes, tokens)
         events = answers.events(tokens)
         for row in answers.ending(tokens):
-            events[row] = self._appended(result.batch.sampled[row], tokens[row], result.logprobs_of(row))
+            event = self._appended(result.batch.sampled[row], tokens[row], result.logprobs_of(row))
+            if event is not None and row in answers.places:
+                events[answers.places[row]] = event
+            elif event is not None:
+                events.append(event)
+        self.num_tokens += len(tokens)
+        return events
+
+    def _append_plain(self, result: StepResult) -> list[RequestEvent]:
+        """As `_append_each`, of a step in which each row is sampled once and for itself: most have nothing to tell."""
+        by_id = self._requests.by_id
+        wanted = [
+            (sampled, token)
+            for sampled, token in zip(result.batch.sampled, result.tokens, strict=True)
+            if by_id.get(sampled[2].request_id) is sampled[1]
+        ]
+        self._scheduler.read_each((sampled[2], token) for sampled, token in wanted)
+        self.num_tokens += len(wanted)
+        events = []
+        for sampled, token in wanted:
+            if not sampled[1].goes_on_silently(sampled[2], token):
+                event = self._appended(sampled, token, result.logprobs_of(sampled[0]))
+                if event is not None:
+                    events.append(event)
         return events
 
     def _append_verified(self, plan: StepPlan, result: StepResult) -> list[RequestEvent]:
@@ -60,7 +90,7 @@ class StepEvents:
             self._tables.taint(sequence)
         # Once a request: one with choices may have several sequences in a step.
         broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
-        events = [requests.fail(requests.by_id[request_id], _NOT_FINITE) for request_id in broken]
+        events = [requests.fail(served, _why_broken(served)) for served in map(requests.by_id.__getitem__, broken)]
         drawn = [each for each in result.drawn() if self._is_wanted(each[0])]
         for (_, served, sequence, _, _), _, _ in drawn:
             if served.followers:
@@ -70,7 +100,9 @@ class StepEvents:
             if sampled.num_guessed and not requests.is_served(sampled.sequence):
                 continue
             self._scheduler.read(sampled.sequence, token)
-            events.append(self._appended(sampled, token, logprobs))
+            self.num_tokens += 1
+            if (event := self._appended(sampled, token, logprobs)) is not None:
+                events.append(event)
         for sequence, score in result.scores:
             events += self._reach(sequence, score)
         return events
@@ -80,8 +112,8 @@ class StepEvents:
         _, served, sequence, leader, _ = sampled
         return self._requests.by_id.get(sequence.request_id) is served and served.leader is leader
 
-    def _appended(self, sampled: SampledRow, token: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestEvent:
-        """What a sequence's new token brings its request, and perhaps ends it."""
+    def _appended(self, sampled: SampledRow, token: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestEvent | None:
+        """What a sequence's new token brings its request, and perhaps ends it; None where that is told later."""
         _, served, sequence, _, _ = sampled
         try:
             reason = served.finish_reason(token, len(sequence.token_ids) - sequence.num_prompt_tokens)
@@ -89,13 +121,8 @@ class StepEvents:
         except Exception as error:
             logger.exception("request %s failed on its token %d", sequence.request_id, token)
             return self._requests.fail(served, one_line(error))
-        collected = sequence.prompt_logprobs
-        prompt_logprobs = collected.entries() if collected is not None and served.is_first(sequence) else None
-        new = (token, *served.forced) if served.forced else (token,)
-        event = RequestEvent(
-            sequence.request_id, new, reason, sequence.num_cached_tokens, None, None, logprobs, prompt_logprobs
-        )
-        return event if reason is None else self._requests.end(served, event)
+        event = served.event(sequence, token, logprobs, reason)
+        return event if event is None or reason is None else self._requests.end(served, event)
 
     def _reach(self, sequence: Sequence, logprobs: list[float]) -> list[RequestEvent]:
         """Note a choice node's scores; the request's event when it was the last node."""
@@ -107,6 +134,11 @@ class StepEvents:
         for other in following:
             self._scheduler.add(other)
         return [] if served.sequences else [self._requests.end(served, served.decide())]
+
+
+def _why_broken(served: ServedRequest) -> str:
+    """A broken image is NaNs to the model."""
+    return (served.images.problem if served.images is not None else None) or _NOT_FINITE
 
 
 def _joined(events: list[RequestEvent]) -> list[RequestEvent]:

@@ -5,11 +5,12 @@ from dataclasses import replace
 import numpy
 
 from ..execution.batch import Batch, DecodeBatches, SampledTokens
+from ..execution.image_batch import with_image_offsets, with_image_positions
+from ..execution.proposer import Proposer
 from ..execution.runner import Runner
 from ..scheduling.scheduler import Scheduler
 from ..scheduling.step_plan import StepPlan
 from ..serving.served_requests import ServedRequests
-from ..transfer import to_device
 from .in_flight import StepInFlight
 from .sampling_batch import SamplingBatch
 from .step_result import LaunchedResult
@@ -18,8 +19,16 @@ from .step_result import LaunchedResult
 class StepLauncher:
     """Begins to compute steps, and waits for none of them. What raises here has told the scheduler of nothing."""
 
-    def __init__(self, runner: Runner, scheduler: Scheduler, requests: ServedRequests, block_size: int) -> None:
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        requests: ServedRequests,
+        block_size: int,
+        proposer: Proposer | None = None,
+    ) -> None:
         self._runner = runner
+        self._proposer = proposer
         self._scheduler = scheduler
         self._requests = requests
         self._block_size = block_size
@@ -37,6 +46,8 @@ class StepLauncher:
             return StepInFlight(plan, None)
         result = self._computed(plan, sampled)
         has_guesses = plan.num_draft_tokens > 0 or self._scheduler.guesses_may_follow
+        if has_guesses and self._proposer is not None:
+            self._proposer.computed(result.batch.ended)
         step = StepInFlight.of(plan, result, may_be_followed and not has_guesses)
         self._scheduler.launched(plan, step.unread)
         self._last_sampled = result if result.batch.is_plain else None
@@ -56,14 +67,21 @@ class StepLauncher:
     def _computed(self, plan: StepPlan, sampled: SampledTokens | None) -> LaunchedResult:
         # Until this one is launched there is no last one.
         last, self._last_sampled = self._last_sampled, None
+        if self._proposer is not None:
+            self._proposer.fill(plan)
         device = self._runner.device
         if plan.decodes is not None and last is not None and last.batch.ended is plan.decodes.sequences:
-            logits = self._runner.execute(self._adapted(plan, self._decode_batches.batch(plan.decodes, last.tokens)))
+            batch = self._decode_batches.batch(plan.decodes, last.tokens)
+            if self._requests.num_with_images:
+                batch = with_image_offsets(batch, plan.decodes)
+            logits = self._runner.execute(self._adapted(plan, batch))
             last.batch.advance()
             return LaunchedResult.of(logits, last.batch)
         self._scheduler.settle()
-        batch = self._adapted(plan, Batch.build(plan.scheduled, self._block_size, device, sampled))
-        logits = self._runner.execute(batch)
+        batch = Batch.build(plan.scheduled, self._block_size, device, sampled)
+        if self._requests.num_with_images:
+            batch = with_image_positions(batch, plan.scheduled)
+        logits = self._runner.execute(self._adapted(plan, batch))
         return LaunchedResult.of(logits, self._sampling_of(plan))
 
     def _adapted(self, plan: StepPlan, batch: Batch) -> Batch:
@@ -73,8 +91,7 @@ class StepLauncher:
         numbers = [item.sequence.adapter_number for item in plan.scheduled]
         if not any(numbers):
             return batch
-        of_tokens = numpy.repeat(numbers, batch.attention.query_lens)
-        return replace(batch, adapters=to_device(of_tokens, self._runner.device))
+        return replace(batch, adapters=numpy.repeat(numbers, batch.attention.query_lens))
 
     def _sampling_of(self, plan: StepPlan) -> SamplingBatch:
         if plan.decodes is not None:

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import WordLevel
 
+from ..checkpoints.gguf.file import GgufModel, is_gguf
 from ..checkpoints.model_folder import read_json_object
 from ..errors import InvalidRequestError, ModelError
 from ..structured.grammar import Grammar, GrammarCompiler
 from ..structured.structured_outputs import StructuredOutputsParams
+from .gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_config
 from .segments import SegmentEncoder
 from .token_lengths import characters_per_token
 
@@ -25,7 +27,7 @@ _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Tokenizer:
-    """A Hugging Face `tokenizer.json` with the chat template that came with it."""
+    """A Hugging Face `tokenizer.json`, or a GGUF file's vocabulary, with the chat template that came with it."""
 
     def __init__(self, folder: Path, fast: FastTokenizer, config: Mapping[str, Any]) -> None:
         self._folder = folder
@@ -37,10 +39,17 @@ class Tokenizer:
     def from_pretrained(cls, path: str | Path) -> "Tokenizer":
         """Read `tokenizer.json` and, where they exist, `tokenizer_config.json` and `chat_template.jinja`.
 
-        Raises `ModelError` when the folder has no usable tokenizer.
+        Of a GGUF file those beside it, as far as there are any, and else its metadata. Raises `ModelError` when there
+        is no usable tokenizer.
         """
-        folder = Path(path)
+        path, config = Path(path), {}
+        folder = _folder_of(path)
         file = folder / "tokenizer.json"
+        if is_gguf(path):
+            model = GgufModel.open(path)
+            config = gguf_tokenizer_config(model)
+            if not file.is_file():
+                return cls(path, gguf_tokenizer(model), config)
         if not file.is_file():
             raise ModelError(f"model folder {folder} has no tokenizer.json: save a fast tokenizer there")
         try:
@@ -52,12 +61,12 @@ class Tokenizer:
         fast.no_truncation()
         fast.no_padding()
         config_file = folder / "tokenizer_config.json"
-        config = read_json_object(config_file) if config_file.is_file() else {}
-        return cls(folder, fast, config)
+        config |= read_json_object(config_file) if config_file.is_file() else {}
+        return cls(path, fast, config)
 
     @property
     def folder(self) -> Path:
-        """Where it was read from."""
+        """Where it was read from: a folder, or a GGUF file."""
         return self._folder
 
     @property
@@ -124,7 +133,7 @@ class Tokenizer:
 
     @cached_property
     def _template_source(self) -> str | None:
-        file = self._folder / "chat_template.jinja"
+        file = _folder_of(self._folder) / "chat_template.jinja"
         if file.is_file():
             return file.read_text(encoding="utf-8")
         source = self._config.get("chat_template")
@@ -207,6 +216,11 @@ class NoTokenizer(Tokenizer):
 
     def encode_arrays(self, texts: Sequence[str], add_special_tokens: bool = True) -> "list[array[int]]":
         return [array("i", self.encode(text, add_special_tokens)) for text in texts]
+
+
+def _folder_of(model: Path) -> Path:
+    """Where the files are that say something of a model."""
+    return model.parent if is_gguf(model) else model
 
 
 def _token_text(token: Any) -> str:

@@ -15,7 +15,7 @@ from ..live.requests import LiveRequests
 from ..row_events import StoredRows
 from ..settings import Settings
 from ..streams.row_watch import RowWatch
-from . import health, metrics, requests, result_routes, routes, row_routes, status
+from . import docs, health, metrics, requests, result_routes, routes, row_routes, status
 from .admission import Admission
 from .authentication import Authentication, KeyRing
 from .body_limit import MAX_LIVE_BYTES, BodyLimit
@@ -30,7 +30,7 @@ from .rate_limits import RateLimits
 from .service import JobService
 
 # Whoever watches over the process need not be a user of it, and a page without data is anybody's.
-_OPEN_PATHS = frozenset(("/", "/health", "/ready"))
+_OPEN_PATHS = frozenset(("/", "/health", "/ready", docs.PATH))
 # First what is asked most: routes are tried in their order.
 _ROUTERS = (
     chat.router,
@@ -45,6 +45,7 @@ _ROUTERS = (
     openai_models.router,
     requests.router,
     status.router,
+    docs.router,
 )
 Beside = Callable[[FastAPI], AbstractAsyncContextManager[object]]
 
@@ -68,7 +69,7 @@ def create_app(client: Client, models: ServedModels, beside: Beside = nullcontex
         title="Headrace",
         version=version("headrace"),
         description="Batch prompts through your own GPUs.",
-        # Their pages load scripts from elsewhere. The description itself is at /openapi.json.
+        # Their pages load scripts from elsewhere; `docs.router` has one that does not.
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,

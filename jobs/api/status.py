@@ -1,40 +1,21 @@
 """`GET /` is a page for people that shows what runs here; `GET /status` is what it reads beside the jobs."""
 
-import hashlib
-import re
-from base64 import b64encode
-from importlib.resources import files
 from typing import Annotated
 
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
-from starlette.responses import HTMLResponse
 
 from ...engine.checkpoints.hub import public_name
 from ...storage.overview import Overview, Waiting
 from ..presence import Worker
 from .live_answers import LiveAnswers
 from .models import ServedModels
+from .pages import Page
 from .routes import EVERYWHERE
 from .service import JobService
 
 router = APIRouter(tags=["health"])
-_PAGE = files(__package__).joinpath("status_page.html").read_text(encoding="utf-8")
-
-
-def _policy(page: str) -> str:
-    """What the page may do: run the script and the styles that are in it, and ask this server."""
-    inline = {kind: re.findall(rf"<{kind}>(.*?)</{kind}>", page, re.DOTALL) for kind in ("script", "style")}
-    allowed = [f"{kind}-src {' '.join(map(_source, texts))}" for kind, texts in inline.items()]
-    rest = ("connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'")
-    return "; ".join(("default-src 'none'", *allowed, *rest))
-
-
-def _source(text: str) -> str:
-    return f"'sha256-{b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-_HEADERS = {"Content-Security-Policy": _policy(_PAGE), "Cache-Control": "no-cache"}
+_PAGE = Page("status_page.html")
 
 
 class QueueStatus(BaseModel):
@@ -90,7 +71,7 @@ class Status(BaseModel):
 @router.get("/", include_in_schema=False)
 def page() -> Response:
     """The page holds nothing: it asks for what it shows, with the key that its reader gives it."""
-    return HTMLResponse(_PAGE, headers=_HEADERS)
+    return _PAGE.response()
 
 
 def _service(request: Request) -> JobService:

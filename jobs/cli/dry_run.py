@@ -9,7 +9,7 @@ from ...storage.database import Database
 from ...storage.errors import LedgerError
 from ...storage.overview import Overview, Pace
 from ..planning.dry_run import Forecast, forecast
-from ..schemas import SamplingSpec
+from ..schemas import JobSpec
 from ..settings import Settings
 from .cost import GpuHourPrice, cost
 from .display import counted, duration
@@ -30,7 +30,7 @@ def dry_run(asked: Asked, gpu_hour_price: GpuHourPrice = None) -> None:
     with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:
         found = forecast(source, asked.spec, settings.shard_rows, Path(folder))
     pace = _pace(settings, found.queue)
-    for name, value in _lines(found, asked.spec.sampling, pace, gpu_hour_price):
+    for name, value in described(found, asked.spec, pace, gpu_hour_price):
         typer.echo(f"{name:<16}{value}")
 
 
@@ -46,8 +46,9 @@ def _pace(settings: Settings, queue: str) -> Pace | None:
         return None
 
 
-def _lines(found: Forecast, sampling: SamplingSpec, pace: Pace | None, price: float | None) -> list[tuple[str, str]]:
-    max_tokens = sampling.max_tokens
+def described(found: Forecast, spec: JobSpec, pace: Pace | None, price: float | None) -> list[tuple[str, str]]:
+    """Each line's name and text."""
+    max_tokens = found.answer_tokens
     tokens, longest = found.sharing.prompt_tokens, found.largest_prompt
     return [
         ("rows", f"{found.num_rows}, {found.num_errors} at fault, in {counted(found.num_shards, 'shard')}"),
@@ -58,34 +59,41 @@ def _lines(found: Forecast, sampling: SamplingSpec, pace: Pace | None, price: fl
         ),
         ("context", _fit(found.context_tokens, longest, max_tokens)),
         ("KV memory", f"{_fit(found.kv_tokens, longest, max_tokens)} (by default, in {found.dtype})"),
-        ("time", _time(found, sampling, pace)),
-        *([("cost", _cost(price, found, sampling, pace))] if price is not None else []),
+        ("time", _time(found, spec, pace)),
+        *([("cost", _cost(price, found, spec, pace))] if price is not None else []),
         *((f"row {row}", error) for row, error in found.errors),
     ]
 
 
-def _time(found: Forecast, sampling: SamplingSpec, pace: Pace | None) -> str:
+def _time(found: Forecast, spec: JobSpec, pace: Pace | None) -> str:
     if pace is None:
         return _UNKNOWN
-    seconds = _seconds(found, sampling, pace)
-    return f"about {duration(seconds)} at the pace of {pace.job_id} ({pace.tokens_per_second:,.0f} tokens/s)"
+    seconds = _seconds(found, spec, pace)
+    return f"{_roughly(spec)} {duration(seconds)} at the pace of {pace.job_id} ({pace.tokens_per_second:,.0f} tokens/s)"
 
 
-def _cost(price: float, found: Forecast, sampling: SamplingSpec, pace: Pace | None) -> str:
+def _cost(price: float, found: Forecast, spec: JobSpec, pace: Pace | None) -> str:
     if pace is None:
         return _UNKNOWN
-    tokens = (found.sharing.prompt_tokens, _answer_tokens(found, sampling, pace))
-    return f"about {cost(price, _seconds(found, sampling, pace), *tokens)}"
+    tokens = (found.sharing.prompt_tokens, _answer_tokens(found, spec, pace))
+    return f"{_roughly(spec)} {cost(price, _seconds(found, spec, pace), *tokens)}"
 
 
-def _seconds(found: Forecast, sampling: SamplingSpec, pace: Pace) -> float:
+def _roughly(spec: JobSpec) -> str:
+    """A vote asks no further once the rest cannot change it: how soon that is depends on the answers."""
+    return "up to" if spec.vote and spec.num_answers > 1 else "about"
+
+
+def _seconds(found: Forecast, spec: JobSpec, pace: Pace) -> float:
     """As long as the tokens take that the prefix cache does not spare, at the pace of an earlier job."""
     prompts = found.sharing.prompt_tokens - found.sharing.shared_tokens
-    return (prompts + _answer_tokens(found, sampling, pace)) / pace.tokens_per_second
+    return (prompts + _answer_tokens(found, spec, pace)) / pace.tokens_per_second
 
 
-def _answer_tokens(found: Forecast, sampling: SamplingSpec, pace: Pace) -> float:
-    return (found.num_rows - found.num_errors) * sampling.n * min(sampling.max_tokens, pace.tokens_per_answer)
+def _answer_tokens(found: Forecast, spec: JobSpec, pace: Pace) -> float:
+    """As many an answer as in the earlier job, as far as this one's may come to that."""
+    each = pace.tokens_per_row / JobSpec.model_validate(pace.spec).num_answers
+    return (found.num_rows - found.num_errors) * spec.num_answers * min(found.answer_tokens, each)
 
 
 def _share(part: int, whole: int) -> str:

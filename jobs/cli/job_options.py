@@ -60,6 +60,10 @@ def asked(
     prompt: Annotated[
         str | None, typer.Option("--prompt", help="Template over the input's columns, such as '{text}'.")
     ] = None,
+    image: Annotated[
+        str | None,
+        typer.Option("--image", metavar="COLUMN", help="The column of each row's image, or images: bytes or paths."),
+    ] = None,
     system: Annotated[
         str | None, typer.Option("--system", metavar="TEXT|@FILE", help="System prompt, or @ and a file with it.")
     ] = None,
@@ -134,6 +138,7 @@ def asked(
             kv_cache_dtype=kv_cache_dtype,
             system=None if system is None else text_or_file("--system", system),
             prompt=prompt,
+            image=image,
             choices=_split_choices(choices),
             sampling={
                 "temperature": temperature,

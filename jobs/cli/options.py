@@ -8,7 +8,12 @@ import typer
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
 
-Model = Annotated[str, typer.Option("--model", help="Model folder, or Hugging Face id: org/name or org/name@revision.")]
+Model = Annotated[
+    str,
+    typer.Option(
+        "--model", help="Model folder, GGUF file, or Hugging Face id: org/name, org/name@revision, org/name:Q4_K_M."
+    ),
+]
 Revision = Annotated[
     str | None, typer.Option("--revision", help="Branch, tag or commit of a Hugging Face id; default: main.")
 ]
@@ -55,7 +60,14 @@ SpeculativeConfigJson = Annotated[
     typer.Option(
         "--speculative-config",
         metavar="JSON",
-        help="""Guess tokens from the text so far: '{"method": "ngram", "num_speculative_tokens": 4}'; default: off.""",
+        help="""Guess tokens from the text so far, '{"method": "ngram", "num_speculative_tokens": 4}', or by a """
+        """second model of the same vocabulary, '{"method": "draft_model", "model": "FOLDER"}'; default: off.""",
+    ),
+]
+TensorParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--tensor-parallel-size", "-tp", min=1, help="How many GPUs of this host share the model; on a CPU processes."
     ),
 ]
 
@@ -71,6 +83,7 @@ def engine_options(
     max_loras: MaxLoras = 8,
     max_lora_rank: MaxLoraRank = 16,
     speculative_config: SpeculativeConfigJson = None,
+    tensor_parallel_size: TensorParallelSize = 1,
 ) -> list[str]:
     """The options of a worker of our own. Raises `ConfigError`."""
     engine = EngineConfig(
@@ -84,6 +97,7 @@ def engine_options(
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
         speculative_config=parse_speculative_config(speculative_config),
+        tensor_parallel_size=tensor_parallel_size,
     )
     options = [
         f"--max-num-seqs={engine.max_num_seqs}",
@@ -94,6 +108,8 @@ def engine_options(
         f"--max-loras={engine.max_loras}",
         f"--max-lora-rank={engine.max_lora_rank}",
     ]
+    if engine.tensor_parallel_size > 1:
+        options.append(f"--tensor-parallel-size={engine.tensor_parallel_size}")
     if engine.max_model_len is not None:
         options.append(f"--max-model-len={engine.max_model_len}")
     if engine.speculative_config is not None:
@@ -101,6 +117,11 @@ def engine_options(
     if engine.kv_cache_memory_bytes is not None:
         options.append(f"--kv-cache-memory-bytes={engine.kv_cache_memory_bytes}")
     return options
+
+
+def highest_rank(max_lora_rank: MaxLoraRank = 16) -> int:
+    """What the workers' adapters may have."""
+    return max_lora_rank
 
 
 def parse_speculative_config(text: str | None) -> Any:

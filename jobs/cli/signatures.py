@@ -7,12 +7,15 @@ from typing import Any
 
 
 def takes(*parsers: Callable[..., Any]) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the parameters of these functions. Its first arguments are their results, in their order."""
+    """Give a command the parameters of these functions. Its first arguments are their results, in their order.
+
+    A parameter that several of them have is one option.
+    """
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         sets = [list(signature(parser).parameters.values()) for parser in parsers]
         own = list(signature(command).parameters.values())[len(parsers) :]
-        parameters = [parameter for group in (*sets, own) for parameter in group]
+        parameters = {parameter.name: parameter for group in (*sets, own) for parameter in group}.values()
 
         @functools.wraps(command)
         def run(**values: Any) -> None:

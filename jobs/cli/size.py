@@ -19,17 +19,20 @@ from .options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     Revision,
+    TensorParallelSize,
 )
 from .tables import print_table
 
-_ONE_GPU = (
-    "Where one sequence takes several GPUs, so many have the memory. But a model runs on one: tensor parallelism is "
-    "not in Headrace yet."
+_TOO_SMALL = (
+    "Where one sequence takes several GPUs, so many have the memory together: --tensor-parallel-size says what each of "
+    "those takes that share the model. It must divide the model's attention heads."
 )
 
 
 def size(
-    model: Annotated[str, typer.Argument(metavar="MODEL", help="Folder with a config.json, or Hugging Face id.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder with a config.json, GGUF file, or Hugging Face id.")
+    ],
     gpu: Annotated[
         list[str] | None,
         typer.Option("--gpu", metavar="GPU", help=f"{', '.join(GPU_GIB)}, or memory such as 24GiB; repeatable."),
@@ -41,6 +44,7 @@ def size(
     kv_cache_dtype: KvCacheDType = "auto",
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     enforce_eager: EnforceEager = False,
+    tensor_parallel_size: TensorParallelSize = 1,
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
@@ -57,6 +61,7 @@ def size(
         max_model_len=max_model_len,
         gpu_memory_utilization=gpu_memory_utilization,
         enforce_eager=enforce_eager,
+        tensor_parallel_size=tensor_parallel_size,
     )
     gpus = [Gpu.of(each) for each in gpu or GPU_GIB]
     located = locate_model(model, revision, with_weights=False)
@@ -82,9 +87,10 @@ def _as_json(fit: Fit, num_seqs: int) -> dict[str, object]:
 
 def _print(name: str, needs: ModelNeeds, fits: list[Fit], num_seqs: int) -> None:
     longest = f"{needs.sequence_tokens:,} tokens"
+    whose = "" if needs.tensor_parallel_size == 1 else f", of each of {needs.tensor_parallel_size} GPUs"
     lines = [
         ("model", f"{name}, {needs.parameters:,} parameters in {needs.dtype}"),
-        ("weights", _memory(needs.weight_bytes)),
+        ("weights", _memory(needs.weight_bytes) + whose),
         ("KV cache", f"{needs.kv_token_bytes:,} bytes a token in {needs.kv_dtype}"),
         ("a sequence", f"{_memory(needs.sequence_bytes)} of KV for {longest}"),
         ("beside them", f"about {_memory(needs.beside_bytes)}: the largest step, CUDA graphs, the driver"),
@@ -95,7 +101,7 @@ def _print(name: str, needs: ModelNeeds, fits: list[Fit], num_seqs: int) -> None
     heading = ("GPU", "MEMORY", "LEFT FOR KV", "TOKENS", "SEQUENCES", "GPUS FOR ONE", f"GPUS FOR {num_seqs}")
     print_table(heading, [_line(fit, num_seqs) for fit in fits])
     if any((fit.num_gpus(1) or 2) > 1 for fit in fits):
-        typer.echo(f"\n{_ONE_GPU}")
+        typer.echo(f"\n{_TOO_SMALL}")
 
 
 def _line(fit: Fit, num_seqs: int) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ from ..periodic import Periodic
 from ..presence import WorkerPresence
 from ..settings import Settings
 from .interrupts import termination_as_interrupt
-from .options import engine_options
+from .options import engine_options, highest_rank
 from .serve import Serving, say_where, serving
 from .signatures import takes
 
@@ -28,14 +28,16 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.2
 
 
-@takes(serving, engine_options)
-def up(serving: Serving, worker_options: list[str]) -> None:
+@takes(serving, engine_options, highest_rank)
+def up(serving: Serving, worker_options: list[str], max_lora_rank: int) -> None:
     """Serve models on this machine: the API and its workers.
 
     There is a worker for each --model, started again should it die. SIGTERM or Ctrl-C stops all: the API ends what is
     under way, the workers hand back what they have not finished. Whatever was submitted waits for the next one.
     """
     settings = Settings.from_environment()
+    for lora in (model.lora for model in serving.served.all if model.lora is not None):
+        lora.check(max_lora_rank)
     _name_the_lines(settings)
     with (
         termination_as_interrupt(),

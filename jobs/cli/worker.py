@@ -28,6 +28,7 @@ from .options import (
     Quantization,
     Revision,
     SpeculativeConfigJson,
+    TensorParallelSize,
     parse_speculative_config,
 )
 
@@ -49,6 +50,7 @@ def worker(
     max_loras: MaxLoras = 8,
     max_lora_rank: MaxLoraRank = 16,
     speculative_config: SpeculativeConfigJson = None,
+    tensor_parallel_size: TensorParallelSize = 1,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Load a model and work on its jobs. SIGTERM or Ctrl-C hands back what is not finished and exits."""
@@ -61,6 +63,9 @@ def worker(
     from ...engine.config import EngineConfig
     from ..worker import WorkerOptions, serve
 
+    loras = parse_loras(lora_modules or ())
+    for lora in loras:
+        lora.check(max_lora_rank)
     engine = EngineConfig(
         dtype=dtype,
         quantization=quantization,
@@ -73,11 +78,12 @@ def worker(
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         # Those of requests and jobs that name others are loaded when they come.
-        enable_lora=True,
+        enable_lora=tensor_parallel_size == 1,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
-        lora_modules=[lora.request(number) for number, lora in enumerate(parse_loras(lora_modules or ()), 1)],
+        lora_modules=[lora.request(number) for number, lora in enumerate(loras, 1)],
         speculative_config=parse_speculative_config(speculative_config),
+        tensor_parallel_size=tensor_parallel_size,
     )
     located = locate_model(model, revision)
     raise typer.Exit(serve(settings, WorkerOptions(located, engine, settings.worker_concurrency)))

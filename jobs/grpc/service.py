@@ -7,7 +7,8 @@ from typing import Any
 
 from fastapi import FastAPI
 from grpc.aio import ServicerContext as Context
-from starlette.requests import HTTPConnection
+from starlette.requests import HTTPConnection, Request
+from starlette.types import Message
 
 from ..api.authentication import RESPONSE_HEADERS, KeyRing, Refused
 from ..api.errors import ApiError
@@ -86,8 +87,14 @@ class HeadraceService(HeadraceServicer):
         caller = await keys.caller(given)
         if isinstance(caller, Refused):
             raise ApiError(401, caller.value, "invalid_api_key")
-        state = {"tenant": caller, RESPONSE_HEADERS: {}}
-        return HTTPConnection({"type": "http", "app": self._app, "headers": [], "state": state})
+        left = asyncio.Event()
+
+        async def receive() -> Message:
+            await left.wait()
+            return {"type": "http.disconnect"}
+
+        state = {"tenant": caller, RESPONSE_HEADERS: {}, "left": left}
+        return Request({"type": "http", "app": self._app, "headers": [], "state": state}, receive)
 
     @asynccontextmanager
     async def _handed_over(self, connection: HTTPConnection, request: GenerateRequest) -> AsyncIterator[Asked]:
@@ -100,6 +107,8 @@ class HeadraceService(HeadraceServicer):
         try:
             yield await asyncio.shield(asking)
         finally:
+            # A worker that has gone silent is not waited for any more.
+            connection.state.left.set()
             await asyncio.wait((asking,))
             if asking.exception() is None:
                 await close(self._live, asking.result())

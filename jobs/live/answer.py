@@ -4,9 +4,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
+from ...engine.checkpoints.hub import public_name
 from ...engine.request import FinishReason, Request, RequestEvent
 from ...engine.text.detokenizer import StopStrings, answer_text
 from ...engine.text.tokenizer import Tokenizer
+from ...engine.vision.reading import ImageReader
 from ..engine_host import Answer
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..streams.events import RecoveredStream, StreamError, StreamUsage
@@ -134,6 +136,8 @@ class LiveAnswer:
         params = replace(asked.sampling.params(0, asked.choices), seed=asked.sampling.seed)
         choice_token_ids = tokenizer.encode_choices(asked.choices) if asked.choices else None
         grammar = tokenizer.grammar(params.structured_outputs)
+        files = asked.image_files
+        images = ImageReader.of_model(tokenizer.folder, public_name(asked.model)).images(files) if files else ()
         leader: str | None = None
         for index, stream_id in enumerate(asked.stream_ids):
             known = recovered.get(stream_id, RecoveredStream())
@@ -151,6 +155,7 @@ class LiveAnswer:
                 fork_of=leader,
                 resume_token_ids=known.token_ids,
                 lora_request=None if asked.lora is None else asked.lora.request(),
+                images=images,
             )
             leader = leader or request.request_id
             text = GrowingText(tokenizer, params.stop_strings)

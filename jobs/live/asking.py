@@ -15,7 +15,7 @@ from ..lora import as_fields
 from ..schemas import JobSpec
 from ..streams.events import StreamEvent, StreamUsage
 from ..streams.reader import StreamTimeout, afollow, follow
-from .prompt import LivePrompts
+from .prompt import LivePrompt, LivePrompts
 from .requests import DEFAULT_TIMEOUT_SECONDS, LiveRequest, LiveRequests, LiveState, UnknownRequest, new_seed
 
 OnWait = Callable[[], None] | None
@@ -94,12 +94,13 @@ def new_request(
     if spec.lora is not None:
         spec.lora.check()
     prompts = LivePrompts.of(name)
-    token_ids = _encode(prompts, prompt, system, chat_template_kwargs)
-    prompts.check(token_ids, spec.sampling)
+    read = _read(prompts, prompt, system, chat_template_kwargs)
+    prompts.check(read.token_ids, spec.sampling)
     return LiveRequest.new(
         queue=live_queue(name, *spec.precision),
         model=name,
-        prompt_token_ids=token_ids,
+        prompt_token_ids=read.token_ids,
+        images=read.images,
         sampling=spec.sampling,
         choices=spec.choices,
         lora=spec.lora,
@@ -107,15 +108,15 @@ def new_request(
     )
 
 
-def _encode(
+def _read(
     prompts: LivePrompts, prompt: str | Messages, system: str | None, template_kwargs: Mapping[str, Any] | None
-) -> list[int]:
+) -> LivePrompt:
     opening = [{"role": "system", "content": system}] if system else []
     if not isinstance(prompt, str):
         return prompts.chat([*opening, *prompt], template_kwargs)
     if prompts.tokenizer.has_chat_template:
         return prompts.chat([*opening, {"role": "user", "content": prompt}], template_kwargs)
-    return prompts.text(f"{system}\n\n{prompt}" if system else prompt)
+    return LivePrompt(prompts.text(f"{system}\n\n{prompt}" if system else prompt))
 
 
 def is_request(stream_id: str) -> bool:

@@ -3,12 +3,13 @@
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from ...engine.checkpoints.hub import locate_model
+from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
+from ...engine.vision.reading import ImageReader, has_images
 from ..errors import SpecError
 from ..messages import messages_problem, with_plain_texts
 from ..schemas import SamplingSpec
@@ -23,18 +24,26 @@ class ContextLengthExceeded(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+class LivePrompt(NamedTuple):
+    """The tokens of a prompt, and the files of the images in it, in their order."""
+
+    token_ids: list[int]
+    images: tuple[bytes, ...] = ()
+
+
 class LivePrompts:
     """One model's chat template and tokenizer, for prompts that come one at a time. Thread-safe.
 
     Every method raises `InvalidRequestError` naming the field at fault.
     """
 
-    def __init__(self, folder: Path) -> None:
-        """Raises `ModelError`."""
+    def __init__(self, folder: Path, name: str = "") -> None:
+        """`name`: what users call the model. Raises `ModelError`."""
         config = ModelConfig.from_pretrained(folder)
         self.context_length = config.max_position_embeddings
         self.vocab_size = config.vocab_size
         self.tokenizer = Tokenizer.from_pretrained(folder)
+        self._images = ImageReader(config.vision, name or folder.name)
 
     @classmethod
     def of(cls, model: str) -> "LivePrompts":
@@ -43,8 +52,8 @@ class LivePrompts:
 
     def chat(
         self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
-    ) -> list[int]:
-        """The tokens of a conversation, up to where the assistant's answer begins.
+    ) -> LivePrompt:
+        """A conversation, up to where the assistant's answer begins.
 
         `template_kwargs`: what else the model's chat template is told.
         """
@@ -54,11 +63,23 @@ class LivePrompts:
         if problem is not None:
             raise InvalidRequestError(f"messages {problem}", "messages")
         try:
+            if has_images(messages):
+                return self._illustrated(messages, template_kwargs or {})
             text = self.tokenizer.apply_chat_template(with_plain_texts(messages), template_kwargs or {})
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), "messages") from error
         # A chat template writes the special tokens itself.
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return LivePrompt(self.tokenizer.encode(text, add_special_tokens=False))
+
+    def _illustrated(self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> LivePrompt:
+        split, pictures = self._images.split(with_plain_texts(messages))
+        files = tuple(each for each in pictures if isinstance(each, bytes))
+        if len(files) < len(pictures):
+            raise InvalidRequestError("an image must be a data URL: data:image/png;base64,...", "messages")
+        grids = self._images.grids(files)
+        text = self.tokenizer.apply_chat_template(split, template_kwargs)
+        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return LivePrompt(self._images.expanded(token_ids, grids).tolist(), files)
 
     def text(self, prompt: str) -> list[int]:
         """The tokens of a text to be continued."""
@@ -101,4 +122,5 @@ class LivePrompts:
 
 @lru_cache(maxsize=16)
 def _prompts_of(model: str) -> LivePrompts:
-    return LivePrompts(locate_model(model, with_weights=False).folder)
+    located = locate_model(model, with_weights=False)
+    return LivePrompts(located.folder, public_name(located.name))

@@ -6,6 +6,7 @@ k > 0 the id `<request id>/<k>` (`stream_ids`).
 
 import secrets
 import time
+from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -52,6 +53,7 @@ class LiveRequest(BaseModel):
     with the error `deadline_exceeded`, whatever it has by then. `reply_to`: the reader that is to get all its tokens
     in frames (`streams/frames.py`). `sampling.seed` is used as it is: whoever wants samples to differ draws one
     (`new_seed`), so that another attempt goes on with the same answer. `weight`: the tenant's (`storage/tenants.py`).
+    `images`: the files of those in the prompt, in base64.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -60,6 +62,8 @@ class LiveRequest(BaseModel):
     queue: str
     model: str
     prompt_token_ids: tuple[int, ...]
+    # Files of those in the prompt, in base64.
+    images: tuple[str, ...] = ()
     sampling: SamplingSpec = SamplingSpec()
     choices: tuple[str, ...] | None = None
     lora: LoraModule | None = None
@@ -77,6 +81,7 @@ class LiveRequest(BaseModel):
         model: str,
         prompt_token_ids: Sequence[int],
         sampling: SamplingSpec,
+        images: Sequence[bytes] = (),
         choices: Sequence[str] | None = None,
         lora: LoraModule | None = None,
         tenant: str = "default",
@@ -94,6 +99,7 @@ class LiveRequest(BaseModel):
             queue=queue,
             model=model,
             prompt_token_ids=tuple(prompt_token_ids),
+            images=tuple(b64encode(image).decode() for image in images),
             sampling=sampling,
             choices=None if choices is None else tuple(choices),
             lora=lora,
@@ -105,6 +111,10 @@ class LiveRequest(BaseModel):
         )
         request.sampling.params(0, request.choices)
         return request
+
+    @property
+    def image_files(self) -> tuple[bytes, ...]:
+        return tuple(map(b64decode, self.images))
 
     @property
     def stream_ids(self) -> tuple[str, ...]:

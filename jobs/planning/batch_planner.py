@@ -7,12 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.columns import custom_id_of
 from ...storage.readers import InputRow
 from ...storage.spool import PlannedRow
 from ..shards.row_sampling import RowSampling
-from .rendering import PromptRenderer, RowError
+from .image_marks import marked, unmarked
+from .rendering import IllustratedPrompt, PromptRenderer, RowError
 from .shard_cutter import Item
 
 # How the error of a prompt begins that is too long for the model.
@@ -47,7 +49,8 @@ class BatchPlanner:
         errors = set()
         items = []
         answer_tokens = 0
-        for row, prompt in zip(rows, self._prompts(rows), strict=True):
+        illustrated: dict[int, IllustratedPrompt] = {}
+        for place, (row, prompt) in enumerate(zip(rows, self._prompts(rows, illustrated), strict=True)):
             if row.values.get("custom_id") is not None:
                 own_ids[row.row] = custom_id_of(row.values, row.row)
             problem = prompt if isinstance(prompt, str) else self._length_error(len(prompt))
@@ -56,13 +59,24 @@ class BatchPlanner:
                 items.append(_item(row, (), problem))
                 continue
             assert not isinstance(prompt, str)
-            items.append(_item(row, prompt, None))
+            if (shown := illustrated.get(place)) is not None:
+                items.append(_illustrated_item(row, prompt, shown, self._image_token_id))
+            else:
+                items.append(_item(row, prompt, None))
             if row.sampling is not None:
                 answer_tokens += self._answer_tokens(row.sampling, len(prompt))
         return PlannedBatch(items, own_ids, frozenset(errors), answer_tokens)
 
-    def _prompts(self, rows: Sequence[InputRow]) -> list[str | Sequence[int]]:
-        """Each row's tokens, or its error."""
+    @property
+    def _image_token_id(self) -> int:
+        vision = self.renderer.images.vision
+        assert vision is not None
+        return vision.image_token_id
+
+    def _prompts(
+        self, rows: Sequence[InputRow], illustrated: dict[int, IllustratedPrompt]
+    ) -> list[str | Sequence[int]]:
+        """Each row's tokens, or its error; notes by their places which prompts have images."""
         prompts: list[str | Sequence[int]] = []
         texts: list[str] = []
         places: list[int] = []
@@ -72,6 +86,9 @@ class BatchPlanner:
             except RowError as error:
                 prompts.append(str(error))
                 continue
+            if isinstance(prompt, IllustratedPrompt):
+                illustrated[len(prompts)] = prompt
+                prompt = prompt.text
             if isinstance(prompt, str):
                 places.append(len(prompts))
                 texts.append(prompt)
@@ -79,9 +96,18 @@ class BatchPlanner:
         encoded = self.tokenizer.encode_arrays(texts, self.renderer.adds_special_tokens)
         for place, token_ids in zip(places, encoded, strict=True):
             prompts[place] = token_ids
+        for place, prompt in illustrated.items():
+            prompts[place] = self._expanded(prompts[place], prompt)
         return prompts
 
-    def _render(self, row: InputRow) -> str | list[int]:
+    def _expanded(self, prompt: str | Sequence[int], shown: IllustratedPrompt) -> str | Sequence[int]:
+        assert not isinstance(prompt, str)
+        try:
+            return self.renderer.images.expanded(prompt, shown.grids)
+        except InvalidRequestError as error:
+            return str(error)
+
+    def _render(self, row: InputRow) -> str | list[int] | IllustratedPrompt:
         if row.error is not None:
             raise RowError(row.error)
         prompt = self.renderer.render(row.values)
@@ -122,12 +148,23 @@ def _item(row: InputRow, token_ids: Sequence[int], error: str | None) -> Item:
     return _big_endian(array("i", token_ids)).tobytes(), pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
 
 
+def _illustrated_item(row: InputRow, token_ids: Sequence[int], shown: IllustratedPrompt, image_token_id: int) -> Item:
+    """As `_item`; neighbours have the same images too."""
+    payload = (row.row, row.values, None, row.sampling, image_token_id, shown.files)
+    key = _big_endian(marked(token_ids, shown, image_token_id)).tobytes()
+    return key, pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
+
+
 def planned_row(item: Item) -> PlannedRow:
     """The row that an item was made of."""
     key, payload = item
-    number, values, error, sampling = pickle.loads(payload)
+    number, values, error, sampling, *shown = pickle.loads(payload)
     token_ids = None if error else _big_endian(array("i", key))
-    return PlannedRow(number, custom_id_of(values, number), values, token_ids, error, sampling)
+    row = PlannedRow(number, custom_id_of(values, number), values, token_ids, error, sampling)
+    if not shown or token_ids is None:
+        return row
+    image_token_id, files = shown
+    return row._replace(prompt_token_ids=unmarked(token_ids, image_token_id), images=files)
 
 
 def _big_endian(token_ids: "array[int]") -> "array[int]":

@@ -1,7 +1,7 @@
 """A data set's `custom_id`s are each there once: rows that repeat one are found, however many rows there are."""
 
 from array import array
-from collections.abc import Set
+from collections.abc import Iterable, Set
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -10,7 +10,8 @@ from typing import NamedTuple
 from ...storage.errors import InputError
 from ...storage.external_sort import ExternalSorter
 from ...storage.spool import PlannedRow
-from .batch_planner import PlannedBatch
+from .batch_planner import PlannedBatch, planned_row
+from .shard_cutter import Item
 
 # More than this is no slip: the column does not name rows.
 _MAX_DUPLICATES = 100_000
@@ -33,8 +34,12 @@ class Repeats:
     def __bool__(self) -> bool:
         return bool(self.duplicates or self.renamed)
 
-    def settled(self, row: PlannedRow) -> PlannedRow:
-        """A row with its error, or its new id."""
+    def rows(self, items: Iterable[Item]) -> list[PlannedRow]:
+        """The rows that the items were made of, those that repeat an id with their error or their new id."""
+        rows = map(planned_row, items)
+        return list(map(self._settled, rows)) if self else list(rows)
+
+    def _settled(self, row: PlannedRow) -> PlannedRow:
         if row.row in self.renamed:
             return row._replace(custom_id=f"{self.mark}{row.row}")
         if (first := self.duplicates.get(row.row)) is None:
@@ -61,16 +66,14 @@ class CustomIds:
         if not self._has_own_ids:
             self._early_errors.extend(sorted(batch.errors))
             return
-        for number in range(first, self._num_rows):
-            own = batch.own_ids.get(number)
-            custom_id = str(number) if own is None else own
-            self._sorter.add(custom_id.encode(), _Claim(number, number in batch.errors, own is not None).pack())
+        numbers = range(first, self._num_rows)
+        self._sorter.extend(_item(number, batch.own_ids.get(number), number in batch.errors) for number in numbers)
 
     def _add_early_rows(self) -> None:
         """They are named by their numbers, which this column may repeat."""
         errors = frozenset(self._early_errors)
         for number in range(self._num_rows):
-            self._sorter.add(str(number).encode(), _Claim(number, number in errors, is_own=False).pack())
+            self._sorter.add(*_item(number, None, number in errors))
 
     def repeats(self) -> Repeats:
         """The rows that repeat an id; those with another error are left out.
@@ -82,10 +85,11 @@ class CustomIds:
         most_tildes = 0
         for custom_id, items in groupby(self._sorter, key=_custom_id):
             most_tildes = max(most_tildes, len(custom_id) - len(custom_id.lstrip(_TILDE)))
-            first, *others = (_Claim.unpack(payload) for _, payload in items)
-            if not others:
+            payloads = [payload for _, payload in items]
+            # Nearly always.
+            if len(payloads) == 1:
                 continue
-            claims = [first, *others]
+            claims = list(map(_Claim.unpack, payloads))
             renamed.update(claim.row for claim in claims if claim.gives_way)
             kept, *repeating = (claim for claim in claims if not claim.gives_way)
             found |= {claim.row: kept.row for claim in repeating if not claim.is_error}
@@ -95,6 +99,10 @@ class CustomIds:
                     "column if it does not name rows"
                 )
         return Repeats(found, renamed, "~" * (most_tildes + 1))
+
+
+# What a claim says beside its row; they are kept as one number.
+_ERROR, _OWN = 1, 2
 
 
 class _Claim(NamedTuple):
@@ -109,9 +117,14 @@ class _Claim(NamedTuple):
         """The number of a row that can not be asked says nothing to anybody: it leaves it to whoever brings it."""
         return self.is_error and not self.is_own
 
-    def pack(self) -> bytes:
-        return self.row.to_bytes(8) + bytes([self.is_error, self.is_own])
-
     @classmethod
     def unpack(cls, payload: bytes) -> "_Claim":
-        return cls(int.from_bytes(payload[:8]), bool(payload[8]), bool(payload[9]))
+        number = int.from_bytes(payload)
+        return cls(number >> 2, bool(number & _ERROR), bool(number & _OWN))
+
+
+def _item(row: int, own_id: str | None, is_error: bool) -> Item:
+    """A row's claim to its own id, else to its number, as it is sorted. `_Claim.unpack` reads the second of them."""
+    if own_id is None:
+        return str(row).encode(), (row << 2 | is_error).to_bytes(8)
+    return own_id.encode(), (row << 2 | _OWN | is_error).to_bytes(8)

@@ -7,6 +7,7 @@ from pathlib import Path
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.model_size import kv_token_bytes
 from ...engine.config import DEFAULT_KV_CACHE_BYTES
+from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputSource
 from ...storage.spool import PlannedRow
 from ..celery_app import shard_queue
@@ -22,14 +23,15 @@ class Forecast:
     """The rows of a job as planned; tokens are prompt tokens.
 
     `context_tokens` is what a prompt and its answer may have, `kv_tokens` what a worker's KV memory holds by default
-    with `dtype`. `queue`: that of the workers which would run it. `errors` are those of the first rows at fault, in the
-    input's order.
+    with `dtype`, `answer_tokens` what an answer may come to. `queue`: that of the workers which would run it. `errors`
+    are those of the first rows at fault, in the input's order.
     """
 
     num_rows: int
     num_errors: int
     context_tokens: int
     kv_tokens: int
+    answer_tokens: int
     dtype: str
     queue: str
     num_shards: int = 0
@@ -48,6 +50,7 @@ def forecast(source: InputSource, spec: JobSpec, shard_rows: int, sort_folder: P
             plan.num_errors,
             planner.model.max_position_embeddings,
             _kv_tokens(planner.model, dtype),
+            _answer_tokens(planner.spec, planner.tokenizer),
             dtype,
             shard_queue(planner.spec.model, *planner.spec.precision),
             sharing=plan.sharing,
@@ -63,6 +66,13 @@ def _observe(found: Forecast, shards: Iterator[list[PlannedRow]]) -> None:
             found.largest_prompt = max(found.largest_prompt, len(row.prompt_token_ids or ()))
         faults = ((row.row, row.error) for row in shard if row.error is not None)
         found.errors = sorted((*found.errors, *faults))[:_ERRORS_SHOWN]
+
+
+def _answer_tokens(spec: JobSpec, tokenizer: Tokenizer) -> int:
+    """A choice may be longer than `max_tokens`: it is never cut."""
+    if spec.choices is None:
+        return spec.sampling.max_tokens
+    return max(map(len, tokenizer.encode_choices(spec.choices)))
 
 
 def _kv_tokens(model: ModelConfig, dtype: str) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.model_size import kv_token_bytes, layer_projections, num_parameters, weight_bytes
 from ...engine.config import EngineConfig
+from ...engine.sharding.shares import local_model
 from ..errors import SpecError
 
 GIB = 2**30
@@ -38,10 +39,10 @@ class Gpu:
 
 @dataclass(frozen=True)
 class ModelNeeds:
-    """What a model takes of a GPU's memory with a worker's options.
+    """What a model, or the share of it that each of `tensor_parallel_size` GPUs has, takes of a GPU's memory.
 
-    `sequence_tokens`: the longest sequence. `beside_bytes`: about what the largest step, CUDA graphs and the driver
-    take; a worker measures it.
+    `parameters`: of the whole. `sequence_tokens`: the longest sequence. `beside_bytes`: about what the largest step,
+    CUDA graphs and the driver take; a worker measures it.
     """
 
     parameters: int
@@ -53,27 +54,35 @@ class ModelNeeds:
     sequence_tokens: int
     block_tokens: int
     utilization: float
+    tensor_parallel_size: int = 1
 
     @classmethod
     def of(cls, folder: Path, options: EngineConfig) -> "ModelNeeds":
-        """Reads `config.json` alone. Raises `ModelError`, or `SpecError` where the model's context is shorter."""
+        """Reads `config.json` alone.
+
+        Raises `ModelError`, `SpecError` where the model's context is shorter, or `ConfigError` where so many GPUs
+        cannot share it.
+        """
         model = ModelConfig.from_pretrained(folder)
         context, asked = model.max_position_embeddings, options.max_model_len
         if asked is not None and asked > context:
             raise SpecError(f"--max-model-len {asked} exceeds the model's context of {context} tokens")
         dtype = model.checkpoint_dtype if options.dtype == "auto" else options.dtype
         item_bytes = 4 if dtype == "float32" else 2
+        size = options.tensor_parallel_size
+        share = local_model(model, 0, size) if size > 1 else model
         has_own_kv = options.kv_cache_dtype != "auto"
         return cls(
             parameters=num_parameters(model),
             dtype=dtype,
             kv_dtype=options.kv_cache_dtype if has_own_kv else dtype,
-            weight_bytes=weight_bytes(model, item_bytes, options.quantization),
-            kv_token_bytes=kv_token_bytes(model, 1 if has_own_kv else item_bytes),
-            beside_bytes=_beside_bytes(model, options, item_bytes),
+            weight_bytes=weight_bytes(share, item_bytes, options.quantization),
+            kv_token_bytes=kv_token_bytes(share, 1 if has_own_kv else item_bytes),
+            beside_bytes=_beside_bytes(share, options, item_bytes, model.vocab_size),
             sequence_tokens=asked or context,
             block_tokens=options.block_size,
             utilization=options.gpu_memory_utilization,
+            tensor_parallel_size=size,
         )
 
     @property
@@ -91,7 +100,7 @@ class ModelNeeds:
 
 @dataclass(frozen=True)
 class Fit:
-    """A model in a GPU's memory."""
+    """A model in a GPU's memory, or a share of it."""
 
     gpu: Gpu
     needs: ModelNeeds
@@ -118,27 +127,33 @@ class Fit:
     def num_gpus(self, num_sequences: int) -> int | None:
         """How many such GPUs it takes for so many of the longest sequences; None: no number of them is enough.
 
-        Each has the whole model. Where that and a sequence do not fit into one, how many have enough memory together.
+        Each has the whole model, or as many as share one. Where that and a sequence do not fit, how many have enough
+        memory together.
         """
         if self._usable_bytes <= 0:
             return None
+        size = self.needs.tensor_parallel_size
         if self.num_sequences:
-            return -(-num_sequences // self.num_sequences)
+            return size * -(-num_sequences // self.num_sequences)
         needed = self.needs.weight_bytes + num_sequences * self.needs.sequence_bytes + self.needs.block_bytes
-        return -(-needed // self._usable_bytes)
+        return -(-size * needed // self._usable_bytes)
 
     @property
     def _usable_bytes(self) -> int:
         return int(self.gpu.memory_bytes * self.needs.utilization) - self.needs.beside_bytes
 
 
-def _beside_bytes(model: ModelConfig, options: EngineConfig, item_bytes: int) -> int:
+def _beside_bytes(model: ModelConfig, options: EngineConfig, item_bytes: int, num_words: int) -> int:
     num_tokens = options.max_num_batched_tokens
     # The residual, its norm and a branch of it, and what the widest part of a layer makes of them.
     wide = max(_outputs(model, index) for index in range(model.num_hidden_layers))
     step = num_tokens * (3 * model.hidden_size + wide) * item_bytes
-    logits = min(options.max_num_seqs, num_tokens) * model.vocab_size * _LOGIT_BYTES
-    graphs = 0 if options.enforce_eager else _GRAPH_BYTES_PER_LAYER * model.num_hidden_layers
+    logits = min(options.max_num_seqs, num_tokens) * num_words * _LOGIT_BYTES
+    graphs = (
+        0
+        if options.enforce_eager or options.tensor_parallel_size > 1
+        else _GRAPH_BYTES_PER_LAYER * model.num_hidden_layers
+    )
     return _DRIVER_BYTES + step + logits + graphs
 
 

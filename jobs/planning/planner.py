@@ -3,9 +3,10 @@
 A job may be larger than memory: between the first step and the last, its rows are in an `ExternalSorter`.
 """
 
+import shutil
 from collections import deque
-from collections.abc import Generator, Iterable, Iterator
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -17,17 +18,20 @@ from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.structured.choices import build_choice_tree
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.columns import SchemaUnifier
+from ...storage.errors import StorageError
 from ...storage.external_sort import ExternalSorter
 from ...storage.readers import InputRow, InputSource
+from ...storage.records import NewShard
 from ...storage.spool import PlannedRow
 from ..schemas import JobSpec
-from .batch_helper import Recipe
-from .batch_planner import BatchPlanner, PlannedBatch, planned_row
+from .batch_planner import BatchPlanner
 from .collector import leave_alone_what_is_there
 from .custom_ids import CustomIds, Repeats
+from .helper import Recipe
 from .rendering import PromptRenderer
 from .shard_cutter import PrefixSharing, ShardCutter
-from .side_by_side import plan_batches
+from .side_by_side import SideBySide
+from .work import WriteShard
 
 _BATCH_ROWS = 1024
 # A batch of long rows ends earlier.
@@ -47,16 +51,34 @@ class Plan:
     num_rows: int
     num_errors: int
     answer_tokens: int | None
-    _sorted_rows: ExternalSorter
     has_row_sampling: bool
+    _sorted_rows: ExternalSorter
     _repeats: Repeats
     _cutter: ShardCutter
+    _side_by_side: SideBySide
 
     def shards(self) -> Iterator[list[PlannedRow]]:
         """The rows of one shard after the other, read from disk as they are taken; once."""
-        for items in self._cutter.cut(self._sorted_rows):
-            rows = list(map(planned_row, items))
-            yield list(map(self._repeats.settled, rows)) if self._repeats else rows
+        return map(self._repeats.rows, self._cutter.cut(self._sorted_rows))
+
+    def spool(self, folder: Path) -> list[NewShard]:
+        """Write the shards of `shards`, in the place of what is in `folder`; of those that fail nothing is left.
+
+        Raises `StorageError`, `OSError`.
+        """
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            return list(self._side_by_side.results(self._writes(folder)))
+        except (StorageError, OSError):
+            # Of a disk that is full it has what is left, and a helper may be about to write more.
+            self._side_by_side.end_helpers()
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def _writes(self, folder: Path) -> Iterator[WriteShard]:
+        for number, items in enumerate(self._cutter.cut(self._sorted_rows)):
+            path = folder / f"shard-{number:05d}.parquet"
+            yield WriteShard(number, path, items, self._repeats, self.schema, self.has_row_sampling)
 
     @property
     def sharing(self) -> PrefixSharing:
@@ -96,10 +118,14 @@ class Planner:
         renderer = self.check(source)
         unifier = source.unifier()
         num_rows = num_errors = answer_tokens = 0
-        with leave_alone_what_is_there(), self._sorter() as sorter:
-            with self._sorter() as id_sorter, closing(self._batches(renderer, unifier, source)) as batches:
+        with (
+            leave_alone_what_is_there(),
+            self._side_by_side(renderer, source) as side_by_side,
+            self._sorter() as sorter,
+        ):
+            with self._sorter() as id_sorter:
                 ids = CustomIds(id_sorter)
-                for batch in batches:
+                for batch in side_by_side.plan(_observed(source, unifier)):
                     sorter.extend(batch.items)
                     ids.add(batch)
                     num_rows += len(batch.items)
@@ -110,18 +136,15 @@ class Planner:
             cutter = ShardCutter(self.shard_rows)
             own = self.spec.samples_each_row
             most = answer_tokens if own else None
-            yield Plan(unifier.schema(), num_rows, num_errors, most, sorter, own, repeats, cutter)
+            yield Plan(unifier.schema(), num_rows, num_errors, most, own, sorter, repeats, cutter, side_by_side)
 
     def _sorter(self) -> ExternalSorter:
         return ExternalSorter(self.sort_folder, self.sort_memory_bytes)
 
-    def _batches(
-        self, renderer: PromptRenderer, unifier: SchemaUnifier, source: InputSource
-    ) -> Generator[PlannedBatch, None, None]:
-        """All rows in the input's order."""
+    def _side_by_side(self, renderer: PromptRenderer, source: InputSource) -> SideBySide:
         context = self.model.max_position_embeddings
         recipe = Recipe(self.spec.model_dump_json(), tuple(_columns(source)), self.tokenizer.folder, context)
-        return plan_batches(BatchPlanner(renderer, self.tokenizer, context), recipe, _observed(source, unifier))
+        return SideBySide(BatchPlanner(renderer, self.tokenizer, context), recipe)
 
 
 def make_planner(spec: JobSpec, shard_rows: int, sort_folder: Path) -> Planner:

@@ -31,15 +31,14 @@ from ...storage.output_dir import (
 from ...storage.output_folder import OutputFolder
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource
-from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewShard, NewWebhook, ShardState
+from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
-from ...storage.spool import PlannedRow, carried_fields, write_shard
+from ...storage.spool import carried_fields
 from ..celery_app import send_shards, shard_queue
 from ..errors import JobMismatchError
 from ..schemas import JobSpec
 from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
-from .ahead import map_ahead
 from .planner import Plan, Planner, make_planner
 
 
@@ -231,7 +230,7 @@ class Producer:
     def _create(self, taken: _Taken, fingerprint: str, spec: JobSpec, plan: Plan, terms: Terms) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, `--resume` finds it consistent."""
         queue = shard_queue(spec.model, *spec.precision)
-        shards = _write_spool(taken.spool, plan)
+        shards = plan.spool(taken.spool)
         job = NewJob(
             id=taken.job_id,
             queue=queue,
@@ -268,23 +267,6 @@ class Producer:
 
 def new_job_id() -> str:
     return f"job_{uuid.uuid4().hex[:16]}"
-
-
-def _write_spool(folder: Path, plan: Plan) -> list[NewShard]:
-    shutil.rmtree(folder, ignore_errors=True)
-
-    def write(shard: tuple[int, list[PlannedRow]]) -> NewShard:
-        number, rows = shard
-        path = folder / f"shard-{number:05d}.parquet"
-        write_shard(path, rows, plan.schema, with_sampling=plan.has_row_sampling)
-        return NewShard(number, len(rows), str(path))
-
-    try:
-        return list(map_ahead(write, enumerate(plan.shards())))
-    except OSError:
-        # Of a disk that is full it has what is left.
-        shutil.rmtree(folder, ignore_errors=True)
-        raise
 
 
 def _difference(job: JobRecord | None, spec: JobSpec) -> str:

@@ -3,14 +3,19 @@
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import cached_property
 from string import Formatter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ...engine.checkpoints.hub import public_name
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
+from ...engine.vision.image_size import Grid
+from ...engine.vision.reading import ImageReader, has_images
 from ..errors import SpecError
 from ..messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts
 from ..schemas import JobSpec
+from .row_images import row_images
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.
@@ -23,6 +28,14 @@ TEMPLATE_KWARGS = "chat_template_kwargs"
 
 class RowError(Exception):
     """A row that can not be asked; its neighbours are not affected. The message becomes the row's error."""
+
+
+class IllustratedPrompt(NamedTuple):
+    """A prompt's text, in which each image has a place of one token, and the images' files with what these become."""
+
+    text: str
+    files: tuple[bytes, ...]
+    grids: tuple[Grid, ...]
 
 
 class PromptTemplate:
@@ -83,17 +96,33 @@ class PromptRenderer:
                 f"model {spec.model} has no chat template to be told anything: leave out chat_template_kwargs",
                 "chat_template_kwargs",
             )
+        self._model_name = public_name(spec.model)
+        self._image_column = spec.image
+        if spec.image is not None:
+            self._check_images(spec.image, columns)
         self._frame = self._chat_frame()
 
     def _chat_frame(self) -> "ChatFrame | None":
-        if self._template is None or not self._tokenizer.has_chat_template:
+        if self._template is None or self._image_column is not None or not self._tokenizer.has_chat_template:
             return None
         # What does not fit the template is each row's error.
         with suppress(InvalidRequestError):
             return self._tokenizer.chat_frame(self._system, self._template_kwargs)
         return None
 
-    def render(self, values: Mapping[str, Any]) -> str | list[int]:
+    @cached_property
+    def images(self) -> ImageReader:
+        """What the model can do with images."""
+        return ImageReader.of_model(self._tokenizer.folder, self._model_name)
+
+    def _check_images(self, column: str, columns: Sequence[str]) -> None:
+        if column not in columns:
+            raise SpecError(f"--image names the column {column!r}; the input has {', '.join(columns)}", "image")
+        if self.images.vision is None or not self._tokenizer.has_chat_template:
+            missing = "reads no images" if self.images.vision is None else "has no chat template for images"
+            raise SpecError(f"model {self._model_name} {missing}: leave out --image, or name another model", "image")
+
+    def render(self, values: Mapping[str, Any]) -> str | list[int] | IllustratedPrompt:
         """The whole prompt, to be encoded with special tokens as `adds_special_tokens` says, unless it is in tokens.
 
         Raises `RowError`.
@@ -102,7 +131,10 @@ class PromptRenderer:
             return values["prompt"]  # type: ignore[no-any-return]
         own_kwargs = _template_kwargs(values)
         if self._template is None:
-            return self._chat(_messages(values, self._system), own_kwargs)
+            messages = _messages(values, self._system)
+            if self._image_column is not None or has_images(messages):
+                return self._illustrated(messages, values, own_kwargs)
+            return self._chat(messages, own_kwargs)
         text = self._template.render(values)
         if not text.strip():
             raise RowError("prompt is empty")
@@ -110,13 +142,35 @@ class PromptRenderer:
             return self._frame.around(text)
         if self._tokenizer.has_chat_template:
             system = [{"role": "system", "content": self._system}] if self._system else []
-            return self._chat([*system, {"role": "user", "content": text}], own_kwargs)
+            messages = [*system, {"role": "user", "content": text}]
+            if self._image_column is not None:
+                return self._illustrated(messages, values, own_kwargs)
+            return self._chat(messages, own_kwargs)
         return f"{self._system}\n\n{text}" if self._system else text
 
     @property
     def adds_special_tokens(self) -> bool:
         """A chat template writes the special tokens itself."""
         return self._is_raw or not self._tokenizer.has_chat_template
+
+    def _illustrated(
+        self, messages: list[Mapping[str, Any]], values: Mapping[str, Any], own_kwargs: Mapping[str, Any]
+    ) -> str | IllustratedPrompt:
+        """The prompt of messages some of which have images, or whose images a column has."""
+        try:
+            own = row_images(values, self._image_column) if self._image_column is not None else []
+            placed = messages if has_images(messages) else _with_places(messages, len(own))
+            split, pictures = self.images.split(placed, rest := iter(own))
+            if next(rest, None) is not None:
+                raise RowError(f"column {self._image_column!r} has more images than the messages have parts for them")
+            files = tuple(each for each in pictures if isinstance(each, bytes))
+            if len(files) < len(pictures):
+                raise RowError("an image must be a data URL: data:image/png;base64,...")
+            grids = self.images.grids(files)
+        except InvalidRequestError as error:
+            raise RowError(str(error)) from error
+        text = self._chat(split, own_kwargs)
+        return IllustratedPrompt(text, files, grids) if files else text
 
     def _chat(self, messages: Sequence[Mapping[str, Any]], own_kwargs: Mapping[str, Any]) -> str:
         try:
@@ -176,3 +230,11 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     return messages
+
+
+def _with_places(messages: list[Mapping[str, Any]], num_images: int) -> list[Mapping[str, Any]]:
+    """Messages without a word of their images: these are put in front of what the user says first."""
+    first = next((index for index, each in enumerate(messages) if each["role"] == "user"), 0)
+    text = {"type": "text", "text": str(messages[first].get("content") or "")}
+    shown = {**messages[first], "content": [*[{"type": "image"}] * num_images, text]}
+    return [*messages[:first], shown, *messages[first + 1 :]]

@@ -1,71 +1,113 @@
-"""Planning a large input on all cores: in this process and in helpers, the results in the input's order."""
+"""Planning a large input on all cores: in this process and in helpers, the results in the order of the work."""
 
 import os
 from collections import deque
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from typing import Generic, Self, TypeVar
 
 from ...storage.readers import InputRow
-from .batch_helper import BatchHelper, Recipe
 from .batch_planner import BatchPlanner, PlannedBatch
+from .helper import Helper, Recipe
+from .work import PlanRows, Work
 
-# A helper takes a second to begin: a smaller input is done by then.
+Result = TypeVar("Result")
+
+# A helper takes a second to begin: a smaller input is planned by then.
 _BATCHES_ALONE = 32
 _MOST_HELPERS = 7
 # Results that wait for an earlier one, for each process.
 _MOST_WAITING = 4
-# A helper that takes so long for a batch whose turn it is hangs.
+# A helper that takes so long for work whose turn it is hangs.
 _PATIENCE_SECONDS = 120.0
 
 
 @dataclass(frozen=True)
-class _Begun:
-    helper: BatchHelper
-    rows: Sequence[InputRow]
-    result: "Future[PlannedBatch]"
+class _Begun(Generic[Result]):
+    """Work that a helper does."""
+
+    helper: Helper
+    work: Work[Result]
+    result: "Future[Result]"
+
+    @property
+    def is_done(self) -> bool:
+        return self.result.done()
 
 
-def plan_batches(
-    planner: BatchPlanner, recipe: Recipe, batches: Iterable[Sequence[InputRow]]
-) -> Generator[PlannedBatch, None, None]:
-    """What `planner` makes of each batch, in order. `recipe` tells helpers how to make the same planner.
+@dataclass(frozen=True)
+class _Done(Generic[Result]):
+    result: Result
+    is_done = True
 
-    A helper that is lost or hangs costs time only: its batches are planned here.
+
+class SideBySide:
+    """A context manager; leaving it ends the helpers. `recipe` tells them how to make the same `planner`.
+
+    A helper that is lost or hangs costs time only: its work is done here.
     """
-    num_helpers = min(num_cores() - 1, _MOST_HELPERS)
-    helpers: list[BatchHelper] = []
-    begun: deque[_Begun | PlannedBatch] = deque()
-    with ExitStack() as stack:
+
+    def __init__(self, planner: BatchPlanner, recipe: Recipe) -> None:
+        self._planner = planner
+        self._recipe = recipe
+        self._num_helpers = min(num_cores() - 1, _MOST_HELPERS)
+        self._helpers: list[Helper] = []
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self.end_helpers()
+
+    def end_helpers(self) -> None:
+        """What they have not done is lost."""
+        self._helpers = []
+        self._stack.close()
+
+    def plan(self, batches: Iterable[Sequence[InputRow]]) -> Iterator[PlannedBatch]:
+        """What the planner makes of each batch, in order. The helpers begin once there are many."""
+        return self.results(self._plans(batches))
+
+    def _plans(self, batches: Iterable[Sequence[InputRow]]) -> Iterator[PlanRows]:
         for number, rows in enumerate(batches):
             if number == _BATCHES_ALONE:
-                # Without room for a process this one does it alone.
-                with suppress(OSError):
-                    helpers += (stack.enter_context(BatchHelper(recipe)) for _ in range(num_helpers))
-            free = next((helper for helper in helpers if helper.is_free), None)
-            begun.append(planner.plan(rows) if free is None else _Begun(free, rows, free.plan(rows)))
-            while begun and (_is_done(begun[0]) or len(begun) > _MOST_WAITING * (1 + num_helpers)):
-                yield _result(planner, begun.popleft())
+                self._begin_helpers()
+            yield PlanRows(rows)
+
+    def _begin_helpers(self) -> None:
+        # Without room for a process this one does it alone.
+        with suppress(OSError):
+            for _ in range(self._num_helpers):
+                self._helpers.append(self._stack.enter_context(Helper(self._recipe)))
+
+    def results(self, works: Iterable[Work[Result]]) -> Iterator[Result]:
+        """What each work gives, in order. Raises what doing it here does."""
+        begun: deque[_Begun[Result] | _Done[Result]] = deque()
+        for work in works:
+            begun.append(self._begun(work))
+            while begun and (begun[0].is_done or len(begun) > _MOST_WAITING * (1 + self._num_helpers)):
+                yield self._result(begun.popleft())
         while begun:
-            yield _result(planner, begun.popleft())
+            yield self._result(begun.popleft())
+
+    def _begun(self, work: Work[Result]) -> _Begun[Result] | _Done[Result]:
+        free = next((helper for helper in self._helpers if helper.is_free), None)
+        return _Done(work.done_by(self._planner)) if free is None else _Begun(free, work, free.do(work))
+
+    def _result(self, begun: _Begun[Result] | _Done[Result]) -> Result:
+        if isinstance(begun, _Done):
+            return begun.result
+        try:
+            return begun.result.result(_PATIENCE_SECONDS)
+        # Among them the `TimeoutError` of one that hangs.
+        except (EOFError, OSError):
+            begun.helper.kill()
+            return begun.work.done_by(self._planner)
 
 
 def num_cores() -> int:
     """How many this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _is_done(batch: _Begun | PlannedBatch) -> bool:
-    return isinstance(batch, PlannedBatch) or batch.result.done()
-
-
-def _result(planner: BatchPlanner, batch: _Begun | PlannedBatch) -> PlannedBatch:
-    if isinstance(batch, PlannedBatch):
-        return batch
-    try:
-        return batch.result.result(_PATIENCE_SECONDS)
-    # Among them the `TimeoutError` of one that hangs.
-    except (EOFError, OSError):
-        batch.helper.kill()
-        return planner.plan(batch.rows)

@@ -31,9 +31,7 @@ class AnswerCache:
         about_all = self._about_all(spec, tenant)
         keys = {index: _key(about_all, requests) for index, requests in batch.open_rows().items()}
         found = self._cache.get_many(list(dict.fromkeys(keys.values())))
-        for index, key in keys.items():
-            if key in found:
-                batch.answer(index, _columns(found[key]))
+        batch.answer({index: _columns(found[key]) for index, key in keys.items() if key in found})
         return {index: key for index, key in keys.items() if key not in found}
 
     def keep(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
@@ -55,6 +53,8 @@ def _key(about_all: str, requests: Sequence[Request]) -> str:
     sampling = json.dumps([len(requests), params], sort_keys=True, default=vars)
     digest = hashlib.blake2b(f"{about_all}\n{sampling}\n".encode(), digest_size=32)
     digest.update(array("I", first.prompt_token_ids).tobytes())
+    for image in first.images:
+        digest.update(image.content_hash)
     return digest.hexdigest()
 
 

@@ -224,16 +224,7 @@ class ShardAttempt:
             self._record(batch, outcomes)
 
     def _record(self, batch: RowBatch, outcomes: list[Outcome]) -> None:
-        anew = []
-        for outcome in outcomes:
-            # A row that was given up may have got its answer this moment.
-            if not batch.waits_for(outcome):
-                continue
-            if (request := batch.anew(outcome)) is not None:
-                anew.append(request)
-            else:
-                batch.record(outcome)
-        if further := anew + batch.take_wanted():
+        if further := batch.record(outcomes):
             self.tools.host.submit_rows(further, self._outcomes.put, batch.resume_logprobs)
 
     def _expire(self, batch: RowBatch) -> None:

@@ -1,10 +1,8 @@
-"""A shard's open rows: as requests for the engine, and as output rows once they are answered."""
+"""A shard's rows while they are asked: those that wait for the engine, and those that are done, as output rows."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import repeat
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -13,21 +11,16 @@ import pyarrow.compute as pc
 from ...engine.errors import InvalidRequestError
 from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request, SamplingParams
-from ...engine.structured.grammar import Grammar
-from ...engine.text.detokenizer import StopStrings
 from ...engine.text.tokenizer import Tokenizer
-from ...storage.spool import input_fields, prompt_token_arrays
+from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, without_images
 from ..engine_host import Answer, EngineFailure, Outcome, Refusal
-from ..schemas import JobSpec, row_seed
+from ..schemas import JobSpec
 from .begun import Begun
 from .part_schema import part_schema
 from .receipts import receipt, receipts
 from .row_answers import Answered, answer_columns, error_columns, text_of
-from .row_sampling import RowSampling
+from .row_requests import NOTHING_KNOWN, RowRequests
 from .voting import drawn_columns, num_wanted, opinion, voted_columns
-
-TokenLists = tuple[tuple[int, ...], ...]
-NOTHING_KNOWN: Mapping[str, Begun] = MappingProxyType({})
 
 
 class _Finished(NamedTuple):
@@ -50,7 +43,7 @@ class _OpenRow:
 
     index: int
     requests: list[Request]
-    num_asked: int = 0
+    num_asked: int
     outcomes: dict[str, Answer | Refusal] = field(default_factory=dict)
 
     def ask(self, count: int) -> list[Request]:
@@ -78,8 +71,7 @@ class _OpenRow:
 class RowBatch:
     """Used by one thread. `table` is the spooled shard; rows in `done` are left out.
 
-    `known`: what answers begin with, by `ROW` or `ROW/SAMPLE`; their requests are resumed from it. `resume_logprobs`:
-    of these, by the requests' ids, what is known of their tokens. `receipt`: what those of its rows have in common.
+    `prefix` and `known`: as `RowRequests` has them. `receipt`: what those of its rows have in common.
     """
 
     def __init__(
@@ -92,129 +84,40 @@ class RowBatch:
         known: Mapping[str, Begun] = NOTHING_KNOWN,
         receipt: Mapping[str, Any] | None = None,
     ) -> None:
-        self._table = table
-        self._prefix = prefix
-        self._known = known
-        self.resume_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        self._table = without_images(table)
         self._spec = spec
-        self._lora = None if spec.lora is None else spec.lora.request()
-        self._receipt = receipt
         self._tokenizer = tokenizer
+        self._receipt = receipt
         self._schema = part_schema(spec, input_fields(table.schema))
-        self._choice_token_ids = tokenizer.encode_choices(spec.choices) if spec.choices else None
+        self._row_requests = RowRequests(spec, tokenizer, prefix, known)
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
-        self._wanted: list[Request] = []
         self._failed: dict[str, EngineFailure] = {}
         self._finished: list[_Finished] = []
         columns = (table["row"].to_pylist(), prompt_token_arrays(table), table["plan_error"].to_pylist())
         own = table["row_sampling"].to_pylist() if spec.samples_each_row else repeat(None)
-        for index, (row, token_ids, error, sampling) in enumerate(zip(*columns, own, strict=False)):
+        zipped = zip(*columns, own, prompt_images(table), strict=False)
+        for index, (row, token_ids, error, sampling, images) in enumerate(zipped):
             if row in done:
                 continue
             if error is not None:
                 self._finished.append(_Finished(index, error_columns(error, 0)))
             else:
-                self._ask(f"{prefix}/{row}", index, row, token_ids, sampling)
+                self._begin(index, row, token_ids, sampling, images)
 
-    def _ask(self, request_id: str, index: int, row: int, token_ids: Sequence[int], sampling: str | None) -> None:
+    def _begin(
+        self, index: int, row: int, token_ids: Sequence[int], sampling: str | None, images: Sequence[bytes]
+    ) -> None:
         try:
-            params, choice_token_ids = self._params(row, sampling)
-            if sampling is None and self._plain is not None:
-                requests = [self._plain.of_row(request_id, token_ids, params)]
-            else:
-                grammar = self._tokenizer.grammar(params.structured_outputs)
-                requests = self._requests(request_id, token_ids, params, choice_token_ids, grammar)
+            requests = self._row_requests.of(row, token_ids, sampling, images)
         except InvalidRequestError as error:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
             return
-        if self._known:
-            requests = [self._resumed(each) for each in requests]
-        count = len(requests)
-        if count == 1:
-            # Mostly. Without a look at what it may yet take.
-            self._open[request_id] = (_OpenRow(index, requests, 1), requests[0])
-        else:
-            self._want(_OpenRow(index, requests), num_wanted((), count) if self._spec.vote else count)
+        asked = requests[: num_wanted((), len(requests))] if self._spec.vote else requests
+        self._wait_for(_OpenRow(index, requests, len(asked)), asked)
 
-    def _want(self, row: _OpenRow, count: int) -> list[Request]:
-        """Wait for some more of a row's requests, which the engine is yet to be given."""
-        requests = row.ask(count)
-        self._open.update((request.request_id, (row, request)) for request in requests)
-        return requests
-
-    def _requests(
-        self,
-        request_id: str,
-        token_ids: Sequence[int],
-        params: SamplingParams,
-        choice_token_ids: TokenLists | None,
-        grammar: Grammar | None,
-    ) -> list[Request]:
-        """One for each sample: the first computes the prompt, the others fork from it."""
-        checker = StopStrings.of(self._tokenizer, params)
-        first = Request(
-            request_id, token_ids, params.of_sample(0), choice_token_ids, checker, grammar, lora_request=self._lora
-        )
-        # Samples of choices are all drawn from what one request brings.
-        if params.n == 1 or (self._spec.vote and choice_token_ids is not None):
-            return [first]
-        others = [
-            Request(
-                f"{request_id}/{sample}",
-                token_ids,
-                params.of_sample(sample),
-                choice_token_ids,
-                StopStrings.of(self._tokenizer, params),
-                grammar,
-                fork_of=request_id,
-                lora_request=self._lora,
-            )
-            for sample in range(1, params.n)
-        ]
-        return [first, *others]
-
-    def _resumed(self, request: Request) -> Request:
-        known = self._known.get(request.request_id.removeprefix(f"{self._prefix}/"))
-        # The engine says nothing of tokens that it is given, nor of a prompt whose answer is complete with them.
-        with_logprobs, wants_prompt = request.params.logprobs is not None, request.params.prompt_logprobs is not None
-        if not known or request.params.choices is not None or wants_prompt:
-            return request
-        if with_logprobs and len(known.logprobs) < len(known):
-            return request
-        if with_logprobs:
-            self.resume_logprobs[request.request_id] = known.logprobs
-        return replace(request, resume_token_ids=known.token_ids)
-
-    def _params(self, row: int, sampling: str | None) -> tuple[SamplingParams, TokenLists | None]:
-        """A row's parameters, and its choices as tokens. Raises `InvalidRequestError`."""
-        if sampling is None:
-            params = self._job_params
-            # A greedy answer has no use for a seed.
-            if not params.is_greedy:
-                params = params.with_seed(row_seed(self._spec.sampling.seed, row))
-            return params, self._choice_token_ids
-        own = RowSampling.model_validate_json(sampling)
-        return own.params(), self._tokenizer.encode_choices(own.choices) if own.choices else None
-
-    @cached_property
-    def _plain(self) -> Request | None:
-        """What is the same in the requests of all rows, where each row has one and nothing that counts its tokens.
-
-        Raises `InvalidRequestError`.
-        """
-        params = self._job_params
-        if params.n > 1 or params.stop_strings:
-            return None
-        grammar = self._tokenizer.grammar(params.structured_outputs)
-        return Request("", (), params, self._choice_token_ids, grammar=grammar, lora_request=self._lora)
-
-    @cached_property
-    def _job_params(self) -> SamplingParams:
-        """What all rows have in common. Raises `InvalidRequestError`."""
-        params = self._spec.sampling.params(0, self._spec.choices)
-        # Of as many votes for two answers the likelier one wins.
-        needs_logprobs = self._spec.vote and params.choices is None and params.logprobs is None
-        return replace(params, logprobs=0) if needs_logprobs else params
+    def _wait_for(self, row: _OpenRow, requests: Sequence[Request]) -> None:
+        for request in requests:
+            self._open[request.request_id] = row, request
 
     @property
     def requests(self) -> list[Request]:
@@ -226,24 +129,14 @@ class RowBatch:
         """The same, with those that may yet be asked."""
         return [request for requests in self.open_rows().values() for request in requests]
 
+    @property
+    def resume_logprobs(self) -> Mapping[str, Sequence[TokenLogprobs]]:
+        """By the ids of requests that are resumed: what is known of the tokens that they are resumed from."""
+        return self._row_requests.resume_logprobs
+
     def open_rows(self) -> dict[int, list[Request]]:
         """The requests of rows that wait for an answer, by where these stand in the table."""
         return {row.index: row.requests for row, _ in self._open.values()}
-
-    def answer(self, index: int, columns: dict[str, Any]) -> None:
-        """Give the waiting row at `index` these columns, whatever becomes of its requests."""
-        for request in self.open_rows()[index]:
-            self._open.pop(request.request_id, None)
-        self._finished.append(_Finished(index, columns))
-
-    def finished_rows(self) -> dict[int, dict[str, Any]]:
-        """The columns of what `take_finished` is to give, by where the rows stand in the table."""
-        return {row.place: self._with_receipt(row) for row in self._finished}
-
-    def _with_receipt(self, row: _Finished) -> dict[str, Any]:
-        if row.params is None or self._receipt is None:
-            return row.columns
-        return row.columns | {"receipt": receipt(self._receipt, row.params)}
 
     def request(self, row: int) -> Request | None:
         """That of a row's first answer, while it is waited for. May be called from another thread.
@@ -252,19 +145,16 @@ class RowBatch:
         """
         if self._spec.vote:
             return None
-        waiting = self._open.get(f"{self._prefix}/{row}")
+        waiting = self._open.get(self._row_requests.name(row))
         return None if waiting is None else waiting[1]
 
-    def anew(self, outcome: Outcome) -> Request | None:
-        """What to ask instead when the engine has refused tokens that an answer was to be resumed from."""
-        row, request = self._open[outcome.request_id]
-        if not isinstance(outcome, Refusal) or outcome.has_run or not request.resume_token_ids:
-            return None
-        fresh = replace(request, resume_token_ids=(), stop_checker=StopStrings.of(self._tokenizer, request.params))
-        self.resume_logprobs.pop(outcome.request_id, None)
-        row.requests[row.requests.index(request)] = fresh
-        self._open[outcome.request_id] = (row, fresh)
-        return fresh
+    def answer(self, answers: Mapping[int, dict[str, Any]]) -> None:
+        """Give waiting rows their columns, by where they stand, whatever becomes of their requests."""
+        open_rows = self.open_rows()
+        for index, columns in answers.items():
+            for request in open_rows[index]:
+                self._open.pop(request.request_id, None)
+            self._finished.append(_Finished(index, columns))
 
     @property
     def is_answered(self) -> bool:
@@ -285,12 +175,23 @@ class RowBatch:
         """Why the engine dropped rows, if it did."""
         return next((failed.error for failed in self._failed.values()), None)
 
-    def record(self, outcome: Outcome) -> None:
-        """Note what the engine has made of a row."""
-        if isinstance(outcome, EngineFailure):
-            self._failed[outcome.request_id] = outcome
-            return
-        self._settle(outcome)
+    def record(self, outcomes: Iterable[Outcome]) -> list[Request]:
+        """Note what the engine has made of rows; returns what it is to be given as well.
+
+        That is a row's next requests where its answers do not decide a vote yet, and a request anew where the engine
+        has refused the tokens that its answer was to be resumed from. Rows that were given up are left alone.
+        """
+        wanted: list[Request] = []
+        for outcome in outcomes:
+            if (waiting := self._open.get(outcome.request_id)) is None:
+                continue
+            if isinstance(outcome, EngineFailure):
+                self._failed[outcome.request_id] = outcome
+            elif isinstance(outcome, Refusal) and not outcome.has_run and waiting[1].resume_token_ids:
+                wanted.append(self._anew(*waiting))
+            else:
+                wanted += self._settle(outcome)
+        return wanted
 
     def refuse_failed(self, prefix: str) -> None:
         """Turn the rows that the engine dropped into error rows; their errors begin with `prefix`."""
@@ -298,49 +199,58 @@ class RowBatch:
             self._settle(Refusal(request_id, prefix + failed.error))
         self._failed.clear()
 
-    def _settle(self, outcome: Answer | Refusal) -> None:
-        row, request = self._open.pop(outcome.request_id)
-        samples = row.with_outcome(request, outcome)
-        if samples is None:
-            return
-        if isinstance(samples, Refusal):
-            num_prompt_tokens = len(row.requests[0].prompt_token_ids)
-            self._finished.append(_Finished(row.index, error_columns(samples.error, num_prompt_tokens)))
-        elif (count := self._num_wanted(row, samples)) > 0:
-            self._wanted += self._want(row, count)
-        else:
-            self._finished.append(_Finished(row.index, self._columns(samples), samples[0][0].params))
-
-    def _num_wanted(self, row: _OpenRow, samples: list[Answered]) -> int:
-        """How many more answers a vote needs."""
-        if row.num_asked == len(row.requests):
-            return 0
-        opinions = [opinion(text_of(self._tokenizer, *sample)) for sample in samples]
-        return num_wanted(opinions, len(row.requests))
-
-    def take_wanted(self) -> list[Request]:
-        """What the engine is to be given as well, now that other answers are known."""
-        wanted, self._wanted = self._wanted, []
-        return wanted
-
-    def _columns(self, samples: list[Answered]) -> dict[str, Any]:
-        request, answer = samples[0]
-        if not self._spec.vote:
-            return answer_columns(self._tokenizer, samples, self._spec.samples_each_row)
-        if request.params.choices is not None:
-            return drawn_columns(self._tokenizer, request, answer, self._spec.sampling.n)
-        return voted_columns(self._tokenizer, samples)
-
-    def waits_for(self, outcome: Outcome) -> bool:
-        """Whether the row has not been given up meanwhile."""
-        return outcome.request_id in self._open
-
     def give_up(self, error: str) -> None:
         """Turn all rows that wait for an answer into error rows."""
         for index, requests in self.open_rows().items():
             self._finished.append(_Finished(index, error_columns(error, len(requests[0].prompt_token_ids))))
         self._open.clear()
         self._failed.clear()
+
+    def _anew(self, row: _OpenRow, request: Request) -> Request:
+        fresh = self._row_requests.anew(request)
+        row.requests[row.requests.index(request)] = fresh
+        self._open[request.request_id] = row, fresh
+        return fresh
+
+    def _settle(self, outcome: Answer | Refusal) -> list[Request]:
+        """Finish the outcome's row, if that is all it takes; returns what else is to be asked."""
+        row, request = self._open.pop(outcome.request_id)
+        samples = row.with_outcome(request, outcome)
+        if samples is None:
+            return []
+        if isinstance(samples, Refusal):
+            columns = error_columns(samples.error, len(request.prompt_token_ids))
+            self._finished.append(_Finished(row.index, columns))
+            return []
+        if (count := self._num_wanted(row, samples)) > 0:
+            self._wait_for(row, asked := row.ask(count))
+            return asked
+        self._finished.append(_Finished(row.index, self._columns(samples), samples[0][0].params))
+        return []
+
+    def _num_wanted(self, row: _OpenRow, samples: Sequence[Answered]) -> int:
+        """How many more answers a vote needs."""
+        if row.num_asked == len(row.requests):
+            return 0
+        opinions = [opinion(text_of(self._tokenizer, *sample)) for sample in samples]
+        return num_wanted(opinions, len(row.requests))
+
+    def _columns(self, samples: Sequence[Answered]) -> dict[str, Any]:
+        if not self._spec.vote:
+            return answer_columns(self._tokenizer, samples, self._spec.samples_each_row)
+        request, answer = samples[0]
+        if request.params.choices is not None:
+            return drawn_columns(self._tokenizer, request, answer, self._spec.sampling.n)
+        return voted_columns(self._tokenizer, samples)
+
+    def finished_rows(self) -> dict[int, dict[str, Any]]:
+        """The columns of what `take_finished` is to give, by where the rows stand in the table."""
+        return {row.place: self._with_receipt(row) for row in self._finished}
+
+    def _with_receipt(self, row: _Finished) -> dict[str, Any]:
+        if row.params is None or self._receipt is None:
+            return row.columns
+        return row.columns | {"receipt": receipt(self._receipt, row.params)}
 
     def take_finished(self) -> pa.Table:
         """The rows answered since the last call, with the output's columns."""

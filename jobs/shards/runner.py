@@ -1,7 +1,10 @@
 """The shards that a worker works on: each taken under a lease, tried once, and handed back if that fails."""
 
 import logging
+import math
 import threading
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from ...storage.errors import JobEnded, LeaseLost, LedgerUnavailable
@@ -9,18 +12,22 @@ from ...storage.records import Claim, JobRecord, JobState
 from ..errors import Stopped
 from ..schemas import JobSpec
 from ..weights import ModelWeights
+from .adapters import AdapterTooLarge, FittingAdapters
 from .attempt import AttemptTools, ShardAttempt
 from .faults import HOPELESS_FAULTS, is_fault, repeated_fault, why_failed
 from .finishing import finish_job
 
 logger = logging.getLogger(__name__)
 
+_PASS_ON_SECONDS = 0.5
+
 
 @dataclass
 class ShardRunner:
     """Runs the shards a worker is told of and knows which are in flight. Thread-safe.
 
-    `weights`: what is noted with each job that it begins.
+    `weights`: what is noted with each job that it begins. `adapters`: which jobs it can answer, where not all.
+    `ring`: tells the queue's workers of shards.
     """
 
     tools: AttemptTools
@@ -28,6 +35,8 @@ class ShardRunner:
     owner: str
     lease_seconds: float
     weights: ModelWeights | None = None
+    adapters: FittingAdapters | None = None
+    ring: Callable[[Sequence[str]], None] | None = None
     # The number of the shard that was taken last, by job.
     _last: dict[str, int] = field(default_factory=dict)
     _claiming: threading.Lock = field(default_factory=threading.Lock)
@@ -45,6 +54,7 @@ class ShardRunner:
         claim = self._claim()
         if claim is None:
             logger.info("rung for shard %s, but none is there to be taken", shard_id)
+            self._pass_on(shard_id)
             return
         try:
             state = self._attempt(claim)
@@ -58,6 +68,9 @@ class ShardRunner:
             self._release(claim, None)
         except Stopped:
             self._release(claim, None)
+        except AdapterTooLarge as error:
+            logger.warning("job %s is left to other workers: %s", claim.job_id, error)
+            self._release(claim, str(error))
         # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
         except Exception as error:
             logger.exception("attempt %d at shard %s failed", claim.attempt_number, claim.shard_id)
@@ -66,13 +79,27 @@ class ShardRunner:
     def _claim(self) -> Claim | None:
         # One after the other, so that each goes on where the one before is.
         with self._claiming:
-            claim = self.tools.ledger.leases.claim_next(self.queue, self.owner, self.lease_seconds, self._last)
+            unwanted = self.adapters.left_alone if self.adapters is not None else ()
+            leases = self.tools.ledger.leases
+            claim = leases.claim_next(self.queue, self.owner, self.lease_seconds, self._last, unwanted)
             if claim is not None:
                 self._last[claim.job_id] = claim.shard_number
         return claim
 
+    def _pass_on(self, shard_id: str) -> None:
+        """Ring again where another worker can take what this one leaves alone; not at once, as it may be ours again."""
+        job_id = shard_id.rpartition("/")[0]
+        if self.ring is None or self.adapters is None or job_id not in self.adapters.left_alone:
+            return
+        if not self._draining.wait(_PASS_ON_SECONDS) and not self.tools.ledger.leases.has_queued(job_id):
+            self.adapters.left_alone.discard(job_id)
+            return
+        self.ring([shard_id])
+
     def _attempt(self, claim: Claim) -> JobState:
         job = self.tools.ledger.job(claim.job_id)
+        if self.adapters is not None:
+            self.adapters.expect(job)
         if self.weights is not None:
             self._note_weights(job, self.weights)
         attempt = ShardAttempt(self.tools, claim, job)
@@ -120,9 +147,22 @@ class ShardRunner:
         """Keep what is in flight; stop the attempts whose lease is gone. Raises `LedgerUnavailable`."""
         with self._lock:
             attempts = dict(self._attempts)
+        began = time.monotonic()
         held = self.tools.ledger.leases.renew(self.owner, list(attempts), self.lease_seconds)
+        self._expect_time(time.monotonic() - began)
         for attempt_id in attempts.keys() - held:
             attempts[attempt_id].stop()
+
+    def _expect_time(self, seconds: float) -> None:
+        """Renewals come every third of a lease: one that takes as long leaves none to spare."""
+        if seconds > self.lease_seconds / 3:
+            logger.warning(
+                "the ledger took %.1f s to renew leases of %g s, after which others take the shards: raise "
+                "HEADRACE_LEASE_SECONDS, for all workers alike, to %d or more",
+                seconds,
+                self.lease_seconds,
+                math.ceil(6 * seconds),
+            )
 
     def drain(self) -> None:
         """Take nothing more and make what is in flight hand back its open rows."""

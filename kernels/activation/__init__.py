@@ -1,6 +1,7 @@
-"""The gated activations of a decoder's MLP."""
+"""The activations of a decoder's MLP: gated, and GELU alone."""
 
 from torch import Tensor
+from torch.nn import functional
 
 from ..device import runs_triton
 from ..native import runs_native
@@ -29,4 +30,12 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     return gelu_tanh_and_mul_native(gate_up) if runs_native(gate_up) else gelu_tanh_and_mul_reference(gate_up)
 
 
-__all__ = ["gelu_tanh_and_mul", "silu_and_mul"]
+def gelu(x: Tensor) -> Tensor:
+    """x · Φ(x), exactly. One kernel of torch's on every device: nothing stands beside it to be fused with.
+
+    x: any shape; changes nothing.
+    """
+    return functional.gelu(x)
+
+
+__all__ = ["gelu", "gelu_tanh_and_mul", "silu_and_mul"]

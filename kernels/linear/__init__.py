@@ -3,6 +3,7 @@
 from .adapted import AdaptedRows, Addition
 from .int8 import supports_int8
 from .linear import Linear, StoredWeight
+from .slotted import SlottedRows
 from .weights import Int4Weight, QuantizedWeight, ScaledWeight
 
 __all__ = [
@@ -12,6 +13,7 @@ __all__ = [
     "Linear",
     "QuantizedWeight",
     "ScaledWeight",
+    "SlottedRows",
     "StoredWeight",
     "supports_int8",
 ]

@@ -6,11 +6,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ..lora import AdapterMatrices
 from .adapted import AdaptedProduct, AdaptedRows, Addition
 from .int8 import Int8Product
 from .plain import PlainProduct, plain_product
 from .product import Product
 from .quantized import ScaledProduct, quantized_product
+from .slotted import SlottedProduct, SlottedRows
 from .weights import QuantizedWeight
 
 
@@ -79,6 +81,11 @@ class Linear:
         assert product is not None, "the weight is still as the checkpoint has it"
         self._product = AdaptedProduct(product, rows, additions) if additions else product
 
+    def adapt_in_slots(self, rows: SlottedRows, matrices: AdapterMatrices) -> None:
+        """Add what `matrices` hold to what it gives, on a GPU; to be called once, after `prepack`."""
+        assert self._product is not None, "the weight is still as the checkpoint has it"
+        self._product = SlottedProduct(self._product, rows, matrices)
+
     def __call__(self, x: Tensor) -> Tensor:
         """x: [n, in], of the weight's dtype. Returns [n, out]."""
         assert self._product is not None, "the weight is still as the checkpoint has it"
@@ -86,6 +93,6 @@ class Linear:
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
         """What it gives of activate(gate_up), both in one where it can be. gate_up: [n, 2 * in]. Returns [n, out]."""
-        if isinstance(self._product, Int8Product | ScaledProduct | AdaptedProduct):
+        if isinstance(self._product, Int8Product | ScaledProduct | AdaptedProduct | SlottedProduct):
             return self._product.gated(activate, gate_up)
         return self(activate(gate_up))

@@ -212,6 +212,7 @@ def int4_linear_triton(
         len(weight.scales),
         x.stride(0),
         HAS_BIAS=bias is not None and splits == 1,
+        HAS_MINIMA=weight.has_minima,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         ROWS=rows,
         OUTPUTS=outputs,
@@ -275,6 +276,6 @@ def _check_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> None:
     check_tensor("weight.packed", weight.packed, (num_bytes, None), (torch.uint8,), x.device)
     num_groups = triton.cdiv(weight.num_inputs, weight.group_size)
     check_tensor("weight.scales", weight.scales, (num_groups, weight.num_outputs), FLOAT_DTYPES, x.device)
-    check_tensor("weight.zeros", weight.zeros, weight.scales.shape, (torch.uint8,), x.device)
+    check_tensor("weight.zeros", weight.zeros, weight.scales.shape, (torch.uint8, *FLOAT_DTYPES), x.device)
     if bias is not None:
         check_tensor("bias", bias, (weight.num_outputs,), FLOAT_DTYPES, x.device)

@@ -136,6 +136,7 @@ def int4_linear_kernel(
     num_groups,
     x_stride,
     HAS_BIAS: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
@@ -159,10 +160,14 @@ def int4_linear_kernel(
             first = (2 * tile + half) * HALF_TILE
             group = tl.minimum(first // group_size, last_group) * num_outputs
             scale = tl.load(scales + group + column, mask=is_column, other=0.0).to(tl.float32)
-            zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)
+            zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)[None, :]
             # As the low bits of 2 ** 23, exactly: converting whole numbers is several times slower than adding.
             nibbles = ((values.to(tl.int32) >> (4 * half)) & 15) | NIBBLE_BITS
-            weight = (nibbles.to(tl.float32, bitcast=True) - (zero + NIBBLE_BASE)[None, :]) * scale[None, :]
+            number = nibbles.to(tl.float32, bitcast=True)
+            if HAS_MINIMA:
+                weight = (number - NIBBLE_BASE) * scale[None, :] - zero
+            else:
+                weight = (number - (zero + NIBBLE_BASE)) * scale[None, :]
             weight = weight.to(x.dtype.element_ty)
             is_input = first + byte < num_inputs
             left = tl.load(x_rows + (first + byte)[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)

@@ -16,11 +16,13 @@ KERNEL_GROUP_SIZE = 128
 class Int4Weight:
     """Four bits a weight: (value - zero) * scale, with a scale and a zero for each group of inputs and each output.
 
+    Where zeros are floats they are minima, and a weight is value * scale - zero.
+
     packed: [ceil(in / 64) * 32, out] uint8. Byte [32 * i + j, n] holds the value of place 64 * i + j in its low half
     and that of place 64 * i + 32 + j in its high half, so a tile of bytes is two tiles of values and nothing is
-    shuffled. scales: [num_groups, out] of any float type; zeros: [num_groups, out] uint8, up to 16. Places are grouped
-    by `group_size`, a multiple of 32 or not less than their number. order: [in] int64, the input at each place, or
-    None where they are in order.
+    shuffled. scales: [num_groups, out] of any float type; zeros: [num_groups, out] uint8, up to 16, or of any float
+    type. Places are grouped by `group_size`, a multiple of 32 or not less than their number. order: [in] int64, the
+    input at each place, or None where they are in order.
     """
 
     packed: Tensor
@@ -47,6 +49,10 @@ class Int4Weight:
         return cls(packed, scales.contiguous(), zeros.contiguous(), group_size, num_inputs, order)
 
     @property
+    def has_minima(self) -> bool:
+        return self.zeros.is_floating_point()
+
+    @property
     def num_outputs(self) -> int:
         return self.packed.shape[1]
 
@@ -59,8 +65,12 @@ class Int4Weight:
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight itself, inputs in order: [out, in]. Computed in float32 and rounded once."""
         group = torch.arange(self.num_inputs, device=self.packed.device) // self.group_size
-        offsets = self.unpacked().float() - self.zeros.float().t()[:, group]
-        placed = (offsets * self.scales.float().t()[:, group]).to(dtype)
+        values, scales, zeros = (
+            self.unpacked().float(),
+            self.scales.float().t()[:, group],
+            self.zeros.float().t()[:, group],
+        )
+        placed = (values * scales - zeros if self.has_minima else (values - zeros) * scales).to(dtype)
         if self.order is None:
             return placed
         ordered = torch.empty_like(placed)

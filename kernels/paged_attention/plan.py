@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy
-from numpy.typing import NDArray
 
 from .batch_layout import BatchLayout, Ints
 from .prefix_levels import SharedSpan
@@ -28,6 +27,7 @@ ITEM_FIELDS = (
     "is_final",  # 1: the result is the output; 0: it is a part, to be merged
     "first_partial",  # the part's first row in the workspace
 )
+_FIELD = {name: index for index, name in enumerate(ITEM_FIELDS)}
 
 
 @dataclass(frozen=True)
@@ -93,14 +93,14 @@ class AttentionPlan:
         """
         assert not (spans and sliding_window), "under a window queries see different parts of a shared prefix"
         runs = _Runs.of(layout, spans, room)
-        is_narrow = runs.num_queries <= tiling.narrow_queries
+        is_narrow = runs.items[:, _FIELD["num_queries"]] <= tiling.narrow_queries
         narrow_cut = _Cut(tiling.narrow_queries, tiling.tile, tiling.narrow_programs / tiling.num_kv_heads)
         wide_cut = _Cut(tiling.wide_queries, tiling.tile, tiling.wide_programs / tiling.num_kv_heads)
-        narrow = narrow_cut.items(runs.where(is_narrow), sliding_window)
-        wide = wide_cut.items(runs.where(~is_narrow), sliding_window)
+        narrow = narrow_cut.items(runs.items[is_narrow], sliding_window)
+        wide = wide_cut.items(runs.items[~is_narrow], sliding_window)
         num_partial = _number_partials(narrow, 0)
         _number_partials(wide, num_partial)
-        tables = runs.table[: len(layout.query_lens)]
+        tables = runs.items[: len(layout.query_lens), _FIELD["table"]]
         return cls(narrow, wide, runs.query_tokens, runs.blocks, tables, *_merges(narrow, wide, runs.query_tokens))
 
     @property
@@ -120,54 +120,45 @@ class AttentionPlan:
 
 @dataclass(frozen=True)
 class _Runs:
-    """Consecutive entries of `query_tokens` over one range of keys, before they are cut into items; [n] each."""
+    """items: [n, len(ITEM_FIELDS)], consecutive entries of `query_tokens` over one range of keys, before they are cut.
 
-    first_query: Ints
-    num_queries: Ints
-    table: Ints
-    kv_begin: Ints
-    kv_end: Ints
-    first_position: Ints
-    is_only: NDArray[numpy.bool_]
+    First a sequence's own each, over the keys that no span holds, then one a span. A run that sees all that its queries
+    see is final.
+    """
+
+    items: Ints
     query_tokens: Ints
     blocks: Ints
 
     @classmethod
     def of(cls, layout: BatchLayout, spans: Sequence[SharedSpan], room: int) -> "_Runs":
-        """One run a sequence over the keys that no span holds, and one a span."""
         size, query_lens, contexts = layout.block_size, layout.queries, layout.contexts
+        num_own, ends = len(query_lens), -(-contexts // size)
         starts = _starts(query_lens)
+        members = [_ints(span.members) for span in spans]
         covered = numpy.zeros_like(contexts)
-        for span in spans:
-            covered[span.members] = span.end
-        shared = [_joined_ranges(starts[span.members], query_lens[span.members]) for span in spans]
-        span_lens = _ints([len(tokens) for tokens in shared])
-        span_begins, span_ends = _ints([span.begin for span in spans]), _ints([span.end for span in spans])
+        for span, of_span in zip(spans, members, strict=True):
+            covered[of_span] = span.end
+        shared = [_joined_ranges(starts[of_span], query_lens[of_span]) for of_span in members]
+        query_tokens = numpy.concatenate((numpy.arange(query_lens.sum(), dtype=numpy.int32), *shared))
 
-        begins = numpy.concatenate((covered, span_begins))
-        ends = -(-contexts // size)
-        table_starts = _starts(numpy.concatenate((ends - covered + room, span_ends - span_begins)))
-        return cls(
-            first_query=numpy.concatenate((starts, query_lens.sum(dtype=numpy.int32) + _starts(span_lens))),
-            num_queries=numpy.concatenate((query_lens, span_lens)),
-            table=table_starts - begins,
-            kv_begin=begins * size,
-            kv_end=numpy.concatenate((contexts, span_ends * size)),
-            # A span's queries all stand after it, and so see it whole.
-            first_position=numpy.concatenate((contexts - query_lens, span_ends * size)),
-            is_only=numpy.concatenate((covered == 0, numpy.zeros(len(spans), dtype=numpy.bool_))),
-            query_tokens=numpy.concatenate((numpy.arange(query_lens.sum(), dtype=numpy.int32), *shared)),
-            blocks=_joined_tables(layout.tables, covered.tolist(), ends.tolist(), spans, room),
-        )
-
-    def where(self, chosen: NDArray[numpy.bool_]) -> "_Runs":
-        """Those of the runs that are chosen."""
-        per_run = ("first_query", "num_queries", "table", "kv_begin", "kv_end", "first_position", "is_only")
-        return _Runs(
-            **{name: getattr(self, name)[chosen] for name in per_run},
-            query_tokens=self.query_tokens,
-            blocks=self.blocks,
-        )
+        items = numpy.zeros((num_own + len(spans), len(ITEM_FIELDS)), dtype=numpy.int32)
+        lens = items[:, _FIELD["num_queries"]]
+        lens[:num_own], lens[num_own:] = query_lens, [len(tokens) for tokens in shared]
+        items[:, _FIELD["first_query"]] = _starts(lens)
+        begin, end = items[:, _FIELD["kv_begin"]], items[:, _FIELD["kv_end"]]
+        begin[:num_own], begin[num_own:] = covered, [span.begin for span in spans]
+        end[:num_own], end[num_own:] = ends + room, [span.end for span in spans]
+        items[:, _FIELD["table"]] = _starts(end - begin) - begin
+        begin *= size
+        end *= size
+        end[:num_own] = contexts
+        # A span's queries all stand after it, and so see it whole.
+        position = items[:, _FIELD["first_position"]]
+        position[:num_own], position[num_own:] = contexts - query_lens, end[num_own:]
+        items[:num_own, _FIELD["is_final"]] = covered == 0
+        blocks = _joined_tables(layout.tables, covered.tolist(), ends.tolist(), spans, room)
+        return cls(items, query_tokens, blocks)
 
 
 # Two units a program even out what differs between them; segments below this length cost more to merge than they gain.
@@ -191,47 +182,44 @@ class _Cut:
     tile: int
     concurrency: float
 
-    def items(self, runs: _Runs, sliding_window: int | None) -> Ints:
+    def items(self, runs: Ints, sliding_window: int | None) -> Ints:
         # As where all decode: mostly nothing is wide then.
-        if not len(runs.num_queries):
-            return numpy.empty((0, len(ITEM_FIELDS)), dtype=numpy.int32)
-        run, nth = _expand(-(-runs.num_queries // self.max_queries))
+        if not len(runs):
+            return runs
+        run, nth = _expand(-(-runs[:, _FIELD["num_queries"]] // self.max_queries))
+        items = runs[run]
+        num_queries, position, begin, end = (
+            items[:, _FIELD[name]] for name in ("num_queries", "first_position", "kv_begin", "kv_end")
+        )
         offset = nth * self.max_queries
-        num_queries = numpy.minimum(self.max_queries, runs.num_queries[run] - offset)
-        first_position = runs.first_position[run] + offset
-        begin = runs.kv_begin[run]
+        items[:, _FIELD["first_query"]] += offset
+        position += offset
+        numpy.minimum(self.max_queries, num_queries - offset, out=num_queries)
         if sliding_window is not None:
-            begin = numpy.maximum(begin, first_position - sliding_window + 1)
-        end = numpy.minimum(runs.kv_end[run], first_position + num_queries)
+            numpy.maximum(begin, position - sliding_window + 1, out=begin)
+        numpy.minimum(end, position + num_queries, out=end)
+        items = self._segments(items)
+        length = items[:, _FIELD["kv_end"]] - items[:, _FIELD["kv_begin"]]
+        return items[numpy.argsort(-length, kind="stable")]
 
-        item, kv_begin, kv_end, is_whole = self._segments(begin, end)
-        items = numpy.stack(
-            (
-                runs.first_query[run][item] + offset[item],
-                num_queries[item],
-                runs.table[run][item],
-                kv_begin,
-                kv_end,
-                first_position[item],
-                runs.is_only[run][item] & is_whole,
-                numpy.zeros_like(item),
-            ),
-            axis=1,
-        ).astype(numpy.int32)
-        return items[numpy.argsort(kv_begin - kv_end, kind="stable")]
-
-    def _segments(self, begin: Ints, end: Ints) -> tuple[Ints, Ints, Ints, NDArray[numpy.bool_]]:
-        """For each segment: which range it is of, its begin and end, and whether it is all of its range."""
-        length = end - begin
+    def _segments(self, items: Ints) -> Ints:
+        """The items cut into ranges of keys that are short enough."""
+        end = items[:, _FIELD["kv_end"]]
+        length = end - items[:, _FIELD["kv_begin"]]
         share = int(length.sum() / (self.concurrency * _UNITS_PER_PROGRAM))
         longest = max(_MIN_SEGMENT, _round_up(share, self.tile))
+        if length.max() <= longest:
+            return items
         # Equally long up to whole tiles, and then no more of them than that needs.
         wanted = numpy.maximum(1, -(-length // longest))
         size = numpy.maximum(self.tile, -(-length // (wanted * self.tile)) * self.tile)
         count = numpy.maximum(1, -(-length // size))
         owner, nth = _expand(count)
-        kv_begin = begin[owner] + nth * size[owner]
-        return owner, kv_begin, numpy.minimum(end[owner], kv_begin + size[owner]), count[owner] == 1
+        segments = items[owner]
+        segments[:, _FIELD["kv_begin"]] += nth * size[owner]
+        segments[:, _FIELD["kv_end"]] = numpy.minimum(end[owner], segments[:, _FIELD["kv_begin"]] + size[owner])
+        segments[:, _FIELD["is_final"]] &= count[owner] == 1
+        return segments
 
 
 def _number_partials(items: Ints, first: int) -> int:
@@ -253,9 +241,6 @@ def _merges(narrow: Ints, wide: Ints, query_tokens: Ints) -> tuple[Ints, Ints, I
     starts = numpy.flatnonzero(numpy.diff(in_order, prepend=numpy.int32(-1)))
     merge_starts = numpy.append(starts, len(tokens)).astype(numpy.int32)
     return in_order[starts], merge_starts, rows[order]
-
-
-_FIELD = {name: index for index, name in enumerate(ITEM_FIELDS)}
 
 
 def _joined_tables(

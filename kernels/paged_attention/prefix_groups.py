@@ -61,9 +61,10 @@ class _Search:
 def common_length(block_tables: Sequence[Sequence[int]], num_usable: Sequence[int], members: Sequence[int]) -> int:
     """How many usable blocks all members begin with: as many as the first and the last in their order do."""
     # All lists, or all arrays: they compare by what is in them.
-    tables: list[Any] = [block_tables[index][: num_usable[index]] for index in members]
+    tables: list[Any] = [block_tables[index] for index in members]
     first, last = min(tables), max(tables)
-    for index, (block, other) in enumerate(zip(first, last, strict=False)):
+    limit = min(num_usable[index] for index in members)
+    for index, (block, other) in enumerate(zip(first[:limit], last[:limit], strict=False)):
         if block != other:
             return index
-    return len(first)
+    return limit

@@ -12,8 +12,9 @@ from torch import Tensor
 from ..device import num_processors, stream_aside
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
-from .attention_shape import AttentionShape, KernelShape, KernelShapes
+from .attention_shape import AttentionShape
 from .device_plan import DevicePlan
+from .kernel_shapes import KernelShape, KernelShapes
 from .metadata import AttentionMetadata
 from .planning import plan_attention
 from .triton_kernels import attend_kernel, merge_kernel
@@ -84,12 +85,13 @@ def _attend(
     """As `attend_planned`, of tensors that fit together."""
     scales = kv_scales if is_fp8(key_cache) else UNSCALED
     launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape, scales)
+    kernels = shape.kernels(query.device)
     with _beside(query.device, {"narrow", "wide"} <= plan.launches) as aside:
         if "wide" in plan.launches:
             with aside:
-                launch.attend("wide", shape.wide, scale, sliding_window, soft_cap)
+                launch.attend("wide", kernels.wide, scale, sliding_window, soft_cap)
         if "narrow" in plan.launches:
-            launch.attend("narrow", shape.narrow, scale, sliding_window, soft_cap)
+            launch.attend("narrow", kernels.narrow, scale, sliding_window, soft_cap)
     if "merge_tokens" in plan.launches:
         launch.merge()
 

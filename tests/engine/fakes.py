@@ -13,6 +13,7 @@ from torch import Tensor
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.batch import Batch
+from headrace.engine.execution.draft_model import DraftModel
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import Request
 from headrace.engine.sampling.adjustment import Adjustment
@@ -130,8 +131,10 @@ class FakeRunner:
         return tokens
 
 
-def fake_engine(runner: FakeRunner, config: EngineConfig, context: int = CONTEXT) -> Engine:
-    return Engine(runner, config, context, [END_TOKEN_ID])
+def fake_engine(
+    runner: FakeRunner, config: EngineConfig, context: int = CONTEXT, draft: DraftModel | None = None
+) -> Engine:
+    return Engine(runner, config, context, [END_TOKEN_ID], proposer=draft)
 
 
 def make_engine(num_blocks: int = 32, sliding_window: int | None = None, **options: Any) -> tuple[Engine, FakeRunner]:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from transformers import (
+    FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
@@ -67,6 +68,13 @@ def longrope(sizes: dict[str, Any]) -> dict[str, Any]:
         "short_factor": [1.0, 1.5, 2.0],
         "long_factor": [1.0, 3.0, 7.0],
     }
+
+
+def falcon(sizes: dict[str, Any], **options: Any) -> FalconConfig:
+    """Untied for Gemma's reason, and with a name of its own for the size of its MLP."""
+    named = {"ffn_hidden_size": sizes["intermediate_size"], "tie_word_embeddings": False, "bos_token_id": 0}
+    shared = {k: v for k, v in sizes.items() if k not in ("intermediate_size", "num_key_value_heads")}
+    return FalconConfig(**shared, **named, eos_token_id=1, **options)
 
 
 _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
@@ -141,6 +149,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
+    "falcon-groups": lambda sizes: falcon(sizes, new_decoder_architecture=True, num_kv_heads=2),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from headrace.engine.engine import Engine
-from headrace.engine.kv_cache.prefix_cache import hash_blocks
+from headrace.engine.kv_cache.block_hashes import hash_blocks
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
 from headrace.engine.steps.step_result import LaunchedResult, StepResult
 

@@ -3,6 +3,7 @@
 from collections.abc import Container
 from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,7 +13,8 @@ from torch import Tensor
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
+from headrace.engine.execution.draft_model import DraftModel
+from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from headrace.engine.scheduling.step_plan import StepPlan
 from headrace.engine.structured.choices import build_choice_tree
 
@@ -42,8 +44,17 @@ params = st.builds(
 choices = st.lists(
     st.lists(st.integers(1, 3), min_size=1, max_size=4).map(tuple), min_size=1, max_size=6, unique=True
 ).map(tuple)
+
+
+def config_of(**options: Any) -> EngineConfig:
+    """Without guesses where a step has no room for them."""
+    speculative = options["speculative_config"]
+    has_room = speculative is None or speculative["num_speculative_tokens"] < options["max_num_batched_tokens"]
+    return EngineConfig(**options if has_room else {**options, "speculative_config": None})
+
+
 configs = st.builds(
-    EngineConfig,
+    config_of,
     block_size=st.sampled_from([1, 2, 4, 8]),
     max_num_seqs=st.integers(1, 5),
     max_num_batched_tokens=st.integers(1, 24),
@@ -55,11 +66,14 @@ configs = st.builds(
             None,
             {"num_speculative_tokens": 3, "prompt_lookup_min": 1, "disable_by_batch_size": 3},
             {"num_speculative_tokens": 2, "prompt_lookup_min": 1},
+            {"num_speculative_tokens": 3, "model": "the draft", "disable_by_batch_size": 3},
+            {"num_speculative_tokens": 2, "model": "the draft"},
         ]
     ),
 )
 windows = st.sampled_from([None, None, 1, 5, 8])
 priorities = st.sampled_from([0, 0, 0, -1, 2])
+output_kinds = st.sampled_from(RequestOutputKind)
 # Longest prompt, longest choice, one token to generate.
 LONGEST_REQUEST = 8 + 6 + 4 + 1
 # Room for the longest one and then some: whatever can happen to an answer happens within so many tokens.
@@ -73,23 +87,29 @@ class EngineMachine(RuleBasedStateMachine):
 
     engine: Engine
     runner: FakeRunner
+    second: FakeRunner
 
     @initialize(config=configs, window=windows, spare_blocks=st.integers(0, 6), is_harsh=st.booleans())
     def start(self, config: EngineConfig, window: int | None, spare_blocks: int, is_harsh: bool) -> None:
         longest = LONGEST_REQUEST if window is None else window - 1 + config.block_size
         num_blocks = -(-longest // config.block_size) + spare_blocks
-        self.runner = FakeRunner(num_blocks, config.block_size, window)
+        # The second one sees so little that it is often wrong.
+        self.runner, self.second = (FakeRunner(num_blocks, config.block_size, sees) for sees in (window, 3))
         if is_harsh:
             self.runner.poison, self.runner.breaks = POISON, BREAKS
-        self.engine = fake_engine(self.runner, config, MOST_TOKENS)
+            self.second.poison = POISON
+        # What slides out of a window is not there for it.
+        is_drafted = config.speculative is not None and config.speculative.model is not None and window is None
+        draft = DraftModel(self.second, MOST_TOKENS - 4, VOCAB_SIZE, config.block_size) if is_drafted else None
+        self.engine = fake_engine(self.runner, config, MOST_TOKENS, draft)
         check_every_plan(self.engine)
         self.live: dict[str, Request] = {}
         self.events: dict[str, list[RequestEvent]] = {}
         self.num_added = 0
 
-    @rule(prompt=prompts, params=params, priority=priorities)
-    def add(self, prompt: list[int], params: SamplingParams, priority: int) -> None:
-        self._add(Request(str(self.num_added), prompt, params, priority=priority))
+    @rule(prompt=prompts, params=params, priority=priorities, output_kind=output_kinds)
+    def add(self, prompt: list[int], params: SamplingParams, priority: int, output_kind: RequestOutputKind) -> None:
+        self._add(Request(str(self.num_added), prompt, params, priority=priority, output_kind=output_kind))
 
     @rule(prompt=prompts, params=params, num_samples=st.integers(2, 4), priority=priorities)
     def add_samples(self, prompt: list[int], params: SamplingParams, num_samples: int, priority: int) -> None:
@@ -125,6 +145,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
+    def watch(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.live)))
+        if (event := self.engine.watch(request_id)) is not None:
+            self.events[request_id].append(event)
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
     def abort(self, data: st.DataObject) -> None:
         request_id = data.draw(st.sampled_from(sorted(self.live)))
         assert self.engine.abort(request_id)
@@ -137,7 +164,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @rule(fits=st.one_of(st.none(), st.integers(1, 10)))
     def limit_device_memory(self, fits: int | None) -> None:
-        self.runner.fits = fits
+        self.runner.fits = self.second.fits = fits
 
     @precondition(lambda self: self.engine.stats.num_running or self.engine.stats.num_waiting)
     @rule()

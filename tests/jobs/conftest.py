@@ -193,6 +193,17 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_model_folder(tmp_path_factory.mktemp("models") / "plain")
 
 
+@pytest.fixture(scope="session")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny model that reads images."""
+    # With it come transformers, which takes its time.
+    from ..engine.vision.seeing import save_seeing_model
+
+    folder = tmp_path_factory.mktemp("models") / "seeing"
+    save_seeing_model(folder)
+    return folder
+
+
 @pytest.fixture
 def shop(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """A job of one shard, once created, with an engine of its own; a shard that failed may be tried again at once."""

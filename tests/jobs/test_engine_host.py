@@ -8,7 +8,7 @@ from queue import SimpleQueue
 
 import pytest
 
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import Request, RequestEvent, RequestOutputKind, SamplingParams
 from headrace.jobs import engine_host
 from headrace.jobs.engine_host import Answer, EngineFailure, EngineHost, Outcome, Refusal
 
@@ -122,12 +122,16 @@ def test_a_step_that_raises_fails_all_and_the_next_requests_run(runner, host, ou
         assert_answered(answers[one.request_id], one)
 
 
-def test_a_row_that_makes_every_step_raise_is_refused_and_its_neighbours_are_answered(runner, host, outcomes):
+@pytest.mark.parametrize("output_kind", RequestOutputKind)
+def test_a_row_that_makes_every_step_raise_is_refused_and_its_neighbours_are_answered(
+    runner, host, outcomes, output_kind
+):
     runner.poison = 10
     harmless = replace(PARAMS, logit_bias={10: -100})
     good = [request(str(number), number + 1, params=harmless) for number in range(6)]
     runner.close()
-    host.submit([*good[:3], request("bad", 1, 10), *good[3:]], outcomes.put)
+    asked = [*good[:3], request("bad", 1, 10), *good[3:]]
+    host.submit([replace(each, output_kind=output_kind) for each in asked], outcomes.put)
     runner.open()
     heard = take(outcomes, 7)
     refusal = heard.pop("bad")
@@ -135,6 +139,36 @@ def test_a_row_that_makes_every_step_raise_is_refused_and_its_neighbours_are_ans
     assert refusal.error == "RuntimeError: poisoned row"
     for one in good:
         assert_answered(heard[one.request_id], one)
+
+
+def test_rows_that_are_told_of_at_their_end_can_be_watched_and_looked_at_before(runner, host, outcomes):
+    params = replace(PARAMS, logprobs=0)
+    watched, kept = (
+        replace(request(name, params=params), output_kind=RequestOutputKind.FINAL_ONLY, resume_token_ids=begun)
+        for name, begun in (("watched", ()), ("kept", tuple(fake_answer(request("", params=params), CONTEXT)[:2])))
+    )
+    runner.close()
+    host.submit_rows([watched, kept], lambda some: [outcomes.put(each) for each in some], {"kept": ({}, {})})
+    runner.permit(5)
+    for _ in range(6):
+        runner.wait_until_reached()
+    # With the step at the gate five are over, one of them perhaps not read yet.
+    for name, number in (("watched", 0), ("watched", 2), ("kept", 0), ("kept", 3)):
+        found, logprobs = host.tokens_after(name, number, 1, with_logprobs=True)
+        known = 2 if name == "kept" else 0
+        assert len(found) == len(logprobs) >= known + 4 - number
+        assert found == fake_answer(watched, CONTEXT)[number : number + len(found)]
+        assert host.tokens_after(name, number, 11) == ([], [])
+    events: SimpleQueue[RequestEvent] = SimpleQueue()
+    host.watch("watched", lambda outcome: None, events.put)
+    runner.open()
+    answers = take(outcomes, 2)
+    assert_answered(answers["watched"], watched)
+    assert_answered(answers["kept"], replace(kept, resume_token_ids=()))
+    seen = [events.get_nowait() for _ in range(events.qsize())]
+    assert len(seen) > 3
+    assert tuple(token for event in seen for token in event.new_token_ids) == answers["watched"].token_ids
+    assert tuple(each for event in seen for each in event.logprobs) == answers["watched"].logprobs
 
 
 @pytest.mark.parametrize(

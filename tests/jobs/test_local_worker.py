@@ -8,6 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from headrace.jobs import presence as presence_module
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.errors import WorkerFailedError
 from headrace.jobs.local_worker import LocalWorker
@@ -75,6 +76,31 @@ def test_a_queue_that_is_served_needs_no_worker(worker, presence, program):
     presence.announce(QUEUE, WorkerId.own())
     worker.tick(0)
     assert worker.pid is None
+
+
+def test_one_that_is_silent_but_alive_here_is_waited_for(worker, presence, program, wait_until, monkeypatch):
+    """A second one would hold the model once more."""
+    program(STAY)
+    with monkeypatch.context() as short:
+        short.setattr(presence_module, "TTL_SECONDS", 0.001)
+        presence.announce(QUEUE, WorkerId.own())
+        presence.announce(QUEUE, WorkerId("another-host", 7, "x"))
+    wait_until(lambda: not presence.is_served(QUEUE), "both are silent")
+    worker.tick(0)
+    assert worker.pid is None
+    monkeypatch.setattr(presence_module, "SILENCE_SECONDS", 0.0)
+    worker.tick(0)
+    assert worker.pid is not None
+
+
+def test_one_that_is_silent_elsewhere_takes_no_room_here(worker, presence, program, wait_until, monkeypatch):
+    program(STAY)
+    with monkeypatch.context() as short:
+        short.setattr(presence_module, "TTL_SECONDS", 0.001)
+        presence.announce(QUEUE, WorkerId("another-host", 7, "x"))
+    wait_until(lambda: not presence.is_served(QUEUE), "it is silent")
+    worker.tick(0)
+    assert worker.pid is not None
 
 
 def test_a_worker_is_started_once_and_ended_with_the_run(worker, program, wait_until_ended):

@@ -114,9 +114,7 @@ def test_every_answer_of_a_shard_follows_it(host, sampling, fits):
     )
     spec = JobSpec.parse(model=str(MODEL), sampling={"temperature": 1.5, "n": 2, "max_tokens": 120, **sampling})
     batch = RowBatch(table, (), spec, tokenizer, prefix="1")
-    outcomes: list[Outcome] = answered(host, batch)
-    for outcome in outcomes:
-        batch.record(outcome)
+    batch.record(answered(host, batch))
     rows = batch.take_finished().to_pylist()
     assert len(rows) == 6
     for row in rows:

@@ -108,9 +108,10 @@ def test_the_test_suites_own_variables_are_ignored():
             "x",
             "unknown environment variable HEADRACE_REDIS: did you mean HEADRACE_REDIS_URL?",
         ),
+        ("HEADRACE_DATA_DIR", "~no-such-user/x", "HEADRACE_DATA_DIR ~no-such-user/x begins with ~no-such-user, and"),
         ("HEADRACE_SHARD_ROWS", "many", "HEADRACE_SHARD_ROWS=many: Input should be a valid integer"),
         ("HEADRACE_SHARD_ROWS", "0", "HEADRACE_SHARD_ROWS=0: Input should be greater than or equal to 1"),
-        ("HEADRACE_LEASE_SECONDS", "-1", "HEADRACE_LEASE_SECONDS=-1: Input should be greater than 0"),
+        ("HEADRACE_LEASE_SECONDS", "0.9", "HEADRACE_LEASE_SECONDS=0.9: Input should be greater than or equal to 1"),
         ("HEADRACE_LEASE_SECONDS", "inf", "HEADRACE_LEASE_SECONDS=inf: Input should be a finite number"),
         (
             "HEADRACE_WORKER_CONCURRENCY",

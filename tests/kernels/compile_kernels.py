@@ -1,12 +1,17 @@
-"""Compiles what the Triton wrappers would launch on an H200, on a machine without a GPU; prints a JSON line a kernel.
+"""Compiles what the Triton wrappers would launch on a GPU, on a machine without one; prints a JSON line a kernel.
 
-Its arguments: which parts of it, all by default. Started by `test_triton_compiles.py` in processes of their own, since
-there Triton must not be interpreting. The interpreter is lenient with types, and knows nothing of shared memory.
+    compile_kernels.py attention linear rest           # for an H200
+    compile_kernels.py --cards A100,L4,RTX5090 heads   # every size of head in every dtype and cache: takes minutes
+
+Started by `test_triton_compiles.py` in processes of their own, since there Triton must not be interpreting. The
+interpreter is lenient with types, and knows nothing of shared memory.
 """
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partialmethod
 from typing import Any
 
 import torch
@@ -15,16 +20,39 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
+from headrace.kernels import device
 from headrace.kernels.activation import triton as activation
 from headrace.kernels.kv_cache import triton as kv_cache
+from headrace.kernels.layer_norm import triton as layer_norm
 from headrace.kernels.linear import Int4Weight, ScaledWeight
 from headrace.kernels.linear import triton as linear
+from headrace.kernels.lora import AdapterMatrices, TokenTiles
+from headrace.kernels.lora import triton as lora
 from headrace.kernels.norm_rotary import triton as norm_rotary
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention import triton as attention
 from headrace.kernels.sampling import triton as sampling
 
-H200 = GPUTarget("cuda", 90, 32)
+
+@dataclass(frozen=True)
+class Card:
+    """shared_bytes: what a program may have."""
+
+    name: str
+    capability: int
+    shared_bytes: int
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether it knows E4M3."""
+        return self.capability >= 89
+
+    @property
+    def fp8(self) -> torch.dtype:
+        """What a cache in 8 bits is there."""
+        return FP8 if self.has_fp8 else torch.float8_e5m2
+
+
 BF16, F16, F32, F64 = torch.bfloat16, torch.float16, torch.float32, torch.float64
 FP8, INT8 = torch.float8_e4m3fn, torch.int8
 TYPE_NAMES = {
@@ -40,9 +68,16 @@ TYPE_NAMES = {
     torch.int32: "i32",
     torch.int64: "i64",
 }
+CARDS = {
+    name: Card(name, capability, kib * 1024)
+    for name, capability, kib in (
+        *(("A100", 80, 163), ("A10", 86, 99), ("L4", 89, 99)),
+        *(("H200", 90, 227), ("B200", 100, 227), ("RTX5090", 120, 99)),
+    )
+}
 
 
-def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+def compile_instead(kernel: Any, card: Card, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
     """In place of a launch: compile the kernel for these arguments, as a launch would."""
     names = [parameter.name for parameter in kernel.params]
     arguments = {**dict(zip(names, args, strict=False)), **{k: v for k, v in kwargs.items() if k in names}}
@@ -64,9 +99,12 @@ def compile_instead(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: 
         if isinstance(value, torch.Tensor) or (is_special and value % 16 == 0):
             attributes[index,] = [["tt.divisibility", 16]]
     source = ASTSource(kernel, signature, constants, attributes)
-    compiled = triton.compile(source, target=H200, options=options)
+    compiled = triton.compile(source, target=GPUTarget("cuda", card.capability, 32), options=options)
     shapes = {name: value for name, value in arguments.items() if name.isupper()}
-    print(json.dumps({"kernel": kernel.fn.__name__, "shared_bytes": compiled.metadata.shared, **shapes}), flush=True)
+    types = [signature[parameter.name] for parameter in kernel.params if signature[parameter.name].startswith("*")]
+    shared = {"shared_bytes": compiled.metadata.shared, "limit": card.shared_bytes, **options}
+    about = {"card": card.name, "kernel": kernel.fn.__name__, "types": " ".join(dict.fromkeys(types))}
+    print(json.dumps({**about, **shared, **shapes}), flush=True)
 
 
 def attend(
@@ -87,19 +125,30 @@ def attend(
     attention.paged_attention_triton(query, keys, values, metadata, 0.1, *options)
 
 
-def compile_attention() -> None:
+def compile_attention(card: Card) -> None:
     """Each dtype, each kind of cache, each size of tile, with a window and a cap and without: not all with all."""
     attend(32, 8, 128, BF16)
     attend(8, 4, 256, BF16)
     attend(8, 1, 80, F16, 100, 30.0)
     # Takes the most memory of all; without tensor cores it takes its time, and the narrow shape is within the wide.
     attend(6, 2, 256, F32, query_lens=[300])
-    attend(32, 8, 128, BF16, kv_dtype=FP8)
+    attend(32, 8, 128, BF16, kv_dtype=card.fp8)
     attend(14, 2, 64, BF16, 100, 30.0, kv_dtype=torch.float8_e5m2)
-    attend(6, 2, 64, F32, kv_dtype=FP8)
+    attend(6, 2, 64, F32, kv_dtype=card.fp8)
 
 
-def compile_linear() -> None:
+def compile_tightest(card: Card) -> None:
+    """What needs the most shared memory where there is less than on Hopper."""
+    attend(8, 4, 256, BF16)
+
+
+def compile_heads(card: Card) -> None:
+    for head_dim in (64, 80, 96, 128, 256):
+        for dtype, kv_dtype in ((BF16, None), (F16, None), (BF16, card.fp8), (F32, None), (F32, card.fp8)):
+            attend(8, 2, head_dim, dtype, kv_dtype=kv_dtype)
+
+
+def compile_linear(card: Card) -> None:
     """One row, some and many; with a split and without, grouped and not. Bytes do not depend on the dtype."""
     for rows, dtype in ((1, BF16), (48, F16), (300, BF16), (300, F32)):
         x, grouped = torch.zeros(rows, 4096, dtype=dtype), torch.ones(32, 6144)
@@ -107,7 +156,11 @@ def compile_linear() -> None:
             torch.zeros(2048, 6144, dtype=torch.uint8), grouped.half(), grouped.to(torch.uint8), 128, 4096
         )
         linear.int4_linear_triton(x, int4, grouped[0].to(dtype), 1 if rows > 1 else 4)
-        for byte_dtype in (INT8, FP8) if dtype == BF16 else ():
+        if dtype == F16:
+            # GGUF's blocks: groups of 32, minima for zeros.
+            minima = torch.zeros(128, 6144, dtype=F16)
+            linear.int4_linear_triton(x, replace(int4, scales=minima, zeros=minima, group_size=32))
+        for byte_dtype in ((INT8, FP8) if card.has_fp8 else (INT8,)) if dtype == BF16 else ():
             values = torch.zeros(6144, 4096, dtype=byte_dtype)
             for scales, group_size in ((grouped[:1], 4096), (grouped, 128)):
                 quantized = linear.quantize_rows_triton(x, byte_dtype, group_size)
@@ -115,18 +168,20 @@ def compile_linear() -> None:
                 linear.scaled_linear_triton(*quantized, ScaledWeight(values, scales, group_size), None, dtype)
 
 
-def compile_the_rest() -> None:
+def compile_the_rest(card: Card) -> None:
     for dtype in (BF16, F32):
         x = torch.zeros(4, 4096, dtype=dtype)
         norm_rotary.add_rms_norm_triton(x, x.clone(), x[0], 1e-5)
         norm_rotary.rms_norm_triton(x, x[0].float(), 1e-5)
+        layer_norm.add_layer_norm_triton(x, x.clone(), x[0], x[0], 1e-5)
+        layer_norm.layer_norm_triton(x, x[0], x[0], 1e-5)
         activation.silu_and_mul_triton(x)
         activation.gelu_tanh_and_mul_triton(x)
         for half, norm in ((64, None), (24, torch.zeros(128, dtype=dtype))):
             angles, cache = torch.zeros(4, half, dtype=dtype), torch.zeros(9, 16, 8, 128, dtype=dtype)
             qkv = torch.zeros(4, 48 * 128, dtype=dtype)
             norm_rotary.rotate_and_write_triton(qkv, angles, angles, cache, cache, torch.arange(4), norm, norm, 1e-5)
-            for fp8 in (FP8, torch.float8_e5m2) if dtype == BF16 else (FP8,):
+            for fp8 in {card.fp8, torch.float8_e5m2} if dtype == BF16 else (card.fp8,):
                 caches = cache.to(fp8), cache.to(fp8)
                 norm_rotary.rotate_and_write_triton(qkv, angles, angles, *caches, torch.arange(4), norm, norm, 1e-5)
         logits, doubles, counts = torch.zeros(4, 128256, dtype=dtype), torch.ones(4, dtype=F64), torch.arange(4)
@@ -138,12 +193,41 @@ def compile_the_rest() -> None:
     kv_cache.copy_blocks_triton(torch.zeros(2, 3, 9, 16, 8, 128, dtype=BF16), counts, counts + 4)
 
 
-PARTS = {"attention": compile_attention, "linear": compile_linear, "rest": compile_the_rest}
+def compile_lora(card: Card) -> None:
+    """Steps of few tokens and of many, of a rank that a product takes at once and of one that it does not."""
+    for num_tokens, max_rank, dtype in ((40, 16, BF16), (300, 128, F16)):
+        parts = ((0, 4096), (4096, 1024), (5120, 1024))
+        matrices = AdapterMatrices.blank(3, max_rank, 4096, 6144, parts, dtype, torch.device("cpu"))
+        tiles = TokenTiles.blank(num_tokens, 3, torch.device("cpu"))
+        x, output = torch.zeros(num_tokens, 4096, dtype=dtype), torch.zeros(num_tokens, 6144, dtype=dtype)
+        lora.add_low_rank_triton(output, x, matrices, tiles)
 
-if __name__ == "__main__":
-    JITFunction.run = compile_instead
-    for module in (activation, attention, kv_cache, linear, norm_rotary, sampling):
+
+PARTS = {
+    "attention": compile_attention,
+    "tightest": compile_tightest,
+    "heads": compile_heads,
+    "linear": compile_linear,
+    "lora": compile_lora,
+    "rest": compile_the_rest,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="+", choices=PARTS)
+    parser.add_argument("--cards", default="H200", help="of " + ", ".join(CARDS))
+    arguments = parser.parse_args()
+    for module in (activation, attention, kv_cache, layer_norm, linear, lora, norm_rotary, sampling):
         # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.
         vars(module)["check_launch"] = lambda name, tensor, kernel: None
-    for part in sys.argv[1:] or PARTS:
-        PARTS[part]()
+    for card in (CARDS[name] for name in arguments.cards.split(",")):
+        vars(device)["_INTERPRETED_SHARED_BYTES"] = card.shared_bytes
+        device.shared_bytes.cache_clear()
+        JITFunction.run = partialmethod(compile_instead, card)
+        for part in arguments.parts:
+            PARTS[part](card)
+
+
+if __name__ == "__main__":
+    main()

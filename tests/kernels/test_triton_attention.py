@@ -8,8 +8,10 @@ from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
-from headrace.kernels.paged_attention.attention_shape import AttentionShape, KernelShapes
+from headrace.kernels.paged_attention import attention_shape
+from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan, PlanCapacity, PlanTooLargeError
+from headrace.kernels.paged_attention.kernel_shapes import KernelShapes
 from headrace.kernels.paged_attention.plan import ITEM_FIELDS, AttentionPlan
 from headrace.kernels.paged_attention.planning import plan_attention
 from headrace.kernels.paged_attention.prefix_groups import Gate
@@ -97,12 +99,19 @@ def test_a_window_across_other_blocks(block_size, head_dim, device):
     check(case, sliding_window=17)
 
 
+@pytest.mark.parametrize("shape", [replace(MIXED, head_dim=256), replace(LONG, head_dim=128)], ids=str)
+def test_a_gpu_with_less_shared_memory(shape, triton_dtype, device, monkeypatch):
+    monkeypatch.setattr(attention_shape, "shared_bytes", lambda device: 99 * 1024)
+    check(Case.build(shape, triton_dtype, device))
+
+
 @pytest.mark.parametrize(("shape", "sliding_window"), [(MIXED, None), (MIXED, 13), (LONG, None)], ids=str)
 def test_tuned_shapes(shape, sliding_window, device):
     """Both loops in float32, whichever of them is the faster there."""
     case = Case.build(shape, device=device)
     chosen = shape_of(case)
-    tuned = KernelShapes(*(replace(each, overlaps=True) for each in (chosen.narrow, chosen.wide)))
+    kernels = chosen.kernels(case.query.device)
+    tuned = KernelShapes(*(replace(each, overlaps=True) for each in (kernels.narrow, kernels.wide)))
     plan = hold(case, plan_attention(case.metadata, replace(chosen, tuned=tuned), sliding_window, never))
     output = torch.full_like(case.query, torch.nan)
     given = case.query, case.key_cache, case.value_cache, plan, case.scale, output

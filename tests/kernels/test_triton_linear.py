@@ -85,6 +85,19 @@ def test_int4(rows, outputs, inputs, group_size, splits, triton_dtype, device):
     assert torch.equal(actual, int4_linear_triton(x, weight, bias, splits))
 
 
+@pytest.mark.parametrize(("rows", "inputs", "splits"), [(1, 96, 1), (17, 320, 5), (3, 200, None)])
+def test_int4_with_minima(rows, inputs, splits, triton_dtype, device):
+    """Where a scale is zero a minimum still counts."""
+    weight = int4_weight(40, inputs, 32, device)
+    weight.scales[0, :5] = 0
+    weight = replace(weight, zeros=(weight.zeros * weight.scales.mean()).half())
+    x = normal(rows, inputs).to(device, triton_dtype)
+    assert_close(int4_linear_triton(x, weight, None, splits), int4_linear_reference(x, weight))
+    values, group = weight.unpacked(), torch.arange(inputs, device=device) // 32
+    expected = values * weight.scales.t()[:, group] - weight.zeros.float().t()[:, group]
+    torch.testing.assert_close(weight.dequantized(torch.float32), expected)
+
+
 @pytest.mark.parametrize(("inputs", "group_size"), [(64, 32), (72, 72), (200, 64)])
 def test_int4_unpacks_to_what_was_packed(inputs, group_size):
     generator = torch.Generator().manual_seed(inputs)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from sqlalchemy import create_engine, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 
 from headrace.storage.errors import SinkError, SinkUnavailable
 from headrace.storage.parts import output_schema
@@ -116,6 +116,28 @@ def test_a_table_of_before_gets_the_columns_that_have_come_since(spec):
     ]
     (receipt,) = execute(spec, "select receipt from answers where job_id = 'later'")
     assert "blake2b:1" in str(receipt["receipt"])
+
+
+@pytest.mark.parametrize("first", ["CREATE TABLE", "ALTER TABLE"])
+def test_two_jobs_may_prepare_one_table_at_once(spec, first):
+    """The other one's statement gets there between our look at the table and our own."""
+    if first == "ALTER TABLE":
+        SqlSink(spec, SCHEMA).prepare()
+    schema = output_schema(INPUTS, choices=("a", "b", "a\0"), with_doubt_and_receipt=True)
+    overtaken: list[str] = []
+
+    def overtake(connection: Connection, cursor: Any, statement: str, *_: object) -> None:
+        if statement.strip().startswith(first) and not overtaken:
+            overtaken.append(statement)
+            SqlSink(spec, schema).prepare()
+
+    event.listen(Engine, "before_cursor_execute", overtake)
+    try:
+        SqlSink(spec, schema).prepare()
+    finally:
+        event.remove(Engine, "before_cursor_execute", overtake)
+    assert overtaken
+    assert execute(spec, "select margin, receipt from answers") == []
 
 
 @pytest.mark.parametrize(

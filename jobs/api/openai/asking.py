@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
+from ...live.prompt import LivePrompt
 from ...live.requests import LiveRequest, new_seed
 from ..admission import Admission, LiveAdmission
 from ..caller import tenant_of
@@ -99,23 +100,24 @@ class Asker:
         model = self.models.model(body.model)
         prompts = model.prompts
         token_ids = [prompts.text(prompt) if isinstance(prompt, str) else list(prompt) for prompt in body.prompt]
-        requests = [self._request(model, each, body, DEFAULT_MAX_TOKENS) for each in token_ids]
+        requests = [self._request(model, LivePrompt(each), body, DEFAULT_MAX_TOKENS) for each in token_ids]
         asked = self._submit(model, requests, body)
         if body.echo:
             asked.echoes, asked.echoes_only = _echoes(model, body), body.echoes_only
         return asked
 
     def _request(
-        self, model: ServedModel, prompt: list[int], body: SamplingFields, default_max_tokens: int
+        self, model: ServedModel, prompt: LivePrompt, body: SamplingFields, default_max_tokens: int
     ) -> LiveRequest:
-        room = model.prompts.context_length - len(prompt)
+        room = model.prompts.context_length - len(prompt.token_ids)
         # At least one: a prompt that leaves no room is refused for what it is.
         sampling = body.sampling(max(1, min(default_max_tokens, room)), new_seed())
-        model.prompts.check(prompt, sampling)
+        model.prompts.check(prompt.token_ids, sampling)
         return LiveRequest.new(
             queue=model.live_queue,
             model=model.exact_name,
-            prompt_token_ids=prompt,
+            prompt_token_ids=prompt.token_ids,
+            images=prompt.images,
             sampling=sampling,
             choices=body.choices,
             lora=model.lora,

@@ -9,6 +9,8 @@ from ....storage.batch_records import BatchRecord, BatchState, NewBatch
 from ....storage.errors import UnknownBatch, UnknownFile, UnknownJob
 from ....storage.ledger import Ledger
 from ....storage.webhooks import Webhooks
+from ...settings import Settings
+from ...webhooks import expect_public_receiver
 from ..admission import JobQuota
 from ..errors import ApiError, ErrorBody
 from ..json_body import expect_json
@@ -32,12 +34,20 @@ def ledger_of(request: Request) -> Ledger:
     return ledger
 
 
+def settings_of(request: Request) -> Settings:
+    settings: Settings = request.app.state.service.client.settings
+    return settings
+
+
 LedgerOf = Annotated[Ledger, Depends(ledger_of)]
+SettingsOf = Annotated[Settings, Depends(settings_of)]
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute, responses=EVERYWHERE)
 
 
 @router.post("/batches", responses=_CREATE, dependencies=[Depends(expect_json)])
-def create_batch(body: BatchRequest, ledger: LedgerOf, tenant: Tenant, quota: JobQuota) -> BatchBody:
+def create_batch(
+    body: BatchRequest, ledger: LedgerOf, tenant: Tenant, quota: JobQuota, settings: SettingsOf
+) -> BatchBody:
     """Have the requests of a file answered. Its lines are checked after this has returned."""
     ledger.check_quota(tenant, quota)
     try:
@@ -47,6 +57,9 @@ def create_batch(body: BatchRequest, ledger: LedgerOf, tenant: Tenant, quota: Jo
     if file.purpose != "batch":
         message = f"input_file_id: file {file.id} was uploaded for {file.purpose!r}, not for 'batch'"
         raise ApiError(400, message, "invalid_value", "input_file_id")
+    webhook = None if body.webhook is None else body.webhook.parsed()
+    if webhook is not None:
+        expect_public_receiver(webhook, settings)
     batch = NewBatch(
         id=f"batch_{secrets.token_hex(12)}",
         tenant=tenant,
@@ -56,7 +69,7 @@ def create_batch(body: BatchRequest, ledger: LedgerOf, tenant: Tenant, quota: Jo
         within_seconds=body.within_seconds,
         metadata=body.metadata,
         output_expires_seconds=body.output_expires_after.seconds if body.output_expires_after else None,
-        webhook=None if body.webhook is None else body.webhook.parsed(),
+        webhook=webhook,
     )
     return BatchBody.of(ledger.batches.add(batch), None)
 

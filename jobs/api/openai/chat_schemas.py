@@ -1,6 +1,7 @@
 """The body of `POST /v1/chat/completions`."""
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
@@ -15,17 +16,32 @@ from .vllm_fields import VllmChatFields
 Role = Literal["system", "developer", "user", "assistant", "tool"]
 
 
-def _text_part(kind: str) -> str:
-    if kind != "text":
-        raise PydanticCustomError(UNSUPPORTED, "only parts of type 'text' are read here")
+def _is_read(kind: str) -> str:
+    if kind not in ("text", "image_url"):
+        raise PydanticCustomError(UNSUPPORTED, "only parts of type 'text' and 'image_url' are read here")
     return kind
 
 
-class TextPart(Body):
-    """A piece of a message's content. Images, sound and files are refused."""
+class ImageUrl(Body):
+    """An image in a data URL, `data:image/png;base64,...`: nothing is fetched from elsewhere."""
 
-    type: Annotated[str, AfterValidator(_text_part)]
-    text: Text
+    url: str
+    detail: Ignored = None
+
+
+class ContentPart(Body):
+    """A piece of a message's content: a text, or an image for models that read them. Sound and files are refused."""
+
+    type: Annotated[str, AfterValidator(_is_read)]
+    text: Text | None = None
+    image_url: ImageUrl | None = None
+
+    @model_validator(mode="after")
+    def _has_what_it_is(self) -> Self:
+        other = "image_url" if self.type == "text" else "text"
+        if getattr(self, self.type) is None or getattr(self, other) is not None:
+            raise PydanticCustomError("value_error", "a part of type {kind} has '{kind}'", {"kind": self.type})
+        return self
 
 
 def _parts(content: Any) -> Any:
@@ -52,7 +68,8 @@ class Message(Body):
 
     role: Role
     content: (
-        Annotated[list[TextPart], BeforeValidator(_parts, json_schema_input_type=str | list[TextPart] | None)] | None
+        Annotated[list[ContentPart], BeforeValidator(_parts, json_schema_input_type=str | list[ContentPart] | None)]
+        | None
     ) = None
     name: Text | None = None
     tool_calls: list[ToolCall] | None = None
@@ -67,7 +84,7 @@ class Message(Body):
         message: dict[str, Any] = {
             # Templates know OpenAI's newer name for it as little as models do.
             "role": "system" if self.role == "developer" else self.role,
-            "content": "\n".join(part.text for part in self.content or ()),
+            "content": self._for_template(self.content or ()),
         }
         for name in ("name", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
@@ -75,6 +92,13 @@ class Message(Body):
         if self.tool_calls:
             message["tool_calls"] = [_template_call(call) for call in self.tool_calls]
         return message
+
+    @staticmethod
+    def _for_template(parts: Sequence[ContentPart]) -> str | list[dict[str, Any]]:
+        """One text, unless there are images."""
+        if all(part.image_url is None for part in parts):
+            return "\n".join(part.text or "" for part in parts)
+        return [part.model_dump(include={"type", part.type}) for part in parts]
 
 
 def _template_call(call: ToolCall) -> dict[str, Any]:

@@ -13,8 +13,9 @@ import pytest
 from huggingface_hub import constants
 
 from headrace.engine.checkpoints.hub import LocatedModel, locate_model, model_name
-from headrace.engine.errors import ModelError
+from headrace.engine.errors import InvalidRequestError, ModelError
 from headrace.engine.llm import LLM
+from headrace.engine.lora_request import LoRARequest
 from headrace.engine.request import SamplingParams
 
 from .fake_hub import COMMIT, FakeHub, running_hub
@@ -22,7 +23,9 @@ from .fake_hub import COMMIT, FakeHub, running_hub
 DESCRIPTION = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"}
 WEIGHTS = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
 BESIDES = {"README.md", "consolidated.safetensors", "original/params.json", "pytorch_model.bin"}
-FILES = {name: f"content of {name}".encode() for name in DESCRIPTION | WEIGHTS | BESIDES}
+PARTS = {"large/name-Q6_K-00001-of-00002.gguf", "large/name-Q6_K-00002-of-00002.gguf"}
+GGUF = {"name-Q4_K_M.gguf", "name-IQ4_K_M.gguf", "name.q8_0.gguf", *PARTS}
+FILES = {name: f"content of {name}".encode() for name in DESCRIPTION | WEIGHTS | BESIDES | GGUF}
 LOCATE = """
 import sys
 from headrace.engine.errors import ModelError
@@ -132,6 +135,15 @@ def test_what_is_no_id_is_a_path(tmp_path, monkeypatch, path):
     assert model_name(path) == str(Path(path).expanduser().absolute())
 
 
+def test_the_home_folder_of_nobody_is_refused():
+    with pytest.raises(
+        ModelError, match="~no-such-user/x begins with ~no-such-user, and there is no user no-such-user"
+    ):
+        model_name("~no-such-user/x")
+    with pytest.raises(InvalidRequestError, match="lora_path ~no-such-user/x begins with"):
+        LoRARequest("a", 1, "~no-such-user/x")
+
+
 def test_a_missing_folder_is_named_with_what_would_do(tmp_path):
     with pytest.raises(ModelError, match=rf"model folder {tmp_path}/none does not exist: name .* id \(org/name\)"):
         locate_model(tmp_path / "none")
@@ -158,3 +170,32 @@ def test_a_model_of_the_hub_answers_as_its_folder_does(chat_folder, tmp_path, mo
         for model, revision in ((chat_folder, None), ("org/name", COMMIT))
     ]
     assert answers[0] == answers[1]
+
+
+def test_a_gguf_file_is_named_by_its_type_or_its_name(locate, hub, tmp_path):
+    folder = found(tmp_path).partition(" ")[2]
+    fetched = DESCRIPTION.copy()
+    named = {
+        "org/name:q4_k_m": {"name-Q4_K_M.gguf"},
+        "org/name:Q6_K": PARTS,
+        "org/name/name.q8_0.gguf": {"name.q8_0.gguf"},
+    }
+    for model, files in named.items():
+        fetched |= files
+        assert locate(model, "v1", with_weights=False) == f"{model}@{COMMIT} {folder}/{min(files)}"
+        assert set(hub.downloaded) == fetched
+    assert locate("org/name:Q6_K", "v1", HF_HUB_OFFLINE="1") == f"org/name:Q6_K@{COMMIT} {folder}/{min(PARTS)}"
+    assert "org/name has no GGUF file of type Q5_K_M on Hugging Face" in locate("org/name:Q5_K_M")
+
+
+def test_a_folder_stands_for_its_one_gguf_file(tmp_path):
+    for name in ("model-00001-of-00002.gguf", "model-00002-of-00002.gguf"):
+        (tmp_path / name).touch()
+    first = str(tmp_path / "model-00001-of-00002.gguf")
+    assert model_name(tmp_path) == model_name(first) == first
+    assert locate_model(tmp_path) == LocatedModel(first, Path(first))
+    (tmp_path / "other.gguf").touch()
+    with pytest.raises(ModelError, match=r"holds several models, model-00001-of-00002\.gguf, other\.gguf: name one"):
+        model_name(tmp_path)
+    (tmp_path / "model.safetensors").touch()
+    assert model_name(tmp_path) == str(tmp_path)

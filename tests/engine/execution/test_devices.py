@@ -1,15 +1,21 @@
 """Devices that cannot be used, and what is said of them. No GPU is at hand, so what torch would say of one is set."""
 
 import logging
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.checkpoints.quantization_config import read_quantization
 from headrace.engine.errors import ConfigError
-from headrace.engine.execution import devices
+from headrace.engine.execution import devices, gpu_checks
 from headrace.engine.execution.devices import resolve_device
+from headrace.engine.execution.gpu_checks import require_attention, warn_of_widened_weights
 from headrace.kernels.device import UnsupportedGpuError
+from headrace.kernels.paged_attention import attention_shape
 
 TOO_OLD = "The NVIDIA driver on your system is too old (found version 11040).\nPlease update your GPU driver."
 
@@ -87,7 +93,107 @@ def test_a_gpu_that_runs_no_kernels(error, message, monkeypatch):
         resolve_device("auto")
 
 
+@pytest.fixture
+def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An L4 that kernels run on, and all that is installed for it."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 9))
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "NVIDIA L4")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: ["sm_80", "sm_86", "sm_90"])
+    monkeypatch.setattr(torch, "empty", lambda *sizes, device: None)
+    for module in (devices, gpu_checks):
+        monkeypatch.setattr(module, "runs_triton", lambda tensor: True)
+    monkeypatch.setattr(gpu_checks, "supports_fp8", lambda device: True)
+    monkeypatch.setenv("CC", "cc")
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_a_gpu_that_is_one():
+    assert resolve_device("auto") == torch.device("cuda")
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_one_that_does_not_exist():
+    with pytest.raises(ConfigError, match=r"device 'cuda:1' does not exist: this process sees 1 GPU\(s\)"):
+        resolve_device("cuda:1")
+
+
+@pytest.mark.usefixtures("_gpu")
+@pytest.mark.parametrize(
+    ("capability", "built_for", "is_one"),
+    [
+        ((8, 9), ["sm_80"], True),
+        ((8, 0), ["sm_86"], False),
+        ((12, 0), ["sm_80", "sm_90a"], False),
+        ((12, 0), ["sm_80", "compute_90"], True),
+        ((12, 1), ["sm_90", "sm_120f"], True),
+    ],
+)
+def test_a_torch_without_code_for_the_gpu(capability, built_for, is_one, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    monkeypatch.setattr(torch.cuda, "get_arch_list", lambda: built_for)
+    if is_one:
+        assert resolve_device("cuda") == torch.device("cuda")
+    else:
+        with pytest.raises(
+            ConfigError, match=r"NVIDIA L4 has compute capability .* is built for sm_.*: install a build"
+        ):
+            resolve_device("cuda")
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_amds_gpus(monkeypatch):
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    with pytest.raises(ConfigError, match=r"built for AMD's GPUs, .* install a build for CUDA, or set device=cpu"):
+        resolve_device("auto")
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_no_compiler(monkeypatch):
+    monkeypatch.delenv("CC")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    with pytest.raises(ConfigError, match="Triton needs a C compiler, and there is neither gcc nor clang: install"):
+        resolve_device("cuda")
+    monkeypatch.setattr(shutil, "which", lambda name: name if name == "clang" else None)
+    assert resolve_device("cuda") == torch.device("cuda")
+
+
+@pytest.mark.usefixtures("_gpu")
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"head_dim": 512}, "has heads of 512, and the GPU's kernels take 16 to 256: set device=cpu"),
+        ({"num_attention_heads": 71}, "float32 with heads of 256 needs 202 KiB .* has 99 KiB .* set dtype=bfloat16"),
+    ],
+)
+def test_a_model_whose_attention_finds_no_room(sizes, message, monkeypatch, chat_folder):
+    monkeypatch.setattr(attention_shape, "shared_bytes", lambda device: 99 * 1024)
+    model = replace(ModelConfig.from_pretrained(chat_folder), num_key_value_heads=1, head_dim=256)
+    gpu = torch.device("cuda")
+    require_attention(replace(model, num_attention_heads=8), torch.float32, gpu)
+    with pytest.raises(ConfigError, match=message):
+        require_attention(replace(model, **sizes), torch.float32, gpu)
+    require_attention(replace(model, **sizes), torch.float32, torch.device("cpu"))
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_fp8_weights_where_nothing_multiplies_them(monkeypatch, caplog):
+    fp8 = read_quantization({"quantization_config": {"quant_method": "fp8"}})
+    gpu = torch.device("cuda")
+    warn_of_widened_weights(fp8, torch.bfloat16, gpu)
+    assert not caplog.messages
+    monkeypatch.setattr(gpu_checks, "supports_fp8", lambda device: False)
+    warn_of_widened_weights(None, torch.bfloat16, gpu)
+    warn_of_widened_weights(fp8, torch.bfloat16, gpu)
+    assert [message.partition(",")[0] for message in caplog.messages] == [
+        "the checkpoint's FP8 weights become bfloat16"
+    ]
+
+
 def test_another_gpu_than_the_first_is_chosen_by_what_the_process_sees(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="set CUDA_VISIBLE_DEVICES=1 and device='cuda'"):
         resolve_device("cuda:1")

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LlamaConfig
+from transformers import AutoModelForCausalLM, LlamaConfig
 
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 pytest.importorskip("llguidance", reason="some requests are held to a grammar")
@@ -31,6 +31,7 @@ from headrace.kernels.paged_attention import sharing_gate
 
 from ..conftest import save_random_model
 from ..families import ODD_SIZES, VOCAB_SIZE
+from ..speculative.test_medusa import heads, save_heads
 from .simulated_gpu import simulated_gpu
 
 SIZES: dict[str, Any] = {
@@ -212,6 +213,43 @@ def test_guesses_right_and_wrong(folder, expected, monkeypatch):
         assert_equal(generate(llm, EVERYTHING[:1]), expected[:1])
         stats = llm.engine.stats
         assert 0 < stats.num_accepted_tokens < stats.num_draft_tokens
+
+
+def test_a_draft_models_guesses_are_all_that_is_waited_for_besides(folder, expected, monkeypatch):
+    with simulated_gpu(monkeypatch, is_hasty=True) as gpu:
+        config = {"model": str(folder), "num_speculative_tokens": 3}
+        llm = LLM(folder, **OPTIONS, enforce_eager=True, device="cuda", speculative_config=config)
+        gpu.timeline.waits.clear()
+        assert_equal(generate(llm, EVERYTHING[:1]), expected[:1])
+        stats = llm.engine.stats
+        assert stats.num_accepted_tokens == stats.num_draft_tokens == 3
+        assert gpu.timeline.waits == ["Event.synchronize"] * (stats.num_steps + 1)
+
+
+def test_a_draft_model_with_graphs_in_what_memory_is_left(folder, expected, monkeypatch):
+    options = {name: value for name, value in OPTIONS.items() if name != "num_gpu_blocks_override"}
+    # What the driver takes for a graph is not simulated.
+    monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
+    config = {"model": str(folder), "num_speculative_tokens": 3}
+    with simulated_gpu(monkeypatch, total_bytes=8 * 2**20, others=2**20) as gpu:
+        llm = LLM(folder, **options, device="cuda", gpu_memory_utilization=0.8, speculative_config=config)
+        assert_equal(generate(llm, EVERYTHING[:1]), expected[:1])
+        assert 0.75 < (gpu.memory.others + gpu.memory.max_reserved) / gpu.memory.total < 0.81
+        assert llm.engine.stats.num_accepted_tokens == llm.engine.stats.num_draft_tokens == 3
+
+
+@pytest.mark.parametrize("options", [{"cuda_graph_sizes": (2, 6)}, {"enforce_eager": True}], ids=str)
+def test_medusa_heads(options, folder, expected, tmp_path, monkeypatch):
+    said = [*expected[0].prompt_token_ids, *expected[0].outputs[0].token_ids]
+    with torch.inference_mode():
+        model = AutoModelForCausalLM.from_pretrained(folder)
+        hidden = model(torch.tensor([said]), output_hidden_states=True).hidden_states[-1][0]
+    save_heads(tmp_path, heads(hidden.clone(), said, len(expected[0].prompt_token_ids) - 2))
+    config = {"method": "medusa", "model": str(tmp_path), "num_speculative_tokens": 3}
+    with simulated_gpu(monkeypatch, is_hasty=True):
+        llm = LLM(folder, **OPTIONS, **options, device="cuda", speculative_config=config)
+        assert_equal(generate(llm, EVERYTHING[:1]), expected[:1])
+        assert llm.engine.stats.num_accepted_tokens == llm.engine.stats.num_draft_tokens == 3
 
 
 def test_a_cache_in_8_bits(folder, monkeypatch):

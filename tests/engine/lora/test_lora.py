@@ -28,6 +28,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
             "disable_by_batch_size": 64,
         }
     },
+    "drafting": {"speculative_config": {"num_speculative_tokens": 3, "disable_by_batch_size": 64}},
     "no-prefix-cache": {"enable_prefix_caching": False},
 }
 
@@ -72,10 +73,14 @@ def test_rows_of_all_adapters_in_one_batch(adapted, family):
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_however_the_work_is_scheduled(adapted, schedule):
     model = adapted("llama")
-    engine = load(model, **SCHEDULES[schedule])
+    options = SCHEDULES[schedule]
+    if schedule == "drafting":
+        # The model that the adapters are for.
+        options = {"speculative_config": {**options["speculative_config"], "model": str(model.folder)}}
+    engine = load(model, **options)
     assert_greedy(engine, model)
     assert (engine.stats.num_preemptions > 0) == (schedule == "preempted")
-    assert (engine.stats.num_draft_tokens > 0) == (schedule == "guessing")
+    assert (engine.stats.num_draft_tokens > 0) == (schedule in ("guessing", "drafting"))
 
 
 def test_graphs_compute_what_has_no_adapter(adapted, monkeypatch):

@@ -103,7 +103,6 @@ def test_a_rank_above_the_highest(model, tmp_path):
     ("options", "message"),
     [
         ({"lora_modules": [LoRARequest("x", 1, "x")]}, "enable_lora"),
-        ({"enable_lora": True, "max_loras": 1, "lora_modules": [LoRARequest("x", 1, "x")] * 2}, "raise max_loras to 2"),
         ({"max_loras": 0}, "max_loras"),
         ({"max_lora_rank": 0}, "max_lora_rank"),
     ],
@@ -161,6 +160,16 @@ def test_more_adapters_than_places(model):
         engine.check()
     assert order[3:] == ["waits", "behind"]
     assert all(model.is_greedy(wanted[name], 1, answer) for name, answer in answers.items() if name != "gone")
+
+
+def test_modules_beyond_the_places_are_checked_and_change_places(model):
+    """As in vLLM: `max_loras` is how many are held at a time."""
+    engine = load(model, max_loras=1, lora_modules=model.loras[:3])
+    assert engine._loras is not None
+    assert list(engine._loras._held) == [model.loras[2].folder]
+    request = Request("x", model.prompts[1], greedy_params(32), lora_request=model.loras[0])
+    answer = [token for event in run_all(engine, [request])["x"] for token in event.new_token_ids]
+    assert model.is_greedy(0, 1, answer)
 
 
 def test_an_adapter_that_turns_out_to_be_none(model, tmp_path):

@@ -73,7 +73,7 @@ def test_wrong_guesses_are_followed_by_fewer_and_by_pauses():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"method": "eagle"}, "speculative_config: method must be one of ngram, not 'eagle'"),
+        ({"method": "eagle"}, "speculative_config: method must be one of ngram, draft_model, medusa, not 'eagle'"),
         ({"prompt_lookup_min": 5}, "speculative_config: prompt_lookup_min=5 must be at most prompt_lookup_max=4"),
         (
             {"num_speculative_tokens": 0},
@@ -86,7 +86,22 @@ def test_wrong_guesses_are_followed_by_fewer_and_by_pauses():
         (
             {"draft": 3},
             "speculative_config got an unknown option 'draft'; known: method, num_speculative_tokens, "
-            "prompt_lookup_max, prompt_lookup_min, disable_by_batch_size",
+            "prompt_lookup_max, prompt_lookup_min, disable_by_batch_size, model",
+        ),
+        (
+            {"method": "draft_model"},
+            "speculative_config: method draft_model needs model, a folder or a Hugging Face id",
+        ),
+        ({"model": 3}, "speculative_config: model must be a folder or a Hugging Face id, not 3"),
+        (
+            {"method": "ngram", "model": "draft"},
+            "speculative_config: model is for method draft_model or medusa, not ngram",
+        ),
+        (
+            {"num_speculative_tokens": 2048},
+            "speculative_config: num_speculative_tokens=2048 and the token before them do not fit into a step of "
+            "max_num_batched_tokens=2048: lower num_speculative_tokens to 2047 or less, or raise "
+            "max_num_batched_tokens to 2049",
         ),
         ([3], 'speculative_config must be a mapping like {"method": "ngram"}, not [3]'),
     ],

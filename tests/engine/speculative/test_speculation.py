@@ -220,3 +220,14 @@ def test_no_step_is_launched_ahead_where_the_next_one_may_carry_guesses():
     assert is_followed(greedy_params(20), largest_batch=1)
     # Of one or two tokens there is nothing to guess.
     assert is_followed(greedy_params(2), largest_batch=2)
+
+
+@pytest.mark.parametrize("window", [None, 1, 2])
+def test_a_step_ahead_the_pauses_between_guesses_are_as_long(window):
+    """A step launched ahead has counted tokens that the sequence itself does not show yet."""
+    counts = []
+    for is_async in (False, True):
+        engine, _ = make_engine(64, window, speculative_config=NGRAM, async_scheduling=is_async)
+        run_all(engine, [Request("a", PREFIX, greedy_params(40))])
+        counts.append((engine.stats.num_draft_tokens, engine.stats.num_accepted_tokens, engine.stats.num_steps))
+    assert counts[0] == counts[1]

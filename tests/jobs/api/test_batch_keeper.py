@@ -20,7 +20,7 @@ from .batch_lines import CHAT, chat_line, create, file_lines, jsonl, wait_for
 from .conftest import ApiServer, start_api, stop_api
 
 MAX_FILE_BYTES = 100_000
-LEASE_SECONDS = 0.5
+LEASE_SECONDS = 1.0
 
 
 @pytest.fixture(scope="module")

@@ -296,6 +296,11 @@ REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "an image": (
         {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages",
+        "invalid_value",
+    ),
+    "a sound": (
+        {"messages": [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]},
         "messages[0].content[0].type",
         "unsupported_parameter",
     ),

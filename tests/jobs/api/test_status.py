@@ -1,4 +1,4 @@
-"""The page for people at `/`, and what it reads."""
+"""The pages for people at `/` and `/docs`, and what the first one reads."""
 
 import hashlib
 import re
@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import pytest
 
 from headrace.jobs.client import Client
 
@@ -47,14 +48,16 @@ def test_the_page_needs_no_key_and_holds_nothing_that_does(unserved: Client, tmp
     unserved.submit([{"text": "It is late."}], MODEL, tmp_path / "out", prompt="{text}", choices=LABELS)
     with in_process_server(unserved) as server:
         page, status = (httpx2.get(f"{server.url}{path}") for path in ("/", "/status"))
-    assert (page.status_code, status.status_code) == (200, 401)
+        docs = httpx2.get(f"{server.url}/docs")
+    assert (page.status_code, docs.status_code, status.status_code) == (200, 200, 401)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     assert unserved.jobs(1)[0].id not in page.text
 
 
-def test_the_page_asks_nobody_else(api: ApiServer) -> None:
+@pytest.mark.parametrize("path", ["/", "/docs"])
+def test_the_page_asks_nobody_else(api: ApiServer, path: str) -> None:
     """What it runs is in it and named in its policy, so that a browser runs nothing else."""
-    page = api.http.get("/")
+    page = api.http.get(path)
     policy = page.headers["content-security-policy"]
     (script,) = re.findall("<script>(.*?)</script>", page.text, re.DOTALL)
     assert f"script-src 'sha256-{b64encode(hashlib.sha256(script.encode()).digest()).decode()}'" in policy

@@ -4,13 +4,17 @@ import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+import httpx2
 import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 from sqlalchemy import select, update
 
 from headrace.jobs import webhooks as sending
+from headrace.jobs.client import Client
 from headrace.jobs.errors import SpecError
+from headrace.jobs.settings import Settings
 from headrace.jobs.webhooks import WebhookSender, parse_webhook
 from headrace.storage.clock import now
 from headrace.storage.ledger import Ledger
@@ -19,7 +23,9 @@ from headrace.storage.tables import webhooks as table
 from headrace.storage.webhooks import Webhooks
 
 from ...storage.claiming import take_shard
+from ..running import MODEL, environment
 from .conftest import ApiServer
+from .in_process import in_process_server
 from .receiver import Receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -183,6 +189,28 @@ def test_private_addresses_are_refused(ledger: Ledger, receiver: Receiver) -> No
     ((state, error),) = Webhooks(ledger.database).of_job(JOB)
     assert (receiver.received, state) == ([], WebhookState.PENDING)
     assert "127.0.0.1" in str(error)
+
+
+def test_private_addresses_are_refused_when_a_job_or_a_batch_is_submitted(tmp_path: Path, receiver: Receiver) -> None:
+    surroundings = environment(tmp_path) | {"HEADRACE_ALLOW_PRIVATE_ADDRESSES": "false"}
+    problem = "is not on the public internet; HEADRACE_ALLOW_PRIVATE_ADDRESSES=true allows it"
+    with Client(Settings.from_environment(surroundings)) as client:
+        for host in ("127.0.0.1", "localhost"):
+            url = receiver.url.replace("127.0.0.1", host)
+            with pytest.raises(SpecError, match=problem):
+                client.submit([{"text": "x"}], MODEL, tmp_path / "out", prompt="{text}", webhook=url)
+        assert not client.jobs()
+        with in_process_server(client) as server:
+            file = {"file": ("in.jsonl", b"{}")}
+            answer = httpx2.post(f"{server.url}/v1/files", files=file, data={"purpose": "batch"})
+            uploaded = answer.raise_for_status().json()["id"]
+            asked = {"input_file_id": uploaded, "endpoint": "/v1/completions", "completion_window": "24h"}
+            refused = httpx2.post(f"{server.url}/v1/batches", json=asked | {"webhook": {"url": receiver.url}})
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, "webhook.url")
+            assert problem in refused.json()["error"]["message"]
+            # Where it is not known yet who that is, it shows when the event is sent.
+            later = asked | {"webhook": {"url": "https://nobody.invalid/"}}
+            assert httpx2.post(f"{server.url}/v1/batches", json=later).status_code == 200
 
 
 def event_types(receiver: Receiver) -> list[str]:

@@ -10,13 +10,21 @@ from ..running import MODEL
 
 
 def test_the_worker_takes_every_engine_option():
-    options = engine_options(5, 5, 5, True, True, 0.5, 2**20, speculative_config='{"num_speculative_tokens": 3}')
+    options = engine_options(
+        5, 5, 5, True, True, 0.5, 2**20, speculative_config='{"num_speculative_tokens": 3}', tensor_parallel_size=2
+    )
     given = [option.split("=")[0] for option in options]
     commands = typer.main.get_command(app)
     assert isinstance(commands, TyperGroup)
     worker = commands.commands["worker"]
     assert set(given) <= {name for parameter in worker.params for name in parameter.opts}
-    assert {"--enforce-eager", "--max-model-len", "--kv-cache-memory-bytes", "--speculative-config"} <= set(given)
+    assert {
+        "--enforce-eager",
+        "--max-model-len",
+        "--kv-cache-memory-bytes",
+        "--speculative-config",
+        "--tensor-parallel-size",
+    } <= set(given)
     assert "--enforce-eager" not in engine_options()
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from headrace.engine.config import EngineConfig
 from headrace.jobs.planning.model_fit import GIB, Fit, Gpu, ModelNeeds
 
 from ..models import write_model_folder
@@ -47,9 +48,22 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
     printed = headrace(tmp_path, "size", qwen, "--max-model-len", 4096, "--kv-cache-dtype", "fp8").out
     assert "73,728 bytes a token in fp8" in printed
     assert "for 4,096 tokens" in printed
-    note = "tensor parallelism is not in Headrace yet"
+    note = "--tensor-parallel-size says"
     assert note not in printed
     assert note in headrace(tmp_path, "size", qwen, "--gpu", "16GiB").out
+
+
+def test_of_a_model_that_gpus_share(tmp_path, qwen):
+    alone, shared = (ModelNeeds.of(qwen, EngineConfig(tensor_parallel_size=size)) for size in (1, 2))
+    # But for the norms, which each has.
+    assert abs(shared.weight_bytes - alone.weight_bytes / 2) < 2**20
+    assert (shared.parameters, shared.kv_token_bytes) == (alone.parameters, alone.kv_token_bytes // 2)
+    small = Gpu.of("16GiB")
+    assert (Fit(small, alone).num_sequences, Fit(small, alone).num_gpus(1)) == (0, 2)
+    num_sequences = Fit(small, shared).num_sequences
+    assert num_sequences > 0
+    assert Fit(small, shared).num_gpus(num_sequences) == 2
+    assert Fit(small, shared).num_gpus(num_sequences + 1) == 4
 
 
 @pytest.mark.parametrize(
@@ -61,6 +75,7 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
         (["--quantization", "int8"], ["No such option", "headrace size --help"]),
         (["--dtype", "int3"], ["dtype must be one of"]),
         (["--gpu-memory-utilization", "1.5"], ["gpu_memory_utilization must be"]),
+        (["-tp", "5"], ["tensor_parallel_size=5 must divide num_attention_heads=32"]),
     ],
 )
 def test_what_can_not_be_is_refused(headrace, tmp_path, qwen, options, words):

@@ -10,8 +10,9 @@ from pathlib import Path
 import httpx2
 import psutil
 
+from ...engine.lora.adapters import save_adapter
 from ..models import write_model_folder
-from ..running import MODEL, environment, processes_of, started
+from ..running import MODEL, assert_refused, environment, processes_of, started
 
 
 def worker_of(up: int) -> psutil.Process | None:
@@ -62,3 +63,12 @@ def test_a_worker_that_can_not_run_ends_it(tmp_path: Path) -> None:
     error = (tmp_path / "err").read_text()
     assert status == 1, error
     assert error.splitlines()[-1].startswith("headrace: the worker refused to start: ")
+
+
+def test_an_adapter_that_no_worker_could_hold_is_refused_at_once(headrace, tmp_path: Path) -> None:
+    """As the worker's own command does, before either loads anything."""
+    adapter = save_adapter(MODEL, tmp_path / "adapter", rank=17)
+    options = ("--model", MODEL, "--lora-modules", f"x={adapter}")
+    for command in (("up", "--port", "0"), ("worker",)):
+        result = headrace(tmp_path / "data", *command, *options)
+        assert_refused(result, "r=17, above max_lora_rank=16: raise max_lora_rank to 17")

@@ -14,6 +14,8 @@ import grpc
 import pytest
 from fastapi import FastAPI
 
+from headrace.jobs import presence as presence_module
+from headrace.jobs.api import live_answers
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import shard_queue
@@ -262,3 +264,30 @@ def test_without_the_extra_there_is_one_line(
     result = headrace(tmp_path, "serve", "--model", MODEL, "--port", "0", "--grpc-port", "0")
     assert result.status == 2
     assert result.err == "headrace: --grpc-port: grpc is missing: install headrace with its grpc extra\n"
+
+
+def test_whoever_leaves_waits_no_more_for_a_silent_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live_answers, "RETURN_SECONDS", 1e9)
+    with Client(Settings.from_environment(environment(tmp_path))) as client:
+        with WorkerPresence(client.redis_url) as presence, monkeypatch.context() as short:
+            short.setattr(presence_module, "TTL_SECONDS", 0.001)
+            presence.announce(shard_queue(str(MODEL), "auto"), WorkerId("another-host", 7, "x"))
+        asyncio.run(_leave(client))
+
+
+async def _leave(client: Client) -> None:
+    async with served_alone(client) as (_, stub), asyncio.timeout(60):
+        call = stub.Generate(chat())
+        asked = asyncio.ensure_future(call.initial_metadata())
+        while not _are_waiting():
+            assert not asked.done()
+            await asyncio.sleep(0.01)
+        call.cancel()
+        while _are_waiting() or not asked.done():
+            await asyncio.sleep(0.01)
+        assert call.cancelled()
+
+
+def _are_waiting() -> bool:
+    """Whether a request waits for a worker, or to be handed over to one."""
+    return any(getattr(task.get_coro(), "__name__", "") == "await_worker" for task in asyncio.all_tasks())

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.planning.batch_helper import Recipe
 from headrace.jobs.planning.batch_planner import BatchPlanner, planned_row
+from headrace.jobs.planning.helper import Recipe
 from headrace.jobs.schemas import JobSpec
 from headrace.storage.readers import InputRow
 

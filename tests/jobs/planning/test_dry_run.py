@@ -2,6 +2,14 @@
 
 import json
 import re
+from typing import Any
+
+import pytest
+
+from headrace.jobs.cli.dry_run import described
+from headrace.jobs.planning.dry_run import Forecast
+from headrace.jobs.schemas import JobSpec
+from headrace.storage.overview import Pace
 
 from ..running import LABELS, MODEL, label_arguments
 
@@ -61,3 +69,39 @@ def test_what_cannot_run_is_refused_as_it_would_be(headrace, tickets, tmp_path):
     result = headrace(tmp_path / "data", "dry-run", tickets, *options)
     assert result.status == 2
     assert "'txet'" in result.err
+
+
+SAMPLED = {"n": 5, "temperature": 0.7}
+
+
+@pytest.mark.parametrize(
+    ("asked", "earlier", "expected"),
+    [
+        ({}, {}, "about 0:40"),
+        # Each answer as long as each of the earlier job's were.
+        ({"sampling": SAMPLED}, {}, "about 3:20"),
+        ({"sampling": SAMPLED}, {"sampling": SAMPLED}, "about 0:40"),
+        # It may be over after three of five.
+        ({"sampling": SAMPLED, "vote": True}, {}, "up to 3:20"),
+        # The engine answers once, and samples are drawn from that.
+        ({"sampling": SAMPLED, "vote": True, "choices": ["a", "b"]}, {}, "about 0:02"),
+        ({"sampling": SAMPLED, "choices": ["a", "b"]}, {}, "about 0:10"),
+        ({}, {"sampling": SAMPLED, "vote": True, "choices": ["a", "b"]}, "about 0:40"),
+    ],
+    ids=["once", "several", "as before", "vote", "vote on choices", "choices", "after a vote on choices"],
+)
+def test_the_tokens_to_come_are_those_that_will_be_asked_for(asked: dict[str, Any], earlier: dict[str, Any], expected):
+    """A hundred rows, whose prompts cost nothing, at a hundred tokens a second; the earlier job had forty a row."""
+    spec = JobSpec.parse(model=str(MODEL), **asked)
+    longest = 2 if spec.choices else 256
+    found = Forecast(100, 0, 2048, 10_000, longest, "float32", "queue")
+    pace = Pace("job_1", 100.0, 40.0, JobSpec.parse(model=str(MODEL), **earlier).model_dump(mode="json"))
+    said = dict(described(found, spec, pace, 3600.0))
+    assert said["time"].startswith(f"{expected} at the pace of job_1 (100 tokens/s)")
+    assert said["cost"].startswith(expected.rpartition(" ")[0])
+
+
+def test_choices_are_as_long_as_they_are_whatever_max_tokens_says(headrace, tickets, tmp_path):
+    """The longest choice is what a prompt needs room for."""
+    options = ["--model", MODEL, "--prompt", "{text}", "--limit", "3", "--max-tokens", "2040", "--choices", "a,b"]
+    assert planned(headrace(tmp_path / "data", "dry-run", tickets, *options))["context"].endswith("all fit")

@@ -1,6 +1,5 @@
 """Whose an output folder is, and what is left in it of a job that is refused."""
 
-import errno
 import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ import pytest
 
 from headrace.jobs.client import Client, Job
 from headrace.jobs.errors import JobMismatchError
-from headrace.jobs.planning import producer
+from headrace.jobs.planning import work
 from headrace.jobs.planning.producer import Terms
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.settings import Settings
@@ -94,12 +93,12 @@ def test_a_disk_that_fills_while_rows_are_spooled_gets_its_room_back_and_the_job
     def write_half(path: Path, *arguments: Any, **options: Any) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(b"PAR1")
-        raise OSError(errno.ENOSPC, "No space left on device")
+        raise StorageError(f"cannot write {path}: No space left on device")
 
     spools = list(client.jobs_folder.glob("job_*"))
     with monkeypatch.context() as full_disk:
-        full_disk.setattr(producer, "write_shard", write_half)
-        with pytest.raises(OSError, match="No space left"):
+        full_disk.setattr(work, "write_shard", write_half)
+        with pytest.raises(StorageError, match="No space left"):
             submit(client, tmp_path / "out")
     assert list(client.jobs_folder.glob("job_*")) == spools
     assert submit(client, tmp_path / "out", mode="resume").record.num_rows == len(ROWS)

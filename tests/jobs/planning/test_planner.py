@@ -106,6 +106,12 @@ def test_the_inputs_custom_id_is_kept(plan):
     assert {row.row: row.custom_id for row in planned(result)} == {0: "x-1", 1: "1", 2: "7"}
 
 
+def test_a_row_that_can_not_be_asked_keeps_the_id_it_brings(plan):
+    result = plan([{"text": " ", "custom_id": "x"}, {"text": "a", "custom_id": "x"}])
+    assert [row.custom_id for row in sorted(planned(result))] == ["x", "x"]
+    assert errors(result) == {0: "prompt is empty", 1: "custom_id 'x' is also that of row 0"}
+
+
 @pytest.mark.parametrize("sort_memory_bytes", [1, 10**8])
 def test_a_custom_id_that_a_row_before_has_is_that_rows_error(plan, sort_memory_bytes):
     """Rows without an id of their own are named by their numbers, which others may bring."""

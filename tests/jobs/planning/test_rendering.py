@@ -7,7 +7,7 @@ import pytest
 
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.errors import SpecError
-from headrace.jobs.planning.rendering import PromptRenderer, PromptTemplate, RowError
+from headrace.jobs.planning.rendering import IllustratedPrompt, PromptRenderer, PromptTemplate, RowError
 from headrace.jobs.schemas import JobSpec
 
 from ..models import write_model_folder
@@ -27,7 +27,7 @@ def renderer(tokenizer: Tokenizer, *columns: str, **spec: Any) -> PromptRenderer
     return PromptRenderer(JobSpec.parse(model="m", **spec), tokenizer, columns)
 
 
-def render(tokenizer: Tokenizer, values: dict[str, Any], **spec: Any) -> str | list[int]:
+def render(tokenizer: Tokenizer, values: dict[str, Any], **spec: Any) -> str | list[int] | IllustratedPrompt:
     return renderer(tokenizer, *values, **spec).render(values)
 
 
@@ -188,7 +188,7 @@ def test_a_template_goes_before_messages(chat):
         ([{"content": "a"}], "must hold objects with 'role' and 'content'"),
         ([{"role": 1, "content": "a"}], "must hold objects with 'role' and 'content'"),
         ([say("user", 5)], "can have as 'content' a text"),
-        ([say("user", [{"type": "image_url", "image_url": {"url": "x"}}])], "parts of type 'text', and nothing else"),
+        ([say("user", [{"type": "image_url", "image_url": {"url": "x"}}])], "reads no images: leave them out"),
         ([say("user", [{"type": "text", "text": None}])], "can have as 'content' a text"),
         ([say("user", [{"type": "text", "text": " "}])], "prompt is empty"),
         ([say("user", "")], "prompt is empty"),

@@ -1,23 +1,28 @@
 """Planning in several processes gives what planning in one does."""
 
+import json
 import os
 import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
 import pytest
 
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.planning import side_by_side
-from headrace.jobs.planning.batch_helper import BatchHelper, Recipe
-from headrace.jobs.planning.batch_planner import BatchPlanner
-from headrace.jobs.planning.side_by_side import plan_batches
+from headrace.jobs.planning.batch_planner import BatchPlanner, PlannedBatch
+from headrace.jobs.planning.helper import Helper, Recipe
+from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.side_by_side import SideBySide
+from headrace.jobs.planning.work import PlanRows
 from headrace.jobs.schemas import JobSpec
-from headrace.storage.readers import InputRow
+from headrace.storage.readers import InputRow, open_input
+from headrace.storage.spool import read_shard
 
 from ..conftest import wait_until
 from ..models import write_model_folder
@@ -50,16 +55,21 @@ def row(number: int) -> InputRow:
     return InputRow(number, {"text": text, **({"custom_id": f"id {number}"} if kind == 3 else {})})
 
 
+def planned_side_by_side(recipe: Recipe, batches: Iterable[list[InputRow]]) -> list[PlannedBatch]:
+    with SideBySide(recipe.planner(), recipe) as side_by_side:
+        return list(side_by_side.plan(batches))
+
+
 def test_helpers_plan_as_one_process_does(recipe, monkeypatch):
     planner = recipe.planner()
     alone = [planner.plan(batch) for batch in batches()]
     assert sum(len(batch.errors) for batch in alone) == 3 * NUM_BATCHES
     assert sum(len(batch.own_ids) for batch in alone) == NUM_BATCHES
-    with BatchHelper(recipe) as helper:
+    with Helper(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
-        assert [helper.plan(batch).result() for batch in batches()] == alone
+        assert [helper.do(PlanRows(batch)).result() for batch in batches()] == alone
     monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 2)
-    assert list(plan_batches(planner, recipe, batches())) == alone
+    assert planned_side_by_side(recipe, batches()) == alone
 
 
 @pytest.mark.parametrize("fate", [signal.SIGKILL, signal.SIGTERM, signal.SIGSTOP])
@@ -74,9 +84,9 @@ def test_batches_of_a_lost_helper_are_planned_here(recipe, monkeypatch, fate):
         helpers.append(DoomedHelper(recipe, fate, lambda: monkeypatch.setattr(side_by_side, "_PATIENCE_SECONDS", 0.5)))
         return helpers[-1]
 
-    monkeypatch.setattr(side_by_side, "BatchHelper", doomed)
+    monkeypatch.setattr(side_by_side, "Helper", doomed)
     planner = recipe.planner()
-    assert list(plan_batches(planner, recipe, batches())) == [planner.plan(batch) for batch in batches()]
+    assert planned_side_by_side(recipe, batches()) == [planner.plan(batch) for batch in batches()]
     assert [helper.num_begun for helper in helpers] == [helpers[0].num_begun]
     assert helpers[0].num_begun >= 2
 
@@ -94,18 +104,43 @@ def test_results_come_in_order_when_the_last_ones_are_late(recipe, monkeypatch):
         for number, rows in enumerate(batches()):
             # So few, with none before them, that none has to be waited for before the input ends.
             if number == NUM_BATCHES - 5:
-                wait_until(lambda: all(batch.done() for batch in helpers[0]._open), "it has nothing to do")
+                wait_until(lambda: all(result.done() for result in helpers[0]._open), "it has nothing to do")
                 os.kill(helpers[0]._process.pid, signal.SIGSTOP)
             yield rows
         os.kill(helpers[0]._process.pid, signal.SIGCONT)
 
-    monkeypatch.setattr(side_by_side, "BatchHelper", ready)
+    monkeypatch.setattr(side_by_side, "Helper", ready)
     planner = recipe.planner()
-    planned = list(plan_batches(planner, recipe, halting_it_before_the_last()))
+    planned = planned_side_by_side(recipe, halting_it_before_the_last())
     assert planned == [planner.plan(batch) for batch in batches()]
 
 
-class ReadyHelper(BatchHelper):
+def test_shards_are_spooled_with_helpers_as_by_one_process(model, recipe, tmp_path, monkeypatch):
+    """A helper that is lost has its shards written again."""
+    source = tmp_path / "input.jsonl"
+    rows = (json.dumps({"text": f"Ticket {number}", "custom_id": str(number % 90)}) for number in range(100))
+    source.write_text("\n".join(rows))
+    spec = JobSpec.parse(model=str(model), prompt="{text}")
+    planner = Planner(spec, ModelConfig.from_pretrained(model), Tokenizer.from_pretrained(model), 4, tmp_path)
+    folders = [tmp_path / "alone", tmp_path / "side by side"]
+    with planner.plan(open_input(source)) as plan:
+        alone = plan.spool(folders[0])
+    monkeypatch.setattr(side_by_side, "_BATCHES_ALONE", 0)
+    monkeypatch.setattr(side_by_side, "num_cores", lambda: 3)
+    doomed = DoomedHelper(recipe, signal.SIGKILL, lambda: None)
+    helpers = iter((doomed, ReadyHelper(recipe)))
+    monkeypatch.setattr(side_by_side, "Helper", lambda recipe: next(helpers))
+    with planner.plan(open_input(source)) as plan:
+        together = plan.spool(folders[1])
+    assert doomed.num_begun >= 2
+    assert [(shard.number, shard.num_rows) for shard in together] == [(shard.number, shard.num_rows) for shard in alone]
+    tables = [[read_shard(Path(shard.spool_path)) for shard in shards] for shards in (alone, together)]
+    assert tables[0] == tables[1]
+    assert sum(table["plan_error"].null_count for table in tables[1]) == 90
+    assert [path.name for path in sorted(folders[1].iterdir())] == [Path(shard.spool_path).name for shard in alone]
+
+
+class ReadyHelper(Helper):
     """Has begun when the first batch is planned."""
 
     def __enter__(self) -> Self:
@@ -121,7 +156,7 @@ class DoomedHelper(ReadyHelper):
         self._fate, self._on_hang = fate, on_hang
         self.num_begun = 0
 
-    def plan(self, rows):
+    def do(self, work):
         self.num_begun += 1
         if self.num_begun == 2:
             os.kill(self._process.pid, self._fate)
@@ -129,35 +164,35 @@ class DoomedHelper(ReadyHelper):
                 self._on_hang()
             else:
                 self._process.wait()
-        return super().plan(rows)
+        return super().do(work)
 
 
 def test_what_a_helper_cannot_plan_ends_it(recipe):
-    with BatchHelper(recipe) as helper:
+    with Helper(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
         no_rows = [InputRow(0, None)]  # type: ignore[arg-type]
-        assert isinstance(helper.plan(no_rows).exception(timeout=60), EOFError | OSError)
+        assert isinstance(helper.do(PlanRows(no_rows)).exception(timeout=60), EOFError | OSError)
         assert helper._process.wait(60) == 1
         assert not helper.is_free
 
 
 def test_control_c_is_for_the_starter(recipe):
-    with BatchHelper(recipe) as helper:
+    with Helper(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
         os.kill(helper._process.pid, signal.SIGINT)
         rows = next(batches())
-        assert helper.plan(rows).result(timeout=60) == recipe.planner().plan(rows)
+        assert helper.do(PlanRows(rows)).result(timeout=60) == recipe.planner().plan(rows)
 
 
 def test_a_process_that_cannot_begin_is_never_free(recipe, tmp_path):
     broken = Recipe(recipe.spec, recipe.columns, tmp_path, CONTEXT)
-    with BatchHelper(broken) as helper:
+    with Helper(broken) as helper:
         assert helper._process.wait(60) != 0
         assert not helper.is_free
 
 
 def test_a_helper_ends_when_nobody_has_work_for_it(recipe):
-    with BatchHelper(recipe) as helper:
+    with Helper(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")
         pid = helper._process.pid
     assert not Path(f"/proc/{pid}").exists()
@@ -177,8 +212,8 @@ def test_a_helper_whose_starter_is_killed_ends(recipe, tmp_path):
 # As a user's script is: nothing guards it against being run again by what it starts.
 STARTER = """
 import pickle, sys, time
-from headrace.jobs.planning.batch_helper import BatchHelper
-with BatchHelper(pickle.load(open(sys.argv[1], "rb"))) as helper:
+from headrace.jobs.planning.helper import Helper
+with Helper(pickle.load(open(sys.argv[1], "rb"))) as helper:
     while not helper.is_free:
         time.sleep(0.01)
     print(helper._process.pid, flush=True)

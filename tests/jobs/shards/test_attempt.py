@@ -205,3 +205,11 @@ def test_the_spool_goes_with_the_job(shop):
     shop.create(ROWS, sampling={"max_tokens": 4})
     shop.shard_runner().run(SHARD)
     assert not (shop.folder / "jobs" / JOB).exists()
+
+
+def test_a_ledger_that_is_slow_for_such_leases_is_told_of(shop, caplog):
+    replace(shop.shard_runner(), lease_seconds=60.0).renew_leases()
+    assert not caplog.text
+    # However fast it is.
+    replace(shop.shard_runner(), lease_seconds=1e-9).renew_leases()
+    assert "raise HEADRACE_LEASE_SECONDS, for all workers alike, to 1 or more" in caplog.text

@@ -7,14 +7,17 @@ from typing import Any
 import pytest
 
 from headrace.engine.text.tokenizer import Tokenizer
+from headrace.jobs.shards.adapters import AdapterTooLarge, FittingAdapters
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.leases import Leases
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
 
+from ...engine.lora.adapters import save_adapter
 from ..attempts import ROWS, replace_job, stop_after
 from ..conftest import wait_until
-from ..shop import JOB, OVER, SHARD
+from ..running import MODEL
+from ..shop import JOB, OVER, QUEUE, SHARD
 
 
 def test_an_engine_failure_hands_the_shard_back_with_the_reason(shop):
@@ -65,6 +68,28 @@ def test_a_worker_that_does_not_find_the_adapter_answers_no_row_for_it(shop):
     job, shard = shop.ledger.job(JOB), shop.ledger.shards(JOB)[0]
     assert (job.state, shard.state, shop.ledger.progress(JOB).rows_done) == (JobState.RUNNING, ShardState.QUEUED, 0)
     assert job.error == f"LoRA adapter {folder} does not exist: name the folder that PEFT has saved it in"
+
+
+def test_a_worker_leaves_an_adapter_that_it_cannot_hold_to_others(shop):
+    """They are told by the bells that it got, and the job says meanwhile what it waits for."""
+    folder = save_adapter(MODEL, shop.folder / "adapter", rank=17)
+    shop.create(ROWS, lora={"name": "large", "path": str(folder)})
+    rung: list[str] = []
+    small = replace(shop.shard_runner(), adapters=FittingAdapters(16), ring=rung.extend)
+    small.run(SHARD)
+    wait_until(lambda: shop.ledger.messages.due_retries(QUEUE) == [SHARD], "it may be taken again")
+    small.run(SHARD)
+    assert rung == [SHARD]
+    assert [attempt.error for attempt in shop.ledger.attempts(SHARD)] == [shop.ledger.progress(JOB).error]
+    assert "r=17, above max_lora_rank=16: raise max_lora_rank to 17" in shop.ledger.progress(JOB).error
+    large = replace(shop.shard_runner(), adapters=FittingAdapters(17))
+    with pytest.raises(AdapterTooLarge):
+        FittingAdapters(16).expect(shop.ledger.job(JOB))
+    large.adapters.expect(shop.ledger.job(JOB))
+    assert large._claim() is not None
+    assert shop.ledger.progress(JOB).error is None
+    small.run(SHARD)
+    assert (rung, small.adapters.left_alone) == ([SHARD], set())
 
 
 def test_rows_that_cannot_be_written_are_kept_until_there_is_room(shop, start, caplog):

@@ -1,15 +1,17 @@
 """Failed rows tried again: in the same data set, each row there once however the attempt ends."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs.engine_host import Refusal
+from headrace.engine.request import Request
+from headrace.jobs.engine_host import Outcome, Refusal
 from headrace.jobs.errors import NotRetriable
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.stored_results import read_results
@@ -17,7 +19,7 @@ from headrace.jobs.verbs import retry_job
 from headrace.storage.errors import LeaseLost, LedgerUnavailable
 from headrace.storage.leases import Leases
 from headrace.storage.local_folder import LocalFolder
-from headrace.storage.output_dir import Manifest, read_manifest, write_manifest
+from headrace.storage.output_dir import Manifest, complete_manifest, read_manifest, read_report, write_manifest
 from headrace.storage.records import JobState
 from headrace.storage.remote_folder import RemoteFolder
 from headrace.storage.spool import PlannedRow
@@ -60,19 +62,27 @@ def _mortal(original: Callable[..., None], part: str) -> Callable[..., None]:
     return die
 
 
+@contextmanager
+def refused(error: str, *rows: int) -> Iterator[None]:
+    """While the engine's answers to these rows are taken for refusals."""
+    original = RowBatch.record
+
+    def record(batch: RowBatch, outcomes: Sequence[Outcome]) -> list[Request]:
+        def told(outcome: Outcome) -> Outcome:
+            is_refused = int(outcome.request_id.split("/")[1]) in rows
+            return Refusal(outcome.request_id, error) if is_refused else outcome
+
+        return original(batch, list(map(told, outcomes)))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RowBatch, "record", record)
+        yield
+
+
 def fail_rows(shop: Shop, *rows: int) -> None:
     """Run the job so that these rows become error rows and the others are answered, in two parts."""
     shop.create(ROWS, sampling={"max_tokens": 4})
-    monkey = pytest.MonkeyPatch()
-    original = RowBatch.record
-
-    def record(batch: Any, outcome: Any) -> None:
-        if int(outcome.request_id.split("/")[1]) in rows:
-            outcome = Refusal(outcome.request_id, "out of luck")
-        original(batch, outcome)
-
-    with monkey.context() as patch:
-        patch.setattr(RowBatch, "record", record)
+    with refused("out of luck", *rows):
         shop.shard_runner().run(SHARD)
     assert shop.ledger.job(JOB).state is JobState.COMPLETED
     assert failed(shop) == sorted((*rows, REFUSED.row))
@@ -115,16 +125,7 @@ def test_only_failed_rows_are_tried_again_and_their_errors_go(shop):
 def test_what_fails_again_can_be_tried_again_until_nothing_is_left(shop):
     fail_rows(shop, 0, 1, 2, 4)
     retry_job(shop.ledger, JOB)
-    monkey = pytest.MonkeyPatch()
-    original = RowBatch.record
-    with monkey.context() as patch:
-        patch.setattr(
-            RowBatch,
-            "record",
-            lambda batch, outcome: original(
-                batch, Refusal(outcome.request_id, "out of luck") if outcome.request_id.endswith("/2") else outcome
-            ),
-        )
+    with refused("out of luck", 2):
         shop.shard_runner().run(RETRY)
     assert failed(shop) == [2, REFUSED.row]
     assert retry_job(shop.ledger, JOB) == [f"{JOB}/00002"]
@@ -193,6 +194,18 @@ def test_the_manifest_says_how_the_job_went(shop):
     assert read_manifest(LocalFolder(shop.output)) == Manifest(JOB, "f")
 
 
+def test_while_it_is_retried_the_manifest_does_not_say_that_it_has_completed(shop):
+    """By which another ledger's --overwrite would take the data set for one that nobody writes into."""
+    fail_rows(shop, 1)
+    folder, manifest = LocalFolder(shop.output), Manifest(JOB, "f")
+    write_manifest(folder, manifest)
+    complete_manifest(folder, manifest, lambda: {"state": "completed"})
+    retry_job(shop.ledger, JOB)
+    assert read_report(folder) == {"job_id": JOB, "fingerprint": "f"}
+    shop.shard_runner().run(RETRY)
+    assert (read_report(folder) or {})["state"] == "completed"
+
+
 def test_rows_overtaken_by_the_deadline_expire_and_can_be_tried_again(shop):
     shop.create(ROWS, within_seconds=-1.0, sampling={"max_tokens": 4})
     shop.shard_runner().run(SHARD)
@@ -238,17 +251,8 @@ def test_a_retry_leaves_the_parts_of_another_job_alone(shop):
 
 def test_failed_rows_of_several_parts_are_tried_again(shop, wait_until):
     shop.create(ROWS, sampling={"max_tokens": 4})
-    monkey = pytest.MonkeyPatch()
-    record = RowBatch.record
     shop.runner.close()
-    with monkey.context() as patch, ThreadPoolExecutor(1) as pool:
-        patch.setattr(
-            RowBatch,
-            "record",
-            lambda batch, outcome: record(
-                batch, Refusal(outcome.request_id, "no") if outcome.request_id[-1] in "14" else outcome
-            ),
-        )
+    with refused("no", 1, 4), ThreadPoolExecutor(1) as pool:
         run = pool.submit(shop.shard_runner().run, SHARD)
         for row in (0, 1, 2):
             committed = shop.num_committed()

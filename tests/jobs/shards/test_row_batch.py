@@ -63,9 +63,9 @@ def test_each_answer_has_a_request_with_an_id_and_a_seed_of_its_own(batch):
 def test_a_row_is_finished_with_its_last_answer_in_whatever_order_they_come(batch):
     requests = batch.requests[:3]
     for request, token in zip(requests[:0:-1], (5, 6), strict=True):
-        batch.record(answer(request, token))
+        batch.record([answer(request, token)])
         assert not batch.has_finished
-    batch.record(answer(requests[0], 4))
+    batch.record([answer(requests[0], 4)])
     (row,) = batch.take_finished().to_pylist()
     assert (row["output"], row["outputs"], row["completion_tokens"]) == ("d", ["d", "f", "e"], 3)
     assert not batch.is_answered
@@ -74,9 +74,9 @@ def test_a_row_is_finished_with_its_last_answer_in_whatever_order_they_come(batc
 
 def test_one_refusal_refuses_the_row_once(batch):
     first, second, third = batch.requests[3:]
-    batch.record(Refusal(first.request_id, "too long"))
-    batch.record(answer(second, 4))
-    batch.record(Refusal(third.request_id, "too long as well"))
+    batch.record([Refusal(first.request_id, "too long")])
+    batch.record([answer(second, 4)])
+    batch.record([Refusal(third.request_id, "too long as well")])
     (row,) = batch.take_finished().to_pylist()
     assert (row["row"], row["error"], row["outputs"], row["completion_tokens"]) == (1, "too long", None, 0)
 
@@ -84,8 +84,8 @@ def test_one_refusal_refuses_the_row_once(batch):
 def test_an_answer_the_engine_dropped_leaves_its_row_open_until_it_is_refused(batch):
     first, second, third, *others = batch.requests
     for request in (second, third, *others):
-        batch.record(answer(request, 4))
-    batch.record(EngineFailure(first.request_id, "out of memory"))
+        batch.record([answer(request, 4)])
+    batch.record([EngineFailure(first.request_id, "out of memory")])
     assert batch.is_answered
     assert batch.failure == "out of memory"
     assert batch.take_finished()["row"].to_pylist() == [1]
@@ -95,13 +95,41 @@ def test_an_answer_the_engine_dropped_leaves_its_row_open_until_it_is_refused(ba
     assert batch.is_complete
 
 
+def test_rows_that_were_given_up_stay_so_whatever_the_engine_says_of_them(batch):
+    requests = batch.requests
+    batch.record([answer(request, 4) for request in requests[:3]])
+    batch.give_up("expired")
+    late = [answer(requests[3], 4), Refusal(requests[4].request_id, "no"), EngineFailure(requests[5].request_id, "no")]
+    assert batch.record(late) == []
+    assert batch.take_finished()["error"].to_pylist() == [None, "expired"]
+    assert batch.is_complete
+
+
+def test_an_answer_begins_anew_where_the_engine_refuses_what_it_was_to_be_resumed_from(model, table):
+    spec = JobSpec.parse(model=str(model), sampling={"max_tokens": 2})
+    known = {"0": Begun((4,)), "1": Begun((5,))}
+    batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", known=known)
+    first, second = batch.requests
+    (anew,) = batch.record([Refusal(first.request_id, "not its tokens", has_run=False), answer(second, 4)])
+    assert anew == replace(first, resume_token_ids=())
+    assert batch.requests == [anew]
+    assert batch.record([Refusal(anew.request_id, "too long", has_run=False)]) == []
+    assert batch.take_finished()["error"].to_pylist() == [None, "too long"]
+
+
+def test_rows_that_are_answered_otherwise_are_not_asked(batch):
+    batch.answer({0: {"output": "x"}, 1: {"output": "y"}})
+    assert batch.requests == []
+    assert batch.take_finished()["output"].to_pylist() == ["x", "y"]
+
+
 def test_an_answer_of_an_earlier_job_brings_its_receipt(model, table):
     spec = JobSpec.parse(model=str(model), sampling={"temperature": 0})
     names = [field.name for field in part_schema(spec, ()).field("receipt").type]
     here, earlier = ({**dict.fromkeys(names), "device": name} for name in ("here", "earlier"))
     batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=here)
-    batch.answer(0, {"output": "d", "receipt": earlier})
-    batch.record(answer(batch.requests[0], 4))
+    batch.answer({0: {"output": "d", "receipt": earlier}})
+    batch.record([answer(batch.requests[0], 4)])
     assert [columns["receipt"] for columns in batch.finished_rows().values()] == [earlier, here]
     assert batch.take_finished()["receipt"].to_pylist() == [earlier, here]
 
@@ -143,7 +171,7 @@ def test_rows_that_say_themselves_how_they_are_sampled(model):
     assert first.choice_token_ids is None
     assert third.choice_token_ids == tokenizer.encode_choices(("a", "b"))
     for request, token, reason in ((first, 4, FinishReason.STOP), (second, 5, FinishReason.LENGTH)):
-        batch.record(Answer(request.request_id, (token,), reason, 0, None, None))
+        batch.record([Answer(request.request_id, (token,), reason, 0, None, None)])
     broken, answered = batch.take_finished().to_pylist()
     assert (broken["error"], broken["outputs"]) == ("broken", None)
     # The token that stops an answer is no part of it.

@@ -92,6 +92,7 @@ def _cuda(timeline: Timeline, memory: Memory, capability: tuple[int, int]) -> di
         "device_count": lambda: 1,
         "current_device": lambda: 0,
         "get_device_capability": lambda device=None: capability,
+        "get_arch_list": lambda: ["sm_80", "sm_90"],
         "get_device_name": lambda device=None: properties.name,
         "get_device_properties": lambda device=None: properties,
         "Stream": lambda device=None, priority=0: Stream(timeline),

@@ -74,7 +74,7 @@ def test_with_keys_a_request_needs_one(desk: Desk, caplog: pytest.LogCaptureFixt
 
 def test_what_watches_over_the_process_needs_none(desk: Desk, client: Client, models: ServedModels) -> None:
     desk.key("acme")
-    for path in ("/", "/health", "/ready", "/metrics"):
+    for path in ("/", "/docs", "/health", "/ready", "/metrics"):
         assert desk.http.get(path).status_code == 200
     for path in ("/health/", "http://testserver//health", "/status", "/Health", "/ready/../jobs", "/metrics/x"):
         assert_refused(desk.http.get(path))

@@ -1,4 +1,4 @@
-"""Planning batches in processes beside one's own: `BatchHelper` is such a process as its starter sees it."""
+"""Planning in processes beside one's own: `Helper` is such a process as its starter sees it."""
 
 import gc
 import os
@@ -6,7 +6,7 @@ import pickle
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,17 +14,19 @@ from itertools import repeat
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from ...engine.text.tokenizer import Tokenizer
-from ...storage.readers import InputRow
 from ..schemas import JobSpec
 from .ahead import map_ahead
-from .batch_planner import BatchPlanner, PlannedBatch
+from .batch_planner import BatchPlanner
 from .collector import YOUNG_OBJECTS
 from .rendering import PromptRenderer
+from .work import Work
 
-# One is planned, one waits in the helper and one on the way there: it never has to wait for its starter.
+Result = TypeVar("Result")
+
+# One is done, one waits in the helper and one on the way there: it never has to wait for its starter.
 _MOST_OPEN = 3
 
 
@@ -43,8 +45,8 @@ class Recipe:
         return BatchPlanner(renderer, tokenizer, self.context)
 
 
-class BatchHelper:
-    """A process of our own that plans batches in the order given. A context manager; leaving it ends the process."""
+class Helper:
+    """A process of our own that does work in the order given. A context manager; leaving it ends the process."""
 
     def __init__(self, recipe: Recipe) -> None:
         """Raises `OSError` when the system has no room for a process."""
@@ -60,9 +62,9 @@ class BatchHelper:
         self._sending, self._receiving = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
         self._sending.submit(_send, self._ours, recipe)
         self._ready: Future[None] = self._receiving.submit(_receive, self._ours)
-        self._open: list[Future[PlannedBatch]] = []
+        self._open: list[Future[Any]] = []
 
-    def __enter__(self) -> "BatchHelper":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -73,7 +75,7 @@ class BatchHelper:
         self._ours.close()
 
     def kill(self) -> None:
-        """What it has not planned yet fails; nothing is lost, as it has nothing that is not here too."""
+        """What it has not done yet fails; nothing is lost, as it has nothing that is not here too."""
         self._process.kill()
         self._process.wait()
 
@@ -82,16 +84,15 @@ class BatchHelper:
         """Whether it has begun, lives, and has not enough to do."""
         if not self._ready.done() or self._ready.exception() is not None or self._process.poll() is not None:
             return False
-        self._open = [batch for batch in self._open if not batch.done()]
+        self._open = [result for result in self._open if not result.done()]
         return len(self._open) < _MOST_OPEN
 
-    def plan(self, rows: Sequence[InputRow]) -> "Future[PlannedBatch]":
+    def do(self, work: Work[Result]) -> "Future[Result]":
         """Fails with an `OSError` or `EOFError` when the process ends before."""
-        # Plain tuples: several times as fast to pickle.
-        self._sending.submit(_send, self._ours, [tuple(row) for row in rows])
-        batch: Future[PlannedBatch] = self._receiving.submit(_receive, self._ours)
-        self._open.append(batch)
-        return batch
+        self._sending.submit(_send, self._ours, work)
+        result: Future[Result] = self._receiving.submit(_receive, self._ours)
+        self._open.append(result)
+        return result
 
 
 def _send(connection: Connection, message: object) -> None:
@@ -109,34 +110,34 @@ def _serve(connection: Connection) -> None:
     _send(connection, None)
     gc.freeze()
     gc.set_threshold(YOUNG_OBJECTS)
-    planned = (_plan(planner, rows) for rows in _received(connection))
-    for _ in map_ahead(lambda batch: _send(connection, batch), planned):
+    results = (_done(work, planner) for work in _received(connection))
+    for _ in map_ahead(lambda result: _send(connection, result), results):
         pass
 
 
-def _plan(planner: BatchPlanner, rows: list[tuple[Any, ...]]) -> PlannedBatch:
+def _done(work: Work[Result], planner: BatchPlanner) -> Result:
     with ExitStack() as stack:
         # Whatever is raised, the starter meets the same. The thread that waits for more would keep us from ending.
         stack.callback(os._exit, 1)
-        batch = planner.plan([InputRow(*fields) for fields in rows])
+        result = work.done_by(planner)
         stack.pop_all()
-    return batch
+    return result
 
 
-def _received(connection: Connection) -> Iterator[list[tuple[Any, ...]]]:
+def _received(connection: Connection) -> Iterator[Work[Any]]:
     """Until the starter is gone; the next is read while the caller is busy with one."""
 
-    def receive(_: None) -> list[tuple[Any, ...]] | None:
+    def receive(_: None) -> Work[Any] | None:
         try:
-            rows: list[tuple[Any, ...]] = _receive(connection)
+            work: Work[Any] = _receive(connection)
         except (EOFError, OSError):
             return None
-        return rows
+        return work
 
-    for rows in map_ahead(receive, repeat(None), num_ahead=1):
-        if rows is None:
+    for work in map_ahead(receive, repeat(None), num_ahead=1):
+        if work is None:
             return
-        yield rows
+        yield work
 
 
 if __name__ == "__main__":

@@ -1,0 +1,232 @@
+"""What a GGUF file's metadata says of its model, as a `config.json` would say it. Free of torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import ModelError
+from .file import GgufModel, TensorInfo
+from .names import ROPE_FACTORS, checkpoint_tensors
+from .vocabulary import stop_token_ids
+
+Raw = dict[str, Any]
+
+# Modules that are multiplied as one: kept in four bits together, or not at all.
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+# Those that the kernels for four bits take as they are.
+_FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+# Gemma's largest divide attention scores by something else than the others.
+_LARGEST_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}
+
+
+def read_gguf_config(path: Path) -> Raw:
+    """Raises `ModelError` where the file is no whole GGUF file, or its architecture is not one of those here."""
+    model = GgufModel.open(path)
+    architecture = model.metadata.get("general.architecture")
+    if architecture not in _ARCHITECTURES:
+        supported = ", ".join(_ARCHITECTURES)
+        raise ModelError(f"unsupported general.architecture {architecture!r} in {path}; supported: {supported}")
+    fields = _Fields(model, str(architecture))
+    try:
+        raw = _common(fields) | _ARCHITECTURES[str(architecture)](fields)
+    except KeyError as missing:
+        raise ModelError(f"{path} has no field {missing} in its metadata") from missing
+    except (TypeError, ValueError, IndexError) as error:
+        raise ModelError(f"{path} has a field of the wrong kind in its metadata: {error}") from error
+    # What is not said is as the architecture has it.
+    return {name: value for name, value in raw.items() if value is not None}
+
+
+class _Fields:
+    """A model's metadata, its architecture's fields by their names without it."""
+
+    def __init__(self, model: GgufModel, architecture: str) -> None:
+        self.model = model
+        self.architecture = architecture
+
+    def __getitem__(self, name: str) -> Any:
+        return self.model.metadata[f"{self.architecture}.{name}"]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self.model.metadata.get(f"{self.architecture}.{name}", default)
+
+    def alike(self, name: str, default: int | None = None) -> int:
+        """A number that may be given for each layer. Raises `ModelError` where the layers differ."""
+        value = self[name] if default is None else self.get(name, default)
+        if not isinstance(value, list):
+            return int(value)
+        if len(set(value)) != 1:
+            raise ModelError(f"{self.model.path}: {self.architecture}.{name} differs between layers: {value}")
+        return int(value[0])
+
+    def has(self, tensor: str) -> bool:
+        return tensor in self.model.tensors
+
+
+def _common(fields: _Fields) -> Raw:
+    heads = fields.alike("attention.head_count")
+    raw = {
+        "vocab_size": fields.model.tensors["token_embd.weight"].shape[0],
+        "hidden_size": int(fields["embedding_length"]),
+        "intermediate_size": fields.alike("feed_forward_length"),
+        "num_hidden_layers": int(fields["block_count"]),
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.alike("attention.head_count_kv", heads),
+        "head_dim": fields.get("attention.key_length"),
+        "rms_norm_eps": float(fields["attention.layer_norm_rms_epsilon"]),
+        "max_position_embeddings": int(fields["context_length"]),
+        "tie_word_embeddings": not fields.has("output.weight"),
+        "attention_bias": fields.has("blk.0.attn_q.bias"),
+        "sliding_window": fields.get("attention.sliding_window"),
+        "rope_theta": float(fields.get("rope.freq_base", 10000.0)),
+        "rope_scaling": _rope_scaling(fields),
+        "eos_token_id": stop_token_ids(fields.model.metadata),
+        "dtype": _dtype(fields.model),
+    }
+    return raw | _quantization(fields.model)
+
+
+def _llama(fields: _Fields) -> Raw:
+    mlp_bias = {"mlp_bias": fields.has("blk.0.ffn_gate.bias")}
+    if not fields.get("expert_count"):
+        return {"architectures": ["LlamaForCausalLM"], **mlp_bias}
+    return {
+        "architectures": ["MixtralForCausalLM"],
+        "num_local_experts": int(fields["expert_count"]),
+        **_experts(fields),
+    }
+
+
+def _qwen2(fields: _Fields) -> Raw:
+    return {"architectures": ["Qwen2ForCausalLM"]}
+
+
+def _qwen2_moe(fields: _Fields) -> Raw:
+    shared = fields.model.tensors["blk.0.ffn_gate_shexp.weight"].shape[0]
+    return {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "shared_expert_intermediate_size": shared,
+        "norm_topk_prob": False,
+        **_experts(fields),
+    }
+
+
+def _qwen3(fields: _Fields) -> Raw:
+    return {"architectures": ["Qwen3ForCausalLM"]}
+
+
+def _qwen3_moe(fields: _Fields) -> Raw:
+    return {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True, **_experts(fields)}
+
+
+def _experts(fields: _Fields) -> Raw:
+    return {
+        "num_experts": int(fields["expert_count"]),
+        "num_experts_per_tok": int(fields["expert_used_count"]),
+        "moe_intermediate_size": fields.model.tensors["blk.0.ffn_down_exps.weight"].shape[-1],
+    }
+
+
+def _phi3(fields: _Fields) -> Raw:
+    head_dim = int(fields["embedding_length"]) // fields.alike("attention.head_count")
+    share = int(fields.get("rope.dimension_count", head_dim)) / head_dim
+    return {"architectures": ["Phi3ForCausalLM"], "partial_rotary_factor": share}
+
+
+def _gemma2(fields: _Fields) -> Raw:
+    return {
+        "architectures": ["Gemma2ForCausalLM"],
+        "query_pre_attn_scalar": _gemma_scalar(fields),
+        "attn_logit_softcapping": fields.get("attn_logit_softcapping"),
+        "final_logit_softcapping": fields.get("final_logit_softcapping"),
+    }
+
+
+def _gemma3(fields: _Fields) -> Raw:
+    raw = _gemma2(fields) | {
+        "architectures": ["Gemma3ForCausalLM"],
+        "rope_theta": float(fields.get("rope.freq_base", 1e6)),
+        "rope_local_base_freq": float(fields.get("rope.freq_base_swa", 1e4)),
+    }
+    pattern = fields.get("attention.sliding_window_pattern")
+    if isinstance(pattern, list):
+        raw["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
+    elif pattern is not None:
+        raw["sliding_window_pattern"] = int(pattern)
+    return raw
+
+
+def _gemma_scalar(fields: _Fields) -> float:
+    """What attention scores are divided by the root of, which llama.cpp knows by the number of layers."""
+    if fields["block_count"] == _LARGEST_GEMMA_LAYERS[fields.architecture]:
+        return int(fields["embedding_length"]) / fields.alike("attention.head_count")
+    return float(fields["attention.key_length"])
+
+
+_ARCHITECTURES: dict[str, Callable[[_Fields], Raw]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen2moe": _qwen2_moe,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3_moe,
+    "phi3": _phi3,
+    "gemma2": _gemma2,
+    "gemma3": _gemma3,
+}
+
+
+def _rope_scaling(fields: _Fields) -> Raw | None:
+    """As `rope_scaling` of a `config.json`; where the factors are tensors, as those of `longrope`."""
+    factors = {name: _floats(fields.model.tensors[name]) for name in ROPE_FACTORS if fields.has(name)}
+    attention = float(fields.get("rope.scaling.attn_factor", 1.0))
+    original = fields.get("rope.scaling.original_context_length")
+    if factors:
+        # Llama 3's are the same for every length of context.
+        short = factors.get("rope_factors_short.weight") or factors["rope_freqs.weight"]
+        long = factors.get("rope_factors_long.weight", short)
+        found = {"rope_type": "longrope", "short_factor": short, "long_factor": long, "attention_factor": attention}
+        return found | {"original_max_position_embeddings": original}
+    kind = fields.get("rope.scaling.type", "none")
+    if kind == "none":
+        return None
+    scaling = {"rope_type": kind, "factor": float(fields["rope.scaling.factor"])}
+    if kind == "yarn":
+        scaling["original_max_position_embeddings"] = original
+    return scaling
+
+
+def _floats(info: TensorInfo) -> list[float]:
+    if info.type.name != "F32":
+        raise ModelError(f"{info.file}: tensor {info.name} has the type {info.type.name}; supported: F32")
+    numbers: list[float] = np.fromfile(info.file, "<f4", info.shape[-1], offset=info.offset).tolist()
+    return numbers
+
+
+def _dtype(model: GgufModel) -> str:
+    """What the matrices are in; bfloat16 where that is no float type, as their range is any."""
+    kinds = {info.type.name for info in model.tensors.values() if len(info.shape) > 1}
+    if kinds <= {"F32"}:
+        return "float32"
+    return "float16" if kinds <= {"F32", "F16"} else "bfloat16"
+
+
+def _quantization(model: GgufModel) -> Raw:
+    """A `quantization_config` for what stays in four bits; all else is dequantised."""
+    kinds = {
+        name.removesuffix(".weight"): source.info.type.name
+        for name, source in checkpoint_tensors(model).items()
+        if name.endswith(".weight")
+    }
+    modules: dict[str, list[str]] = {}
+    for module, kind in kinds.items():
+        if kind in _FOUR_BITS and "embed_tokens" not in module and _is_like_its_neighbours(module, kinds):
+            modules.setdefault(kind, []).append(module)
+    return {"quantization_config": {"quant_method": "gguf", "modules": modules}} if modules else {}
+
+
+def _is_like_its_neighbours(module: str, kinds: dict[str, str]) -> bool:
+    prefix, _, name = module.rpartition(".")
+    neighbours = next((names for names in _FUSED if name in names), (name,))
+    return len({kinds.get(f"{prefix}.{neighbour}") for neighbour in neighbours}) == 1

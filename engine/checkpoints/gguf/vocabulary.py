@@ -1,0 +1,71 @@
+"""The tokens that a GGUF file's metadata lists. Free of torch."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import cached_property
+from typing import Any
+
+# What ends a turn, whichever of them the metadata names: as llama.cpp has it.
+_STOP_TEXTS = frozenset(
+    (
+        *("<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<|end_of_text|>", "<|endoftext|>"),
+        *("<end_of_turn>", "<EOT>", "_<EOT>", "[EOT]", "<end_of_utterance>"),
+    )
+)
+_STOP_FIELDS = ("eos", "eot", "eom")
+
+
+class TokenType(IntEnum):
+    """As llama.cpp numbers them."""
+
+    NORMAL = 1
+    UNKNOWN = 2
+    CONTROL = 3
+    USER_DEFINED = 4
+    UNUSED = 5
+    BYTE = 6
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """All tokens by their ids, each with its type; `scores` where the tokenizer's model has such."""
+
+    tokens: list[str]
+    types: list[int]
+    scores: list[float]
+
+    @cached_property
+    def ids(self) -> dict[str, int]:
+        return {token: number for number, token in enumerate(self.tokens)}
+
+    @classmethod
+    def of(cls, metadata: Mapping[str, Any]) -> "Vocabulary":
+        """Raises `KeyError` naming the field where there is none, `ValueError` where the lists differ in length."""
+        tokens: list[str] = metadata["tokenizer.ggml.tokens"]
+        types = metadata.get("tokenizer.ggml.token_type") or [TokenType.NORMAL] * len(tokens)
+        scores = metadata.get("tokenizer.ggml.scores") or [0.0] * len(tokens)
+        if not len(tokens) == len(types) == len(scores):
+            raise ValueError(f"{len(tokens)} tokens have {len(types)} token_type and {len(scores)} scores")
+        return cls(tokens, types, scores)
+
+
+def special_token_id(metadata: Mapping[str, Any], name: str) -> int | None:
+    """The id of `bos`, `eos`, `padding` and the like, where the metadata names one."""
+    number = metadata.get(f"tokenizer.ggml.{name}_token_id")
+    return None if number is None else int(number)
+
+
+def stop_token_ids(metadata: Mapping[str, Any]) -> list[int]:
+    """The tokens that end an answer: those that the metadata names as such, and those known by their text."""
+    named = [special_token_id(metadata, name) for name in _STOP_FIELDS]
+    found = [number for number in named if number is not None]
+    if "tokenizer.ggml.tokens" not in metadata:
+        return found
+    vocabulary = Vocabulary.of(metadata)
+    found += [
+        number
+        for number, (text, kind) in enumerate(zip(vocabulary.tokens, vocabulary.types, strict=True))
+        if text in _STOP_TEXTS and kind != TokenType.NORMAL
+    ]
+    return list(dict.fromkeys(found))

@@ -1,0 +1,131 @@
+"""What guesses on the device, before it is known how many KV blocks there are."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from ..checkpoints.hub import locate_model
+from ..checkpoints.medusa_config import MedusaConfig
+from ..checkpoints.model_config import ModelConfig
+from ..config import EngineConfig
+from ..errors import ConfigError
+from ..models.medusa import MedusaHeads
+from ..text.vocabularies import require_same_vocabulary
+from .devices import resolve_device, resolve_dtype
+from .draft_model import DraftModel
+from .medusa import Medusa
+from .memory_budget import NO_SECOND_MODEL, SecondModel, fitting, graph_bytes
+from .model_runner import ModelRunner
+
+
+@dataclass(frozen=True)
+class LoadedDraft:
+    """`options`: those that the draft model is run with. `model`: whose vocabulary it shares."""
+
+    runner: ModelRunner
+    config: ModelConfig
+    options: EngineConfig
+    model: ModelConfig
+
+    @classmethod
+    def of(cls, folder: Path, options: EngineConfig, model: ModelConfig) -> Self:
+        """Raises `ConfigError` where the two do not go together, `ModelError` where it cannot be loaded."""
+        draft = ModelConfig.from_pretrained(folder)
+        _require_plain_text(model, draft)
+        require_same_vocabulary(model, draft)
+        own = _draft_options(options, model, draft)
+        # With as little memory as there can be: how much is left for KV is measured beside its weights.
+        return cls(ModelRunner(draft, replace(own, num_gpu_blocks_override=1)), draft, own, model)
+
+    @property
+    def needs(self) -> SecondModel:
+        """What it is going to take beside what it has taken."""
+        return SecondModel(
+            self.runner.memory.block_bytes,
+            graph_bytes(self.options, self.config.num_hidden_layers, 0) if self.runner.device.type == "cuda" else 0,
+        )
+
+    def beside(self, runner: ModelRunner) -> DraftModel:
+        """The draft model with as many KV blocks as this runner has."""
+        self.runner.hold(runner.memory.num_blocks, self.config, self.options)
+        longest = self.options.max_model_len or self.config.max_position_embeddings
+        return DraftModel(self.runner, longest, self.model.vocab_size, self.options.block_size)
+
+
+@dataclass(frozen=True)
+class LoadedHeads:
+    """Medusa heads: all that they are ever going to take is there."""
+
+    heads: MedusaHeads
+    needs: SecondModel = NO_SECOND_MODEL
+
+    @classmethod
+    def of(cls, folder: Path, options: EngineConfig, model: ModelConfig) -> Self:
+        """Raises `ConfigError` where there are fewer heads than guesses, `ModelError` where they cannot be loaded."""
+        config = MedusaConfig.from_pretrained(folder)
+        speculative = options.speculative
+        assert speculative is not None
+        if config.num_heads < (number := speculative.num_speculative_tokens):
+            raise ConfigError(
+                f"speculative_config: num_speculative_tokens={number} are more than the {config.num_heads} heads of "
+                f"{folder}: lower it to {config.num_heads}"
+            )
+        device = resolve_device(options.device)
+        dtype = resolve_dtype(options.dtype, model.checkpoint_dtype, device)
+        with fitting("the Medusa heads"):
+            heads = MedusaHeads(config, model, dtype, device)
+            if options.load_format == "dummy":
+                heads.draw(options.seed)
+            else:
+                heads.load()
+            heads.prepack()
+        return cls(heads)
+
+    def beside(self, runner: ModelRunner) -> Medusa:
+        """The heads on what this runner computes."""
+        runner.keeps_hidden = True
+        return Medusa(self.heads, runner)
+
+
+def load_guessing(options: EngineConfig, model: ModelConfig) -> LoadedDraft | LoadedHeads | None:
+    """What the options name to guess with; None where that is no model. Raises `ConfigError` or `ModelError`."""
+    speculative = options.speculative
+    if speculative is None or speculative.model is None:
+        return None
+    folder = locate_model(speculative.model, with_weights=options.load_format != "dummy").folder
+    loaded = LoadedDraft if speculative.method == "draft_model" else LoadedHeads
+    return loaded.of(folder, options, model)
+
+
+def _draft_options(options: EngineConfig, model: ModelConfig, draft: ModelConfig) -> EngineConfig:
+    """As the first model's, for steps of few tokens; what is quantised already is not quantised again."""
+    speculative = options.speculative
+    assert speculative is not None
+    context = options.max_model_len or model.max_position_embeddings
+    # All rows of a step, each with its guess and the token before.
+    most = 2 * min(speculative.disable_by_batch_size, options.max_num_seqs)
+    sizes = options.resolved_graph_sizes
+    return replace(
+        options,
+        max_model_len=min(context, draft.max_position_embeddings),
+        quantization=options.quantization if draft.quantization is None else None,
+        cuda_graph_sizes=[size for size in sizes if size <= most] or sizes[:1],
+        speculative_config=None,
+        enable_lora=False,
+        lora_modules=(),
+    )
+
+
+def _require_plain_text(model: ModelConfig, draft: ModelConfig) -> None:
+    """A block that slid out of a window would be missed, and of an image the draft model would see a placeholder."""
+    if None not in model.sliding_windows:
+        raise ConfigError(
+            f"speculative_config: method draft_model needs a model that keeps all of its KV, and all layers of "
+            f"{model.path} have sliding windows: use method ngram"
+        )
+    for each in (model, draft):
+        if each.vision is not None:
+            raise ConfigError(
+                f"speculative_config: method draft_model is for models of text alone, and {each.path} reads images: "
+                f"use method ngram"
+            )

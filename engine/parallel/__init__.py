@@ -1,0 +1,1 @@
+"""Tensor parallelism: one engine whose model is shared by several processes of this host."""

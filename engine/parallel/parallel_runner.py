@@ -1,0 +1,72 @@
+"""The runner of a model that several processes share, in the first of them: the one that has the engine."""
+
+from dataclasses import replace
+from typing import Self
+from weakref import finalize
+
+import torch
+from torch import Tensor
+
+from ..checkpoints.model_config import ModelConfig
+from ..config import EngineConfig
+from ..errors import ConfigError, EngineDeadError
+from ..execution.batch import Batch
+from ..execution.devices import resolve_device
+from ..execution.model_runner import ModelRunner
+from ..sharding.ranks import ProcessRanks
+from ..sharding.shares import require_splittable
+from .interrupts import interrupts_held
+from .mirrored_memory import MirroredMemory
+from .rank_processes import RankProcesses
+from .step_messages import StepWriter, heard_with
+
+
+class ParallelRunner(ModelRunner):
+    """Rank 0, which tells the others of every step before it computes its own share."""
+
+    def __init__(self, model_config: ModelConfig, config: EngineConfig, processes: RankProcesses) -> None:
+        self.processes = processes
+        # The others live as long as this.
+        finalize(self, processes.close)
+        device = torch.device(config.device)
+        ranks = ProcessRanks(0, config.tensor_parallel_size, device, processes.rendezvous, processes.meet)
+        super().__init__(model_config, config, ranks=ranks)
+        self._ranks_told = ranks
+        self._writer = StepWriter(model_config.vocab_size)
+        self.memory = MirroredMemory(self.memory, processes.tell)
+
+    @classmethod
+    def start(cls, model_config: ModelConfig, config: EngineConfig) -> Self:
+        """With its processes. Raises `ConfigError` where the model or this host has no so many parts."""
+        size = config.tensor_parallel_size
+        require_splittable(model_config, size)
+        device = resolve_device(config.device)
+        if device.type == "cuda" and (found := torch.cuda.device_count()) < size:
+            raise ConfigError(f"tensor_parallel_size={size} needs as many GPUs, and this process sees {found}")
+        num_threads = config.num_threads
+        if num_threads is None and device.type == "cpu":
+            num_threads = max(1, torch.get_num_threads() // size)
+        config = replace(config, device=device.type, num_threads=num_threads)
+        processes = RankProcesses(model_config, config)
+        try:
+            runner = cls(model_config, config, processes)
+        except BaseException:
+            processes.close()
+            raise
+        return runner
+
+    def execute(self, batch: Batch) -> Tensor:
+        try:
+            return self._execute(batch)
+        except EngineDeadError:
+            raise
+        # Whatever it was, the others have gone on.
+        except Exception as error:
+            raise self.processes.fail(error) from error
+
+    @torch.inference_mode()
+    def _execute(self, batch: Batch) -> Tensor:
+        with interrupts_held():
+            self.processes.tell(self._writer.message(batch))
+            self._ranks_told.hear(heard_with(batch))
+            return super().execute(batch)

@@ -1,0 +1,142 @@
+"""One rank's share of a model: whole attention heads, and as much of each MLP and of the vocabulary (Megatron-LM)."""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+from ..checkpoints.cut import WHOLE, Axis, Cut
+from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.weights import WeightSlot
+from ..errors import ConfigError
+from .shares import Range, local_model, require_splittable, share_of
+
+_KEYS = ("k_proj", "v_proj")
+_INNER = ("gate_proj", "up_proj", "w1", "w3", "gate_up_proj")
+_FROM_INNER = ("down_proj", "w2")
+_VOCABULARY = ("embed_tokens", "lm_head")
+# What a quantised checkpoint says of a matrix that is not split, and nothing new: which group an input is in, in order.
+_OF_THE_WHOLE = (".weight_shape", ".g_idx", ".weight_g_idx")
+
+
+class _Part(NamedTuple):
+    """Of a matrix with so many outputs or inputs in all those in these ranges."""
+
+    by_outputs: bool
+    total: int
+    ranges: tuple[Range, ...]
+
+
+@dataclass(frozen=True)
+class Shard:
+    """What rank `rank` of `size` has of `model`, which is not split yet. Raises `ConfigError` where it cannot be."""
+
+    rank: int
+    size: int
+    model: ModelConfig
+
+    def __post_init__(self) -> None:
+        require_splittable(self.model, self.size)
+
+    @property
+    def local(self) -> ModelConfig:
+        """The share as a model of its own."""
+        return local_model(self.model, self.rank, self.size)
+
+    @property
+    def words(self) -> Range:
+        """The tokens whose embeddings and logits are here."""
+        return share_of(self.model.vocab_size, self.rank, self.size)
+
+    @property
+    def num_words(self) -> list[int]:
+        """How many of them each rank has."""
+        shares = (share_of(self.model.vocab_size, rank, self.size) for rank in range(self.size))
+        return [end - start for start, end in shares]
+
+    def cut(self, slots: Iterable[WeightSlot]) -> Iterator[WeightSlot]:
+        """The slots, told which part of the checkpoint's tensor each takes.
+
+        Raises `ConfigError` where a group of a quantised weight would be split.
+        """
+        return (self._cut(slot) for slot in slots if not slot.name.endswith(_OF_THE_WHOLE))
+
+    def _cut(self, slot: WeightSlot) -> WeightSlot:
+        module, suffix = slot.name.split(".")[-2:]
+        part = self._part(module, slot.name)
+        if part is None or slot.axes == WHOLE:
+            return slot
+        shape = tuple(slot.destination.shape)
+        if suffix == "bias" and not part.by_outputs:
+            # What the ranks compute is summed: one of them adds it.
+            return slot if self.rank == 0 else replace(slot, cut=Cut(shape, 0, ()))
+        if slot.constant is not None and slot.constant_shrinks and not part.by_outputs:
+            slot = replace(slot, constant=slot.constant * self.size**-0.5)
+        axis = slot.axes.outputs if part.by_outputs else slot.axes.inputs
+        return slot if axis is None else replace(slot, cut=_cut(slot, part, axis, self.size))
+
+    def _part(self, module: str, name: str) -> _Part | None:
+        """None where every rank has the whole."""
+        if module == "q_proj":
+            return _Part(True, self._query_size, (self._queries,))
+        if module in _KEYS:
+            return _Part(True, self._key_size, (self._keys,))
+        if module == "qkv_proj":
+            sizes = (self._query_size, self._key_size, self._key_size)
+            return _Part(True, sum(sizes), _side_by_side(sizes, (self._queries, self._keys, self._keys)))
+        if module == "o_proj":
+            return _Part(False, self._query_size, (self._queries,))
+        if module in _VOCABULARY:
+            return _Part(True, self.model.vocab_size, (self.words,))
+        if module not in (*_INNER, *_FROM_INNER):
+            return None
+        inner = self._inner_size(name)
+        share = share_of(inner, self.rank, self.size)
+        if module == "gate_up_proj":
+            return _Part(True, 2 * inner, _side_by_side((inner, inner), (share, share)))
+        return _Part(module in _INNER, inner, (share,))
+
+    @property
+    def _query_size(self) -> int:
+        return self.model.num_attention_heads * self.model.head_dim
+
+    @property
+    def _key_size(self) -> int:
+        return self.model.num_key_value_heads * self.model.head_dim
+
+    @property
+    def _queries(self) -> Range:
+        return share_of(self._query_size, self.rank, self.size)
+
+    @property
+    def _keys(self) -> Range:
+        """Where there are more ranks than heads, some have the same one."""
+        heads, head_dim = self.model.num_key_value_heads, self.model.head_dim
+        first = self.rank * heads // self.size
+        return first * head_dim, (first + max(1, heads // self.size)) * head_dim
+
+    def _inner_size(self, name: str) -> int:
+        moe = self.model.moe
+        if moe is not None and ".experts." in name:
+            return moe.intermediate_size
+        if moe is not None and ".shared_expert." in name:
+            return moe.shared_expert_intermediate_size or 0
+        return self.model.intermediate_size
+
+
+def _cut(slot: WeightSlot, part: _Part, axis: Axis, size: int) -> Cut:
+    # The last group may be a shorter one.
+    if any(place % axis.unit and place != part.total for pair in part.ranges for place in pair):
+        where = "outputs" if part.by_outputs else "inputs"
+        raise ConfigError(
+            f"tensor_parallel_size={size} would split groups of {axis.unit} {where} of {slot.name}: take a smaller one"
+        )
+    shape = list(slot.destination.shape)
+    shape[axis.dim] = -(-part.total // axis.unit)
+    ranges = tuple((start // axis.unit, -(-end // axis.unit)) for start, end in part.ranges)
+    return Cut(tuple(shape), axis.dim, ranges)
+
+
+def _side_by_side(sizes: tuple[int, ...], ranges: tuple[Range, ...]) -> tuple[Range, ...]:
+    """Ranges of matrices that lie one after the other."""
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    return tuple((base + start, base + end) for base, (start, end) in zip(starts, ranges, strict=True))

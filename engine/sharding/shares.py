@@ -1,0 +1,77 @@
+"""How large each rank's share of a model is, and which models can be shared. Free of torch."""
+
+from dataclasses import replace
+
+from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.quantization_config import Int4Scheme
+from ..errors import ConfigError
+
+# The decoder layers whose weights' names `Shard` knows.
+_LAYERS = ("llama", "gemma")
+
+# From one place to before another.
+Range = tuple[int, int]
+
+
+def share_of(total: int, rank: int, size: int) -> Range:
+    """What rank `rank` of `size` has of so many; where they cannot all have as many, some have one more."""
+    return rank * total // size, (rank + 1) * total // size
+
+
+def local_model(model: ModelConfig, rank: int, size: int) -> ModelConfig:
+    """A rank's share as a model of its own. Raises `ConfigError` where there is none."""
+    require_splittable(model, size)
+    moe = model.moe
+    if moe is not None:
+        shared = moe.shared_expert_intermediate_size
+        moe = replace(
+            moe,
+            intermediate_size=moe.intermediate_size // size,
+            shared_expert_intermediate_size=None if shared is None else shared // size,
+        )
+    first_word, end = share_of(model.vocab_size, rank, size)
+    return replace(
+        model,
+        vocab_size=end - first_word,
+        num_attention_heads=model.num_attention_heads // size,
+        num_key_value_heads=max(1, model.num_key_value_heads // size),
+        intermediate_size=model.intermediate_size // size,
+        moe=moe,
+    )
+
+
+def require_splittable(model: ModelConfig, size: int) -> None:
+    """Raises `ConfigError` naming both numbers where `size` ranks cannot share the model evenly."""
+    option = f"tensor_parallel_size={size}"
+    if model.decoder_layer not in _LAYERS:
+        raise ConfigError(f"{option} is not supported for models like {model.path} ({model.decoder_layer})")
+    if model.vision is not None:
+        raise ConfigError(f"{option} is not supported with models that read images, as {model.path} does")
+    heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
+    if heads % size:
+        raise ConfigError(f"{option} must divide num_attention_heads={heads} of {model.path}")
+    if kv_heads % size and size % kv_heads:
+        raise ConfigError(
+            f"{option} must divide num_key_value_heads={kv_heads} of {model.path}, or be a multiple of it"
+        )
+    for name, inner in _inner_sizes(model):
+        if inner % size:
+            raise ConfigError(f"{option} must divide {name}={inner} of {model.path}")
+    if model.vocab_size < size:
+        raise ConfigError(f"{option} must be at most vocab_size={model.vocab_size} of {model.path}")
+    if model.quantization is not None and any(_has_order(scheme) for _, scheme in model.quantization.schemes):
+        raise ConfigError(f"{option} is not supported with desc_act (act-order), as {model.path} has it")
+
+
+def _inner_sizes(model: ModelConfig) -> list[tuple[str, int]]:
+    moe = model.moe
+    sizes = [] if moe is not None and all(moe.sparse_layers) else [("intermediate_size", model.intermediate_size)]
+    if moe is not None:
+        sizes.append(("moe_intermediate_size", moe.intermediate_size))
+        if moe.shared_expert_intermediate_size is not None:
+            sizes.append(("shared_expert_intermediate_size", moe.shared_expert_intermediate_size))
+    return sizes
+
+
+def _has_order(scheme: object) -> bool:
+    return isinstance(scheme, Int4Scheme) and scheme.has_order

@@ -1,0 +1,97 @@
+"""Prompts as the offline face is given them, and what the engine wants of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
+
+from ..errors import InvalidRequestError
+from ..vision.prompt_images import Picture, PromptImage
+from ..vision.reading import ImageReader, has_images
+from .tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+
+class MultiModalData(TypedDict):
+    """The images of a prompt, in their order: opened with Pillow, or as files' bytes."""
+
+    image: "Image | bytes | Sequence[Image | bytes]"
+
+
+class TokensPrompt(TypedDict):
+    """A prompt given as token ids. For each image it has one image token."""
+
+    prompt_token_ids: list[int]
+    multi_modal_data: NotRequired[MultiModalData]
+
+
+class TextPrompt(TypedDict):
+    """A prompt given as text. Each image's place is written as the model's template writes it."""
+
+    prompt: str
+    multi_modal_data: NotRequired[MultiModalData]
+
+
+Prompt = str | TokensPrompt | TextPrompt
+Messages = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class ReadPrompt:
+    """`text`: None where token ids were given."""
+
+    text: str | None
+    token_ids: Sequence[int]
+    images: tuple[PromptImage, ...] = ()
+
+
+@dataclass(frozen=True)
+class PromptReader:
+    """Every method raises `InvalidRequestError` saying what is wrong with a prompt."""
+
+    tokenizer: Tokenizer
+    images: ImageReader
+
+    def read(self, prompt: Prompt) -> ReadPrompt:
+        if isinstance(prompt, str):
+            return ReadPrompt(prompt, self.tokenizer.encode(prompt))
+        given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
+        text = given.get("prompt")
+        if isinstance(text, str):
+            return self._with_images(text, self.tokenizer.encode(text), _pictures(given))
+        if "prompt_token_ids" in given:
+            return self._with_images(None, list(given["prompt_token_ids"]), _pictures(given))
+        raise InvalidRequestError('a prompt must be a text or an object with "prompt" or "prompt_token_ids"')
+
+    def chats(self, chats: Sequence[Messages], template_kwargs: Mapping[str, Any]) -> list[ReadPrompt]:
+        """The prompts of conversations, through the model's chat template."""
+        split = [self.images.split(chat) if has_images(chat) else (chat, []) for chat in chats]
+        texts = [self.tokenizer.apply_chat_template(chat, template_kwargs) for chat, _ in split]
+        encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
+        return [
+            self._with_images(text, token_ids, pictures)
+            for text, token_ids, (_, pictures) in zip(texts, encoded, split, strict=True)
+        ]
+
+    def _with_images(self, text: str | None, token_ids: list[int], pictures: Sequence[Picture]) -> ReadPrompt:
+        if not pictures:
+            return ReadPrompt(text, token_ids)
+        images = self.images.images(pictures)
+        return ReadPrompt(text, self.images.expanded(token_ids, [image.grid for image in images]).tolist(), images)
+
+
+def _pictures(prompt: Mapping[str, Any]) -> Sequence[Picture]:
+    data = prompt.get("multi_modal_data") or {}
+    if not isinstance(data, Mapping) or not data.keys() <= {"image"}:
+        raise InvalidRequestError(
+            'multi_modal_data must be {"image": ...}: other kinds are not read', "multi_modal_data"
+        )
+    given = data.get("image")
+    if given is None:
+        return ()
+    return given if isinstance(given, list | tuple) else (given,)
+
+
+def is_one(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
+    return isinstance(prompts, str | dict)

@@ -1,0 +1,58 @@
+"""How many tokens an image becomes, by its size alone. Free of torch."""
+
+import math
+from typing import NamedTuple
+
+from ..checkpoints.vision_config import VisionConfig
+from ..errors import InvalidRequestError
+
+MAX_ASPECT_RATIO = 200
+# More are refused before they are decoded: a file of some kilobytes can claim to be gigabytes of pixels.
+MAX_IMAGE_PIXELS = 2**26
+
+
+class Grid(NamedTuple):
+    """An image's tokens: so many rows and columns of them."""
+
+    rows: int
+    columns: int
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows * self.columns
+
+
+def token_grid(height: int, width: int, config: VisionConfig) -> Grid:
+    """Of an image of so many pixels. Raises `InvalidRequestError` for one that cannot be shown to the model."""
+    check_size(height, width)
+    resized_height, resized_width = resized(height, width, config)
+    return Grid(resized_height // config.factor, resized_width // config.factor)
+
+
+def check_size(height: int, width: int) -> None:
+    """Raises `InvalidRequestError` for an image with too many pixels, or too long and thin."""
+    if height * width > MAX_IMAGE_PIXELS:
+        raise InvalidRequestError(
+            f"has {width}×{height} pixels, more than {MAX_IMAGE_PIXELS} together: scale it down", "image"
+        )
+    if not height or not width or max(height, width) > MAX_ASPECT_RATIO * min(height, width):
+        raise InvalidRequestError(
+            f"has {width}×{height} pixels: one side may be at most {MAX_ASPECT_RATIO} times the other", "image"
+        )
+
+
+def resized(height: int, width: int, config: VisionConfig) -> tuple[int, int]:
+    """The height and width that an image is scaled to: multiples of a token's, its shape kept as far as possible.
+
+    The rule of Qwen2-VL's `smart_resize`.
+    """
+    factor = config.factor
+    new_height, new_width = round(height / factor) * factor, round(width / factor) * factor
+    if new_height * new_width > config.max_pixels:
+        shrink = math.sqrt(height * width / config.max_pixels)
+        new_height = max(factor, math.floor(height / shrink / factor) * factor)
+        new_width = max(factor, math.floor(width / shrink / factor) * factor)
+    elif new_height * new_width < config.min_pixels:
+        grow = math.sqrt(config.min_pixels / (height * width))
+        new_height, new_width = (math.ceil(side * grow / factor) * factor for side in (height, width))
+    return new_height, new_width

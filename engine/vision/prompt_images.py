@@ -1,0 +1,155 @@
+"""A prompt's images: what they are, where their tokens stand, and the positions that follow from it. Free of torch."""
+
+import struct
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import blake2b
+from typing import TYPE_CHECKING, NamedTuple, Union
+
+import numpy
+from numpy.typing import NDArray
+
+from ..checkpoints.vision_config import VisionConfig
+from ..errors import InvalidRequestError
+from .image_files import Pixels, decode, image_size, require_pillow, scale
+from .image_size import Grid, token_grid
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+# A file's bytes, or what Pillow has opened.
+Picture = Union[bytes, "Image"]
+
+
+@dataclass(frozen=True, eq=False)
+class PromptImage:
+    """An image in a prompt: a file's bytes, decoded when the model is to see it, or pixels scaled for the model.
+
+    `grid`: of its tokens, as its first bytes say. `content_hash` tells it from all others: 16 bytes.
+    """
+
+    source: bytes | Pixels
+    grid: Grid
+    config: VisionConfig
+
+    @classmethod
+    def of(cls, picture: "Picture", config: VisionConfig) -> "PromptImage":
+        """Raises `InvalidRequestError` for what is no image, or of a size that the model cannot be shown."""
+        if isinstance(picture, bytes):
+            return cls(picture, token_grid(*image_size(picture), config), config)
+        if not isinstance(picture, require_pillow().Image):
+            raise InvalidRequestError(
+                f"must be a file's bytes or a Pillow image, not {type(picture).__name__}", "image"
+            )
+        return cls(scale(picture, config), token_grid(picture.height, picture.width, config), config)
+
+    @cached_property
+    def content_hash(self) -> bytes:
+        data = self.source if isinstance(self.source, bytes) else self.source.tobytes()
+        return blake2b(data, digest_size=16, key=struct.pack("<II", *self.grid)).digest()
+
+    def pixels(self) -> Pixels:
+        """[height, width, 3] uint8, scaled to whole tokens. Raises `InvalidRequestError` for a file that is broken."""
+        return decode(self.source, self.config) if isinstance(self.source, bytes) else self.source
+
+
+class Piece(NamedTuple):
+    """Some of an image's tokens, `first` to `last` (exclusive), that stand from `place` on among some others."""
+
+    place: int
+    image: PromptImage
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, eq=False)
+class PromptImages:
+    """The images of one prompt, in their order. `starts`: where the tokens of each begin.
+
+    positions: [3, num_prompt_tokens] int32, of time, height and width, that the prompt's tokens are rotated by.
+    A token of index i after the prompt has i + `offset` for all three.
+    """
+
+    images: tuple[PromptImage, ...]
+    starts: tuple[int, ...]
+    positions: NDArray[numpy.int32]
+    offset: int
+    _marks: dict[int, dict[int, bytes]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, token_ids: Sequence[int], images: Sequence[PromptImage], image_token_id: int) -> "PromptImages":
+        """Raises `InvalidRequestError` where the prompt has another number of image tokens than the images."""
+        starts = _starts(token_ids, images, image_token_id)
+        positions = numpy.empty((3, len(token_ids)), dtype=numpy.int32)
+        index = position = 0
+        for start, image in zip(starts, images, strict=True):
+            end, after = start + image.grid.num_tokens, position + start - index
+            positions[:, index:start] = numpy.arange(position, after)
+            rows, columns = numpy.divmod(numpy.arange(image.grid.num_tokens), image.grid.columns)
+            positions[:, start:end] = after + numpy.stack((numpy.zeros_like(rows), rows, columns))
+            index, position = end, after + max(image.grid)
+        positions[:, index:] = numpy.arange(position, position + len(token_ids) - index)
+        return cls(tuple(images), starts, positions, position - index)
+
+    @property
+    def content(self) -> tuple[bytes, ...]:
+        return tuple(image.content_hash for image in self.images)
+
+    @property
+    def problem(self) -> str | None:
+        """What is wrong with the first image that cannot be decoded, if one cannot."""
+        for number, image in enumerate(self.images, 1):
+            try:
+                image.pixels()
+            except InvalidRequestError as error:
+                return f"image {number} of the prompt {error}"
+        return None
+
+    def positions_of(self, start: int, end: int) -> NDArray[numpy.int32]:
+        """[3, end - start]: of the sequence's tokens from `start` on."""
+        known = self.positions[:, start:end]
+        if (num_more := end - start - known.shape[1]) == 0:
+            return known
+        more = numpy.arange(end - num_more, end, dtype=numpy.int32) + numpy.int32(self.offset)
+        return numpy.concatenate((known, numpy.broadcast_to(more, (3, num_more))), axis=1)
+
+    def pieces(self, start: int, end: int) -> Iterator[Piece]:
+        """What of the images is among the sequence's tokens from `start` on; places count from there."""
+        for begin, image in zip(self.starts, self.images, strict=True):
+            first, last = max(begin, start), min(begin + image.grid.num_tokens, end)
+            if first < last:
+                yield Piece(first - start, image, first - begin, last - begin)
+
+    def marks(self, block_size: int) -> dict[int, bytes]:
+        """By the indexes of the blocks that have tokens of images: what tells them from those of other images."""
+        if (known := self._marks.get(block_size)) is not None:
+            return known
+        marks: dict[int, bytes] = {}
+        for start, image in zip(self.starts, self.images, strict=True):
+            last = start + image.grid.num_tokens - 1
+            for block in range(start // block_size, last // block_size + 1):
+                mark = image.content_hash + struct.pack("<i", start - block * block_size)
+                marks[block] = marks.get(block, b"") + mark
+        self._marks[block_size] = marks
+        return marks
+
+
+def _starts(token_ids: Sequence[int], images: Sequence[PromptImage], image_token_id: int) -> tuple[int, ...]:
+    tokens = numpy.asarray(token_ids if isinstance(token_ids, array) else array("q", token_ids))
+    places = numpy.flatnonzero(tokens == image_token_id)
+    wanted = sum(image.grid.num_tokens for image in images)
+    if len(places) != wanted:
+        raise InvalidRequestError(
+            f"prompt has {len(places)} image tokens, but its images are {wanted} tokens: expand each place of an image",
+            "images",
+        )
+    starts, used = [], 0
+    for number, image in enumerate(images, 1):
+        first, last = int(places[used]), int(places[used + image.grid.num_tokens - 1])
+        if last - first != image.grid.num_tokens - 1:
+            raise InvalidRequestError(f"the tokens of image {number} do not stand together in the prompt", "images")
+        starts.append(first)
+        used += image.grid.num_tokens
+    return tuple(starts)

@@ -1,0 +1,58 @@
+"""What planning a large input consists of: work that is done here or in another process, by whoever has time for it."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+import pyarrow as pa
+
+from ...storage.readers import InputRow
+from ...storage.records import NewShard
+from ...storage.spool import write_shard
+from .batch_planner import BatchPlanner, PlannedBatch
+from .custom_ids import Repeats
+from .shard_cutter import Item
+
+Result = TypeVar("Result", covariant=True)
+
+
+class Work(Protocol[Result]):
+    """Can be pickled. `done_by` gives the same wherever it is called, and may be called again."""
+
+    def done_by(self, planner: BatchPlanner) -> Result: ...
+
+
+@dataclass(frozen=True)
+class PlanRows:
+    """Plan rows that follow each other in the input."""
+
+    rows: Sequence[InputRow]
+
+    def done_by(self, planner: BatchPlanner) -> PlannedBatch:
+        return planner.plan(self.rows)
+
+    def __reduce__(self) -> tuple[Callable[..., "PlanRows"], tuple[Any, ...]]:
+        # As plain tuples: several times as fast to pickle.
+        return _rows_of, ([tuple(row) for row in self.rows],)
+
+
+def _rows_of(rows: Sequence[tuple[Any, ...]]) -> PlanRows:
+    return PlanRows(list(map(InputRow._make, rows)))
+
+
+@dataclass(frozen=True)
+class WriteShard:
+    """Spool a shard. `items`: its rows as they were sorted; `repeats`: those of the whole input."""
+
+    number: int
+    path: Path
+    items: Sequence[Item]
+    repeats: Repeats
+    schema: pa.Schema
+    with_sampling: bool
+
+    def done_by(self, planner: BatchPlanner) -> NewShard:
+        """Raises StorageError."""
+        write_shard(self.path, self.repeats.rows(self.items), self.schema, self.with_sampling)
+        return NewShard(self.number, len(self.items), str(self.path))

@@ -1,0 +1,147 @@
+"""What the engine is asked for a job's rows: of each row one request for every answer that it is to get."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from types import MappingProxyType
+
+from ...engine.checkpoints.hub import public_name
+from ...engine.logprobs import TokenLogprobs
+from ...engine.request import Request, RequestOutputKind, SamplingParams
+from ...engine.text.detokenizer import StopStrings
+from ...engine.text.tokenizer import Tokenizer
+from ...engine.vision.reading import ImageReader
+from ..schemas import JobSpec, row_seed
+from .begun import Begun
+from .row_sampling import RowSampling
+
+TokenLists = tuple[tuple[int, ...], ...]
+NOTHING_KNOWN: Mapping[str, Begun] = MappingProxyType({})
+
+
+class RowRequests:
+    """Makes the requests of one attempt, named PREFIX/ROW and PREFIX/ROW/SAMPLE. Used by one thread.
+
+    `known`: what answers begin with, by `ROW` or `ROW/SAMPLE`; their requests are resumed from it. `resume_logprobs`:
+    of these, by the requests' ids, what is known of their tokens.
+    """
+
+    def __init__(
+        self, spec: JobSpec, tokenizer: Tokenizer, prefix: str, known: Mapping[str, Begun] = NOTHING_KNOWN
+    ) -> None:
+        self._spec = spec
+        self._tokenizer = tokenizer
+        self._prefix = prefix
+        self._known = known
+        self.resume_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
+        self._lora = None if spec.lora is None else spec.lora.request()
+        self._choice_token_ids = tokenizer.encode_choices(spec.choices) if spec.choices else None
+
+    def name(self, row: int) -> str:
+        """The id of a row's first request."""
+        return f"{self._prefix}/{row}"
+
+    def of(
+        self, row: int, token_ids: Sequence[int], sampling: str | None = None, images: Sequence[bytes] = ()
+    ) -> list[Request]:
+        """Those of one row, the first of which computes the prompt. `sampling`: the row's own, where it has one.
+
+        `images`: the files of those in the prompt. Raises `InvalidRequestError`.
+        """
+        requests = self._of(row, token_ids, sampling)
+        if images:
+            shown = self._image_reader.images(images)
+            requests = [replace(each, images=shown) for each in requests]
+        return [self._resumed(each) for each in requests] if self._known else requests
+
+    @cached_property
+    def _image_reader(self) -> ImageReader:
+        return ImageReader.of_model(self._tokenizer.folder, public_name(self._spec.model))
+
+    def _of(self, row: int, token_ids: Sequence[int], sampling: str | None) -> list[Request]:
+        if sampling is None:
+            params = self._params(row)
+            if (plain := self._plain) is not None:
+                return [plain.of_row(self.name(row), token_ids, params)]
+            return self._samples(row, token_ids, params, self._choice_token_ids)
+        own = RowSampling.model_validate_json(sampling)
+        choice_token_ids = self._tokenizer.encode_choices(own.choices) if own.choices else None
+        return self._samples(row, token_ids, own.params(), choice_token_ids)
+
+    def anew(self, request: Request) -> Request:
+        """The same, resumed from nothing."""
+        self.resume_logprobs.pop(request.request_id, None)
+        return replace(request, resume_token_ids=(), stop_checker=StopStrings.of(self._tokenizer, request.params))
+
+    def _samples(
+        self, row: int, token_ids: Sequence[int], params: SamplingParams, choice_token_ids: TokenLists | None
+    ) -> list[Request]:
+        """One for each sample: the first computes the prompt, the others fork from it."""
+        first = Request(
+            self.name(row),
+            token_ids,
+            params.of_sample(0),
+            choice_token_ids,
+            StopStrings.of(self._tokenizer, params),
+            self._tokenizer.grammar(params.structured_outputs),
+            lora_request=self._lora,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+        # Samples of choices are all drawn from what one request brings.
+        if params.n == 1 or (self._spec.vote and choice_token_ids is not None):
+            return [first]
+        return [first, *(self._fork(first, sample, params) for sample in range(1, params.n))]
+
+    def _fork(self, first: Request, sample: int, params: SamplingParams) -> Request:
+        return replace(
+            first,
+            request_id=f"{first.request_id}/{sample}",
+            params=params.of_sample(sample),
+            stop_checker=StopStrings.of(self._tokenizer, params),
+            fork_of=first.request_id,
+        )
+
+    def _resumed(self, request: Request) -> Request:
+        known = self._known.get(request.request_id.removeprefix(f"{self._prefix}/"))
+        # The engine says nothing of tokens that it is given, nor of a prompt whose answer is complete with them.
+        with_logprobs, wants_prompt = request.params.logprobs is not None, request.params.prompt_logprobs is not None
+        if not known or request.params.choices is not None or wants_prompt:
+            return request
+        if with_logprobs and len(known.logprobs) < len(known):
+            return request
+        if with_logprobs:
+            self.resume_logprobs[request.request_id] = known.logprobs
+        return replace(request, resume_token_ids=known.token_ids)
+
+    def _params(self, row: int) -> SamplingParams:
+        """The job's, with the row's seed. A greedy answer has no use for one. Raises `InvalidRequestError`."""
+        params = self._job_params
+        return params if params.is_greedy else params.with_seed(row_seed(self._spec.sampling.seed, row))
+
+    @cached_property
+    def _plain(self) -> Request | None:
+        """What is the same in the requests of all rows, where each row has one and nothing that counts its tokens.
+
+        Raises `InvalidRequestError`.
+        """
+        params = self._job_params
+        if params.n > 1 or params.stop_strings:
+            return None
+        grammar = self._tokenizer.grammar(params.structured_outputs)
+        return Request(
+            "",
+            (),
+            params,
+            self._choice_token_ids,
+            grammar=grammar,
+            lora_request=self._lora,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    @cached_property
+    def _job_params(self) -> SamplingParams:
+        """What all rows have in common. Raises `InvalidRequestError`."""
+        params = self._spec.sampling.params(0, self._spec.choices)
+        # Of as many votes for two answers the likelier one wins.
+        needs_logprobs = self._spec.vote and params.choices is None and params.logprobs is None
+        return replace(params, logprobs=0) if needs_logprobs else params

@@ -1,0 +1,48 @@
+"""Products to which some of the rows have something added on the GPU: LoRA adapters' matrices, each in its slot."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from ..lora import AdapterMatrices, TokenTiles
+from .product import Product
+from .quantized import ScaledProduct
+
+
+class SlottedRows:
+    """Which rows of a step have which adapter; the same for all products of a model."""
+
+    def __init__(self) -> None:
+        self.tiles: TokenTiles | None = None
+
+    @contextmanager
+    def having(self, tiles: TokenTiles) -> Iterator[None]:
+        """Until it is left, products add what the adapters of `tiles` do; before and after that, nothing."""
+        self.tiles = tiles
+        try:
+            yield
+        finally:
+            self.tiles = None
+
+
+class SlottedProduct:
+    """Another product and what adapters add to it. See `Product`."""
+
+    def __init__(self, product: Product, rows: SlottedRows, matrices: AdapterMatrices) -> None:
+        self.product = product
+        self._rows, self._matrices = rows, matrices
+
+    def __call__(self, x: Tensor) -> Tensor:
+        from ..lora.triton import add_low_rank_triton
+
+        output = self.product(x)
+        if self._rows.tiles is not None:
+            add_low_rank_triton(output, x, self._matrices, self._rows.tiles)
+        return output
+
+    def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+        """The same of activate(gate_up); where nothing is added, both in one where the product has it."""
+        if self._rows.tiles is None and isinstance(self.product, ScaledProduct):
+            return self.product.gated(activate, gate_up)
+        return self(activate(gate_up))

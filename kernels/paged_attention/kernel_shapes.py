@@ -1,0 +1,111 @@
+"""The shapes that attention's kernel is compiled in, by the shared memory that a GPU has for them."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+
+import torch
+
+from ..device import RESERVED_SHARED_BYTES, UnsupportedGpuError
+
+# What a program may have on Hopper and on data centres' Blackwell. GPUs with less have other instructions to multiply.
+_HOPPER_SHARED_BYTES = 227 * 1024
+# Of a program, for what its warps tell each other.
+_OTHER_SHARED_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class KernelShape:
+    """One of the attention kernel's two shapes: rows of a Q-block, keys at a time, and how it is compiled.
+
+    A tile's keys are found by way of the block table, and each of the two loads takes stages of the pipeline: it needs
+    five before a second tile is on its way while one is computed, and seven before a third (seen in the shared memory
+    of what was compiled). max_registers: what a thread may take. overlaps: see `attend_kernel`.
+    """
+
+    rows: int
+    tile: int
+    num_warps: int
+    num_stages: int
+    programs_per_processor: int
+    max_registers: int
+    overlaps: bool
+
+    def shared_bytes(self, head_dim: int, dtype: torch.dtype) -> int:
+        """What a program takes at most before Hopper: queries, weights, and the tiles that are under way of both."""
+        padded_dim, num_tiles = _power_of_two(head_dim), 2 * ((self.num_stages - 1) // 2)
+        numbers = (self.rows + num_tiles * self.tile) * padded_dim + self.rows * self.tile
+        return numbers * dtype.itemsize + _OTHER_SHARED_BYTES
+
+
+@dataclass(frozen=True)
+class KernelShapes:
+    """narrow: for one or a few queries, where reading keys is all the work. wide: for prefill chunks and shared
+    prefixes, where the products are."""
+
+    narrow: KernelShape
+    wide: KernelShape
+
+
+@cache
+def choose_kernels(group: int, head_dim: int, dtype: torch.dtype, shared: int) -> KernelShapes:
+    """The shapes for heads of this size, `group` of them to a KV head, where a program may have `shared` bytes.
+
+    Raises `UnsupportedGpuError` where that is not enough for any.
+    """
+    group = _power_of_two(group)
+    if shared >= _HOPPER_SHARED_BYTES:
+        return _hopper(group, head_dim, dtype)
+    narrow, wide = _narrow_with_less(group, head_dim, dtype), _wide_with_less(group, head_dim, dtype)
+    return KernelShapes(*(_first_that_fits(shapes, head_dim, dtype, shared) for shapes in (narrow, wide)))
+
+
+def _hopper(group: int, head_dim: int, dtype: torch.dtype) -> KernelShapes:
+    """Chosen by reading what the compiler makes of them (`docs/decisions.md`)."""
+    rows, wide_rows = max(16, group), max(128, group)
+    narrow = KernelShape(rows, 32, 4, 5, programs_per_processor=2, max_registers=255, overlaps=False)
+    if dtype == torch.float32:
+        # Without tensor cores, nothing overlaps.
+        return KernelShapes(narrow, replace(narrow, rows=max(32, group), programs_per_processor=1))
+    if head_dim > 128:
+        return KernelShapes(narrow, KernelShape(wide_rows, 32, 8, 5, 1, max_registers=255, overlaps=True))
+    # What a wide program leaves of a processor's registers and memory is enough for one of these beside it.
+    narrow = KernelShape(rows, 32, 4, 7, programs_per_processor=4, max_registers=128, overlaps=False)
+    return KernelShapes(narrow, KernelShape(wide_rows, 64, 8, 5, 1, max_registers=192, overlaps=True))
+
+
+def _narrow_with_less(group: int, head_dim: int, dtype: torch.dtype) -> list[KernelShape]:
+    is_small = head_dim <= 128 and dtype != torch.float32
+    registers, programs = (128, (4, 2, 1)) if is_small else (255, (2, 1))
+    shapes = [KernelShape(max(16, group), 32, 4, 5, number, registers, overlaps=False) for number in programs]
+    return [*shapes, replace(shapes[-1], tile=16)]
+
+
+def _wide_with_less(group: int, head_dim: int, dtype: torch.dtype) -> list[KernelShape]:
+    """In 16 bits, rows and tiles that leave every number in a register, which those that overlap do not: here a product
+    is waited for. 128 rows by 32 keys is also what FlashAttention-2 has on sm_86 and sm_89 where nothing is masked."""
+    num_warps, sizes = 8, [(128, 64), (128, 32)] if head_dim <= 128 else [(64, 32), (64, 16)]
+    if dtype == torch.float32:
+        num_warps, sizes = 4, [(32, 32), (16, 32), (16, 16)]
+    return [KernelShape(max(rows, group), tile, num_warps, 5, 1, 255, overlaps=False) for rows, tile in sizes]
+
+
+def _first_that_fits(shapes: Iterable[KernelShape], head_dim: int, dtype: torch.dtype, shared: int) -> KernelShape:
+    """The first of which a processor has room for all the programs."""
+    needed = 0
+    for shape in shapes:
+        needed = shape.shared_bytes(head_dim, dtype)
+        # A processor has what one program may have, and what is reserved for that one.
+        if shape.programs_per_processor * (needed + RESERVED_SHARED_BYTES) <= shared + RESERVED_SHARED_BYTES:
+            return shape
+    name = str(dtype).removeprefix("torch.")
+    remedy = "set dtype=bfloat16" if dtype == torch.float32 else "set device=cpu, or choose another GPU or model"
+    raise UnsupportedGpuError(
+        f"attention in {name} with heads of {head_dim} needs {needed // 1024} KiB of shared memory, and the GPU has "
+        f"{shared // 1024} KiB for a program: {remedy}"
+    )
+
+
+def _power_of_two(least: int) -> int:
+    """The first that is not below `least`."""
+    return 1 << (least - 1).bit_length()

@@ -1,0 +1,219 @@
+"""GGUF files made of Hugging Face checkpoints, as llama.cpp's converter makes them, with its own package."""
+
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+from safetensors.numpy import load_file
+from tokenizers import Tokenizer
+
+ARCHITECTURES = {
+    "llama": "llama",
+    "mistral": "llama",
+    "mixtral": "llama",
+    "qwen2": "qwen2",
+    "qwen2_moe": "qwen2moe",
+    "qwen3": "qwen3",
+    "qwen3_moe": "qwen3moe",
+    "phi3": "phi3",
+    "gemma2": "gemma2",
+    "gemma3_text": "gemma3",
+}
+Array = np.ndarray[Any, Any]
+# What is added to a writer beside the model itself, such as a vocabulary.
+Extra = Callable[[gguf.GGUFWriter], None]
+_K_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
+@dataclass
+class GgufFile:
+    """What was written. `dequantized`: a checkpoint's tensors as llama.cpp's package reads them again."""
+
+    path: Path
+    dequantized: dict[str, Array] = field(default_factory=dict)
+
+
+def write_gguf(
+    folder: Path,
+    path: Path,
+    kind: str = "F32",
+    extra: Iterable[Extra] = (),
+    kinds: dict[str, str] | None = None,
+    num_parts: int = 1,
+) -> GgufFile:
+    """A checkpoint's GGUF file, its matrices of this type; `kinds`: other types by a part of the tensors' names."""
+    config = json.loads((folder / "config.json").read_text())
+    architecture = ARCHITECTURES[config["model_type"]]
+    weights = _merged_experts(load_file(folder / "model.safetensors"))
+    writer = gguf.GGUFWriter(
+        path, architecture, split_max_tensors=-(-len(weights) // num_parts) if num_parts > 1 else 0
+    )
+    _add_sizes(writer, config)
+    _add_rope(writer, config)
+    for add in extra:
+        add(writer)
+    written = GgufFile(path)
+    (number_of,) = (number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == architecture)
+    names = gguf.get_tensor_name_map(number_of, config["num_hidden_layers"])
+    for name, weight in sorted(weights.items()):
+        own = next((each for part, each in (kinds or {}).items() if part in name), kind)
+        stored = _as_stored(config, name, weight.astype(np.float32))
+        number = gguf.GGMLQuantizationType[own if weight.ndim > 1 else "F32"]
+        raw = _blocks(stored, number)
+        # No Gemma has a head of its own, but those of the tests, which would repeat themselves without.
+        place = "output.weight" if name == "lm_head.weight" else names.get_name(name, (".weight", ".bias"))
+        writer.add_tensor(place, raw, raw_dtype=number)
+        written.dequantized[name] = _as_trained(config, name, gguf.dequantize(raw, number).reshape(stored.shape))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return written
+
+
+def byte_level_vocabulary(fast: Tokenizer, pre: str, special: tuple[str, str] = ("<s>", "</s>")) -> Extra:
+    """The vocabulary of a tokenizer.json as llama.cpp has it; `special`: the tokens that begin and end a text."""
+    ids = fast.get_vocab(with_added_tokens=True)
+    added = fast.get_added_tokens_decoder()
+    types = {
+        number: gguf.TokenType.CONTROL if token.special else gguf.TokenType.USER_DEFINED
+        for number, token in added.items()
+    }
+    merges = json.loads(fast.to_str())["model"]["merges"]
+
+    def add(writer: gguf.GGUFWriter) -> None:
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(pre)
+        writer.add_token_list(sorted(ids, key=ids.__getitem__))
+        writer.add_token_types([types.get(number, gguf.TokenType.NORMAL) for number in range(len(ids))])
+        writer.add_token_merges([" ".join(pair) for pair in merges])
+        for name, token in zip(("bos", "eos"), special, strict=True):
+            getattr(writer, f"add_{name}_token_id")(ids[token])
+
+    return add
+
+
+def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    writer.add_context_length(config["max_position_embeddings"])
+    writer.add_embedding_length(config["hidden_size"])
+    writer.add_block_count(config["num_hidden_layers"])
+    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_head_count(config["num_attention_heads"])
+    writer.add_head_count_kv(config["num_key_value_heads"])
+    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if head_dim := config.get("head_dim"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if experts := config.get("num_local_experts") or config.get("num_experts"):
+        writer.add_expert_count(experts)
+        writer.add_expert_used_count(config["num_experts_per_tok"])
+    if window := config.get("sliding_window"):
+        writer.add_sliding_window(window)
+    if config["model_type"] == "gemma3_text":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if config["model_type"] == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+
+
+def _add_rope(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1)))
+    match rope["rope_type"]:
+        case "llama3":
+            writer.add_tensor("rope_freqs.weight", _llama3_factors(rope, head_dim))
+        case "longrope":
+            original = config["original_max_position_embeddings"]
+            writer.add_rope_scaling_orig_ctx_len(original)
+            writer.add_rope_scaling_attn_factors(rope["attention_factor"])
+            for length in ("short", "long"):
+                writer.add_tensor(f"rope_factors_{length}.weight", np.array(rope[f"{length}_factor"], np.float32))
+        case "linear" | "yarn":
+            kinds = {"linear": gguf.RopeScalingType.LINEAR, "yarn": gguf.RopeScalingType.YARN}
+            writer.add_rope_scaling_type(kinds[rope["rope_type"]])
+            writer.add_rope_scaling_factor(rope["factor"])
+            if original := rope.get("original_max_position_embeddings"):
+                writer.add_rope_scaling_orig_ctx_len(original)
+
+
+def _llama3_factors(rope: dict[str, Any], head_dim: int) -> Array:
+    """What frequencies are divided by, written as llama.cpp's converter has it."""
+    factors = []
+    original = rope["original_max_position_embeddings"]
+    for index in range(0, head_dim, 2):
+        wavelength = 2 * np.pi * rope["rope_theta"] ** (index / head_dim)
+        low, high = original / rope["low_freq_factor"], original / rope["high_freq_factor"]
+        if wavelength < high:
+            factors.append(1.0)
+        elif wavelength > low:
+            factors.append(rope["factor"])
+        else:
+            width = rope["high_freq_factor"] - rope["low_freq_factor"]
+            smooth = (original / wavelength - rope["low_freq_factor"]) / width
+            factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
+    return np.array(factors, np.float32)
+
+
+def _merged_experts(tensors: dict[str, Array]) -> dict[str, Array]:
+    """Experts' matrices as one tensor, under the names that llama.cpp knows those by."""
+    merged: dict[str, Any] = {}
+    for name, weight in tensors.items():
+        before, mark, after = name.partition(".experts.")
+        if not mark or not after[0].isdigit():
+            merged[name] = weight
+            continue
+        number, _, rest = after.partition(".")
+        merged.setdefault(f"{before}.experts.{rest}", {})[int(number)] = weight
+    return {
+        name: np.stack([each[index] for index in range(len(each))]) if isinstance(each, dict) else each
+        for name, each in merged.items()
+    }
+
+
+def _heads(config: dict[str, Any], name: str) -> int | None:
+    """How many heads' rows llama.cpp interleaves in this tensor."""
+    if ARCHITECTURES[config["model_type"]] != "llama":
+        return None
+    return {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(name.split(".")[-2])
+
+
+def _as_stored(config: dict[str, Any], name: str, weight: Array) -> Array:
+    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+        return weight + 1
+    heads = _heads(config, name)
+    if heads is None:
+        return weight
+    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _as_trained(config: dict[str, Any], name: str, weight: Array) -> Array:
+    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
+        return weight - 1
+    heads = _heads(config, name)
+    if heads is None:
+        return weight
+    return weight.reshape(heads, weight.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
+
+
+def _blocks(weight: Array, number: Any) -> Array:
+    """The package quantises to the simple types; of the others there are random blocks, of about the right size."""
+    if number.name not in _K_SCALES:
+        return gguf.quantize(weight, number)
+    generator = np.random.default_rng(weight.shape[-1])
+    num_weights, num_bytes = gguf.GGML_QUANT_SIZES[number]
+    blocks = generator.integers(0, 256, (weight.size // num_weights, num_bytes), dtype=np.uint8)
+    for at in _K_SCALES[number.name]:
+        blocks[:, at : at + 2] = np.float16(2e-5).reshape(1).view(np.uint8)
+    raw = blocks.reshape(*weight.shape[:-1], -1)
+    # Scaled such that the weights are as large as those that they stand for.
+    factor = weight.std() / gguf.dequantize(raw, number).std()
+    for at in _K_SCALES[number.name]:
+        blocks[:, at : at + 2] = np.float16(2e-5 * factor).reshape(1).view(np.uint8)
+    return raw

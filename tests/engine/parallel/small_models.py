@@ -1,0 +1,64 @@
+"""Folders of small models that two, three or four processes can share."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 301,
+    "hidden_size": 96,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "max_position_embeddings": 256,
+    "dtype": "float32",
+    "eos_token_id": 1,
+}
+# By what is peculiar to each: biases, tied ends, norms of heads, windows and caps, fused matrices, experts.
+MODELS: dict[str, dict[str, Any]] = {
+    "llama-bias-tied": {
+        "architectures": ["LlamaForCausalLM"],
+        "attention_bias": True,
+        "mlp_bias": True,
+        "tie_word_embeddings": True,
+    },
+    "qwen2": {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1},
+    "qwen3": {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2},
+    "gemma2": {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "gemma3": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "phi3": {"architectures": ["Phi3ForCausalLM"]},
+    "qwen2-moe": {
+        "architectures": ["Qwen2MoeForCausalLM"],
+        "moe_intermediate_size": 64,
+        "num_experts": 5,
+        "num_experts_per_tok": 2,
+        "shared_expert_intermediate_size": 32,
+        "mlp_only_layers": [1],
+    },
+}
+QUANTIZED: dict[str, dict[str, Any]] = {
+    "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32},
+    "awq": {"quant_method": "awq", "bits": 4, "group_size": 32},
+    "gptq-one-group": {"quant_method": "gptq", "bits": 4, "group_size": -1},
+    "fp8-blocks": {"quant_method": "fp8", "weight_block_size": [32, 32]},
+    "compressed-int4": {
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {
+            "group_0": {
+                "targets": ["Linear"],
+                "weights": {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 32, "symmetric": False},
+            }
+        },
+        "ignore": ["lm_head"],
+    },
+}
+
+
+def write_model(folder: Path, name: str = "qwen2", **fields: Any) -> Path:
+    """A folder with a `config.json` alone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps({**SIZES, **MODELS[name], **fields}))
+    return folder

@@ -1,0 +1,130 @@
+"""An engine whose model two processes share answers as one that has it alone, and ends with any of them."""
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.errors import EngineDeadError
+from headrace.engine.execution import model_runner
+from headrace.engine.kv_cache.swap import PreemptionCosts
+from headrace.engine.parallel.parallel_runner import ParallelRunner
+from headrace.engine.parallel.rank_processes import RankProcesses
+from headrace.engine.request import Request, SamplingParams
+
+from ..running import greedy_params, run_all, token_ids
+from .small_models import write_model
+
+OPTIONS: dict[str, Any] = {
+    "load_format": "dummy",
+    "num_gpu_blocks_override": 20,
+    "block_size": 8,
+    "max_model_len": 100,
+    "max_num_batched_tokens": 64,
+    "async_scheduling": True,
+}
+DRAWN = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=30, ignore_eos=True)
+PREFIX = [token % 300 for token in range(7, 400, 13)]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _always_swap() -> Iterator[None]:
+    costs = PreemptionCosts(seconds_per_token=1.0, seconds_per_byte=0.0, seconds_per_swap=0.0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(model_runner, "preemption_costs", lambda *_: costs)
+        yield
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return write_model(tmp_path_factory.mktemp("shared") / "qwen2")
+
+
+@pytest.fixture(scope="module")
+def pair(folder) -> Iterator[Engine]:
+    """Two processes share it, and a KV head."""
+    engine = load(folder, tensor_parallel_size=2)
+    yield engine
+    engine.close()
+    assert all(rank.process.poll() is not None for rank in processes_of(engine)._ranks)
+
+
+def load(folder: Path, **options: Any) -> Engine:
+    return Engine.from_pretrained(folder, EngineConfig(**{**OPTIONS, "swap_space_bytes": 2**20, **options}))
+
+
+def processes_of(engine: Engine) -> RankProcesses:
+    assert isinstance(engine._runner, ParallelRunner)
+    return engine._runner.processes
+
+
+def requests(prefix: str) -> list[Request]:
+    """Rows that share a prefix, greedy and sampled, one with log-probabilities of its prompt; more than have room."""
+    drawn = [replace(DRAWN, seed=seed) for seed in range(4)]
+    scored = SamplingParams(temperature=0, max_tokens=5, ignore_eos=True, prompt_logprobs=2, logprobs=1)
+    params = [greedy_params(40), *drawn, scored, greedy_params(20)]
+    return [Request(f"{prefix}{row}", [*PREFIX, row, 3 * row], each) for row, each in enumerate(params)]
+
+
+def finish(engine: Engine) -> None:
+    while engine.has_work:
+        engine.step()
+
+
+def answers(engine: Engine, asked: list[Request]) -> dict[str, list[int]]:
+    return {request_id: token_ids(events) for request_id, events in run_all(engine, asked).items()}
+
+
+def test_rows_of_all_kinds(folder, pair):
+    alone = load(folder)
+    expected, events = run_all(alone, requests("first ")), run_all(pair, requests("first "))
+    assert {name: token_ids(each) for name, each in events.items()} == {
+        name: token_ids(each) for name, each in expected.items()
+    }
+    shown, wanted = (each["first 5"][-1].prompt_logprobs for each in (events, expected))
+    assert [list(each or ()) for each in shown or ()] == [list(each or ()) for each in wanted or ()]
+    # With what the first ones left in the cache.
+    assert answers(pair, requests("again ")) == answers(alone, requests("again "))
+    assert pair.stats == replace(alone.stats, waited_seconds=pair.stats.waited_seconds)
+    assert pair.stats.num_swaps > 0
+
+
+def test_blocks_are_copied_and_zeroed_on_all(folder, pair):
+    alone = load(folder)
+    samples = [
+        Request(f"sample {seed}", PREFIX[:21], replace(DRAWN, seed=seed), fork_of="sample 0" if seed else None)
+        for seed in range(3)
+    ]
+    assert answers(pair, samples) == answers(alone, samples)
+    # What a cached prompt is answered with after its keys and values are zero.
+    cached = [Request("before", PREFIX[:25], greedy_params(12))]
+    before = answers(pair, cached), answers(alone, cached)
+    for engine in (pair, alone):
+        engine._runner.memory.zero(range(1, 21))
+    zeroed = [Request("after", PREFIX[:25], greedy_params(12))]
+    after = answers(pair, zeroed), answers(alone, zeroed)
+    assert before[0]["before"] == before[1]["before"] != after[0]["after"] == after[1]["after"]
+
+
+# The last one here: what is left of the pair is of no use to others.
+def test_a_rank_that_is_killed_ends_the_engine(pair):
+    engine = pair
+    told = threading.Event()
+    engine.call_when_dead(lambda _: told.set())
+    engine.add(Request("cut short", PREFIX, greedy_params(40)))
+    engine.step()
+    process = processes_of(engine)._ranks[0].process
+    os.kill(process.pid, signal.SIGKILL)
+    with pytest.raises(EngineDeadError, match=r"rank 1 \(process \d+\) was killed by SIGKILL"):
+        finish(engine)
+    assert told.wait(10)
+    with pytest.raises(EngineDeadError):
+        engine.step()
+    engine.close()

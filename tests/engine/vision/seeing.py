@@ -1,0 +1,155 @@
+"""A tiny Qwen2.5-VL with random weights, as transformers writes it, and what transformers makes of images with it."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from PIL import Image
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.checkpoints.vision_config import VisionConfig
+from headrace.engine.request import Request, SamplingParams
+from headrace.engine.vision.prompt_images import PromptImage
+
+IMAGE, VISION_START, VISION_END, END = "<|image_pad|>", "<|vision_start|>", "<|vision_end|>", "<|im_end|>"
+IMAGE_TOKEN, VISION_START_TOKEN, VISION_END_TOKEN, END_TOKEN = range(256, 260)
+VOCAB_SIZE = 272
+NUM_NEW_TOKENS = 20
+CHAT_TEMPLATE = (
+    "{% for message in messages %}{{ message.role }}:"
+    "{% if message.content is string %}{{ message.content }}{% else %}{% for part in message.content %}"
+    "{% if part.type == 'image' or 'image_url' in part %}<|vision_start|><|image_pad|><|vision_end|>"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}assistant:"
+)
+
+
+def save_seeing_model(folder: Path) -> Any:
+    """Full attention and windows both; decoder layers that wander, so that a wrong position shows in the tokens."""
+    config = Qwen2_5_VLConfig(
+        text_config={
+            "vocab_size": VOCAB_SIZE,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "num_hidden_layers": 2,
+            "num_attention_heads": 4,
+            "num_key_value_heads": 2,
+            "max_position_embeddings": 512,
+            "initializer_range": 0.3,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+            "bos_token_id": None,
+            "eos_token_id": END_TOKEN,
+        },
+        vision_config={
+            "depth": 3,
+            "hidden_size": 32,
+            "intermediate_size": 44,
+            "num_heads": 2,
+            "out_hidden_size": 64,
+            "window_size": 112,
+            "fullatt_block_indexes": [1],
+            "initializer_range": 0.3,
+        },
+        image_token_id=IMAGE_TOKEN,
+        video_token_id=VOCAB_SIZE - 1,
+        vision_start_token_id=VISION_START_TOKEN,
+        vision_end_token_id=VISION_END_TOKEN,
+    )
+    torch.manual_seed(1)
+    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.save_pretrained(folder)
+    Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 48}).save_pretrained(folder)
+    tokenizer().save_pretrained(folder)
+    return model
+
+
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A token a byte, and the special ones after them."""
+    bytes_to_ids = {letter: index for index, letter in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
+    fast = Tokenizer(models.BPE(bytes_to_ids, []))
+    fast.pre_tokenizer, fast.decoder = pre_tokenizers.ByteLevel(add_prefix_space=False), decoders.ByteLevel()
+    fast.add_special_tokens([AddedToken(each, special=True) for each in (IMAGE, VISION_START, VISION_END, END)])
+    return PreTrainedTokenizerFast(tokenizer_object=fast, eos_token=END, chat_template=CHAT_TEMPLATE)
+
+
+def picture(height: int, width: int, seed: int = 0) -> Image.Image:
+    noise = numpy.random.default_rng((height, width, seed)).integers(0, 256, (height, width, 3), dtype=numpy.uint8)
+    return Image.fromarray(noise)
+
+
+def png(image: Image.Image) -> bytes:
+    data = BytesIO()
+    image.save(data, "PNG")
+    return data.getvalue()
+
+
+class Oracle:
+    """transformers' model and image processor."""
+
+    def __init__(self, folder: Path, model: Any) -> None:
+        self.folder = folder
+        self.model = model
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        return ModelConfig.from_pretrained(self.folder)
+
+    @property
+    def vision(self) -> VisionConfig:
+        assert self.config.vision is not None
+        return self.config.vision
+
+    @cached_property
+    def processor(self) -> Qwen2VLImageProcessorPil:
+        return Qwen2VLImageProcessorPil.from_pretrained(self.folder)
+
+    def processed(self, images: Sequence[Image.Image]) -> dict[str, torch.Tensor]:
+        """Their patches, and the grids of these."""
+        return dict(self.processor(images=list(images), return_tensors="pt"))
+
+    @torch.inference_mode()
+    def features(self, image: Image.Image) -> torch.Tensor:
+        patches = self.processed([image])
+        output = self.model.model.visual(patches["pixel_values"], patches["image_grid_thw"])
+        features: torch.Tensor = output.pooler_output
+        return features
+
+    def request(self, name: str, *parts: str | Image.Image, max_tokens: int = NUM_NEW_TOKENS) -> Request:
+        """A prompt of texts and images."""
+        ids: list[int] = []
+        images = []
+        for part in parts:
+            if isinstance(part, str):
+                ids += part.encode()
+            else:
+                images.append(PromptImage.of(png(part), self.vision))
+                ids += [VISION_START_TOKEN, *[IMAGE_TOKEN] * images[-1].grid.num_tokens, VISION_END_TOKEN]
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        return Request(name, ids, params, images=images)
+
+    @torch.inference_mode()
+    def answer(self, request: Request, *parts: str | Image.Image) -> list[int]:
+        """What transformers answers to the same, greedily."""
+        ids = torch.tensor([list(request.prompt_token_ids)])
+        images = [part for part in parts if not isinstance(part, str)]
+        new = self.model.generate(
+            ids,
+            attention_mask=torch.ones_like(ids),
+            mm_token_type_ids=(ids == IMAGE_TOKEN).int(),
+            max_new_tokens=request.params.max_tokens,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+            **(self.processed(images) if images else {}),
+        )
+        return list(new[0, ids.shape[1] :].tolist())

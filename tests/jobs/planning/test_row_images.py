@@ -1,0 +1,83 @@
+"""Rows with images are planned by their images: by how many tokens they are, and by which they are."""
+
+import pyarrow as pa
+import pytest
+
+from headrace.engine.text.tokenizer import Tokenizer
+from headrace.jobs.planning.batch_planner import BatchPlanner, planned_row
+from headrace.jobs.planning.rendering import PromptRenderer
+from headrace.jobs.planning.shard_cutter import ShardCutter
+from headrace.jobs.schemas import JobSpec
+from headrace.storage.readers import InputRow
+from headrace.storage.spool import prompt_images, read_shard, without_images, write_shard
+
+from ...engine.vision.seeing import IMAGE_TOKEN, picture, png
+
+# The same sizes: nothing but the pixels differs.
+FILES = [png(picture(200, 130, seed)) for seed in range(2)]
+NUM_TOKENS = 35
+
+
+@pytest.fixture(scope="module")
+def planned(seeing):
+    """Plans rows whose values are given, with the column `image`."""
+
+    def plan(*rows, **options):
+        spec = JobSpec.parse(model=str(seeing), image="image", **{"prompt": "{text}", **options})
+        tokenizer = Tokenizer.from_pretrained(seeing)
+        columns = list(rows[0])
+        planner = BatchPlanner(PromptRenderer(spec, tokenizer, columns), tokenizer, 512)
+        return planner.plan([InputRow(number, values) for number, values in enumerate(rows)])
+
+    return plan
+
+
+def test_neighbours_have_the_same_image(planned):
+    batch = planned(*({"text": f"{number}?", "image": FILES[number % 2]} for number in range(6)))
+    items = sorted(batch.items)
+    rows = [planned_row(item) for item in items]
+    assert sorted(row.row % 2 for row in rows[:3]) in ([0, 0, 0], [1, 1, 1])
+    for row in rows:
+        assert list(row.prompt_token_ids or ()).count(IMAGE_TOKEN) == NUM_TOKENS
+        assert row.images == (FILES[row.row % 2],)
+    (_,) = (cutter := ShardCutter(100)).cut(items)
+    # From row to row of an image its tokens, and between the two images what comes before them.
+    before = rows[0].prompt_token_ids.index(IMAGE_TOKEN)
+    assert cutter.sharing.shared_tokens == 4 * (before + NUM_TOKENS + 1) + before
+
+
+def test_messages_may_say_where_a_columns_images_are(planned):
+    shown = [{"type": "text", "text": "A"}, {"type": "image"}, {"type": "text", "text": "B"}, {"type": "image"}]
+    given = (FILES, FILES[:1], [*FILES, FILES[0]])
+    rows = [{"messages": [{"role": "user", "content": shown}], "image": files} for files in given]
+    right, few, many = sorted(map(planned_row, planned(*rows, prompt=None).items), key=lambda row: row.row)
+    assert right.images == tuple(FILES)
+    assert few.error == "image 2 of the prompt is not there: its part has no content"
+    assert many.error == "column 'image' has more images than the messages have parts for them"
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        ("https://example.org/a.png", "nothing is fetched from there"),
+        ("/nowhere/a.png", "an image cannot be read from /nowhere/a.png"),
+        (7, "an image must be bytes"),
+        (None, "column 'image' is null"),
+        (b"no image", "image 1 of the prompt is no image that can be read"),
+        ({"bytes": None, "path": None}, "an image must be bytes"),
+    ],
+)
+def test_what_is_no_image_is_the_rows_error(planned, image, message):
+    (item,) = planned({"text": "x", "image": image}).items
+    assert message in (planned_row(item).error or "")
+
+
+def test_images_travel_beside_the_rows(planned, tmp_path):
+    rows = [planned_row(item) for item in planned({"text": "x", "image": FILES}, {"text": "y", "image": []}).items]
+    schema = pa.schema([("text", pa.string())])
+    write_shard(tmp_path / "shard.parquet", rows, schema)
+    table = read_shard(tmp_path / "shard.parquet")
+    assert sorted(map(len, prompt_images(table))) == [0, 2]
+    assert without_images(table).column_names == ["row", "custom_id", "text", "prompt_token_ids", "plan_error"]
+    write_shard(tmp_path / "texts.parquet", [row for row in rows if not row.images], schema)
+    assert read_shard(tmp_path / "texts.parquet").column_names == without_images(table).column_names

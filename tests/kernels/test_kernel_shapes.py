@@ -1,0 +1,46 @@
+"""Which shapes attention's kernel has on GPUs with more shared memory and with less."""
+
+import pytest
+import torch
+
+from headrace.kernels.device import RESERVED_SHARED_BYTES, UnsupportedGpuError
+from headrace.kernels.paged_attention.kernel_shapes import KernelShape, KernelShapes, choose_kernels
+
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+HOPPER, A100, ADA = 227 * 1024, 163 * 1024, 99 * 1024
+
+
+@pytest.mark.parametrize("dtype", [BF16, F16])
+@pytest.mark.parametrize("head_dim", [64, 80, 96, 128])
+def test_hoppers_are_those_that_were_read_in_the_machines_code(head_dim, dtype):
+    assert choose_kernels(4, head_dim, dtype, HOPPER) == KernelShapes(
+        KernelShape(16, 32, 4, 7, 4, 128, overlaps=False), KernelShape(128, 64, 8, 5, 1, 192, overlaps=True)
+    )
+
+
+def test_hoppers_for_large_heads_and_for_float32():
+    narrow = KernelShape(16, 32, 4, 5, 2, 255, overlaps=False)
+    wide = KernelShape(128, 32, 8, 5, 1, 255, overlaps=True)
+    assert choose_kernels(2, 256, BF16, HOPPER) == KernelShapes(narrow, wide)
+    for head_dim in (64, 256):
+        wide = KernelShape(32, 32, 4, 5, 1, 255, overlaps=False)
+        assert choose_kernels(1, head_dim, F32, HOPPER) == KernelShapes(narrow, wide)
+
+
+@pytest.mark.parametrize("shared", [A100, ADA], ids=["A100", "Ada"])
+@pytest.mark.parametrize("dtype", [BF16, F16, F32], ids=str)
+@pytest.mark.parametrize("head_dim", [16, 64, 80, 96, 128, 256])
+def test_a_processor_has_room_for_its_programs(head_dim, dtype, shared):
+    for group in (1, 4, 7, 16):
+        kernels = choose_kernels(group, head_dim, dtype, shared)
+        for shape in (kernels.narrow, kernels.wide):
+            assert shape.rows >= group
+            needed = shape.shared_bytes(head_dim, dtype) + RESERVED_SHARED_BYTES
+            assert shape.programs_per_processor * needed <= shared + RESERVED_SHARED_BYTES
+
+
+def test_a_gpu_that_has_not_enough_for_any():
+    with pytest.raises(UnsupportedGpuError, match=r"float32 with heads of 256 needs .* the GPU has 99 KiB .* dtype=bf"):
+        choose_kernels(71, 256, F32, ADA)
+    with pytest.raises(UnsupportedGpuError, match="device=cpu"):
+        choose_kernels(71, 256, BF16, ADA)
