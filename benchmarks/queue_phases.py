@@ -59,7 +59,10 @@ def measure_phases(folder: Path, source: InputSource, model: Path, engine: Engin
         ledger.create_job(NewJob(JOB, QUEUE, str(model), str(output), "f", num_rows), shards)
     tokenizer = Tokenizer.from_pretrained(model)
     computation = Computation.of(EngineConfig(), ModelConfig.from_pretrained(model))
-    receipts = Receipts(ModelWeights(LocatedModel(str(model), model)), computation)
+    weights = ModelWeights(LocatedModel(str(model), model))
+    # A worker has read them before it takes its first shard.
+    weights.identity()
+    receipts = Receipts(weights, computation)
     after: dict[str, int] = {}
     with EngineHost(engine) as host:
         for _ in shards:

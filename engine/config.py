@@ -115,6 +115,11 @@ class EngineConfig:
         return min(self.max_num_seqs + guesses, self.max_num_batched_tokens)
 
     @property
+    def may_use_graphs(self) -> bool:
+        """Whether any step may be computed with CUDA graphs, on a GPU."""
+        return not self.enforce_eager and self.tensor_parallel_size == 1
+
+    @property
     def resolved_graph_sizes(self) -> tuple[int, ...]:
         """The numbers of tokens that graphs are for, ascending. By default close where a step is short."""
         if self.cuda_graph_sizes is not None:

@@ -180,8 +180,12 @@ class Engine:
         Of their log-probabilities, where it asks for any, the last may be missing. The one method that other threads
         may call as well: they see what the engine's thread has just come to.
         """
-        served = self._requests.by_id.get(request_id)
-        return ((), ()) if served is None else (served.untold_token_ids(), served.untold_logprobs[:])
+        if (served := self._requests.by_id.get(request_id)) is None:
+            return (), ()
+        # In this order: what the engine's thread comes to meanwhile has its token first. Of one that is told of
+        # meanwhile there are no tokens any more.
+        logprobs, token_ids = served.untold_logprobs[:], served.untold_token_ids()
+        return token_ids, logprobs[: len(token_ids)]
 
     def expect_prefix(
         self, token_ids: SequenceOf[int], num_requests: int, lora_request: LoRARequest | None = None

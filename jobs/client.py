@@ -2,6 +2,7 @@
 
 import json
 import tempfile
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -144,7 +145,7 @@ class Client(Connections):
         with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".jsonl", encoding="ascii") as file:
             for row in rows:
                 # ASCII: half of a surrogate pair is that row's error, not the whole submission's.
-                file.write(json.dumps(dict(row), default=str) + "\n")
+                file.write(json.dumps(dict(row), default=_as_text) + "\n")
             file.flush()
             yield Path(file.name)
 
@@ -222,3 +223,10 @@ class Client(Connections):
     @cached_property
     def _row_watch(self) -> RowWatch:
         return self._stack.enter_context(RowWatch(self._redis.redis))
+
+
+def _as_text(value: Any) -> str:
+    """What JSON has no way to write: bytes, as images are, as a data URL."""
+    if isinstance(value, bytes):
+        return f"data:application/octet-stream;base64,{b64encode(value).decode()}"
+    return str(value)

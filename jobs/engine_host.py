@@ -246,10 +246,14 @@ class EngineHost:
         is_stuck = self._engine.num_generated_tokens == num_tokens and all(event.error is not None for event in events)
         kind = EngineFailure if is_stuck else Refusal
         for event in events:
-            if event.error is not None:
-                self._note(self._pending.pop(event.request_id).sink, kind(event.request_id, event.error))
-            else:
+            if event.error is None:
                 self._deliver(event)
+                continue
+            sink = self._pending.pop(event.request_id).sink
+            if event.is_invalid:
+                self._note(sink, Refusal(event.request_id, event.error, has_run=False))
+            else:
+                self._note(sink, kind(event.request_id, event.error))
 
     def _deliver(self, event: RequestEvent) -> None:
         pending = self._pending[event.request_id]

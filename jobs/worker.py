@@ -184,7 +184,7 @@ class _Base:
             str(self.worker_id),
             settings.lease_seconds,
             self.weights,
-            FittingAdapters(self.options.engine.max_lora_rank),
+            FittingAdapters(self.options.engine),
             partial(send_shards, self.app, self.options.queue),
         )
 

@@ -1,15 +1,18 @@
 """Who holds a shard: an attempt claims it, renews while it lasts, commits parts, then finishes or releases.
 
-A method of `Leases` is a transaction, a function is part of its caller's.
+A method of `Leases` is a transaction, a function is part of its caller's. What every shard takes is made as a statement
+once, as that takes longer than to run it.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from functools import cache
 from itertools import takewhile
 from types import MappingProxyType
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Insert, Select, Update, bindparam, delete, insert, select, update
+from sqlalchemy.sql.dml import ReturningInsert, ReturningUpdate
 
 from .claim_order import lock_next_shard
 from .clock import now
@@ -105,9 +108,8 @@ class Leases:
                 # First: should it have to wait for somebody, no lease waits for us.
                 also(connection)
             _hold(connection, claim)
-            same_file = select(parts.c.id).where(parts.c.job_id == claim.job_id, parts.c.file_name == part.file_name)
-            if connection.scalar(same_file.where(parts.c.attempt_id == claim.attempt_id)) is None:
-                _insert_part(connection, claim, part)
+            if not _is_committed(connection, claim, part):
+                _insert_part(connection, part, claim, claim.shard_id)
                 for replacement in replacing:
                     _replace_part(connection, claim, replacement)
 
@@ -124,10 +126,11 @@ class Leases:
         Calling it again for the same claim changes nothing.
         """
         with self._database.write() as connection:
-            if not _is_finished(connection, claim):
-                _hold(connection, claim)
+            if _is_held(connection, claim):
                 _end_lease(connection, claim, ShardState.DONE)
                 end_attempt(connection, claim.attempt_id, AttemptOutcome.DONE)
+            elif not _is_finished(connection, claim):
+                raise _lost(claim)
             return _complete_job(connection, claim.job_id)
 
     def release(self, claim: Claim, error: str | None = None) -> None:
@@ -161,11 +164,8 @@ def of_running_job(queue: str | None = None) -> ColumnElement[bool]:
 
 def take(connection: Connection, shard_id: str, owner: str, lease_seconds: float) -> Claim | None:
     """Begin an attempt at a shard that is queued; None if it is not."""
-    lease = {"lease_owner": owner, "lease_expires_at": now() + lease_seconds}
-    taken = update(shards).where(shards.c.id == shard_id, shards.c.state == ShardState.QUEUED)
-    taken = taken.where(of_running_job())
-    taken = taken.values(state=ShardState.RUNNING, num_attempts=shards.c.num_attempts + 1, retry_at=None, **lease)
-    if (row := connection.execute(taken.returning(shards)).one_or_none()) is None:
+    lease = {"shard_id": shard_id, "lease_owner": owner, "lease_seconds": lease_seconds}
+    if (row := connection.execute(_taken(), lease).one_or_none()) is None:
         return None
     shard = ShardRecord(**row._mapping)
     return Claim(
@@ -178,17 +178,49 @@ def take(connection: Connection, shard_id: str, owner: str, lease_seconds: float
         num_rows=shard.num_rows,
         spool_path=shard.spool_path,
         retry_of=shard.retry_of,
-        seconds_left=connection.scalar(select(jobs.c.deadline_at - now()).where(jobs.c.id == shard.job_id)),
+        seconds_left=_start_job(connection, shard.job_id),
     )
 
 
+@cache
+def _taken() -> ReturningUpdate[Any]:
+    """Parameters that are named like columns are what these are set to, here and below."""
+    queued = update(shards).where(shards.c.id == bindparam("shard_id"), shards.c.state == ShardState.QUEUED)
+    lease = {"state": ShardState.RUNNING, "lease_expires_at": now() + bindparam("lease_seconds"), "retry_at": None}
+    taken = queued.where(of_running_job()).values(num_attempts=shards.c.num_attempts + 1, **lease)
+    return taken.returning(shards)
+
+
 def _start_attempt(connection: Connection, shard: ShardRecord, owner: str) -> int:
-    started = insert(attempts).values(shard_id=shard.id, number=shard.num_attempts, owner=owner, started_at=now())
-    attempt_id: int = connection.scalars(started.returning(attempts.c.id)).one()
-    connection.execute(update(shards).where(shards.c.id == shard.id).values(attempt_id=attempt_id))
-    first = update(jobs).where(jobs.c.id == shard.job_id, jobs.c.started_at.is_(None))
-    connection.execute(first.values(started_at=now()))
+    begun = {"shard_id": shard.id, "number": shard.num_attempts, "owner": owner}
+    attempt_id: int = connection.scalars(_started(), begun).one()
+    connection.execute(_changed_shard(), {"shard_id": shard.id, "attempt_id": attempt_id})
     return attempt_id
+
+
+@cache
+def _started() -> ReturningInsert[int]:
+    return insert(attempts).values(started_at=now()).returning(attempts.c.id)
+
+
+@cache
+def _changed_shard() -> Update:
+    return update(shards).where(shards.c.id == bindparam("shard_id"))
+
+
+def _start_job(connection: Connection, job_id: str) -> float | None:
+    """Note that a job has begun, if that is not noted; returns the seconds until its deadline."""
+    of_job = {"job_id": job_id}
+    started_at, seconds_left = connection.execute(_begun(), of_job).one()
+    if started_at is None:
+        first = update(jobs).where(jobs.c.id == job_id, jobs.c.started_at.is_(None))
+        connection.execute(first.values(started_at=now()))
+    return seconds_left
+
+
+@cache
+def _begun() -> Select[float, float]:
+    return select(jobs.c.started_at, jobs.c.deadline_at - now()).where(jobs.c.id == bindparam("job_id"))
 
 
 def _is_held(connection: Connection, claim: Claim) -> bool:
@@ -196,24 +228,50 @@ def _is_held(connection: Connection, claim: Claim) -> bool:
 
     A lease that ran out still counts until somebody takes it: nobody else can have committed before that.
     """
-    held = (
+    of_attempt = {"shard_id": claim.shard_id, "attempt_id": claim.attempt_id}
+    return connection.scalar(_held(), of_attempt) is not None
+
+
+@cache
+def _held() -> Select[str]:
+    return (
         select(shards.c.id)
         .join(jobs, jobs.c.id == shards.c.job_id)
-        .where(shards.c.id == claim.shard_id, shards.c.attempt_id == claim.attempt_id)
+        .where(shards.c.id == bindparam("shard_id"), shards.c.attempt_id == bindparam("attempt_id"))
         .where(shards.c.state == ShardState.RUNNING, jobs.c.state.in_(OPEN))
         .with_for_update(of=shards, key_share=True)
     )
-    return connection.scalar(held) is not None
 
 
 def _hold(connection: Connection, claim: Claim) -> None:
     if not _is_held(connection, claim):
-        raise LeaseLost(f"attempt {claim.attempt_number} at shard {claim.shard_id} has lost its lease")
+        raise _lost(claim)
 
 
-def _insert_part(connection: Connection, claim: Claim, part: NewPart) -> None:
-    owned = {"job_id": claim.job_id, "shard_id": claim.shard_id, "attempt_id": claim.attempt_id}
-    connection.execute(insert(parts).values(**asdict(part), **owned, committed_at=now()))
+def _lost(claim: Claim) -> LeaseLost:
+    return LeaseLost(f"attempt {claim.attempt_number} at shard {claim.shard_id} has lost its lease")
+
+
+def _is_committed(connection: Connection, claim: Claim, part: NewPart) -> bool:
+    of_part = {"job_id": claim.job_id, "file_name": part.file_name, "attempt_id": claim.attempt_id}
+    return connection.scalar(_committed(), of_part) is not None
+
+
+@cache
+def _committed() -> Select[int]:
+    same_file = select(parts.c.id).where(parts.c.job_id == bindparam("job_id"))
+    same_file = same_file.where(parts.c.file_name == bindparam("file_name"))
+    return same_file.where(parts.c.attempt_id == bindparam("attempt_id"))
+
+
+def _insert_part(connection: Connection, part: NewPart, claim: Claim, shard_id: str) -> None:
+    owned = {"job_id": claim.job_id, "shard_id": shard_id, "attempt_id": claim.attempt_id}
+    connection.execute(_inserted_part(), asdict(part) | owned)
+
+
+@cache
+def _inserted_part() -> Insert:
+    return insert(parts).values(committed_at=now())
 
 
 def _replace_part(connection: Connection, claim: Claim, replacement: Replacement) -> None:
@@ -221,18 +279,22 @@ def _replace_part(connection: Connection, claim: Claim, replacement: Replacement
     gone = delete(parts).where(parts.c.id == replacement.part_id, parts.c.job_id == claim.job_id)
     shard_id = connection.scalars(gone.returning(parts.c.shard_id)).one()
     if replacement.by is not None:
-        owned = {"job_id": claim.job_id, "shard_id": shard_id, "attempt_id": claim.attempt_id}
-        connection.execute(insert(parts).values(**asdict(replacement.by), **owned, committed_at=now()))
+        _insert_part(connection, replacement.by, claim, shard_id)
 
 
 def _end_lease(connection: Connection, claim: Claim, state: ShardState, **values: Any) -> None:
-    ended = update(shards).where(shards.c.id == claim.shard_id)
-    connection.execute(ended.values(state=state, lease_owner=None, lease_expires_at=None, **values))
+    ended = {"shard_id": claim.shard_id, "state": state, "lease_owner": None, "lease_expires_at": None}
+    connection.execute(_changed_shard().values(**values) if values else _changed_shard(), ended)
 
 
 def end_attempt(connection: Connection, attempt_id: int, outcome: AttemptOutcome, error: str | None = None) -> None:
-    open_attempt = update(attempts).where(attempts.c.id == attempt_id, attempts.c.ended_at.is_(None))
-    connection.execute(open_attempt.values(ended_at=now(), outcome=outcome, error=error))
+    connection.execute(_ended_attempt(), {"attempt_id": attempt_id, "outcome": outcome, "error": error})
+
+
+@cache
+def _ended_attempt() -> Update:
+    open_attempt = update(attempts).where(attempts.c.id == bindparam("attempt_id"), attempts.c.ended_at.is_(None))
+    return open_attempt.values(ended_at=now())
 
 
 def _acquit(connection: Connection, attempt_id: int) -> None:
@@ -255,11 +317,22 @@ def _is_finished(connection: Connection, claim: Claim) -> bool:
 
 
 def _complete_job(connection: Connection, job_id: str) -> JobState:
+    """Complete it if nothing of it is unfinished; returns its state."""
+    of_job: dict[str, Any] = {"job_id": job_id}
     # Locked in a statement of its own: the next one then sees what another last shard has just committed.
-    of_job = select(jobs.c.state).where(jobs.c.id == job_id)
-    connection.execute(of_job.with_for_update(key_share=True))
-    unfinished = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.state.in_(_UNFINISHED))
-    complete = update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(OPEN), ~unfinished.exists())
-    completed = {"state": JobState.COMPLETED, "finished_at": now(), "tidy_at": now() + TIDY_SECONDS}
-    connection.execute(complete.values(**completed, error=None))
-    return JobState(connection.scalars(of_job).one())
+    state: JobState = connection.scalars(_locked_state(), of_job).one()
+    is_completed = connection.execute(_completed(), of_job | {"tidy_seconds": TIDY_SECONDS}).rowcount > 0
+    return JobState.COMPLETED if is_completed else state
+
+
+@cache
+def _locked_state() -> Select[Any]:
+    return select(jobs.c.state).where(jobs.c.id == bindparam("job_id")).with_for_update(key_share=True)
+
+
+@cache
+def _completed() -> Update:
+    unfinished = select(shards.c.id).where(shards.c.job_id == bindparam("job_id"), shards.c.state.in_(_UNFINISHED))
+    open_job = update(jobs).where(jobs.c.id == bindparam("job_id"), jobs.c.state.in_(OPEN), ~unfinished.exists())
+    completed = {"state": JobState.COMPLETED, "finished_at": now(), "tidy_at": now() + bindparam("tidy_seconds")}
+    return open_job.values(**completed, error=None)

@@ -7,11 +7,12 @@ from pathlib import Path
 
 from ..errors import ModelError
 from ..paths import absolute_path
-from .gguf.file import gguf_in, the_model
+from .gguf.file import gguf_in, is_gguf, the_model
 
 # As in vLLM: a repository of GGUF files is followed by the type of the weights, or by the file.
 _HUB_ID = re.compile(
-    r"(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<type>\w[\w.-]*)|/(?P<file>\w[\w./-]*\.gguf))?(@(?P<revision>\w[\w./-]*))?",
+    # What looks like a GGUF file's path is one.
+    r"(?!\w[\w.-]*/[\w.-]*\.gguf$)(?P<id>\w[\w.-]*/\w[\w.-]*)(:(?P<type>\w[\w.-]*)|/(?P<file>\w[\w./-]*\.gguf))?(@(?P<revision>\w[\w./-]*))?",
     re.ASCII,
 )
 # What is read here, and nothing of what repositories hold beside it: other formats, other weights in subfolders.
@@ -67,7 +68,8 @@ def locate_model(model: str | Path, revision: str | None = None, *, with_weights
     match = _HUB_ID.fullmatch(name)
     if match is None:
         if not Path(name).exists():
-            raise ModelError(f"model folder {name} does not exist: name one that does, or a Hugging Face id (org/name)")
+            kind = "file" if is_gguf(Path(name)) else "folder"
+            raise ModelError(f"model {kind} {name} does not exist: name one that does, or a Hugging Face id (org/name)")
         return LocatedModel(name, Path(name))
     if match["type"] or match["file"]:
         return _locate_gguf(match)

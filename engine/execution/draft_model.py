@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple, Self
 
 import numpy
@@ -82,8 +82,7 @@ class DraftModel:
                 raise
             logger.warning("a sequence goes on without guesses: the draft model failed", exc_info=error)
             return
-        drafts = (tuple(row.guesses) for row in rows)
-        plan.scheduled = [item._replace(draft=next(drafts)) if item.draft else item for item in plan.scheduled]
+        plan.put_guesses(row.guesses for row in rows)
         if broken := [each for each, row in zip(work, rows, strict=True) if row.is_broken]:
             self._clean(broken)
 
@@ -115,8 +114,10 @@ class DraftModel:
         return Batch.build(scheduled, self._block_size, self._runner.device, sampled)
 
     def _likeliest(self, batch: Batch) -> Likeliest:
+        # Vocabularies may be padded to different sizes, and a prompt may have tokens of the larger one's padding.
+        if self._runner.vocab_size < self._vocab_size:
+            batch = replace(batch, token_ids=batch.token_ids.clamp(max=self._runner.vocab_size - 1))
         logits = self._runner.execute(batch)
-        # Vocabularies may be padded to different sizes.
         if logits.shape[1] > self._vocab_size:
             logits = logits[:, : self._vocab_size].contiguous()
         return likeliest_tokens(logits)

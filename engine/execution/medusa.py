@@ -33,11 +33,7 @@ class Medusa:
         guessed = [item for item in plan.scheduled if item.draft]
         if guessed:
             rows = [self.drafter.row(item.sequence) for item in guessed]
-            drafts = iter(self._guess(rows, max(len(item.draft) for item in guessed)))
-            plan.scheduled = [
-                item._replace(draft=tuple(next(drafts)[: len(item.draft)])) if item.draft else item
-                for item in plan.scheduled
-            ]
+            plan.put_guesses(self._guess(rows, max(len(item.draft) for item in guessed)))
         # The runner is about to overwrite them.
         self.drafter.forget()
 

@@ -17,6 +17,7 @@ from ..errors import ConfigError
 from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.kv_memory import block_bytes, kv_shape, num_blocks_in, zeros
 from ..models import Decoder
+from ..sharding.ranks import ALONE, Ranks
 from .cuda_graphs import MAX_GRAPHS
 from .out_of_memory import is_out_of_memory
 
@@ -133,18 +134,24 @@ def measured_num_blocks(
     kv_dtype: torch.dtype,
     device: torch.device,
     second: SecondModel = NO_SECOND_MODEL,
+    ranks: Ranks = ALONE,
 ) -> int:
     """How many KV blocks the GPU that holds `model`, and a second one's weights, has memory for.
 
-    Raises `ConfigError`.
+    Of all `ranks` the fewest. Raises `ConfigError` where there is no room for any; it is 0 then for the other ranks.
     """
     use = measure_memory_use(model, model_config, config, kv_dtype, device)
     use = replace(use, graphs=use.graphs + second.graph_bytes)
     least = 2 * (block_bytes(model_config, config.block_size, kv_dtype) + second.block_bytes)
-    left = use.left_for_kv(config.gpu_memory_utilization, least)
+    try:
+        left = use.left_for_kv(config.gpu_memory_utilization, least)
+    except ConfigError:
+        # They wait to hear of it.
+        ranks.least(0)
+        raise
     num_blocks = num_blocks_in(left, model_config, config.block_size, kv_dtype, second.block_bytes)
     logger.info("%s for %d KV blocks beside %s", gib(left), num_blocks, use)
-    return num_blocks
+    return ranks.least(num_blocks)
 
 
 def measure_memory_use(
@@ -177,7 +184,7 @@ def graph_bytes(config: EngineConfig, num_layers: int, step_bytes: int) -> int:
 
     All graphs share one pool, as large as the largest of them needs.
     """
-    if config.enforce_eager:
+    if not config.may_use_graphs:
         return 0
     pool = step_bytes * config.resolved_graph_sizes[-1] // config.max_num_batched_tokens
     return pool + MAX_GRAPHS * num_layers * _GRAPH_BYTES_PER_LAYER
@@ -185,7 +192,7 @@ def graph_bytes(config: EngineConfig, num_layers: int, step_bytes: int) -> int:
 
 def _plan_bytes(config: EngineConfig, attention: AttentionMetadata) -> int:
     """What the memory for plans takes that graphs read, for layers like those that a step with `attention` ran."""
-    if config.enforce_eager:
+    if not config.may_use_graphs:
         return 0
     blocks_per_sequence = max(len(table) for table in attention.block_tables)
     keys = list(attention.device_plans)

@@ -68,11 +68,13 @@ class ModelRunner:
         self.preemption_costs = preemption_costs(self._model.num_parameters, self.device)
         ranks.meet()
         if num_blocks is None:
-            num_blocks = measured_num_blocks(self._model, share, config, kv_dtype, self.device, second)
+            num_blocks = measured_num_blocks(self._model, share, config, kv_dtype, self.device, second, ranks)
+        else:
+            num_blocks = ranks.least(num_blocks)
         self._kv_dtype = kv_dtype
         self.keeps_hidden = False
         self._kept_hidden: Tensor | None = None
-        self.hold(ranks.least(num_blocks), share, config)
+        self.hold(num_blocks, share, config)
 
     def hold(self, num_blocks: int, model_config: ModelConfig, config: EngineConfig) -> None:
         """Have so many KV blocks, all zero, and graphs that use them, instead of those there were."""

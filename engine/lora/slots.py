@@ -50,9 +50,7 @@ class AdapterSlots:
         """Let those in that have no slot yet, in the place of those that are not held any more."""
         numbers = {adapter.number for adapter in held}
         for number in self._slots.keys() - numbers:
-            slot = self._slots.pop(number)
-            for matrices in self._matrices.values():
-                matrices.clear(slot)
+            del self._slots[number]
         for adapter in held:
             if adapter.number not in self._slots:
                 self._put(adapter)
@@ -78,6 +76,9 @@ class AdapterSlots:
     def _put(self, adapter: Adapter) -> None:
         taken = set(self._slots.values())
         slot = next(slot for slot in range(self._num_slots) if slot not in taken)
+        # Of another, or of one for whose other half there was no memory.
+        for matrices in self._matrices.values():
+            matrices.clear(slot)
         for name, addition in adapter.additions.items():
             part = self._parts[name]
             self._matrices[part.linear].put(slot, self._place[name], part.start, addition.down, addition.up)

@@ -7,6 +7,7 @@ from weakref import finalize
 from torch import Tensor
 
 from ..kv_cache.kv_memory import KVMemory
+from .interrupts import interrupts_held
 from .messages import CopyBlocks, ForgetSwapped, Order, SwapIn, SwapOut, ZeroBlocks
 
 
@@ -19,7 +20,10 @@ class SwappedShares:
 
 
 class MirroredMemory(KVMemory):
-    """Takes over what `memory` holds; `tell` sends an order to all other ranks."""
+    """Takes over what `memory` holds; `tell` sends an order to all other ranks.
+
+    Ctrl-C waits until all have done what one has.
+    """
 
     def __init__(self, memory: KVMemory, tell: Callable[[Order], None]) -> None:
         self.num_blocks, self.block_bytes, self.cache = memory.num_blocks, memory.block_bytes, memory.cache
@@ -29,23 +33,27 @@ class MirroredMemory(KVMemory):
         self._dropped: list[int] = []
 
     def copy(self, pairs: Sequence[tuple[int, int]]) -> None:
-        self._tell(CopyBlocks(list(pairs)))
-        super().copy(pairs)
+        with interrupts_held():
+            self._tell(CopyBlocks(list(pairs)))
+            super().copy(pairs)
 
     def zero(self, blocks: Sequence[int]) -> None:
-        self._tell(ZeroBlocks(list(blocks)))
-        super().zero(blocks)
+        with interrupts_held():
+            self._tell(ZeroBlocks(list(blocks)))
+            super().zero(blocks)
 
     def swap_out(self, blocks: Sequence[int]) -> SwappedShares:  # type: ignore[override]
-        self._forget_dropped()
-        swapped = SwappedShares(next(self._numbers), super().swap_out(blocks))
-        finalize(swapped, self._dropped.append, swapped.number)
-        self._tell(SwapOut(swapped.number, list(blocks)))
-        return swapped
+        with interrupts_held():
+            self._forget_dropped()
+            swapped = SwappedShares(next(self._numbers), super().swap_out(blocks))
+            self._tell(SwapOut(swapped.number, list(blocks)))
+            finalize(swapped, self._dropped.append, swapped.number)
+            return swapped
 
     def swap_in(self, content: SwappedShares, first: int, blocks: Sequence[int]) -> None:  # type: ignore[override]
-        self._tell(SwapIn(content.number, first, list(blocks)))
-        super().swap_in(content.share, first, blocks)
+        with interrupts_held():
+            self._tell(SwapIn(content.number, first, list(blocks)))
+            super().swap_in(content.share, first, blocks)
 
     def _forget_dropped(self) -> None:
         dropped, self._dropped[:] = list(self._dropped), []

@@ -1,5 +1,8 @@
 """The runner of a model that several processes share, in the first of them: the one that has the engine."""
 
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Self
 from weakref import finalize
@@ -31,6 +34,9 @@ class ParallelRunner(ModelRunner):
         device = torch.device(config.device)
         ranks = ProcessRanks(0, config.tensor_parallel_size, device, processes.rendezvous, processes.meet)
         super().__init__(model_config, config, ranks=ranks)
+        processes.is_computing = False
+        if not self.memory.num_blocks:
+            raise processes.fail(EngineDeadError("a rank has no memory for KV blocks"))
         self._ranks_told = ranks
         self._writer = StepWriter(model_config.vocab_size)
         self.memory = MirroredMemory(self.memory, processes.tell)
@@ -41,8 +47,8 @@ class ParallelRunner(ModelRunner):
         size = config.tensor_parallel_size
         require_splittable(model_config, size)
         device = resolve_device(config.device)
-        if device.type == "cuda" and (found := torch.cuda.device_count()) < size:
-            raise ConfigError(f"tensor_parallel_size={size} needs as many GPUs, and this process sees {found}")
+        if device.type == "cuda":
+            _expect_gpus(size)
         num_threads = config.num_threads
         if num_threads is None and device.type == "cpu":
             num_threads = max(1, torch.get_num_threads() // size)
@@ -66,7 +72,22 @@ class ParallelRunner(ModelRunner):
 
     @torch.inference_mode()
     def _execute(self, batch: Batch) -> Tensor:
-        with interrupts_held():
+        with interrupts_held(), self._computing():
             self.processes.tell(self._writer.message(batch))
             self._ranks_told.hear(heard_with(batch))
             return super().execute(batch)
+
+    @contextmanager
+    def _computing(self) -> Iterator[None]:
+        self.processes.is_computing = True
+        try:
+            yield
+        finally:
+            self.processes.is_computing = False
+
+
+def _expect_gpus(number: int) -> None:
+    if (found := torch.cuda.device_count()) < number:
+        raise ConfigError(f"tensor_parallel_size={number} needs as many GPUs, and this process sees {found}")
+    # All ranks are on this host: NCCL would listen where others reach it too.
+    os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

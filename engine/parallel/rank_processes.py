@@ -10,11 +10,14 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import NamedTuple
+
+import torch
 
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
@@ -42,6 +45,7 @@ class RankProcesses:
 
     Once one of them is gone, or a step has failed, nothing is computed any more: every call raises `EngineDeadError`.
     On GPUs a thread that waits for what the ranks compute together never comes back then: this process ends.
+    `is_computing`: whether a thread may be doing so.
     """
 
     def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
@@ -56,6 +60,9 @@ class RankProcesses:
         self._is_closing = False
         self._may_hang = config.device == "cuda"
         self._is_noticed = False
+        self._have_begun = False
+        self.is_computing = False
+        self._pid = os.getpid()
         # Told of a death and of ranks that have loaded.
         self._news = threading.Condition()
         self._when_dead: list[Callable[[str], None]] = []
@@ -63,19 +70,23 @@ class RankProcesses:
         self._watcher = threading.Thread(target=self._run, name="ranks", daemon=True)
         self._are_started = threading.Event()
         self._watcher.start()
-        self._are_started.wait()
+        try:
+            self._are_started.wait()
+        except BaseException:
+            self.close()
+            raise
 
     def meet(self) -> None:
-        """Wait until all have read their weights, and let them begin.
+        """Wait until all have read their weights, and let them begin, which is to compute together.
 
         Raises `ConfigError` with what one of them cannot be loaded for, or `EngineDeadError`.
         """
         with self._news:
             self._news.wait_for(lambda: self._death is not None or self._num_loaded == len(self._tasks))
-        self._require_life()
-        self._send(pickle.dumps(Begin(), pickle.HIGHEST_PROTOCOL))
+        self._have_begun = self.is_computing = True
+        self.tell(Begin())
 
-    def tell(self, order: Order) -> None:
+    def tell(self, order: Order | Begin) -> None:
         """Send all of them an order; they carry out one after the other."""
         self._require_life()
         try:
@@ -100,6 +111,9 @@ class RankProcesses:
 
     def close(self) -> None:
         """End the processes, those that do not of themselves by force. May be called twice."""
+        # What a fork of this process has at its end is not its own.
+        if os.getpid() != self._pid:
+            return
         with self._news:
             if self._is_closing:
                 return
@@ -181,8 +195,13 @@ class RankProcesses:
     def _end_unless_noticed(self) -> None:
         with self._news:
             is_noticed = self._news.wait_for(lambda: self._is_noticed or self._is_closing, _NOTICE_SECONDS)
-        if not is_noticed:
+        if not is_noticed and self._waits_for_ever():
+            logger.critical("this process ends: it waits for what never comes")
             os._exit(1)
+
+    def _waits_for_ever(self) -> bool:
+        """Else it reads weights or is at rest, and comes upon the death by itself."""
+        return self._have_begun and (self.is_computing or not torch.cuda.default_stream().query())
 
     def _end_all(self) -> None:
         for rank in self._ranks:
@@ -192,9 +211,10 @@ class RankProcesses:
             if self._num_loaded < len(self._tasks):
                 # Reading weights, nobody listens.
                 rank.process.kill()
+        deadline = time.monotonic() + _END_SECONDS
         for rank in self._ranks:
             try:
-                rank.process.wait(_END_SECONDS)
+                rank.process.wait(max(0.0, deadline - time.monotonic()))
             except subprocess.TimeoutExpired:
                 rank.process.kill()
                 rank.process.wait()

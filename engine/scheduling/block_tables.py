@@ -44,9 +44,12 @@ class BlockTables:
                 blocks += [NULL_BLOCK] * (swapped.first_block - len(blocks))
             if swapped.first_block <= len(blocks):
                 num_computed_tokens = max(num_computed_tokens, swapped.num_computed_tokens)
-        num_slid = min(self._first_needed(sequence, num_computed_tokens), len(blocks))
-        blocks[:num_slid] = [NULL_BLOCK] * num_slid
-        self.cache.share(blocks)
+        num_slid = 0
+        # Of a prompt that begins like no other there are none.
+        if blocks:
+            num_slid = min(self._first_needed(sequence, num_computed_tokens), len(blocks))
+            blocks[:num_slid] = [NULL_BLOCK] * num_slid
+            self.cache.share(blocks)
         sequence.block_table = new_block_table(blocks)
         sequence.num_slid_blocks = num_slid
         sequence.num_computed_tokens = num_computed_tokens
@@ -145,7 +148,8 @@ class BlockTables:
             sequence.num_slid_blocks = first
 
     def shrink(self, sequence: Sequence) -> None:
-        """Give up the blocks beyond the computed tokens."""
+        """Give up the blocks beyond the computed tokens, and what a second model has there."""
+        sequence.num_drafted_tokens = min(sequence.num_drafted_tokens, sequence.num_computed_tokens)
         num_kept = sequence.num_blocks_for(sequence.num_computed_tokens)
         self.cache.release(sequence.block_table[num_kept:])
         del sequence.block_table[num_kept:]
@@ -210,6 +214,7 @@ class BlockTables:
         """Assert that every block is accounted for and owned by running sequences alone. For tests."""
         assert not any(sequence.block_table for sequence in waiting), "a waiting sequence owns blocks"
         self.cache.check([sequence.block_table for sequence in running])
+        assert all(each.num_drafted_tokens <= each.num_computed_tokens for each in running), "guesses are taken as said"
         swapped = [each.swapped.num_blocks for each in (*waiting, *running) if each.swapped is not None]
         num_used = self._swap_space.num_used if self._swap_space is not None else 0
         assert sum(swapped) == num_used, "swap space is lost"

@@ -56,7 +56,8 @@ class ModelDrafter:
         # Its blocks may have been given up for the step.
         if lagging is not None and lagging[0].block_table:
             work.append(self._catch_up(*lagging))
-        return work
+        # There may have been no time for the one that lags at all.
+        return [each for each in work if each.start < each.end]
 
     def give_up(self, work: list[DraftWork]) -> None:
         """It failed: these sequences do without guesses, and nothing of what is in their blocks is used."""

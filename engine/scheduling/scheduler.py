@@ -72,7 +72,7 @@ class Scheduler:
         plan = StepPlan(self.budget.tokens, is_ahead=is_ahead)
         position = 0
         while plan.budget > 0:
-            if among is None and not drafts:
+            if among is None and not drafts and position < len(self.running):
                 position += self._go_on(position, plan)
                 if not plan.budget:
                     break

@@ -1,5 +1,7 @@
 """What one step is to do. Free of torch."""
 
+from collections.abc import Iterable
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from ..kv_cache.swap import SwappedBlocks
@@ -51,6 +53,14 @@ class StepPlan:
         self.scheduled += decodes
         self.num_tokens += len(decodes)
         self.budget -= len(decodes)
+
+    def put_guesses(self, guesses: Iterable[SequenceOf[int]]) -> None:
+        """Let these, one for each that is to have a draft, be what was held free for them."""
+        drafts = iter(guesses)
+        self.scheduled = [
+            item._replace(draft=tuple(next(drafts)[: len(item.draft)])) if item.draft else item
+            for item in self.scheduled
+        ]
 
     def admits(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence may begin: not if it would take the blocks that one as urgent has just given up.

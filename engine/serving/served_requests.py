@@ -55,7 +55,8 @@ class ServedRequests:
             try:
                 self._take_on(first)
             except InvalidRequestError as error:
-                events.append(RequestEvent(first.request_id, (), FinishReason.ERROR, error=str(error)))
+                refused = RequestEvent(first.request_id, (), FinishReason.ERROR, error=str(error), is_invalid=True)
+                events.append(refused)
         return events
 
     def _take_on(self, request: Request) -> None:
@@ -108,15 +109,19 @@ class ServedRequests:
         self._drop(served)
         return event
 
-    def fail(self, served: ServedRequest, error: str) -> RequestEvent:
-        token_ids, num_cached_tokens = tuple(served.untold_token_ids()), served.num_cached_tokens
+    def fail(self, served: ServedRequest, error: str, *, is_invalid: bool = False) -> RequestEvent:
+        token_ids, logprobs = tuple(served.untold_token_ids()), tuple(served.untold_logprobs)
+        if served.request.params.logprobs is not None:
+            # The token that it failed on has none yet.
+            token_ids = token_ids[: len(logprobs)]
         event = RequestEvent(
             served.request.request_id,
             token_ids,
             FinishReason.ERROR,
-            num_cached_tokens,
-            logprobs=tuple(served.untold_logprobs),
+            served.num_cached_tokens,
+            logprobs=logprobs,
             error=error,
+            is_invalid=is_invalid,
         )
         return self.end(served, event)
 

@@ -11,6 +11,8 @@ from torch import Tensor, distributed
 _distributed: Any = distributed
 # All do the same at the same time.
 _PATIENCE = timedelta(minutes=10)
+# How long NCCL's watchdog, which looks at the rendezvous every second, may wait for it once it is deleted.
+_STORE_PATIENCE = timedelta(seconds=1)
 
 
 class Ranks:
@@ -45,8 +47,8 @@ ALONE = Ranks()
 class ProcessRanks(Ranks):
     """Rank `rank` of `size`, each a process with a device of its own: NCCL between GPUs, gloo between CPUs.
 
-    They compute together once they have met. `rendezvous`: a file that none has written to yet. `all_loaded`: waits
-    until every rank has called it. On a GPU the host waits for no sum and no join.
+    They compute together once they have met. `rendezvous`: a file that none has written to yet, and that nobody waits
+    for after that. `all_loaded`: waits until every rank has called it. On a GPU the host waits for no sum and no join.
     """
 
     def __init__(
@@ -60,10 +62,12 @@ class ProcessRanks(Ranks):
 
     def meet(self) -> None:
         self._all_loaded()
+        store = _distributed.FileStore(self._rendezvous, self.size)
         # Not torch's default group, of which a process has one: its user may have made it.
-        self._group = _new_group(
-            _distributed.FileStore(self._rendezvous, self.size), self.rank, self.size, self._device
-        )
+        self._group = _new_group(store, self.rank, self.size, self._device)
+        # NCCL connects them when they first compute together.
+        self.least(self.rank)
+        store.set_timeout(_STORE_PATIENCE)
 
     def sum(self, x: Tensor) -> Tensor:
         if x.numel():

@@ -90,7 +90,7 @@ class StepEvents:
             self._tables.taint(sequence)
         # Once a request: one with choices may have several sequences in a step.
         broken = dict.fromkeys(sequence.request_id for sequence in broken_sequences)
-        events = [requests.fail(served, _why_broken(served)) for served in map(requests.by_id.__getitem__, broken)]
+        events = [self._fail_broken(served) for served in map(requests.by_id.__getitem__, broken)]
         drawn = [each for each in result.drawn() if self._is_wanted(each[0])]
         for (_, served, sequence, _, _), _, _ in drawn:
             if served.followers:
@@ -135,10 +135,10 @@ class StepEvents:
             self._scheduler.add(other)
         return [] if served.sequences else [self._requests.end(served, served.decide())]
 
-
-def _why_broken(served: ServedRequest) -> str:
-    """A broken image is NaNs to the model."""
-    return (served.images.problem if served.images is not None else None) or _NOT_FINITE
+    def _fail_broken(self, served: ServedRequest) -> RequestEvent:
+        """A broken image is NaNs to the model."""
+        problem = served.images.problem if served.images is not None else None
+        return self._requests.fail(served, problem or _NOT_FINITE, is_invalid=problem is not None)
 
 
 def _joined(events: list[RequestEvent]) -> list[RequestEvent]:

@@ -53,11 +53,13 @@ def decode(data: bytes, config: VisionConfig) -> Pixels:
         check_size(image.height, image.width)
         try:
             image.load()
-        # Pillow raises whatever a damaged file makes it stumble over.
+            turn = _TURNS.get(orientation)
+            return scale(image if turn is None else image.transpose(require_pillow().Transpose(turn)), config)
+        except InvalidRequestError:
+            raise
+        # Pillow raises whatever a damaged file makes it stumble over, and for colours that it cannot convert.
         except Exception as error:
             raise _unreadable(error) from error
-        turn = _TURNS.get(orientation)
-        return scale(image if turn is None else image.transpose(require_pillow().Transpose(turn)), config)
 
 
 def scale(image: "Image", config: VisionConfig) -> Pixels:

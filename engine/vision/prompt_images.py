@@ -47,12 +47,19 @@ class PromptImage:
 
     @cached_property
     def content_hash(self) -> bytes:
-        data = self.source if isinstance(self.source, bytes) else self.source.tobytes()
-        return blake2b(data, digest_size=16, key=struct.pack("<II", *self.grid)).digest()
+        # Pixels may spell what is another image's file.
+        data, kind = (self.source, b"") if isinstance(self.source, bytes) else (self.source.tobytes(), b"pixels")
+        return blake2b(data, digest_size=16, key=struct.pack("<II", *self.grid), person=kind).digest()
 
     def pixels(self) -> Pixels:
         """[height, width, 3] uint8, scaled to whole tokens. Raises `InvalidRequestError` for a file that is broken."""
-        return decode(self.source, self.config) if isinstance(self.source, bytes) else self.source
+        if not isinstance(self.source, bytes):
+            return self.source
+        pixels, factor = decode(self.source, self.config), self.config.factor
+        # Its tokens have their places by now.
+        if pixels.shape[:2] != (self.grid.rows * factor, self.grid.columns * factor):
+            raise InvalidRequestError("has another size than its first bytes say", "image")
+        return pixels
 
 
 class Piece(NamedTuple):

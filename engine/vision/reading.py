@@ -20,6 +20,7 @@ from .prompt_images import Picture, PromptImage
 _DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
 # What a message's part is that is an image; the first two are OpenAI's and vLLM's.
 _IMAGE_PARTS = ("image_url", "image_pil", "image")
+_SHORT = 100
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -86,6 +87,11 @@ def _vision_of(folder: Path) -> VisionConfig | None:
     return ModelConfig.from_pretrained(folder).vision
 
 
+def num_expanded(token_ids: Sequence[int], grids: Iterable[Grid]) -> int:
+    """How many tokens `ImageReader.expanded` makes: images of some bytes each may claim to be billions together."""
+    return len(token_ids) + sum(grid.num_tokens - 1 for grid in grids)
+
+
 def _grid(data: bytes, vision: VisionConfig) -> Grid:
     return token_grid(*image_size(data), vision)
 
@@ -122,7 +128,8 @@ def split_images(
                 pictures.append(_picture(part, len(pictures) + 1, unnamed))
                 parts.append({"type": "image"})
             else:
-                parts.append(part)
+                # In a table every part has the fields of all, and templates look at which there are.
+                parts.append({name: value for name, value in part.items() if value is not None})
         plain.append({**message, "content": parts})
     return plain, pictures
 
@@ -140,14 +147,19 @@ def _picture(part: Mapping[str, Any], number: int, unnamed: Iterator[Picture]) -
         raise InvalidRequestError(f"image {number} of the prompt {error}", "image_url") from error
 
 
+def shortened(address: str) -> str:
+    """For errors: what is no address may be a whole file."""
+    return address if len(address) <= _SHORT else f"{address[: _SHORT - 3]}..."
+
+
 def data_url_bytes(url: Any) -> bytes:
     """What a data URL holds. Raises `InvalidRequestError`: nothing is fetched from elsewhere."""
     if not isinstance(url, str):
         raise InvalidRequestError("has no url", "image_url")
     if (head := _DATA_URL.match(url)) is None:
-        start = url if len(url) <= 60 else f"{url[:57]}..."
         raise InvalidRequestError(
-            f"is at {start!r}, and nothing is fetched from there: send it inline, as data:image/png;base64,...",
+            f"is at {shortened(url)!r}, and nothing is fetched from there: "
+            "send it inline, as data:image/png;base64,...",
             "image_url",
         )
     try:

@@ -124,6 +124,11 @@ def highest_rank(max_lora_rank: MaxLoraRank = 16) -> int:
     return max_lora_rank
 
 
+def num_ranks(tensor_parallel_size: TensorParallelSize = 1) -> int:
+    """How many processes share a worker's model."""
+    return tensor_parallel_size
+
+
 def parse_speculative_config(text: str | None) -> Any:
     """What the option says, for `EngineConfig` to check. Raises `ConfigError` where it is no JSON."""
     if text is None:

@@ -9,27 +9,34 @@ from typing import Any
 
 import typer
 
+from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.weight_files import check_weight_files
+from ...engine.sharding.shares import require_splittable
 from ...storage.errors import ManifestDamaged, UnknownJob
 from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode, read_manifest
 from ...storage.records import Progress
 from ..client import Client, Job
+from ..errors import SpecError
 from .cost import GpuHourPrice
 from .follow import exit_status, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
-from .options import engine_options
+from .options import engine_options, num_ranks
 from .signatures import takes
 
 
-@takes(asked, target, engine_options)
-def run(asked: Asked, target: Target, worker_options: list[str], gpu_hour_price: GpuHourPrice = None) -> None:
+@takes(asked, target, engine_options, num_ranks)
+def run(
+    asked: Asked, target: Target, worker_options: list[str], num_sharing: int, gpu_hour_price: GpuHourPrice = None
+) -> None:
     """Answer every row of INPUT and write a Parquet data set.
 
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
-    _check_weights(asked.spec.model)
+    _check_model(asked.spec.model, num_sharing)
+    if asked.spec.lora is not None and num_sharing > 1:
+        raise SpecError(f"--lora and --tensor-parallel-size={num_sharing} are not supported together: leave one out")
     with termination_as_interrupt(), Client() as client:
         job = None
         try:
@@ -59,11 +66,14 @@ def submit(asked: Asked, target: Target) -> None:
         typer.echo(job.id)
 
 
-def _check_weights(model: str) -> None:
-    """Refuse now what a worker would only find when it loads them. Raises `ModelError`."""
+def _check_model(model: str, num_sharing: int) -> None:
+    """Refuse now what a worker would only find when it loads the model. Raises `ModelError`, `ConfigError`."""
     # One of Hugging Face may not have been fetched yet.
-    if (folder := Path(model)).is_dir():
-        check_weight_files(folder)
+    path = Path(model)
+    if path.is_dir():
+        check_weight_files(path)
+    if path.exists() and num_sharing > 1:
+        require_splittable(ModelConfig.from_pretrained(path), num_sharing)
 
 
 def _known(client: Client, target: Target) -> Progress | None:

@@ -51,7 +51,8 @@ def size(
     """Say what MODEL takes of GPUs' memory.
 
     Weights, KV cache, and how many tokens and sequences fit beside them.
-    Reads config.json alone. What the largest step takes is an estimate: a worker measures it when it starts.
+    Reads config.json, or a GGUF file's metadata, alone. What the largest step takes is an estimate: a worker measures
+    it when it starts.
     """
     options = EngineConfig(
         dtype=dtype,
@@ -100,7 +101,7 @@ def _print(name: str, needs: ModelNeeds, fits: list[Fit], num_seqs: int) -> None
     typer.echo()
     heading = ("GPU", "MEMORY", "LEFT FOR KV", "TOKENS", "SEQUENCES", "GPUS FOR ONE", f"GPUS FOR {num_seqs}")
     print_table(heading, [_line(fit, num_seqs) for fit in fits])
-    if any((fit.num_gpus(1) or 2) > 1 for fit in fits):
+    if not all(fit.num_sequences for fit in fits):
         typer.echo(f"\n{_TOO_SMALL}")
 
 

@@ -140,7 +140,7 @@ class LiveClaims:
         """
         with self._redis.pipeline(transaction=False) as pipe:
             for claim in claims:
-                args: Arguments = [claim.request.id, claim.attempt, self._ttl_seconds]
+                args: Arguments = [claim.request.id, claim.attempt, self._ttl_seconds, _without_images(claim.request)]
                 writers = map(writer_key, claim.request.stream_ids)
                 self._end(keys=[*keys_of(claim.request), *writers], args=args, client=pipe)
             pipe.execute()
@@ -151,3 +151,10 @@ class LiveClaims:
         # Bells have the highest priority, whose list has the queue's own name.
         rung: Any = self._sweep(keys=[open_key(self.queue), self.queue], args=args)
         return list(rung)
+
+
+def _without_images(request: LiveRequest) -> str:
+    """The spec of a request that has ended: nobody needs megabytes of it. Empty where it has none."""
+    if not request.images:
+        return ""
+    return request.model_copy(update={"images": ()}).model_dump_json(exclude_defaults=True)

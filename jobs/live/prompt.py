@@ -9,7 +9,7 @@ from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
-from ...engine.vision.reading import ImageReader, has_images
+from ...engine.vision.reading import ImageReader, has_images, num_expanded
 from ..errors import SpecError
 from ..messages import messages_problem, with_plain_texts
 from ..schemas import SamplingSpec
@@ -66,6 +66,8 @@ class LivePrompts:
             if has_images(messages):
                 return self._illustrated(messages, template_kwargs or {})
             text = self.tokenizer.apply_chat_template(with_plain_texts(messages), template_kwargs or {})
+        except ContextLengthExceeded:
+            raise
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), "messages") from error
         # A chat template writes the special tokens itself.
@@ -79,6 +81,7 @@ class LivePrompts:
         grids = self._images.grids(files)
         text = self.tokenizer.apply_chat_template(split, template_kwargs)
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        self._check_length(num_expanded(token_ids, grids))
         return LivePrompt(self._images.expanded(token_ids, grids).tolist(), files)
 
     def text(self, prompt: str) -> list[int]:
@@ -94,11 +97,7 @@ class LivePrompts:
         The worker may serve less than the model's context: it has the last word.
         """
         num_tokens = len(prompt_token_ids)
-        if num_tokens >= self.context_length:
-            raise ContextLengthExceeded(
-                f"prompt has {num_tokens} tokens; with one to generate at most {self.context_length} fit: shorten it",
-                "messages" if self.tokenizer.has_chat_template else "prompt",
-            )
+        self._check_length(num_tokens)
         self._check_prompt_logprobs(num_tokens, sampling)
         for token in (min(prompt_token_ids, default=0), max(prompt_token_ids, default=0)):
             if not 0 <= token < self.vocab_size:
@@ -109,6 +108,13 @@ class LivePrompts:
             sampling.check_vocabulary(self.vocab_size)
         except SpecError as error:
             raise InvalidRequestError(str(error), (error.field or "").removeprefix("sampling.") or None) from error
+
+    def _check_length(self, num_tokens: int) -> None:
+        if num_tokens >= self.context_length:
+            raise ContextLengthExceeded(
+                f"prompt has {num_tokens} tokens; with one to generate at most {self.context_length} fit: shorten it",
+                "messages" if self.tokenizer.has_chat_template else "prompt",
+            )
 
     def _check_prompt_logprobs(self, num_tokens: int, sampling: SamplingSpec) -> None:
         num_logprobs = 0 if sampling.prompt_logprobs is None else num_tokens * (1 + sampling.prompt_logprobs)

@@ -131,9 +131,10 @@ return 1
 """
 )
 
-# KEYS: request, open, tenant, the writer of each of its streams. ARGV: id, attempt, ttl. 1 when it was still this
-# attempt's, and not refused: after Redis had forgotten the request its attempts are counted anew, while one with a
-# higher number may have gone on with the streams. Then there is to be another, with a number above that.
+# KEYS: request, open, tenant, the writer of each of its streams. ARGV: id, attempt, ttl, and the spec that is kept of a
+# request that has ended, where that is less. 1 when it was still this attempt's, and not refused: after Redis had
+# forgotten the request its attempts are counted anew, while one with a higher number may have gone on with the streams.
+# Then there is to be another, with a number above that.
 END = (
     _NOW
     + """
@@ -148,6 +149,7 @@ if attempt and newest > tonumber(attempt) then
 end
 if attempt then
   redis.call('HSET', KEYS[1], 'state', 'ended')
+  if ARGV[4] ~= '' then redis.call('HSET', KEYS[1], 'spec', ARGV[4]) end
   redis.call('PEXPIRE', KEYS[1], math.ceil(tonumber(ARGV[3]) * 1000))
 end
 redis.call('ZREM', KEYS[2], ARGV[1])

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
+from ...engine.vision.reading import num_expanded
 from ...storage.columns import custom_id_of
 from ...storage.readers import InputRow
 from ...storage.spool import PlannedRow
@@ -102,6 +103,8 @@ class BatchPlanner:
 
     def _expanded(self, prompt: str | Sequence[int], shown: IllustratedPrompt) -> str | Sequence[int]:
         assert not isinstance(prompt, str)
+        if (problem := self._length_error(num_expanded(prompt, shown.grids))) is not None:
+            return problem
         try:
             return self.renderer.images.expanded(prompt, shown.grids)
         except InvalidRequestError as error:

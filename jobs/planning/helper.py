@@ -60,7 +60,7 @@ class Helper:
                 command, env=env, stdin=null, stdout=null, stderr=null, pass_fds=[theirs.fileno()]
             )
         self._sending, self._receiving = ThreadPoolExecutor(1), ThreadPoolExecutor(1)
-        self._sending.submit(_send, self._ours, recipe)
+        self._sending.submit(self._give, recipe)
         self._ready: Future[None] = self._receiving.submit(_receive, self._ours)
         self._open: list[Future[Any]] = []
 
@@ -89,10 +89,17 @@ class Helper:
 
     def do(self, work: Work[Result]) -> "Future[Result]":
         """Fails with an `OSError` or `EOFError` when the process ends before."""
-        self._sending.submit(_send, self._ours, work)
+        self._sending.submit(self._give, work)
         result: Future[Result] = self._receiving.submit(_receive, self._ours)
         self._open.append(result)
         return result
+
+    def _give(self, message: object) -> None:
+        with ExitStack() as stack:
+            # It never answers what it never gets: the next answer would be taken for that.
+            stack.callback(self._process.kill)
+            _send(self._ours, message)
+            stack.pop_all()
 
 
 def _send(connection: Connection, message: object) -> None:

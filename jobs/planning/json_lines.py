@@ -1,6 +1,7 @@
 """A job's rows as JSON objects: with the data set's columns, or as lines of an OpenAI batch's files."""
 
 import math
+from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -13,7 +14,10 @@ _SERVER_FAULTS = ("engine failed", "worker_crashed")
 
 
 def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    """One object a row, in the table's order: no NaN and no infinity; times, decimals and the like as text."""
+    """One object a row, in the table's order.
+
+    No NaN and no infinity; bytes, as images are, as data URLs; times, decimals and the like as text.
+    """
     for batch in table.to_batches():
         for row in batch.to_pylist(maps_as_pydicts="lossy"):
             yield {name: _json_value(value) for name, value in row.items()}
@@ -28,6 +32,8 @@ def _json_value(value: Any) -> Any:
         return [_json_value(item) for item in value]
     if isinstance(value, dict):
         return {str(name): _json_value(item) for name, item in value.items()}
+    if isinstance(value, bytes):
+        return f"data:application/octet-stream;base64,{b64encode(value).decode()}"
     return str(value)
 
 

@@ -5,7 +5,7 @@ A job may be larger than memory: between the first step and the last, its rows a
 
 import shutil
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -36,6 +36,8 @@ from .work import WriteShard
 _BATCH_ROWS = 1024
 # A batch of long rows ends earlier.
 _BATCH_CHARACTERS = 4 * 1024**2
+# Where rows name files, how large these are is not known before they are read.
+_BATCH_ROWS_WITH_IMAGES = 32
 _SORT_MEMORY_BYTES = 256 * 1024**2
 
 
@@ -120,12 +122,13 @@ class Planner:
         num_rows = num_errors = answer_tokens = 0
         with (
             leave_alone_what_is_there(),
-            self._side_by_side(renderer, source) as side_by_side,
+            self._side_by_side(renderer, source.columns) as side_by_side,
             self._sorter() as sorter,
         ):
             with self._sorter() as id_sorter:
                 ids = CustomIds(id_sorter)
-                for batch in side_by_side.plan(_observed(source, unifier)):
+                batch_rows = _BATCH_ROWS if self.spec.image is None else _BATCH_ROWS_WITH_IMAGES
+                for batch in side_by_side.plan(_observed(source, unifier, batch_rows)):
                     sorter.extend(batch.items)
                     ids.add(batch)
                     num_rows += len(batch.items)
@@ -141,9 +144,9 @@ class Planner:
     def _sorter(self) -> ExternalSorter:
         return ExternalSorter(self.sort_folder, self.sort_memory_bytes)
 
-    def _side_by_side(self, renderer: PromptRenderer, source: InputSource) -> SideBySide:
+    def _side_by_side(self, renderer: PromptRenderer, columns: Sequence[str]) -> SideBySide:
         context = self.model.max_position_embeddings
-        recipe = Recipe(self.spec.model_dump_json(), tuple(_columns(source)), self.tokenizer.folder, context)
+        recipe = Recipe(self.spec.model_dump_json(), tuple(columns), self.tokenizer.folder, context)
         return SideBySide(BatchPlanner(renderer, self.tokenizer, context), recipe)
 
 
@@ -171,14 +174,16 @@ def _columns(source: InputSource) -> list[str]:
     return source.columns
 
 
-def _observed(rows: Iterable[InputRow], unifier: SchemaUnifier) -> Iterator[list[InputRow]]:
+def _observed(
+    rows: Iterable[InputRow], unifier: SchemaUnifier, batch_rows: int = _BATCH_ROWS
+) -> Iterator[list[InputRow]]:
     """The rows in batches; `unifier` has seen their values."""
     batch: list[InputRow] = []
     num_characters = 0
     for row in rows:
         num_characters += unifier.observe(row.values)
         batch.append(row)
-        if len(batch) == _BATCH_ROWS or num_characters >= _BATCH_CHARACTERS:
+        if len(batch) == batch_rows or num_characters >= _BATCH_CHARACTERS:
             yield batch
             batch, num_characters = [], 0
     if batch:

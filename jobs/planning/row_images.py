@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ...engine.errors import InvalidRequestError
-from ...engine.vision.reading import data_url_bytes
+from ...engine.vision.reading import data_url_bytes, shortened
 
 _KINDS = 'bytes, {"bytes": ..., "path": ...}, the path of a file, a data URL, or a list of these'
 
@@ -29,6 +29,8 @@ def _file(given: Any) -> bytes:
         return given
     if isinstance(given, Mapping):
         return _file(given.get("bytes") or given.get("path"))
+    if given == "":
+        raise InvalidRequestError(f"is an empty text: it must be {_KINDS}", "image")
     if not isinstance(given, str):
         raise InvalidRequestError(f"must be {_KINDS}, not {type(given).__name__}", "image")
     # An address, which may be a data URL; else it is a path.
@@ -37,4 +39,6 @@ def _file(given: Any) -> bytes:
     try:
         return Path(given).read_bytes()
     except OSError as error:
-        raise InvalidRequestError(f"cannot be read from {given}: {error.strerror}", "image") from error
+        raise InvalidRequestError(f"cannot be read from {shortened(given)}: {error.strerror}", "image") from error
+    except ValueError as error:
+        raise InvalidRequestError(f"is at {shortened(given)!r}, which is no path: {error}", "image") from error

@@ -2,32 +2,42 @@
 
 from dataclasses import dataclass, field
 
+from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, ModelError
 from ...storage.errors import StorageError
 from ...storage.records import JobRecord
+from ..lora import LoraModule
 from ..schemas import JobSpec
 
 
-class AdapterTooLarge(StorageError):
-    """This worker's max_lora_rank is below the rank of the job's adapter; that of another may not be."""
+class AdapterNotHeld(StorageError):
+    """This worker cannot hold the job's adapter, for its own options; another one may."""
 
 
 @dataclass
 class FittingAdapters:
-    """What a worker can hold of them, and the jobs that it therefore leaves to others."""
+    """What a worker with these options can hold of them, and the jobs that it therefore leaves to others."""
 
-    max_lora_rank: int
+    engine: EngineConfig
     left_alone: set[str] = field(default_factory=set)
 
     def expect(self, job: JobRecord) -> None:
-        """Raises `AdapterTooLarge`, after which the job is left alone."""
+        """Raises `AdapterNotHeld`, after which the job is left alone."""
         lora = JobSpec.model_validate(job.spec).lora
         try:
             if lora is not None:
-                lora.check(self.max_lora_rank)
+                self._check(lora)
         except ModelError:
             # It may be there later: the attempt says so.
             return
         except ConfigError as error:
             self.left_alone.add(job.id)
-            raise AdapterTooLarge(f"a worker cannot hold its adapter: {error}") from error
+            raise AdapterNotHeld(f"a worker cannot hold its adapter: {error}") from error
+
+    def _check(self, lora: LoraModule) -> None:
+        if (size := self.engine.tensor_parallel_size) > 1:
+            raise ConfigError(
+                f"LoRA adapter {lora.path} and tensor_parallel_size={size} are not supported together: start a worker "
+                "without the latter"
+            )
+        lora.check(self.engine.max_lora_rank)

@@ -48,7 +48,10 @@ class RowRequests:
 
         `images`: the files of those in the prompt. Raises `InvalidRequestError`.
         """
-        requests = self._of(row, token_ids, sampling)
+        if sampling is None and (plain := self._plain) is not None:
+            requests = [plain.of_row(self.name(row), token_ids, self._params(row))]
+        else:
+            requests = self._samples_of(row, token_ids, sampling)
         if images:
             shown = self._image_reader.images(images)
             requests = [replace(each, images=shown) for each in requests]
@@ -58,12 +61,9 @@ class RowRequests:
     def _image_reader(self) -> ImageReader:
         return ImageReader.of_model(self._tokenizer.folder, public_name(self._spec.model))
 
-    def _of(self, row: int, token_ids: Sequence[int], sampling: str | None) -> list[Request]:
+    def _samples_of(self, row: int, token_ids: Sequence[int], sampling: str | None) -> list[Request]:
         if sampling is None:
-            params = self._params(row)
-            if (plain := self._plain) is not None:
-                return [plain.of_row(self.name(row), token_ids, params)]
-            return self._samples(row, token_ids, params, self._choice_token_ids)
+            return self._samples(row, token_ids, self._params(row), self._choice_token_ids)
         own = RowSampling.model_validate_json(sampling)
         choice_token_ids = self._tokenizer.encode_choices(own.choices) if own.choices else None
         return self._samples(row, token_ids, own.params(), choice_token_ids)

@@ -12,7 +12,7 @@ from ...storage.records import Claim, JobRecord, JobState
 from ..errors import Stopped
 from ..schemas import JobSpec
 from ..weights import ModelWeights
-from .adapters import AdapterTooLarge, FittingAdapters
+from .adapters import AdapterNotHeld, FittingAdapters
 from .attempt import AttemptTools, ShardAttempt
 from .faults import HOPELESS_FAULTS, is_fault, repeated_fault, why_failed
 from .finishing import finish_job
@@ -53,7 +53,6 @@ class ShardRunner:
             return
         claim = self._claim()
         if claim is None:
-            logger.info("rung for shard %s, but none is there to be taken", shard_id)
             self._pass_on(shard_id)
             return
         try:
@@ -68,7 +67,7 @@ class ShardRunner:
             self._release(claim, None)
         except Stopped:
             self._release(claim, None)
-        except AdapterTooLarge as error:
+        except AdapterNotHeld as error:
             logger.warning("job %s is left to other workers: %s", claim.job_id, error)
             self._release(claim, str(error))
         # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
@@ -90,6 +89,7 @@ class ShardRunner:
         """Ring again where another worker can take what this one leaves alone; not at once, as it may be ours again."""
         job_id = shard_id.rpartition("/")[0]
         if self.ring is None or self.adapters is None or job_id not in self.adapters.left_alone:
+            logger.info("rung for shard %s, but none is there to be taken", shard_id)
             return
         if not self._draining.wait(_PASS_ON_SECONDS) and not self.tools.ledger.leases.has_queued(job_id):
             self.adapters.left_alone.discard(job_id)

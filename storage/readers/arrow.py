@@ -14,6 +14,8 @@ from .location import Location
 from .source import InputRow, InputSource, readable, refuse_duplicates
 
 _BATCH_ROWS = 1024
+# Of rows with images, which are hundreds of kilobytes, fewer are read at a time.
+_BATCH_BYTES = 32 * 1024**2
 
 
 class ArrowSource(InputSource):
@@ -63,8 +65,11 @@ class Parquet(ArrowSource):
         # Unbuffered: a file may be one row group, larger than memory.
         with file.open_raw() as raw, pq.ParquetFile(raw, pre_buffer=False) as parquet:
             for group in range(parquet.num_row_groups):
+                found = parquet.metadata.row_group(group)
                 with readable(f"{file.name}, row group {group},"):
-                    yield from parquet.iter_batches(_BATCH_ROWS, row_groups=[group])
+                    yield from parquet.iter_batches(
+                        _rows_at_a_time(found.num_rows, found.total_byte_size), row_groups=[group]
+                    )
 
 
 class SavedDataset(ArrowSource):
@@ -86,8 +91,14 @@ class SavedDataset(ArrowSource):
     def _batches(self, file: Location) -> Iterator[pa.RecordBatch]:
         with file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
             for batch in stream:
-                for start in range(0, batch.num_rows, _BATCH_ROWS):
-                    yield batch.slice(start, _BATCH_ROWS)
+                num_rows = _rows_at_a_time(batch.num_rows, batch.nbytes)
+                for start in range(0, batch.num_rows, num_rows):
+                    yield batch.slice(start, num_rows)
+
+
+def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
+    """How many of so many rows, which take so many bytes together."""
+    return max(1, min(_BATCH_ROWS, _BATCH_BYTES * num_rows // max(1, num_bytes)))
 
 
 def _child(folder: Location, name: str) -> Location:

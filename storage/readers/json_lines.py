@@ -9,6 +9,10 @@ from .location import Location
 from .source import InputRow, InputSource, is_unicode
 from .text import refuse_utf16
 
+# As deep as requests to the API may be. Python itself reads deeper ones than it can write again.
+_MAX_DEPTH = 200
+_SCALARS = frozenset((str, int, float, bool, type(None)))
+
 
 class JsonLines(InputSource):
     """One JSON object a line, UTF-8. Blank lines are no rows."""
@@ -62,10 +66,25 @@ def parse_object(line: bytes) -> dict[str, Any]:
         raise BadRow("not valid JSON: nested too deep") from error
     if not isinstance(value, dict):
         raise BadRow(f"not a JSON object but {_JSON_NAMES[type(value)]}")
+    if not _SCALARS.issuperset(map(type, value.values())) and _is_too_deep(value, line):
+        raise BadRow(f"lists and objects are nested deeper than {_MAX_DEPTH}")
     # JSON can spell half of a surrogate pair, which is no text. Escapes are rare, so few rows pay for this.
     if b"\\u" in line and not is_unicode(json.dumps(value, ensure_ascii=False)):
         raise BadRow("not valid text: an escape is half of a surrogate pair")
     return value
+
+
+def _is_too_deep(value: Any, line: bytes) -> bool:
+    # Nearly always.
+    if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
+        return False
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        inner = (each for outer in level for each in (outer.values() if isinstance(outer, dict) else outer))
+        level = [each for each in inner if isinstance(each, dict | list)]
+        if not level:
+            return False
+    return True
 
 
 def _decoded(text: str) -> Any:

@@ -1,10 +1,12 @@
 """A request that is told of at its end has the same answer, and can be watched from any step on."""
 
+from array import array
 from dataclasses import replace
 
 import pytest
 
 from headrace.engine.request import FinishReason, Request, RequestOutputKind, SamplingParams
+from headrace.engine.serving.served_request import ServedRequest
 
 from .fakes import fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids
@@ -116,6 +118,20 @@ def test_a_request_is_watched_from_any_step_on(is_async, after):
             assert [next(iter(each)) for event in told for each in event.logprobs] == token_ids(told)
 
 
+def test_what_a_prompt_is_likely_to_be_is_told_with_what_was_not_told_so_far(is_async):
+    request = Request("r", [9, 8, 1, 4], replace(greedy_params(20), logprobs=1, prompt_logprobs=1))
+    engine, _ = make_engine(num_blocks=64)
+    told = run_all(engine, [request])["r"]
+    engine, _ = make_engine(num_blocks=64, async_scheduling=is_async)
+    engine.add(replace(request, output_kind=FINAL_ONLY))
+    for _ in range(6):
+        engine.step()
+    before = engine.watch("r")
+    assert before is not None
+    assert len(before.prompt_logprobs or ()) == 4
+    assert before.prompt_logprobs == told[0].prompt_logprobs
+
+
 def test_what_no_event_has_told_can_be_looked_at(is_async):
     engine, _ = make_engine(num_blocks=64, async_scheduling=is_async)
     request = Request("r", [1, 2], replace(DRAWN, logprobs=0), output_kind=FINAL_ONLY)
@@ -132,11 +148,53 @@ def test_what_no_event_has_told_can_be_looked_at(is_async):
     assert not engine.untold("r")[0]
 
 
+def test_what_another_thread_looks_at_has_no_log_probabilities_without_tokens(monkeypatch):
+    """The engine goes on between any two things that the other thread looks at."""
+    engine, _ = make_engine(num_blocks=64)
+    engine.add(Request("r", [1, 2], replace(DRAWN, logprobs=0), output_kind=FINAL_ONLY))
+    engine.step()
+    read = ServedRequest.untold_token_ids
+
+    def amid_steps(served: ServedRequest) -> "array[int]":
+        engine.step()
+        token_ids = read(served)
+        engine.step()
+        return token_ids
+
+    monkeypatch.setattr(ServedRequest, "untold_token_ids", amid_steps)
+    token_ids, logprobs = engine.untold("r")
+    assert token_ids
+    assert [next(iter(each)) for each in logprobs] == list(token_ids[: len(logprobs)])
+
+
+def test_of_a_request_that_somebody_begins_to_watch_meanwhile_nothing_is_seen_twice(monkeypatch):
+    engine, _ = make_engine(num_blocks=64)
+    engine.add(Request("r", [1, 2], replace(DRAWN, logprobs=0), output_kind=FINAL_ONLY))
+    engine.step()
+    read = ServedRequest.untold_token_ids
+
+    def after_watch(served: ServedRequest) -> "array[int]":
+        monkeypatch.undo()
+        engine.watch("r")
+        return read(served)
+
+    monkeypatch.setattr(ServedRequest, "untold_token_ids", after_watch)
+    assert [len(each) for each in engine.untold("r")] == [0, 0]
+
+
 def test_a_request_that_fails_brings_what_it_had():
+    said: list[int] = []
+
     def raises(token: int) -> bool:
+        said.append(token)
+        if len(said) < 4:
+            return False
         raise ValueError(f"not {token}")
 
     engine, _ = make_engine(num_blocks=64)
-    (event,) = run_all(engine, [Request("r", [1, 2], DRAWN, stop_checker=raises, output_kind=FINAL_ONLY)])["r"]
+    params = replace(DRAWN, logprobs=0)
+    (event,) = run_all(engine, [Request("r", [1, 2], params, stop_checker=raises, output_kind=FINAL_ONLY)])["r"]
     assert event.finish_reason is FinishReason.ERROR
     assert event.error is not None
+    # As many as have their log-probabilities.
+    assert list(event.new_token_ids) == [next(iter(each)) for each in event.logprobs] == said[:3]

@@ -164,7 +164,7 @@ def test_live_chats(http, seeing, expected):
         (MODEL.name, CHATS[0], f"model {MODEL.name} reads no images"),
         ("seeing", FAR, "nothing is fetched from there"),
         ("seeing", says(b"no image"), "image 1 of the prompt is no image"),
-        ("seeing", [{"role": "user", "content": [{"type": "image_url"}]}], "a part of type image_url has 'image_url'"),
+        ("seeing", [{"role": "user", "content": [{"type": "image_url"}]}], "must have 'image_url'"),
         ("seeing", [{"role": "user", "content": [{"type": "input_audio"}]}], "'text' and 'image_url' are read here"),
     ],
     ids=["blind", "far", "no image", "no url", "sound"],
@@ -178,6 +178,7 @@ def test_live_chats_that_are_refused(http, model, messages, words):
 def test_a_live_chat_whose_image_is_broken(http, seeing):
     """Known when it is decoded."""
     refused = http.post("/v1/chat/completions", json={"model": seeing.name, "messages": says(BROKEN)})
+    assert refused.status_code == 400
     assert "image 1 of the prompt is no image that can be read" in refused.json()["error"]["message"]
 
 

@@ -136,6 +136,14 @@ def test_an_address_that_does_not_answer_is_passed_over(receiver: Receiver) -> N
     assert fetch(f"http://example.com:{receiver.port}/a", names, allow_private=True).content == b"hello"
 
 
+def test_of_several_addresses_the_private_ones_are_not_connected_to(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(outside, "is_public", lambda address: address == "127.0.0.2")
+    with pytest.raises(httpx2.ConnectError):
+        fetch(f"http://example.com:{receiver.port}/a", Names(example_com=[["127.0.0.2", "127.0.0.1"]]))
+
+
 def test_a_redirect_into_the_house_is_refused(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(outside, "is_public", lambda address: address == "127.0.0.1")
     receiver.redirects["/b"] = f"http://inside.example:{receiver.port}/a"

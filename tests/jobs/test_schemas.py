@@ -151,6 +151,7 @@ BASE = {"model": "/m", "prompt": "{text}"}
         {"limit": 5},
         {"chat_template_kwargs": {"enable_thinking": False}},
         {"lora": {"name": "kind", "path": "/kind"}},
+        {"image": "picture"},
         {"sampling": {"temperature": 0.5}},
         {"sampling": {"seed": 1}},
         {"sampling": {"max_tokens": 5}},

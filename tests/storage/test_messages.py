@@ -103,4 +103,7 @@ def test_a_pause_ends(ledger: Ledger, create_job: CreateJob, monkeypatch: pytest
     assert ledger.messages.due_retries("another") == []
     assert ledger.messages.due_retries("bulk") == ["job-1/00000"]
     assert ledger.messages.due_retries("bulk") == []
+    # Until somebody takes it: it may be that nobody can.
+    assert ledger.progress("job-1").error == "disk full"
+    claimed(ledger, "job-1/00000")
     assert ledger.progress("job-1").error is None

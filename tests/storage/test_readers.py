@@ -57,6 +57,8 @@ def test_jsonl(name: str, tmp_path: Path) -> None:
         (b'{"a": "\\ud83d"}', "not valid text: an escape is half of a surrogate pair"),
         (b'{"a": ' + b"9" * 5000 + b"}", "not valid JSON: a number is too long"),
         (b"[" * 100_000, "not valid JSON: nested too deep"),
+        (b'{"a": ' + b"[" * 200 + b"]" * 200 + b"}", "lists and objects are nested deeper than 200"),
+        (b'{"a": ' * 201 + b"1" + b"}" * 201, "lists and objects are nested deeper than 200"),
     ],
     ids=lambda value: value if isinstance(value, str) else "line",
 )
@@ -65,6 +67,13 @@ def test_bad_json_line_is_an_error_row_with_its_number(line: bytes, error: str, 
     good, bad, next_good = rows(path)
     assert bad == InputRow(1, {}, f"line 3: {error}")
     assert (good.values, next_good) == ({"a": 0}, InputRow(2, {"a": 2}))
+
+
+@pytest.mark.parametrize(
+    "value", [json.loads("[" * 199 + "]" * 199), [[{}]] * 300, "[" * 300], ids=["as deep as may be", "wide", "text"]
+)
+def test_json_that_is_not_nested_too_deep(value: Any, tmp_path: Path) -> None:
+    assert rows(write(tmp_path, "a.jsonl", json.dumps({"a": value})))[0].values == {"a": value}
 
 
 def test_surrogate_pair_is_text(tmp_path: Path) -> None:

@@ -25,15 +25,15 @@ def read_gguf_config(path: Path) -> Raw:
     """Raises `ModelError` where the file is no whole GGUF file, or its architecture is not one of those here."""
     model = GgufModel.open(path)
     architecture = model.metadata.get("general.architecture")
-    if architecture not in _ARCHITECTURES:
+    if not isinstance(architecture, str) or architecture not in _ARCHITECTURES:
         supported = ", ".join(_ARCHITECTURES)
         raise ModelError(f"unsupported general.architecture {architecture!r} in {path}; supported: {supported}")
-    fields = _Fields(model, str(architecture))
+    fields = _Fields(model, architecture)
     try:
-        raw = _common(fields) | _ARCHITECTURES[str(architecture)](fields)
+        raw = _common(fields) | _ARCHITECTURES[architecture](fields)
     except KeyError as missing:
         raise ModelError(f"{path} has no field {missing} in its metadata") from missing
-    except (TypeError, ValueError, IndexError) as error:
+    except (TypeError, ValueError, IndexError, ArithmeticError) as error:
         raise ModelError(f"{path} has a field of the wrong kind in its metadata: {error}") from error
     # What is not said is as the architecture has it.
     return {name: value for name, value in raw.items() if value is not None}

@@ -74,9 +74,8 @@ class GgufModel:
 def parts_of(path: Path) -> list[Path]:
     """The file itself, or all that a model is split into where it is one of them. Raises `ModelError`."""
     match = _PART.fullmatch(path.name)
-    if match is None:
+    if match is None or (count := int(match["count"])) < 1:
         return [path]
-    count = int(match["count"])
     files = [path.with_name(f"{match['stem']}-{number:05}-of-{count:05}{SUFFIX}") for number in range(1, count + 1)]
     for file in files:
         if not file.is_file():
@@ -100,7 +99,8 @@ def gguf_in(folder: Path) -> Path | None:
 
 def the_model(files: Sequence[Path], where: str) -> Path | None:
     """The one model among these, as its first file; None where there is none. Raises `ModelError` for several."""
-    models = [file for file in files if _is_first(file)]
+    # Beside a model that reads images llama.cpp's users have its vision tower, in a file of its own.
+    models = [file for file in files if _is_first(file) and not file.name.startswith("mmproj")]
     if len(models) > 1:
         raise ModelError(f"{where} holds several models, {', '.join(file.name for file in models)}: name one of them")
     return models[0] if models else None
@@ -140,7 +140,9 @@ class _Reader:
         num_tensors, num_values = self._number("Q"), self._number("Q")
         metadata = {self._string(): self._value(self._number("I")) for _ in range(num_values)}
         found = [self._tensor() for _ in range(num_tensors)]
-        alignment = int(metadata.get("general.alignment", _ALIGNMENT))
+        alignment = metadata.get("general.alignment", _ALIGNMENT)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(f"{self._file} has general.alignment {alignment!r}, which is no number of bytes")
         start = self._at + -self._at % alignment
         infos = {name: TensorInfo(self._file, name, shape, kind, start + at) for name, shape, kind, at in found}
         for info in infos.values():
@@ -156,7 +158,7 @@ class _Reader:
             supported = ", ".join(each.name for each in BLOCK_TYPES.values())
             found = TYPE_NAMES.get(number, f"number {number}")
             raise ModelError(f"{self._file}: tensor {name} has the type {found}; supported: {supported}")
-        if shape[-1] % kind.num_weights:
+        if 0 in shape or shape[-1] % kind.num_weights:
             raise ModelError(f"{self._file}: tensor {name} has rows of {shape[-1]}, which {kind.name} cannot have")
         return name, shape, kind, self._number("Q")
 
@@ -168,6 +170,8 @@ class _Reader:
         if kind != _ARRAY:
             raise ModelError(f"{self._file} is damaged: its metadata has a value of the unknown kind {kind}")
         kind, length = self._number("I"), self._number("Q")
+        if kind == _ARRAY:
+            raise ModelError(f"{self._file} has a list of lists in its metadata, which no model has")
         if kind in _NUMBERS:
             return list(self._numbers(_NUMBERS[kind], length))
         return [self._value(kind) for _ in range(length)]

@@ -6,6 +6,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import Any
 
+from ...errors import ModelError
+
 # What ends a turn, whichever of them the metadata names: as llama.cpp has it.
 _STOP_TEXTS = frozenset(
     (
@@ -51,9 +53,11 @@ class Vocabulary:
 
 
 def special_token_id(metadata: Mapping[str, Any], name: str) -> int | None:
-    """The id of `bos`, `eos`, `padding` and the like, where the metadata names one."""
+    """The id of `bos`, `eos`, `padding` and the like, where the metadata names one. Raises `ModelError`."""
     number = metadata.get(f"tokenizer.ggml.{name}_token_id")
-    return None if number is None else int(number)
+    if number is not None and (not isinstance(number, int) or number < 0):
+        raise ModelError(f"tokenizer.ggml.{name}_token_id is {number!r}, which is no token's id")
+    return number
 
 
 def stop_token_ids(metadata: Mapping[str, Any]) -> list[int]:

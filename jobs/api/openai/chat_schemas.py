@@ -40,7 +40,10 @@ class ContentPart(Body):
     def _has_what_it_is(self) -> Self:
         other = "image_url" if self.type == "text" else "text"
         if getattr(self, self.type) is None or getattr(self, other) is not None:
-            raise PydanticCustomError("value_error", "a part of type {kind} has '{kind}'", {"kind": self.type})
+            words = {"kind": self.type, "other": other}
+            raise PydanticCustomError(
+                "value_error", "a part of type {kind} must have '{kind}', and no '{other}'", words
+            )
         return self
 
 

@@ -21,6 +21,8 @@ from transformers import (
 
 from headrace.engine.checkpoints.gguf.block_types import BLOCK_TYPES
 from headrace.engine.checkpoints.gguf.blocks import dequantized
+from headrace.engine.checkpoints.gguf.config import read_gguf_config
+from headrace.engine.checkpoints.gguf.tensors import GgufTensors
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import weight_bytes
 from headrace.engine.config import EngineConfig
@@ -208,6 +210,42 @@ def test_a_model_in_parts_is_one(large, tmp_path):
     parts[1].unlink()
     with pytest.raises(ModelError, match=r"has no part-00002-of-00002\.gguf: the model is split into 2 files"):
         ModelConfig.from_pretrained(parts[0])
+
+
+def test_a_files_own_alignment(large, tmp_path):
+    file = write_gguf(large, tmp_path / "model.gguf", "F16", extra=[lambda it: it.add_custom_alignment(4096)])
+    tensors = GgufTensors(file.path)
+    for name in ("model.norm.weight", "model.layers.1.mlp.up_proj.weight"):
+        expected = torch.from_numpy(file.dequantized[name])
+        assert torch.equal(tensors.read(name, torch.float32), expected), name
+
+
+@pytest.mark.parametrize(
+    ("architecture", "layers", "sizes", "scalar"),
+    [
+        ("gemma2", 42, (3584, 16, 256), 256),
+        ("gemma2", 46, (4608, 32, 128), 144),
+        ("gemma3", 48, (3840, 16, 256), 256),
+        ("gemma3", 62, (5376, 32, 128), 168),
+    ],
+)
+def test_scores_of_the_largest_gemmas_are_divided_as_published(architecture, layers, sizes, scalar, tmp_path):
+    """By the root of the width over the heads, which no field of a file says."""
+    writer = gguf.GGUFWriter(tmp_path / "model.gguf", architecture)
+    size, num_heads, head_dim = sizes
+    writer.add_embedding_length(size)
+    writer.add_head_count(num_heads)
+    writer.add_key_length(head_dim)
+    writer.add_block_count(layers)
+    writer.add_feed_forward_length(8)
+    writer.add_context_length(8192)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_tensor("token_embd.weight", np.zeros((2, 8), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    assert read_gguf_config(tmp_path / "model.gguf")["query_pre_attn_scalar"] == scalar
 
 
 def test_weights_are_kept_in_the_type_they_are_in(large, tmp_path):

@@ -147,6 +147,8 @@ def test_the_home_folder_of_nobody_is_refused():
 def test_a_missing_folder_is_named_with_what_would_do(tmp_path):
     with pytest.raises(ModelError, match=rf"model folder {tmp_path}/none does not exist: name .* id \(org/name\)"):
         locate_model(tmp_path / "none")
+    with pytest.raises(ModelError, match=r"model file .*/models/name\.gguf does not exist"):
+        locate_model("models/name.gguf")
 
 
 def test_a_revision_stands_beside_an_id_or_in_it(tmp_path):

@@ -8,10 +8,19 @@ import torch
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
-from headrace.engine.execution.memory_budget import LargestStep, MemoryUse, fitting, graph_bytes, stated_num_blocks
+from headrace.engine.execution import memory_budget
+from headrace.engine.execution.memory_budget import (
+    LargestStep,
+    MemoryUse,
+    fitting,
+    graph_bytes,
+    measured_num_blocks,
+    stated_num_blocks,
+)
 from headrace.engine.kv_cache.block_pool import NULL_BLOCK
 from headrace.engine.kv_cache.kv_memory import kv_shape, zeros
 from headrace.engine.models import load_model
+from headrace.engine.sharding.ranks import Ranks
 
 from ..families import FAMILIES
 
@@ -42,6 +51,32 @@ def test_graphs_take_memory_by_their_largest_size_unless_there_are_none():
     assert pool == GIB
     assert graph_bytes(config, 32, 4 * GIB) > pool
     assert graph_bytes(EngineConfig(enforce_eager=True), 32, 4 * GIB) == 0
+    assert graph_bytes(EngineConfig(tensor_parallel_size=2), 32, 4 * GIB) == 0
+
+
+class Told(Ranks):
+    """What another rank hears of this one's memory."""
+
+    def __init__(self) -> None:
+        self.numbers: list[int] = []
+
+    def least(self, number: int) -> int:
+        self.numbers.append(number)
+        return min(number, 50)
+
+
+def test_the_other_ranks_hear_of_one_without_room(model_config, monkeypatch):
+    """They would wait for its number for ever."""
+    monkeypatch.setattr(memory_budget, "measure_memory_use", lambda *_: USE)
+    model = load_model(model_config, EngineConfig(load_format="dummy"), torch.float32, CPU)
+    told = Told()
+    with pytest.raises(ConfigError, match=r"gpu_memory_utilization=0\.25 of"):
+        measured_num_blocks(
+            model, model_config, EngineConfig(gpu_memory_utilization=0.25), torch.float32, GPU, ranks=told
+        )
+    assert told.numbers == [0]
+    assert measured_num_blocks(model, model_config, EngineConfig(), torch.float32, GPU, ranks=told) == 50
+    assert told.numbers[1] > 50
 
 
 def test_out_of_memory_at_the_start_is_an_option_to_change():

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import ConfigError, InvalidRequestError, ModelError
 from headrace.engine.llm import Prompt
-from headrace.engine.request import Request
+from headrace.engine.request import Request, RequestOutputKind
 
 from ..running import greedy_params, run_all
 from .adapters import save_adapter
@@ -160,6 +161,17 @@ def test_more_adapters_than_places(model):
         engine.check()
     assert order[3:] == ["waits", "behind"]
     assert all(model.is_greedy(wanted[name], 1, answer) for name, answer in answers.items() if name != "gone")
+
+
+def test_one_that_waits_for_a_place_can_be_watched(model):
+    engine = load(model, max_loras=1)
+    for name, lora in (("first", 0), ("waits", 1), ("unwatched", 1)):
+        request = Request(name, model.prompts[1], greedy_params(6), lora_request=model.loras[lora])
+        engine.add(replace(request, output_kind=RequestOutputKind.FINAL_ONLY))
+    engine.step()
+    assert engine.watch("waits") is None
+    events = [event.request_id for _ in iter(lambda: engine.has_work, False) for event in engine.step()]
+    assert [events.count(name) for name in ("first", "waits", "unwatched")] == [1, 6, 1]
 
 
 def test_modules_beyond_the_places_are_checked_and_change_places(model):

@@ -4,8 +4,15 @@ import os
 import signal
 
 import pytest
+import torch
 
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.kv_cache.kv_memory import KVMemory
 from headrace.engine.parallel.interrupts import interrupts_held
+from headrace.engine.parallel.messages import CopyBlocks, Order, SwapIn, SwapOut, ZeroBlocks
+from headrace.engine.parallel.mirrored_memory import MirroredMemory
+
+from .small_models import write_model
 
 
 def test_it_comes_after_what_it_must_not_cut_short():
@@ -26,3 +33,31 @@ def test_it_comes_after_what_it_must_not_cut_short():
 def test_without_it_nothing_happens():
     with interrupts_held():
         pass
+
+
+@pytest.mark.parametrize("order", [CopyBlocks, ZeroBlocks, SwapIn, SwapOut])
+def test_blocks_are_treated_alike_on_all_ranks_before_it_comes(order, tmp_path):
+    """It comes when the others have been told, and rank 0 has still to do what they do."""
+    told = []
+
+    def tell(each: Order) -> None:
+        told.append(type(each))
+        if isinstance(each, order):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    model = ModelConfig.from_pretrained(write_model(tmp_path))
+    memory = MirroredMemory(KVMemory(model, 4, 8, torch.float32, torch.device("cpu")), tell)
+    memory.cache[:, :, 1:3] = 1
+    with pytest.raises(KeyboardInterrupt):
+        _do_all(memory)
+    filled = [bool(memory.cache[:, :, block].any()) for block in (2, 3, 4)]
+    all_told = [SwapOut, SwapIn, CopyBlocks, ZeroBlocks]
+    assert told == all_told[: all_told.index(order) + 1]
+    assert filled == [order is not ZeroBlocks, order is not SwapOut, order in (CopyBlocks, ZeroBlocks)]
+
+
+def _do_all(memory: MirroredMemory) -> None:
+    swapped = memory.swap_out([1])
+    memory.swap_in(swapped, 0, [3])
+    memory.copy([(2, 4)])
+    memory.zero([2])

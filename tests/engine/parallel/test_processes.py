@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
@@ -111,6 +112,31 @@ def test_blocks_are_copied_and_zeroed_on_all(folder, pair):
     zeroed = [Request("after", PREFIX[:25], greedy_params(12))]
     after = answers(pair, zeroed), answers(alone, zeroed)
     assert before[0]["before"] == before[1]["before"] != after[0]["after"] == after[1]["after"]
+
+
+def test_ctrl_c_leaves_the_ranks_in_step(folder, pair, monkeypatch):
+    ranks = pair._runner._ranks_told
+    hear = ranks.hear
+    cut_short: list[Tensor] = []
+
+    def interrupted(x: Tensor) -> Tensor:
+        monkeypatch.undo()
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+        except KeyboardInterrupt:
+            # The other rank hears of the step all the same, or this would wait for it for ever.
+            cut_short.append(x)
+        return hear(x)
+
+    monkeypatch.setattr(ranks, "hear", interrupted)
+    # None of what is cached by now, which may be zeros.
+    request = Request("interrupted", PREFIX[::-1], greedy_params(12))
+    pair.add(request)
+    with pytest.raises(KeyboardInterrupt):
+        pair.step()
+    assert not cut_short
+    found = [event for _ in iter(lambda: pair.has_work, False) for event in pair.step()]
+    assert token_ids(found) == answers(load(folder), [request])["interrupted"]
 
 
 # The last one here: what is left of the pair is of no use to others.

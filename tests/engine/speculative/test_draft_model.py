@@ -31,6 +31,7 @@ class FakeDraft(FakeRunner):
     largest_step = 0
 
     def execute(self, batch: Batch) -> Tensor:
+        assert batch.token_ids.max() < self.vocab_size, "a token that it has no vector for"
         self.num_computed += len(batch.token_ids)
         self.largest_step = max(self.largest_step, len(batch.token_ids))
         logits = super().execute(batch)
@@ -149,6 +150,39 @@ def test_no_more_is_caught_up_with_in_a_step_than_a_step_may_compute():
     assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 10
 
 
+def test_where_guesses_take_all_of_a_steps_tokens_the_next_one_waits():
+    """Those of 5 and 7 tokens leave nothing of the 12 to catch up with that of 8."""
+    options = {"num_speculative_tokens": 2, "disable_by_batch_size": 3}
+    engine, _ = make_drafted(
+        max_num_batched_tokens=12, block_size=4, enable_prefix_caching=False, speculative_config=options
+    )
+    # The last one keeps the others from guessing until they are as long.
+    lengths = {2: 20, 4: 20, 5: 20, 1: 3}
+    requests = [Request(str(size), PREFIX[:size], greedy_params(length)) for size, length in lengths.items()]
+    answers = run_all(engine, requests)
+    for request in requests:
+        assert token_ids(answers[request.request_id]) == fake_answer(request, CONTEXT)
+    assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 20
+
+
+def test_what_is_guessed_after_a_step_that_was_undone_is_forgotten():
+    runner, second = FakeRunner(64, 4), FakeDraft(64, 4)
+    config = EngineConfig(block_size=4, speculative_config={"model": "the draft"})
+    engine = fake_engine(runner, config, draft=DraftModel(second, CONTEXT, VOCAB_SIZE, 4))
+    request = Request("a", PREFIX, GREEDY)
+    engine.add(request)
+    said = [token for event in engine.step() for token in event.new_token_ids]
+    runner.fail_next = KeyboardInterrupt
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    engine.check()
+    while engine.has_work:
+        said += [token for event in engine.step() for token in event.new_token_ids]
+        engine.check()
+    assert said == fake_answer(request, CONTEXT)
+    assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 15
+
+
 def test_nothing_is_guessed_beyond_the_second_models_context():
     config = EngineConfig(block_size=8, speculative_config={"model": "the draft"})
     second = FakeDraft(64, 8)
@@ -164,6 +198,15 @@ def test_tokens_that_only_pad_its_vocabulary_are_not_guessed():
     second.padding = 3
     run_all(engine, [Request("a", PREFIX, GREEDY)])
     assert engine.stats.num_accepted_tokens == engine.stats.num_draft_tokens > 0
+
+
+def test_tokens_that_its_vocabulary_lacks_are_taken_for_others():
+    """A prompt may have those that pad the first one's; on a GPU to look them up would end the process."""
+    engine, second = make_drafted()
+    second.vocab_size = max(PREFIX)
+    request = Request("a", PREFIX, GREEDY)
+    assert token_ids(run_all(engine, [request])["a"]) == fake_answer(request, CONTEXT)
+    assert engine.stats.num_draft_tokens > 0
 
 
 def test_its_failure_is_not_the_requests():

@@ -17,6 +17,7 @@ from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
 from headrace.engine.scheduling.head_drafter import HeadDrafter
 from headrace.engine.scheduling.sequence import Sequence
+from headrace.engine.scheduling.step_plan import StepPlan
 
 from ..families import VOCAB_SIZE
 
@@ -107,6 +108,18 @@ def test_a_guess_is_made_from_the_row_that_the_last_token_was_drawn_from():
     assert drafter.drafts({one: 3, other: 3}, budget=8) == {one: (0, 0)}
     drafter.forget()
     assert not drafter.drafts({one: 3}, budget=8)
+
+
+def test_of_rows_that_a_step_overwrites_nothing_is_guessed(chat_folder, heads_folder):
+    proposer = guessing(chat_folder, heads_folder).engine._launcher._proposer
+    assert proposer is not None
+    sequence = Sequence("a", array("i", [1, 2, 3]), 3, block_size=8)
+    proposer.computed([sequence])
+    sequence.token_ids.append(4)
+    assert proposer.drafter.drafts({sequence: 1}, budget=8)
+    # Of others, such as there are while it is swapped out.
+    proposer.fill(StepPlan(budget=8))
+    assert not proposer.drafter.drafts({sequence: 1}, budget=8)
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.decoders import ByteLevel
 from tokenizers.models import BPE
 
+from headrace.engine.checkpoints.gguf.file import GgufModel
+from headrace.engine.checkpoints.gguf.vocabulary import stop_token_ids
 from headrace.engine.errors import ModelError
 from headrace.engine.text.tokenizer import Tokenizer
 
@@ -114,6 +116,12 @@ def test_llama3_texts_begin_with_bos_and_qwen2_ones_do_not(tmp_path):
         tmp_path / "both.gguf", vocabulary, lambda it: it.add_add_bos_token(True), lambda it: it.add_add_eos_token(True)
     )
     assert Tokenizer.from_pretrained(both).encode("Hello") == [1, *original.encode("Hello").ids, 2]
+    neither = vocabulary_file(
+        tmp_path / "neither.gguf",
+        byte_level_vocabulary(published("llama-bpe"), "llama-bpe"),
+        lambda it: it.add_add_bos_token(False),
+    )
+    assert Tokenizer.from_pretrained(neither).encode("Hello")[0] != 1
 
 
 def test_texts_of_the_default_are_cut_as_llama_cpp_does(tmp_path):
@@ -188,6 +196,10 @@ def test_a_template_and_what_ends_a_turn_come_from_the_metadata(tmp_path):
     text = ours.apply_chat_template([{"role": "user", "content": "hi"}])
     assert text == "<s><|im_start|>user\nhi<|im_end|>"
     assert ours.encode(text, add_special_tokens=False)[0] == 1
+    # The metadata names </s>, and <|im_end|> is known by its text.
+    assert stop_token_ids(GgufModel.open(file).metadata) == [2, 4]
+    named = vocabulary_file(tmp_path / "named.gguf", vocabulary, lambda it: it.add_eot_token_id(3))
+    assert stop_token_ids(GgufModel.open(named).metadata) == [2, 3, 4]
 
 
 def test_files_beside_it_come_first(tmp_path):

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy
 import pytest
 from PIL import Image
 
@@ -79,6 +80,8 @@ def test_an_image_is_encoded_once_for_all_its_chunks(oracle, expected):
     engine = new_engine(oracle, max_num_batched_tokens=9)
     assert answers(engine, [oracle.request("two", *PROMPTS["two"])]) == {"two": expected["two"]}
     assert num_encoded(engine) == 2
+    # From now on nobody looks for images in steps.
+    assert engine._requests.num_with_images == 0
 
 
 def test_the_same_image_is_shared_and_not_seen_again(oracle):
@@ -183,6 +186,13 @@ def test_announced_prefixes_end_before_an_image(oracle):
     engine.expect_prefix(requests[0].prompt_token_ids, 3)
     run_all(engine, requests)
     assert not engine._scheduler.expected._by_end
+
+
+def test_pixels_that_spell_a_file_are_not_that_file(oracle):
+    file = PromptImage.of(png(CAT), oracle.vision)
+    assert isinstance(file.source, bytes)
+    pixels = replace(file, source=numpy.frombuffer(file.source, dtype=numpy.uint8))
+    assert pixels.content_hash != file.content_hash
 
 
 def test_what_does_not_fit_together_is_refused(oracle):

@@ -63,11 +63,16 @@ def test_what_is_no_image_or_too_large_is_refused(oracle):
         (whole[:-400], "no image that can be read"),
         (png(Image.new("L", (900, 4))), "at most 200 times the other"),
         (png(Image.new("1", (2**13, 2**13 + 1))), f"more than {MAX_IMAGE_PIXELS}"),
+        # Before anything of it is decoded.
+        (png(Image.new("1", (2**13, 2**13 + 1)))[:60], f"more than {MAX_IMAGE_PIXELS}"),
     ]:
         with pytest.raises(InvalidRequestError, match=message):
             decode(data, oracle.vision)
     # The size stands in the first bytes.
     assert image_size(whole[:-400]) == (60, 60)
+    for size, message in [((2**13, 2**13 + 1), f"more than {MAX_IMAGE_PIXELS}"), ((900, 4), "at most 200 times")]:
+        with pytest.raises(InvalidRequestError, match=message):
+            token_grid(*size, oracle.vision)
 
 
 def test_an_older_config_has_its_fields_side_by_side(oracle, tmp_path):

@@ -16,6 +16,7 @@ from headrace.jobs.lora import parse_loras
 from headrace.jobs.settings import Settings
 
 from ...engine.lora.adapters import save_adapter
+from ..conftest import wait_until
 from ..running import MODEL, Result, assert_refused, environment, results, write_lines
 
 TEXTS = ("Where is my parcel?", "I was charged twice.", "The app crashes.")
@@ -104,6 +105,17 @@ def test_from_python(client, folders, expected):
     lora = LoRARequest("kind", 1, str(folders["kind"]))
     generated = client.generate(TEXTS[0], MODEL, temperature=0, max_tokens=12, lora_request=lora, start_worker=False)
     assert generated.text == expected["kind"][0]
+
+
+def test_a_worker_says_which_adapter_it_cannot_hold(client, tmp_path):
+    """And leaves its rows to others."""
+    lora = LoRARequest("large", 1, str(save_adapter(MODEL, tmp_path / "large", rank=17)))
+    job = client.submit([{"text": "x"}], MODEL, tmp_path / "out", prompt="{text}", max_tokens=4, lora_request=lora)
+    wait_until(lambda: job.progress().error is not None or job.progress().state.has_ended, "it was tried")
+    progress = job.progress()
+    assert "a worker cannot hold its adapter" in (progress.error or "")
+    assert (progress.rows_done, progress.state.has_ended) == (0, False)
+    job.cancel()
 
 
 def test_from_the_command_line(

@@ -17,6 +17,8 @@ BAD_JOBS = {
     "no number": ({"rows": [{"text": float("nan")}]}, "rows.0.text"),
     "nested too deep": ({"rows": [{"text": json.loads("[" * 500 + "]" * 500)}]}, "rows.0.text"),
     "unknown field": ({"output": "/etc"}, "output"),
+    # Its rows would name files of ours.
+    "column of images": ({"image": "text"}, "image"),
     "unknown dtype": ({"dtype": "int3"}, "dtype"),
     "unknown quantization": ({"quantization": "int3"}, "quantization"),
     "unknown sampling field": ({"sampling": {"temprature": 1}}, "sampling.temprature"),

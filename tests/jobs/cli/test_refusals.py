@@ -12,6 +12,14 @@ def test_a_missing_file_is_refused(refused, tmp_path):
     refused(input=tmp_path / "nowhere.jsonl", words=["nowhere.jsonl", "does not exist"])
 
 
+def test_an_adapter_for_a_shared_model_is_refused(refused, tmp_path):
+    refused("--lora", f"kind={tmp_path}", "-tp", "2", words=["--lora and --tensor-parallel-size=2"])
+
+
+def test_a_model_that_cannot_be_shared_is_refused(refused):
+    refused("-tp", "64", words=["tensor_parallel_size=64", "num_attention_heads"])
+
+
 def test_an_unknown_format_is_refused_with_those_known(refused, tmp_path):
     refused(input=write_lines(tmp_path / "input.xlsx", "x"), words=[".xlsx", ".jsonl", ".csv", ".parquet"])
 

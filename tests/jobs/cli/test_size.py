@@ -51,6 +51,7 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
     note = "--tensor-parallel-size says"
     assert note not in printed
     assert note in headrace(tmp_path, "size", qwen, "--gpu", "16GiB").out
+    assert note not in headrace(tmp_path, "size", qwen, "--gpu", "h100", "-tp", "2").out
 
 
 def test_of_a_model_that_gpus_share(tmp_path, qwen):

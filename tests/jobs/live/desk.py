@@ -83,7 +83,7 @@ class Desk:
                     live.drain()
 
     def request(self, prompt: Sequence[int] = PROMPT, *, timeout_seconds: float = LONG, **more: Any) -> LiveRequest:
-        fields = {name: more.pop(name) for name in ("choices", "tenant", "reply_to") if name in more}
+        fields = {name: more.pop(name) for name in ("choices", "images", "tenant", "reply_to") if name in more}
         return LiveRequest.new(
             queue=self.queue,
             model=str(self.model),

@@ -162,6 +162,16 @@ def test_cancelling(desk, claims_of):
     assert desk.requests.get(running.id).is_cancelled
 
 
+def test_of_what_has_ended_no_images_are_kept(desk, claims_of):
+    claims, (asked, other) = claims_of("one"), [desk.submitted(images=[b"many bytes"]) for _ in range(2)]
+    claim, _ = claims.claim_all([asked.id, other.id])
+    assert claim.request.image_files == (b"many bytes",)
+    claims.end([claim])
+    record = desk.requests.get(asked.id)
+    assert (record.state, record.request) == (LiveState.ENDED, asked.model_copy(update={"images": ()}))
+    assert desk.requests.get(other.id).request == other
+
+
 def test_tenants_are_counted_apart(desk, claims_of):
     mine, theirs = f"{desk.queue}-a", f"{desk.queue}-b"
     requests = [desk.submitted(tenant=tenant) for tenant in (mine, mine, theirs)]

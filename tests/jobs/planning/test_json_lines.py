@@ -1,4 +1,4 @@
-"""Rows as lines of an OpenAI batch's files."""
+"""Rows as JSON objects, and as lines of an OpenAI batch's files."""
 
 import json
 from dataclasses import replace
@@ -7,7 +7,8 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from headrace.jobs.planning.json_lines import openai_lines
+from headrace.engine.vision.reading import data_url_bytes
+from headrace.jobs.planning.json_lines import json_rows, openai_lines
 from headrace.storage.ledger import Ledger
 from headrace.storage.parts import output_schema
 from headrace.storage.records import JobRecord, NewJob
@@ -129,3 +130,10 @@ def test_the_command_writes_them_to_a_file_or_prints_them(served, headrace, tick
     refused = headrace(served, "results", job_id, "--output", tmp_path / "nowhere/lines.jsonl")
     assert (refused.status, refused.err.count("\n")) == (2, 1)
     assert "nowhere/lines.jsonl" in refused.err
+
+
+def test_bytes_are_data_urls_that_another_job_can_read():
+    (row,) = json_rows(pa.table({"row": [0], "image": [{"bytes": b"\x89PNG", "path": None}]}))
+    url = row["image"]["bytes"]
+    assert url == "data:application/octet-stream;base64,iVBORw=="
+    assert data_url_bytes(url) == b"\x89PNG"

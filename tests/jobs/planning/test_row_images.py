@@ -1,14 +1,21 @@
 """Rows with images are planned by their images: by how many tokens they are, and by which they are."""
 
+from collections.abc import Mapping
+
 import pyarrow as pa
 import pytest
 
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.planning.batch_planner import BatchPlanner, planned_row
+from headrace.engine.vision.reading import ImageReader
+from headrace.jobs.client import Client
+from headrace.jobs.planning.batch_planner import BatchPlanner, PlannedBatch, planned_row
+from headrace.jobs.planning.planner import make_planner
 from headrace.jobs.planning.rendering import PromptRenderer
+from headrace.jobs.planning.row_images import row_images
 from headrace.jobs.planning.shard_cutter import ShardCutter
 from headrace.jobs.schemas import JobSpec
-from headrace.storage.readers import InputRow
+from headrace.jobs.settings import Settings
+from headrace.storage.readers import InputRow, open_input
 from headrace.storage.spool import prompt_images, read_shard, without_images, write_shard
 
 from ...engine.vision.seeing import IMAGE_TOKEN, picture, png
@@ -65,11 +72,59 @@ def test_messages_may_say_where_a_columns_images_are(planned):
         (None, "column 'image' is null"),
         (b"no image", "image 1 of the prompt is no image that can be read"),
         ({"bytes": None, "path": None}, "an image must be bytes"),
+        ("a\0b.png", "an image is at 'a\\x00b.png', which is no path"),
+        ("iVBORw0KGgo" * 10000, "...: File name too long"),
     ],
 )
 def test_what_is_no_image_is_the_rows_error(planned, image, message):
     (item,) = planned({"text": "x", "image": image}).items
     assert message in (planned_row(item).error or "")
+
+
+def test_images_that_do_not_fit_are_refused_before_their_tokens_are_written(planned, monkeypatch):
+    """Some bytes may say that they are an image of thousands of tokens, and a row has room for many."""
+    monkeypatch.delattr(ImageReader, "expanded")
+    (item,) = planned({"text": "x", "image": FILES[:1] * 15}).items
+    error = planned_row(item).error or ""
+    assert "the model's context holds 512 with the answer" in error
+    assert len(error) < 100
+
+
+def test_messages_name_no_files_of_ours(planned, tmp_path):
+    """They may be anybody's who may send us rows."""
+    (file := tmp_path / "secret.png").write_bytes(FILES[0])
+    parts: list[Mapping[str, object]] = [
+        {"type": "image", "image": str(file)},
+        *({"type": "image_url", "image_url": {"url": url}} for url in (str(file), f"file://{file}")),
+    ]
+    for part in parts:
+        row = {"messages": [{"role": "user", "content": [part]}], "image": []}
+        (item,) = planned(row, prompt=None).items
+        error = planned_row(item).error or ""
+        assert "must be a data URL" in error or "nothing is fetched from there" in error
+
+
+def test_few_images_are_held_at_a_time(seeing, tmp_path, monkeypatch):
+    """Their paths do not say how large they are."""
+    (tmp_path / "rows.jsonl").write_text("".join(f'{{"text": "{row}", "image": "none.png"}}\n' for row in range(70)))
+    batches, plan = [], BatchPlanner.plan
+
+    def planned(self: BatchPlanner, rows: list[InputRow]) -> PlannedBatch:
+        batches.append(len(rows))
+        return plan(self, rows)
+
+    monkeypatch.setattr(BatchPlanner, "plan", planned)
+    spec = JobSpec.parse(model=str(seeing), image="image", prompt="{text}")
+    with make_planner(spec, 100, tmp_path).plan(open_input(tmp_path / "rows.jsonl")) as found:
+        assert found.num_errors == 70
+    assert batches == [32, 32, 6]
+
+
+def test_bytes_in_rows_of_ours_are_data_urls(tmp_path):
+    rows: list[dict[str, object]] = [{"image": FILES[0]}, {"image": [{"bytes": FILES[1], "path": "a.png"}]}]
+    client = Client(Settings(data_dir=tmp_path, database_url=f"sqlite:///{tmp_path / 'ledger.db'}"))
+    with client, client.rows_file(rows) as path:
+        assert [row_images(row.values, "image") for row in open_input(path)] == [FILES[:1], FILES[1:]]
 
 
 def test_images_travel_beside_the_rows(planned, tmp_path):

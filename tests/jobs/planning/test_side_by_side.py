@@ -176,6 +176,14 @@ def test_what_a_helper_cannot_plan_ends_it(recipe):
         assert not helper.is_free
 
 
+def test_what_cannot_be_given_to_a_helper_is_not_answered_with_what_comes_next(recipe):
+    with Helper(recipe) as helper:
+        wait_until(lambda: helper.is_free, "the helper begins")
+        cannot_be_pickled = [InputRow(0, {"text": lambda: "Ticket"})]
+        given = [helper.do(PlanRows(rows)) for rows in (cannot_be_pickled, next(batches()))]
+        assert all(isinstance(each.exception(timeout=60), EOFError | OSError) for each in given)
+
+
 def test_control_c_is_for_the_starter(recipe):
     with Helper(recipe) as helper:
         wait_until(lambda: helper.is_free, "the helper begins")

@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
+from headrace.engine.config import EngineConfig
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.shards.adapters import AdapterTooLarge, FittingAdapters
+from headrace.jobs.shards.adapters import AdapterNotHeld, FittingAdapters
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.leases import Leases
 from headrace.storage.ledger import Ledger
@@ -75,21 +76,30 @@ def test_a_worker_leaves_an_adapter_that_it_cannot_hold_to_others(shop):
     folder = save_adapter(MODEL, shop.folder / "adapter", rank=17)
     shop.create(ROWS, lora={"name": "large", "path": str(folder)})
     rung: list[str] = []
-    small = replace(shop.shard_runner(), adapters=FittingAdapters(16), ring=rung.extend)
+    small = replace(shop.shard_runner(), adapters=FittingAdapters(EngineConfig(max_lora_rank=16)), ring=rung.extend)
     small.run(SHARD)
     wait_until(lambda: shop.ledger.messages.due_retries(QUEUE) == [SHARD], "it may be taken again")
     small.run(SHARD)
     assert rung == [SHARD]
     assert [attempt.error for attempt in shop.ledger.attempts(SHARD)] == [shop.ledger.progress(JOB).error]
     assert "r=17, above max_lora_rank=16: raise max_lora_rank to 17" in shop.ledger.progress(JOB).error
-    large = replace(shop.shard_runner(), adapters=FittingAdapters(17))
-    with pytest.raises(AdapterTooLarge):
-        FittingAdapters(16).expect(shop.ledger.job(JOB))
+    large = replace(shop.shard_runner(), adapters=FittingAdapters(EngineConfig(max_lora_rank=17)))
+    with pytest.raises(AdapterNotHeld):
+        FittingAdapters(EngineConfig(max_lora_rank=16)).expect(shop.ledger.job(JOB))
     large.adapters.expect(shop.ledger.job(JOB))
     assert large._claim() is not None
     assert shop.ledger.progress(JOB).error is None
     small.run(SHARD)
     assert (rung, small.adapters.left_alone) == ([SHARD], set())
+
+
+def test_a_worker_whose_model_is_shared_leaves_adapters_to_others(shop):
+    shop.create(ROWS, lora={"name": "kind", "path": str(shop.folder / "kind")})
+    shared = replace(shop.shard_runner(), adapters=FittingAdapters(EngineConfig(tensor_parallel_size=2)))
+    shared.run(SHARD)
+    progress = shop.ledger.progress(JOB)
+    assert (shared.adapters.left_alone, progress.rows_done) == ({JOB}, 0)
+    assert "kind and tensor_parallel_size=2 are not supported together" in progress.error
 
 
 def test_rows_that_cannot_be_written_are_kept_until_there_is_room(shop, start, caplog):

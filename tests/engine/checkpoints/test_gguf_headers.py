@@ -1,0 +1,86 @@
+"""GGUF headers that no converter writes: refused in one line, whatever they claim."""
+
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from headrace.engine.checkpoints.gguf.config import read_gguf_config
+from headrace.engine.checkpoints.gguf.file import GgufModel, gguf_in
+from headrace.engine.checkpoints.gguf.vocabulary import special_token_id
+from headrace.engine.errors import ModelError
+
+UINT32, FLOAT32, STRING, ARRAY = 4, 6, 8, 9
+SIZES = dict.fromkeys(("embedding_length", "block_count", "context_length", "feed_forward_length"), (UINT32, 64))
+
+
+def text(value: str) -> bytes:
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def stored(kind: int, value: Any) -> bytes:
+    """A value of the metadata; that of an array is given as its bytes."""
+    codes = {UINT32: "<I", FLOAT32: "<f"}
+    content = value if kind == ARRAY else text(value) if kind == STRING else struct.pack(codes[kind], value)
+    return struct.pack("<I", kind) + content
+
+
+def written(folder: Path, metadata: dict[str, tuple[int, Any]], shape: tuple[int, ...] = (1, 1)) -> Path:
+    """A file with a tensor of float32 of this shape, innermost dimension first."""
+    values = b"".join(text(name) + stored(*value) for name, value in metadata.items())
+    tensor = text("token_embd.weight") + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, 0, 0)
+    header = b"GGUF" + struct.pack("<IQQ", 3, 1, len(metadata))
+    (file := folder / "model.gguf").write_bytes(header + values + tensor + bytes(4096))
+    return file
+
+
+@pytest.mark.parametrize(
+    ("metadata", "shape", "message"),
+    [
+        ({"x": (ARRAY, struct.pack("<IQ", ARRAY, 1) * 5000)}, (1, 1), "has a list of lists in its metadata"),
+        ({"general.alignment": (UINT32, 0)}, (1, 1), "has general.alignment 0, which is no number"),
+        ({"general.alignment": (STRING, "x")}, (1, 1), "has general.alignment 'x', which is no number"),
+        ({}, (2**63, 2**63), "is truncated: it ends within the tensor token_embd.weight"),
+        ({}, (0, 2**60), "tensor token_embd.weight has rows of 0"),
+        ({"x": (ARRAY, struct.pack("<IQ", UINT32, 2**62))}, (1, 1), "its header is not whole"),
+        ({"x": (ARRAY, struct.pack("<IQ", STRING, 2**62))}, (1, 1), "damaged or truncated|is truncated"),
+    ],
+)
+def test_headers_that_claim_too_much(metadata, shape, message, tmp_path):
+    with pytest.raises(ModelError, match=message):
+        GgufModel.open(written(tmp_path, metadata, shape))
+
+
+@pytest.mark.parametrize(
+    ("metadata", "message"),
+    [
+        ({"general.architecture": (ARRAY, struct.pack("<IQ", UINT32, 0))}, r"unsupported general.architecture \[\]"),
+        ({"phi3.attention.head_count": (UINT32, 0)}, "field of the wrong kind in its metadata: .*by zero"),
+        ({"phi3.block_count": (FLOAT32, float("inf"))}, "field of the wrong kind in its metadata: .*infinity"),
+        ({"tokenizer.ggml.eos_token_id": (STRING, "x")}, "eos_token_id is 'x', which is no token's id"),
+    ],
+)
+def test_fields_of_another_kind(metadata, message, tmp_path):
+    fields: dict[str, tuple[int, Any]] = {f"phi3.{name}": value for name, value in SIZES.items()}
+    fields |= {"phi3.attention.head_count": (UINT32, 4), "phi3.attention.layer_norm_rms_epsilon": (FLOAT32, 1e-5)}
+    fields |= {"general.architecture": (STRING, "phi3")}
+    assert read_gguf_config(written(tmp_path, fields))["num_attention_heads"] == 4
+    with pytest.raises(ModelError, match=message):
+        read_gguf_config(written(tmp_path, fields | metadata))
+
+
+def test_no_token_has_an_id_below_zero():
+    with pytest.raises(ModelError, match="padding_token_id is -1"):
+        special_token_id({"tokenizer.ggml.padding_token_id": -1}, "padding")
+
+
+def test_no_parts_are_a_whole_file(tmp_path):
+    file = written(tmp_path, {}).rename(tmp_path / "model-00001-of-00000.gguf")
+    assert list(GgufModel.open(file).tensors) == ["token_embd.weight"]
+
+
+def test_a_vision_tower_beside_a_model_is_no_second_model(tmp_path):
+    for name in ("model-Q4_K_M.gguf", "mmproj-F16.gguf"):
+        written(tmp_path, {}).rename(tmp_path / name)
+    assert gguf_in(tmp_path) == tmp_path / "model-Q4_K_M.gguf"
