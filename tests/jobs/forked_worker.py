@@ -13,6 +13,7 @@ it does. While the file HEADRACE_TEST_HOLD exists, no sequence gets more than HE
 SIGTERM ends the workers properly, and with them this process.
 """
 
+import logging
 import os
 import signal
 import sys
@@ -183,4 +184,6 @@ class Crew:
 
 
 if __name__ == "__main__":
+    # Celery's loggers say nothing where nothing is set up.
+    logging.basicConfig(level=logging.WARNING)
     sys.exit(Crew(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]) if len(sys.argv) > 3 else 1).run())

@@ -47,10 +47,14 @@ def says(*parts: str | Image.Image | bytes) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
-def seeing_client(served: Path, seeing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """A client whose jobs of the model that reads images have a worker, beside the session's."""
+def seeing_client(seeing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    """A client whose jobs of the model that reads images have a worker.
+
+    In a data folder of its own: the session's server does not serve this model, and would refuse its batches.
+    """
     command = ["worker", "--model", str(seeing), "--kv-cache-memory-bytes", "4000000", "--parent-pid", str(os.getpid())]
-    env, log, queue = environment(served), tmp_path_factory.mktemp("worker"), shard_queue(str(seeing), "auto")
+    data_dir, log = tmp_path_factory.mktemp("seeing"), tmp_path_factory.mktemp("worker")
+    env, queue = environment(data_dir), shard_queue(str(seeing), "auto")
     with (
         started(command, env, log) as worker,
         Client(Settings.from_environment(env)) as client,
