@@ -109,8 +109,9 @@ def _rope(raw: Raw) -> Mapping[str, Any]:
     text = raw.get("text_config") or {}
     for fields in (text, raw):
         for name in ("rope_parameters", "rope_scaling"):
-            if rope := fields.get(name):
-                return rope  # type: ignore[no-any-return]
+            rope: Mapping[str, Any] = fields.get(name) or {}
+            if rope:
+                return rope
     return {}
 
 

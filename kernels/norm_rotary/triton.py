@@ -6,10 +6,9 @@ from torch import Tensor
 
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from ..triton_norms import launch_norm
 from .triton_kernels import rms_norm_kernel, rotate_and_write_kernel
 
-# A row is one program's registers.
-MAX_NORM_SIZE = 65536
 _HEADS_PER_PROGRAM = 8
 
 
@@ -28,29 +27,7 @@ def add_rms_norm_triton(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
 
 
 def _normalise(x: Tensor, residual: Tensor | None, weight: Tensor, eps: float) -> Tensor:
-    check_tensor("x", x, (None, None), FLOAT_DTYPES, x.device, is_contiguous=False)
-    check_tensor("weight", weight, x.shape[1:], (x.dtype, torch.float32), x.device)
-    num_rows, size = x.shape
-    if size > MAX_NORM_SIZE:
-        raise ValueError(f"x {tuple(x.shape)} has rows of {size} numbers; at most {MAX_NORM_SIZE} are supported")
-    output = torch.empty(num_rows, size, dtype=x.dtype, device=x.device)
-    if not num_rows:
-        return output
-    padded = triton.next_power_of_2(size)
-    rms_norm_kernel[(num_rows,)](
-        output,
-        x,
-        x if residual is None else residual,
-        weight,
-        eps,
-        size,
-        x.stride(0),
-        0 if residual is None else residual.stride(0),
-        HAS_RESIDUAL=residual is not None,
-        PADDED_SIZE=padded,
-        num_warps=min(max(padded // 512, 1), 16),
-    )
-    return output
+    return launch_norm(rms_norm_kernel, x, residual, {"weight": weight}, (x.dtype, torch.float32), eps)
 
 
 def rotate_and_write_triton(

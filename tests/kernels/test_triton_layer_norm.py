@@ -6,7 +6,8 @@ import torch
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 from headrace.kernels.layer_norm.reference import layer_norm_reference
-from headrace.kernels.layer_norm.triton import MAX_NORM_SIZE, add_layer_norm_triton, layer_norm_triton
+from headrace.kernels.layer_norm.triton import add_layer_norm_triton, layer_norm_triton
+from headrace.kernels.triton_norms import MAX_NORM_SIZE
 
 from .tolerances import assert_close
 

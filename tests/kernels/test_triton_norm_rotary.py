@@ -8,12 +8,8 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 
 from headrace.kernels.kv_cache import PADDING_SLOT
 from headrace.kernels.norm_rotary.reference import rms_norm_reference, rotate_and_write_reference
-from headrace.kernels.norm_rotary.triton import (
-    MAX_NORM_SIZE,
-    add_rms_norm_triton,
-    rms_norm_triton,
-    rotate_and_write_triton,
-)
+from headrace.kernels.norm_rotary.triton import add_rms_norm_triton, rms_norm_triton, rotate_and_write_triton
+from headrace.kernels.triton_norms import MAX_NORM_SIZE
 
 from .tolerances import TOLERANCES, assert_close
 
