@@ -27,6 +27,8 @@ BLOCK_TYPES = {
     12: BlockType("Q4_K", 256, 144),
     13: BlockType("Q5_K", 256, 176),
     14: BlockType("Q6_K", 256, 210),
+    20: BlockType("IQ4_NL", 32, 18),
+    23: BlockType("IQ4_XS", 256, 136),
 }
 # Of those that are refused, for who has one.
 TYPE_NAMES = {
@@ -36,10 +38,8 @@ TYPE_NAMES = {
     17: "IQ2_XS",
     18: "IQ3_XXS",
     19: "IQ1_S",
-    20: "IQ4_NL",
     21: "IQ3_S",
     22: "IQ2_S",
-    23: "IQ4_XS",
     24: "I8",
     25: "I16",
     26: "I32",

@@ -15,6 +15,8 @@ _HALF = 2
 _FLOAT_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # So many weights at a time: what is computed on the way stays small beside the tensor.
 _CHUNK_WEIGHTS = 2**22
+# What the four bits of the IQ4 types stand for.
+_IQ4_VALUES = torch.tensor((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)).float()
 
 
 def dequantized(rows: Tensor, kind: BlockType, dtype: torch.dtype) -> Tensor:
@@ -100,6 +102,15 @@ def _q6_k(blocks: Tensor) -> Tensor:
     return _scaled(values.float() - 32, _half(blocks, 208).float() * scales)
 
 
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _iq4_values(blocks[:, _HALF:]) * _half(blocks, 0).float()
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    scales = _fields(blocks[:, 4:8], 4, 1) | _fields(blocks[:, 2:4], 2, 1) << 4
+    return _scaled(_iq4_values(blocks[:, 8:]), _half(blocks, 0).float() * (scales.float() - 32))
+
+
 _READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
@@ -111,6 +122,8 @@ _READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
     "Q6_K": _q6_k,
+    "IQ4_NL": _iq4_nl,
+    "IQ4_XS": _iq4_xs,
 }
 
 
@@ -135,6 +148,11 @@ def _fields(packed: Tensor, bits: int, width: int) -> Tensor:
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
     runs = packed.reshape(len(packed), -1, 1, width)
     return (runs >> shifts & (1 << bits) - 1).flatten(1)
+
+
+def _iq4_values(packed: Tensor) -> Tensor:
+    """16 bytes have the values of 32 weights: [n, 2 * bytes] float32."""
+    return _IQ4_VALUES[_fields(packed, 4, 16).int()]
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,16 @@ ARCHITECTURES = {
 Array = np.ndarray[Any, Any]
 # What is added to a writer beside the model itself, such as a vocabulary.
 Extra = Callable[[gguf.GGUFWriter], None]
-_K_SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+# Where in a block its scales are, float16 each.
+_SCALES = {
+    "Q2_K": (80, 82),
+    "Q3_K": (108,),
+    "Q4_K": (0, 2),
+    "Q5_K": (0, 2),
+    "Q6_K": (208,),
+    "IQ4_NL": (0,),
+    "IQ4_XS": (0,),
+}
 
 
 @dataclass
@@ -204,16 +213,16 @@ def _as_trained(config: dict[str, Any], name: str, weight: Array) -> Array:
 
 def _blocks(weight: Array, number: Any) -> Array:
     """The package quantises to the simple types; of the others there are random blocks, of about the right size."""
-    if number.name not in _K_SCALES:
+    if number.name not in _SCALES:
         return gguf.quantize(weight, number)
     generator = np.random.default_rng(weight.shape[-1])
     num_weights, num_bytes = gguf.GGML_QUANT_SIZES[number]
     blocks = generator.integers(0, 256, (weight.size // num_weights, num_bytes), dtype=np.uint8)
-    for at in _K_SCALES[number.name]:
+    for at in _SCALES[number.name]:
         blocks[:, at : at + 2] = np.float16(2e-5).reshape(1).view(np.uint8)
     raw = blocks.reshape(*weight.shape[:-1], -1)
     # Scaled such that the weights are as large as those that they stand for.
     factor = weight.std() / gguf.dequantize(raw, number).std()
-    for at in _K_SCALES[number.name]:
+    for at in _SCALES[number.name]:
         blocks[:, at : at + 2] = np.float16(2e-5 * factor).reshape(1).view(np.uint8)
     return raw

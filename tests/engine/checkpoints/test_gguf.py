@@ -118,7 +118,16 @@ def dequantized_model(folder: Path, file: GgufFile) -> Any:
 
 @pytest.mark.parametrize(
     "kinds",
-    [("F16",), ("BF16",), ("Q4_0", "Q5_0"), ("Q4_1", "Q5_1"), ("Q8_0", "Q6_K"), ("Q4_K", "Q5_K"), ("Q2_K", "Q3_K")],
+    [
+        ("F16",),
+        ("BF16",),
+        ("Q4_0", "Q5_0"),
+        ("Q4_1", "Q5_1"),
+        ("Q8_0", "Q6_K"),
+        ("Q4_K", "Q5_K"),
+        ("Q2_K", "Q3_K"),
+        ("IQ4_XS", "IQ4_NL"),
+    ],
 )
 def test_every_type_answers_as_its_dequantized_weights(kinds, large, tmp_path):
     file = write_gguf(large, tmp_path / "model.gguf", kinds[0], kinds={"down_proj": kinds[-1], "embed": kinds[-1]})
