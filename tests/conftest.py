@@ -5,6 +5,7 @@ Without it the kernels run in Triton's interpreter and engines on the CPU, on an
 
 import os
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -30,6 +31,9 @@ settings.load_profile("same")
 
 
 def pytest_configure() -> None:
+    # In the background of a shell it is ignored, which the programs that tests interrupt would inherit.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("TRITON_INTERPRET") == "1":
         runpy.run_path(str(BENCHMARKS / "triton_interpreter.py"))["interpret_triton"]()
 
