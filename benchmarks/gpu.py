@@ -35,6 +35,8 @@ def main() -> None:
     prepare(arguments.dry_run)
     about = environment() | ({"commit": arguments.commit} if arguments.commit else {})
     table = Table(arguments.output, about)
+    if not arguments.is_child:
+        print(", ".join(f"{name} {value}" for name, value in table.about.items()), flush=True)
     chosen = [part for part in parts_of(arguments.dry_run) if _is_wanted(part, arguments)]
     if arguments.here:
         for part in chosen:

@@ -88,7 +88,7 @@ def _host_times(call: Callable[[], object], rounds: int) -> Iterator[float]:
 def about_device() -> dict[str, Any]:
     """What a figure depends on beside the program."""
     if not torch.cuda.is_available():
-        return {"gpu": "none (dry run)"}
+        return {"gpu": "none (dry run)", **_compiler()}
     properties = torch.cuda.get_device_properties(0)
     return {
         "gpu": properties.name,
@@ -96,7 +96,18 @@ def about_device() -> dict[str, Any]:
         "processors": properties.multi_processor_count,
         "cuda": torch.version.cuda,
         "driver": (_nvidia_smi("driver_version") or ["unknown"])[0],
+        **_compiler(),
     }
+
+
+def _compiler() -> dict[str, str]:
+    """The versions of what compiles the kernels; nothing of them is worth losing a figure for."""
+    try:
+        import triton
+
+        return {"triton": triton.__version__, "ptxas": triton.knobs.nvidia.ptxas.version}
+    except (ImportError, AttributeError, RuntimeError):
+        return {}
 
 
 def results_name(gpu: str) -> str:

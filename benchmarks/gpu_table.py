@@ -48,6 +48,11 @@ class Table:
         self.reread()
 
     @property
+    def about(self) -> dict[str, Any]:
+        """Where and with what it was measured."""
+        return {name: value for name, value in self._content.items() if name not in ("facts", "parts")}
+
+    @property
     def content(self) -> dict[str, Any]:
         return self._content
 

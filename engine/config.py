@@ -13,6 +13,10 @@ DTYPE_NAMES: tuple[str, ...] = ("auto", "float32", "bfloat16", "float16")
 LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("int8",)
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
+_COUNTS = (
+    *("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_lora_rank"),
+    *("tensor_parallel_size", "pipeline_parallel_size"),
+)
 # Of the host's memory, where nothing is said.
 DEFAULT_KV_CACHE_BYTES = 2 * 1024**3
 
@@ -42,6 +46,9 @@ class EngineConfig:
     `tensor_parallel_size`: how many processes share the model, each with a GPU of its own, or on a CPU some of its
     cores; what is said of memory is said of each of them. It must divide the model's attention heads. GPUs that share
     one run without CUDA graphs.
+    `pipeline_parallel_size`: into how many stages of consecutive layers the model is split, each with as many processes
+    as `tensor_parallel_size` says. They compute a step one after the other, which gives room rather than speed; a step
+    of many tokens goes through in parts, of which each stage has another one at a time.
     """
 
     dtype: str = "auto"
@@ -68,6 +75,7 @@ class EngineConfig:
     lora_modules: Sequence[LoRARequest] = ()
     speculative_config: Mapping[str, Any] | None = None
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     seed: int = 0
 
     def __post_init__(self) -> None:
@@ -87,7 +95,7 @@ class EngineConfig:
             raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, not {self.load_format!r}")
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_lora_rank", "tensor_parallel_size"):
+        for name in _COUNTS:
             _require_positive(name, getattr(self, name))
         for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None:
@@ -96,7 +104,7 @@ class EngineConfig:
             raise ConfigError(f"swap_space_bytes must be at least 0, not {self.swap_space_bytes}")
         if self.cuda_graph_sizes is not None:
             self._require_graph_sizes(self.cuda_graph_sizes)
-        if self.tensor_parallel_size > 1:
+        if self.world_size > 1:
             self._require_parallel()
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("lora_modules need enable_lora=True")
@@ -117,7 +125,18 @@ class EngineConfig:
     @property
     def may_use_graphs(self) -> bool:
         """Whether any step may be computed with CUDA graphs, on a GPU."""
-        return not self.enforce_eager and self.tensor_parallel_size == 1
+        return not self.enforce_eager and self.world_size == 1
+
+    @property
+    def world_size(self) -> int:
+        """How many processes have the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def parallel_options(self) -> str:
+        """What makes them more than one, for messages."""
+        sizes = {name: getattr(self, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
+        return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
     @property
     def resolved_graph_sizes(self) -> tuple[int, ...]:
@@ -139,7 +158,7 @@ class EngineConfig:
 
     def _require_parallel(self) -> None:
         """Refuse what cannot be split over several processes yet."""
-        option = f"tensor_parallel_size={self.tensor_parallel_size}"
+        option = self.parallel_options
         if self.enable_lora or self.lora_modules:
             name = "lora_modules" if self.lora_modules else "enable_lora"
             raise ConfigError(f"{name} and {option} are not supported together: leave one of them out")

@@ -108,7 +108,7 @@ class Engine:
         model_config = ModelConfig.from_pretrained(model)
         if model_config.vision is not None:
             require_fit(config)
-        if config.tensor_parallel_size > 1:
+        if config.world_size > 1:
             return cls._parallel(model_config, config)
         loaded = load_guessing(config, model_config)
         runner = ModelRunner(model_config, config, loaded.needs if loaded else NO_SECOND_MODEL)

@@ -26,6 +26,7 @@ from kombu.exceptions import BatchPublishError, ChannelError, OperationalError
 from kombu.message import Message
 from kombu.messaging import Consumer
 
+from .celery_consumer import PatientConsumer
 from .precision import Precision
 
 logger = logging.getLogger(__name__)
@@ -69,6 +70,8 @@ def create_app(broker_url: str) -> Celery:
         accept_content=["json"],
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,
+        # Else any error answer to a BRPOP, such as a failover's, would end the worker.
+        broker_channel_error_retry=True,
         broker_transport_options={
             "priority_steps": [RESCUE_PRIORITY, 3, BULK_PRIORITY, 9],
             # With acknowledgements in Redis, one that fails while Redis is away is never made good: the
@@ -127,7 +130,7 @@ def run_worker(
 
     Tasks run in `concurrency` threads. When told to stop, takes no more messages, calls `on_shutdown` once in
     this thread (it is to make running tasks return soon) and waits for them. A second SIGINT ends the process
-    at once. Redis going away, even for long, ends nothing.
+    at once. Redis going away, even for long, ends nothing, nor does any error that it answers.
     """
     signals.setup_logging.connect(_leave_logging_alone)
     # Its advice against root is about pickled messages, which are refused anyway.
@@ -139,6 +142,7 @@ def run_worker(
         worker = _Worker(
             app=app,
             pool_cls=_WakingThreadPool,
+            consumer_cls=PatientConsumer,
             concurrency=concurrency,
             arrivals=arrivals,
             on_shutdown=on_shutdown,

@@ -1,7 +1,7 @@
 """Submit jobs and ask for answers: the Python face, and what the command line is made of."""
 
 import json
-import tempfile
+import uuid
 from base64 import b64encode
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,6 +11,8 @@ from typing import Any
 
 from ..engine.checkpoints.hub import model_name
 from ..engine.lora_request import LoRARequest
+from ..storage.errors import StorageError
+from ..storage.files import write_lines
 from ..storage.output_address import open_folder
 from ..storage.output_dir import OutputMode
 from ..storage.readers import InputSource, open_input
@@ -139,15 +141,19 @@ class Client(Connections):
 
     @contextmanager
     def rows_file(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
-        """Rows as a JSONL file, for as long as it takes to submit them."""
+        """Rows as a JSONL file, for as long as it takes to submit them. Raises StorageError."""
         folder = self.settings.data_dir / "inputs"
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=folder, suffix=".jsonl", encoding="ascii") as file:
-            for row in rows:
-                # ASCII: half of a surrogate pair is that row's error, not the whole submission's.
-                file.write(json.dumps(dict(row), default=_as_text) + "\n")
-            file.flush()
-            yield Path(file.name)
+        path = folder / f"{uuid.uuid4().hex}.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StorageError(f"cannot write into {folder}: {error.strerror or error}") from error
+        # As JSON has it by itself, all is ASCII: half of a surrogate pair is that row's error, not the submission's.
+        write_lines(path, (json.dumps(dict(row), default=_as_text) for row in rows))
+        try:
+            yield path
+        finally:
+            path.unlink(missing_ok=True)
 
     def job(self, job_id: str) -> Job:
         """Raises `UnknownJob`."""

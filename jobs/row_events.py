@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 from anyio.to_thread import run_sync
 from redis.exceptions import RedisError
 
@@ -72,7 +72,7 @@ class StoredRow:
             parts = open_folder(output.job.output_dir).dataset([part.file_name for part in new])
             # One that is renamed meanwhile is looked at the next time.
             try:
-                found = parts.to_table(_COLUMNS, filter=ds.field("row") == self.row)
+                found = parts.to_table(_COLUMNS, filter=pc.field("row") == self.row)
             except FileNotFoundError:
                 return None, True
             if found.num_rows:

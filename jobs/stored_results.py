@@ -3,15 +3,17 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
 from ..storage.records import JobRecord
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 T = TypeVar("T")
 _MAX_READS = 5
@@ -22,7 +24,7 @@ def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
     return read_parts(ledger, job, _sorted_rows)
 
 
-def _sorted_rows(parts: ds.Dataset) -> pa.Table:
+def _sorted_rows(parts: "ds.Dataset") -> pa.Table:
     return parts.to_table().sort_by("row") if parts.files else pa.table({})
 
 
@@ -43,20 +45,20 @@ def read_first_rows(ledger: Ledger, job: JobRecord, limit: int, after_row: int |
     return read_parts(ledger, job, lambda parts: _first_rows(parts, limit, after_row))
 
 
-def _first_rows(parts: ds.Dataset, limit: int, after_row: int | None) -> FirstRows:
+def _first_rows(parts: "ds.Dataset", limit: int, after_row: int | None) -> FirstRows:
     if not parts.files:
         return FirstRows(pa.table({}), 0)
-    is_after = ds.field("row") > after_row if after_row is not None else None
+    is_after = pc.field("row") > after_row if after_row is not None else None
     numbers = parts.to_table(columns=["row"], filter=is_after)["row"]
     wanted = numbers.take(pc.select_k_unstable(numbers, min(limit, len(numbers)), [("row", "ascending")]))
     if not len(wanted):
         return FirstRows(pa.table({}), 0)
     span = pc.min_max(wanted)
-    in_span = (ds.field("row") >= span["min"]) & (ds.field("row") <= span["max"])
+    in_span = (pc.field("row") >= span["min"]) & (pc.field("row") <= span["max"])
     return FirstRows(parts.to_table(filter=in_span).sort_by("row"), len(numbers))
 
 
-def read_parts(ledger: Ledger, job: JobRecord, read: Callable[[ds.Dataset], T]) -> T:
+def read_parts(ledger: Ledger, job: JobRecord, read: "Callable[[ds.Dataset], T]") -> T:
     """What `read` makes of a job's committed parts, each row in them once.
 
     It is called again when a part was renamed or replaced under its hands.
@@ -67,7 +69,7 @@ def read_parts(ledger: Ledger, job: JobRecord, read: Callable[[ds.Dataset], T]) 
     return read(_committed_parts(ledger, job))
 
 
-def _committed_parts(ledger: Ledger, job: JobRecord) -> ds.Dataset:
+def _committed_parts(ledger: Ledger, job: JobRecord) -> "ds.Dataset":
     # A part may have been deleted by hand: what is there can still be read.
     return open_folder(job.output_dir).dataset([part.file_name for part in ledger.parts(job.id)])
 
@@ -77,10 +79,10 @@ def first_error(ledger: Ledger, job: JobRecord) -> str | None:
     return read_parts(ledger, job, _first_error)
 
 
-def _first_error(parts: ds.Dataset) -> str | None:
+def _first_error(parts: "ds.Dataset") -> str | None:
     if not parts.files:
         return None
-    failed = parts.to_table(columns=["row", "error"], filter=ds.field("error").is_valid())
+    failed = parts.to_table(columns=["row", "error"], filter=pc.field("error").is_valid())
     if not len(failed):
         return None
     first = failed.sort_by("row").slice(0, 1).to_pylist()[0]

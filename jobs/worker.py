@@ -31,6 +31,7 @@ from .open_ledger import open_ledger
 from .periodic import Periodic
 from .precision import Precision
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
+from .redis_access import check_access
 from .settings import Settings
 from .shards.adapters import FittingAdapters
 from .shards.answer_cache import AnswerCache
@@ -81,8 +82,9 @@ def serve(
 ) -> int:
     """Work until SIGTERM or SIGINT, in the main thread; returns the exit status. `load` makes the engine.
 
-    Raises `ModelError`, `ConfigError`, `LedgerError` or `EmbeddedValkeyError` when it cannot start. Ends in the
-    order: take no more shards, hand back or finish those in flight, stop the engine, leave.
+    Raises `ModelError`, `ConfigError`, `LedgerError`, `EmbeddedValkeyError`, or `SettingsError` for a Redis that
+    refuses us, when it cannot start. Ends in the order: take no more shards, hand back or finish those in flight, stop
+    the engine, leave.
     """
     with ExitStack() as stack:
         base = _Base.opened(settings, options, load, stack)
@@ -147,6 +149,8 @@ class _Base:
         model = ModelConfig.from_pretrained(options.model.folder)
         tokenizer = Tokenizer.from_pretrained(options.model.folder)
         ledger = stack.enter_context(open_ledger(settings))
+        if settings.redis_url is not None:
+            check_access(settings.redis_url)
         urls = stack.enter_context(redis_urls(settings))
         weights = ModelWeights(options.model)
         engine = load(options.model.folder, options.engine)

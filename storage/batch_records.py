@@ -36,7 +36,10 @@ _OPEN = [state for state in BatchState if not state.has_ended]
 
 @dataclass(frozen=True)
 class NewBatch:
-    """A batch to record. It expires `within_seconds` after that; its end is told to its `webhook`."""
+    """A batch to record. It expires `within_seconds` after that; its end is told to its `webhook`.
+
+    `served_models`: what its requests may name, where the server that takes it says so.
+    """
 
     id: str
     tenant: str
@@ -47,6 +50,7 @@ class NewBatch:
     metadata: dict[str, str] | None = None
     output_expires_seconds: int | None = None
     webhook: NewWebhook | None = None
+    served_models: list[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -61,6 +65,7 @@ class BatchRecord:
     state: BatchState
     endpoint: str
     input_file_id: str
+    served_models: list[str] | None
     completion_window: str
     metadata: dict[str, str] | None
     output_expires_seconds: int | None

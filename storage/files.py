@@ -34,8 +34,10 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
             file.writelines(f"{line}\n" for line in lines)
         temporary.rename(path)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
+    finally:
+        # Also where `lines` raises.
+        temporary.unlink(missing_ok=True)
 
 
 def sync_folder(folder: Path) -> None:

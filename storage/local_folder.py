@@ -6,15 +6,18 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from .errors import PartMissing, StorageError
 from .files import sync_folder, write_parquet
 from .held_file import held_file
 from .output_folder import OutputFolder
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 _MAX_READS = 5
 
@@ -153,7 +156,10 @@ class LocalFolder(OutputFolder):
                 continue
         raise PartMissing(f"part {self.path / name} is gone")
 
-    def dataset(self, names: Sequence[str]) -> ds.Dataset:
+    def dataset(self, names: Sequence[str]) -> "ds.Dataset":
+        # Here, not above: with it comes pandas where it is installed, which other commands should not wait for.
+        import pyarrow.dataset as ds
+
         places = (self._place(name) for name in names)
         return ds.dataset([str(place) for place in places if place is not None], format="parquet")
 

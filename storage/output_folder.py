@@ -3,12 +3,15 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from .errors import PartDamaged
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 
 class OutputFolder(ABC):
@@ -96,7 +99,7 @@ class OutputFolder(ABC):
         """A committed part, which may be replaced while it is read. Raises PartMissing, pyarrow's errors."""
 
     @abstractmethod
-    def dataset(self, names: Sequence[str]) -> ds.Dataset:
+    def dataset(self, names: Sequence[str]) -> "ds.Dataset":
         """Those of these committed parts that are there. Reading raises FileNotFoundError for one that went since."""
 
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:

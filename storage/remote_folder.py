@@ -8,15 +8,17 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
 from .errors import PartMissing, StorageError
 from .output_folder import OutputFolder
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 # Written and removed to learn whether writing is allowed; a killed one leaves it behind.
 _PROBE = ".headrace-probe"
@@ -122,7 +124,10 @@ class RemoteFolder(OutputFolder):
         except FileNotFoundError:
             raise PartMissing(f"part {self}/{name} is gone") from None
 
-    def dataset(self, names: Sequence[str]) -> ds.Dataset:
+    def dataset(self, names: Sequence[str]) -> "ds.Dataset":
+        # As in a folder on a disk.
+        import pyarrow.dataset as ds
+
         return ds.dataset(self.find_parts(names), format="parquet", filesystem=PyFileSystem(_Handler(self)))
 
     def _remove(self, name: str) -> None:

@@ -8,7 +8,7 @@ from sqlalchemy import UniqueConstraint as Unique
 from .records import AttemptOutcome, JobState, ShardState, WebhookState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0011"
+SCHEMA_REVISION = "0012"
 
 metadata = MetaData(
     naming_convention={
@@ -179,6 +179,8 @@ batches = Table(
     Column("endpoint", String(64), nullable=False),
     # No foreign key: a file may be deleted while its batch goes on.
     Column("input_file_id", String(64), nullable=False),
+    # The names by which the server that took it serves models; null of one from before this was kept.
+    Column("served_models", JSON(none_as_null=True)),
     Column("completion_window", String(32), nullable=False),
     Column("metadata", JSON(none_as_null=True)),
     Column("output_expires_seconds", Integer),

@@ -3,10 +3,12 @@
 Without it the kernels run in Triton's interpreter and engines on the CPU, on any machine.
 """
 
+import gc
 import os
 import runpy
 import signal
 import sys
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import fsspec
@@ -43,10 +45,30 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name != "test_house.py")
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What the tests' modules import stays: nothing for the garbage collector to look at again and again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", choices=["cpu", "cuda"], default="cpu", help="where the Triton kernels run")
     parser.addoption("--chaos-seeds", default="2", help="which jobs tests/chaos disturbs: so many, or FIRST:END")
     parser.addoption("--chaos-rows", type=int, default=320, help="how long these jobs are")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_pandas(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The processes that tests start have no pandas, as our users' need not: pyarrow imports it where it is there."""
+    folder = tmp_path_factory.mktemp("no_pandas")
+    (folder / "pandas.py").write_text('raise ImportError("not installed")\n')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -29,3 +29,13 @@ class MedusaConfig:
                     f"{least}, not {number!r}"
                 )
         return cls(folder, *numbers)
+
+    def shapes(self, hidden_size: int, vocab_size: int) -> dict[str, tuple[int, ...]]:
+        """Each tensor's shape under its name, for a model of these sizes."""
+        shapes: dict[str, tuple[int, ...]] = {}
+        for head in range(self.num_heads):
+            for block in range(self.num_layers):
+                shapes[f"{head}.{block}.linear.weight"] = (hidden_size, hidden_size)
+                shapes[f"{head}.{block}.linear.bias"] = (hidden_size,)
+            shapes[f"{head}.{self.num_layers}.weight"] = (vocab_size, hidden_size)
+        return shapes

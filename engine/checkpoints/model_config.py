@@ -10,6 +10,7 @@ from .model_folder import Raw, config_file, read_config, read_stop_ids
 from .quantization_config import QuantizationConfig, read_quantization
 from .rope_config import RopeConfig, read_rope
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
+from .stage import WHOLE_MODEL, Stage
 from .vision_config import VisionConfig, decoder_fields, read_mrope_section, read_vision
 
 
@@ -102,6 +103,8 @@ class ModelConfig:
     mrope_section: tuple[int, int, int] | None = None
     # Which of the checkpoint's weights are quantised, and how.
     quantization: QuantizationConfig | None = None
+    # Which of the layers these are, where other processes have the others.
+    stage: Stage = WHOLE_MODEL
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "ModelConfig":

@@ -34,10 +34,10 @@ class Projection:
             return self.num_weights * item_bytes
         if isinstance(scheme, Int4Scheme):
             groups = -(-self.num_inputs // (scheme.group_size or self.num_inputs))
-            # A scale and a zero for each group of each output.
+            # A scale and a zero for each group of each output: a byte, or a float.
             num_groups = self.copies * self.num_outputs * groups
-            zeros = num_groups * _HALF_BYTES if scheme.has_minima else num_groups // 2
-            return self.num_weights // 2 + num_groups * _HALF_BYTES + zeros
+            zero_bytes = _HALF_BYTES if scheme.has_minima else 1
+            return self.num_weights // 2 + num_groups * (_HALF_BYTES + zero_bytes)
         rows, columns = scheme.block
         scales = {
             "tensor": 1,
@@ -78,15 +78,17 @@ def _scheme(model: ModelConfig, projection: Projection) -> WeightScheme | None:
 
 
 def _ends(model: ModelConfig) -> Iterator[Projection]:
-    """The embedding, and the head where it is another matrix."""
-    yield Projection("model.embed_tokens", model.vocab_size, model.hidden_size, is_quantizable=False)
-    if not model.tie_word_embeddings:
+    """The embedding, and the head where it is another matrix; of a stage, what it has of them."""
+    stage, is_tied = model.stage, model.tie_word_embeddings
+    if stage.is_first or (stage.is_last and is_tied):
+        yield Projection("model.embed_tokens", model.vocab_size, model.hidden_size, is_quantizable=False)
+    if stage.is_last and not is_tied:
         yield Projection("lm_head", model.vocab_size, model.hidden_size)
 
 
 def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     """What the layer of this index multiplies by."""
-    prefix, hidden = f"model.layers.{index}", model.hidden_size
+    prefix, hidden = f"model.layers.{model.stage.first_layer + index}", model.hidden_size
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     attention = f"{prefix}.self_attn"
     if model.has_fused_projections:
@@ -131,12 +133,12 @@ def _gated(
 
 def _num_norm_weights(model: ModelConfig) -> int:
     if model.falcon is not None:
-        norms = model.num_hidden_layers * (2 if model.falcon.mlp_norm else 1) + 1
+        norms = model.num_hidden_layers * (2 if model.falcon.mlp_norm else 1) + model.stage.is_last
         # A weight and a bias.
         return norms * 2 * model.hidden_size
     around = 4 if model.decoder_layer == "gemma" else 2
     of_heads = 2 * model.head_dim if model.qk_norm else 0
-    return model.num_hidden_layers * (around * model.hidden_size + of_heads) + model.hidden_size
+    return model.num_hidden_layers * (around * model.hidden_size + of_heads) + model.hidden_size * model.stage.is_last
 
 
 def _num_vision_weights(model: ModelConfig) -> int:

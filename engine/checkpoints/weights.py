@@ -124,17 +124,16 @@ def load_weights(
                 raise ModelError(f"{folder} holds a tensor {name} that its architecture does not have")
 
 
-def draw_weights(slots: Iterable[WeightSlot], seed: int) -> None:
+def draw_weights(slots: Iterable[WeightSlot], seed: int, device: torch.device) -> None:
     """Fill every slot's destination with random weights, as a model has them before it is trained.
 
     Matrices are normal with a variance of one over their input size, so that activations neither grow nor vanish;
     norms are near one and biases near zero; of integers all bits are random. What is drawn depends on the seed, the
     slots and the kind of device that they are on, not on the dtype of floats.
     """
-    wanted = list(slots)
     # A host takes a minute for eight billion, a GPU no time.
-    generator = torch.Generator(wanted[0].destination.device).manual_seed(seed)
-    for slot in wanted:
+    generator = torch.Generator(device).manual_seed(seed)
+    for slot in slots:
         slot.draw(generator)
 
 

@@ -90,9 +90,10 @@ class CudaCapture:
         with suppress(RuntimeError):
             graph.pool()
             return
-        with suppress(RuntimeError):
-            torch._C._cuda_endAllocateToPool(self._stream.device_index, self._pool)
-            torch._C._cuda_releasePool(self._stream.device_index, self._pool)
+        # Each for itself: torch refuses to end what it has ended already.
+        for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+            with suppress(RuntimeError):
+                end(self._stream.device_index, self._pool)
 
 
 class CudaGraphs:

@@ -5,12 +5,10 @@ from pathlib import Path
 from typing import Self
 
 from ..checkpoints.hub import locate_model
-from ..checkpoints.medusa_config import MedusaConfig
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
-from ..errors import ConfigError
 from ..models.medusa import MedusaHeads
-from ..text.vocabularies import require_same_vocabulary
+from ..text.guessers import fitting_draft, fitting_heads
 from .devices import resolve_device, resolve_dtype
 from .draft_model import DraftModel
 from .medusa import Medusa
@@ -30,9 +28,7 @@ class LoadedDraft:
     @classmethod
     def of(cls, folder: Path, options: EngineConfig, model: ModelConfig) -> Self:
         """Raises `ConfigError` where the two do not go together, `ModelError` where it cannot be loaded."""
-        draft = ModelConfig.from_pretrained(folder)
-        _require_plain_text(model, draft)
-        require_same_vocabulary(model, draft)
+        draft = fitting_draft(folder, model)
         own = _draft_options(options, model, draft)
         # With as little memory as there can be: how much is left for KV is measured beside its weights.
         return cls(ModelRunner(draft, replace(own, num_gpu_blocks_override=1)), draft, own, model)
@@ -62,14 +58,8 @@ class LoadedHeads:
     @classmethod
     def of(cls, folder: Path, options: EngineConfig, model: ModelConfig) -> Self:
         """Raises `ConfigError` where there are fewer heads than guesses, `ModelError` where they cannot be loaded."""
-        config = MedusaConfig.from_pretrained(folder)
-        speculative = options.speculative
-        assert speculative is not None
-        if config.num_heads < (number := speculative.num_speculative_tokens):
-            raise ConfigError(
-                f"speculative_config: num_speculative_tokens={number} are more than the {config.num_heads} heads of "
-                f"{folder}: lower it to {config.num_heads}"
-            )
+        assert options.speculative is not None
+        config = fitting_heads(folder, options.speculative)
         device = resolve_device(options.device)
         dtype = resolve_dtype(options.dtype, model.checkpoint_dtype, device)
         with fitting("the Medusa heads"):
@@ -114,18 +104,3 @@ def _draft_options(options: EngineConfig, model: ModelConfig, draft: ModelConfig
         enable_lora=False,
         lora_modules=(),
     )
-
-
-def _require_plain_text(model: ModelConfig, draft: ModelConfig) -> None:
-    """A block that slid out of a window would be missed, and of an image the draft model would see a placeholder."""
-    if None not in model.sliding_windows:
-        raise ConfigError(
-            f"speculative_config: method draft_model needs a model that keeps all of its KV, and all layers of "
-            f"{model.path} have sliding windows: use method ngram"
-        )
-    for each in (model, draft):
-        if each.vision is not None:
-            raise ConfigError(
-                f"speculative_config: method draft_model is for models of text alone, and {each.path} reads images: "
-                f"use method ngram"
-            )

@@ -103,8 +103,13 @@ class LargestStep:
 
     @torch.inference_mode()
     def compute(self, model: Decoder, kv_cache: Tensor) -> Tensor:
-        """A token of each sequence and of each guess, as a step draws it where every sequence has wishes."""
+        """A token of each sequence and of each guess, as a step draws it where every sequence has wishes.
+
+        A stage but the last gives what it hands on.
+        """
         hidden = model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention)
+        if not model.stage.is_last:
+            return hidden
         logits = model.logits(hidden[: self.num_logits])
         likeliest_tokens(logits, with_log_sum_exp=True)
         ones = torch.ones(len(logits), dtype=torch.float64, device=logits.device)

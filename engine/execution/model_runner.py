@@ -18,7 +18,7 @@ from ..kv_cache.swap import PreemptionCosts
 from ..lora.adapters import LoraAdapters
 from ..models import Decoder, load_model
 from ..sharding.ranks import ALONE, Ranks
-from ..sharding.shares import local_model
+from ..sharding.stages import own_model
 from ..vision.encoder import ImageEncoder
 from .batch import Batch
 from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
@@ -26,6 +26,7 @@ from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
 from .gpu_checks import require_attention, warn_of_widened_weights
 from .host_memory import keep_freed_memory
 from .memory_budget import NO_SECOND_MODEL, SecondModel, fitting, measured_num_blocks, stated_num_blocks
+from .parts import num_parts, split
 
 logger = logging.getLogger(__name__)
 
@@ -33,7 +34,7 @@ logger = logging.getLogger(__name__)
 class ModelRunner:
     """Owns the weights and the KV cache. `second`: what a model beside it takes that is loaded already.
 
-    Where it is one of several `ranks`, it owns its share of both.
+    Where it is one of several `ranks`, it owns its share of both, or of a stage of layers.
     """
 
     def __init__(
@@ -56,7 +57,8 @@ class ModelRunner:
         windows = model_config.sliding_windows
         self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
-        share = local_model(model_config, ranks.rank, ranks.size) if ranks.size > 1 else model_config
+        self._num_stages = ranks.num_stages
+        share = own_model(model_config, ranks.stage, ranks.num_stages, ranks.rank, ranks.size)
         num_blocks = stated_num_blocks(share, config, kv_dtype, self.device, second)
         with fitting("the model"):
             self._model = load_model(model_config, config, self.dtype, self.device, ranks)
@@ -65,7 +67,7 @@ class ModelRunner:
         tower = self._model.vision
         # Of the prompts that a step cuts, and of some that are often there.
         self.images = None if tower is None else ImageEncoder(tower, 2 * config.max_num_batched_tokens)
-        self.preemption_costs = preemption_costs(self._model.num_parameters, self.device)
+        self.preemption_costs = preemption_costs(ranks.num_stages * self._model.num_parameters, self.device)
         ranks.meet()
         if num_blocks is None:
             num_blocks = measured_num_blocks(self._model, share, config, kv_dtype, self.device, second, ranks)
@@ -100,12 +102,18 @@ class ModelRunner:
     def execute(self, batch: Batch) -> Tensor:
         """Compute the batch's tokens; returns the logits of its `last_token_index`: [num_sampling, vocab].
 
-        Its prompt reader, if it has one, is shown the logits it wants.
+        Its prompt reader, if it has one, is shown the logits it wants. A stage but the last returns what it hands on.
         """
         if self._graphs is not None and self._fits_graphs(batch):
             hidden = self._graphs.forward(batch)
         else:
-            hidden = self._forward(batch)
+            if (number := num_parts(batch, self._num_stages)) > 1:
+                batch = replace(batch, last_tokens=None)
+                hidden = torch.cat([self._forward(part) for part in split(batch, number)])
+            else:
+                hidden = self._forward(batch)
+            if not self._model.stage.is_last:
+                return hidden
             if batch.last_tokens is not None:
                 return self._logits(hidden[batch.last_tokens.sampled])
         if batch.prompt_reader is not None:
@@ -158,8 +166,8 @@ def wants_graphs(model_config: ModelConfig, config: EngineConfig, device: torch.
     """Whether small steps are to be computed with CUDA graphs; a line of the log says where a model cannot be."""
     if config.enforce_eager or device.type != "cuda":
         return False
-    if config.tensor_parallel_size > 1:
-        logger.info("no CUDA graphs with tensor_parallel_size=%d", config.tensor_parallel_size)
+    if config.world_size > 1:
+        logger.info("no CUDA graphs with %s", config.parallel_options)
         return False
     if model_config.moe is not None:
         logger.info("no CUDA graphs: the host chooses which experts of %s are computed", model_config.path)

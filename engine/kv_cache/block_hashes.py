@@ -76,4 +76,5 @@ def _num_common(tokens: "array[int]", others: "array[int]", at_least: int) -> in
     length = min(len(tokens), len(others))
     one, other = (numpy.frombuffer(each, dtype=numpy.int32, count=length) for each in (tokens, others))
     different = one != other
-    return int(different.argmax()) if different.any() else length
+    first = int(different.argmax())
+    return first if different[first] else length

@@ -65,12 +65,12 @@ class PrefixCache:
                 end = index
         return end
 
-    def share(self, blocks: Iterable[int]) -> None:
+    def share(self, blocks: Sequence[int]) -> None:
         """Make the caller an owner of blocks that `match` returned."""
         for block in self._pool.share(_without_null(blocks)):
             del (self._idle if block in self._idle else self._awaited)[block]
 
-    def share_owned(self, blocks: Iterable[int]) -> None:
+    def share_owned(self, blocks: Sequence[int]) -> None:
         """Make the caller a further owner of blocks that have one."""
         self._pool.share(_without_null(blocks))
 
@@ -173,7 +173,8 @@ class PrefixCache:
             assert (self._hash_of[block] in self._expected) == (block in awaited), "a block is in the wrong queue"
 
 
-def _without_null(blocks: Iterable[int]) -> list[int]:
-    listed = list(blocks)
-    # Only a sliding window leaves any.
-    return [block for block in listed if block != NULL_BLOCK] if NULL_BLOCK in listed else listed
+def _without_null(blocks: Sequence[int]) -> Sequence[int]:
+    # Only a sliding window leaves any: the first ones.
+    if not blocks or blocks[0] != NULL_BLOCK:
+        return blocks
+    return [block for block in blocks if block != NULL_BLOCK]

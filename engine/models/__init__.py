@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.weights import WeightSlot
 from ..config import EngineConfig
 from ..sharding.ranks import ALONE, Ranks
 from .decoder import Decoder, MakeLayer
@@ -12,6 +13,8 @@ from .falcon import FalconLayer
 from .gemma import GemmaLayer
 from .llama import LlamaLayer
 
+# Tensors there have a shape and no memory.
+_NOWHERE = torch.device("meta")
 _LAYERS: dict[str, MakeLayer] = {"llama": LlamaLayer, "gemma": GemmaLayer, "falcon": FalconLayer}
 
 
@@ -26,12 +29,19 @@ def load_model(
     if options.load_format == "dummy" or device.type == "cpu":
         config = _dequantized_gguf(config)
     max_model_len = options.max_model_len or config.max_position_embeddings
-    model = Decoder(config, max_model_len, _LAYERS[config.decoder_layer], dtype, device, ranks)
+    make_layer = _LAYERS[config.decoder_layer]
+    model = Decoder(config, max_model_len, make_layer, dtype, device, ranks)
+    whole = _outline(Decoder(config, 1, make_layer, dtype, _NOWHERE)) if ranks.num_stages > 1 else []
     if options.load_format == "dummy":
-        model.draw(options.seed)
+        model.draw(options.seed, whole)
     else:
-        model.load()
+        model.load(elsewhere=[slot.name for slot in whole])
     return model
+
+
+def _outline(model: Decoder) -> list[WeightSlot]:
+    """All its weights without memory. The quantised ones of a model that is nowhere wait on the host."""
+    return [replace(slot, destination=slot.destination.to(_NOWHERE)) for slot in model.weight_slots()]
 
 
 def _dequantized_gguf(config: ModelConfig) -> ModelConfig:

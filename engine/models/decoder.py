@@ -1,6 +1,6 @@
-"""A decoder around its layers: embedding, rotary tables, final norm, head, and its weights' way in."""
+"""A decoder around its layers: embedding, rotary tables, head, and its weights' way in."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Protocol
 
@@ -15,10 +15,11 @@ from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot, draw_weights, load_weights
 from ..sharding.ranks import ALONE, Ranks
 from ..sharding.shard import Shard
+from ..sharding.stages import stage_model
 from ..vision.tower import VisionTower
-from .blocks import BlankWeights, Step, linear_slots
+from .blocks import BlankWeights, Step
+from .head import Head
 from .last_tokens import LastTokens
-from .norms import LayerNorm, RmsNorm
 from .rope import by_axis, rotary_factors
 
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
@@ -58,7 +59,7 @@ class Decoder:
     """Weights and forward pass. The KV cache belongs to the caller. `parts`: its projections by their names on disk.
 
     `vision`: what it sees images with, if it does. `ranks`: with whom it is shared; raises `ConfigError` where it
-    cannot be.
+    cannot be. Of a stage of it this has the layers alone, and at the ends what stands before or after them.
     """
 
     def __init__(
@@ -71,33 +72,37 @@ class Decoder:
         ranks: Ranks = ALONE,
     ) -> None:
         self._ranks = ranks
+        config = stage_model(config, ranks.stage, ranks.num_stages)
         self._shard = Shard(ranks.rank, ranks.size, config) if ranks.size > 1 else None
         config = self._shard.local if self._shard is not None else config
         self.config = config
+        self._dtype, self._device = dtype, device
+        self.stage = config.stage
         blank = BlankWeights(config, dtype, device, ranks=ranks)
         self.parts = blank.parts
         ropes = list(dict.fromkeys(config.ropes))
         self._rotary = [
             rotary_factors(rope, config.rotary_dim, max_model_len).to(device=device, dtype=dtype) for rope in ropes
         ]
-        self._embedding = blank.matrix(config.vocab_size, config.hidden_size)
+        is_tied = config.tie_word_embeddings
+        embeds = self.stage.is_first or (self.stage.is_last and is_tied)
+        self._embedding = blank.matrix(config.vocab_size, config.hidden_size) if embeds else None
         self._layers = [
-            make_layer(blank.within(f"{config.names.layers}.{index}"), index, ropes.index(rope))
+            make_layer(blank.within(self._layer_name(index)), index, ropes.index(rope))
             for index, rope in enumerate(config.ropes)
         ]
-        self._final_norm = LayerNorm(blank) if config.falcon else RmsNorm(blank)
-        if config.tie_word_embeddings:
-            self._head = Linear(self._embedding)
-        else:
-            self._head = blank.linear(["lm_head"], [config.vocab_size], config.hidden_size)
+        self._head = Head(blank, self._embedding if is_tied else None) if self.stage.is_last else None
         self.vision = None if config.vision is None else VisionTower(config.vision, dtype, device)
         # Rounded as the weights are, as Gemma was trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
 
-    def load(self) -> None:
-        """Fill the weights from the checkpoint's folder. Raises `ModelError` naming the tensor that does not fit."""
+    def load(self, elsewhere: Sequence[str] = ()) -> None:
+        """Fill the weights from the checkpoint's folder; those named `elsewhere` are other stages'.
+
+        Raises `ModelError` naming the tensor that does not fit.
+        """
         # A tied checkpoint may carry the shared matrix a second time under the head's name.
-        ignored = ("lm_head.weight",) if self.config.tie_word_embeddings else ()
+        ignored = (*elsewhere, *(["lm_head.weight"] if self.config.tie_word_embeddings else ()))
         unread = _UNREAD_SUFFIXES if self.config.quantization else ()
         load_weights(self.config.path, self.weight_slots(), ignored, unread)
 
@@ -105,20 +110,23 @@ class Decoder:
     def num_parameters(self) -> int:
         """Of the embedding and of every matrix that is multiplied by, norms and biases left out."""
         layers = (each for layer in self._layers for each in layer.projections())
-        head = () if self.config.tie_word_embeddings else (self._head,)
+        head = () if self._head is None else self._head.projections()
         sizes: list[int] = [each.num_outputs * each.num_inputs for each in (*head, *layers)]
-        return self._embedding.numel() + sum(sizes)
+        return (0 if self._embedding is None else self._embedding.numel()) + sum(sizes)
 
-    def draw(self, seed: int) -> None:
-        """Fill the weights at random."""
-        draw_weights(self.weight_slots(), seed)
+    def draw(self, seed: int, whole: Sequence[WeightSlot] = ()) -> None:
+        """Fill the weights at random. `whole`: for a stage, the slots of all, which draw the same model together."""
+        own = {slot.name: slot for slot in self.weight_slots()}
+        slots = [own.get(slot.name, slot) for slot in whole]
+        draw_weights(slots or self.weight_slots(), seed, self._device)
 
     def prepack(self, quantization: str | None = None) -> None:
         """Bring the filled weights into the layout that is fastest here; they cannot be filled again after that.
 
         With `quantization="int8"` the layers' projections become int8. The head does not, as in vLLM.
         """
-        self._head.prepack()
+        if self._head is not None:
+            self._head.matrix.prepack()
         for layer in self._layers:
             for projection in layer.projections():
                 projection.prepack(int8=quantization == "int8")
@@ -128,18 +136,21 @@ class Decoder:
         return self._own_slots() if self._shard is None else self._shard.cut(self._own_slots())
 
     def _own_slots(self) -> Iterator[WeightSlot]:
-        names = self.config.names
-        yield WeightSlot(f"{names.embedding}.weight", self._embedding, axes=OF_MATRIX)
-        yield from self._final_norm.weight_slots(names.final_norm)
-        if not self.config.tie_word_embeddings:
-            yield from linear_slots(self._head, ["lm_head"])
+        if self._embedding is not None:
+            yield WeightSlot(f"{self.config.names.embedding}.weight", self._embedding, axes=OF_MATRIX)
+        if self._head is not None:
+            yield from self._head.weight_slots()
         for index, layer in enumerate(self._layers):
-            yield from layer.weight_slots(f"{names.layers}.{index}")
+            yield from layer.weight_slots(self._layer_name(index))
         if self.vision is not None:
             yield from self.vision.weight_slots()
 
+    def _layer_name(self, index: int) -> str:
+        return f"{self.config.names.layers}.{self.stage.first_layer + index}"
+
     def embed(self, token_ids: Tensor) -> Tensor:
-        """What tokens are to the first layer: [num_tokens, hidden_size]."""
+        """What tokens are to the first layer: [num_tokens, hidden_size]. Of the first stage."""
+        assert self._embedding is not None
         embedded = embedding(token_ids, self._embedding) if self._shard is None else self._embed_own(token_ids)
         if self._embedding_scale != 1:
             embedded *= self._embedding_scale
@@ -148,6 +159,7 @@ class Decoder:
     def _embed_own(self, token_ids: Tensor) -> Tensor:
         """Of each token one rank has the embedding: the others add zeros."""
         assert self._shard is not None
+        assert self._embedding is not None
         start, end = self._shard.words
         are_others = (token_ids < start) | (token_ids >= end)
         own = embedding((token_ids - start).masked_fill_(are_others, 0), self._embedding)
@@ -168,23 +180,33 @@ class Decoder:
         token_ids, positions, slots: [num_tokens] int64; positions may be [3, num_tokens], by time, height and width.
         kv_cache: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. `embedded`: what stands for the
         tokens where some are images', as `embed` gives it. Returns [num_tokens, hidden_size], before the final norm,
-        or of the `last_tokens` alone: [num_last, hidden_size].
+        or of the `last_tokens` alone: [num_last, hidden_size]. A stage takes over what the one before it returns, and
+        hands on what it returns.
         """
         # The embedding is the first branch that joins the residual stream.
-        branch = self.embed(token_ids) if embedded is None else embedded
+        branch = self._opening(token_ids) if embedded is None else embedded
         residual = torch.zeros_like(branch)
         # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
         rotary = [self._factors(table, positions).unbind() for table in self._rotary]
         step = Step(rotary, slots, metadata)
         key_caches, value_caches = (cache.unbind() for cache in kv_cache)
         for layer, key_cache, value_cache in zip(self._layers, key_caches, value_caches, strict=True):
-            if last_tokens is not None and layer is self._layers[-1]:
+            if last_tokens is not None and self.stage.is_last and layer is self._layers[-1]:
                 step = replace(step, metadata=last_tokens.attention, wanted=last_tokens.index)
             attended = layer.attend(branch, residual, key_cache, value_cache, step)
             if step.wanted is not None:
                 residual = residual[step.wanted]
             branch = layer.feed_forward(attended, residual)
-        return residual.add_(branch)
+        hidden = residual.add_(branch)
+        if not self.stage.is_last:
+            self._ranks.hand_on(hidden)
+        return hidden
+
+    def _opening(self, token_ids: Tensor) -> Tensor:
+        if self.stage.is_first:
+            return self.embed(token_ids)
+        room = torch.empty(len(token_ids), self.config.hidden_size, dtype=self._dtype, device=self._device)
+        return self._ranks.take_over(room)
 
     def _factors(self, table: Tensor, positions: Tensor) -> Tensor:
         """[2, num_tokens, rotary_dim / 2]: the positions' cosines and sines."""
@@ -195,16 +217,18 @@ class Decoder:
         return by_axis(factors, self.config.mrope_section)
 
     def normed(self, hidden: Tensor) -> Tensor:
-        """After the final norm. hidden: [n, hidden_size] as `forward` gave it."""
-        return self._final_norm(hidden)
+        """After the final norm. hidden: [n, hidden_size] as the last stage's `forward` gave it."""
+        assert self._head is not None
+        return self._head.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: [n, hidden_size] as `forward` gave it. Returns [n, vocab_size] in the model's dtype, or float32.
+        """hidden: as `normed` has it. Returns [n, vocab_size] in the model's dtype, or float32.
 
         Where ranks share the model, the first one gets that, and the others their own part of it.
         Whoever computes with them widens what is needed: the largest of a row can be found without.
         """
-        logits = self._head(self.normed(hidden))
+        assert self._head is not None
+        logits = self._head.matrix(self._head.norm(hidden))
         if self._shard is not None:
             logits = self._ranks.join_columns(logits, self._shard.num_words)
         cap = self.config.final_soft_cap

@@ -37,7 +37,7 @@ class MedusaHeads:
 
     def draw(self, seed: int) -> None:
         """Fill the weights at random."""
-        draw_weights(self.weight_slots(), seed)
+        draw_weights(self.weight_slots(), seed, self.device)
 
     def prepack(self) -> None:
         """Bring the filled weights into the layout that is fastest here."""

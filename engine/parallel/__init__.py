@@ -1,1 +1,1 @@
-"""Tensor parallelism: one engine whose model is shared by several processes of this host."""
+"""Tensor and pipeline parallelism: one engine whose model is shared by several processes of this host."""

@@ -13,7 +13,7 @@ Ints = NDArray[numpy.int64]
 
 
 class Task(NamedTuple):
-    """The first thing a rank is told: which share of which model it has, and where the ranks find each other."""
+    """The first thing a rank is told: its number among all, which model they share, and where they find each other."""
 
     rank: int
     model_config: ModelConfig

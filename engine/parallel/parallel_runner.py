@@ -1,4 +1,7 @@
-"""The runner of a model that several processes share, in the first of them: the one that has the engine."""
+"""The runner of a model that several processes share, in the first of them: the one that has the engine.
+
+It has the last layers, where not all have all: the logits are here, to sample from, and no token has to come back.
+"""
 
 import os
 from collections.abc import Iterator
@@ -16,8 +19,9 @@ from ..errors import ConfigError, EngineDeadError
 from ..execution.batch import Batch
 from ..execution.devices import resolve_device
 from ..execution.model_runner import ModelRunner
+from ..kv_cache.kv_memory import block_bytes
 from ..sharding.ranks import ProcessRanks
-from ..sharding.shares import require_splittable
+from ..sharding.stages import own_model, require_parallel
 from .interrupts import interrupts_held
 from .mirrored_memory import MirroredMemory
 from .rank_processes import RankProcesses
@@ -32,7 +36,8 @@ class ParallelRunner(ModelRunner):
         # The others live as long as this.
         finalize(self, processes.close)
         device = torch.device(config.device)
-        ranks = ProcessRanks(0, config.tensor_parallel_size, device, processes.rendezvous, processes.meet)
+        tensor, pipeline = config.tensor_parallel_size, config.pipeline_parallel_size
+        ranks = ProcessRanks(0, tensor, device, processes.rendezvous, processes.meet, pipeline)
         super().__init__(model_config, config, ranks=ranks)
         processes.is_computing = False
         if not self.memory.num_blocks:
@@ -40,18 +45,20 @@ class ParallelRunner(ModelRunner):
         self._ranks_told = ranks
         self._writer = StepWriter(model_config.vocab_size)
         self.memory = MirroredMemory(self.memory, processes.tell)
+        # Of a block the first stage has as much as any.
+        first = own_model(model_config, 0, pipeline, 0, tensor)
+        self.memory.block_bytes = block_bytes(first, config.block_size, self._kv_dtype)
 
     @classmethod
     def start(cls, model_config: ModelConfig, config: EngineConfig) -> Self:
         """With its processes. Raises `ConfigError` where the model or this host has no so many parts."""
-        size = config.tensor_parallel_size
-        require_splittable(model_config, size)
+        require_parallel(model_config, config.tensor_parallel_size, config.pipeline_parallel_size)
         device = resolve_device(config.device)
         if device.type == "cuda":
-            _expect_gpus(size)
+            _expect_gpus(config)
         num_threads = config.num_threads
         if num_threads is None and device.type == "cpu":
-            num_threads = max(1, torch.get_num_threads() // size)
+            num_threads = max(1, torch.get_num_threads() // config.world_size)
         config = replace(config, device=device.type, num_threads=num_threads)
         processes = RankProcesses(model_config, config)
         try:
@@ -86,8 +93,8 @@ class ParallelRunner(ModelRunner):
             self.processes.is_computing = False
 
 
-def _expect_gpus(number: int) -> None:
-    if (found := torch.cuda.device_count()) < number:
-        raise ConfigError(f"tensor_parallel_size={number} needs as many GPUs, and this process sees {found}")
+def _expect_gpus(config: EngineConfig) -> None:
+    if (found := torch.cuda.device_count()) < config.world_size:
+        raise ConfigError(f"{config.parallel_options} needs {config.world_size} GPUs, and this process sees {found}")
     # All ranks are on this host: NCCL would listen where others reach it too.
     os.environ.setdefault("NCCL_SOCKET_IFNAME", "lo")

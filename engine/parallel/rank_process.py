@@ -106,7 +106,9 @@ def _loaded(task: Task, leader: Connection) -> Follower:
         assert isinstance(begin, Begin)
 
     device = torch.device(config.device)
-    ranks = ProcessRanks(task.rank, config.tensor_parallel_size, device, task.rendezvous, meet)
+    ranks = ProcessRanks(
+        task.rank, config.tensor_parallel_size, device, task.rendezvous, meet, config.pipeline_parallel_size
+    )
     return Follower(ModelRunner(task.model_config, config, ranks=ranks), config, ranks)
 
 

@@ -3,18 +3,15 @@
 import logging
 import os
 import pickle
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
@@ -23,6 +20,7 @@ from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineDeadError, EngineError, one_line
 from .messages import Begin, Failed, Loaded, Order, Task
+from .rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +39,7 @@ class _Rank(NamedTuple):
 
 
 class RankProcesses:
-    """Ranks 1 to `config.tensor_parallel_size` - 1. A thread starts them and watches them until `close`.
+    """Ranks 1 to `config.world_size` - 1. A thread starts them and watches them until `close`.
 
     Once one of them is gone, or a step has failed, nothing is computed any more: every call raises `EngineDeadError`.
     On GPUs a thread that waits for what the ranks compute together never comes back then: this process ends.
@@ -49,11 +47,9 @@ class RankProcesses:
     """
 
     def __init__(self, model_config: ModelConfig, config: EngineConfig) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="headrace-ranks-"))
-        self.rendezvous = str(self._folder / "rendezvous")
-        self._tasks = [
-            Task(rank, model_config, config, self.rendezvous) for rank in range(1, config.tensor_parallel_size)
-        ]
+        self._meeting_place = Rendezvous()
+        self.rendezvous = self._meeting_place.file
+        self._tasks = [Task(rank, model_config, config, self.rendezvous) for rank in range(1, config.world_size)]
         self._ranks: list[_Rank] = []
         self._death: EngineError | None = None
         self._num_loaded = 0
@@ -121,7 +117,7 @@ class RankProcesses:
             self._death = self._death or EngineDeadError("the engine is closed")
             self._news.notify_all()
         self._end_all()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._meeting_place.remove()
 
     def _require_life(self) -> None:
         if self._death is not None:
@@ -166,7 +162,7 @@ class RankProcesses:
                 self._die(f"rank {rank.number} (process {rank.process.pid}) {end}")
             return False
         if isinstance(news, Failed):
-            message = f"rank {rank.number} of tensor parallelism: {news.message}"
+            message = f"rank {rank.number} of the model: {news.message}"
             self._die(message, ConfigError if news.is_config else EngineDeadError)
         elif isinstance(news, Loaded):
             with self._news:
@@ -185,7 +181,7 @@ class RankProcesses:
         # The others may wait for the one that is gone.
         for rank in self._ranks:
             rank.process.kill()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._meeting_place.remove()
         for function in functions:
             function(message)
         if self._may_hang:

@@ -139,7 +139,7 @@ class Admission:
         if self.loras is None:
             raise InvalidRequestError(
                 f"lora_request names the adapter {name!r}, but LoRA is off: pass enable_lora=True, which "
-                "tensor_parallel_size above 1 does not allow",
+                "tensor_parallel_size or pipeline_parallel_size above 1 does not allow",
                 "lora_request",
             )
         try:

@@ -1,5 +1,6 @@
-"""The processes that share a model, as each of them sees the others: sums, joins, and what one tells all."""
+"""The processes that share a model, as each of them sees the others: sums, joins, what one tells all or the next."""
 
+from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
@@ -13,6 +14,8 @@ _distributed: Any = distributed
 _PATIENCE = timedelta(minutes=10)
 # How long NCCL's watchdog, which looks at the rendezvous every second, may wait for it once it is deleted.
 _STORE_PATIENCE = timedelta(seconds=1)
+# A stage computes on meanwhile.
+_MOST_HANDED_ON = 2
 
 
 class Ranks:
@@ -20,57 +23,107 @@ class Ranks:
 
     rank = 0
     size = 1
+    stage = 0
+    num_stages = 1
 
     def meet(self) -> None:
         """Wait until all have come so far. Raises `EngineError` with what another one failed by."""
 
     def sum(self, x: Tensor) -> Tensor:
-        """The sum of all ranks' x, the same on each; may change x."""
+        """The sum of x over the stage's ranks, the same on each; may change x."""
         return x
 
     def join_columns(self, x: Tensor, widths: list[int]) -> Tensor:
-        """On rank 0 all ranks' columns side by side: [n, sum(widths)]. x: [n, the rank's own of `widths`]."""
+        """On the stage's rank 0 all columns side by side: [n, sum(widths)]. x: [n, the rank's own of `widths`]."""
         return x
 
     def hear(self, x: Tensor) -> Tensor:
-        """Rank 0's x, which has the same shape everywhere; changes x on the others."""
+        """The x of the first of all processes, which has the same shape everywhere; changes x on the others."""
         return x
 
     def least(self, number: int) -> int:
-        """The smallest of all ranks' numbers."""
+        """The smallest of all processes' numbers."""
         return number
+
+    def hand_on(self, x: Tensor) -> None:
+        """Send x, which stays as it is, to the next stage; may wait until that has taken over what came before."""
+
+    def take_over(self, room: Tensor) -> Tensor:
+        """What the stage before hands on, in `room`, which has its shape."""
+        return room
 
 
 ALONE = Ranks()
 
 
 class ProcessRanks(Ranks):
-    """Rank `rank` of `size`, each a process with a device of its own: NCCL between GPUs, gloo between CPUs.
+    """Process `number` of several, each with a device of its own: NCCL between GPUs, gloo between CPUs.
 
+    `size` of them, the ranks, share each of `num_stages` stages of layers. Those of the last stage come first, so that
+    the process that is told of all requests is the one that has their logits; then those of the first one, and so on.
     They compute together once they have met. `rendezvous`: a file that none has written to yet, and that nobody waits
-    for after that. `all_loaded`: waits until every rank has called it. On a GPU the host waits for no sum and no join.
+    for after that. `all_loaded`: waits until every process has called it. On a GPU the host waits for no sum, no join
+    and nothing that is handed on.
     """
 
     def __init__(
-        self, rank: int, size: int, device: torch.device, rendezvous: str, all_loaded: Callable[[], object]
+        self,
+        number: int,
+        size: int,
+        device: torch.device,
+        rendezvous: str,
+        all_loaded: Callable[[], object],
+        num_stages: int = 1,
     ) -> None:
-        self.rank, self.size = rank, size
+        self.rank, self.size = number % size, size
+        self.stage, self.num_stages = (number // size - 1) % num_stages, num_stages
+        self._number = number
         self._device = device
         self._rendezvous = rendezvous
         self._all_loaded = all_loaded
+        self._world: Any = None
         self._group: Any = None
+        # What the next stage may not have taken over yet, oldest first.
+        self._handed_on: deque[tuple[Any, Tensor]] = deque()
 
     def meet(self) -> None:
         self._all_loaded()
-        store = _distributed.FileStore(self._rendezvous, self.size)
+        num_processes = self.size * self.num_stages
+        store = _distributed.FileStore(self._rendezvous, num_processes)
         # Not torch's default group, of which a process has one: its user may have made it.
-        self._group = _new_group(store, self.rank, self.size, self._device)
-        # NCCL connects them when they first compute together.
-        self.least(self.rank)
+        self._world = self._group = _new_group(store, self._number, num_processes, self._device)
+        if self.num_stages > 1:
+            own_store = _distributed.PrefixStore(f"stage {self.stage}", store)
+            self._group = _new_group(own_store, self.rank, self.size, self._device)
+        self._connect()
         store.set_timeout(_STORE_PATIENCE)
 
+    def _connect(self) -> None:
+        """NCCL connects those that compute together when they first do."""
+        self.least(self._number)
+        trial = torch.zeros(1, device=self._device)
+        self.sum(trial)
+        if self.stage > 0:
+            self.take_over(trial)
+        if self.stage < self.num_stages - 1:
+            self.hand_on(trial)
+        self.least(self._number)
+
+    def hand_on(self, x: Tensor) -> None:
+        while len(self._handed_on) >= _MOST_HANDED_ON:
+            self._handed_on.popleft()[0].wait()
+        self._handed_on.append((self._world.send([x], self._peer(self.stage + 1), 0), x))
+
+    def take_over(self, room: Tensor) -> Tensor:
+        self._world.recv([room], self._peer(self.stage - 1), 0).wait()
+        return room
+
+    def _peer(self, stage: int) -> int:
+        """The process that has this one's share of another stage."""
+        return (stage + 1) % self.num_stages * self.size + self.rank
+
     def sum(self, x: Tensor) -> Tensor:
-        if x.numel():
+        if self.size > 1 and x.numel():
             self._group.allreduce([x]).wait()
         return x
 
@@ -88,14 +141,14 @@ class ProcessRanks(Ranks):
     def hear(self, x: Tensor) -> Tensor:
         options = _distributed.BroadcastOptions()
         options.rootRank = 0
-        self._group.broadcast([x], options).wait()
+        self._world.broadcast([x], options).wait()
         return x
 
     def least(self, number: int) -> int:
         options = _distributed.AllreduceOptions()
         options.reduceOp = _distributed.ReduceOp.MIN
         found = torch.tensor([number], device=self._device)
-        self._group.allreduce([found], options).wait()
+        self._world.allreduce([found], options).wait()
         return int(found.item())
 
 

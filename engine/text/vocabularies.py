@@ -1,7 +1,12 @@
 """Whether two models mean the same by their token ids."""
 
+from collections.abc import Set
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
+from ..checkpoints.gguf.file import GgufModel, is_gguf
+from ..checkpoints.gguf.vocabulary import unused_token_ids
 from ..checkpoints.model_config import ModelConfig
 from ..errors import ConfigError
 from .tokenizer import Tokenizer
@@ -17,9 +22,8 @@ def require_same_vocabulary(model: ModelConfig, draft: ModelConfig) -> None:
         if model.vocab_size != draft.vocab_size:
             raise ConfigError(f"speculative_config: {sizes} {draft.vocab_size}: take a draft model of the same family")
         return
-    ours, theirs = (Tokenizer.from_pretrained(path).fast.get_vocab() for path in (model.path, draft.path))
-    if ours != theirs:
-        differing = ours.items() ^ theirs.items()
+    ours, theirs = _Tokens.of(model.path), _Tokens.of(draft.path)
+    if differing := ours.differing(theirs):
         token, _ = min(differing, key=lambda pair: (pair[1], pair[0]))
         raise ConfigError(
             f"speculative_config: {sizes} {draft.vocab_size}, and their tokenizers differ in "
@@ -27,5 +31,24 @@ def require_same_vocabulary(model: ModelConfig, draft: ModelConfig) -> None:
         )
 
 
-def _has_tokenizer(folder: Path) -> bool:
-    return (folder / "tokenizer.json").is_file()
+@dataclass(frozen=True)
+class _Tokens:
+    """Tokens with their ids. `unused`: the ids that a GGUF file fills up its vocabulary with, whatever their names."""
+
+    named: Set[tuple[str, int]]
+    unused: Set[int]
+
+    @classmethod
+    def of(cls, path: Path) -> Self:
+        # A GGUF file has spaces in some tokens that a tokenizer.json has this character for.
+        ids = Tokenizer.from_pretrained(path).fast.get_vocab().items()
+        named = {(token.replace("▁", " "), number) for token, number in ids}
+        return cls(named, unused_token_ids(GgufModel.open(path).metadata) if is_gguf(path) else frozenset())
+
+    def differing(self, other: Self) -> Set[tuple[str, int]]:
+        unused = self.unused | other.unused
+        return {each for each in self.named ^ other.named if each[1] not in unused}
+
+
+def _has_tokenizer(path: Path) -> bool:
+    return is_gguf(path) or (path / "tokenizer.json").is_file()

@@ -2,17 +2,21 @@
 
 from ..config import EngineConfig
 from ..errors import ConfigError
+from ..speculative.speculative_config import SpeculativeConfig
 
 
 def require_fit(config: EngineConfig) -> None:
     """Raises `ConfigError` naming the option."""
-    if config.tensor_parallel_size > 1:
+    if config.world_size > 1:
+        raise ConfigError(f"{config.parallel_options} is not supported with a model that reads images: leave it out")
+    if config.speculative is not None:
+        require_guessing_fits(config.speculative)
+
+
+def require_guessing_fits(speculative: SpeculativeConfig) -> None:
+    """Raises `ConfigError` where a second model is to guess: of an image it would see a placeholder."""
+    if speculative.method != "ngram":
         raise ConfigError(
-            f"tensor_parallel_size={config.tensor_parallel_size} is not supported with a model that reads images: "
-            "leave it out"
-        )
-    if config.speculative is not None and config.speculative.method != "ngram":
-        raise ConfigError(
-            f"speculative_config: method {config.speculative.method} is not supported with a model that reads images: "
+            f"speculative_config: method {speculative.method} is not supported with a model that reads images: "
             "take ngram, or none"
         )

@@ -18,7 +18,7 @@ from ..streams.row_watch import RowWatch
 from . import docs, health, metrics, requests, result_routes, routes, row_routes, status
 from .admission import Admission
 from .authentication import Authentication, KeyRing
-from .body_limit import MAX_LIVE_BYTES, BodyLimit
+from .body_limit import FILE_ADVICE, LIVE_ADVICE, MAX_LIVE_BYTES, BodyLimit
 from .description import describe
 from .errors import answer_errors
 from .live_answers import LiveAnswers
@@ -102,8 +102,9 @@ def _fill_state(state: State, client: Client, models: ServedModels, live: LiveRe
 
 def _add_middleware(app: FastAPI, settings: Settings) -> None:
     """Each around those before it."""
-    upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), settings.max_file_bytes + files.MAX_FORM_BYTES)
-    live_limit = dict.fromkeys(ENDPOINTS, min(settings.max_body_bytes, MAX_LIVE_BYTES))
+    upload_bytes = settings.max_file_bytes + files.MAX_FORM_BYTES
+    upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), (upload_bytes, FILE_ADVICE))
+    live_limit = dict.fromkeys(ENDPOINTS, (min(settings.max_body_bytes, MAX_LIVE_BYTES), LIVE_ADVICE))
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit | live_limit)
     # Around the limit: of a request that is nobody's no body is read.
     open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}

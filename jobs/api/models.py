@@ -92,6 +92,11 @@ class ServedModels:
     def all(self) -> Sequence[ServedModel]:
         return self._models
 
+    @property
+    def names(self) -> list[str]:
+        """All that requests may say, each once."""
+        return list(dict.fromkeys(name for served in self._models for name in (served.name, served.exact_name)))
+
     def adapters_of(self, base: ServedModel) -> list[LoraModule]:
         return [each.lora for each in self._models if each.lora is not None and each.exact_name == base.exact_name]
 

@@ -37,7 +37,9 @@ if per_minute == 0 then
   wait = 60000000
 elseif per_minute > 0 then
   interval = math.max(1, math.floor(60000000 / per_minute))
-  full_at = math.max(now, tonumber(redis.call('GET', KEYS[1]) or '0')) + interval
+  -- Never emptier than empty, or a clock that was set back would keep the tenant out until it is where it was.
+  full_at = math.min(tonumber(redis.call('GET', KEYS[1]) or '0'), now + interval * per_minute)
+  full_at = math.max(now, full_at) + interval
   wait = full_at - now - interval * per_minute
   if wait > 0 then full_at = full_at - interval end
 end

@@ -4,7 +4,7 @@ import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import BinaryIO, Self
 
@@ -162,7 +162,11 @@ class JobService:
             raise SpecError("rows: give either rows, an input_file_id or an input_url", "rows")
         format, limit = request.input_format, request.limit
         if request.rows is not None:
-            with self.client.rows_file(request.rows) as path:
+            with ExitStack() as stack:
+                try:
+                    path = stack.enter_context(self.client.rows_file(request.rows))
+                except StorageError as error:
+                    raise _no_room(error) from error
                 yield open_input(path, limit)
         elif request.input_url is not None:
             with self.inputs.at(request.input_url, format, limit) as source:
@@ -213,8 +217,7 @@ class JobService:
             raise
         except (StorageError, OSError) as error:
             shutil.rmtree(output, ignore_errors=True)
-            logger.warning("job %s is refused, its rows cannot be written: %s", job_id, error)
-            raise ApiError(507, "the server has no room for the job's rows: try again later", "storage_full") from error
+            raise _no_room(error) from error
 
     def record(self, job_id: str) -> JobRecord:
         """What the ledger says of a job. Raises `ApiError` (404)."""
@@ -224,3 +227,8 @@ class JobService:
                 if job.tenant == self.tenant:
                     return job
         raise ApiError(404, f"job {job_id!r} does not exist", "job_not_found", "job_id")
+
+
+def _no_room(error: Exception) -> ApiError:
+    logger.warning("a job is refused, its rows cannot be written: %s", error)
+    return ApiError(507, "the server has no room for the job's rows: try again later", "storage_full")

@@ -42,7 +42,7 @@ class IncomingFile:
         """Raises `FileTooLarge`, StorageError."""
         self.num_bytes += len(data)
         if self._max_bytes is not None and self.num_bytes > self._max_bytes:
-            raise FileTooLarge(f"the file is larger than {self._max_bytes} bytes: split it")
+            raise FileTooLarge(f"the file is larger than {self._max_bytes:,} bytes: split it")
         self._digest.update(data)
         with _translated(self._path):
             self._file.write(data)

@@ -28,7 +28,7 @@ from ..periodic import Periodic
 from .files import FileStore
 from .lines import LineError
 from .output import OutputWriter
-from .validation import InvalidBatch, Validation, job_key, model_of
+from .validation import InvalidBatch, ServedElsewhere, Validation, job_key, model_of
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +39,8 @@ _LEAVE_SECONDS = 5.0
 # How many tenants' batches are validated at a time, and how many finished: none waits for another's huge one.
 _LANES = 3
 _LONGEST_PAUSE_SECONDS = 30.0
+# A batch that has not had to wait again by then was brought further, perhaps by another server.
+_FORGET_SECONDS = 600.0
 _NOTHING = BatchTotals(0, 0, 0, 0, 0, 0)
 
 
@@ -139,6 +141,9 @@ class BatchKeeper:
             self._pauses.pop(batch.id, None)
         except _Abandoned as error:
             logger.info("batch %s: %s", batch.id, error)
+        except ServedElsewhere as error:
+            logger.debug("batch %s is left to another server: %s", batch.id, error)
+            self._pause(batch.id)
         except (StorageError, RedisError, OperationalError, EmbeddedValkeyError) as error:
             logger.warning("batch %s has to wait: %s", batch.id, error)
             self._pause(batch.id)
@@ -153,8 +158,11 @@ class BatchKeeper:
                 self._ledger.batches.release(batch.id, self._owner)
 
     def _pause(self, batch_id: str) -> None:
-        seconds, _ = self._pauses.get(batch_id, (0.5, 0.0))
-        self._pauses[batch_id] = (min(2 * seconds, _LONGEST_PAUSE_SECONDS), time.monotonic() + seconds)
+        now, (seconds, _) = time.monotonic(), self._pauses.get(batch_id, (0.5, 0.0))
+        self._pauses[batch_id] = (min(2 * seconds, _LONGEST_PAUSE_SECONDS), now + seconds)
+        for other, (_, until) in list(self._pauses.items()):
+            if until < now - _FORGET_SECONDS:
+                self._pauses.pop(other, None)
 
     def _advance(self, batch: BatchRecord) -> None:
         if batch.state is BatchState.VALIDATING:
@@ -171,7 +179,7 @@ class BatchKeeper:
             job = self._validation.run(batch, self._checker(batch))
         except InvalidBatch as invalid:
             self._ledger.batches.fail(batch.id, self._owner, [error.as_dict() for error in invalid.errors])
-        except QuotaExceeded as error:
+        except (QuotaExceeded, ServedElsewhere) as error:
             if batch.expires_at > time.time():
                 raise
             never = LineError("batch_expired", f"The batch was not begun in time: {error}.")

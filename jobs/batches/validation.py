@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ...engine.errors import EngineError
@@ -40,6 +41,16 @@ class InvalidBatch(JobError):
         self.errors = errors
 
 
+class ServedElsewhere(Exception):
+    """Another server took the batch, for a model that is not served here: that one's to validate, or its successor's.
+
+    Not a `JobError`: nothing is wrong with the batch.
+    """
+
+    def __init__(self, model: str) -> None:
+        super().__init__(f"no server that has the model {model!r} has taken it up")
+
+
 @dataclass(frozen=True)
 class Validation:
     """Makes jobs of batches."""
@@ -51,8 +62,8 @@ class Validation:
     def run(self, batch: BatchRecord, on_row: Callable[[], None]) -> JobRecord:
         """The job that was made of the batch, now or by a process that was killed before it could say so.
 
-        `on_row` is called now and then, and may raise. Raises `InvalidBatch`, and what is worth another try:
-        StorageError, `LedgerError`, redis' and kombu's errors.
+        `on_row` is called now and then, and may raise. Raises `InvalidBatch`, `ServedElsewhere`, and what is worth
+        another try: StorageError, `LedgerError`, redis' and kombu's errors.
         """
         if (job := self.client.ledger.job_of_key(job_key(batch), batch.tenant)) is None:
             job = self._submit(batch, on_row)
@@ -68,7 +79,8 @@ class Validation:
         self.client.ledger.check_quota(batch.tenant, self._quota(batch))
         path = self.store.path(file)
         try:
-            found = check_lines(path, batch.endpoint, self._is_served, self.client.jobs_folder, on_row)
+            is_served = partial(self._is_served, batch)
+            found = check_lines(path, batch.endpoint, is_served, self.client.jobs_folder, on_row)
             if found.errors:
                 raise InvalidBatch(*found.errors)
             assert found.model is not None
@@ -84,11 +96,14 @@ class Validation:
         except (EngineError, InputError, JobError, ApiError) as error:
             raise InvalidBatch(LineError("invalid_request", str(error))) from error
 
-    def _is_served(self, model: str) -> bool:
-        try:
-            self.models.exact_name(model)
-        except ApiError:
+    def _is_served(self, batch: BatchRecord, model: str) -> bool:
+        """As the server that took the batch has it, so that all say the same. Raises `ServedElsewhere`."""
+        if batch.served_models is None:
+            return model in self.models.names
+        if model not in batch.served_models:
             return False
+        if model not in self.models.names:
+            raise ServedElsewhere(model)
         return True
 
     def _spec(self, batch: BatchRecord, model: ServedModel) -> JobSpec:

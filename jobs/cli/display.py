@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, TaskID, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as ProgressBar
 
 from ...storage.overview import Ahead
@@ -87,7 +87,7 @@ class RunDisplay:
         if can_redraw(console):
             self._bar = ProgressBar(
                 BarColumn(),
-                MofNCompleteColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
                 # An error's brackets are no styles.
                 TextColumn("{task.fields[figures]}", markup=False),
                 TimeElapsedColumn(),
@@ -111,7 +111,7 @@ class RunDisplay:
             self._bar.update(self._task, completed=progress.rows_done, figures=figures)
         elif time.monotonic() - self._printed_at > _PLAIN_LINE_SECONDS:
             self._printed_at = time.monotonic()
-            print(f"{progress.rows_done}/{progress.rows_total} rows  {figures}", file=sys.stderr, flush=True)
+            print(f"{progress.rows_done:,}/{progress.rows_total:,} rows  {figures}", file=sys.stderr, flush=True)
 
     def _figures(self, progress: Progress, ahead: Ahead | None) -> str:
         pace = self._pace
@@ -133,7 +133,7 @@ class RunDisplay:
 
 
 def _reused(progress: Progress) -> str:
-    return f"{progress.rows_from_cache} rows from the result cache  " if progress.rows_from_cache else ""
+    return f"{progress.rows_from_cache:,} rows from the result cache  " if progress.rows_from_cache else ""
 
 
 def behind(ahead: Ahead) -> str:
@@ -148,7 +148,7 @@ def can_redraw(console: Console) -> bool:
 
 def counted(count: int, noun: str) -> str:
     """A count with its noun in the right number."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def summary(pace: Pace, progress: Progress, output: str, gpu_hour_price: float | None = None) -> str:
@@ -156,8 +156,8 @@ def summary(pace: Pace, progress: Progress, output: str, gpu_hour_price: float |
     return "\n".join(
         [
             f"job         {progress.job_id} {progress.state}",
-            f"rows        {progress.rows_done} of {progress.rows_total}: {_origins(pace.first, progress)}, "
-            f"{progress.rows_failed} failed",
+            f"rows        {progress.rows_done:,} of {progress.rows_total:,}: {_origins(pace.first, progress)}, "
+            f"{progress.rows_failed:,} failed",
             f"time        {pace.seconds:.1f} s, of which {pace.working_seconds:.1f} s with the model loaded",
             f"rate        {pace.rows_per_second(progress):,.1f} rows/s, "
             f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
@@ -180,8 +180,8 @@ def _origins(first: Progress, now: Progress) -> str:
     kept = first.rows_done - first.rows_failed
     from_cache = now.rows_from_cache - first.rows_from_cache
     generated = now.rows_done - now.rows_failed - kept - from_cache
-    cached = f"{from_cache} from the result cache, " if from_cache else ""
-    return f"{generated} generated, {cached}{kept} kept from before"
+    cached = f"{from_cache:,} from the result cache, " if from_cache else ""
+    return f"{generated:,} generated, {cached}{kept:,} kept from before"
 
 
 def duration(seconds: float) -> str:

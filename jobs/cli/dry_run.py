@@ -51,7 +51,7 @@ def described(found: Forecast, spec: JobSpec, pace: Pace | None, price: float | 
     max_tokens = found.answer_tokens
     tokens, longest = found.sharing.prompt_tokens, found.largest_prompt
     return [
-        ("rows", f"{found.num_rows}, {found.num_errors} at fault, in {counted(found.num_shards, 'shard')}"),
+        ("rows", f"{found.num_rows:,}, {found.num_errors:,} at fault, in {counted(found.num_shards, 'shard')}"),
         ("prompt tokens", f"{tokens:,}, {longest:,} in the largest prompt"),
         (
             "in prefixes",

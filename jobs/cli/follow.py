@@ -17,9 +17,9 @@ def opening(job: Job, progress: Progress) -> str:
     bad, tokens, shared = job.record.num_planned_errors, job.record.prompt_tokens, job.record.shared_tokens
     return (
         f"{job.id}: {counted(progress.rows_total, 'row')} in {counted(progress.shards_total, 'shard')}"
-        + (f", {progress.rows_done} done before" if progress.rows_done else "")
+        + (f", {progress.rows_done:,} done before" if progress.rows_done else "")
         + (f", {shared / tokens:.0%} of {tokens:,} prompt tokens in shared prefixes" if tokens and shared else "")
-        + (f", {bad} that cannot be asked (see the column 'error')" if bad else "")
+        + (f", {bad:,} that cannot be asked (see the column 'error')" if bad else "")
     )
 
 

@@ -40,8 +40,8 @@ def jobs(
     with open_ledger(Settings.from_environment()) as ledger:
         for job in ledger.jobs(limit, tenant):
             progress = ledger.progress(job.id)
-            rows = f"{progress.rows_done}/{progress.rows_total}"
-            failed = str(progress.rows_failed)
+            rows = f"{progress.rows_done:,}/{progress.rows_total:,}"
+            failed = f"{progress.rows_failed:,}"
             lines.append((job.id, str(job.state), rows, failed, time_text(job.created_at), job.output_dir))
     print_table(("JOB", "STATE", "ROWS", "FAILED", "CREATED", "OUTPUT"), lines)
 
@@ -97,7 +97,7 @@ def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int) -> None
     """Exit with status 1 where an ended job's data set has fewer rows than were committed: its files were removed."""
     if progress.state.has_ended and num_rows < progress.rows_done:
         gone = counted(progress.rows_done - num_rows, "row")
-        typer.echo(f"headrace: {gone} of {progress.rows_done} can no longer be read in {job.output_dir}", err=True)
+        typer.echo(f"headrace: {gone} of {progress.rows_done:,} can no longer be read in {job.output_dir}", err=True)
         raise typer.Exit(1)
 
 
@@ -106,9 +106,12 @@ def _description(job: JobRecord, progress: Progress, price: float | None) -> lis
     fields = [
         ("job", job.id),
         ("state", str(job.state)),
-        ("rows", f"{progress.rows_done} of {progress.rows_total} ({_kinds(progress)})"),
-        ("shards", f"{progress.shards_done} of {progress.shards_total}"),
-        ("tokens", f"{progress.prompt_tokens} prompt ({cached:.1%} cached), {progress.completion_tokens} completion"),
+        ("rows", f"{progress.rows_done:,} of {progress.rows_total:,} ({_kinds(progress)})"),
+        ("shards", f"{progress.shards_done:,} of {progress.shards_total:,}"),
+        (
+            "tokens",
+            f"{progress.prompt_tokens:,} prompt ({cached:.1%} cached), {progress.completion_tokens:,} completion",
+        ),
         *([("tenant", job.tenant)] if job.tenant != DEFAULT_TENANT else []),
         *([("priority", str(job.priority))] if job.priority else []),
         ("created", time_text(job.created_at)),
@@ -131,8 +134,8 @@ def _cost(price: float, job: JobRecord, progress: Progress) -> str:
 
 
 def _kinds(progress: Progress) -> str:
-    cached = f", {progress.rows_from_cache} from the result cache" if progress.rows_from_cache else ""
-    return f"{progress.rows_failed} failed{cached}"
+    cached = f", {progress.rows_from_cache:,} from the result cache" if progress.rows_from_cache else ""
+    return f"{progress.rows_failed:,} failed{cached}"
 
 
 def _clipped(value: Any) -> str:

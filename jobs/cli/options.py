@@ -7,6 +7,7 @@ import typer
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
+from ...engine.speculative.speculative_config import SpeculativeConfig
 
 Model = Annotated[
     str,
@@ -71,6 +72,16 @@ TensorParallelSize = Annotated[
     ),
 ]
 
+PipelineParallelSize = Annotated[
+    int,
+    typer.Option(
+        "--pipeline-parallel-size",
+        "-pp",
+        min=1,
+        help="Into how many stages of layers the model is split, each with as many GPUs as share its layers.",
+    ),
+]
+
 
 def engine_options(
     max_num_seqs: MaxNumSeqs = 256,
@@ -84,6 +95,7 @@ def engine_options(
     max_lora_rank: MaxLoraRank = 16,
     speculative_config: SpeculativeConfigJson = None,
     tensor_parallel_size: TensorParallelSize = 1,
+    pipeline_parallel_size: PipelineParallelSize = 1,
 ) -> list[str]:
     """The options of a worker of our own. Raises `ConfigError`."""
     engine = EngineConfig(
@@ -98,6 +110,7 @@ def engine_options(
         max_lora_rank=max_lora_rank,
         speculative_config=parse_speculative_config(speculative_config),
         tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
     )
     options = [
         f"--max-num-seqs={engine.max_num_seqs}",
@@ -107,9 +120,8 @@ def engine_options(
         *(["--enforce-eager"] if engine.enforce_eager else []),
         f"--max-loras={engine.max_loras}",
         f"--max-lora-rank={engine.max_lora_rank}",
+        *parallel_options(engine.tensor_parallel_size, engine.pipeline_parallel_size),
     ]
-    if engine.tensor_parallel_size > 1:
-        options.append(f"--tensor-parallel-size={engine.tensor_parallel_size}")
     if engine.max_model_len is not None:
         options.append(f"--max-model-len={engine.max_model_len}")
     if engine.speculative_config is not None:
@@ -124,9 +136,23 @@ def highest_rank(max_lora_rank: MaxLoraRank = 16) -> int:
     return max_lora_rank
 
 
-def num_ranks(tensor_parallel_size: TensorParallelSize = 1) -> int:
-    """How many processes share a worker's model."""
-    return tensor_parallel_size
+def parallel_sizes(
+    tensor_parallel_size: TensorParallelSize = 1, pipeline_parallel_size: PipelineParallelSize = 1
+) -> tuple[int, int]:
+    """How many processes share a layer of a worker's model, and into how many stages it is split."""
+    return tensor_parallel_size, pipeline_parallel_size
+
+
+def parallel_options(tensor_parallel_size: int, pipeline_parallel_size: int) -> list[str]:
+    """What makes a worker's processes more than one, as options."""
+    sizes = {"--tensor-parallel-size": tensor_parallel_size, "--pipeline-parallel-size": pipeline_parallel_size}
+    return [f"{name}={size}" for name, size in sizes.items() if size > 1]
+
+
+def guessing(speculative_config: SpeculativeConfigJson = None) -> SpeculativeConfig | None:
+    """How the workers guess tokens, if they do. Raises `ConfigError`."""
+    parsed = parse_speculative_config(speculative_config)
+    return None if parsed is None else SpeculativeConfig.of(parsed)
 
 
 def parse_speculative_config(text: str | None) -> Any:

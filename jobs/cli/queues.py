@@ -36,4 +36,4 @@ def queues(as_json: AsJson = False) -> None:
 def _line(queue: dict[str, Any]) -> tuple[str, ...]:
     counts = (queue["num_workers"], queue["num_running"], queue["num_queued"], queue["queued_rows"])
     oldest = duration(queue["oldest_seconds"]) if queue["num_queued"] else "-"
-    return (queue["queue"], queue["model"] or "-", *map(str, counts), oldest)
+    return (queue["queue"], queue["model"] or "-", *(f"{count:,}" for count in counts), oldest)

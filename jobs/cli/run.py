@@ -4,14 +4,11 @@ import shlex
 import sys
 from contextlib import suppress
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import typer
 
-from ...engine.checkpoints.model_config import ModelConfig
-from ...engine.checkpoints.weight_files import check_weight_files
-from ...engine.sharding.shares import require_splittable
+from ...engine.speculative.speculative_config import SpeculativeConfig
 from ...storage.errors import ManifestDamaged, UnknownJob
 from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode, read_manifest
@@ -22,21 +19,27 @@ from .cost import GpuHourPrice
 from .follow import exit_status, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
-from .options import engine_options, num_ranks
+from .model_checks import check_model
+from .options import engine_options, guessing, parallel_options, parallel_sizes
 from .signatures import takes
 
 
-@takes(asked, target, engine_options, num_ranks)
+@takes(asked, target, engine_options, parallel_sizes, guessing)
 def run(
-    asked: Asked, target: Target, worker_options: list[str], num_sharing: int, gpu_hour_price: GpuHourPrice = None
+    asked: Asked,
+    target: Target,
+    worker_options: list[str],
+    sizes: tuple[int, int],
+    guessing: SpeculativeConfig | None,
+    gpu_hour_price: GpuHourPrice = None,
 ) -> None:
     """Answer every row of INPUT and write a Parquet data set.
 
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
-    _check_model(asked.spec.model, num_sharing)
-    if asked.spec.lora is not None and num_sharing > 1:
-        raise SpecError(f"--lora and --tensor-parallel-size={num_sharing} are not supported together: leave one out")
+    check_model(asked.spec.model, sizes, guessing)
+    if asked.spec.lora is not None and (sharing := parallel_options(*sizes)):
+        raise SpecError(f"--lora and {' '.join(sharing)} are not supported together: leave one out")
     with termination_as_interrupt(), Client() as client:
         job = None
         try:
@@ -64,16 +67,6 @@ def submit(asked: Asked, target: Target) -> None:
         if not job.is_served:
             typer.echo(f"no worker serves it: start one with {_worker_command(job)}", err=True)
         typer.echo(job.id)
-
-
-def _check_model(model: str, num_sharing: int) -> None:
-    """Refuse now what a worker would only find when it loads the model. Raises `ModelError`, `ConfigError`."""
-    # One of Hugging Face may not have been fetched yet.
-    path = Path(model)
-    if path.is_dir():
-        check_weight_files(path)
-    if path.exists() and num_sharing > 1:
-        require_splittable(ModelConfig.from_pretrained(path), num_sharing)
 
 
 def _known(client: Client, target: Target) -> Progress | None:
@@ -113,7 +106,9 @@ def _farewell(job: Job | None, mode: OutputMode) -> str:
     """What an interrupted run has done, and the commands that drop the rest and that go on from there."""
     if job is not None:
         done = job.progress()
-        how_far = f"{done.rows_done} of {done.rows_total} rows are committed (headrace cancel {job.id} drops the rest)"
+        how_far = (
+            f"{done.rows_done:,} of {done.rows_total:,} rows are committed (headrace cancel {job.id} drops the rest)"
+        )
         option = "--resume"
     else:
         # The folder may already be taken for this job, or still be the one that was to be replaced.

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from ..imports import importing
 from ..lora import parse_loras
 from ..open_ledger import open_ledger
 from ..settings import Settings
@@ -35,8 +36,9 @@ class Serving:
     def serve(self, settings: Settings, on_listening: Callable[[str], None]) -> None:
         """Until SIGTERM or SIGINT. Raises what `api.server.serve` raises, and `AnonymousError`."""
         # Here, not above: other commands should not wait for the web framework.
-        from ..api.server import refuse_anonymous
-        from ..api.server import serve as serve_api
+        with importing():
+            from ..api.server import refuse_anonymous
+            from ..api.server import serve as serve_api
 
         if not self.allow_anonymous:
             with open_ledger(settings) as ledger:

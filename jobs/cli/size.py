@@ -1,6 +1,7 @@
 """`headrace size`: what a model takes of GPUs' memory, by its description alone."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
@@ -18,14 +19,18 @@ from .options import (
     MaxModelLen,
     MaxNumBatchedTokens,
     MaxNumSeqs,
+    PipelineParallelSize,
     Revision,
+    SpeculativeConfigJson,
     TensorParallelSize,
+    parse_speculative_config,
 )
 from .tables import print_table
 
 _TOO_SMALL = (
     "Where one sequence takes several GPUs, so many have the memory together: --tensor-parallel-size says what each of "
-    "those takes that share the model. It must divide the model's attention heads."
+    "those takes that share the model. It must divide the model's attention heads. --pipeline-parallel-size gives each "
+    "some of the layers instead."
 )
 
 
@@ -44,7 +49,9 @@ def size(
     kv_cache_dtype: KvCacheDType = "auto",
     gpu_memory_utilization: GpuMemoryUtilization = 0.9,
     enforce_eager: EnforceEager = False,
+    speculative_config: SpeculativeConfigJson = None,
     tensor_parallel_size: TensorParallelSize = 1,
+    pipeline_parallel_size: PipelineParallelSize = 1,
     revision: Revision = None,
     as_json: AsJson = False,
 ) -> None:
@@ -62,7 +69,9 @@ def size(
         max_model_len=max_model_len,
         gpu_memory_utilization=gpu_memory_utilization,
         enforce_eager=enforce_eager,
+        speculative_config=parse_speculative_config(speculative_config),
         tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
     )
     gpus = [Gpu.of(each) for each in gpu or GPU_GIB]
     located = locate_model(model, revision, with_weights=False)
@@ -88,21 +97,31 @@ def _as_json(fit: Fit, num_seqs: int) -> dict[str, object]:
 
 def _print(name: str, needs: ModelNeeds, fits: list[Fit], num_seqs: int) -> None:
     longest = f"{needs.sequence_tokens:,} tokens"
-    whose = "" if needs.tensor_parallel_size == 1 else f", of each of {needs.tensor_parallel_size} GPUs"
+    whose = "" if needs.num_sharing == 1 else f", of each of {needs.num_sharing} GPUs"
+    # Stages are not all alike.
+    most = " at most" if needs.pipeline_parallel_size > 1 else ""
     lines = [
         ("model", f"{name}, {needs.parameters:,} parameters in {needs.dtype}"),
-        ("weights", _memory(needs.weight_bytes) + whose),
-        ("KV cache", f"{needs.kv_token_bytes:,} bytes a token in {needs.kv_dtype}"),
+        ("weights", _memory(needs.weight_bytes) + whose + most + _of_guesser(_memory, needs.guessing.weight_bytes)),
+        (
+            "KV cache",
+            f"{needs.kv_token_bytes:,} bytes a token in {needs.kv_dtype}"
+            + _of_guesser("{:,}".format, needs.guessing.kv_token_bytes),
+        ),
         ("a sequence", f"{_memory(needs.sequence_bytes)} of KV for {longest}"),
         ("beside them", f"about {_memory(needs.beside_bytes)}: the largest step, CUDA graphs, the driver"),
     ]
     for title, text in lines:
         typer.echo(f"{title:<13}{text}")
     typer.echo()
-    heading = ("GPU", "MEMORY", "LEFT FOR KV", "TOKENS", "SEQUENCES", "GPUS FOR ONE", f"GPUS FOR {num_seqs}")
+    heading = ("GPU", "MEMORY", "LEFT FOR KV", "TOKENS", "SEQUENCES", "GPUS FOR ONE", f"GPUS FOR {num_seqs:,}")
     print_table(heading, [_line(fit, num_seqs) for fit in fits])
     if not all(fit.num_sequences for fit in fits):
         typer.echo(f"\n{_TOO_SMALL}")
+
+
+def _of_guesser(shown: Callable[[int], str], num_bytes: int) -> str:
+    return f", {shown(num_bytes)} of them to guess with" if num_bytes else ""
 
 
 def _line(fit: Fit, num_seqs: int) -> tuple[str, ...]:

@@ -67,7 +67,7 @@ def _line(tenant: TenantRecord) -> tuple[str, ...]:
 
 
 def _shown(limit: int | None) -> str:
-    return _UNLIMITED if limit is None else str(limit)
+    return _UNLIMITED if limit is None else f"{limit:,}"
 
 
 def _number(limit: str, text: str) -> int | None:

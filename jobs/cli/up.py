@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from ...engine.speculative.speculative_config import SpeculativeConfig
 from ..embedded.valkey import redis_urls
 from ..errors import WorkerFailedError
 from ..kept_worker import KeptWorker
@@ -18,7 +19,8 @@ from ..periodic import Periodic
 from ..presence import WorkerPresence
 from ..settings import Settings
 from .interrupts import termination_as_interrupt
-from .options import engine_options, highest_rank
+from .model_checks import check_model
+from .options import engine_options, guessing, highest_rank, parallel_sizes
 from .serve import Serving, say_where, serving
 from .signatures import takes
 
@@ -28,8 +30,14 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.2
 
 
-@takes(serving, engine_options, highest_rank)
-def up(serving: Serving, worker_options: list[str], max_lora_rank: int) -> None:
+@takes(serving, engine_options, highest_rank, parallel_sizes, guessing)
+def up(
+    serving: Serving,
+    worker_options: list[str],
+    max_lora_rank: int,
+    sizes: tuple[int, int],
+    guessing: SpeculativeConfig | None,
+) -> None:
     """Serve models on this machine: the API and its workers.
 
     There is a worker for each --model, started again should it die. SIGTERM or Ctrl-C stops all: the API ends what is
@@ -38,6 +46,8 @@ def up(serving: Serving, worker_options: list[str], max_lora_rank: int) -> None:
     settings = Settings.from_environment()
     for lora in (model.lora for model in serving.served.all if model.lora is not None):
         lora.check(max_lora_rank)
+    for model in serving.served.all:
+        check_model(model.exact_name, sizes, guessing)
     _name_the_lines(settings)
     with (
         termination_as_interrupt(),

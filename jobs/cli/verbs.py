@@ -54,4 +54,4 @@ def _do(job_id: str, verb: Callable[[Job], None]) -> None:
         job = client.job(job_id)
         verb(job)
         now = job.progress()
-    typer.echo(f"{job_id} is {now.state}: {now.rows_done} of {now.rows_total} rows are committed")
+    typer.echo(f"{job_id} is {now.state}: {now.rows_done:,} of {now.rows_total:,} rows are committed")

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ...engine.checkpoints.hub import model_name
+from ...engine.speculative.speculative_config import SpeculativeConfig
 from ..client import Client
 from ..errors import SpecError
 from ..verification import verifying
@@ -17,7 +18,8 @@ from ..verification.verifying import Verification
 from .display import counted
 from .interrupts import termination_as_interrupt
 from .keys import AsJson
-from .options import engine_options
+from .model_checks import check_model
+from .options import engine_options, guessing, parallel_sizes
 from .signatures import takes
 from .tables import print_table
 
@@ -25,9 +27,11 @@ _DEFAULT_ROWS = 100
 _SHOWN = 20
 
 
-@takes(engine_options)
+@takes(engine_options, parallel_sizes, guessing)
 def verify(
     worker_options: list[str],
+    sizes: tuple[int, int],
+    guessing: SpeculativeConfig | None,
     name: Annotated[
         str, typer.Argument(metavar="OUTPUT|JOB|BATCH", help="A data set's folder, or a job's or batch's id.")
     ],
@@ -54,6 +58,7 @@ def verify(
         receipt = Receipt.find(client.ledger, name)
         sample = Sample.draw(receipt.rows(), size, seed)
         at = None if model is None else model_name(model)
+        check_model(at or receipt.spec.model, sizes, guessing)
         done = verifying.verify(client, receipt, sample, at, tolerance, worker_options)
     if as_json:
         typer.echo(json.dumps(_as_json(done, seed), ensure_ascii=False, default=str))
@@ -104,7 +109,7 @@ def _print(done: Verification) -> None:
         typer.echo(f"changed   {change}")
     typer.echo()
     counts = _counts(done)
-    lines = [(kind.replace("_", " "), *map(str, count.values())) for kind, count in counts.items()]
+    lines = [(kind.replace("_", " "), *(f"{each:,}" for each in count.values())) for kind, count in counts.items()]
     print_table(("ROWS", "IN ALL", "MADE AGAIN", "EQUAL", "DIFFERENT"), lines)
     typer.echo()
     for line in _summary(done):
@@ -125,7 +130,7 @@ def _summary(done: Verification) -> Iterator[str]:
     if num_different > _SHOWN:
         yield f"… and {counted(num_different - _SHOWN, 'more row')}"
     if num_different:
-        yield f"{num_different} of {counted(total, 'row')} made again differ"
+        yield f"{num_different:,} of {counted(total, 'row')} made again differ"
     else:
         yield f"{counted(total, 'row')} made again: all equal"
 

@@ -75,7 +75,7 @@ class _Watched:
         return [self._line(progress) for progress in self.progresses]
 
     def _line(self, progress: Progress) -> tuple[str, ...]:
-        rows = f"{progress.rows_done}/{progress.rows_total}"
+        rows = f"{progress.rows_done:,}/{progress.rows_total:,}"
         rate = None
         if not progress.state.has_ended:
             with suppress(UnknownJob):
@@ -84,7 +84,7 @@ class _Watched:
         pace = f"{rate:,.0f}" if rate else "-"
         ahead = self._overview.ahead_of(progress.job_id)
         waits_for = progress.error or (behind(ahead) if ahead is not None else "")
-        words = (rows, str(progress.rows_failed), pace, left, waits_for)
+        words = (rows, f"{progress.rows_failed:,}", pace, left, waits_for)
         return (progress.job_id, str(progress.state), *words)
 
 

@@ -8,6 +8,9 @@ from typing import Annotated
 import typer
 
 from ...engine.checkpoints.hub import locate_model
+from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.text.guessers import check_guessing
+from ..imports import importing
 from ..lora import parse_loras
 from ..processes import die_with_parent
 from ..settings import Settings
@@ -25,10 +28,12 @@ from .options import (
     MaxNumBatchedTokens,
     MaxNumSeqs,
     Model,
+    PipelineParallelSize,
     Quantization,
     Revision,
     SpeculativeConfigJson,
     TensorParallelSize,
+    parallel_options,
     parse_speculative_config,
 )
 
@@ -51,6 +56,7 @@ def worker(
     max_lora_rank: MaxLoraRank = 16,
     speculative_config: SpeculativeConfigJson = None,
     tensor_parallel_size: TensorParallelSize = 1,
+    pipeline_parallel_size: PipelineParallelSize = 1,
     parent_pid: Annotated[int | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Load a model and work on its jobs. SIGTERM or Ctrl-C hands back what is not finished and exits."""
@@ -60,8 +66,9 @@ def worker(
     settings = Settings.from_environment()
     logging.getLogger("headrace").setLevel(settings.log_level)
     # Here, not above: loading torch takes a second that no other command should wait for.
-    from ...engine.config import EngineConfig
-    from ..worker import WorkerOptions, serve
+    with importing():
+        from ...engine.config import EngineConfig
+        from ..worker import WorkerOptions, serve
 
     loras = parse_loras(lora_modules or ())
     for lora in loras:
@@ -78,14 +85,17 @@ def worker(
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         # Those of requests and jobs that name others are loaded when they come.
-        enable_lora=tensor_parallel_size == 1,
+        enable_lora=not parallel_options(tensor_parallel_size, pipeline_parallel_size),
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
         lora_modules=[lora.request(number) for number, lora in enumerate(loras, 1)],
         speculative_config=parse_speculative_config(speculative_config),
         tensor_parallel_size=tensor_parallel_size,
+        pipeline_parallel_size=pipeline_parallel_size,
     )
     located = locate_model(model, revision)
+    if engine.speculative is not None:
+        check_guessing(engine.speculative, ModelConfig.from_pretrained(located.folder))
     raise typer.Exit(serve(settings, WorkerOptions(located, engine, settings.worker_concurrency)))
 
 

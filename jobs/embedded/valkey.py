@@ -30,6 +30,8 @@ START_SECONDS = 30.0
 # What a supervisor answers if nothing failed.
 READY, BUSY = "ready", "busy"
 _POLL_SECONDS = 0.02
+# What a server answers to a ping, and what one that cannot write, as its disk is full, answers to all but reading.
+_PONG, _REFUSAL = b"+PONG", b"-MISCONF"
 # sun_path holds 108 bytes on Linux with the closing zero, 104 elsewhere.
 _MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
 
@@ -172,15 +174,15 @@ class EmbeddedValkey:
         """Return once the server answers, having started a supervisor if there was none. Cheap.
 
         The supervisor restarts a dead server by itself. Call this now and then to survive its own death too.
-        Raises EmbeddedValkeyError.
+        Raises EmbeddedValkeyError; of a server that cannot write at once, as waiting would not help.
         """
         assert self._users_lock is not None, "ensure() outside of the context"
-        if answers(self._paths.socket):
+        if self._answers():
             return
         deadline = time.monotonic() + START_SECONDS
         start_lock = _lock(self._paths.start_lock, fcntl.LOCK_EX, START_SECONDS)
         try:
-            while not answers(self._paths.socket):
+            while not self._answers():
                 if not _is_locked(self._paths.supervisor_lock):
                     _start_supervisor(self._paths)
                 if time.monotonic() > deadline:
@@ -189,17 +191,28 @@ class EmbeddedValkey:
         finally:
             os.close(start_lock)
 
+    def _answers(self) -> bool:
+        said = _reply(self._paths.socket)
+        if said.startswith(_REFUSAL):
+            raise EmbeddedValkeyError(f"embedded Valkey: {said[1:].decode(errors='replace').strip()}")
+        return said.startswith(_PONG)
+
 
 def answers(socket_path: Path) -> bool:
     """Whether a server on this socket is ready for commands (one that still loads its data is not)."""
+    return _reply(socket_path).startswith(_PONG)
+
+
+def _reply(socket_path: Path) -> bytes:
+    """What a server on this socket answers to a ping; nothing where there is none."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(1.0)
         try:
             connection.connect(str(socket_path))
             connection.sendall(b"PING\r\n")
-            return connection.recv(64).startswith(b"+PONG")
+            return connection.recv(256)
         except OSError:
-            return False
+            return b""
 
 
 def failure(paths: ValkeyPaths, reason: str) -> str:

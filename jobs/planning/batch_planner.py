@@ -170,6 +170,12 @@ def planned_row(item: Item) -> PlannedRow:
     return row._replace(prompt_token_ids=unmarked(token_ids, image_token_id), images=files)
 
 
+def row_number(item: Item) -> int:
+    """The number of the row that an item was made of."""
+    number: int = pickle.loads(item[1])[0]
+    return number
+
+
 def _big_endian(token_ids: "array[int]") -> "array[int]":
     """Turned from this machine's order of bytes to big-endian, or back: as bytes, they then sort as numbers do."""
     if sys.byteorder == "little":

@@ -1,29 +1,32 @@
 """What Python's garbage collector looks at while a job is planned."""
 
 import gc
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 # How many new objects there are when the collector looks at them: a batch of rows makes so many.
 YOUNG_OBJECTS = 50_000
 
+# Of each that plans now: what the threshold was before.
+_before: list[tuple[int, int, int]] = []
+_lock = threading.Lock()
+
 
 @contextmanager
 def leave_alone_what_is_there() -> Iterator[None]:
-    """Have the collector look only at what is made from here on, and more rarely.
+    """Have the collector look at what is new only once there is much of it, and so rarely at all the rest.
 
-    Millions of rows make it run thousands of times, each time over the hundreds of thousands of objects that the
-    libraries consist of. Does nothing where the process keeps objects out of collections itself.
+    Millions of rows make it run thousands of times else. Nothing is frozen for as long: that sets the collector's
+    counts back, and a process that plans again and again would never be rid of what refers to itself.
     """
-    if gc.get_freeze_count():
-        yield
-        return
-    young, *older = gc.get_threshold()
-    gc.freeze()
-    # Zero means never.
-    gc.set_threshold(young and max(young, YOUNG_OBJECTS), *older)
+    with _lock:
+        young, *older = before = gc.get_threshold()
+        _before.append(before)
+        # Zero means never.
+        gc.set_threshold(young and max(young, YOUNG_OBJECTS), *older)
     try:
         yield
     finally:
-        gc.set_threshold(young, *older)
-        gc.unfreeze()
+        with _lock:
+            gc.set_threshold(*_before.pop())

@@ -1,7 +1,7 @@
 """A data set's `custom_id`s are each there once: rows that repeat one are found, however many rows there are."""
 
 from array import array
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...storage.errors import InputError
 from ...storage.external_sort import ExternalSorter
 from ...storage.spool import PlannedRow
-from .batch_planner import PlannedBatch, planned_row
+from .batch_planner import PlannedBatch, planned_row, row_number
 from .shard_cutter import Item
 
 # More than this is no slip: the column does not name rows.
@@ -28,11 +28,19 @@ class Repeats:
     """
 
     duplicates: dict[int, int]
-    renamed: Set[int]
+    renamed: frozenset[int]
     mark: str
 
     def __bool__(self) -> bool:
         return bool(self.duplicates or self.renamed)
+
+    def of(self, items: Sequence[Item]) -> "Repeats":
+        """What says enough about these rows: as much as there are of them, however long the input is."""
+        if len(self.duplicates) + len(self.renamed) <= len(items):
+            return self
+        numbers = list(map(row_number, items))
+        duplicates = {row: self.duplicates[row] for row in numbers if row in self.duplicates}
+        return Repeats(duplicates, self.renamed.intersection(numbers), self.mark)
 
     def rows(self, items: Iterable[Item]) -> list[PlannedRow]:
         """The rows that the items were made of, those that repeat an id with their error or their new id."""
@@ -98,7 +106,7 @@ class CustomIds:
                     f"column 'custom_id': more than {_MAX_DUPLICATES:,} rows repeat the id of another row: rename the "
                     "column if it does not name rows"
                 )
-        return Repeats(found, renamed, "~" * (most_tildes + 1))
+        return Repeats(found, frozenset(renamed), "~" * (most_tildes + 1))
 
 
 # What a claim says beside its row; they are kept as one number.

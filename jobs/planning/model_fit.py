@@ -7,8 +7,9 @@ from pathlib import Path
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.model_size import kv_token_bytes, layer_projections, num_parameters, weight_bytes
 from ...engine.config import EngineConfig
-from ...engine.sharding.shares import local_model
+from ...engine.sharding.stages import own_model
 from ..errors import SpecError
+from .guess_needs import NO_GUESSER, GuessNeeds
 
 GIB = 2**30
 # What programs are given of it, in GiB.
@@ -39,10 +40,12 @@ class Gpu:
 
 @dataclass(frozen=True)
 class ModelNeeds:
-    """What a model, or the share of it that each of `tensor_parallel_size` GPUs has, takes of a GPU's memory.
+    """What a model, or the largest share of it that one of several GPUs has, takes of a GPU's memory.
 
+    With what guesses for it. Of a pipeline's stages, which are not all alike, each figure is that of the one that takes
+    most.
     `parameters`: of the whole. `sequence_tokens`: the longest sequence. `beside_bytes`: about what the largest step,
-    CUDA graphs and the driver take; a worker measures it.
+    CUDA graphs and the driver take; a worker measures it. `guessing`: what of it is a draft model's, or Medusa heads'.
     """
 
     parameters: int
@@ -55,13 +58,15 @@ class ModelNeeds:
     block_tokens: int
     utilization: float
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    guessing: GuessNeeds = NO_GUESSER
 
     @classmethod
     def of(cls, folder: Path, options: EngineConfig) -> "ModelNeeds":
         """Reads `config.json` alone.
 
         Raises `ModelError`, `SpecError` where the model's context is shorter, or `ConfigError` where so many GPUs
-        cannot share it.
+        cannot share it, or what is to guess does not go together with it.
         """
         model = ModelConfig.from_pretrained(folder)
         context, asked = model.max_position_embeddings, options.max_model_len
@@ -69,21 +74,32 @@ class ModelNeeds:
             raise SpecError(f"--max-model-len {asked} exceeds the model's context of {context} tokens")
         dtype = model.checkpoint_dtype if options.dtype == "auto" else options.dtype
         item_bytes = 4 if dtype == "float32" else 2
-        size = options.tensor_parallel_size
-        share = local_model(model, 0, size) if size > 1 else model
+        size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
+        shares = [own_model(model, stage, stages, 0, size) for stage in range(stages)]
         has_own_kv = options.kv_cache_dtype != "auto"
+        guessing = GuessNeeds.of(model, options, item_bytes)
+        own_weights = max(weight_bytes(share, item_bytes, options.quantization) for share in shares)
+        own_kv = max(kv_token_bytes(share, 1 if has_own_kv else item_bytes) for share in shares)
+        beside = max(_beside_bytes(share, options, item_bytes, model.vocab_size) for share in shares)
         return cls(
             parameters=num_parameters(model),
             dtype=dtype,
             kv_dtype=options.kv_cache_dtype if has_own_kv else dtype,
-            weight_bytes=weight_bytes(share, item_bytes, options.quantization),
-            kv_token_bytes=kv_token_bytes(share, 1 if has_own_kv else item_bytes),
-            beside_bytes=_beside_bytes(share, options, item_bytes, model.vocab_size),
+            weight_bytes=own_weights + guessing.weight_bytes,
+            kv_token_bytes=own_kv + guessing.kv_token_bytes,
+            beside_bytes=beside + _graph_bytes(guessing.num_layers, options),
             sequence_tokens=asked or context,
             block_tokens=options.block_size,
             utilization=options.gpu_memory_utilization,
             tensor_parallel_size=size,
+            pipeline_parallel_size=stages,
+            guessing=guessing,
         )
+
+    @property
+    def num_sharing(self) -> int:
+        """How many GPUs have the model together."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def sequence_blocks(self) -> int:
@@ -132,7 +148,7 @@ class Fit:
         """
         if self._usable_bytes <= 0:
             return None
-        size = self.needs.tensor_parallel_size
+        size = self.needs.num_sharing
         if self.num_sequences:
             return size * -(-num_sequences // self.num_sequences)
         needed = self.needs.weight_bytes + num_sequences * self.needs.sequence_bytes + self.needs.block_bytes
@@ -148,13 +164,12 @@ def _beside_bytes(model: ModelConfig, options: EngineConfig, item_bytes: int, nu
     # The residual, its norm and a branch of it, and what the widest part of a layer makes of them.
     wide = max(_outputs(model, index) for index in range(model.num_hidden_layers))
     step = num_tokens * (3 * model.hidden_size + wide) * item_bytes
-    logits = min(options.max_num_seqs, num_tokens) * num_words * _LOGIT_BYTES
-    graphs = (
-        0
-        if options.enforce_eager or options.tensor_parallel_size > 1
-        else _GRAPH_BYTES_PER_LAYER * model.num_hidden_layers
-    )
-    return _DRIVER_BYTES + step + logits + graphs
+    logits = options.max_num_logits * num_words * _LOGIT_BYTES if model.stage.is_last else 0
+    return _DRIVER_BYTES + step + logits + _graph_bytes(model.num_hidden_layers, options)
+
+
+def _graph_bytes(num_layers: int, options: EngineConfig) -> int:
+    return _GRAPH_BYTES_PER_LAYER * num_layers if options.may_use_graphs else 0
 
 
 def _outputs(model: ModelConfig, index: int) -> int:

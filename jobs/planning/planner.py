@@ -80,7 +80,7 @@ class Plan:
     def _writes(self, folder: Path) -> Iterator[WriteShard]:
         for number, items in enumerate(self._cutter.cut(self._sorted_rows)):
             path = folder / f"shard-{number:05d}.parquet"
-            yield WriteShard(number, path, items, self._repeats, self.schema, self.has_row_sampling)
+            yield WriteShard(number, path, items, self._repeats.of(items), self.schema, self.has_row_sampling)
 
     @property
     def sharing(self) -> PrefixSharing:
@@ -103,7 +103,10 @@ class Planner:
     sort_memory_bytes: int = _SORT_MEMORY_BYTES
 
     def check(self, source: InputSource) -> PromptRenderer:
-        """Refuse what can be refused before any work. Raises `SpecError`, `InputError`."""
+        """Refuse what can be refused before any work; what is left is what `plan` needs to begin.
+
+        Raises `SpecError`, `InputError`.
+        """
         self.spec.sampling.check_vocabulary(self.model.vocab_size)
         if self.spec.choices is not None:
             end = self.model.eos_token_ids[0] if self.model.eos_token_ids else None
@@ -111,13 +114,13 @@ class Planner:
         return PromptRenderer(self.spec, self.tokenizer, _columns(source))
 
     @contextmanager
-    def plan(self, source: InputSource) -> Iterator[Plan]:
-        """The plan, for as long as its shards are read.
+    def plan(self, source: InputSource, renderer: PromptRenderer | None = None) -> Iterator[Plan]:
+        """The plan, for as long as its shards are read. `renderer`: of `check`, where that was called before.
 
         Raises `SpecError` when no row of the input can be rendered, `InputError` when it cannot be read on,
         `StorageError` when there is no room to sort in.
         """
-        renderer = self.check(source)
+        renderer = renderer or self.check(source)
         unifier = source.unifier()
         num_rows = num_errors = answer_tokens = 0
         with (

@@ -39,7 +39,8 @@ from ..errors import JobMismatchError
 from ..schemas import JobSpec
 from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
-from .planner import Plan, Planner, make_planner
+from .planner import Plan, make_planner
+from .row_images import images_fingerprint
 
 
 @dataclass(frozen=True)
@@ -106,8 +107,8 @@ class Producer:
         """
         planner = make_planner(spec, self.shard_rows, sort_folder=self.jobs_folder)
         spec = planner.spec
-        planner.check(source)
-        fingerprint = spec.fingerprint(source.fingerprint())
+        renderer = planner.check(source)
+        fingerprint = spec.fingerprint(source.fingerprint() + images_fingerprint(source, spec.image))
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
         self._check_terms(terms)
@@ -123,7 +124,9 @@ class Producer:
             write_manifest(output, Manifest(job_id, fingerprint, self.ledger.identity))
             self._cancel_homeless(output)
         try:
-            return self._plan_and_create(taken, fingerprint, planner, source, terms)
+            with planner.plan(source, renderer) as plan:
+                _prepare_sink(terms.sink, spec, plan)
+                return self._create(taken, fingerprint, spec, plan, terms)
         except (InputError, SinkError, QuotaExceeded):
             # What only reading the input to its end can tell, its columns or its tokens.
             taken.give_back()
@@ -135,14 +138,6 @@ class Producer:
         self.ledger.check_quota(terms.tenant, terms.quota)
         if terms.sink is not None:
             check_reachable(terms.sink)
-
-    def _plan_and_create(
-        self, taken: _Taken, fingerprint: str, planner: Planner, source: InputSource, terms: Terms
-    ) -> JobRecord:
-        with planner.plan(source) as plan:
-            if terms.sink is not None:
-                SqlSink(terms.sink, part_schema(planner.spec, carried_fields(plan.schema))).prepare()
-            return self._create(taken, fingerprint, planner.spec, plan, terms)
 
     def _job_of_key(self, terms: Terms, fingerprint: str, spec: JobSpec) -> JobRecord | None:
         """Raises `JobMismatchError` when another job has the key."""
@@ -269,13 +264,20 @@ def new_job_id() -> str:
     return f"job_{uuid.uuid4().hex[:16]}"
 
 
+def _prepare_sink(sink: SinkSpec | None, spec: JobSpec, plan: Plan) -> None:
+    """Raises `SinkError`."""
+    if sink is not None:
+        SqlSink(sink, part_schema(spec, carried_fields(plan.schema))).prepare()
+
+
 def _difference(job: JobRecord | None, spec: JobSpec) -> str:
     """Which options differ, in the user's words."""
     if job is None:
         return "another input or other options"
     before, asked = _options(JobSpec.model_validate(job.spec)), _options(spec)
     names = [name for name, value in asked.items() if before[name] != value]
-    return f"another {', '.join(names)}" if names else "another input"
+    same_options = "another input" if spec.image is None else "another input or other image files"
+    return f"another {', '.join(names)}" if names else same_options
 
 
 def _options(spec: JobSpec) -> dict[str, Any]:

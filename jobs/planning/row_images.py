@@ -1,13 +1,19 @@
 """The images of a row's column: bytes as Hugging Face's data sets store them, files, or data URLs."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from ...engine.errors import InvalidRequestError
 from ...engine.vision.reading import data_url_bytes, shortened
+from ...storage.readers import InputSource
 
 _KINDS = 'bytes, {"bytes": ..., "path": ...}, the path of a file, a data URL, or a list of these'
+
+# What begins so may be a data URL; any other text is a path.
+_ADDRESSES = ("data:", "http://", "https://")
 
 
 def row_images(values: Mapping[str, Any], column: str) -> list[bytes]:
@@ -24,6 +30,38 @@ def row_images(values: Mapping[str, Any], column: str) -> list[bytes]:
         raise InvalidRequestError(f"column {column!r}: an image {error}", "image") from error
 
 
+def images_fingerprint(source: InputSource, column: str | None) -> str:
+    """What tells the image files that rows name from others at the same paths; "" where they name none.
+
+    Reads them. Raises InputError when the input cannot be read.
+    """
+    if column is None:
+        return ""
+    digest, hashed = hashlib.sha256(), lru_cache(maxsize=1024)(_hashed)
+    is_any = False
+    for row in source:
+        for path in _paths(row.values.get(column)):
+            is_any = True
+            digest.update(hashed(path))
+    return digest.hexdigest() if is_any else ""
+
+
+def _paths(given: Any) -> Iterator[str]:
+    for each in given if isinstance(given, list) else [given]:
+        image = (each.get("bytes") or each.get("path")) if isinstance(each, Mapping) else each
+        if isinstance(image, str) and image and not image.startswith(_ADDRESSES):
+            yield image
+
+
+def _hashed(path: str) -> bytes:
+    try:
+        with Path(path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").digest()
+    # A row of a file that cannot be read is an error row, until it can be.
+    except (OSError, ValueError):
+        return b"none"
+
+
 def _file(given: Any) -> bytes:
     if isinstance(given, bytes):
         return given
@@ -33,8 +71,7 @@ def _file(given: Any) -> bytes:
         raise InvalidRequestError(f"is an empty text: it must be {_KINDS}", "image")
     if not isinstance(given, str):
         raise InvalidRequestError(f"must be {_KINDS}, not {type(given).__name__}", "image")
-    # An address, which may be a data URL; else it is a path.
-    if given.startswith(("data:", "http://", "https://")):
+    if given.startswith(_ADDRESSES):
         return data_url_bytes(given)
     try:
         return Path(given).read_bytes()

@@ -43,7 +43,7 @@ def _rows_of(rows: Sequence[tuple[Any, ...]]) -> PlanRows:
 
 @dataclass(frozen=True)
 class WriteShard:
-    """Spool a shard. `items`: its rows as they were sorted; `repeats`: those of the whole input."""
+    """Spool a shard. `items`: its rows as they were sorted; `repeats`: theirs at least."""
 
     number: int
     path: Path

@@ -5,9 +5,7 @@ from dataclasses import dataclass, field
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, ModelError
 from ...storage.errors import StorageError
-from ...storage.records import JobRecord
 from ..lora import LoraModule
-from ..schemas import JobSpec
 
 
 class AdapterNotHeld(StorageError):
@@ -21,9 +19,8 @@ class FittingAdapters:
     engine: EngineConfig
     left_alone: set[str] = field(default_factory=set)
 
-    def expect(self, job: JobRecord) -> None:
+    def expect(self, job_id: str, lora: LoraModule | None) -> None:
         """Raises `AdapterNotHeld`, after which the job is left alone."""
-        lora = JobSpec.model_validate(job.spec).lora
         try:
             if lora is not None:
                 self._check(lora)
@@ -31,13 +28,13 @@ class FittingAdapters:
             # It may be there later: the attempt says so.
             return
         except ConfigError as error:
-            self.left_alone.add(job.id)
+            self.left_alone.add(job_id)
             raise AdapterNotHeld(f"a worker cannot hold its adapter: {error}") from error
 
     def _check(self, lora: LoraModule) -> None:
-        if (size := self.engine.tensor_parallel_size) > 1:
+        if self.engine.world_size > 1:
             raise ConfigError(
-                f"LoRA adapter {lora.path} and tensor_parallel_size={size} are not supported together: start a worker "
-                "without the latter"
+                f"LoRA adapter {lora.path} and {self.engine.parallel_options} are not supported together: start a "
+                "worker without the latter"
             )
         lora.check(self.engine.max_lora_rank)

@@ -70,11 +70,12 @@ class AttemptTools:
 
 @dataclass
 class ShardAttempt:
-    """Runs in one thread; `stop` may be called from any."""
+    """Runs in one thread; `stop` may be called from any. `spec`: the job's."""
 
     tools: AttemptTools
     claim: Claim
     job: JobRecord
+    spec: JobSpec = field(init=False)
     _outcomes: "queue.SimpleQueue[list[Outcome]]" = field(default_factory=queue.SimpleQueue)
     _stop: threading.Event = field(default_factory=threading.Event)
     _num_parts: int = 0
@@ -82,7 +83,7 @@ class ShardAttempt:
     _cache_keys: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self._spec = JobSpec.model_validate(self.job.spec)
+        self.spec = JobSpec.model_validate(self.job.spec)
         self._folder = open_folder(self.job.output_dir)
         self._retrial = Retrial(self.tools.ledger, self.claim, self._folder)
         self._checkpoint = Checkpoint(self.claim)
@@ -105,7 +106,7 @@ class ShardAttempt:
         done = self._recover() | self._retrial.rows_to_leave(table)
         if self.claim.is_expired:
             table = expire(table)
-        if self.tools.checkpoints is not None:
+        if self.tools.checkpoints is not None and self.claim.attempt_number > 1:
             self._checkpoint = self.tools.checkpoints.restore(self.claim, set(table["row"].to_pylist()) - done)
         self._answer_all(table, done)
         state = self._persistently(lambda: self.tools.ledger.leases.finish_shard(self.claim))
@@ -144,12 +145,12 @@ class ShardAttempt:
         """Have the rows of `table` answered that are not done, and commit them."""
         prefix, known = str(self.claim.attempt_id), self._checkpoint.known
         receipts = self.tools.receipts
-        common = None if receipts is None else receipts.of_attempt(self.claim.attempt_number, self._spec.lora)
-        batch = RowBatch(table, done, self._spec, self.tools.tokenizer, prefix, known, common)
+        common = None if receipts is None else receipts.of_attempt(self.claim.attempt_number, self.spec.lora)
+        batch = RowBatch(table, done, self.spec, self.tools.tokenizer, prefix, known, common)
         if batch.requests:
             self._expect_adapter()
-        if self._spec.cache and self.tools.answers is not None:
-            self._cache_keys = self.tools.answers.answer(batch, self._spec, self.job.tenant)
+        if self.spec.cache and self.tools.answers is not None:
+            self._cache_keys = self.tools.answers.answer(batch, self.spec, self.job.tenant)
         try:
             self.tools.host.submit_rows(batch.requests, self._outcomes.put, batch.resume_logprobs)
             with ExitStack() as stack:
@@ -163,9 +164,9 @@ class ShardAttempt:
 
     def _expect_adapter(self) -> None:
         """The engine would refuse each row, as if it were the row's fault. Raises `AdapterMissing`."""
-        if self._spec.lora is not None:
+        if self.spec.lora is not None:
             try:
-                self._spec.lora.check()
+                self.spec.lora.check()
             except ModelError as error:
                 raise AdapterMissing(str(error)) from error
 

@@ -124,8 +124,6 @@ class TokenCheckpoints:
 
     def restore(self, claim: Claim, rows: Iterable[int]) -> Checkpoint:
         """What earlier attempts have left of these rows; they can write no more. Where Redis is away: nothing."""
-        if claim.attempt_number == 1:
-            return Checkpoint(claim)
         try:
             saved = self._claim(claim)
             streamed = self._streamed(claim, rows)

@@ -97,7 +97,13 @@ class RowStreams:
         for job_id, row in watched:
             for offer in offers:
                 if offer.claim.job_id == job_id:
-                    self._follow(offer, row)
+                    self._follow_if_offered(offer, row)
+
+    def _follow_if_offered(self, offer: _Offer, row: int) -> None:
+        # Nobody would end the streams of an attempt that has ended since: all would be kept for good.
+        with self._lock:
+            if any(other is offer for other in self._offers):
+                self._follow(offer, row)
 
     def _follow(self, offer: _Offer, row: int) -> None:
         request = offer.batch.request(row)

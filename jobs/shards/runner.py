@@ -5,12 +5,13 @@ import math
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from ...storage.errors import JobEnded, LeaseLost, LedgerUnavailable
 from ...storage.records import Claim, JobRecord, JobState
 from ..errors import Stopped
-from ..schemas import JobSpec
+from ..lora import LoraModule
 from ..weights import ModelWeights
 from .adapters import AdapterNotHeld, FittingAdapters
 from .attempt import AttemptTools, ShardAttempt
@@ -20,6 +21,8 @@ from .finishing import finish_job
 logger = logging.getLogger(__name__)
 
 _PASS_ON_SECONDS = 0.5
+# Of how many jobs it is known where this worker is. Others end most of those that it has begun.
+_MAX_LAST = 1000
 
 
 @dataclass
@@ -37,7 +40,7 @@ class ShardRunner:
     weights: ModelWeights | None = None
     adapters: FittingAdapters | None = None
     ring: Callable[[Sequence[str]], None] | None = None
-    # The number of the shard that was taken last, by job.
+    # The number of the shard that was taken last, by job, the one taken up latest at the end.
     _last: dict[str, int] = field(default_factory=dict)
     _claiming: threading.Lock = field(default_factory=threading.Lock)
     _attempts: dict[int, ShardAttempt] = field(default_factory=dict)
@@ -57,7 +60,7 @@ class ShardRunner:
             return
         try:
             state = self._attempt(claim)
-            logger.info("shard %s is done, its job %s", shard_id, state)
+            logger.info("shard %s is done, its job %s", claim.shard_id, state)
             if state is JobState.COMPLETED:
                 job = self.tools.ledger.job(claim.job_id)
                 finish_job(self.tools.ledger, job)
@@ -70,6 +73,7 @@ class ShardRunner:
         except AdapterNotHeld as error:
             logger.warning("job %s is left to other workers: %s", claim.job_id, error)
             self._release(claim, str(error))
+            self._forget_left_alone()
         # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
         except Exception as error:
             logger.exception("attempt %d at shard %s failed", claim.attempt_number, claim.shard_id)
@@ -82,8 +86,14 @@ class ShardRunner:
             leases = self.tools.ledger.leases
             claim = leases.claim_next(self.queue, self.owner, self.lease_seconds, self._last, unwanted)
             if claim is not None:
-                self._last[claim.job_id] = claim.shard_number
+                self._note_last(claim)
         return claim
+
+    def _note_last(self, claim: Claim) -> None:
+        self._last.pop(claim.job_id, None)
+        self._last[claim.job_id] = claim.shard_number
+        if len(self._last) > _MAX_LAST:
+            self._last.pop(next(iter(self._last)), None)
 
     def _pass_on(self, shard_id: str) -> None:
         """Ring again where another worker can take what this one leaves alone; not at once, as it may be ours again."""
@@ -96,13 +106,22 @@ class ShardRunner:
             return
         self.ring([shard_id])
 
+    def _forget_left_alone(self) -> None:
+        """Jobs of which nothing is left to be taken: what is left alone is looked at in each claim."""
+        assert self.adapters is not None
+        with suppress(LedgerUnavailable):
+            for job_id in list(self.adapters.left_alone):
+                if not self.tools.ledger.leases.has_queued(job_id):
+                    self.adapters.left_alone.discard(job_id)
+
     def _attempt(self, claim: Claim) -> JobState:
         job = self.tools.ledger.job(claim.job_id)
-        if self.adapters is not None:
-            self.adapters.expect(job)
-        if self.weights is not None:
-            self._note_weights(job, self.weights)
         attempt = ShardAttempt(self.tools, claim, job)
+        lora = attempt.spec.lora
+        if self.adapters is not None:
+            self.adapters.expect(job.id, lora)
+        if self.weights is not None:
+            self._note_weights(job, lora, self.weights)
         with self._lock:
             self._attempts[claim.attempt_id] = attempt
         try:
@@ -113,8 +132,7 @@ class ShardRunner:
             with self._lock:
                 del self._attempts[claim.attempt_id]
 
-    def _note_weights(self, job: JobRecord, weights: ModelWeights) -> None:
-        lora = JobSpec.model_validate(job.spec).lora
+    def _note_weights(self, job: JobRecord, lora: LoraModule | None, weights: ModelWeights) -> None:
         try:
             if job.weights is None:
                 self.tools.ledger.note_weights(job.id, weights.identity(lora))

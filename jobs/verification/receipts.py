@@ -3,10 +3,9 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 
 from ...storage.batch_records import BatchRecord
 from ...storage.errors import UnknownBatch, UnknownJob
@@ -17,6 +16,9 @@ from ...storage.output_folder import OutputFolder
 from ...storage.records import DEFAULT_TENANT, JobRecord
 from ..errors import NotVerifiable
 from ..schemas import JobSpec
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 # As the API names batches.
 _BATCH_PREFIX = "batch_"
@@ -88,7 +90,7 @@ class Receipt:
             )
         return cls(job_id, spec, folder, tuple(folder.part_names()), report.get("weights"))
 
-    def rows(self) -> ds.Dataset:
+    def rows(self) -> "ds.Dataset":
         """The rows that are there by now. Raises `NotVerifiable` when there is none."""
         try:
             rows = self.folder.dataset(sorted(self.part_names))

@@ -4,15 +4,17 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.dataset as ds
 
 from ..errors import NotVerifiable
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 Numbers = npt.NDArray[np.uint64]
 # SplitMix64's: http://prng.di.unimi.it/splitmix64.c
@@ -29,13 +31,13 @@ class Sample:
     num_errors: int
 
     @classmethod
-    def draw(cls, rows: ds.Dataset, count: int | float, seed: int) -> Self:
+    def draw(cls, rows: "ds.Dataset", count: int | float, seed: int) -> Self:
         """So many rows of those with an answer, or this share of them as a float; all when there are fewer.
 
         The same rows for the same data set and seed, however it is cut into parts. Memory does not grow with it.
         Raises `NotVerifiable` when no row has an answer.
         """
-        has_answer, from_cache = ds.field("error").is_null(), _is_from_cache(rows)
+        has_answer, from_cache = pc.field("error").is_null(), _is_from_cache(rows)
         num_rows, num_answered = rows.count_rows(), rows.count_rows(filter=has_answer)
         if not num_answered:
             raise NotVerifiable(f"none of the {num_rows} rows has an answer: there is nothing to compare")
@@ -43,12 +45,12 @@ class Sample:
         size = math.ceil(count * num_answered) if isinstance(count, float) else min(count, num_answered)
         batches = rows.to_batches(columns=["row"], filter=has_answer)
         chosen = _chosen((batch["row"].to_numpy() for batch in batches), size, seed)
-        table = rows.to_table(filter=pc.is_in(ds.field("row"), pa.array(chosen, pa.int64()))).sort_by("row")
+        table = rows.to_table(filter=pc.is_in(pc.field("row"), pa.array(chosen, pa.int64()))).sort_by("row")
         return cls(table, num_answered - num_from_cache, num_from_cache, num_rows - num_answered)
 
 
-def _is_from_cache(rows: ds.Dataset) -> ds.Expression | None:
-    return ds.field("from_cache") if "from_cache" in rows.schema.names else None
+def _is_from_cache(rows: "ds.Dataset") -> "ds.Expression | None":
+    return pc.field("from_cache") if "from_cache" in rows.schema.names else None
 
 
 def _chosen(batches: Iterable[npt.NDArray[np.int64]], size: int, seed: int) -> list[int]:

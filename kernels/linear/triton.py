@@ -23,7 +23,10 @@ _NUMBERS_PER_QUANTIZER = 2048
 _INPUTS_PER_SPLIT_ROW = 8
 # A split takes at least so many tiles of inputs: fewer would be mostly start and end.
 _MIN_TILES_PER_SPLIT = 4
-_PROGRAMS_PER_PROCESSOR = 2
+# A narrow tile's program mostly waits, for memory and for its own instructions: a processor has room for five.
+_PROGRAMS_PER_PROCESSOR, _NARROW_PER_PROCESSOR = 2, 4
+# Up to so many rows a tile's sums fit into registers twice: its own, and those that they are added to times its scales.
+_SUMMED_ROWS = 32
 # With fewer the tensor cores wait.
 _MIN_STAGES = 3
 # Of shared memory, for other things than tiles.
@@ -189,10 +192,10 @@ def int4_linear_triton(
         return output
     # Without tensor cores a tile of more rows does not fit into the registers.
     rows = min(max(triton.next_power_of_2(num_rows), 16), 32 if x.dtype == torch.float32 else 128)
-    outputs = 128 if rows > 32 else 64
+    outputs, per_processor = (128, _PROGRAMS_PER_PROCESSOR) if rows > 32 else (64, _NARROW_PER_PROCESSOR)
     grid = (triton.cdiv(num_rows, rows), triton.cdiv(num_outputs, outputs))
     num_tiles = triton.cdiv(weight.num_inputs, 2 * HALF_TILE)
-    to_fill = _PROGRAMS_PER_PROCESSOR * num_processors(x.device) // (grid[0] * grid[1])
+    to_fill = per_processor * num_processors(x.device) // (grid[0] * grid[1])
     wanted = num_splits or _wanted_splits(num_rows, weight.num_inputs, to_fill, num_tiles)
     tiles_per_split = triton.cdiv(num_tiles, wanted)
     splits = triton.cdiv(num_tiles, tiles_per_split)
@@ -208,9 +211,10 @@ def int4_linear_triton(
         num_outputs,
         weight.num_inputs,
         tiles_per_split,
-        weight.group_size,
         len(weight.scales),
         x.stride(0),
+        GROUP_SIZE=weight.group_size,
+        IS_OF_ONE_GROUP=rows <= _SUMMED_ROWS and _has_whole_tiles(weight),
         HAS_BIAS=bias is not None and splits == 1,
         HAS_MINIMA=weight.has_minima,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
@@ -224,6 +228,11 @@ def int4_linear_triton(
     if splits > 1:
         _sum_splits(output, parts, bias)
     return output
+
+
+def _has_whole_tiles(weight: Int4Weight) -> bool:
+    """Whether a tile's weights have one scale an output, and whole numbers for zeros: sums may be scaled instead."""
+    return not weight.has_minima and (len(weight.scales) == 1 or weight.group_size % (2 * HALF_TILE) == 0)
 
 
 def _sum_splits(output: Tensor, parts: Tensor, bias: Tensor | None) -> None:

@@ -132,9 +132,10 @@ def int4_linear_kernel(
     num_outputs,
     num_inputs,
     tiles_per_split,
-    group_size,
     num_groups,
     x_stride,
+    GROUP_SIZE: tl.constexpr,
+    IS_OF_ONE_GROUP: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -153,29 +154,56 @@ def int4_linear_kernel(
     product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
     num_tiles = tl.cdiv(num_inputs, 2 * HALF_TILE)
     first_tile = split.to(tl.int32) * tiles_per_split
+    if IS_OF_ONE_GROUP:
+        group = tl.minimum(2 * first_tile * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
+        next_scale = tl.load(scales + group + column, mask=is_column, other=0.0)
     for tile in range(first_tile, tl.minimum(first_tile + tiles_per_split, num_tiles)):
         bytes_at = packed + (tile * HALF_TILE + byte)[:, None].to(tl.int64) * num_outputs + column[None, :]
         values = tl.load(bytes_at, mask=is_column[None, :], other=0)
-        for half in tl.static_range(2):
-            first = (2 * tile + half) * HALF_TILE
-            group = tl.minimum(first // group_size, last_group) * num_outputs
-            scale = tl.load(scales + group + column, mask=is_column, other=0.0).to(tl.float32)
-            zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)[None, :]
-            # As the low bits of 2 ** 23, exactly: converting whole numbers is several times slower than adding.
-            nibbles = ((values.to(tl.int32) >> (4 * half)) & 15) | NIBBLE_BITS
-            number = nibbles.to(tl.float32, bitcast=True)
-            if HAS_MINIMA:
-                weight = (number - NIBBLE_BASE) * scale[None, :] - zero
-            else:
-                weight = (number - (zero + NIBBLE_BASE)) * scale[None, :]
-            weight = weight.to(x.dtype.element_ty)
-            is_input = first + byte < num_inputs
-            left = tl.load(x_rows + (first + byte)[None, :], mask=is_row[:, None] & is_input[None, :], other=0.0)
-            product = tl.dot(left, weight, product, input_precision=PRECISION)
+        if IS_OF_ONE_GROUP:
+            group = tl.minimum(2 * tile * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
+            zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)[None, :] + NIBBLE_BASE
+            # On its way while this tile is computed: what no product reads is not fetched ahead by the compiler.
+            scale = next_scale
+            group = tl.minimum(2 * (tile + 1) * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
+            next_scale = tl.load(scales + group + column, mask=is_column, other=0.0)
+            partial = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+            for half in tl.static_range(2):
+                first = (2 * tile + half) * HALF_TILE
+                left = _inputs(x_rows, first + byte, is_row, num_inputs)
+                # Exact in 16 bits; the scale is the sums'.
+                weight = (_nibbles(values, half) - zero).to(x.dtype.element_ty)
+                partial = tl.dot(left, weight, partial, input_precision=PRECISION)
+            product += partial * scale.to(tl.float32)[None, :]
+        else:
+            for half in tl.static_range(2):
+                first = (2 * tile + half) * HALF_TILE
+                group = tl.minimum(first // GROUP_SIZE, last_group) * num_outputs
+                scale = tl.load(scales + group + column, mask=is_column, other=0.0).to(tl.float32)
+                zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)[None, :]
+                if HAS_MINIMA:
+                    weight = (_nibbles(values, half) - NIBBLE_BASE) * scale[None, :] - zero
+                else:
+                    weight = (_nibbles(values, half) - (zero + NIBBLE_BASE)) * scale[None, :]
+                left = _inputs(x_rows, first + byte, is_row, num_inputs)
+                product = tl.dot(left, weight.to(x.dtype.element_ty), product, input_precision=PRECISION)
     if HAS_BIAS:
         product += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
     place = output + (split * num_rows + row)[:, None] * num_outputs + column[None, :]
     tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def _inputs(x_rows, depth, is_row, num_inputs):
+    return tl.load(x_rows + depth[None, :], mask=is_row[:, None] & (depth < num_inputs)[None, :], other=0.0)
+
+
+@triton.jit
+def _nibbles(values, half):
+    """The low four bits of bytes, or the high ones, as float32 and `NIBBLE_BASE` too large."""
+    # As the low bits of 2 ** 23, exactly: converting whole numbers is several times slower than adding.
+    bits = ((values.to(tl.int32) >> (4 * half)) & 15) | NIBBLE_BITS
+    return bits.to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -27,9 +27,12 @@ class AttentionShape:
         """Query heads of one KV head, whose queries share a tile."""
         return self.num_heads // self.num_kv_heads
 
-    def kernels(self, device: torch.device) -> KernelShapes:
-        """What is launched there. Raises `UnsupportedGpuError` where its shared memory is not enough for any."""
-        return self.tuned or choose_kernels(self.group, self.head_dim, self.dtype, shared_bytes(device))
+    def kernels(self, device: torch.device, reads_fp8: bool = False) -> KernelShapes:
+        """What is launched there, over a cache in FP8 or in the model's dtype.
+
+        Raises `UnsupportedGpuError` where its shared memory is not enough for any.
+        """
+        return self.tuned or choose_kernels(self.group, self.head_dim, self.dtype, shared_bytes(device), reads_fp8)
 
     def tiling(self, device: torch.device) -> Tiling:
         processors, kernels = num_processors(device), self.kernels(device)

@@ -48,19 +48,20 @@ class KernelShapes:
 
 
 @cache
-def choose_kernels(group: int, head_dim: int, dtype: torch.dtype, shared: int) -> KernelShapes:
+def choose_kernels(group: int, head_dim: int, dtype: torch.dtype, shared: int, reads_fp8: bool = False) -> KernelShapes:
     """The shapes for heads of this size, `group` of them to a KV head, where a program may have `shared` bytes.
 
+    `reads_fp8`: the cache is in 8 bits, which changes how many keys a tile has, and nothing that a plan depends on.
     Raises `UnsupportedGpuError` where that is not enough for any.
     """
     group = _power_of_two(group)
     if shared >= _HOPPER_SHARED_BYTES:
-        return _hopper(group, head_dim, dtype)
+        return _hopper(group, head_dim, dtype, reads_fp8)
     narrow, wide = _narrow_with_less(group, head_dim, dtype), _wide_with_less(group, head_dim, dtype)
     return KernelShapes(*(_first_that_fits(shapes, head_dim, dtype, shared) for shapes in (narrow, wide)))
 
 
-def _hopper(group: int, head_dim: int, dtype: torch.dtype) -> KernelShapes:
+def _hopper(group: int, head_dim: int, dtype: torch.dtype, reads_fp8: bool) -> KernelShapes:
     """Chosen by reading what the compiler makes of them (`docs/decisions.md`)."""
     rows, wide_rows = max(16, group), max(128, group)
     narrow = KernelShape(rows, 32, 4, 5, programs_per_processor=2, max_registers=255, overlaps=False)
@@ -70,7 +71,9 @@ def _hopper(group: int, head_dim: int, dtype: torch.dtype) -> KernelShapes:
     if head_dim > 128:
         return KernelShapes(narrow, KernelShape(wide_rows, 32, 8, 5, 1, max_registers=255, overlaps=True))
     # What a wide program leaves of a processor's registers and memory is enough for one of these beside it.
-    narrow = KernelShape(rows, 32, 4, 7, programs_per_processor=4, max_registers=128, overlaps=False)
+    # Twice the keys are as many bytes where they are in FP8, and fewer instructions a key.
+    tile = 64 if reads_fp8 and rows == 16 else 32
+    narrow = KernelShape(rows, tile, 4, 7, programs_per_processor=4, max_registers=128, overlaps=False)
     return KernelShapes(narrow, KernelShape(wide_rows, 64, 8, 5, 1, max_registers=192, overlaps=True))
 
 

@@ -85,7 +85,7 @@ def _attend(
     """As `attend_planned`, of tensors that fit together."""
     scales = kv_scales if is_fp8(key_cache) else UNSCALED
     launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape, scales)
-    kernels = shape.kernels(query.device)
+    kernels = shape.kernels(query.device, is_fp8(key_cache))
     with _beside(query.device, {"narrow", "wide"} <= plan.launches) as aside:
         if "wide" in plan.launches:
             with aside:
@@ -164,6 +164,7 @@ class _Launch:
             ROWS=kernel.rows,
             TILE=kernel.tile,
             OVERLAPS=kernel.overlaps,
+            IS_PAIRED=not kernel.overlaps and shape.dtype != torch.float32 and _has_pairs(self.value_cache),
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFT_CAP=soft_cap is not None,
             # Exact products in float32; TF32 would cost three digits.
@@ -200,6 +201,11 @@ class _Launch:
             "PADDED_DIM": triton.next_power_of_2(self.shape.head_dim),
             "HAS_LSE": self.lse is not None,
         }
+
+
+def _has_pairs(cache: Tensor) -> bool:
+    """Whether its numbers can be read two at a time as one of 16 bits."""
+    return is_fp8(cache) and not any(number % 2 for number in (cache.shape[3], *cache.stride()[:3]))
 
 
 def _shape_of(query: Tensor, key_cache: Tensor) -> AttentionShape:

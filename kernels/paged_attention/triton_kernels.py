@@ -44,6 +44,7 @@ def attend_kernel(
     ROWS: tl.constexpr,
     TILE: tl.constexpr,
     OVERLAPS: tl.constexpr,
+    IS_PAIRED: tl.constexpr,
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_LSE: tl.constexpr,
@@ -52,7 +53,7 @@ def attend_kernel(
     """One unit is an item and a KV head. A unit's rows are its queries times the query heads of its KV head.
 
     `OVERLAPS`: the tensor cores add up a tile's values while the next one's weights are worked out; else the loop is
-    short, for where reading keys is all the work.
+    short, for where reading keys is all the work. `IS_PAIRED`: values are of 8 bits, and read two at a time.
     """
     num_heads = num_kv_heads * GROUP
     row = tl.arange(0, ROWS)
@@ -127,6 +128,8 @@ def attend_kernel(
             ).to(queries.dtype)  # fmt: skip
             weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
         else:
+            even = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
+            odd = tl.zeros([ROWS, PADDED_DIM // 2], tl.float32)
             for start in range(begin, kv_end, TILE):
                 tile_keys = _tile(
                     keys, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
@@ -137,11 +140,21 @@ def attend_kernel(
                     scores, highest, total, position, start + nth, kv_begin, kv_end, scale, soft_cap, sliding_window,
                     True, HAS_WINDOW, HAS_SOFT_CAP,
                 )  # fmt: skip
-                tile_values = _tile(
-                    values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
-                    BLOCK_SIZE, True,
-                ).to(queries.dtype)  # fmt: skip
-                weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
+                if IS_PAIRED:
+                    even_values, odd_values = _tile_of_pairs(
+                        values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, BLOCK_SIZE, HEAD_DIM,
+                        PADDED_DIM, queries.dtype,
+                    )  # fmt: skip
+                    even = _add(even * decay[:, None], weights, even_values, PRECISION)
+                    odd = _add(odd * decay[:, None], weights, odd_values, PRECISION)
+                else:
+                    tile_values = _tile(
+                        values, table, start, kv_end, cache_block_stride, cache_slot_stride, nth, within, is_dim,
+                        BLOCK_SIZE, True,
+                    ).to(queries.dtype)  # fmt: skip
+                    weighted = _add(weighted * decay[:, None], weights, tile_values, PRECISION)
+            if IS_PAIRED:
+                weighted = tl.interleave(even, odd)
 
         # A row that saw no key has an output of zero and a log-sum-exp of -inf, and so no weight in a merge.
         divisor = tl.where(total > 0, total, 1.0)
@@ -230,6 +243,35 @@ def _tile(
         slot += (start % BLOCK_SIZE * cache_slot_stride).to(tl.uint64)
     is_read = (start + nth < kv_end)[:, None] & is_dim[None, :] if IS_MASKED else is_dim[None, :]
     return tl.load(cache + slot[:, None] + within, mask=is_read, other=0.0)
+
+
+@triton.jit
+def _tile_of_pairs(
+    cache,
+    table,
+    start,
+    kv_end,
+    cache_block_stride,
+    cache_slot_stride,
+    nth,
+    BLOCK_SIZE: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    PADDED_DIM: tl.constexpr,
+    dtype: tl.constexpr,
+):
+    """As `_tile`, of numbers of 8 bits: those of even dimensions, and those of odd ones.
+
+    They are read in pairs: shared memory turns numbers of 16 bits around by itself, and gives smaller ones one by one.
+    """
+    pair = tl.arange(0, PADDED_DIM // 2)
+    within = (nth % BLOCK_SIZE)[:, None] * (cache_slot_stride // 2) + pair[None, :]
+    pairs = _tile(
+        cache.to(tl.pointer_type(tl.uint16)), table, start, kv_end, cache_block_stride // 2, cache_slot_stride // 2,
+        nth, within, pair < HEAD_DIM // 2, BLOCK_SIZE, True,
+    )  # fmt: skip
+    even = (pairs & 0xFF).to(tl.uint8).to(cache.dtype.element_ty, bitcast=True)
+    odd = (pairs >> 8).to(tl.uint8).to(cache.dtype.element_ty, bitcast=True)
+    return even.to(dtype), odd.to(dtype)
 
 
 @triton.jit

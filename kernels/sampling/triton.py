@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .reference import Likeliest
-from .triton_kernels import bit_mask_kernel, likeliest_kernel, penalize_kernel, sample_kernel, uniform_kernel
+from .triton_kernels import TOGETHER, bit_mask_kernel, likeliest_kernel, penalize_kernel, sample_kernel, uniform_kernel
 
 _COLUMNS_AT_A_TIME = 4096
 _PAIRS_PER_PROGRAM = 256
@@ -133,4 +133,4 @@ def _check_logits(logits: Tensor, kernel: Any, dtypes: Sequence[torch.dtype]) ->
 
 
 def _columns(vocab_size: int) -> int:
-    return min(_COLUMNS_AT_A_TIME, int(triton.next_power_of_2(vocab_size)))
+    return max(int(TOGETHER.value), min(_COLUMNS_AT_A_TIME, int(triton.next_power_of_2(vocab_size))))

@@ -8,12 +8,14 @@ ends after about as many passes as the number of logits in question has bits.
 import triton
 import triton.language as tl
 
-# Below every key, as int64.
-BELOW_ALL = tl.constexpr(-(2**31) - 1)
+# Below every key but a NaN's.
+BELOW_ALL = tl.constexpr(-(2**31))
 ABOVE_ALL = tl.constexpr(2**31 - 1)
 LARGEST_FLOAT = tl.constexpr(3.0e38)
 # Pieces of a row that are under way at a time: what a pass takes is otherwise the waiting for one after the other.
 STAGES = tl.constexpr(4)
+# Neighbours that one thread loads at a time: 16 bytes of them.
+TOGETHER = tl.constexpr(8)
 HALF_WORD = tl.constexpr(2.0**-32)
 
 
@@ -78,19 +80,19 @@ def _least_kept(logits, vocab_size, peak, factor, limit, floor, BY_COUNT: tl.con
     while passing - failing > 1:
         middle = (failing + passing) >> 1
         amount = tl.zeros([COLUMNS], tl.float32)
-        below = tl.full([COLUMNS], BELOW_ALL, tl.int64)
-        above = tl.full([COLUMNS], ABOVE_ALL, tl.int64)
+        below = tl.full([COLUMNS], BELOW_ALL, tl.int32)
+        above = tl.full([COLUMNS], ABOVE_ALL, tl.int32)
         for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
             logit = _load(logits, start + column, vocab_size)
-            key = tl.where(start + column < vocab_size, _key(logit).to(tl.int64), BELOW_ALL)
-            is_above = key > middle
+            key = tl.where(start + column < vocab_size, _key(logit), BELOW_ALL)
+            is_above = key > middle.to(tl.int32)
             amount += tl.where(is_above, 1.0 if BY_COUNT else tl.exp((logit - peak) * factor), 0.0)
             below = tl.maximum(below, tl.where(is_above, BELOW_ALL, key))
             above = tl.minimum(above, tl.where(is_above, key, ABOVE_ALL))
         is_passing = tl.sum(amount.to(tl.float64), 0) < limit
         # On to the next key that some token has, which changes nothing about what is above.
-        passing = tl.where(is_passing, tl.maximum(tl.max(below, 0), failing + 1), passing)
-        failing = tl.where(is_passing, failing, tl.min(above, 0) - 1)
+        passing = tl.where(is_passing, tl.maximum(tl.max(below, 0).to(tl.int64), failing + 1), passing)
+        failing = tl.where(is_passing, failing, tl.min(above, 0).to(tl.int64) - 1)
     return passing
 
 
@@ -102,7 +104,7 @@ def _above(logits, vocab_size, peak, factor, key, COLUMNS: tl.constexpr):
     weights = tl.zeros([COLUMNS], tl.float32)
     for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
         logit = _load(logits, start + column, vocab_size)
-        is_above = (start + column < vocab_size) & (_key(logit).to(tl.int64) > key)
+        is_above = (start + column < vocab_size) & (_key(logit) > key.to(tl.int32))
         counts += is_above.to(tl.int32)
         weights += tl.where(is_above, tl.exp((logit - peak) * factor), 0.0)
     return tl.sum(counts, 0), tl.sum(weights.to(tl.float64), 0)
@@ -113,7 +115,7 @@ def _kept_weights(logits, column, vocab_size, peak, factor, least, smallest_weig
     """Each token's probability over that of the likeliest; zero for those that are not kept."""
     logit = _load(logits, column, vocab_size)
     weight = tl.exp((logit - peak) * factor)
-    is_kept = (column < vocab_size) & (_key(logit).to(tl.int64) >= least) & (weight >= smallest_weight)
+    is_kept = (column < vocab_size) & (_key(logit) >= least.to(tl.int32)) & (weight >= smallest_weight)
     return tl.where(is_kept, weight, 0.0)
 
 
@@ -156,30 +158,43 @@ def likeliest_kernel(
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
     column = tl.arange(0, COLUMNS)
-    highest = tl.full([COLUMNS], float("-inf"), tl.float32)
-    where = tl.zeros([COLUMNS], tl.int32)
-    total = tl.zeros([COLUMNS], tl.float32)
-    has_nan = tl.zeros([COLUMNS], tl.int32)
+    # Of each piece a thread has neighbours: it finds their largest and their sum by itself, and keeps one of each.
+    highest = tl.full([COLUMNS // TOGETHER], float("-inf"), tl.float32)
+    where = tl.zeros([COLUMNS // TOGETHER], tl.int32)
+    total = tl.zeros([COLUMNS // TOGETHER], tl.float32)
     for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
-        logit = _load(logits, start + column, vocab_size)
-        has_nan |= (logit != logit).to(tl.int32)
-        is_higher = logit > highest
+        logit = tl.reshape(_load(logits, start + column, vocab_size), [COLUMNS // TOGETHER, TOGETHER])
+        top = tl.reduce(logit, 1, _largest)
         if HAS_LSE:
-            top = tl.where(is_higher, logit, highest)
-            base = tl.where(top == float("-inf"), 0.0, top)
-            total = total * tl.exp(highest - base) + tl.exp(logit - base)
-        highest = tl.where(is_higher, logit, highest)
-        where = tl.where(is_higher, start + column, where)
-    peak = tl.max(highest, 0)
-    is_row_nan = tl.max(has_nan, 0) > 0
-    # Of equal logits the first: each lane holds its first.
-    token = tl.min(tl.where((highest == peak) & (column < vocab_size), where, vocab_size), 0)
+            base = _base(_largest(highest, top))
+            total = total * tl.exp(highest - base) + tl.sum(tl.exp(logit - base[:, None]), 1)
+        where = tl.where(top > highest, start, where)
+        highest = _largest(highest, top)
+    peak = tl.reduce(highest, 0, _largest)
+    # Of equal logits the first: that of the first piece, of the first neighbours, of the first of those.
+    lane = tl.arange(0, COLUMNS // TOGETHER) * TOGETHER
+    first = tl.min(tl.where(highest == peak, where + lane, vocab_size), 0)
+    neighbour = tl.minimum(first, vocab_size - 1) + tl.arange(0, TOGETHER)
+    is_peak = (_load(logits, neighbour, vocab_size) == peak) & (neighbour < vocab_size)
+    token = tl.min(tl.where(is_peak, neighbour, vocab_size), 0)
     tl.store(tokens + row, tl.where(token < vocab_size, token, 0).to(tl.int64))
-    tl.store(highest_logits + row, tl.where(is_row_nan, float("nan"), peak))
+    tl.store(highest_logits + row, peak)
     if HAS_LSE:
-        base = tl.where(peak == float("-inf"), 0.0, peak)
+        base = _base(peak)
         lse = tl.log(tl.sum(total * tl.exp(highest - base), 0)) + base
-        tl.store(log_sum_exps + row, tl.where(is_row_nan, float("nan"), lse))
+        tl.store(log_sum_exps + row, lse)
+
+
+@triton.jit
+def _largest(one, other):
+    """A NaN stays: it is how a row that went wrong is found."""
+    return tl.maximum(one, other, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def _base(highest):
+    """What to take off before an exponential: -inf less -inf would be NaN."""
+    return tl.where(highest == float("-inf"), 0.0, highest)
 
 
 @triton.jit(do_not_specialize=["size"])

@@ -13,6 +13,7 @@ import httpx2
 from ..jobs.running import COMMAND
 
 _SECONDS = 120.0
+_LOG_CHARACTERS = 5000
 
 
 class ApiProcess:
@@ -46,9 +47,13 @@ class ApiProcess:
         self._process.communicate()
 
     def post(self, path: str, headers: Mapping[str, str], **body: Any) -> dict[str, Any]:
-        """Raises httpx2's errors."""
+        """Raises httpx2's errors, with the end of the server's log where it refuses."""
         answer = httpx2.post(f"{self.url}{path}", json=body, headers=dict(headers), timeout=_SECONDS)
-        found: dict[str, Any] = answer.raise_for_status().json()
+        try:
+            found: dict[str, Any] = answer.raise_for_status().json()
+        except httpx2.HTTPStatusError as error:
+            error.add_note(f"{answer.text}\n{self._log.read_text()[-_LOG_CHARACTERS:]}")
+            raise
         return found
 
     def __enter__(self) -> "ApiProcess":

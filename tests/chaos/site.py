@@ -3,8 +3,6 @@
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections import Counter
@@ -30,8 +28,9 @@ from headrace.storage.records import JobState
 
 from ..jobs.conftest import wait_until
 from ..jobs.forked_worker import FROZEN, PREEMPTED
-from ..jobs.running import ROOT, environment
+from ..jobs.running import environment
 from .api_process import ApiProcess
+from .crew import running_crew
 from .databases import LedgerDatabase
 from .disk import Disk, small_disk
 from .freezing import Frozen
@@ -42,10 +41,11 @@ from .readers import LIVE_TOKEN
 T = TypeVar("T")
 LEASE_SECONDS = 1.0
 MAX_TOKENS = 12
+# A job of so many is a long one.
+LONG_ROWS = 2000
 NUM_WORKERS = 3
 _PROMPT_TOKENS = 4
 _PATIENCE_SECONDS = 120.0
-_STOP_SECONDS = 120.0
 _UNREACHABLE = (OSError, RedisError, OperationalError, LedgerUnavailable)
 
 
@@ -179,21 +179,17 @@ class Site:
     @contextmanager
     def _workers(self, env: dict[str, str]) -> Iterator[None]:
         begun, written = os.pipe()
-        command = [sys.executable, "-m", "tests.jobs.forked_worker", str(self.model), str(self._pids), str(NUM_WORKERS)]
-        with self._log.open("wb") as err:
-            crew = subprocess.Popen(command, cwd=ROOT, env=env, stdout=written, stderr=err)
-        os.close(written)
         reader = threading.Thread(target=self._count_begun, args=(begun,))
-        reader.start()
-        try:
-            yield
-        finally:
-            # Nobody would have one go on that stops now.
-            self._freeze.unlink(missing_ok=True)
-            crew.terminate()
-            status = crew.wait(_STOP_SECONDS)
-            reader.join()
-        assert status == 0, f"{status}: {self._log.read_text()}"
+        arguments = ["tests.jobs.forked_worker", str(self.model), str(self._pids), str(NUM_WORKERS)]
+        with running_crew(arguments, env, written, self._log):
+            os.close(written)
+            reader.start()
+            try:
+                yield
+            finally:
+                # Nobody would have one go on that stops now.
+                self._freeze.unlink(missing_ok=True)
+        reader.join()
 
     def _count_begun(self, pipe: int) -> None:
         row_of = {tuple(prompt_of(row)): row for row in range(8 * 1000)}

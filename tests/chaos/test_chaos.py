@@ -36,11 +36,10 @@ from .long_jobs import LongJob
 from .mischief import Mischief
 from .model import CONTEXT, prompt_of, text_of
 from .readers import RowReader, Tally, live_readers, reading
-from .site import LEASE_SECONDS, MAX_TOKENS, Scale, Site
+from .site import LEASE_SECONDS, LONG_ROWS, MAX_TOKENS, Scale, Site
 
 # Against what never comes alone: a machine may be slow, and busy with other tests.
 SECONDS = 300.0
-LONG_ROWS = 2000
 SHORT = Scale(
     num_rows=320,
     shard_rows=16,

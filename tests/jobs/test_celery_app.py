@@ -15,13 +15,22 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis import Redis
 
-from headrace.jobs.celery_app import RESCUE_PRIORITY, RUN_SHARD, create_app, send_shards, shard_queue
+from headrace.jobs.celery_app import (
+    RESCUE_PRIORITY,
+    RUN_SHARD,
+    create_app,
+    live_queue,
+    send_request,
+    send_shards,
+    shard_queue,
+)
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 from .conftest import has_ended, wait_until
 
 SCRIPT = Path(__file__).with_name("shard_worker.py")
 QUEUE = shard_queue("models/tickets", "float32")
+LIVE_QUEUE = live_queue("models/tickets", "float32")
 
 
 class Broker:
@@ -72,12 +81,13 @@ class Broker:
 class RunningWorker:
     """A worker process and what it has written down."""
 
-    def __init__(self, folder: Path, concurrency: int) -> None:
+    def __init__(self, folder: Path, concurrency: int, *live_queues: str) -> None:
         self._events = folder / "events"
         self._events.touch()
         self._go = folder / "go"
         self._log = folder / "worker.log"
         command: list[str | Path] = [sys.executable, SCRIPT, folder, QUEUE, str(concurrency), self._events, self._go]
+        command += live_queues
         with open(self._log, "w") as log:
             self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
 
@@ -87,6 +97,9 @@ class RunningWorker:
 
     def log(self) -> str:
         return self._log.read_text()
+
+    def has_ended(self) -> bool:
+        return self.process.poll() is not None
 
     def let_shards_end(self) -> None:
         self._go.touch()
@@ -99,11 +112,11 @@ def broker(tmp_path) -> Iterator[Broker]:
 
 
 @pytest.fixture
-def start_worker(tmp_path) -> Iterator[Callable[[int], RunningWorker]]:
+def start_worker(tmp_path) -> Iterator[Callable[..., RunningWorker]]:
     workers: list[RunningWorker] = []
 
-    def start(concurrency: int) -> RunningWorker:
-        workers.append(RunningWorker(tmp_path, concurrency))
+    def start(concurrency: int, *live_queues: str) -> RunningWorker:
+        workers.append(RunningWorker(tmp_path, concurrency, *live_queues))
         return workers[-1]
 
     yield start
@@ -200,6 +213,25 @@ def test_a_worker_survives_that_redis_is_killed(num_shards, tasks_end_meanwhile,
     assert "Traceback" not in worker.log()
 
 
+def test_a_worker_survives_what_redis_answers(broker, start_worker, wait_until):
+    """A failover, then too few replicas: it lets the worker connect and answers its BRPOP with an error."""
+    worker = start_worker(1, LIVE_QUEUE)
+    worker.let_shards_end()
+    wait_until(lambda: "ready." in worker.log(), "the worker listens")
+    with Redis.from_url(broker.valkey.url) as redis:
+        redis.replicaof("127.0.0.1", 1)
+        wait_until(lambda: "Redis answers" in worker.log() or worker.has_ended(), "the worker is told of the failover")
+        redis.replicaof("NO", "ONE")
+        redis.config_set("min-replicas-to-write", 1)
+        wait_until(lambda: "NOREPLICAS" in worker.log() or worker.has_ended(), "the worker is refused")
+        redis.config_set("min-replicas-to-write", 0)
+    broker.send("job/00000")
+    send_request(broker.app, LIVE_QUEUE, "req_1")
+    wait_until(lambda: worker.events("end") == ["job/00000"] or worker.has_ended(), "the shard has run")
+    wait_until(lambda: worker.events("bell") == ["req_1"] or worker.has_ended(), "the bell was heard")
+    assert not worker.has_ended(), worker.log()
+
+
 def test_a_worker_finds_its_queue_in_a_redis_restarted_empty(broker, start_worker, wait_until):
     broker.send(*ids("before", 12))
     worker = start_worker(4)
@@ -242,6 +274,9 @@ def test_told_to_stop_without_redis_it_leaves(broker, start_worker, wait_until):
     worker = start_worker(4)
     wait_until(lambda: len(worker.events("start")) == 2, "two shards run")
     bring_back = broker.take_away()
+    # However long Redis is away: once it is back, a worker is not to wait long.
+    wait_until(lambda: "(3/None)" in worker.log(), "the worker has tried to connect three times")
+    assert worker.log().count("Trying again in 1.00 second") == 3
     worker.process.terminate()
     wait_until(lambda: worker.events("left") == [""], "the worker has left")
     bring_back()

@@ -130,6 +130,13 @@ def test_a_job_with_a_column_of_images(headrace, seeing_client, seeing, expected
     null, gone = table["error"].to_pylist()[3:]
     assert null == "column 'image' is null"
     assert "column 'image': an image cannot be read from" in gone
+    # Of a row whose image file is another one by now the answer would be another one too.
+    resumed = headrace(seeing_client.settings.data_dir, *command, "--image", "image", "--output", output, "--resume")
+    assert resumed.status == 0, resumed
+    (tmp_path / "dog.png").write_bytes(png(CAT))
+    changed = headrace(seeing_client.settings.data_dir, *command, "--image", "image", "--output", output, "--resume")
+    assert_refused(changed, "another input or other image files", "--overwrite")
+    (tmp_path / "dog.png").write_bytes(png(DOG))
     # The images of the data set are what its rows can be made of again.
     verified = headrace(seeing_client.settings.data_dir, "verify", output)
     assert verified.status == 0, verified

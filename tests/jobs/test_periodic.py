@@ -31,6 +31,22 @@ def test_an_action_that_fails_is_done_again(error, caplog):
     assert ("Traceback" in caplog.text) is isinstance(error, RuntimeError)
 
 
+def test_what_goes_wrong_for_long_is_said_once_and_something_else_at_once(caplog):
+    enough, problems = threading.Event(), [*(f"full at {second}" for second in range(20)), "locked"]
+
+    def act():
+        if not problems:
+            enough.set()
+        raise LedgerUnavailable(problems.pop(0) if problems else "locked")
+
+    with Periodic("sweeper", 0.001, act):
+        assert enough.wait(WAIT_SECONDS)
+    assert [record.getMessage() for record in caplog.records] == [
+        "sweeper: full at 0; trying again",
+        "sweeper: locked; trying again",
+    ]
+
+
 def test_leaving_ends_the_thread():
     with Periodic("test", 0.001, lambda: None):
         assert "test" in {thread.name for thread in threading.enumerate()}

@@ -2,6 +2,7 @@
 
     compile_kernels.py attention linear rest           # for an H200
     compile_kernels.py --cards A100,L4,RTX5090 heads   # every size of head in every dtype and cache: takes minutes
+    compile_kernels.py --report models                 # what the machine's code has, at the shapes of published models
 
 Started by `test_triton_compiles.py` in processes of their own, since there Triton must not be interpreting. The
 interpreter is lenient with types, and knows nothing of shared memory.
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 import triton
+from machine_code import describe
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
@@ -41,6 +43,7 @@ class Card:
     name: str
     capability: int
     shared_bytes: int
+    processors: int
 
     @property
     def has_fp8(self) -> bool:
@@ -69,15 +72,17 @@ TYPE_NAMES = {
     torch.int64: "i64",
 }
 CARDS = {
-    name: Card(name, capability, kib * 1024)
-    for name, capability, kib in (
-        *(("A100", 80, 163), ("A10", 86, 99), ("L4", 89, 99)),
-        *(("H200", 90, 227), ("B200", 100, 227), ("RTX5090", 120, 99)),
+    name: Card(name, capability, kib * 1024, processors)
+    for name, capability, kib, processors in (
+        *(("A100", 80, 163, 108), ("A10", 86, 99, 72), ("L4", 89, 99, 58)),
+        *(("H200", 90, 227, 132), ("B200", 100, 227, 148), ("RTX5090", 120, 99, 170)),
     )
 }
 
 
-def compile_instead(kernel: Any, card: Card, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None:
+def compile_instead(
+    kernel: Any, card: Card, is_reported: bool, *args: Any, grid: Any, warmup: bool, **kwargs: Any
+) -> None:
     """In place of a launch: compile the kernel for these arguments, as a launch would."""
     names = [parameter.name for parameter in kernel.params]
     arguments = {**dict(zip(names, args, strict=False)), **{k: v for k, v in kwargs.items() if k in names}}
@@ -104,7 +109,8 @@ def compile_instead(kernel: Any, card: Card, *args: Any, grid: Any, warmup: bool
     types = [signature[parameter.name] for parameter in kernel.params if signature[parameter.name].startswith("*")]
     shared = {"shared_bytes": compiled.metadata.shared, "limit": card.shared_bytes, **options}
     about = {"card": card.name, "kernel": kernel.fn.__name__, "types": " ".join(dict.fromkeys(types))}
-    print(json.dumps({**about, **shared, **shapes}), flush=True)
+    code = describe(compiled.asm["cubin"], compiled.metadata.num_warps, compiled.metadata.shared) if is_reported else {}
+    print(json.dumps({**about, **shared, **shapes, **code}), flush=True)
 
 
 def attend(
@@ -203,7 +209,74 @@ def compile_lora(card: Card) -> None:
         lora.add_low_rank_triton(output, x, matrices, tiles)
 
 
+@dataclass(frozen=True)
+class Model:
+    """What kernels are compiled for of a published model."""
+
+    heads: int
+    kv_heads: int
+    head_dim: int
+    hidden: int
+    inner: int
+    vocab: int
+
+
+MODELS = {
+    "Llama-3-8B": Model(32, 8, 128, 4096, 14336, 128256),
+    "Qwen2.5-7B": Model(28, 4, 128, 3584, 18944, 152064),
+    "Qwen2.5-0.5B": Model(14, 2, 64, 896, 4864, 151936),
+    "SmolLM2-135M": Model(9, 3, 64, 576, 1536, 49152),
+}
+
+
+def compile_models(card: Card) -> None:
+    """Every kernel as those models launch it in bfloat16: their attention, products, norms, rotary and sampling."""
+    for name, model in MODELS.items():
+        print(json.dumps({"model": name}), flush=True)
+        for kv_dtype in (None, card.fp8):
+            attend(model.heads, model.kv_heads, model.head_dim, BF16, kv_dtype=kv_dtype)
+        compile_rows(model)
+    # Inputs that are whole tiles, and such that are not.
+    compile_products(4096, 14336)
+    compile_products(3072, 576)
+    compile_lora(card)
+
+
+def compile_rows(model: Model) -> None:
+    """What is done to the rows of a step, or to its logits."""
+    x, qkv_heads = torch.zeros(256, model.hidden, dtype=BF16), model.heads + 2 * model.kv_heads
+    norm_rotary.add_rms_norm_triton(x, x.clone(), x[0], 1e-5)
+    norm_rotary.rms_norm_triton(x, x[0], 1e-5)
+    activation.silu_and_mul_triton(torch.zeros(256, 2 * model.inner, dtype=BF16))
+    angles = torch.zeros(256, model.head_dim // 2, dtype=BF16)
+    cache = torch.zeros(2, 2, 9, 16, model.kv_heads, model.head_dim, dtype=BF16)
+    qkv, slots = torch.zeros(256, qkv_heads * model.head_dim, dtype=BF16), torch.arange(256)
+    norm_rotary.rotate_and_write_triton(qkv, angles, angles, cache[0, 0], cache[1, 0], slots)
+    kv_cache.copy_blocks_triton(cache, slots[:4], slots[:4])
+    logits, doubles = torch.zeros(4, model.vocab, dtype=BF16), torch.ones(4, dtype=F64)
+    sampling.sample_tokens_triton(logits, doubles, slots[:4], doubles, doubles, doubles)
+    for with_log_sum_exp in (False, True):
+        sampling.likeliest_tokens_triton(logits, with_log_sum_exp)
+    sampling.apply_bit_mask_triton(logits, torch.zeros(4, -(-model.vocab // 32), dtype=torch.int32))
+
+
+def compile_products(outputs: int, inputs: int) -> None:
+    """A decode of few rows, one of many, and a prefill."""
+    for rows in (16, 256, 4096):
+        x = torch.zeros(rows, inputs, dtype=BF16)
+        scales, packed = torch.ones(-(-inputs // 128), outputs), torch.zeros(-(-inputs // 128) * 64, outputs)
+        int4 = Int4Weight(packed.to(torch.uint8), scales.half(), scales.to(torch.uint8), 128, inputs)
+        linear.int4_linear_triton(x, int4)
+        for byte_dtype, group_size in ((INT8, inputs), (FP8, inputs), (FP8, 128)):
+            weight = ScaledWeight(
+                torch.zeros(outputs, inputs, dtype=byte_dtype), scales if group_size == 128 else scales[:1], group_size
+            )
+            rows_of_bytes = linear.quantize_rows_triton(x, byte_dtype, group_size)
+            linear.scaled_linear_triton(*rows_of_bytes, weight, None, BF16)
+
+
 PARTS = {
+    "models": compile_models,
     "attention": compile_attention,
     "tightest": compile_tightest,
     "heads": compile_heads,
@@ -217,14 +290,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--cards", default="H200", help="of " + ", ".join(CARDS))
+    parser.add_argument("--report", action="store_true", help="registers, stack, programs a processor, inner loops")
     arguments = parser.parse_args()
     for module in (activation, attention, kv_cache, layer_norm, linear, lora, norm_rotary, sampling):
         # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.
         vars(module)["check_launch"] = lambda name, tensor, kernel: None
     for card in (CARDS[name] for name in arguments.cards.split(",")):
         vars(device)["_INTERPRETED_SHARED_BYTES"] = card.shared_bytes
+        vars(device)["_INTERPRETED_PROCESSORS"] = card.processors
         device.shared_bytes.cache_clear()
-        JITFunction.run = partialmethod(compile_instead, card)
+        device.num_processors.cache_clear()
+        JITFunction.run = partialmethod(compile_instead, card, arguments.report)
         for part in arguments.parts:
             PARTS[part](card)
 

@@ -1,5 +1,7 @@
 """Which shapes attention's kernel has on GPUs with more shared memory and with less."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -16,6 +18,15 @@ def test_hoppers_are_those_that_were_read_in_the_machines_code(head_dim, dtype):
     assert choose_kernels(4, head_dim, dtype, HOPPER) == KernelShapes(
         KernelShape(16, 32, 4, 7, 4, 128, overlaps=False), KernelShape(128, 64, 8, 5, 1, 192, overlaps=True)
     )
+
+
+def test_over_fp8_a_narrow_tile_has_twice_the_keys_and_all_else_is_equal():
+    """A plan is made without knowing the cache's dtype."""
+    plain, over_fp8 = (choose_kernels(7, 128, BF16, HOPPER, reads_fp8) for reads_fp8 in (False, True))
+    assert over_fp8 == replace(plain, narrow=replace(plain.narrow, tile=64))
+    assert over_fp8.narrow.tile <= plain.wide.tile
+    # Twice the rows would not leave enough registers.
+    assert choose_kernels(32, 128, BF16, HOPPER, reads_fp8=True) == choose_kernels(32, 128, BF16, HOPPER)
 
 
 def test_hoppers_for_large_heads_and_for_float32():

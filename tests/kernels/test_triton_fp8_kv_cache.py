@@ -26,6 +26,7 @@ BATCH_OF_ITEMS = {
     "mixed": (MIXED, None),
     "window": (MIXED, 13),
     "split": (Shape((1, 3), (900, 300), head_dim=64), None),
+    "odd heads": (Shape((1, 2), (40, 17), head_dim=17), None),
     "wide": (Shape((3, 64), (35, 65), 8, 1, 128, 32), None),
 }
 

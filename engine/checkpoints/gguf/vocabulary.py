@@ -60,6 +60,12 @@ def special_token_id(metadata: Mapping[str, Any], name: str) -> int | None:
     return number
 
 
+def unused_token_ids(metadata: Mapping[str, Any]) -> frozenset[int]:
+    """What no text is cut into: the vocabulary is filled up with them."""
+    types = metadata.get("tokenizer.ggml.token_type") or []
+    return frozenset(number for number, kind in enumerate(types) if kind == TokenType.UNUSED)
+
+
 def stop_token_ids(metadata: Mapping[str, Any]) -> list[int]:
     """The tokens that end an answer: those that the metadata names as such, and those known by their text."""
     named = [special_token_id(metadata, name) for name in _STOP_FIELDS]

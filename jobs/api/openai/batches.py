@@ -14,6 +14,7 @@ from ...webhooks import expect_public_receiver
 from ..admission import JobQuota
 from ..errors import ApiError, ErrorBody
 from ..json_body import expect_json
+from ..models import ServedModels
 from ..schemas import Name, WebhookList
 from .batch_schemas import BatchBody, BatchList, BatchRequest
 from .files import EVERYWHERE, Tenant
@@ -39,14 +40,20 @@ def settings_of(request: Request) -> Settings:
     return settings
 
 
+def models_of(request: Request) -> ServedModels:
+    models: ServedModels = request.app.state.service.models
+    return models
+
+
 LedgerOf = Annotated[Ledger, Depends(ledger_of)]
 SettingsOf = Annotated[Settings, Depends(settings_of)]
+ModelsOf = Annotated[ServedModels, Depends(models_of)]
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute, responses=EVERYWHERE)
 
 
 @router.post("/batches", responses=_CREATE, dependencies=[Depends(expect_json)])
 def create_batch(
-    body: BatchRequest, ledger: LedgerOf, tenant: Tenant, quota: JobQuota, settings: SettingsOf
+    body: BatchRequest, ledger: LedgerOf, tenant: Tenant, quota: JobQuota, settings: SettingsOf, models: ModelsOf
 ) -> BatchBody:
     """Have the requests of a file answered. Its lines are checked after this has returned."""
     ledger.check_quota(tenant, quota)
@@ -65,6 +72,7 @@ def create_batch(
         tenant=tenant,
         endpoint=body.endpoint,
         input_file_id=file.id,
+        served_models=models.names,
         completion_window=body.completion_window,
         within_seconds=body.within_seconds,
         metadata=body.metadata,

@@ -10,10 +10,12 @@ from transformers import LlamaConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 from headrace.engine.checkpoints.model_config import ModelConfig
-from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, weight_bytes
+from headrace.engine.checkpoints.model_size import Projection, kv_token_bytes, num_parameters, weight_bytes
+from headrace.engine.checkpoints.quantization_config import Int4Scheme
 from headrace.engine.config import EngineConfig
 from headrace.engine.kv_cache.kv_memory import block_bytes
 from headrace.engine.models import load_model
+from headrace.kernels.linear.weights import Int4Weight
 
 from ..families import FAMILIES
 
@@ -58,6 +60,18 @@ def test_of_quantised_checkpoints(tmp_path: Path, scheme: dict[str, Any]) -> Non
     assert weight_bytes(config, 2) == pytest.approx(loaded_bytes(config, torch.bfloat16), rel=0.06)
     assert weight_bytes(config, 2) < 0.7 * weight_bytes(plain, 2)
     assert num_parameters(config) == num_parameters(plain)
+
+
+@pytest.mark.parametrize(
+    ("layout", "group_size", "zeros"), [("awq", 32, torch.uint8), ("gptq", None, torch.uint8), ("Q4_K", 32, torch.half)]
+)
+def test_of_four_bits_as_they_are_kept(layout: Any, group_size: int | None, zeros: torch.dtype) -> None:
+    num_groups, size = 128 // (group_size or 128), group_size or 128
+    groups = torch.ones(num_groups, 8, dtype=torch.half)
+    kept = Int4Weight.pack(torch.zeros(8, 128, dtype=torch.uint8), groups, groups.to(zeros), size)
+    num_bytes = sum(each.numel() * each.element_size() for each in (kept.packed, kept.scales, kept.zeros))
+    projection = Projection("q_proj", num_outputs=8, num_inputs=128)
+    assert projection.num_bytes(Int4Scheme(layout, group_size, is_symmetric=False), 2) == num_bytes
 
 
 def test_of_weights_that_are_quantised_as_they_are_loaded(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""An engine whose model two processes share answers as one that has it alone, and ends with any of them."""
+"""An engine whose model two processes share answers as one that has it alone, and ends with any of them.
+
+They share its layers, or have some of them each.
+"""
 
 import os
 import signal
@@ -9,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import save_file
 from torch import Tensor
 
+from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import EngineDeadError
@@ -18,13 +23,13 @@ from headrace.engine.execution import model_runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.parallel.parallel_runner import ParallelRunner
 from headrace.engine.parallel.rank_processes import RankProcesses
-from headrace.engine.request import Request, SamplingParams
+from headrace.engine.request import FinishReason, Request, SamplingParams
 
 from ..running import greedy_params, run_all, token_ids
+from .sharing import Way
 from .small_models import write_model
 
 OPTIONS: dict[str, Any] = {
-    "load_format": "dummy",
     "num_gpu_blocks_override": 20,
     "block_size": 8,
     "max_model_len": 100,
@@ -32,6 +37,7 @@ OPTIONS: dict[str, Any] = {
     "async_scheduling": True,
 }
 DRAWN = SamplingParams(temperature=1.0, top_p=0.9, max_tokens=30, ignore_eos=True)
+BROKEN = 300
 PREFIX = [token % 300 for token in range(7, 400, 13)]
 
 
@@ -45,13 +51,18 @@ def _always_swap() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return write_model(tmp_path_factory.mktemp("shared") / "qwen2")
+    """Of a model that one token's embedding is broken of."""
+    folder = write_model(tmp_path_factory.mktemp("shared") / "qwen2", num_hidden_layers=3)
+    weights = {slot.name: slot.stored() for slot in Way().load(ModelConfig.from_pretrained(folder)).weight_slots()}
+    weights["model.embed_tokens.weight"][BROKEN] = float("nan")
+    save_file({name: weight.contiguous() for name, weight in weights.items()}, folder / "model.safetensors")
+    return folder
 
 
-@pytest.fixture(scope="module")
-def pair(folder) -> Iterator[Engine]:
-    """Two processes share it, and a KV head."""
-    engine = load(folder, tensor_parallel_size=2)
+@pytest.fixture(scope="module", params=["tensor_parallel_size", "pipeline_parallel_size"])
+def pair(folder, request) -> Iterator[Engine]:
+    """Two processes share it: each of its layers, and their KV head, or two layers are here and one there."""
+    engine = load(folder, **{request.param: 2})
     yield engine
     engine.close()
     assert all(rank.process.poll() is not None for rank in processes_of(engine)._ranks)
@@ -95,6 +106,16 @@ def test_rows_of_all_kinds(folder, pair):
     assert answers(pair, requests("again ")) == answers(alone, requests("again "))
     assert pair.stats == replace(alone.stats, waited_seconds=pair.stats.waited_seconds)
     assert pair.stats.num_swaps > 0
+
+
+def test_a_row_that_fails_ends_alone(folder, pair):
+    broken = Request("broken", [*PREFIX[:20], BROKEN, *PREFIX[:9]], greedy_params(4))
+    whole = Request("whole", [*PREFIX[:20], 4], greedy_params(12))
+    events = run_all(pair, [broken, whole])
+    assert events["broken"][-1].finish_reason is FinishReason.ERROR
+    # What it wrote is taken out of the blocks that others get.
+    after = requests("after a broken one ")[:4]
+    assert {"whole": token_ids(events["whole"]), **answers(pair, after)} == answers(load(folder), [whole, *after])
 
 
 def test_blocks_are_copied_and_zeroed_on_all(folder, pair):

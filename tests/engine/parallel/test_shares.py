@@ -1,89 +1,17 @@
 """Shares of a model compute together what the whole model does, however many there are."""
 
-import threading
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-
 import pytest
 import torch
-from safetensors.torch import save_file
-from torch import Tensor
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
-from headrace.engine.kv_cache.kv_memory import kv_shape
 from headrace.engine.lora_request import LoRARequest
-from headrace.engine.models import Decoder, load_model
-from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
 from headrace.engine.sharding.shard import Shard
 from headrace.kernels.linear import supports_int8
-from headrace.kernels.paged_attention import AttentionMetadata
 
+from .sharing import CPU, FROM_FILE, Way, logits_of, saved_logits, shared_logits
 from .small_models import MODELS, QUANTIZED, write_model
-
-CPU = torch.device("cpu")
-TOKENS = torch.tensor([3, 299, 150, 7, 75, 76, 225, 226, 0, 300, 12])
-BLOCK_SIZE = 16
-
-
-@dataclass(frozen=True)
-class Way:
-    """How a model is loaded: from random weights or a file, and what it computes in."""
-
-    load_format: str = "dummy"
-    dtype: torch.dtype = torch.float32
-    quantization: str | None = None
-
-    def load(self, config: ModelConfig, ranks: Ranks = ALONE) -> Decoder:
-        options = EngineConfig(load_format=self.load_format, max_model_len=32, seed=5)
-        return load_model(config, options, self.dtype, CPU, ranks)
-
-
-FROM_FILE = Way("auto")
-
-
-@torch.inference_mode()
-def logits_of(model: Decoder, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[len(TOKENS), vocab], on rank 0."""
-    positions = torch.arange(len(TOKENS))
-    kv_cache = torch.zeros(kv_shape(model.config, 2, BLOCK_SIZE), dtype=dtype)
-    attention = AttentionMetadata([len(TOKENS)], [len(TOKENS)], [[1]], BLOCK_SIZE, CPU)
-    return model.logits(model.forward(TOKENS, positions, kv_cache, BLOCK_SIZE + positions, attention)).float()
-
-
-def shared_logits(config: ModelConfig, size: int, way: Way = Way()) -> Tensor:
-    """What ranks compute together, each in a thread of its own."""
-    barrier = threading.Barrier(size)
-    rendezvous = str(config.path / f"rendezvous-{way}-{size}")
-
-    def compute(rank: int) -> Tensor:
-        ranks = ProcessRanks(rank, size, CPU, rendezvous, barrier.wait)
-        try:
-            model = way.load(config, ranks)
-        except BaseException:
-            barrier.abort()
-            raise
-        model.prepack(way.quantization)
-        ranks.meet()
-        return logits_of(model, way.dtype)
-
-    with ThreadPoolExecutor(size) as threads:
-        running = [threads.submit(compute, rank) for rank in range(size)]
-        errors = [error for each in running if (error := each.exception()) is not None]
-        # Those that wait for another one fail after it.
-        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
-            raise error
-    return running[0].result()
-
-
-def saved_logits(config: ModelConfig) -> Tensor:
-    """The whole model's, whose random weights are written to a file."""
-    model = Way().load(config)
-    tensors = {slot.name: slot.stored().contiguous() for slot in model.weight_slots()}
-    save_file(tensors, config.path / "model.safetensors")
-    model.prepack()
-    return logits_of(model)
 
 
 @pytest.mark.parametrize("name", MODELS)

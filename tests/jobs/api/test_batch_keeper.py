@@ -12,10 +12,12 @@ import pytest
 from openai import APIStatusError, NotFoundError, OpenAI
 
 from headrace.jobs.batches.files import FileStore
+from headrace.storage.batch_records import BatchRecord
 from headrace.storage.errors import UnknownFile
 from headrace.storage.file_records import NewFile
 from headrace.storage.ledger import Ledger
 
+from ..running import MODEL
 from .batch_lines import CHAT, chat_line, create, file_lines, jsonl, wait_for
 from .conftest import ApiServer, start_api, stop_api
 
@@ -82,6 +84,8 @@ def test_what_nobody_works_on_expires_in_time(ours: Any) -> None:
 
 def test_what_was_not_begun_can_be_cancelled(ours: Any, data_dir: Path, wait_until: Callable[..., None]) -> None:
     batch = wait_for(ours, create(ours, [chat_line("a"), chat_line("b")]), "in_progress")
+    # By this other servers know that it is not theirs to judge.
+    assert stored(data_dir, batch.id).served_models == [MODEL.name, str(MODEL)]
     done = wait_for(ours, ours.batches.cancel(batch.id))
     assert (done.status, done.output_file_id) == ("cancelled", None)
     assert {line["error"]["code"] for line in file_lines(ours, done.error_file_id).values()} == {"batch_cancelled"}
@@ -173,6 +177,11 @@ def test_a_batch_outlives_the_servers_that_are_killed_over_it(tmp_path: Path, wa
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == client_jobs(tmp_path)
     wait_until(lambda: not list((tmp_path / "jobs").iterdir()), "the spool is gone")
     stop_api(server, log)
+
+
+def stored(data_dir: Path, batch_id: str) -> BatchRecord:
+    with closing(Ledger(f"sqlite:///{data_dir / 'headrace.db'}")) as ledger:
+        return ledger.batches.find(batch_id)
 
 
 def client_jobs(data_dir: Path) -> list[str]:

@@ -1,7 +1,9 @@
 """`/metrics` as Prometheus reads it."""
 
+import re
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -75,6 +77,16 @@ def test_metrics_of_a_running_server(api: ApiServer, wait_until_done: Callable[[
     assert 0 <= (value(after, "headrace_engine_kv_usage", queue=queue) or 0) <= 1
     assert value(after, "headrace_engine_spec_decode_draft_tokens_total", queue=queue) == 0
     assert value(after, "headrace_live_requests_waiting") == 0
+    # Prometheus' own of a counter's birth are told of nowhere.
+    exported = {name for name in re.findall(r"^# TYPE (\S+)", response.text, re.M) if not name.endswith("_created")}
+    assert exported == documented()
+
+
+def documented() -> set[str]:
+    """The metrics that the table in `deploy/metrics` explains."""
+    lines = Path(__file__).parents[3].joinpath("deploy", "metrics", "README.md").read_text().splitlines()
+    names = [line.split("|")[1] for line in lines if line.startswith("| `headrace_")]
+    return set(re.findall(r"headrace_\w+", " ".join(names)))
 
 
 def test_how_long_live_answers_take(api: ApiServer, openai_client: OpenAI) -> None:

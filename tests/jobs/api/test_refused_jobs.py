@@ -97,7 +97,9 @@ def test_a_body_may_not_be_too_large(server: Server, announced: bool) -> None:
 def test_a_live_request_may_be_less_large(server: Server, path: str) -> None:
     body = b" " * (4 * 2**20 + 1)
     response = server.http.post(path, content=body, headers={"Content-Type": "application/json"})
-    assert_error(response, 413, "body_too_large")
+    message = assert_error(response, 413, "body_too_large")
+    assert "larger than 4,194,304 bytes: images count" in message
+    assert "/v1/batches" in message
 
 
 @pytest.mark.parametrize("job_id", ["job_0123456789abcdef", "a%00b", "x" * 5000, "%F0%9F%98%80", "jobs;drop"])

@@ -57,7 +57,12 @@ def test_without_room_for_its_rows_a_job_is_refused_and_leaves_nothing(client: C
     with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
         assert_error(http.post("/jobs", json=JOB), 507, "storage_full")
         assert http.get("/jobs").json()["data"] == []
-    assert list((client.settings.data_dir / "outputs").iterdir()) == []
+        assert list((client.settings.data_dir / "outputs").iterdir()) == []
+        inputs = client.settings.data_dir / "inputs"
+        assert list(inputs.iterdir()) == []
+        inputs.rmdir()
+        inputs.touch()
+        assert_error(http.post("/jobs", json=JOB), 507, "storage_full")
     client.jobs_folder.unlink()
 
 

@@ -30,7 +30,7 @@ def validation(client, tmp_path):
     return Validation(client, ServedModels.of([str(MODEL)]), store)
 
 
-def add_batch(validation, num_lines, within_seconds=3600, tenant=None, **body):
+def add_batch(validation, num_lines, within_seconds=3600, tenant=None, served_models=None, **body):
     """A batch of a tenant of its own, unless one is named."""
     name, content = secrets.token_hex(8), jsonl(chat_line(f"row-{number}", **body) for number in range(num_lines))
     tenant = tenant or f"tenant-{name}"
@@ -38,5 +38,6 @@ def add_batch(validation, num_lines, within_seconds=3600, tenant=None, **body):
         incoming.write(content)
         file = NewFile(f"file-{name}", tenant, "batch", "x", len(content), incoming.sha256, None)
         validation.store.add(incoming, file)
-    new = NewBatch(f"batch_{name}", tenant, CHAT, file.id, "1h", within_seconds)
+    served = {"served_models": served_models}
+    new = NewBatch(f"batch_{name}", tenant, CHAT, file.id, "1h", within_seconds, **served)
     return validation.client.ledger.batches.add(new)

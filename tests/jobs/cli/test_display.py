@@ -7,11 +7,11 @@ from headrace.jobs.cli.display import Pace, RunDisplay, summary
 from headrace.storage.records import JobState, Progress
 
 
-def progress(done: int, failed: int = 0, from_cache: int = 0) -> Progress:
+def progress(done: int, failed: int = 0, from_cache: int = 0, total: int = 10) -> Progress:
     return Progress(
         job_id="job_a",
         state=JobState.RUNNING,
-        rows_total=10,
+        rows_total=total,
         rows_done=done,
         rows_failed=failed,
         rows_from_cache=from_cache,
@@ -38,6 +38,22 @@ def test_each_row_is_counted_once():
     pace = Pace(progress(4, failed=1))
     said = summary(pace, progress(10, failed=3, from_cache=2), "out")
     assert "10 of 10: 2 generated, 2 from the result cache, 3 kept from before, 3 failed" in said
+
+
+@pytest.mark.parametrize("term", ["dumb", "xterm"])
+def test_large_numbers_are_in_groups_of_three(monkeypatch, capsys, term):
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("TERM", term)
+    monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
+    pace = Pace(progress(1000, total=20_000))
+    done = progress(15_000, failed=2000, from_cache=4000, total=20_000)
+    with RunDisplay(pace) as shown:
+        shown.show(done)
+    assert "15,000/20,000" in capsys.readouterr().err
+    said = summary(pace, done, "out")
+    assert (
+        "15,000 of 20,000: 8,000 generated, 4,000 from the result cache, 1,000 kept from before, 2,000 failed" in said
+    )
 
 
 def test_a_job_that_was_done_between_two_looks_has_taken_its_time():

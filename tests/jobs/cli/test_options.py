@@ -11,7 +11,16 @@ from ..running import MODEL
 
 def test_the_worker_takes_every_engine_option():
     options = engine_options(
-        5, 5, 5, True, True, 0.5, 2**20, speculative_config='{"num_speculative_tokens": 3}', tensor_parallel_size=2
+        5,
+        5,
+        5,
+        True,
+        True,
+        0.5,
+        2**20,
+        speculative_config='{"num_speculative_tokens": 3}',
+        tensor_parallel_size=2,
+        pipeline_parallel_size=3,
     )
     given = [option.split("=")[0] for option in options]
     commands = typer.main.get_command(app)
@@ -24,6 +33,7 @@ def test_the_worker_takes_every_engine_option():
         "--kv-cache-memory-bytes",
         "--speculative-config",
         "--tensor-parallel-size",
+        "--pipeline-parallel-size",
     } <= set(given)
     assert "--enforce-eager" not in engine_options()
 

@@ -1,5 +1,8 @@
 """What can be known before any work is refused in one line that names it, and leaves nothing."""
 
+import json
+import shutil
+
 import pytest
 
 from headrace.engine.checkpoints.model_config import SUPPORTED_ARCHITECTURES
@@ -14,10 +17,34 @@ def test_a_missing_file_is_refused(refused, tmp_path):
 
 def test_an_adapter_for_a_shared_model_is_refused(refused, tmp_path):
     refused("--lora", f"kind={tmp_path}", "-tp", "2", words=["--lora and --tensor-parallel-size=2"])
+    refused("--lora", f"kind={tmp_path}", "-pp", "2", words=["--lora and --pipeline-parallel-size=2"])
 
 
 def test_a_model_that_cannot_be_shared_is_refused(refused):
     refused("-tp", "64", words=["tensor_parallel_size=64", "num_attention_heads"])
+    refused("-pp", "64", words=["pipeline_parallel_size=64 must be at most num_hidden_layers"])
+
+
+@pytest.mark.parametrize("command", ["run", "up", "worker"])
+@pytest.mark.parametrize(
+    ("config", "words"),
+    [
+        ({"model": "nowhere"}, ["speculative_config", "nowhere does not exist"]),
+        ({"model": "bare"}, ["speculative_config", "bare has no model.safetensors"]),
+        ({"model": str(MODEL), "method": "medusa"}, ["speculative_config", "is not of Medusa heads"]),
+    ],
+    ids=["no folder", "no weights", "no heads"],
+)
+def test_what_can_not_guess_is_refused(refused, headrace, tmp_path, monkeypatch, command, config, words):
+    """Before there is a job that waits for a worker, and before anything listens."""
+    shutil.copytree(MODEL, tmp_path / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    monkeypatch.chdir(tmp_path)
+    option = ["--speculative-config", json.dumps(config)]
+    if command == "run":
+        refused(*option, words=words)
+    else:
+        assert_refused(headrace(tmp_path, command, "--model", MODEL, *option), *words)
+        assert [path.name for path in tmp_path.iterdir()] == ["bare"]
 
 
 def test_an_unknown_format_is_refused_with_those_known(refused, tmp_path):

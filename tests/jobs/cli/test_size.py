@@ -67,6 +67,36 @@ def test_of_a_model_that_gpus_share(tmp_path, qwen):
     assert Fit(small, shared).num_gpus(num_sequences + 1) == 4
 
 
+def test_of_a_model_whose_layers_gpus_share(headrace, tmp_path, qwen):
+    """The embedding is at one end, the head at the other."""
+    alone, stages = (ModelNeeds.of(qwen, EngineConfig(pipeline_parallel_size=size)) for size in (1, 3))
+    assert alone.weight_bytes / 3 < stages.weight_bytes < alone.weight_bytes / 2
+    assert (stages.parameters, stages.kv_token_bytes) == (alone.parameters, alone.kv_token_bytes // 3)
+    assert stages.num_sharing == 3
+    assert Fit(Gpu.of("h100"), stages).num_gpus(1) == 3
+    assert "of each of 3 GPUs at most" in headrace(tmp_path, "size", qwen, "-pp", "3").out
+
+
+def test_of_a_model_with_one_that_guesses(headrace, tmp_path, qwen):
+    """The draft model has a block of its own for each of the model's; heads have weights alone."""
+    draft = write_model_folder(tmp_path / "draft", **QWEN | {"num_hidden_layers": 2, "max_position_embeddings": 4096})
+    heads = write_model_folder(tmp_path / "heads", medusa_num_heads=4, medusa_num_layers=1)
+    alone, beside = (ModelNeeds.of(folder, EngineConfig()) for folder in (qwen, draft))
+    guessed = ModelNeeds.of(qwen, EngineConfig(speculative_config={"model": str(draft)}))
+    assert guessed.weight_bytes == alone.weight_bytes + beside.weight_bytes
+    assert guessed.kv_token_bytes == alone.kv_token_bytes + beside.kv_token_bytes
+    assert guessed.beside_bytes > alone.beside_bytes
+    assert (guessed.parameters, guessed.sequence_tokens) == (alone.parameters, alone.sequence_tokens)
+    medusa = ModelNeeds.of(qwen, EngineConfig(speculative_config={"method": "medusa", "model": str(heads)}))
+    assert medusa.weight_bytes - alone.weight_bytes == 2 * 4 * (4096 * 4096 + 4096 + 151936 * 4096)
+    assert medusa.kv_token_bytes == alone.kv_token_bytes
+    printed = headrace(tmp_path, "size", qwen, "--speculative-config", json.dumps({"model": str(draft)})).out
+    assert (
+        f"{guessed.kv_token_bytes:,} bytes a token in bfloat16, {beside.kv_token_bytes:,} of them to guess with"
+        in printed
+    )
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -76,6 +106,8 @@ def test_of_a_model_that_gpus_share(tmp_path, qwen):
         (["--quantization", "int8"], ["No such option", "headrace size --help"]),
         (["--dtype", "int3"], ["dtype must be one of"]),
         (["--gpu-memory-utilization", "1.5"], ["gpu_memory_utilization must be"]),
+        (["-pp", "50"], ["pipeline_parallel_size=50 must be at most num_hidden_layers=36"]),
+        (["--speculative-config", '{"model": "nowhere"}'], ["speculative_config", "nowhere does not exist"]),
         (["-tp", "5"], ["tensor_parallel_size=5 must divide num_attention_heads=32"]),
     ],
 )

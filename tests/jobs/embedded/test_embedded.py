@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from threading import Thread
 
 import psutil
 import pytest
@@ -343,3 +344,26 @@ def test_a_long_log_is_shortened(used_folder):
     log.write_bytes(b"x" * 1_000_001)
     with EmbeddedValkey(used_folder):
         assert log.stat().st_size < 100_000
+
+
+def test_a_server_that_cannot_write_is_not_waited_for(valkey, tmp_path):
+    """Whoever waits holds up a live request, or the worker's presence. Here another answers in the server's place."""
+    path = ValkeyPaths.of(tmp_path).socket
+    path.rename(path.with_name("aside.sock"))
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as full:
+        full.bind(str(path))
+        full.listen()
+        started = Thread(target=refuse_one, args=(full,))
+        started.start()
+        with pytest.raises(EmbeddedValkeyError, match=r": MISCONF .*: No space left on device$"):
+            valkey.ensure()
+        started.join(30)
+    path.unlink()
+    path.with_name("aside.sock").rename(path)
+    valkey.ensure()
+
+
+def refuse_one(full: socket.socket) -> None:
+    with full.accept()[0] as user:
+        user.recv(64)
+        user.sendall(b"-MISCONF Errors writing to the AOF file: No space left on device\r\n")

@@ -8,6 +8,8 @@ import pytest
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.text.tokenizer import Tokenizer
+from headrace.jobs.lora import LoraModule
+from headrace.jobs.shards import runner
 from headrace.jobs.shards.adapters import AdapterNotHeld, FittingAdapters
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.leases import Leases
@@ -74,7 +76,8 @@ def test_a_worker_that_does_not_find_the_adapter_answers_no_row_for_it(shop):
 def test_a_worker_leaves_an_adapter_that_it_cannot_hold_to_others(shop):
     """They are told by the bells that it got, and the job says meanwhile what it waits for."""
     folder = save_adapter(MODEL, shop.folder / "adapter", rank=17)
-    shop.create(ROWS, lora={"name": "large", "path": str(folder)})
+    lora = LoraModule(name="large", path=str(folder))
+    shop.create(ROWS, lora=lora.model_dump())
     rung: list[str] = []
     small = replace(shop.shard_runner(), adapters=FittingAdapters(EngineConfig(max_lora_rank=16)), ring=rung.extend)
     small.run(SHARD)
@@ -85,8 +88,8 @@ def test_a_worker_leaves_an_adapter_that_it_cannot_hold_to_others(shop):
     assert "r=17, above max_lora_rank=16: raise max_lora_rank to 17" in shop.ledger.progress(JOB).error
     large = replace(shop.shard_runner(), adapters=FittingAdapters(EngineConfig(max_lora_rank=17)))
     with pytest.raises(AdapterNotHeld):
-        FittingAdapters(EngineConfig(max_lora_rank=16)).expect(shop.ledger.job(JOB))
-    large.adapters.expect(shop.ledger.job(JOB))
+        FittingAdapters(EngineConfig(max_lora_rank=16)).expect(JOB, lora)
+    large.adapters.expect(JOB, lora)
     assert large._claim() is not None
     assert shop.ledger.progress(JOB).error is None
     small.run(SHARD)
@@ -99,7 +102,23 @@ def test_a_worker_whose_model_is_shared_leaves_adapters_to_others(shop):
     shared.run(SHARD)
     progress = shop.ledger.progress(JOB)
     assert (shared.adapters.left_alone, progress.rows_done) == ({JOB}, 0)
+    shared.adapters.left_alone.add("job_that_others_have_done")
+    shared.adapters.left_alone.discard(JOB)
+    wait_until(lambda: shop.ledger.messages.due_retries(QUEUE) == [SHARD], "it may be taken again")
+    shared.run(SHARD)
+    # Each claim asks for something else than all of these: they are not to become more and more.
+    assert shared.adapters.left_alone == {JOB}
     assert "kind and tensor_parallel_size=2 are not supported together" in progress.error
+
+
+def test_where_a_worker_was_is_forgotten_of_jobs_that_are_long_ago(shop, monkeypatch):
+    """Another worker may have ended them, or somebody cancelled them: nobody says so."""
+    monkeypatch.setattr(runner, "_MAX_LAST", 2)
+    shop.create(ROWS)
+    worker, claim = shop.shard_runner(), shop.claim()
+    for job_id in ("job_a", "job_b", "job_a", "job_c"):
+        worker._note_last(replace(claim, job_id=job_id, shard_number=3))
+    assert worker._last == {"job_a": 3, "job_c": 3}
 
 
 def test_rows_that_cannot_be_written_are_kept_until_there_is_room(shop, start, caplog):

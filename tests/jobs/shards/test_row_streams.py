@@ -1,6 +1,6 @@
 """The worker's side of watched rows, with an engine that does a step for each permit."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -113,6 +113,33 @@ def test_an_attempt_that_ends_leaves_the_stream_to_the_next(
     events = list(follow(redis_url, stream_id, timeout=60))
     assert [token for event in events for token in event.token_ids] == shop.answer(0)
     assert "".join(event.text for event in events) == shop.text(0)
+
+
+class EndsMeanwhile(RowWatch):
+    """While it is asked which rows are watched, an attempt ends."""
+
+    attempt: ShardAttempt
+    thread: Thread
+
+    def watched(self, job_ids: Collection[str]) -> set[tuple[str, int]]:
+        self.attempt.stop()
+        self.thread.join(60)
+        return super().watched(job_ids)
+
+
+def test_no_stream_is_begun_for_an_attempt_that_has_ended_meanwhile(
+    shop: Shop, streams: RowStreams, watch: RowWatch, redis_url: str, wait_until: Callable[..., None]
+) -> None:
+    shop.create(rows(1), sampling={"ignore_eos": True, "max_tokens": 8})
+    watch.watch(JOB, 0)
+    attempt = shop.attempt(tools=tools(shop, streams))
+    with running(shop, attempt) as thread, EndsMeanwhile(redis_url) as ends_meanwhile:
+        wait_until(lambda: bool(streams._offers), "the rows are offered")
+        ends_meanwhile.attempt, ends_meanwhile.thread = attempt, thread
+        streams.watch = ends_meanwhile
+        streams.look()
+    assert streams.publisher.flush(60)
+    assert not streams.publisher._writer._streams
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from headrace.jobs.celery_app import create_app, send_shards
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.shards import sweeper as sweeper_module
 from headrace.jobs.shards.sweeper import Sweeper
+from headrace.storage import leases
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewJob, NewShard, ShardState
 
@@ -94,6 +95,28 @@ def test_a_lease_that_holds_is_respected(place):
     assert take_shard(place.ledger, IDS[0], "worker", 60) is not None
     place.sweep()
     assert place.ledger.shards("job")[0].state is ShardState.RUNNING
+
+
+def test_a_paused_job_is_not_rung_for_until_it_goes_on(place, monkeypatch):
+    """Not for what a dead worker held, what is to be tried again or what was never rung for; then for all of it."""
+    monkeypatch.setattr(sweeper_module, "_LOST_MESSAGE_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "_FIRST_PAUSE_SECONDS", 0.0)
+    assert take_shard(place.ledger, IDS[0], "dead worker", 0.0) is not None
+    failing = take_shard(place.ledger, IDS[1], "worker", 60)
+    assert failing is not None
+    place.ledger.leases.release(failing, "the disk is full")
+    place.ledger.pause_job("job")
+    place.sweep()
+    assert place.messages() == 0
+    rung_for = place.ledger.resume_job("job")
+    assert rung_for == IDS[1:]
+    # Redis was away, so that its bells are lost: what is put back goes first, what was merely rung for has to wait.
+    place.sweep()
+    assert place.messages() == 2
+    place.redis.flushdb()
+    place.sweep()
+    assert place.messages() == 3
+    assert [shard.state for shard in place.ledger.shards("job")] == [ShardState.QUEUED] * 3
 
 
 def test_after_an_outage_of_the_ledger_its_workers_get_the_time_to_renew(place, tmp_path, start, monkeypatch):

@@ -12,6 +12,7 @@ from itertools import product
 from pathlib import Path
 
 from fastapi.testclient import TestClient
+from redis import Redis
 
 from headrace.jobs.api import inputs
 from headrace.jobs.api.app import create_app
@@ -59,6 +60,15 @@ def test_requests_a_minute(desk: Desk) -> None:
     # Another process has the same limit.
     with RateLimits(desk.client.redis_url) as limits:
         assert limits.admit("acme", 3)[0].refused_by == "requests"
+
+
+def test_a_clock_that_is_set_back_keeps_nobody_out_for_longer_than_a_minute(desk: Desk) -> None:
+    with RateLimits(desk.client.redis_url) as limits, Redis.from_url(desk.client.redis_url) as redis:
+        # As requests of the hour that is still to come have left it.
+        redis.set("headrace:limits:requests:early", int((time.time() + 3600) * 1e6), ex=3660)
+        refused, _ = limits.admit("early", requests_per_minute=3)
+        assert refused.refused_by == "requests"
+        assert 0 < refused.retry_after <= 20
 
 
 def seconds(text: str) -> float:

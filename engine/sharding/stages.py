@@ -1,0 +1,53 @@
+"""How the layers of a model go to the stages of a pipeline, and what each process has of it. Free of torch."""
+
+from dataclasses import replace
+
+from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.stage import Stage
+from ..errors import ConfigError
+from .shares import Range, local_model, require_splittable
+
+
+def stage_layers(num_layers: int, stage: int, num_stages: int) -> Range:
+    """The layers of a stage; where they cannot all have as many, the last one, which has the head, has one less."""
+    return -(-stage * num_layers // num_stages), -(-(stage + 1) * num_layers // num_stages)
+
+
+def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
+    """A stage as a model of its own. Raises `ConfigError` where there is none."""
+    if num_stages == 1:
+        return model
+    require_stages(model, num_stages)
+    start, end = stage_layers(model.num_hidden_layers, stage, num_stages)
+    moe = model.moe
+    return replace(
+        model,
+        num_hidden_layers=end - start,
+        ropes=model.ropes[start:end],
+        sliding_windows=model.sliding_windows[start:end],
+        moe=None if moe is None else replace(moe, sparse_layers=moe.sparse_layers[start:end]),
+        stage=Stage(start, is_first=stage == 0, is_last=stage == num_stages - 1),
+    )
+
+
+def own_model(model: ModelConfig, stage: int, num_stages: int, rank: int, size: int) -> ModelConfig:
+    """What rank `rank` of the `size` that share a stage has, as a model of its own. Raises as both splits do."""
+    own = stage_model(model, stage, num_stages)
+    return local_model(own, rank, size) if size > 1 else own
+
+
+def require_stages(model: ModelConfig, num_stages: int) -> None:
+    """Raises `ConfigError` naming both numbers where the model has not a layer for each of so many stages."""
+    option = f"pipeline_parallel_size={num_stages}"
+    if model.vision is not None:
+        raise ConfigError(f"{option} is not supported with models that read images, as {model.path} does: leave it out")
+    if model.num_hidden_layers < num_stages:
+        raise ConfigError(f"{option} must be at most num_hidden_layers={model.num_hidden_layers} of {model.path}")
+
+
+def require_parallel(model: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
+    """Raises `ConfigError` where so many processes cannot share the model."""
+    if pipeline_parallel_size > 1:
+        require_stages(model, pipeline_parallel_size)
+    if tensor_parallel_size > 1:
+        require_splittable(model, tensor_parallel_size)

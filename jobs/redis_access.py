@@ -1,0 +1,28 @@
+"""Whether Redis lets us in: what no waiting cures is found out before a model is loaded."""
+
+from redis import Redis
+from redis.backoff import NoBackoff
+from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
+from redis.retry import Retry
+
+from .settings import SettingsError
+
+_SECONDS = 2.0
+_NO_SUCH_DATABASE = "DB index is out of range"
+
+
+def check_access(redis_url: str) -> None:
+    """Raises `SettingsError` when Redis refuses the user or the database of the URL.
+
+    A server that does not answer, or cannot serve anyone just now, is no error: workers wait for it.
+    """
+    at_once = Retry(NoBackoff(), 0)
+    timeouts = {"socket_timeout": _SECONDS, "socket_connect_timeout": _SECONDS}
+    with Redis.from_url(redis_url, retry=at_once, **timeouts) as redis:
+        try:
+            redis.ping()
+        except (AuthenticationError, NoPermissionError) as error:
+            raise SettingsError(f"HEADRACE_REDIS_URL: Redis refuses its user or password: {error}") from error
+        except RedisError as error:
+            if _NO_SUCH_DATABASE in str(error):
+                raise SettingsError(f"HEADRACE_REDIS_URL: Redis has no such database: {error}") from error

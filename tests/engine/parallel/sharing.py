@@ -1,0 +1,90 @@
+"""What processes that share a model compute together; here they are threads."""
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.config import EngineConfig
+from headrace.engine.kv_cache.kv_memory import kv_shape
+from headrace.engine.models import Decoder, load_model
+from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
+from headrace.kernels.paged_attention import AttentionMetadata
+
+CPU = torch.device("cpu")
+TOKENS = torch.tensor([3, 299, 150, 7, 75, 76, 225, 226, 0, 300, 12])
+BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is loaded: from random weights or a file, and what it computes in."""
+
+    load_format: str = "dummy"
+    dtype: torch.dtype = torch.float32
+    quantization: str | None = None
+
+    def load(self, config: ModelConfig, ranks: Ranks = ALONE) -> Decoder:
+        options = EngineConfig(load_format=self.load_format, max_model_len=32, seed=5)
+        return load_model(config, options, self.dtype, CPU, ranks)
+
+
+FROM_FILE = Way("auto")
+
+
+@torch.inference_mode()
+def logits_of(model: Decoder, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[len(TOKENS), vocab], on rank 0 of the last stage; of the others what they have computed."""
+    positions = torch.arange(len(TOKENS))
+    kv_cache = torch.zeros(kv_shape(model.config, 2, BLOCK_SIZE), dtype=dtype)
+    attention = AttentionMetadata([len(TOKENS)], [len(TOKENS)], [[1]], BLOCK_SIZE, CPU)
+    hidden = model.forward(TOKENS, positions, kv_cache, BLOCK_SIZE + positions, attention)
+    return model.logits(hidden).float() if model.stage.is_last else hidden
+
+
+def shared_logits(config: ModelConfig, size: int, way: Way = Way(), num_stages: int = 1) -> Tensor:
+    """What ranks compute together."""
+
+    def compute(ranks: Ranks) -> Tensor:
+        model = way.load(config, ranks)
+        model.prepack(way.quantization)
+        ranks.meet()
+        return logits_of(model, way.dtype)
+
+    return together(compute, config.path / f"rendezvous-{way}-{size}-{num_stages}", size, num_stages)
+
+
+def together(compute: Callable[[Ranks], Tensor], rendezvous: Path, size: int, num_stages: int) -> Tensor:
+    """What the first of all ranks computes with the others, each in a thread of its own."""
+    num_processes = size * num_stages
+    barrier = threading.Barrier(num_processes)
+
+    def one(number: int) -> Tensor:
+        try:
+            return compute(ProcessRanks(number, size, CPU, str(rendezvous), barrier.wait, num_stages))
+        except BaseException:
+            barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(num_processes) as threads:
+        running = [threads.submit(one, number) for number in range(num_processes)]
+        errors = [error for each in running if (error := each.exception()) is not None]
+        # Those that wait for another one fail after it.
+        for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):
+            raise error
+    return running[0].result()
+
+
+def saved_logits(config: ModelConfig) -> Tensor:
+    """The whole model's, whose random weights are written to a file."""
+    model = Way().load(config)
+    tensors = {slot.name: slot.stored().contiguous() for slot in model.weight_slots()}
+    save_file(tensors, config.path / "model.safetensors")
+    model.prepack()
+    return logits_of(model)

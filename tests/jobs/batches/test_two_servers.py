@@ -1,0 +1,80 @@
+"""Servers with different models over one ledger: each validates what it has taken, whoever looks first."""
+
+import threading
+from dataclasses import dataclass, field
+
+import pytest
+
+from headrace.jobs.api.models import ServedModels
+from headrace.jobs.batches.keeper import BatchKeeper
+from headrace.jobs.batches.validation import ServedElsewhere, Validation
+from headrace.storage.batch_records import BatchState
+
+from ..answers import WAIT_SECONDS
+from ..running import MODEL
+from .conftest import add_batch
+
+
+@dataclass(frozen=True)
+class Watched(Validation):
+    """Says that it has left a batch to others."""
+
+    has_left: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, batch, on_row):
+        try:
+            return super().run(batch, on_row)
+        except ServedElsewhere:
+            self.has_left.set()
+            raise
+
+
+@pytest.fixture(scope="module")
+def other_models(tmp_path_factory):
+    """The same model under another name."""
+    other = tmp_path_factory.mktemp("models") / "other"
+    other.symlink_to(MODEL)
+    return ServedModels.of([str(other)])
+
+
+@pytest.fixture
+def other(validation, other_models):
+    """The validation of a server that has taken none of the batches."""
+    return Watched(validation.client, other_models, validation.store)
+
+
+def keeper(validation):
+    return BatchKeeper(validation.client, validation.store, validation)
+
+
+def test_a_batch_is_left_to_the_server_that_has_its_model(validation, other, wait_until):
+    batches = validation.client.ledger.batches
+    batch = add_batch(validation, 2, served_models=validation.models.names)
+    with keeper(other):
+        assert other.has_left.wait(WAIT_SECONDS)
+        left = batches.get(batch.tenant, batch.id)
+        assert (left.state, left.errors) == (BatchState.VALIDATING, None)
+        with keeper(validation):
+            wait_until(lambda: batches.get(batch.tenant, batch.id).state is BatchState.IN_PROGRESS, "it has begun")
+    assert batches.get(batch.tenant, batch.id).model == "model"
+
+
+def test_one_whose_server_never_comes_back_ends_with_its_window(validation, other, wait_until):
+    batches = validation.client.ledger.batches
+    batch = add_batch(validation, 2, within_seconds=0.2, served_models=validation.models.names)
+    with keeper(other):
+        wait_until(lambda: batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")
+    ended = batches.get(batch.tenant, batch.id)
+    assert (ended.state, [error["code"] for error in ended.errors]) == (BatchState.EXPIRED, ["batch_expired"])
+    assert "no server that has the model 'model'" in ended.errors[0]["message"]
+
+
+@pytest.mark.parametrize("is_its_own", [True, False])
+def test_a_model_that_its_server_has_not_fails_it_whoever_looks(validation, other, wait_until, is_its_own):
+    batches = validation.client.ledger.batches
+    batch = add_batch(validation, 1, served_models=validation.models.names, model="other")
+    with keeper(validation if is_its_own else other):
+        wait_until(lambda: batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")
+    ended = batches.get(batch.tenant, batch.id)
+    (error,) = ended.errors
+    assert (ended.state, error["code"], error["line"]) == (BatchState.FAILED, "model_not_found", 1)

@@ -1,0 +1,44 @@
+"""A Redis that refuses us is told from one that is away."""
+
+from urllib.parse import quote
+
+import pytest
+from redis import Redis
+
+from headrace.engine.checkpoints.hub import locate_model
+from headrace.engine.config import EngineConfig
+from headrace.jobs.embedded.valkey import EmbeddedValkey
+from headrace.jobs.redis_access import check_access
+from headrace.jobs.settings import Settings, SettingsError
+from headrace.jobs.worker import WorkerOptions, serve
+
+from .running import MODEL
+
+
+def test_a_worker_does_not_start_where_redis_refuses_it(tmp_path):
+    with EmbeddedValkey(tmp_path / "server") as valkey:
+        check_access(valkey.url)
+        with pytest.raises(SettingsError, match=r"HEADRACE_REDIS_URL.*no such database"):
+            check_access(f"{valkey.url}?db=99")
+        with Redis.from_url(valkey.url) as redis:
+            redis.config_set("requirepass", "secret")
+            check_access(f"{valkey.url}?password=secret")
+            for url in (valkey.url, f"{valkey.url}?password={quote('not it')}"):
+                with pytest.raises(SettingsError, match=r"HEADRACE_REDIS_URL.*user or password"):
+                    check_access(url)
+            settings = Settings.from_environment({"HEADRACE_DATA_DIR": str(tmp_path), "HEADRACE_REDIS_URL": valkey.url})
+            options = WorkerOptions(locate_model(str(MODEL), None), EngineConfig(), concurrency=1)
+            with pytest.raises(SettingsError, match="HEADRACE_REDIS_URL"):
+                serve(settings, options)
+            redis.config_set("requirepass", "")
+
+
+def test_a_redis_that_is_away_is_waited_for(tmp_path):
+    check_access(f"unix://{tmp_path}/nothing.sock")
+
+
+def test_a_redis_that_serves_nobody_just_now_is_waited_for(tmp_path):
+    with EmbeddedValkey(tmp_path) as valkey, Redis.from_url(valkey.url) as redis:
+        redis.config_set("replica-serve-stale-data", "no")
+        redis.replicaof("127.0.0.1", 1)
+        check_access(valkey.url)

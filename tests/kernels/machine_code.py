@@ -1,0 +1,104 @@
+"""What the compiler made of a kernel, read with the tools that come with Triton: `compile_kernels.py --report`."""
+
+import re
+import subprocess
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from triton import knobs
+
+# Of a processor of Hopper's. A warp gets registers in lots, a program shared memory with what is reserved for it.
+_REGISTERS, _LOT, _WARPS, _PROGRAMS, _SHARED_BYTES, _RESERVED_BYTES = 65536, 256, 64, 32, 228 * 1024, 1024
+# What is counted in a loop; the first that fits names an instruction.
+_KINDS = {
+    "wgmma": r"[HQI]GMMA",
+    "mma": r"[HIQD]MMA",
+    "tma": r"UTMALDG|UBLKCP",
+    "async16": r"LDGSTS.*\.128",
+    "async": r"LDGSTS",
+    "load16": r"LDG\b.*\.128",
+    "load": r"LDG\b",
+    "store16": r"STG.*\.128",
+    "store": r"STG",
+    "spill": r"LDL|STL",
+    "from_shared": r"LDS|LDSM",
+    "to_shared": r"STS|STSM",
+    "barrier": r"BAR",
+    "shuffle": r"SHFL",
+    "wide": r"IMAD\.WIDE|IMAD\.X|IADD3\.X|LEA\.HI\.X",
+    "double": r"D(ADD|MUL|FMA|SETP)",
+    "exp": r"MUFU",
+    "convert": r"F2F|I2F|F2I|I2I",
+}
+_LABEL = re.compile(r"^(\.L_x_\d+):")
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+ )?\s*([A-Z][\w.]*)([^;]*);")
+_TARGET = re.compile(r"`\((\.L_x_\d+)\)")
+
+
+@dataclass(frozen=True)
+class Instruction:
+    """operands: also the label that it branches to."""
+
+    name: str
+    operands: str
+
+
+def describe(cubin: bytes, num_warps: int, shared_bytes: int) -> dict[str, Any]:
+    """Registers a thread, the bytes of stack that hold what they do not, how many programs a processor has room for,
+    and each innermost loop's instructions by kind."""
+    usage = _run_on(cubin, knobs.nvidia.cuobjdump.path, "-res-usage")
+    registers, stack = (int(found) for found in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    a_warp = -(-32 * registers // _LOT) * _LOT
+    room = min(
+        _REGISTERS // a_warp // num_warps,
+        _SHARED_BYTES // (shared_bytes + _RESERVED_BYTES),
+        _WARPS // num_warps,
+        _PROGRAMS,
+    )
+    instructions, labels = _parse(_run_on(cubin, knobs.nvidia.nvdisasm.path, "-c").splitlines())
+    loops = [_counts(instructions[begin:end]) for begin, end in sorted(_innermost_loops(instructions, labels))]
+    # Two instructions and a branch: the end of a program, and waiting.
+    loops = [counts for counts in loops if counts["instructions"] > 3]
+    return {"registers": registers, "stack_bytes": stack, "programs_per_processor": room, "loops": loops}
+
+
+def _run_on(cubin: bytes, program: str, option: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.run([program, option, file.name], capture_output=True, text=True, check=True).stdout
+
+
+def _parse(lines: Iterable[str]) -> tuple[list[Instruction], dict[str, int]]:
+    """The instructions, and before which of them each label stands."""
+    instructions: list[Instruction] = []
+    labels: dict[str, int] = {}
+    for line in lines:
+        if label := _LABEL.match(line):
+            labels[label[1]] = len(instructions)
+        elif found := _INSTRUCTION.search(line):
+            instructions.append(Instruction(found[1], found[2]))
+    return instructions, labels
+
+
+def _innermost_loops(instructions: list[Instruction], labels: dict[str, int]) -> Iterator[tuple[int, int]]:
+    """From where to where: what a branch jumps back over, without such a branch within."""
+    begins: dict[int, int] = {}
+    for place, instruction in enumerate(instructions):
+        target = _TARGET.search(instruction.operands)
+        if instruction.name.startswith("BRA") and target and labels[target[1]] <= place:
+            begins[place + 1] = labels[target[1]]
+    for end, begin in begins.items():
+        if not any(begin <= other and last < end for last, other in begins.items()):
+            yield begin, end
+
+
+def _counts(instructions: list[Instruction]) -> dict[str, int]:
+    kinds = Counter(
+        next((kind for kind, names in _KINDS.items() if re.match(names, each.name)), "other") for each in instructions
+    )
+    del kinds["other"]
+    return {"instructions": len(instructions), **{kind: kinds[kind] for kind in _KINDS if kinds[kind]}}
