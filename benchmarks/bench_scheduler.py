@@ -27,6 +27,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits, Replay
+from headrace.engine.execution.graph_sizes import default_sizes
 from headrace.engine.execution.runner import BlockMemory, Runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import Request, RequestOutputKind, SamplingParams
@@ -48,6 +49,8 @@ MAX_NEW_TOKENS = WARM_UP_STEPS + TIMED_STEPS + 20
 SHAPE = AttentionShape(num_heads=32, num_kv_heads=8, head_dim=128, dtype=torch.bfloat16)
 NUM_PROCESSORS = 132
 SHARED_TOKENS, OWN_TOKENS = 2048, 128
+# The default for a model of half a billion parameters.
+GRAPHED_TOKENS = 1536
 # Rows that a label each is asked of, and rows of which one ends in each step.
 LABEL_TOKENS = 32
 MIXED_NEW_TOKENS = (8, 256)
@@ -95,7 +98,8 @@ class GraphedRunner(NoOpRunner):
 
     def __init__(self, num_blocks: int, config: EngineConfig) -> None:
         super().__init__(num_blocks)
-        limits = GraphLimits(config.resolved_graph_sizes, CONTEXT // config.block_size, config.block_size)
+        sizes = default_sizes(config.max_num_seqs, GRAPHED_TOKENS)
+        limits = GraphLimits(sizes, CONTEXT // config.block_size, config.block_size, config.max_num_seqs)
         self._graphs = CudaGraphs(plan_only, limits, self.device, capture_nothing)
 
     def execute(self, batch: Batch) -> Tensor:

@@ -14,8 +14,9 @@ if TYPE_CHECKING:
 CORRECT = "correct"
 PROFILES = ("profile-small", "profile-large", "profile-fp8")
 TILES = "tiles"
+MIXED = "mixed"
 # Only where it is asked for.
-EXTRAS = (*PROFILES, TILES)
+EXTRAS = (*PROFILES, TILES, MIXED)
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,7 @@ def parts_of(is_dry: bool) -> list[Part]:
         **{name: (110, partial(_peer, name=name)) for name in ("transformers", "vllm")},
         **{name: (50, partial(_profile, name=name)) for name in PROFILES},
         TILES: (60, _tiles),
+        MIXED: (150, _mixed),
     }
     return [Part(name, seconds, partial(measure, is_dry=is_dry)) for name, (seconds, measure) in measures.items()]
 
@@ -121,6 +123,12 @@ def _tiles(table: Table, is_dry: bool) -> None:
     from gpu_linears import tile_lines
 
     _add_each(table, tile_lines(_sizes(is_dry), _known_limits(table, is_dry)))
+
+
+def _mixed(table: Table, is_dry: bool) -> None:
+    from gpu_mixed import DRY, GPU, mixed_lines
+
+    _add_each(table, mixed_lines(DRY if is_dry else GPU, _sizes(is_dry).device))
 
 
 def _kernels(table: Table, is_dry: bool) -> None:

@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from .errors import ConfigError
@@ -36,8 +35,9 @@ class EngineConfig:
     quantised as they are loaded and activations as they come, on a CPU that has what it needs; the rest keeps `dtype`.
     `async_scheduling` launches a step before the last one's tokens are read, so that the device never waits for the
     host; by default beside a GPU.
-    On a GPU steps of up to the largest of `cuda_graph_sizes` tokens (vLLM's `cudagraph_capture_sizes`; by default up to
-    `max_num_seqs`) are computed with CUDA graphs, unless `enforce_eager`.
+    On a GPU steps of up to the largest of `cuda_graph_sizes` tokens (vLLM's `cudagraph_capture_sizes`) are padded to
+    the next of them and computed with CUDA graphs, unless `enforce_eager`. By default up to `max_num_seqs`, and for a
+    small model as far beyond, up to 2,048, as a step takes the host longer than the GPU.
     `enable_lora`: requests may name a LoRA adapter, of a rank up to `max_lora_rank`, that is loaded when the first one
     does; those of `lora_modules` are loaded with the model. `max_loras`: how many are held at a time; a
     GPU's memory for all of them is taken when the model is loaded.
@@ -137,15 +137,6 @@ class EngineConfig:
         """What makes them more than one, for messages."""
         sizes = {name: getattr(self, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
         return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
-
-    @property
-    def resolved_graph_sizes(self) -> tuple[int, ...]:
-        """The numbers of tokens that graphs are for, ascending. By default close where a step is short."""
-        if self.cuda_graph_sizes is not None:
-            return tuple(sorted(set(self.cuda_graph_sizes)))
-        largest = min(self.max_num_seqs, self.max_num_batched_tokens)
-        sizes = chain((1, 2, 4), range(8, 256, 8), range(256, 512, 16), range(512, largest, 64))
-        return (*(size for size in sizes if size < largest), largest)
 
     def _require_room_for_guesses(self, speculative: SpeculativeConfig) -> None:
         guesses, room = speculative.num_speculative_tokens, self.max_num_batched_tokens

@@ -36,6 +36,8 @@ RUN_SHARD = "headrace.run_shard"
 RESCUE_PRIORITY = 0
 BULK_PRIORITY = 6
 _BATCH_MESSAGES = 500
+# How long Redis may take to answer. Nothing is read of a BRPOP before something has come: that may take only the rest.
+_REPLY_SECONDS = 10.0
 # A message costs a worker some 0.3 ms before it is heard. In a burst one names several requests; not all of them, so
 # that several workers share them.
 _REQUESTS_PER_BELL = 16
@@ -79,6 +81,8 @@ def create_app(broker_url: str) -> Celery:
             "ack_emulation": False,
             # Seconds a BRPOP waits in Redis, and so what leaving may take.
             "polling_interval": 0.2,
+            # Else half an answer, on a connection that stays open, would make a worker deaf for good.
+            "socket_timeout": _REPLY_SECONDS,
         },
         worker_prefetch_multiplier=1,
         # A message waits in the queue, where any worker can take it, until there is a thread for it.

@@ -21,8 +21,15 @@ def check_access(redis_url: str) -> None:
     with Redis.from_url(redis_url, retry=at_once, **timeouts) as redis:
         try:
             redis.ping()
-        except (AuthenticationError, NoPermissionError) as error:
-            raise SettingsError(f"HEADRACE_REDIS_URL: Redis refuses its user or password: {error}") from error
         except RedisError as error:
-            if _NO_SUCH_DATABASE in str(error):
-                raise SettingsError(f"HEADRACE_REDIS_URL: Redis has no such database: {error}") from error
+            if (refused := refusal(error)) is not None:
+                raise refused from error
+
+
+def refusal(error: Exception) -> SettingsError | None:
+    """What is to be said of an error by which Redis refuses the user or the database of the URL; None of any other."""
+    if isinstance(error, AuthenticationError | NoPermissionError):
+        return SettingsError(f"HEADRACE_REDIS_URL: Redis refuses its user or password: {error}")
+    if _NO_SUCH_DATABASE in str(error):
+        return SettingsError(f"HEADRACE_REDIS_URL: Redis has no such database: {error}")
+    return None

@@ -7,6 +7,7 @@ from typing import Any
 from sqlalchemy import Connection, Engine, create_engine, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, NoSuchModuleError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from .errors import LedgerError, LedgerUnavailable
 
@@ -57,7 +58,8 @@ class Database:
         except SQLAlchemyError as error:
             reason = " ".join(str(getattr(error, "orig", None) or error).split())
             is_lost = getattr(error, "connection_invalidated", False)
-            may_pass = is_lost or isinstance(error, OperationalError | InterfaceError)
+            # While the database hangs all connections are in use, and who waits for one is told so by the pool.
+            may_pass = is_lost or isinstance(error, OperationalError | InterfaceError | PoolTimeout)
             kind = LedgerUnavailable if may_pass else LedgerError
             raise kind(f"{self.name}: {reason}") from error
 

@@ -62,7 +62,7 @@ class NewJob:
     `idempotency_key`.
     `sink` is a `SinkSpec` as a dictionary.
     Of the `prompt_tokens`, `shareable_tokens` also begin the prompt planned before theirs, `shared_tokens` one in the
-    same shard.
+    same shard; both in whole KV blocks.
     """
 
     id: str

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Self
 
 import numpy
 import torch
@@ -23,10 +24,15 @@ from torch import Tensor
 from ...kernels.kv_cache import PADDING_SLOT
 from ...kernels.lora import TokenTiles
 from ...kernels.paged_attention import AttentionMetadata
+from ...kernels.paged_attention.attention_shape import PlanKey
 from ...kernels.paged_attention.device_plan import LAUNCHES, PlanTooLargeError
 from ...kernels.paged_attention.static_plans import StaticPlans
+from ..checkpoints.model_config import ModelConfig
+from ..config import EngineConfig
 from ..lora.slots import AdapterSlots
 from .batch import Batch
+from .devices import flops_per_second
+from .graph_sizes import graph_sizes
 
 logger = logging.getLogger(__name__)
 
@@ -46,11 +52,30 @@ class CaptureError(RuntimeError):
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """sizes: how many tokens the graphs are for, ascending. blocks_per_sequence: the longest block table."""
+    """sizes: how many tokens the graphs are for, ascending. blocks_per_sequence: the longest block table.
+
+    max_num_seqs: how many sequences may decode in a step.
+    """
 
     sizes: Sequence[int]
     blocks_per_sequence: int
     block_size: int
+    max_num_seqs: int
+
+    @classmethod
+    def of(cls, config: EngineConfig, model: ModelConfig, device: torch.device) -> Self:
+        longest = config.max_model_len or model.max_position_embeddings
+        sizes = graph_sizes(config, model, flops_per_second(device))
+        return cls(sizes, -(-longest // config.block_size), config.block_size, config.max_num_seqs)
+
+    @property
+    def tiers(self) -> list[int]:
+        """The sizes up to each of which graphs have their inputs in one place, ascending.
+
+        Of the room for larger steps some is copied with each step: those in which all decode, the most, have less.
+        """
+        of_decodes = min(bisect_left(self.sizes, self.max_num_seqs), len(self.sizes) - 1)
+        return sorted({self.sizes[of_decodes], self.sizes[-1]})
 
 
 class CudaCapture:
@@ -96,6 +121,24 @@ class CudaCapture:
                 end(self._stream.device_index, self._pool)
 
 
+class _Inputs:
+    """What graphs of up to `num_tokens` tokens read of a step: attention's plans, each token's slot and position."""
+
+    def __init__(self, keys: list[PlanKey], num_tokens: int, limits: GraphLimits, device: torch.device) -> None:
+        self.num_tokens = num_tokens
+        self.plans = StaticPlans(
+            keys,
+            num_tokens,
+            limits.blocks_per_sequence,
+            limits.block_size,
+            device,
+            num_places=2 * _stride(num_tokens),
+        )
+        # Slots, then positions; where those begin depends on the graph.
+        self.places = self.plans.places
+        self.places[:num_tokens].fill_(PADDING_SLOT)
+
+
 class CudaGraphs:
     """Computes steps: with a graph where they are small enough, else, and after a capture has failed, eagerly."""
 
@@ -129,17 +172,7 @@ class CudaGraphs:
         hidden = forward(self._token_ids[:1], self._token_ids[:1], padding, trial)
         if not trial.device_plans:
             raise CaptureError("attention does not run as a Triton kernel here")
-        self._plans = StaticPlans(
-            list(trial.device_plans),
-            largest,
-            limits.blocks_per_sequence,
-            limits.block_size,
-            device,
-            num_places=2 * _stride(largest),
-        )
-        # Slots, then positions; where those begin depends on the graph.
-        self._places = self._plans.places
-        self._places[:largest].fill_(PADDING_SLOT)
+        self._inputs = [_Inputs(list(trial.device_plans), tier, limits, device) for tier in limits.tiers]
         self._hidden = hidden.new_zeros(largest, hidden.shape[1])
         self._slices: dict[int, tuple[Tensor, Tensor]] = {}
         self._find_or_capture(largest, frozenset(LAUNCHES), is_adapted=False)
@@ -181,13 +214,16 @@ class CudaGraphs:
             places = numpy.zeros((2, stride), dtype=numpy.int64)
             places[:, :num_tokens] = batch.places
             places[0, num_tokens:] = PADDING_SLOT
-        launches = self._plans.load(batch.attention, places.ravel())
+        launches = self._inputs_of(size).plans.load(batch.attention, places.ravel())
         self._of_tokens(num_tokens)[0].copy_(batch.token_ids, non_blocking=True)
         if batch.adapters is not None and self._adapters is not None:
             if size not in self._tiles:
                 self._tiles[size] = self._adapters.blank(size)
             self._adapters.load(self._tiles[size], batch.adapters)
         return launches
+
+    def _inputs_of(self, size: int) -> _Inputs:
+        return next(each for each in self._inputs if size <= each.num_tokens)
 
     def _of_tokens(self, number: int) -> tuple[Tensor, Tensor]:
         """What of the token ids and the output so many tokens are: made once, as torch takes its time to slice."""
@@ -201,7 +237,8 @@ class CudaGraphs:
         replay = self._replays.pop(key, None)
         if replay is None:
             try:
-                metadata, tiles = self._plans.metadata(size, launches), self._tiles[size] if is_adapted else None
+                metadata = self._inputs_of(size).plans.metadata(size, launches)
+                tiles = self._tiles[size] if is_adapted else None
                 replay = self._capture(partial(self._compute, size, metadata, tiles))
             except RuntimeError as error:
                 logger.warning("CUDA graphs are off, from now on steps run eagerly: %s", " ".join(str(error).split()))
@@ -216,10 +253,10 @@ class CudaGraphs:
     def _compute(self, size: int, metadata: AttentionMetadata, tiles: TokenTiles | None) -> None:
         """The forward pass of what is loaded, from memory that stays into memory that stays."""
         num_plans = len(metadata.device_plans)
-        stride = _stride(size)
-        positions = self._places[stride : stride + size]
+        places, stride = self._inputs_of(size).places, _stride(size)
+        positions = places[stride : stride + size]
         with self._adapted(tiles):
-            hidden = self._forward(self._token_ids[:size], positions, self._places[:size], metadata)
+            hidden = self._forward(self._token_ids[:size], positions, places[:size], metadata)
         assert len(metadata.device_plans) == num_plans, "a layer made a plan that no step would replace"
         self._hidden[:size].copy_(hidden)
 

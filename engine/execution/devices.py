@@ -6,13 +6,17 @@ from pathlib import Path
 
 import torch
 
-from ...kernels.device import UnsupportedGpuError, runs_triton, supports_fp8
+from ...kernels.device import UnsupportedGpuError, num_processors, runs_triton, supports_fp8
 from ..errors import ConfigError
 from .gpu_checks import require_installation
 
 logger = logging.getLogger(__name__)
 
 _FP8_DTYPES = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}
+# About what a processor reaches in the products of small layers, in 16 bits, by compute capability: a third of its peak
+# on data centres' GPUs, more of what others have.
+_PROCESSOR_FLOPS = {(8, 0): 1.4e12, (9, 0): 2.25e12, (10, 0): 4e12, (10, 3): 4e12}
+_OTHER_PROCESSOR_FLOPS = 8e11
 # The oldest Linux driver for each CUDA, from its release notes.
 _MIN_DRIVERS = {11: "450.80", 12: "525.60", 13: "580.65"}
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
@@ -44,6 +48,14 @@ def resolve_device(device: str) -> torch.device:
             )
         _require_usable(found)
     return found
+
+
+def flops_per_second(device: torch.device) -> float:
+    """About how many operations a GPU does in the products of small layers, for estimates."""
+    if device.type != "cuda":
+        return num_processors(device) * _OTHER_PROCESSOR_FLOPS
+    capability = torch.cuda.get_device_capability(device)
+    return num_processors(device) * _PROCESSOR_FLOPS.get(capability, _OTHER_PROCESSOR_FLOPS)
 
 
 def _named_device(name: str) -> torch.device:

@@ -11,6 +11,7 @@ from ..models.medusa import MedusaHeads
 from ..text.guessers import fitting_draft, fitting_heads
 from .devices import resolve_device, resolve_dtype
 from .draft_model import DraftModel
+from .graph_sizes import graph_sizes
 from .medusa import Medusa
 from .memory_budget import NO_SECOND_MODEL, SecondModel, fitting, graph_bytes
 from .model_runner import ModelRunner
@@ -94,7 +95,7 @@ def _draft_options(options: EngineConfig, model: ModelConfig, draft: ModelConfig
     context = options.max_model_len or model.max_position_embeddings
     # All rows of a step, each with its guess and the token before.
     most = 2 * min(speculative.disable_by_batch_size, options.max_num_seqs)
-    sizes = options.resolved_graph_sizes
+    sizes = graph_sizes(options, draft)
     return replace(
         options,
         max_model_len=min(context, draft.max_position_embeddings),

@@ -18,7 +18,7 @@ from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.kv_memory import block_bytes, kv_shape, num_blocks_in, zeros
 from ..models import Decoder
 from ..sharding.ranks import ALONE, Ranks
-from .cuda_graphs import MAX_GRAPHS
+from .cuda_graphs import MAX_GRAPHS, GraphLimits
 from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -102,12 +102,16 @@ class LargestStep:
         )
 
     @torch.inference_mode()
-    def compute(self, model: Decoder, kv_cache: Tensor) -> Tensor:
+    def forward(self, model: Decoder, kv_cache: Tensor) -> Tensor:
+        """What a graph would compute of it: [num_tokens, hidden_size]."""
+        return model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention)
+
+    @torch.inference_mode()
+    def draw(self, model: Decoder, hidden: Tensor) -> Tensor:
         """A token of each sequence and of each guess, as a step draws it where every sequence has wishes.
 
         A stage but the last gives what it hands on.
         """
-        hidden = model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention)
         if not model.stage.is_last:
             return hidden
         logits = model.logits(hidden[: self.num_logits])
@@ -170,38 +174,40 @@ def measure_memory_use(
     before = torch.cuda.memory_reserved(device)
     with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
         step = LargestStep.of(config, max_model_len, device)
-        step.compute(model, kv_cache)
+        hidden = step.forward(model, kv_cache)
+        forward_bytes = torch.cuda.max_memory_reserved(device) - before
+        step.draw(model, hidden)
         if model.vision is not None:
             model.vision.encode_largest(max_model_len)
         torch.cuda.synchronize(device)
     free, total = torch.cuda.mem_get_info(device)
-    peak = torch.cuda.max_memory_reserved(device)
+    limits = GraphLimits.of(config, model_config, device)
+    token_bytes = forward_bytes // len(step.token_ids)
     return MemoryUse(
         total=total,
-        peak=peak,
-        graphs=graph_bytes(config, model_config.num_hidden_layers, peak - before) + _plan_bytes(config, step.attention),
+        peak=torch.cuda.max_memory_reserved(device),
+        graphs=graph_bytes(config, model_config.num_hidden_layers, limits.sizes[-1] * token_bytes)
+        + _plan_bytes(config, limits, step.attention),
         others=total - free - torch.cuda.memory_reserved(device),
     )
 
 
-def graph_bytes(config: EngineConfig, num_layers: int, step_bytes: int) -> int:
-    """About what CUDA graphs take where `max_num_batched_tokens` take `step_bytes` beside the weights.
+def graph_bytes(config: EngineConfig, num_layers: int, forward_bytes: int) -> int:
+    """About what CUDA graphs take, of which the largest's forward pass takes `forward_bytes`.
 
-    All graphs share one pool, as large as the largest of them needs.
+    That is what all of them share a pool of, and what the stream keeps on which each is tried before its capture.
     """
     if not config.may_use_graphs:
         return 0
-    pool = step_bytes * config.resolved_graph_sizes[-1] // config.max_num_batched_tokens
-    return pool + MAX_GRAPHS * num_layers * _GRAPH_BYTES_PER_LAYER
+    return 2 * forward_bytes + MAX_GRAPHS * num_layers * _GRAPH_BYTES_PER_LAYER
 
 
-def _plan_bytes(config: EngineConfig, attention: AttentionMetadata) -> int:
+def _plan_bytes(config: EngineConfig, limits: GraphLimits, attention: AttentionMetadata) -> int:
     """What the memory for plans takes that graphs read, for layers like those that a step with `attention` ran."""
     if not config.may_use_graphs:
         return 0
-    blocks_per_sequence = max(len(table) for table in attention.block_tables)
-    keys = list(attention.device_plans)
-    return plan_bytes(keys, config.resolved_graph_sizes[-1], blocks_per_sequence, attention.device)
+    keys, longest = list(attention.device_plans), limits.blocks_per_sequence
+    return sum(plan_bytes(keys, tier, longest, attention.device) for tier in limits.tiers)
 
 
 @contextmanager

@@ -92,8 +92,7 @@ class ModelRunner:
     @torch.inference_mode()
     def use_graphs(self, capture: Capture, model_config: ModelConfig, config: EngineConfig) -> None:
         """Compute small steps with what `capture` makes of the forward pass."""
-        max_model_len = config.max_model_len or model_config.max_position_embeddings
-        limits = GraphLimits(config.resolved_graph_sizes, -(-max_model_len // config.block_size), config.block_size)
+        limits = GraphLimits.of(config, model_config, self.device)
         forward = _forward_into(self._model, self.memory.cache)
         slots = None if self.loras is None else self.loras.slots
         self._graphs = CudaGraphs(forward, limits, self.device, capture, slots)

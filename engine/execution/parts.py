@@ -1,4 +1,7 @@
-"""A long step in parts that a pipeline's stages compute at the same time: one is a part ahead of the next."""
+"""A long step in parts that a pipeline's stages compute at the same time: one is a part ahead of the next.
+
+Elsewhere they are micro-batches; here they are cut by tokens, not by sequences (TeraPipe, arXiv:2102.07988).
+"""
 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
@@ -24,7 +27,8 @@ def num_parts(batch: Batch, num_stages: int) -> int:
 def split(batch: Batch, number: int) -> Iterator[Batch]:
     """Parts of about equal numbers of tokens, in their order; of which tokens logits are wanted they do not know.
 
-    A sequence may be cut: its later tokens look back at what the parts before wrote into the KV cache.
+    A sequence may be cut: its later tokens look back at what the parts before wrote into the KV cache. So do those of
+    sequences that share blocks with one before them, which computes these.
     """
     num_tokens = len(batch.token_ids)
     for start, end in pairwise(num_tokens * part // number for part in range(number + 1)):

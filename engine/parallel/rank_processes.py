@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import NamedTuple
@@ -144,31 +144,35 @@ class RankProcesses:
             return
         finally:
             self._are_started.set()
-        left = {rank.connection: rank for rank in self._ranks}
-        while left and (self._death is None or self._is_closing):
-            for connection in wait(list(left)):
-                assert isinstance(connection, Connection)
-                if not self._listen(left[connection]):
-                    del left[connection]
+        self._watch(self._ranks)
 
-    def _listen(self, rank: _Rank) -> bool:
-        """Take in what a rank says; false when it has nothing more to say."""
-        try:
-            news = rank.connection.recv()
-        except (EOFError, OSError):
-            # Waited for here: were this thread to end before them, the system would kill them.
-            end = _end_of(rank.process)
-            if not self._is_closing:
-                self._die(f"rank {rank.number} (process {rank.process.pid}) {end}")
-            return False
+    def _watch(self, ranks: Sequence[_Rank]) -> None:
+        left = list(ranks)
+        while left and (self._death is None or self._is_closing):
+            ready = wait([rank.connection for rank in left])
+            heard = [(rank, _news_of(rank)) for rank in left if rank.connection in ready]
+            # First the one that is gone: it may be why others fail.
+            for rank, news in sorted(heard, key=lambda each: each[1] is not None):
+                if news is None:
+                    left.remove(rank)
+                    self._note_end(rank)
+                else:
+                    self._take_in(rank, news)
+
+    def _note_end(self, rank: _Rank) -> None:
+        # Waited for here: were this thread to end before them, the system would kill them.
+        end = _end_of(rank.process)
+        if not self._is_closing:
+            self._die(f"rank {rank.number} (process {rank.process.pid}) {end}")
+
+    def _take_in(self, rank: _Rank, news: Loaded | Failed) -> None:
         if isinstance(news, Failed):
             message = f"rank {rank.number} of the model: {news.message}"
             self._die(message, ConfigError if news.is_config else EngineDeadError)
-        elif isinstance(news, Loaded):
-            with self._news:
-                self._num_loaded += 1
-                self._news.notify_all()
-        return True
+            return
+        with self._news:
+            self._num_loaded += 1
+            self._news.notify_all()
 
     def _die(self, message: str, kind: type[EngineError] = EngineDeadError) -> EngineError:
         with self._news:
@@ -224,6 +228,15 @@ def _started(task: Task) -> _Rank:
         process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
     ours.send(task)
     return _Rank(task.rank, process, ours)
+
+
+def _news_of(rank: _Rank) -> Loaded | Failed | None:
+    """What it says; None when it has nothing more to say."""
+    try:
+        news: Loaded | Failed = rank.connection.recv()
+    except (EOFError, OSError):
+        return None
+    return news
 
 
 def _end_of(process: "subprocess.Popen[bytes]") -> str:

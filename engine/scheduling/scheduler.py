@@ -60,7 +60,7 @@ class Scheduler:
 
         Blocks are findable as soon as the step that fills them is chosen: within a step every layer writes all its
         KV before attention reads any, so that sequences with the same new prefix compute it once even when they
-        are admitted together.
+        are admitted together. The one that does stands before the others, for pipelines that compute a step in parts.
         """
         drafts: Mapping[Sequence, Draft] = {}
         if self._speculation is not None and among is None and not is_ahead:

@@ -17,7 +17,9 @@ from .structured_outputs import GrammarSource, StructuredOutputsParams
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
-_NUM_KEPT = 256
+# Compiled ones: each may come to 100 MB, as its lexer learns.
+_NUM_KEPT = 32
+_NUM_CHECKED = 256
 # What one grammar may take of a step (some tenths of a second, once), and of memory (1 to 2 KB a state). A schema of
 # a few bounded strings needs half of the fuel over a vocabulary of 65,000 tokens.
 _LIMITS = {"step_lexer_fuel": 100_000, "max_lexer_states": 50_000}
@@ -91,7 +93,7 @@ def check_grammar(params: StructuredOutputsParams) -> None:
     _check_source(params.source)
 
 
-@lru_cache(maxsize=_NUM_KEPT)
+@lru_cache(maxsize=_NUM_CHECKED)
 def _check_source(source: GrammarSource) -> None:
     # One token a byte.
     _matcher(source, _llguidance().LLTokenizer("byte"))

@@ -2,6 +2,7 @@
 
 import asyncio
 import ipaddress
+import logging
 import resource
 import signal
 import socket
@@ -28,6 +29,8 @@ _GRACE_SECONDS = 8
 # Those of them that are told that the server stops.
 _TOLD_AFTER_SECONDS = 5
 _BACKLOG = 2048
+# What uvicorn's newer WebSockets say, as an error, of each that was refused with an answer of its own, such as 404.
+_TAKEN_FOR_NO_ANSWER = "ASGI callable returned without completing handshake."
 
 
 class ListenError(JobError):
@@ -70,6 +73,7 @@ def serve(
     gRPC is wanted and not installed.
     """
     _allow_many_connections()
+    logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)
     with _listen(host, port) as listener, Client(settings) as client:
         beside = nullcontext if grpc_port is None else _grpc(settings, host, grpc_port, on_listening)
         app = create_app(client, models, beside)
@@ -91,6 +95,10 @@ def serve(
         ):
             on_listening(_url(host, listener))
             server.run(sockets=[listener])
+
+
+def _is_worth_saying(record: logging.LogRecord) -> bool:
+    return record.msg != _TAKEN_FOR_NO_ANSWER
 
 
 def _allow_many_connections() -> None:

@@ -3,10 +3,10 @@
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import BinaryIO, Self
+from typing import Any, BinaryIO, Self
 
 from kombu.exceptions import OperationalError
 
@@ -64,7 +64,7 @@ class JobService:
         When the ledger or Redis is away: `LedgerUnavailable`, redis' errors; nothing is queued then.
         """
         described = self._described(request, idempotency_key, quota)
-        with self._input(request) as source:
+        with _with_room(self._input(request)) as source:
             return self.job(self._submit(source, *described))
 
     def submit_file(
@@ -72,7 +72,7 @@ class JobService:
     ) -> JobAnswer:
         """As `submit`, over the rows of a file that came with the request under a name."""
         described = self._described(options, idempotency_key, quota)
-        with self.inputs.uploaded(name, file, options.input_format, options.limit) as source:
+        with _with_room(self.inputs.uploaded(name, file, options.input_format, options.limit)) as source:
             return self.job(self._submit(source, *described))
 
     def job(self, job_id: str) -> JobAnswer:
@@ -155,27 +155,23 @@ class JobService:
         page = read_page(self.client.ledger, job, after_row, limit)
         return ResultPage(state=job.state, data=page.rows, last_row=page.last_row, has_more=page.has_more)
 
-    @contextmanager
-    def _input(self, request: JobRequest) -> Iterator[InputSource]:
+    def _input(self, request: JobRequest) -> AbstractContextManager[InputSource]:
         given = (request.rows, request.input_file_id, request.input_url)
         if sum(each is not None for each in given) != 1:
             raise SpecError("rows: give either rows, an input_file_id or an input_url", "rows")
         format, limit = request.input_format, request.limit
         if request.rows is not None:
-            with ExitStack() as stack:
-                try:
-                    path = stack.enter_context(self.client.rows_file(request.rows))
-                except StorageError as error:
-                    raise _no_room(error) from error
-                yield open_input(path, limit)
-        elif request.input_url is not None:
-            with self.inputs.at(request.input_url, format, limit) as source:
-                yield source
-        else:
-            file = self._file(str(request.input_file_id))
-            path = FileStore.of(self.client.settings, self.client.ledger).path(file)
-            with self.inputs.stored(file.filename, path, format, limit) as source:
-                yield source
+            return self._rows(request.rows, limit)
+        if request.input_url is not None:
+            return self.inputs.at(request.input_url, format, limit)
+        file = self._file(str(request.input_file_id))
+        path = FileStore.of(self.client.settings, self.client.ledger).path(file)
+        return self.inputs.stored(file.filename, path, format, limit)
+
+    @contextmanager
+    def _rows(self, rows: Sequence[Mapping[str, Any]], limit: int | None) -> Iterator[InputSource]:
+        with self.client.rows_file(rows) as path:
+            yield open_input(path, limit)
 
     def _file(self, file_id: str) -> FileRecord:
         try:
@@ -227,6 +223,19 @@ class JobService:
                 if job.tenant == self.tenant:
                     return job
         raise ApiError(404, f"job {job_id!r} does not exist", "job_not_found", "job_id")
+
+
+@contextmanager
+def _with_room(input: AbstractContextManager[InputSource]) -> Iterator[InputSource]:
+    """The same. Raises `ApiError` (507) too, where what the client has sent cannot be written down."""
+    with ExitStack() as stack:
+        try:
+            source = stack.enter_context(input)
+        except (InputError, LedgerError):
+            raise
+        except (StorageError, OSError) as error:
+            raise _no_room(error) from error
+        yield source
 
 
 def _no_room(error: Exception) -> ApiError:

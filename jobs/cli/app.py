@@ -13,6 +13,7 @@ from ...engine.errors import EngineError
 from ...storage.errors import LedgerUnavailable, SinkError, StorageError
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
+from ..redis_access import refusal
 from ..settings import SettingsError
 from ..streams.keys import StreamIdError
 from . import dry_run, inspect, queues, run, serve, size, stream, up, verbs, verify, watch, worker
@@ -82,6 +83,8 @@ def main() -> None:
     except (LedgerUnavailable, WorkerFailedError, EmbeddedValkeyError) as error:
         _exit(error, _FAILED)
     except (RedisError, OperationalError) as error:
+        if (refused := refusal(error)) is not None:
+            _exit(refused, _REFUSED)
         _exit(f"Redis does not answer: {error}", _FAILED)
     except (EngineError, JobError, StorageError, SettingsError, StreamIdError) as error:
         _exit(error, _REFUSED)

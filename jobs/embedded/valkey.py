@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
-from urllib.parse import quote
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 # The supervisor imports this module, and everyone waits for it: only the standard library at run time.
 if TYPE_CHECKING:
@@ -64,9 +64,17 @@ def redis_urls(settings: "Settings") -> Iterator[RedisUrls]:
 
 def broker_url(redis_url: str) -> str:
     """Say a redis-py URL in Celery's words: they differ for UNIX sockets."""
-    if redis_url.startswith("unix://"):
-        return "redis+socket://" + redis_url.removeprefix("unix://")
-    return redis_url
+    parts = urlsplit(redis_url)
+    if parts.scheme != "unix":
+        return redis_url
+    options = dict(parse_qsl(parts.query))
+    # Celery's have these in the place where redis-py too has them for other addresses.
+    user, password = (quote(options.pop(name, ""), safe="") for name in ("username", "password"))
+    user, password = parts.username or user, parts.password or password
+    if "db" in options:
+        options["virtual_host"] = options.pop("db")
+    whose = f"{user}:{password}@" if user or password else ""
+    return f"redis+socket://{whose}{parts.path}" + (f"?{urlencode(options)}" if options else "")
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from pathlib import Path
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.model_size import kv_token_bytes, layer_projections, num_parameters, weight_bytes
 from ...engine.config import EngineConfig
+from ...engine.execution.graph_sizes import graph_sizes
 from ...engine.sharding.stages import own_model
 from ..errors import SpecError
 from .guess_needs import NO_GUESSER, GuessNeeds
@@ -18,6 +19,8 @@ _GIVEN = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)", re.IGNORECASE)
 # What the driver and torch's own libraries take, about; and a captured graph a layer, which there are a few dozen of.
 _DRIVER_BYTES = GIB // 2
 _GRAPH_BYTES_PER_LAYER = 20 * 2**20
+# Of a token in a graph: a row of what attention computes of it, its own and under three shared prefixes, in float32.
+_PART_ROW_BYTES = 4 * 4
 # Of a token's logits while it is drawn: as they are computed, in float32, sorted, and with their places.
 _LOGIT_BYTES = 24
 
@@ -87,7 +90,7 @@ class ModelNeeds:
             kv_dtype=options.kv_cache_dtype if has_own_kv else dtype,
             weight_bytes=own_weights + guessing.weight_bytes,
             kv_token_bytes=own_kv + guessing.kv_token_bytes,
-            beside_bytes=beside + _graph_bytes(guessing.num_layers, options),
+            beside_bytes=beside + _captured_bytes(guessing.num_layers, options),
             sequence_tokens=asked or context,
             block_tokens=options.block_size,
             utilization=options.gpu_memory_utilization,
@@ -160,15 +163,24 @@ class Fit:
 
 
 def _beside_bytes(model: ModelConfig, options: EngineConfig, item_bytes: int, num_words: int) -> int:
-    num_tokens = options.max_num_batched_tokens
     # The residual, its norm and a branch of it, and what the widest part of a layer makes of them.
     wide = max(_outputs(model, index) for index in range(model.num_hidden_layers))
-    step = num_tokens * (3 * model.hidden_size + wide) * item_bytes
+    token_bytes = (3 * model.hidden_size + wide) * item_bytes
+    step = options.max_num_batched_tokens * token_bytes
     logits = options.max_num_logits * num_words * _LOGIT_BYTES if model.stage.is_last else 0
-    return _DRIVER_BYTES + step + logits + _graph_bytes(model.num_hidden_layers, options)
+    return _DRIVER_BYTES + step + logits + _graph_bytes(model, options, token_bytes)
 
 
-def _graph_bytes(num_layers: int, options: EngineConfig) -> int:
+def _graph_bytes(model: ModelConfig, options: EngineConfig, token_bytes: int) -> int:
+    """What graphs take, the largest by its tokens: their memory, and once more where each is tried first."""
+    if not options.may_use_graphs:
+        return 0
+    parts = _PART_ROW_BYTES * model.num_attention_heads * (model.head_dim + 1)
+    largest = graph_sizes(options, model)[-1]
+    return largest * (2 * token_bytes + parts) + _captured_bytes(model.num_hidden_layers, options)
+
+
+def _captured_bytes(num_layers: int, options: EngineConfig) -> int:
     return _GRAPH_BYTES_PER_LAYER * num_layers if options.may_use_graphs else 0
 
 

@@ -33,9 +33,10 @@ def row_images(values: Mapping[str, Any], column: str) -> list[bytes]:
 def images_fingerprint(source: InputSource, column: str | None) -> str:
     """What tells the image files that rows name from others at the same paths; "" where they name none.
 
-    Reads them. Raises InputError when the input cannot be read.
+    Also "" for a query: it is the same input whatever rows it returns by now, and whatever images these have.
+    Reads the files. Raises InputError when the input cannot be read.
     """
-    if column is None:
+    if column is None or not source.has_fixed_rows:
         return ""
     digest, hashed = hashlib.sha256(), lru_cache(maxsize=1024)(_hashed)
     is_any = False

@@ -11,7 +11,7 @@ TOKEN_BYTES = array("i").itemsize
 # A worker has several shards in memory, each more than once: as a table, as requests and as a part. What is counted
 # are the tokens and the input's columns of its rows, four bytes a token.
 SHARD_BYTES = 16 * 1024**2
-# Less in common than this makes no difference to a prefix cache, which keeps whole blocks.
+# A prefix cache keeps whole blocks: what two prompts have in common beyond their last one is computed for each.
 _BLOCK_BYTES = 16 * TOKEN_BYTES
 # Of two prompts so much is compared at a time.
 _STEP_BYTES = 512
@@ -19,7 +19,7 @@ _STEP_BYTES = 512
 
 @dataclass
 class PrefixSharing:
-    """How much of a job's prompts need not be computed, because the prompt before begins alike.
+    """How much of a job's prompts need not be computed, because the prompt before begins with the same KV blocks.
 
     `shareable_tokens`: over all rows in the planned order, which is the most any order allows. `shared_tokens`: of
     these, those whose prompt before is in the same shard, so that they are spared wherever the shard runs.
@@ -64,8 +64,9 @@ class ShardCutter:
 
     def _take(self, shard: list[Item], common: list[int]) -> list[Item]:
         self.sharing.prompt_tokens += sum(len(key) for key, _ in shard) // TOKEN_BYTES
-        self.sharing.shareable_tokens += sum(common) // TOKEN_BYTES
-        self.sharing.shared_tokens += sum(common[1:]) // TOKEN_BYTES
+        spared = [_in_blocks(num_common, key) for num_common, (key, _) in zip(common, shard, strict=True)]
+        self.sharing.shareable_tokens += sum(spared) // TOKEN_BYTES
+        self.sharing.shared_tokens += sum(spared[1:]) // TOKEN_BYTES
         return shard
 
 
@@ -76,6 +77,11 @@ def _end(common: list[int]) -> int:
     """
     most = len(common) - 1
     return min(range(most, most - most // 4 - 1, -1), key=lambda place: common[place] // _BLOCK_BYTES)
+
+
+def _in_blocks(num_common: int, key: bytes) -> int:
+    """Of the bytes in common those in whole blocks; never the prompt's last token, from which the answer begins."""
+    return min(num_common, max(0, len(key) - TOKEN_BYTES)) // _BLOCK_BYTES * _BLOCK_BYTES
 
 
 def _num_bytes(item: Item) -> int:

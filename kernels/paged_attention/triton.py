@@ -164,7 +164,7 @@ class _Launch:
             ROWS=kernel.rows,
             TILE=kernel.tile,
             OVERLAPS=kernel.overlaps,
-            IS_PAIRED=not kernel.overlaps and shape.dtype != torch.float32 and _has_pairs(self.value_cache),
+            IS_PAIRED=not kernel.overlaps and shape.dtype != torch.float32 and has_pairs(self.value_cache),
             HAS_WINDOW=sliding_window is not None,
             HAS_SOFT_CAP=soft_cap is not None,
             # Exact products in float32; TF32 would cost three digits.
@@ -203,9 +203,10 @@ class _Launch:
         }
 
 
-def _has_pairs(cache: Tensor) -> bool:
-    """Whether its numbers can be read two at a time as one of 16 bits."""
-    return is_fp8(cache) and not any(number % 2 for number in (cache.shape[3], *cache.stride()[:3]))
+def has_pairs(cache: Tensor) -> bool:
+    """Whether its numbers can be read two at a time as one of 16 bits: every head begins at an even address."""
+    numbers = (cache.storage_offset(), cache.shape[3], *cache.stride()[:3])
+    return is_fp8(cache) and not any(number % 2 for number in numbers)
 
 
 def _shape_of(query: Tensor, key_cache: Tensor) -> AttentionShape:

@@ -34,6 +34,8 @@ class InputSource(ABC):
 
     # Whether every row has the columns of `columns`, so that another one can be refused before any work.
     has_fixed_columns = True
+    # Whether `fingerprint` is of the rows too, so that other rows make it another input.
+    has_fixed_rows = True
 
     def __init__(self, name: str, limit: int | None) -> None:
         self.name = name

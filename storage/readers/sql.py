@@ -21,6 +21,8 @@ _COLON = re.compile(r":(?=\w)")
 class SqlQuery(InputSource):
     """What a query returns, in its order; read from the server a little at a time."""
 
+    has_fixed_rows = False
+
     def __init__(self, url: str, query: str, limit: int | None) -> None:
         """Raises InputError when the database cannot be reached or refuses the query."""
         super().__init__("--query", limit)

@@ -36,7 +36,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     about = {"benchmark": "gpu", "gpu": "none (dry run)", "commit": "tested"}
     file.write_text(json.dumps({**about, "facts": {}, "parts": {"limits": held, "profile-large": held}}))
     parts = ["correct,limits,attention,large,small,fp8,uniform,linears,lora,kernels", "flashinfer,transformers,vllm"]
-    every = ",".join([*parts, "profile-fp8,tiles"])
+    every = ",".join([*parts, "profile-fp8,tiles,mixed"])
     script = [FOLDER / "gpu.py", "--dry-run", "--only", every, "--commit", "tested", "--output", file]
     # Not in the project's folder, and without git.
     done = subprocess.run(
@@ -61,7 +61,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     measured = [line["number"] for line in lines if line["goal"] is not None and line["ratio"] is not None]
     assert {number: measured.count(number) for number in measured} == {1: 2, 2: 1, 3: 2, 4: 4, 5: 3, 7: 1}
     assert all(line["value"] >= 0 for line in lines)
-    assert len(result["parts"]["tiles"]["lines"]) == 8
+    assert [len(result["parts"][part]["lines"]) for part in ("tiles", "mixed")] == [8, 4]
     assert any("launches: together" in line["name"] for line in result["parts"]["profile-fp8"]["lines"])
 
 

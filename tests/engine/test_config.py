@@ -317,24 +317,6 @@ def test_engine_options_out_of_range(options, message):
     assert one_line(error) == message
 
 
-@pytest.mark.parametrize(
-    ("options", "sizes"),
-    [
-        ({"max_num_seqs": 1}, [1]),
-        ({"max_num_seqs": 20}, [1, 2, 4, 8, 16, 20]),
-        ({"max_num_seqs": 20, "max_num_batched_tokens": 8}, [1, 2, 4, 8]),
-        ({"cuda_graph_sizes": [4, 1, 4]}, [1, 4]),
-    ],
-)
-def test_sizes_of_cuda_graphs(options, sizes):
-    assert list(EngineConfig(**options).resolved_graph_sizes) == sizes
-
-
-def test_large_cuda_graphs_are_further_apart():
-    sizes = EngineConfig(max_num_seqs=1024).resolved_graph_sizes
-    assert (*sizes[:6], sizes[33:36], sizes[-2:]) == (1, 2, 4, 8, 16, 24, (248, 256, 272), (960, 1024))
-
-
 def test_kv_memory_is_counted_in_whole_blocks(tmp_path):
     model = read(tmp_path, num_key_value_heads=2)
     bytes_of_block = 2 * 4 * 2 * 8 * 16 * 2

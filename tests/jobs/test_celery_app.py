@@ -4,8 +4,9 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -27,6 +28,7 @@ from headrace.jobs.celery_app import (
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 from .conftest import has_ended, wait_until
+from .half_replies import half_replies
 
 SCRIPT = Path(__file__).with_name("shard_worker.py")
 QUEUE = shard_queue("models/tickets", "float32")
@@ -230,6 +232,44 @@ def test_a_worker_survives_what_redis_answers(broker, start_worker, wait_until):
     wait_until(lambda: worker.events("end") == ["job/00000"] or worker.has_ended(), "the shard has run")
     wait_until(lambda: worker.events("bell") == ["req_1"] or worker.has_ended(), "the bell was heard")
     assert not worker.has_ended(), worker.log()
+
+
+def test_half_an_answer_makes_no_worker_deaf(broker):
+    """The rest of it never comes, on a connection that stays open."""
+    code = """
+import sys
+from headrace.jobs import celery_app
+celery_app._REPLY_SECONDS = 0.5
+_, address, queue = sys.argv
+app = celery_app.create_app(f"redis://{address}")
+@app.task(name=celery_app.RUN_SHARD)
+def run_shard(shard_id):
+    print(shard_id, flush=True)
+celery_app.run_worker(app, [queue], 1, on_shutdown=lambda: None)
+"""
+    command = [sys.executable, "-c", code]
+    server = broker.valkey.url.removeprefix("unix://")
+    with (
+        half_replies(server, marker=QUEUE.encode()) as proxy,
+        subprocess.Popen([*command, proxy.address, QUEUE], stdout=subprocess.PIPE, text=True) as worker,
+        killed_in_time(worker),
+    ):
+        broker.send("job/00000")
+        assert proxy.has_cut.wait(60)
+        broker.send("job/00001")
+        assert worker.stdout.readline() == "job/00001\n"
+
+
+@contextmanager
+def killed_in_time(process: "subprocess.Popen[str]") -> Iterator[None]:
+    """At the end, or when what it should say has been waited for long enough."""
+    timer = threading.Timer(60, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        process.kill()
 
 
 def test_a_worker_finds_its_queue_in_a_redis_restarted_empty(broker, start_worker, wait_until):

@@ -5,6 +5,7 @@ import threading
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
+from headrace.jobs import periodic
 from headrace.jobs.periodic import Periodic
 from headrace.storage.errors import LedgerUnavailable
 
@@ -45,6 +46,21 @@ def test_what_goes_wrong_for_long_is_said_once_and_something_else_at_once(caplog
         "sweeper: full at 0; trying again",
         "sweeper: locked; trying again",
     ]
+
+
+def test_what_goes_on_is_said_again_after_a_while(caplog, monkeypatch):
+    monkeypatch.setattr(periodic, "_REPEAT_SECONDS", 0.0)
+    enough, problems = threading.Event(), [f"full at {second}" for second in range(3)]
+
+    def act():
+        if not problems:
+            enough.set()
+            return
+        raise LedgerUnavailable(problems.pop(0))
+
+    with Periodic("sweeper", 0.001, act):
+        assert enough.wait(WAIT_SECONDS)
+    assert len(caplog.records) == 3
 
 
 def test_leaving_ends_the_thread():

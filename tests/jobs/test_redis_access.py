@@ -7,20 +7,25 @@ from redis import Redis
 
 from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.config import EngineConfig
-from headrace.jobs.embedded.valkey import EmbeddedValkey
+from headrace.jobs.celery_app import create_app, send_shards
+from headrace.jobs.embedded.valkey import EmbeddedValkey, broker_url
 from headrace.jobs.redis_access import check_access
 from headrace.jobs.settings import Settings, SettingsError
 from headrace.jobs.worker import WorkerOptions, serve
 
-from .running import MODEL
+from .running import MODEL, assert_refused, write_lines
 
 
-def test_a_worker_does_not_start_where_redis_refuses_it(tmp_path):
+def test_nothing_starts_where_redis_refuses_it(tmp_path, headrace):
     with EmbeddedValkey(tmp_path / "server") as valkey:
         check_access(valkey.url)
         with pytest.raises(SettingsError, match=r"HEADRACE_REDIS_URL.*no such database"):
             check_access(f"{valkey.url}?db=99")
         with Redis.from_url(valkey.url) as redis:
+            # What kombu asks first.
+            redis.acl_setuser("mute", enabled=True, passwords=["+pw"], commands=["+@all", "-ping"])
+            with pytest.raises(SettingsError, match=r"HEADRACE_REDIS_URL.*no permissions"):
+                check_access(f"unix://mute:pw@{valkey.url.removeprefix('unix://')}")
             redis.config_set("requirepass", "secret")
             check_access(f"{valkey.url}?password=secret")
             for url in (valkey.url, f"{valkey.url}?password={quote('not it')}"):
@@ -30,7 +35,31 @@ def test_a_worker_does_not_start_where_redis_refuses_it(tmp_path):
             options = WorkerOptions(locate_model(str(MODEL), None), EngineConfig(), concurrency=1)
             with pytest.raises(SettingsError, match="HEADRACE_REDIS_URL"):
                 serve(settings, options)
+            rows, out = write_lines(tmp_path / "rows.jsonl", {"text": "a"}), tmp_path / "out"
+            arguments = ("run", rows, "--model", MODEL, "--prompt", "{text}", "--output", out)
+            refused = headrace(tmp_path / "client", *arguments, HEADRACE_REDIS_URL=valkey.url)
+            assert_refused(refused, "HEADRACE_REDIS_URL", "user or password")
+            assert not out.exists()
             redis.config_set("requirepass", "")
+
+
+SOCKET_URLS = [
+    "unix://{path}?password={password}&db=3",
+    "unix://default@{path}?db=3&password={password}",
+    "unix://:{password}@{path}?db=3",
+]
+
+
+def test_celery_comes_to_the_same_database_with_the_same_password(tmp_path):
+    with EmbeddedValkey(tmp_path) as valkey, Redis.from_url(valkey.url) as redis:
+        redis.config_set("requirepass", "a s/cr@t")
+        for url in SOCKET_URLS:
+            url = url.format(path=valkey.url.removeprefix("unix://"), password=quote("a s/cr@t", safe=""))
+            send_shards(create_app(broker_url(url)), "queue", ["job/00000"])
+            with Redis.from_url(url) as same:
+                assert same.dbsize() == 1
+                same.flushdb()
+        redis.config_set("requirepass", "")
 
 
 def test_a_redis_that_is_away_is_waited_for(tmp_path):

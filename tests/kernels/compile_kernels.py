@@ -264,7 +264,7 @@ def compile_products(outputs: int, inputs: int) -> None:
     """A decode of few rows, one of many, and a prefill."""
     for rows in (16, 256, 4096):
         x = torch.zeros(rows, inputs, dtype=BF16)
-        scales, packed = torch.ones(-(-inputs // 128), outputs), torch.zeros(-(-inputs // 128) * 64, outputs)
+        scales, packed = torch.ones(-(-inputs // 128), outputs), torch.zeros(-(-inputs // 64) * 32, outputs)
         int4 = Int4Weight(packed.to(torch.uint8), scales.half(), scales.to(torch.uint8), 128, inputs)
         linear.int4_linear_triton(x, int4)
         for byte_dtype, group_size in ((INT8, inputs), (FP8, inputs), (FP8, 128)):

@@ -28,6 +28,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 @pytest.fixture
+def _within_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter fails where a kernel reads or writes beyond the memory of its tensors."""
+    from ..engine.execution.simulated_gpu.triton_launches import keep_within_tensors
+
+    keep_within_tensors(monkeypatch)
+
+
+@pytest.fixture
 def _nan_filled_outputs() -> Iterator[None]:
     """What a kernel allocates and leaves unwritten is NaN."""
     # Some references have no deterministic way on a GPU.

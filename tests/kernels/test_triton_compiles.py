@@ -62,6 +62,8 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(tmp_path):
         for overlaps in (True, False)
     ]
     assert sum(beside) + 2 * RESERVED_SHARED_BYTES <= compiled[0]["limit"]
+    # Twice the keys where they are half as many bytes.
+    assert {each["TILE"] for each in compiled if each.get("IS_PAIRED")} == {64}
 
 
 def test_gpus_with_less_shared_memory(tmp_path):

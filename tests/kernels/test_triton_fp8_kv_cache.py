@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
@@ -13,20 +14,25 @@ from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
 from headrace.kernels.paged_attention.planning import plan_attention
 from headrace.kernels.paged_attention.reference import paged_attention_with_lse
-from headrace.kernels.paged_attention.triton import attend_planned, paged_attention_triton
+from headrace.kernels.paged_attention.triton import attend_planned, has_pairs, paged_attention_triton
 
 from .attention_cases import MIXED, Case, Shape
-from .fp8_cases import FORMATS, SCALES, in_fp8, representable
+from .fp8_cases import FORMATS, SCALES, in_fp8, representable, with_nan_beyond
 from .shared_prefix_cases import BATCHES, build, tensors
 from .tolerances import assert_close
 
 # What the interpreter says of what is not a number.
-pytestmark = pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning")
+pytestmark = [
+    pytest.mark.usefixtures("_within_tensors"),
+    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+]
 BATCH_OF_ITEMS = {
     "mixed": (MIXED, None),
     "window": (MIXED, 13),
     "split": (Shape((1, 3), (900, 300), head_dim=64), None),
     "odd heads": (Shape((1, 2), (40, 17), head_dim=17), None),
+    "padded heads": (Shape((1, 2), (40, 17), head_dim=24, block_size=8), None),
+    "long blocks": (Shape((1, 2), (150, 17), head_dim=16, block_size=128), None),
     "wide": (Shape((3, 64), (35, 65), 8, 1, 128, 32), None),
 }
 
@@ -34,9 +40,25 @@ BATCH_OF_ITEMS = {
 @FORMATS
 @pytest.mark.parametrize(("shape", "sliding_window"), BATCH_OF_ITEMS.values(), ids=BATCH_OF_ITEMS)
 def test_attention(shape, sliding_window, dtype, triton_dtype, device):
-    case = in_fp8(Case.build(shape, triton_dtype, device), dtype)
+    case = with_nan_beyond(in_fp8(Case.build(shape, triton_dtype, device), dtype))
     given = (case.query, case.key_cache, case.value_cache, case.metadata, case.scale, sliding_window, None, SCALES)
     assert_close(paged_attention_triton(*given), paged_attention_reference(*given))
+
+
+@pytest.mark.parametrize(("first", "width", "paired"), [(2, 18, True), (1, 18, False), (0, 17, False)])
+def test_values_are_read_in_pairs_where_each_head_begins_at_an_even_address(first, width, paired, device):
+    """The interpreter reads from odd ones too, and a GPU does not."""
+    case = in_fp8(Case.build(Shape((1, 2), (40, 17)), torch.float16, device), torch.float8_e5m2)
+    caches = torch.zeros(2, *case.key_cache.shape[:3], width, dtype=torch.uint8, device=device)
+    held = (case.key_cache, case.value_cache)
+    caches[..., first : first + 16] = torch.stack([each.view(torch.uint8) for each in held])
+    keys, values = caches.view(torch.float8_e5m2)[..., first : first + 16]
+    assert has_pairs(values) == paired
+
+    def attended(keys: Tensor, values: Tensor) -> Tensor:
+        return paged_attention_triton(case.query, keys, values, case.metadata, case.scale, kv_scales=SCALES)
+
+    assert_close(attended(keys, values), attended(*held))
 
 
 @FORMATS

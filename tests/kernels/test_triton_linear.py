@@ -31,7 +31,7 @@ from .tolerances import TOLERANCES, assert_close
 
 # What the interpreter says of rows of zeros, and of what is not a number.
 pytestmark = [
-    pytest.mark.usefixtures("_nan_filled_outputs"),
+    pytest.mark.usefixtures("_nan_filled_outputs", "_within_tensors"),
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 FP8 = torch.float8_e4m3fn
@@ -85,15 +85,17 @@ def test_int4(rows, outputs, inputs, group_size, splits, triton_dtype, device):
     assert torch.equal(actual, int4_linear_triton(x, weight, bias, splits))
 
 
-@pytest.mark.parametrize(("rows", "inputs", "splits"), [(1, 96, 1), (17, 320, 5), (3, 200, None)])
-def test_int4_with_minima(rows, inputs, splits, triton_dtype, device):
+@pytest.mark.parametrize(
+    ("rows", "inputs", "group_size", "splits"), [(1, 96, 32, 1), (17, 320, 64, 5), (3, 200, 32, None)]
+)
+def test_int4_with_minima(rows, inputs, group_size, splits, triton_dtype, device):
     """Where a scale is zero a minimum still counts."""
-    weight = int4_weight(40, inputs, 32, device)
+    weight = int4_weight(40, inputs, group_size, device)
     weight.scales[0, :5] = 0
     weight = replace(weight, zeros=(weight.zeros * weight.scales.mean()).half())
     x = normal(rows, inputs).to(device, triton_dtype)
     assert_close(int4_linear_triton(x, weight, None, splits), int4_linear_reference(x, weight))
-    values, group = weight.unpacked(), torch.arange(inputs, device=device) // 32
+    values, group = weight.unpacked(), torch.arange(inputs, device=device) // group_size
     expected = values * weight.scales.t()[:, group] - weight.zeros.float().t()[:, group]
     torch.testing.assert_close(weight.dequantized(torch.float32), expected)
 

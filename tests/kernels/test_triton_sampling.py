@@ -22,7 +22,7 @@ from .tolerances import assert_close
 
 # What the interpreter says of infinities that are meant.
 pytestmark = [
-    pytest.mark.usefixtures("_nan_filled_outputs"),
+    pytest.mark.usefixtures("_nan_filled_outputs", "_within_tensors"),
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 
@@ -76,7 +76,8 @@ def test_equal_logits_are_kept_or_dropped_together(name, device):
     """Few different logits, zeros of both signs and masked tokens among them."""
     generator = torch.Generator().manual_seed(0)
     values = torch.tensor([-torch.inf, -1.5, -0.0, 0.0, 1.0, 2.0])
-    logits = values[torch.randint(0, 6, (20, 50), generator=generator)].to(device)
+    highest = torch.tensor([6, 4] * 10)[:, None]
+    logits = values[torch.randint(0, 12, (20, 50), generator=generator) % highest].to(device)
     arguments = (logits, *parameters(20, device, **FILTERS[name]))
     assert sample_tokens_triton(*arguments).tolist() == sample_tokens_reference(*arguments).tolist()
 
@@ -103,6 +104,8 @@ def test_likeliest_tokens(vocab_size, with_log_sum_exp, triton_dtype, device):
     logits = random_logits(5, vocab_size, device).to(triton_dtype)
     logits[1] = 1.25
     logits[2, : vocab_size // 2] = -torch.inf
+    # Equal ones a piece further, where a thread before the first one's has them.
+    logits[3, 4000::100] = 50.0
     actual = likeliest_tokens_triton(logits, with_log_sum_exp)
     expected = likeliest_tokens_reference(logits, with_log_sum_exp)
     assert actual.tokens.tolist() == expected.tokens.tolist()

@@ -2,6 +2,8 @@
 
 import sqlite3
 import time
+from collections import deque
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -89,6 +91,15 @@ def test_who_stands_still_in_a_transaction_does_not_keep_its_locks(postgres_serv
         with pytest.raises(LedgerUnavailable, match="idle-in-transaction"):
             stand_still(ledger.database)
         ledger.close()
+
+
+def test_who_waits_in_vain_for_a_connection_may_try_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As while others wait for a database that is locked or hangs."""
+    database = Database(f"sqlite:///{tmp_path / 'ledger.db'}")
+    monkeypatch.setattr(database.engine.pool, "_timeout", 0.01)
+    with ExitStack() as stack, pytest.raises(LedgerUnavailable, match="limit of size"):
+        deque(stack.enter_context(database.read()) for _ in range(100))
+    database.close()
 
 
 @pytest.mark.parametrize(

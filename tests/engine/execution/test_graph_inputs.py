@@ -22,6 +22,8 @@ from ..running import token_ids
 
 SHAPE = AttentionShape(4, 2, 64, torch.float32)
 BLOCK_SIZE = 4
+# Steps of more than eight tokens have prompts in them.
+SIZES = (1, 4, 8, 14, 20)
 # A layer that looks back at everything, and one that does not.
 WINDOWS = (None, 9)
 
@@ -37,7 +39,7 @@ class GraphedRunner(FakeRunner):
         super().__init__(num_blocks, BLOCK_SIZE)
         self.num_replays = 0
         self._batch: Batch | None = None
-        limits = GraphLimits((1, 4, 8), CONTEXT // BLOCK_SIZE, BLOCK_SIZE)
+        limits = GraphLimits(SIZES, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, max_num_seqs=8)
         self._graphs = CudaGraphs(self._forward, limits, self.device, lambda function: function)
 
     def execute(self, batch: Batch) -> Tensor:

@@ -16,7 +16,7 @@ SIZES: dict[str, Any] = {
     "dtype": "float32",
     "eos_token_id": 1,
 }
-# By what is peculiar to each: biases, tied ends, norms of heads, windows and caps, fused matrices, experts.
+# By what is peculiar to each: biases, tied ends, norms of heads, windows and caps, two ropes, fused matrices, experts.
 MODELS: dict[str, dict[str, Any]] = {
     "llama-bias-tied": {
         "architectures": ["LlamaForCausalLM"],
@@ -27,7 +27,12 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": {"architectures": ["Qwen2ForCausalLM"], "num_key_value_heads": 1},
     "qwen3": {"architectures": ["Qwen3ForCausalLM"], "num_key_value_heads": 2},
     "gemma2": {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 8, "query_pre_attn_scalar": 16},
-    "gemma3": {"architectures": ["Gemma3ForCausalLM"], "sliding_window": 8, "query_pre_attn_scalar": 16},
+    "gemma3": {
+        "architectures": ["Gemma3ForCausalLM"],
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "query_pre_attn_scalar": 16,
+    },
     "phi3": {"architectures": ["Phi3ForCausalLM"]},
     "qwen2-moe": {
         "architectures": ["Qwen2MoeForCausalLM"],

@@ -1,7 +1,9 @@
 """What a process does about the death of a rank, and what it leaves alone. Here without any: they take seconds."""
 
 import os
+import subprocess
 from collections.abc import Iterator
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,8 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import EngineDeadError
 from headrace.engine.parallel import rank_processes
-from headrace.engine.parallel.rank_processes import RankProcesses
+from headrace.engine.parallel.messages import Failed
+from headrace.engine.parallel.rank_processes import RankProcesses, _Rank
 from headrace.engine.sharding import ranks
 
 from .small_models import write_model
@@ -65,6 +68,17 @@ def test_it_ends_itself_only_where_it_would_wait_for_ever(
     processes._die("rank 1 is gone")
     assert ended == [1] * ends
     with pytest.raises(EngineDeadError, match="rank 1 is gone"):
+        processes.meet()
+
+
+def test_the_one_that_is_gone_is_named_rather_than_one_that_fails_for_want_of_it(processes, monkeypatch):
+    monkeypatch.setattr(rank_processes, "_NOTICE_SECONDS", 0.0)
+    (from_one, one), (from_other, other) = Pipe(), Pipe()
+    one.send(Failed("connection reset by peer"))
+    other.close()
+    ended = subprocess.Popen(["false"])
+    processes._watch([_Rank(1, ended, from_one), _Rank(2, ended, from_other)])
+    with pytest.raises(EngineDeadError, match=r"rank 2 \(process \d+\) ended with status 1"):
         processes.meet()
 
 

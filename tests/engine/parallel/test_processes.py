@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -20,10 +21,13 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import EngineDeadError
 from headrace.engine.execution import model_runner
+from headrace.engine.kv_cache.kv_memory import block_bytes, num_blocks_in
 from headrace.engine.kv_cache.swap import PreemptionCosts
+from headrace.engine.llm import LLM, TokensPrompt
 from headrace.engine.parallel.parallel_runner import ParallelRunner
 from headrace.engine.parallel.rank_processes import RankProcesses
 from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.sharding.stages import stage_model
 
 from ..running import greedy_params, run_all, token_ids
 from .sharing import Way
@@ -158,6 +162,34 @@ def test_ctrl_c_leaves_the_ranks_in_step(folder, pair, monkeypatch):
     assert not cut_short
     found = [event for _ in iter(lambda: pair.has_work, False) for event in pair.step()]
     assert token_ids(found) == answers(load(folder), [request])["interrupted"]
+
+
+def test_offline_with_stages_that_verify_guesses(folder):
+    """The first step takes two parts, of which the second reads a prefix that the first computes.
+
+    There are as many blocks as the first stage has memory for, which has more layers.
+    """
+    options: dict[str, Any] = {
+        **OPTIONS,
+        "num_gpu_blocks_override": None,
+        "kv_cache_memory_bytes": 2**20,
+        "max_model_len": 120,
+        "max_num_batched_tokens": 160,
+        "speculative_config": {"method": "ngram", "num_speculative_tokens": 3},
+    }
+    prompts = [TokensPrompt(prompt_token_ids=[*PREFIX, *PREFIX, row, *PREFIX]) for row in range(3)]
+    alone, stages = (LLM(folder, skip_tokenizer_init=True, pipeline_parallel_size=size, **options) for size in (1, 2))
+    answers = [
+        [each.outputs[0].token_ids for each in llm.generate(prompts, greedy_params(20))] for llm in (alone, stages)
+    ]
+    stages.engine.close()
+    assert answers[1] == answers[0]
+    first = stage_model(ModelConfig.from_pretrained(folder), 0, 2)
+    num_blocks = num_blocks_in(2**20, first, OPTIONS["block_size"], torch.float32)
+    stats = replace(alone.engine.stats, num_blocks=num_blocks, num_available_blocks=num_blocks)
+    assert stages.engine.stats == replace(stats, waited_seconds=stages.engine.stats.waited_seconds)
+    assert stats.num_accepted_tokens > 0
+    assert stages.engine._runner.memory.block_bytes == block_bytes(first, OPTIONS["block_size"], torch.float32)
 
 
 # The last one here: what is left of the pair is of no use to others.

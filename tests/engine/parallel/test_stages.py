@@ -1,5 +1,7 @@
 """Stages of a model compute one after the other what the whole model does, each with its own layers alone."""
 
+from dataclasses import replace
+
 import numpy
 import pytest
 import torch
@@ -15,7 +17,7 @@ from headrace.engine.execution.parts import num_parts, split
 from headrace.engine.lora_request import LoRARequest
 from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
 from headrace.engine.sharding.stages import own_model, require_parallel, stage_layers, stage_model
-from headrace.kernels.paged_attention import AttentionMetadata
+from headrace.kernels.paged_attention import AttentionMetadata, DecodeSeries, DecodeStep
 
 from .sharing import BLOCK_SIZE, CPU, FROM_FILE, Way, saved_logits, shared_logits, together
 from .small_models import MODELS, QUANTIZED, write_model
@@ -86,6 +88,14 @@ def test_a_long_step_goes_through_in_parts(tmp_path):
     assert [part.attention.query_lens for part in parts] == [[50, 20], [70], [1, 70]]
     assert [part.attention.context_lens for part in parts] == [[74, 20], [90], [1, 70]]
     torch.testing.assert_close(together(logits, tmp_path / "rendezvous", 1, 2), logits(ALONE))
+
+
+def test_what_decodes_is_left_whole():
+    """However many they are: a part would only read the weights once more."""
+    many = batch([1] * 512, [1] * 512)
+    assert num_parts(many, 2) == 8
+    step = DecodeStep(DecodeSeries(), 0, *numpy.empty((3, 0), dtype=numpy.int64))
+    assert num_parts(replace(many, attention=replace(many.attention, decode_step=step)), 2) == 1
 
 
 def batch(query_lens: list[int], context_lens: list[int]) -> Batch:

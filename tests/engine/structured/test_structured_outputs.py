@@ -204,6 +204,15 @@ def test_a_grammar_is_compiled_once():
     assert compiler.compile(StructuredOutputsParams(json={"type": "integer"}, disable_any_whitespace=True)) is not first
 
 
+def test_what_was_asked_for_least_lately_is_forgotten(monkeypatch):
+    monkeypatch.setattr(grammar_module, "_NUM_KEPT", 2)
+    compiler = GrammarCompiler(TOKENIZERS["byte level"])
+    asked = [StructuredOutputsParams(choice=[name]) for name in "abc"]
+    a, b, again, _ = (compiler.compile(params) for params in (asked[0], asked[1], asked[0], asked[2]))
+    assert compiler.compile(asked[0]) is a is again
+    assert compiler.compile(asked[1]) is not b
+
+
 def nested(depth: int) -> dict[str, Any]:
     schema: dict[str, Any] = {"type": "integer"}
     for _ in range(depth):

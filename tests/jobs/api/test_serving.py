@@ -63,6 +63,9 @@ def test_without_room_for_its_rows_a_job_is_refused_and_leaves_nothing(client: C
         inputs.rmdir()
         inputs.touch()
         assert_error(http.post("/jobs", json=JOB), 507, "storage_full")
+        options, file = '{"model": "model", "prompt": "{text}"}', ("a.jsonl", b'{"text": "a"}')
+        sent = http.post("/jobs/upload", data={"job": options}, files={"file": file})
+        assert_error(sent, 507, "storage_full")
     client.jobs_folder.unlink()
 
 

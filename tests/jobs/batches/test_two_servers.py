@@ -1,6 +1,7 @@
 """Servers with different models over one ledger: each validates what it has taken, whoever looks first."""
 
 import threading
+import time
 from dataclasses import dataclass, field
 
 import pytest
@@ -50,13 +51,21 @@ def keeper(validation):
 def test_a_batch_is_left_to_the_server_that_has_its_model(validation, other, wait_until):
     batches = validation.client.ledger.batches
     batch = add_batch(validation, 2, served_models=validation.models.names)
-    with keeper(other):
+    with keeper(other) as first:
         assert other.has_left.wait(WAIT_SECONDS)
+        wait_until(lambda: batch.id in first._pauses, "it is not looked at all the time")
         left = batches.get(batch.tenant, batch.id)
         assert (left.state, left.errors) == (BatchState.VALIDATING, None)
         with keeper(validation):
             wait_until(lambda: batches.get(batch.tenant, batch.id).state is BatchState.IN_PROGRESS, "it has begun")
     assert batches.get(batch.tenant, batch.id).model == "model"
+
+
+def test_pauses_that_were_over_long_ago_are_forgotten(validation):
+    waiting, now = keeper(validation), time.monotonic()
+    waiting._pauses |= {"long ago": (1.0, now - 601), "of late": (1.0, now - 30)}
+    waiting._pause("now")
+    assert list(waiting._pauses) == ["of late", "now"]
 
 
 def test_one_whose_server_never_comes_back_ends_with_its_window(validation, other, wait_until):

@@ -54,6 +54,13 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
     assert note not in headrace(tmp_path, "size", qwen, "--gpu", "h100", "-tp", "2").out
 
 
+def test_graphs_of_larger_steps_take_more(qwen):
+    """All outputs of a layer's products and three rows of its own a token, twice, and a row of parts at four levels."""
+    small, large = (ModelNeeds.of(qwen, EngineConfig(cuda_graph_sizes=(size,))) for size in (1, 2048))
+    token_bytes = 2 * (3 * 4096 + 6144 + 4096 + 2 * 12288 + 4096)
+    assert large.beside_bytes - small.beside_bytes == 2047 * (2 * token_bytes + 4 * 4 * 32 * (128 + 1))
+
+
 def test_of_a_model_that_gpus_share(tmp_path, qwen):
     alone, shared = (ModelNeeds.of(qwen, EngineConfig(tensor_parallel_size=size)) for size in (1, 2))
     # But for the norms, which each has.
@@ -73,6 +80,9 @@ def test_of_a_model_whose_layers_gpus_share(headrace, tmp_path, qwen):
     assert alone.weight_bytes / 3 < stages.weight_bytes < alone.weight_bytes / 2
     assert (stages.parameters, stages.kv_token_bytes) == (alone.parameters, alone.kv_token_bytes // 3)
     assert stages.num_sharing == 3
+    # Of 36 layers one of five stages has eight.
+    uneven = ModelNeeds.of(qwen, EngineConfig(pipeline_parallel_size=5))
+    assert uneven.kv_token_bytes == alone.kv_token_bytes * 8 // 36
     assert Fit(Gpu.of("h100"), stages).num_gpus(1) == 3
     assert "of each of 3 GPUs at most" in headrace(tmp_path, "size", qwen, "-pp", "3").out
 

@@ -1,6 +1,9 @@
 """Rows with images are planned by their images: by how many tokens they are, and by which they are."""
 
+import json
+import sqlite3
 from collections.abc import Mapping
+from contextlib import closing
 
 import pyarrow as pa
 import pytest
@@ -11,11 +14,11 @@ from headrace.jobs.client import Client
 from headrace.jobs.planning.batch_planner import BatchPlanner, PlannedBatch, planned_row
 from headrace.jobs.planning.planner import make_planner
 from headrace.jobs.planning.rendering import PromptRenderer
-from headrace.jobs.planning.row_images import row_images
+from headrace.jobs.planning.row_images import images_fingerprint, row_images
 from headrace.jobs.planning.shard_cutter import ShardCutter
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.settings import Settings
-from headrace.storage.readers import InputRow, open_input
+from headrace.storage.readers import InputRow, open_input, open_sql
 from headrace.storage.spool import prompt_images, read_shard, without_images, write_shard
 
 from ...engine.vision.seeing import IMAGE_TOKEN, picture, png
@@ -48,9 +51,9 @@ def test_neighbours_have_the_same_image(planned):
         assert list(row.prompt_token_ids or ()).count(IMAGE_TOKEN) == NUM_TOKENS
         assert row.images == (FILES[row.row % 2],)
     (_,) = (cutter := ShardCutter(100)).cut(items)
-    # From row to row of an image its tokens, and between the two images what comes before them.
+    # From row to row of an image its tokens, and between the two images what comes before them; in whole blocks.
     before = rows[0].prompt_token_ids.index(IMAGE_TOKEN)
-    assert cutter.sharing.shared_tokens == 4 * (before + NUM_TOKENS + 1) + before
+    assert cutter.sharing.shared_tokens == 4 * ((before + NUM_TOKENS + 1) // 16 * 16) + before // 16 * 16
 
 
 def test_messages_may_say_where_a_columns_images_are(planned):
@@ -118,6 +121,36 @@ def test_few_images_are_held_at_a_time(seeing, tmp_path, monkeypatch):
     with make_planner(spec, 100, tmp_path).plan(open_input(tmp_path / "rows.jsonl")) as found:
         assert found.num_errors == 70
     assert batches == [32, 32, 6]
+
+
+def test_other_files_at_the_same_paths_make_another_input(tmp_path):
+    (image := tmp_path / "a.png").write_bytes(FILES[0])
+    rows = [
+        {"image": each} for each in (str(image), [str(image), str(tmp_path / "none.png")], "a\0b", "https://a.b", 7)
+    ]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def fingerprint() -> str:
+        return images_fingerprint(open_input(tmp_path / "rows.jsonl"), "image")
+
+    before = fingerprint()
+    assert fingerprint() == before != ""
+    image.write_bytes(FILES[1])
+    assert fingerprint() not in ("", before)
+    (tmp_path / "rows.jsonl").write_text('{"image": "data:image/png;base64,AAAA"}\n{"image": null}\n')
+    assert fingerprint() == ""
+
+
+def test_a_query_that_returns_other_rows_by_now_is_the_same_input(tmp_path):
+    with closing(sqlite3.connect(tmp_path / "shop.db")) as database:
+        database.execute("create table shown (image text)")
+        for number, file in enumerate(FILES):
+            (image := tmp_path / f"{number}.png").write_bytes(file)
+            with database:
+                database.execute("insert into shown values (?)", [str(image)])
+            source = open_sql(f"sqlite:///{tmp_path / 'shop.db'}", "select image from shown")
+            assert len(list(source)) == number + 1
+            assert images_fingerprint(source, "image") == ""
 
 
 def test_bytes_in_rows_of_ours_are_data_urls(tmp_path):

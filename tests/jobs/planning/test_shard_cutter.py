@@ -67,7 +67,21 @@ def test_no_shard_has_more_than_it_may(seed):
 
 
 def shared_tokens(rows: Sequence[Item]) -> int:
-    return sum(common_prefix_bytes(one[0], other[0]) for one, other in pairwise(rows)) // TOKEN_BYTES
+    return sum(map(spared_tokens, pairwise(rows)))
+
+
+def spared_tokens(rows: tuple[Item, Item]) -> int:
+    """Of the second prompt what an engine finds of the first one's blocks: never its last token."""
+    (one, _), (other, _) = rows
+    num_common, num_tokens = common_prefix_bytes(one, other) // TOKEN_BYTES, len(other) // TOKEN_BYTES
+    return max((num for num in range(0, num_tokens, 16) if num <= num_common), default=0)
+
+
+def test_only_whole_blocks_are_spared_and_never_all_of_a_prompt():
+    cutter = ShardCutter(100)
+    prompts = ([1] * 15, [1] * 16, [1] * 16, [1] * 17, [1] * 47, [1] * 48, [1] * 48)
+    sizes(cutter, [item(()), item(()), *map(item, prompts)])
+    assert cutter.sharing == PrefixSharing(15 + 2 * 16 + 17 + 47 + 2 * 48, 16 + 16 + 32 + 32, 16 + 16 + 32 + 32)
 
 
 @pytest.mark.parametrize("num_common", [0, 1, 2, 127, 128, 129, 255, 256, 300])

@@ -65,6 +65,8 @@ class Memory:
         self._underway.append(pool)
 
     def end_allocate_to_pool(self, device: int, pool: Pool) -> None:
+        if pool not in self._underway:
+            raise RuntimeError("endAllocatePool: not currently recording to mempool_id")
         self._underway.remove(pool)
 
     def release_pool(self, device: int, pool: Pool) -> None:

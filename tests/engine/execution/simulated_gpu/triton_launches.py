@@ -34,6 +34,22 @@ def launch_into(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
         return None
 
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", launch)
+    _check_accesses(monkeypatch)
+
+
+def keep_within_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold kernels that are interpreted on the host to the memory of the tensors that they are given."""
+    run = interpreter.InterpretedFunction.run
+
+    def launch(self: Any, *args: Any, **kwargs: Any) -> None:
+        with Touching([leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]):
+            run(self, *args, **kwargs)
+
+    monkeypatch.setattr(interpreter.InterpretedFunction, "run", launch)
+    _check_accesses(monkeypatch)
+
+
+def _check_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("create_masked_load", "create_masked_store"):
         monkeypatch.setattr(
             interpreter.InterpreterBuilder, name, _checked(getattr(interpreter.InterpreterBuilder, name))

@@ -1,0 +1,49 @@
+"""For how many tokens there are CUDA graphs. Free of torch."""
+
+from itertools import chain
+
+from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.model_size import layer_projections
+from ..config import EngineConfig
+
+# What small layers reach on a Hopper GPU in a prefill, about: a third of its peak.
+HOPPER_FLOPS = 3e14
+# Launched one by one: four products, two norms, rotary and cache, attention's three kernels, the activation.
+_LAUNCHES_PER_LAYER, _SECONDS_PER_LAUNCH = 11, 1e-5
+# The host's other work on a step in which rows come and go, at the least (`benchmarks/bench_scheduler.py`).
+_SECONDS_PER_STEP = 1e-3
+# Longer steps keep the device busy, but for the smallest models.
+_MOST = 2048
+# Of the larger graphs each is for at most an eighth more tokens than the one before it, and for whole tiles of rows.
+_PARTS, _TILE = 8, 64
+
+
+def graph_sizes(config: EngineConfig, model: ModelConfig, flops_per_second: float = HOPPER_FLOPS) -> tuple[int, ...]:
+    """The numbers of tokens that graphs are for, ascending.
+
+    By default for all steps of decodes, and as far beyond as a step takes the host longer than the device.
+    """
+    if config.cuda_graph_sizes is not None:
+        return tuple(sorted(set(config.cuda_graph_sizes)))
+    longest = config.max_model_len or model.max_position_embeddings
+    room = min(config.max_num_batched_tokens, config.max_num_seqs * longest)
+    return default_sizes(min(config.max_num_seqs, room), min(host_bound_tokens(model, flops_per_second), room))
+
+
+def default_sizes(num_decodes: int, most: int) -> tuple[int, ...]:
+    """Close where a step is short; from `num_decodes` on up to `most`, or 2,048, further apart."""
+    close = chain((1, 2, 4), range(8, 256, 8), range(256, 512, 16), range(512, num_decodes, 64))
+    sizes = [*(size for size in close if size < num_decodes), num_decodes]
+    most = min(most, _MOST)
+    while sizes[-1] < most:
+        step = max(8, (1 << sizes[-1].bit_length() - 1) // _PARTS)
+        sizes.append(min(sizes[-1] // step * step + step, most))
+    return tuple(sizes)
+
+
+def host_bound_tokens(model: ModelConfig, flops_per_second: float) -> int:
+    """Up to how many tokens a step without a graph takes the host longer than the device, in whole tiles."""
+    num_layers = model.num_hidden_layers
+    weights = sum(each.num_weights for index in range(num_layers) for each in layer_projections(model, index))
+    seconds = _SECONDS_PER_STEP + num_layers * _LAUNCHES_PER_LAYER * _SECONDS_PER_LAUNCH
+    return -(-int(seconds * flops_per_second / (2 * weights)) // _TILE) * _TILE
