@@ -33,7 +33,6 @@ from .options import (
     Revision,
     SpeculativeConfigJson,
     TensorParallelSize,
-    parallel_options,
     parse_speculative_config,
 )
 
@@ -85,7 +84,7 @@ def worker(
         gpu_memory_utilization=gpu_memory_utilization,
         kv_cache_memory_bytes=kv_cache_memory_bytes,
         # Those of requests and jobs that name others are loaded when they come.
-        enable_lora=not parallel_options(tensor_parallel_size, pipeline_parallel_size),
+        enable_lora=tensor_parallel_size == pipeline_parallel_size == 1,
         max_loras=max_loras,
         max_lora_rank=max_lora_rank,
         lora_modules=[lora.request(number) for number, lora in enumerate(loras, 1)],
