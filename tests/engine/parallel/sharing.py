@@ -64,16 +64,20 @@ def together(compute: Callable[[Ranks], Tensor], rendezvous: Path, size: int, nu
     """What the first of all ranks computes with the others, each in a thread of its own."""
     num_processes = size * num_stages
     barrier = threading.Barrier(num_processes)
+    # Until all are through: one that is gone has closed its connections, whatever the others had not read yet.
+    all_ranks = [
+        ProcessRanks(number, size, CPU, str(rendezvous), barrier.wait, num_stages) for number in range(num_processes)
+    ]
 
-    def one(number: int) -> Tensor:
+    def one(ranks: Ranks) -> Tensor:
         try:
-            return compute(ProcessRanks(number, size, CPU, str(rendezvous), barrier.wait, num_stages))
+            return compute(ranks)
         except BaseException:
             barrier.abort()
             raise
 
     with ThreadPoolExecutor(num_processes) as threads:
-        running = [threads.submit(one, number) for number in range(num_processes)]
+        running = [threads.submit(one, ranks) for ranks in all_ranks]
         errors = [error for each in running if (error := each.exception()) is not None]
         # Those that wait for another one fail after it.
         for error in sorted(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError)):

@@ -58,11 +58,11 @@ class Poorer(Ranks):
 def test_all_have_as_many_blocks_as_the_one_with_the_fewest(model, tmp_path):
     assert ModelRunner(model, OPTIONS, ranks=Poorer()).memory.num_blocks == 7
     barrier = threading.Barrier(2)
+    both = [ProcessRanks(rank, 2, torch.device("cpu"), str(tmp_path / "rendezvous"), barrier.wait) for rank in range(2)]
 
-    def least(rank: int) -> int:
-        ranks = ProcessRanks(rank, 2, torch.device("cpu"), str(tmp_path / "rendezvous"), barrier.wait)
+    def least(ranks: Ranks) -> int:
         ranks.meet()
-        return ranks.least(7 + rank)
+        return ranks.least(7 + ranks.rank)
 
     with ThreadPoolExecutor(2) as threads:
-        assert list(threads.map(least, range(2))) == [7, 7]
+        assert list(threads.map(least, both)) == [7, 7]
