@@ -7,6 +7,7 @@ shorter with one, its padding included.
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any
 
@@ -17,6 +18,7 @@ from gpu_table import Line
 
 from headrace.engine.engine import Engine
 from headrace.engine.execution.graph_sizes import default_sizes
+from headrace.engine.execution.model_runner import ModelRunner
 from headrace.engine.llm import LLM
 from headrace.engine.request import Request, RequestOutputKind, SamplingParams
 
@@ -47,14 +49,17 @@ DRY = MixedSizes(("gate",), 3, 16, 4, (2,), most=64, warm_up=2, steps=3)
 
 @dataclass(frozen=True)
 class MixedSteps:
-    """seconds: of a step. tokens: the middle number of them in a step."""
+    """seconds: of a step. tokens: the middle number of them in a step. captures: of graphs, in the steps that warm up
+    and in those that are timed: there a step is as long as two for each.
+    """
 
     seconds: Timing
     tokens: int
+    captures: tuple[int, int]
 
 
 def mixed_lines(sizes: MixedSizes, device: torch.device) -> Iterator[Line]:
-    """Each way's step, and how many times as fast as without graphs it is."""
+    """Each way's step, how many times as fast as without graphs it is, and how many graphs were captured for it."""
     ways: dict[str, dict[str, Any]] = {
         "no graphs": {"enforce_eager": True},
         "graphs as by default": {},
@@ -70,6 +75,8 @@ def mixed_lines(sizes: MixedSizes, device: torch.device) -> Iterator[Line]:
                 name = f"{model}, answers of {answer}, {way}: a step of {steps.tokens}"
                 ratio = eager[answer] / seconds.median
                 yield Line(name, seconds.median * 1e6, "us", ratio, spread=seconds.spread)
+                warming_up, timed = steps.captures
+                yield Line(f"  graphs captured, {timed} of them while timed", warming_up + timed, "graphs")
 
 
 def _measure(
@@ -97,16 +104,26 @@ def mixed_steps(llm: LLM, work: Workload, warm_up: int, steps: int) -> MixedStep
     for index, (prompt, length) in enumerate(zip(work.prompts, work.max_tokens, strict=True)):
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True)
         engine.add(Request(f"mixed-{index}", prompt, params, output_kind=RequestOutputKind.FINAL_ONLY))
+    captured = [_num_captures(engine)]
     for _ in range(warm_up):
         engine.step()
+    captured.append(_num_captures(engine))
     seconds, tokens = [], []
     for _ in range(steps):
         before, start = engine.stats.num_computed_tokens, time.perf_counter()
         engine.step()
         seconds.append(time.perf_counter() - start)
         tokens.append(engine.stats.num_computed_tokens - before)
+    captured.append(_num_captures(engine))
     for index in range(len(work.prompts)):
         engine.abort(f"mixed-{index}")
     while engine.has_work:
         engine.step()
-    return MixedSteps(Timing.of(seconds), int(median(tokens)))
+    warming_up, timed = (after - before for before, after in pairwise(captured))
+    return MixedSteps(Timing.of(seconds), int(median(tokens)), (warming_up, timed))
+
+
+def _num_captures(engine: Engine) -> int:
+    runner = engine._runner
+    assert isinstance(runner, ModelRunner)
+    return runner.num_captures

@@ -36,7 +36,7 @@ from .steps.in_flight import StepInFlight
 from .steps.step_events import StepEvents
 from .steps.step_launcher import StepLauncher
 from .steps.step_result import StepResult
-from .vision.options import require_fit
+from .vision.options import require_guessing_fits
 
 logger = logging.getLogger(__name__)
 
@@ -106,8 +106,8 @@ class Engine:
         """Load a Hugging Face model folder. Raises `ModelError` or `ConfigError`."""
         config = config or EngineConfig()
         model_config = ModelConfig.from_pretrained(model)
-        if model_config.vision is not None:
-            require_fit(config)
+        if model_config.vision is not None and config.speculative is not None:
+            require_guessing_fits(config.speculative)
         if config.world_size > 1:
             return cls._parallel(model_config, config)
         loaded = load_guessing(config, model_config)

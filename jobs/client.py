@@ -22,7 +22,7 @@ from .connections import Connections
 from .errors import SpecError
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
-from .live.asking import Generated, LiveStreams, Messages, is_request, new_request
+from .live.asking import Generated, LiveStreams, Messages, new_request
 from .live.requests import LiveRequests
 from .lora import as_fields, worker_options
 from .planning.producer import NO_TERMS, Producer, Terms
@@ -30,6 +30,7 @@ from .precision import Precision
 from .row_events import RowEvents, StoredRow, StoredRows
 from .schemas import JobSpec
 from .streams.events import StreamEvent
+from .streams.keys import is_request
 from .streams.reader import afollow
 from .streams.row_watch import RowWatch
 from .webhooks import expect_public_receiver, parse_webhook

@@ -86,7 +86,7 @@ class Job:
 
     def cancel(self) -> None:
         """Stop the job for good; what is committed stays. Raises `JobEnded` when it has completed."""
-        cancel_job(self.client.ledger, self.id)
+        cancel_job(self.client.ledger, self.client.jobs_folder, self.id)
 
     def pause(self) -> None:
         """Have no more rows begun until `resume`. Raises `JobEnded`."""

@@ -8,14 +8,18 @@ from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
 from ..storage.output_dir import Manifest, complete_manifest, read_manifest, remove_output_dir
 from ..storage.records import JobState, NewShard, shard_id_of
+from .batch_jobs import is_batch_job
 from .errors import NotRetriable
 from .shards.finishing import retriable_shards
 
 
-def cancel_job(ledger: Ledger, job_id: str) -> None:
+def cancel_job(ledger: Ledger, jobs_folder: Path, job_id: str) -> None:
     """Stop a job for good; what is committed stays. Raises `UnknownJob`, `JobEnded` when it has completed."""
     if (state := ledger.cancel_job(job_id)) is not JobState.CANCELLED:
         raise JobEnded(f"job {job_id} has ended: it is {state}")
+    # Nothing lets it go on. What a batch's job has not done its keeper is yet to read.
+    if not is_batch_job(ledger.job(job_id)):
+        shutil.rmtree(jobs_folder / job_id, ignore_errors=True)
 
 
 def retry_job(ledger: Ledger, job_id: str) -> list[str]:

@@ -175,6 +175,12 @@ class BatchRecords:
             connection.execute(cancelled)
         return self.get(tenant, batch_id)
 
+    def unwritten_jobs(self) -> set[str]:
+        """The ids of the jobs of batches that have not ended: their files are yet to be written from them."""
+        unwritten = select(batches.c.job_id).where(batches.c.state.in_(_OPEN), batches.c.job_id.is_not(None))
+        with self.database.read() as connection:
+            return set(connection.scalars(unwritten))
+
     # What a keeper does.
 
     def due(self) -> list[DueBatch]:

@@ -121,6 +121,12 @@ class Ledger:
         with self._database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(newest)]
 
+    def jobs_ended_before(self, moment: float) -> list[str]:
+        """The ids of the jobs that ended before this, in Unix seconds, the earliest first. Looks at all jobs."""
+        ended = select(jobs.c.id).where(jobs.c.state.not_in(OPEN), jobs.c.finished_at < moment)
+        with self._database.read() as connection:
+            return list(connection.scalars(ended.order_by(jobs.c.finished_at, jobs.c.id)))
+
     def ended_jobs(self, output_dir: str) -> list[str]:
         """The ids of the jobs that wrote into a folder and write no more. Looks at all jobs."""
         return self._jobs_of_folder(output_dir, [state for state in JobState if state.has_ended])

@@ -26,6 +26,8 @@ NOT_IN_A_CLONE = (
     ".git",
     ".venv",
     ".headrace",
+    # Where another worker's tests may be writing.
+    ".hypothesis",
     "out",
     "build",
     "dist",

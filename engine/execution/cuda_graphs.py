@@ -32,7 +32,7 @@ from ..config import EngineConfig
 from ..lora.slots import AdapterSlots
 from .batch import Batch
 from .devices import flops_per_second
-from .graph_sizes import graph_sizes
+from .graph_sizes import graph_sizes, max_graphs
 
 logger = logging.getLogger(__name__)
 
@@ -41,9 +41,6 @@ Forward = Callable[[Tensor, Tensor, Tensor, AttentionMetadata], Tensor]
 Replay = Callable[[], None]
 # Runs a function, then records what it launches. Raises `RuntimeError` where that cannot be captured.
 Capture = Callable[[Callable[[], None]], Replay]
-
-# The one that was not used for the longest time makes place for another.
-MAX_GRAPHS = 40
 
 
 class CaptureError(RuntimeError):
@@ -159,6 +156,9 @@ class CudaGraphs:
         self._forward = forward
         self._capture = capture
         self._sizes = list(limits.sizes)
+        self._max_graphs = max_graphs(len(self._sizes))
+        # Those that were made again included.
+        self.num_captures = 0
         largest = self._sizes[-1]
         self._token_ids = torch.zeros(largest, dtype=torch.int64, device=device)
         self._replays: dict[tuple[int, frozenset[str], bool], Replay] = {}
@@ -240,13 +240,15 @@ class CudaGraphs:
                 metadata = self._inputs_of(size).plans.metadata(size, launches)
                 tiles = self._tiles[size] if is_adapted else None
                 replay = self._capture(partial(self._compute, size, metadata, tiles))
+                self.num_captures += 1
             except RuntimeError as error:
                 logger.warning("CUDA graphs are off, from now on steps run eagerly: %s", " ".join(str(error).split()))
                 self._sizes.clear()
                 self._replays.clear()
                 return None
         self._replays[key] = replay
-        if len(self._replays) > MAX_GRAPHS:
+        # The one that was not used for the longest time makes place for another.
+        if len(self._replays) > self._max_graphs:
             del self._replays[next(iter(self._replays))]
         return replay
 

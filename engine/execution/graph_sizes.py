@@ -14,6 +14,8 @@ _LAUNCHES_PER_LAYER, _SECONDS_PER_LAUNCH = 11, 1e-5
 _SECONDS_PER_STEP = 1e-3
 # Longer steps keep the device busy, but for the smallest models.
 _MOST = 2048
+# So many graphs are held where there are fewer sizes: of one there are several, as attention launches what it has to.
+_LEAST_GRAPHS = 40
 # Of the larger graphs each is for at most an eighth more tokens than the one before it, and for whole tiles of rows.
 _PARTS, _TILE = 8, 64
 
@@ -39,6 +41,11 @@ def default_sizes(num_decodes: int, most: int) -> tuple[int, ...]:
         step = max(8, (1 << sizes[-1].bit_length() - 1) // _PARTS)
         sizes.append(min(sizes[-1] // step * step + step, most))
     return tuple(sizes)
+
+
+def max_graphs(num_sizes: int) -> int:
+    """How many graphs are held at a time; of each size there is room for one."""
+    return max(num_sizes, _LEAST_GRAPHS)
 
 
 def host_bound_tokens(model: ModelConfig, flops_per_second: float) -> int:

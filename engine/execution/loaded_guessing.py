@@ -37,10 +37,11 @@ class LoadedDraft:
     @property
     def needs(self) -> SecondModel:
         """What it is going to take beside what it has taken."""
-        return SecondModel(
-            self.runner.memory.block_bytes,
-            graph_bytes(self.options, self.config.num_hidden_layers, 0) if self.runner.device.type == "cuda" else 0,
-        )
+        graphs = 0
+        if self.runner.device.type == "cuda":
+            sizes = graph_sizes(self.options, self.config)
+            graphs = graph_bytes(self.options, self.config.num_hidden_layers, len(sizes), forward_bytes=0)
+        return SecondModel(self.runner.memory.block_bytes, graphs)
 
     def beside(self, runner: ModelRunner) -> DraftModel:
         """The draft model with as many KV blocks as this runner has."""

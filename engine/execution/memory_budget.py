@@ -18,7 +18,8 @@ from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.kv_memory import block_bytes, kv_shape, num_blocks_in, zeros
 from ..models import Decoder
 from ..sharding.ranks import ALONE, Ranks
-from .cuda_graphs import MAX_GRAPHS, GraphLimits
+from .cuda_graphs import GraphLimits
+from .graph_sizes import max_graphs
 from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -186,20 +187,22 @@ def measure_memory_use(
     return MemoryUse(
         total=total,
         peak=torch.cuda.max_memory_reserved(device),
-        graphs=graph_bytes(config, model_config.num_hidden_layers, limits.sizes[-1] * token_bytes)
+        graphs=graph_bytes(
+            config, model_config.num_hidden_layers, len(limits.sizes), forward_bytes=limits.sizes[-1] * token_bytes
+        )
         + _plan_bytes(config, limits, step.attention),
         others=total - free - torch.cuda.memory_reserved(device),
     )
 
 
-def graph_bytes(config: EngineConfig, num_layers: int, forward_bytes: int) -> int:
-    """About what CUDA graphs take, of which the largest's forward pass takes `forward_bytes`.
+def graph_bytes(config: EngineConfig, num_layers: int, num_sizes: int, forward_bytes: int) -> int:
+    """About what CUDA graphs of so many sizes take, of which the largest's forward pass takes `forward_bytes`.
 
     That is what all of them share a pool of, and what the stream keeps on which each is tried before its capture.
     """
     if not config.may_use_graphs:
         return 0
-    return 2 * forward_bytes + MAX_GRAPHS * num_layers * _GRAPH_BYTES_PER_LAYER
+    return 2 * forward_bytes + max_graphs(num_sizes) * num_layers * _GRAPH_BYTES_PER_LAYER
 
 
 def _plan_bytes(config: EngineConfig, limits: GraphLimits, attention: AttentionMetadata) -> int:

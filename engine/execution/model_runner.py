@@ -97,18 +97,24 @@ class ModelRunner:
         slots = None if self.loras is None else self.loras.slots
         self._graphs = CudaGraphs(forward, limits, self.device, capture, slots)
 
+    @property
+    def num_captures(self) -> int:
+        """How many CUDA graphs were captured, those that were made again included."""
+        return 0 if self._graphs is None else self._graphs.num_captures
+
     @torch.inference_mode()
     def execute(self, batch: Batch) -> Tensor:
         """Compute the batch's tokens; returns the logits of its `last_token_index`: [num_sampling, vocab].
 
-        Its prompt reader, if it has one, is shown the logits it wants. A stage but the last returns what it hands on.
+        Its prompt reader, if it has one, is shown the logits it wants. A stage but the last returns what it
+        hands on; of a step in parts, of the last one.
         """
         if self._graphs is not None and self._fits_graphs(batch):
             hidden = self._graphs.forward(batch)
         else:
             if (number := num_parts(batch, self._num_stages)) > 1:
                 batch = replace(batch, last_tokens=None)
-                hidden = torch.cat([self._forward(part) for part in split(batch, number)])
+                hidden = self._forward_in_parts(batch, number)
             else:
                 hidden = self._forward(batch)
             if not self._model.stage.is_last:
@@ -118,6 +124,11 @@ class ModelRunner:
         if batch.prompt_reader is not None:
             batch.prompt_reader.read(lambda index: self._model.logits(hidden[index]), self.vocab_size, self.device)
         return self._logits(batch.wanted(hidden))
+
+    def _forward_in_parts(self, batch: Batch, number: int) -> Tensor:
+        computed = [self._forward(part) for part in split(batch, number)]
+        # Elsewhere each has been handed on: logits are made at the last stage.
+        return torch.cat(computed) if self._model.stage.is_last else computed[-1]
 
     def _logits(self, hidden: Tensor) -> Tensor:
         self._kept_hidden = hidden if self.keeps_hidden else None

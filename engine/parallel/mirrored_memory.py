@@ -56,6 +56,7 @@ class MirroredMemory(KVMemory):
             super().swap_in(content.share, first, blocks)
 
     def _forget_dropped(self) -> None:
-        dropped, self._dropped[:] = list(self._dropped), []
+        # One after the other: a content may be given up meanwhile, in another thread or by the garbage collector.
+        dropped = [self._dropped.pop() for _ in range(len(self._dropped))]
         if dropped:
             self._tell(ForgetSwapped(dropped))

@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 _MODULE = f"{__package__}.rank_process"
 # How long this process waits to hear which rank it was, where it sees that one is gone, and for ranks to end.
-_DIAGNOSIS_SECONDS = 3.0
+_DIAGNOSIS_SECONDS = 10.0
 _END_SECONDS = 5.0
 # How long the engine's thread has to come upon a death by itself, where it may wait for the dead for ever.
 _NOTICE_SECONDS = 10.0

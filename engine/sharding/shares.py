@@ -45,8 +45,6 @@ def require_splittable(model: ModelConfig, size: int) -> None:
     option = f"tensor_parallel_size={size}"
     if model.decoder_layer not in _LAYERS:
         raise ConfigError(f"{option} is not supported for models like {model.path} ({model.decoder_layer})")
-    if model.vision is not None:
-        raise ConfigError(f"{option} is not supported with models that read images, as {model.path} does")
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads % size:
         raise ConfigError(f"{option} must divide num_attention_heads={heads} of {model.path}")

@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.stage import Stage
+from ..config import EngineConfig
 from ..errors import ConfigError
 from .shares import Range, local_model, require_splittable
 
@@ -31,22 +32,38 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
 
 
 def own_model(model: ModelConfig, stage: int, num_stages: int, rank: int, size: int) -> ModelConfig:
-    """What rank `rank` of the `size` that share a stage has, as a model of its own. Raises as both splits do."""
+    """What rank `rank` of the `size` that share a stage has, as a model of its own.
+
+    Raises as `require_parallel` does.
+    """
+    require_parallel(model, size, num_stages)
     own = stage_model(model, stage, num_stages)
     return local_model(own, rank, size) if size > 1 else own
 
 
+def stage_shares(model: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int) -> list[ModelConfig]:
+    """What the first process of each stage has. Raises as `require_parallel` does."""
+    stages = range(pipeline_parallel_size)
+    return [own_model(model, stage, pipeline_parallel_size, 0, tensor_parallel_size) for stage in stages]
+
+
 def require_stages(model: ModelConfig, num_stages: int) -> None:
     """Raises `ConfigError` naming both numbers where the model has not a layer for each of so many stages."""
-    option = f"pipeline_parallel_size={num_stages}"
-    if model.vision is not None:
-        raise ConfigError(f"{option} is not supported with models that read images, as {model.path} does: leave it out")
     if model.num_hidden_layers < num_stages:
-        raise ConfigError(f"{option} must be at most num_hidden_layers={model.num_hidden_layers} of {model.path}")
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages} must be at most num_hidden_layers={model.num_hidden_layers} "
+            f"of {model.path}"
+        )
 
 
 def require_parallel(model: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
     """Raises `ConfigError` where so many processes cannot share the model."""
+    config = EngineConfig(tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size)
+    if model.vision is not None and config.world_size > 1:
+        raise ConfigError(
+            f"{config.parallel_options} is not supported with a model that reads images, as {model.path} does: "
+            "leave it out"
+        )
     if pipeline_parallel_size > 1:
         require_stages(model, pipeline_parallel_size)
     if tensor_parallel_size > 1:

@@ -1,16 +1,7 @@
 """Options of the engine that do not go together with a model that reads images. Free of torch."""
 
-from ..config import EngineConfig
 from ..errors import ConfigError
 from ..speculative.speculative_config import SpeculativeConfig
-
-
-def require_fit(config: EngineConfig) -> None:
-    """Raises `ConfigError` naming the option."""
-    if config.world_size > 1:
-        raise ConfigError(f"{config.parallel_options} is not supported with a model that reads images: leave it out")
-    if config.speculative is not None:
-        require_guessing_fits(config.speculative)
 
 
 def require_guessing_fits(speculative: SpeculativeConfig) -> None:

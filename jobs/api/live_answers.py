@@ -215,10 +215,12 @@ class LiveAnswers:
         """The stream of one of a request's samples after the token `after`, up to its end.
 
         `has_ended`: the request has, so that the end is there if it is anywhere.
-        It ends with the error `stream_lost` where nothing more can come: Redis has lost the request, or its tokens.
+        It ends with an error where nothing more is to be waited for: `stream_lost` when Redis has lost the request or
+        its tokens, `deadline_exceeded`, and `unavailable` when Redis takes nothing in.
         """
-        framed, patience = request.reply_to == self.reader_id, _LAST_SECONDS if has_ended else _CHECK_SECONDS
+        framed, doubt = request.reply_to == self.reader_id, _LOST if has_ended else None
         while True:
+            patience = _CHECK_SECONDS if doubt is None else _LAST_SECONDS
             events = self._hub.events(request.stream_ids[sample], after, framed=framed, timeout=patience)
             try:
                 async with aclosing(events):
@@ -227,12 +229,11 @@ class LiveAnswers:
                         yield event
                 return
             except StreamTimeout:
-                if patience == _LAST_SECONDS:
-                    yield _lost(after)
+                # Twice: the end may come meanwhile, or Redis be well again.
+                doubted, doubt = doubt, await run_sync(self._doubt, request)
+                if doubted is not None and doubt is not None:
+                    yield StreamEvent(after + 1, finish_reason="error", error=doubt)
                     return
-                if not await run_sync(self._may_go_on, request.id):
-                    # Once more: the end may have come meanwhile.
-                    patience = _LAST_SECONDS
 
     def when_ended(self, answers: Sequence[tuple[LiveRequest, int]], then: Callable[[], object]) -> None:
         """Have `then` called once all of these samples of requests have ended, or nobody knows of them any more."""
@@ -250,17 +251,24 @@ class LiveAnswers:
         finally:
             then()
 
-    def _may_go_on(self, request_id: str) -> bool:
-        """Whether an answer may still come; also when Redis can not say."""
+    def _doubt(self, request: LiveRequest) -> StreamError | None:
+        """Why nothing more of an answer is to be waited for; None while it may come, also when Redis can not say."""
         try:
             self._client.ensure_redis()
-            return self._requests.get(request_id).state is not LiveState.ENDED
+            if self._requests.get(request.id).state is LiveState.ENDED:
+                return _LOST
         except UnknownRequest:
-            return False
-        except (RedisError, EmbeddedValkeyError):
-            return True
+            return _LOST
+        except EmbeddedValkeyError as error:
+            logger.warning("request %s waits for nothing any more: %s", request.id, error)
+            return _UNAVAILABLE
+        except RedisError:
+            return _LATE if request.is_overdue else None
+        if request.is_overdue:
+            return _LATE
+        return None if self._requests.accept_writes() else _UNAVAILABLE
 
 
-def _lost(num_tokens: int) -> StreamEvent:
-    error = StreamError("stream_lost", "Redis has lost the request or its tokens: send it again")
-    return StreamEvent(num_tokens + 1, finish_reason="error", error=error)
+_LOST = StreamError("stream_lost", "Redis has lost the request or its tokens: send it again")
+_LATE = StreamError("deadline_exceeded", "the request's deadline has passed")
+_UNAVAILABLE = StreamError("unavailable", "Redis takes nothing in, its disk or memory may be full: try again later")

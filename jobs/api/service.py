@@ -11,7 +11,7 @@ from typing import Any, BinaryIO, Self
 from kombu.exceptions import OperationalError
 
 from ...engine.errors import EngineError
-from ...storage.errors import InputError, LedgerError, SinkError, StorageError, UnknownFile, UnknownJob
+from ...storage.errors import InputError, JobEnded, LedgerError, SinkError, StorageError, UnknownFile, UnknownJob
 from ...storage.file_records import FileRecord, FileRecords
 from ...storage.output_dir import OutputMode
 from ...storage.overview import Overview
@@ -19,8 +19,8 @@ from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource, open_input
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, Progress
 from ...storage.webhooks import Webhooks
+from ..batch_jobs import JOB_KEY_START
 from ..batches.files import FileStore
-from ..batches.validation import JOB_KEY_START
 from ..client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError
 from ..planning.producer import Terms, new_job_id
@@ -109,8 +109,9 @@ class JobService:
 
     def cancel(self, job_id: str) -> JobAnswer:
         """A job that has ended stays as it is. Raises `ApiError` (404)."""
-        self.record(job_id)
-        self.client.ledger.cancel_job(job_id)
+        job = Job(self.client, self.record(job_id))
+        with suppress(JobEnded):
+            job.cancel()
         return self.job(job_id)
 
     def pause(self, job_id: str) -> JobAnswer:

@@ -5,7 +5,7 @@ import os
 import secrets
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO, Self
 
@@ -119,8 +119,10 @@ class FileStore:
         newest = time.time() - _STRAY_SECONDS
         with os.scandir(self._folder) as entries:
             for entry in entries:
-                if entry.stat().st_mtime < newest:
-                    yield Path(entry.path)
+                # One that was on its way has got its place, or is gone, since the folder was looked at.
+                with suppress(FileNotFoundError):
+                    if entry.stat().st_mtime < newest:
+                        yield Path(entry.path)
 
 
 def new_file_id() -> str:

@@ -18,6 +18,7 @@ from ...storage.quotas import Quota, QuotaExceeded
 from ...storage.records import JobRecord
 from ..api.errors import ApiError
 from ..api.models import ServedModel, ServedModels
+from ..batch_jobs import JOB_KEY_START
 from ..client import Client
 from ..errors import JobError
 from ..lora import asked_model
@@ -28,9 +29,6 @@ from .lines import LineError, check_lines
 from .requests import BatchInput, RequestReader
 
 logger = logging.getLogger(__name__)
-
-# No client's idempotency key may begin so: a batch would take the client's job for its own.
-JOB_KEY_START = "batch/"
 
 
 class InvalidBatch(JobError):
@@ -86,7 +84,9 @@ class Validation:
             assert found.model is not None
             spec = self._spec(batch, self.models.model(found.model))
             source = BatchInput(path, file.sha256, RequestReader.of(batch.endpoint, spec), on_row)
-            return self._queue(batch, spec, source)
+            job = self._queue(batch, spec, source)
+            _warn_of_another_model(batch, found.model, spec.model)
+            return job
         except InvalidBatch:
             raise
         except QuotaExceeded as error:
@@ -145,6 +145,18 @@ def job_key(batch: BatchRecord) -> str:
 def model_of(job: JobRecord) -> str:
     """What clients call a job's model."""
     return asked_model(job)
+
+
+def _warn_of_another_model(batch: BatchRecord, name: str, model: str) -> None:
+    """Of two servers with one name for different models, either validates what the other one has taken."""
+    if batch.served_models is not None and model not in batch.served_models:
+        logger.warning(
+            "batch %s was taken by a server whose %r is another model, and is answered by %s: servers that share a "
+            "ledger need a name for each model",
+            batch.id,
+            name,
+            model,
+        )
 
 
 def _job_prefix(batch: BatchRecord) -> str:

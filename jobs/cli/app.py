@@ -16,7 +16,7 @@ from ..errors import JobError, WorkerFailedError
 from ..redis_access import refusal
 from ..settings import SettingsError
 from ..streams.keys import StreamIdError
-from . import dry_run, inspect, queues, run, serve, size, stream, up, verbs, verify, watch, worker
+from . import delete, dry_run, inspect, queues, run, serve, size, stream, up, verbs, verify, watch, worker
 from .keys import keys
 from .tenants import tenants
 
@@ -46,7 +46,7 @@ app.command("resume")(verbs.resume)
 app.command("cancel")(verbs.cancel)
 app.command("priority", context_settings={"ignore_unknown_options": True})(verbs.priority)
 app.command("retry")(verbs.retry)
-app.command("delete")(verbs.delete)
+app.command("delete")(delete.delete)
 app.command("stream")(stream.stream)
 app.command("worker")(worker.worker)
 app.command("serve")(serve.serve)

@@ -14,21 +14,25 @@ from ..settings import Settings
 from .cost import GpuHourPrice, cost
 from .display import counted, duration
 from .job_options import Asked, asked
+from .model_checks import check_adapter
+from .options import parallel_sizes
 from .signatures import takes
 
 _UNKNOWN = "not known before a job with this model has completed"
 
 
-@takes(asked)
-def dry_run(asked: Asked, gpu_hour_price: GpuHourPrice = None) -> None:
+@takes(asked, parallel_sizes)
+def dry_run(asked: Asked, sizes: tuple[int, int], gpu_hour_price: GpuHourPrice = None) -> None:
     """Say what running INPUT would be: rows, tokens, time.
 
     Plans every row: rows at fault, shared prefixes, whether all fit.
+    The time is what an earlier job's pace makes it, however many GPUs shared the model then.
     """
+    check_adapter(asked.spec, sizes)
     settings = Settings.from_environment()
     # The only thing that is written, and only for as long as it takes.
     with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:
-        found = forecast(source, asked.spec, settings.shard_rows, Path(folder))
+        found = forecast(source, asked.spec, settings.shard_rows, Path(folder), sizes)
     pace = _pace(settings, found.queue)
     for name, value in described(found, asked.spec, pace, gpu_hour_price):
         typer.echo(f"{name:<16}{value}")
@@ -58,7 +62,7 @@ def described(found: Forecast, spec: JobSpec, pace: Pace | None, price: float | 
             f"{_share(found.sharing.shared_tokens, tokens)}, ideal {_share(found.sharing.shareable_tokens, tokens)}",
         ),
         ("context", _fit(found.context_tokens, longest, max_tokens)),
-        ("KV memory", f"{_fit(found.kv_tokens, longest, max_tokens)} (by default, in {found.dtype})"),
+        ("KV memory", f"{_fit(found.kv_tokens, longest, max_tokens)} (by default, {_where(found)})"),
         ("time", _time(found, spec, pace)),
         *([("cost", _cost(price, found, spec, pace))] if price is not None else []),
         *((f"row {row}", error) for row, error in found.errors),
@@ -98,6 +102,10 @@ def _answer_tokens(found: Forecast, spec: JobSpec, pace: Pace) -> float:
 
 def _share(part: int, whole: int) -> str:
     return f"{part / whole if whole else 0:.1%}"
+
+
+def _where(found: Forecast) -> str:
+    return f"in {found.dtype}" + (f", in each of {found.num_processes} processes" if found.num_processes > 1 else "")
 
 
 def _fit(capacity: int, longest: int, max_tokens: int) -> str:

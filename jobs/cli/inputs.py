@@ -55,5 +55,7 @@ def text_or_file(option: str, value: str) -> str:
         return value
     try:
         return Path(value[1:]).read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"{option} {value} cannot be read: {error}") from error
+    except OSError as error:
+        raise SpecError(f"{option} {value} cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{option} {value} cannot be read: it is not UTF-8") from error

@@ -2,8 +2,8 @@
 
 import functools
 import json
-from collections.abc import Callable
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -130,8 +130,10 @@ def asked(
     ] = None,
 ) -> Asked:
     """Raises `SpecError`, `ConfigError`."""
-    request = Asked(
-        JobSpec.parse(
+    if sum(given is not None for given in (choices, json_schema, regex)) > 1:
+        raise SpecError("--choices, --json-schema and --regex exclude each other: pass one")
+    with _fields_as_options():
+        spec = JobSpec.parse(
             model=model_name(model, revision),
             dtype=dtype,
             quantization=quantization,
@@ -166,12 +168,10 @@ def asked(
             vote=vote,
             chat_template_kwargs=None if chat_template_kwargs is None else _template_kwargs(chat_template_kwargs),
             lora=None if lora is None else parse_lora("--lora", lora).module,
-        ),
-        functools.partial(opened_source, input, input_format, sql, query, limit),
-    )
+        )
     # A worker for it has to be possible.
-    request.spec.precision.check()
-    return request
+    spec.precision.check()
+    return Asked(spec, functools.partial(opened_source, input, input_format, sql, query, limit))
 
 
 def target(
@@ -231,6 +231,19 @@ def _mode(resume: bool, overwrite: bool) -> OutputMode:
     if resume:
         return OutputMode.RESUME
     return OutputMode.OVERWRITE if overwrite else OutputMode.NEW
+
+
+@contextmanager
+def _fields_as_options() -> Iterator[None]:
+    """What is wrong with a schema or an expression is said of the option that gave it."""
+    try:
+        yield
+    except SpecError as error:
+        field, _, reason = str(error).partition(": ")
+        option = {"response_format": "--json-schema", "structured_outputs": "--regex"}.get(field)
+        if option is None:
+            raise
+        raise SpecError(f"{option}: {reason}", error.field) from error
 
 
 def _split_choices(choices: str | None) -> tuple[str, ...] | None:

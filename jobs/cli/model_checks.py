@@ -5,11 +5,12 @@ from pathlib import Path
 from ...engine.checkpoints.hub import locate_model
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.weight_files import check_weight_files
-from ...engine.config import EngineConfig
 from ...engine.sharding.stages import require_parallel
 from ...engine.speculative.speculative_config import SpeculativeConfig
 from ...engine.text.guessers import check_guessing
-from ...engine.vision.options import require_fit
+from ..errors import SpecError
+from ..schemas import JobSpec
+from .options import parallel_options
 
 
 def check_model(model: str, parallel_sizes: tuple[int, int], guessing: SpeculativeConfig | None) -> None:
@@ -22,14 +23,12 @@ def check_model(model: str, parallel_sizes: tuple[int, int], guessing: Speculati
     if path.is_dir():
         check_weight_files(path)
     if path.exists() and max(parallel_sizes) > 1:
-        _check_parallel(ModelConfig.from_pretrained(path), *parallel_sizes)
+        require_parallel(ModelConfig.from_pretrained(path), *parallel_sizes)
     if guessing is not None and guessing.model is not None:
         check_guessing(guessing, ModelConfig.from_pretrained(locate_model(model, with_weights=False).folder))
 
 
-def _check_parallel(config: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
-    require_parallel(config, tensor_parallel_size, pipeline_parallel_size)
-    if config.vision is not None:
-        require_fit(
-            EngineConfig(tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size)
-        )
+def check_adapter(spec: JobSpec, parallel_sizes: tuple[int, int]) -> None:
+    """Refuse a job with a LoRA adapter of a model that several processes share. Raises `SpecError`."""
+    if spec.lora is not None and (sharing := parallel_options(*parallel_sizes)):
+        raise SpecError(f"--lora and {' '.join(sharing)} are not supported together: leave one out")

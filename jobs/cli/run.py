@@ -14,13 +14,12 @@ from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode, read_manifest
 from ...storage.records import Progress
 from ..client import Client, Job
-from ..errors import SpecError
 from .cost import GpuHourPrice
 from .follow import exit_status, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
-from .model_checks import check_model
-from .options import engine_options, guessing, parallel_options, parallel_sizes
+from .model_checks import check_adapter, check_model
+from .options import engine_options, guessing, parallel_sizes
 from .signatures import takes
 
 
@@ -38,8 +37,7 @@ def run(
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
     check_model(asked.spec.model, sizes, guessing)
-    if asked.spec.lora is not None and (sharing := parallel_options(*sizes)):
-        raise SpecError(f"--lora and {' '.join(sharing)} are not supported together: leave one out")
+    check_adapter(asked.spec, sizes)
     with termination_as_interrupt(), Client() as client:
         job = None
         try:

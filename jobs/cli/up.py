@@ -104,7 +104,8 @@ class _House:
         prefix = model.name.ljust(width)
 
         def print_line(line: str) -> None:
-            print(f"{prefix} | {line}", file=sys.stderr, flush=True)
+            # In one write: `print` makes two of it where nothing is buffered, and another thread's line comes between.
+            sys.stderr.write(f"{prefix} | {line}\n")
 
         command = ["--model", model.exact_name, *model.worker_options, *options]
         return KeptWorker(model.name, command, print_line, self._refused)

@@ -1,4 +1,4 @@
-"""`headrace pause`, `resume`, `cancel`, `priority`, `retry` and `delete`: what can be done with a job that is there."""
+"""`headrace pause`, `resume`, `cancel`, `priority` and `retry`: what can be done with a job that is there."""
 
 from collections.abc import Callable
 from typing import Annotated
@@ -35,18 +35,6 @@ def priority(
 def retry(job_id: JobId) -> None:
     """Try the failed rows of a completed job again. They stay in the same data set."""
     _do(job_id, Job.retry)
-
-
-def delete(
-    job_id: JobId,
-    output_too: Annotated[bool, typer.Option("--output-too", help="Also remove its data set.")] = False,
-) -> None:
-    """Forget a job; one that has not ended is cancelled. Its data set stays."""
-    with Client() as client:
-        job = client.job(job_id)
-        job.delete(output_too)
-    kept = "" if output_too else f"; its data set stays in {job.record.output_dir}"
-    typer.echo(f"{job_id} is deleted{kept}")
 
 
 def _do(job_id: str, verb: Callable[[Job], None]) -> None:

@@ -1,7 +1,6 @@
 """Ask one thing and get the answer, at once or as it comes: what `Client` offers of live requests."""
 
 import asyncio
-import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,8 @@ OnWait = Callable[[], None] | None
 Messages = Sequence[Mapping[str, Any]]
 # How long nothing may come before a reader asks whether the request is still known.
 _PATIENCE_SECONDS = 1.0
-# A worker that takes a request after its deadline says so in the stream; for how long to hope for one.
-_OVERDUE_SECONDS = 5.0
+# In so many looks in a row Redis has to refuse what is written: a failover takes less.
+_MAX_REFUSALS = 10
 
 
 class GenerationError(JobError):
@@ -119,11 +118,6 @@ def _read(
     return LivePrompt(prompts.text(f"{system}\n\n{prompt}" if system else prompt))
 
 
-def is_request(stream_id: str) -> bool:
-    """Whether a stream is a request's, or one of its samples'; else it is a bulk row's."""
-    return stream_id.startswith("req_")
-
-
 @dataclass(frozen=True)
 class LiveStreams:
     """Follows the answers to requests. Thread-safe."""
@@ -136,10 +130,10 @@ class LiveStreams:
 
         `on_wait` is called now and then while nothing comes.
         Raises `UnknownRequest` when there is no such request (any more), and `GenerationError`: `deadline_exceeded`
-        when no worker has taken it before its deadline, `stream_lost` when it has ended but Redis has lost its end. All
-        of them also after a while of waiting.
+        when its deadline has passed without an end, `stream_lost` when it has ended but Redis has lost its end,
+        `unavailable` when Redis takes nothing in. All of them also after a while of waiting.
         """
-        has_ended = self._has_ended(stream_id)
+        silence = _Silence(self.requests, stream_id)
         while True:
             try:
                 for event in follow(self.redis_url, stream_id, after, timeout=_PATIENCE_SECONDS):
@@ -147,14 +141,13 @@ class LiveStreams:
                     after = event.last
                 return
             except StreamTimeout:
-                # Once more after it has ended: the end may have come meanwhile.
-                has_ended = self._has_ended(stream_id, was_known=has_ended)
+                silence.look()
             if on_wait is not None:
                 on_wait()
 
     async def afollow(self, stream_id: str, after: int = 0) -> AsyncIterator[StreamEvent]:
         """As `follow`, for asyncio."""
-        has_ended = await asyncio.to_thread(self._has_ended, stream_id)
+        silence = await asyncio.to_thread(_Silence, self.requests, stream_id)
         while True:
             try:
                 async for event in afollow(self.redis_url, stream_id, after, timeout=_PATIENCE_SECONDS):
@@ -162,7 +155,7 @@ class LiveStreams:
                     after = event.last
                 return
             except StreamTimeout:
-                has_ended = await asyncio.to_thread(self._has_ended, stream_id, has_ended)
+                await asyncio.to_thread(silence.look)
 
     def collect(self, request: LiveRequest, on_wait: OnWait = None) -> Generated:
         """Wait for the whole answer. Raises `GenerationError` when there is none.
@@ -187,14 +180,28 @@ class LiveStreams:
                 self.requests.submit(request)
         return _generated(events)
 
-    def _has_ended(self, stream_id: str, was_known: bool = False) -> bool:
-        """Whether the stream of a request has all that it will ever have; who knew that already waits in vain."""
-        record = self.requests.get(stream_id.partition("/")[0])
-        if record.state is LiveState.QUEUED and record.request.deadline_at + _OVERDUE_SECONDS < time.time():
-            raise GenerationError("deadline_exceeded", f"no worker has taken request {record.request.id} in time")
-        if was_known:
-            raise GenerationError("stream_lost", f"Redis has lost the answer to {record.request.id}: ask again")
-        return record.state is LiveState.ENDED
+
+class _Silence:
+    """What is known of a request whose stream brings nothing. Raises `UnknownRequest`, and redis' errors."""
+
+    def __init__(self, requests: LiveRequests, stream_id: str) -> None:
+        self._requests = requests
+        self._request_id = stream_id.partition("/")[0]
+        self._has_ended = requests.get(self._request_id).state is LiveState.ENDED
+        self._num_refusals = 0
+
+    def look(self) -> None:
+        """Find out whether something may still come. Raises `GenerationError` when nothing more is to be waited for."""
+        record = self._requests.get(self._request_id)
+        if self._has_ended:
+            raise GenerationError("stream_lost", f"Redis has lost the answer to {self._request_id}: ask again")
+        # Once more after it has ended: the end may have come meanwhile.
+        self._has_ended = record.state is LiveState.ENDED
+        if not self._has_ended and record.request.is_overdue:
+            raise GenerationError("deadline_exceeded", f"request {self._request_id} was not answered in time")
+        self._num_refusals = 0 if self._requests.accept_writes() else self._num_refusals + 1
+        if self._num_refusals >= _MAX_REFUSALS:
+            raise GenerationError("unavailable", "Redis takes nothing in, its disk or memory may be full: ask again")
 
 
 def _generated(events: Sequence[StreamEvent]) -> GeneratedText:

@@ -1,6 +1,8 @@
 """Every name that live requests have in Redis."""
 
 CANCEL_CHANNEL = "headrace:live:cancel"
+# Written to see whether Redis takes anything in.
+PROBE_KEY = "headrace:live:probe"
 
 
 def request_key(request_id: str) -> str:

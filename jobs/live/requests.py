@@ -4,6 +4,7 @@ A request's answer comes as a stream (`jobs/streams`): that of its first sample 
 k > 0 the id `<request id>/<k>` (`stream_ids`).
 """
 
+import logging
 import secrets
 import time
 from base64 import b64decode, b64encode
@@ -15,17 +16,23 @@ from typing import Annotated, Any, Self
 from celery import Celery
 from pydantic import BaseModel, ConfigDict, Field
 from redis import Redis
+from redis.exceptions import RedisError
 
 from ..celery_app import send_request
 from ..errors import JobError
 from ..lora import LoraModule
 from ..redis_clock import server_time
 from ..schemas import SamplingSpec
-from .keys import CANCEL_CHANNEL, open_key, request_key, tenant_key
+from ..streams.connections import UNREACHABLE
+from .keys import CANCEL_CHANNEL, PROBE_KEY, open_key, request_key, tenant_key
 from .scripts import CANCEL, REGISTER
+
+logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
 _REDIS_SECONDS = 5.0
+# How long after its deadline an answer may still come: a worker that takes a request late says so in its stream.
+_OVERDUE_SECONDS = 5.0
 # Redis does nothing else meanwhile: some 2 ms.
 _REQUESTS_PER_CALL = 64
 
@@ -120,6 +127,11 @@ class LiveRequest(BaseModel):
     def stream_ids(self) -> tuple[str, ...]:
         """The streams of its `sampling.n` answers, in order."""
         return (self.id, *(f"{self.id}/{sample}" for sample in range(1, self.sampling.n)))
+
+    @property
+    def is_overdue(self) -> bool:
+        """Whether its deadline is so long past that no worker will end it any more."""
+        return self.deadline_at + _OVERDUE_SECONDS < time.time()
 
 
 def new_seed() -> int:
@@ -217,6 +229,20 @@ class LiveRequests:
             owner=known["owner"] or None,
             is_cancelled="cancelled" in known,
         )
+
+    def accept_writes(self) -> bool:
+        """Whether Redis takes anything in; a full disk or memory, or a failover, lets it answer and refuse.
+
+        True of one that does not answer: whoever waits is waiting for its return.
+        """
+        try:
+            self._redis.set(PROBE_KEY, "", px=1000)
+        except UNREACHABLE:
+            return True
+        except RedisError as error:
+            logger.warning("Redis takes nothing in: %s", error)
+            return False
+        return True
 
     def num_waiting(self, queue: str) -> int:
         """How many requests of a queue no worker has (any more)."""

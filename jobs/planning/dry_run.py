@@ -2,11 +2,13 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from math import prod
 from pathlib import Path
 
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.model_size import kv_token_bytes
 from ...engine.config import DEFAULT_KV_CACHE_BYTES
+from ...engine.sharding.stages import stage_shares
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputSource
 from ...storage.spool import PlannedRow
@@ -23,8 +25,8 @@ class Forecast:
     """The rows of a job as planned; tokens are prompt tokens.
 
     `context_tokens` is what a prompt and its answer may have, `kv_tokens` what a worker's KV memory holds by default
-    with `dtype`, `answer_tokens` what an answer may come to. `queue`: that of the workers which would run it. `errors`
-    are those of the first rows at fault, in the input's order.
+    with `dtype`, `num_processes` sharing the model, `answer_tokens` what an answer may come to. `queue`: that of the
+    workers which would run it. `errors` are those of the first rows at fault, in the input's order.
     """
 
     num_rows: int
@@ -37,23 +39,32 @@ class Forecast:
     num_shards: int = 0
     largest_prompt: int = 0
     sharing: PrefixSharing = field(default_factory=PrefixSharing)
+    num_processes: int = 1
     errors: list[tuple[int, str]] = field(default_factory=list)
 
 
-def forecast(source: InputSource, spec: JobSpec, shard_rows: int, sort_folder: Path) -> Forecast:
-    """Plan a job without submitting it; nothing is left in `sort_folder`. Raises what `Producer.submit` does."""
+def forecast(
+    source: InputSource, spec: JobSpec, shard_rows: int, sort_folder: Path, parallel_sizes: tuple[int, int] = (1, 1)
+) -> Forecast:
+    """Plan a job without submitting it; nothing is left in `sort_folder`.
+
+    `parallel_sizes`: how many processes share a layer of a worker's model, and into how many stages it is split.
+    Raises what `Producer.submit` does, or `ConfigError` where the model cannot be shared so.
+    """
     planner = make_planner(spec, shard_rows, sort_folder)
+    dtype = planner.model.checkpoint_dtype if spec.dtype == "auto" else spec.dtype
+    kv_tokens = _kv_tokens(planner.model, dtype, parallel_sizes)
     with planner.plan(source) as plan:
-        dtype = planner.model.checkpoint_dtype if spec.dtype == "auto" else spec.dtype
         found = Forecast(
             plan.num_rows,
             plan.num_errors,
             planner.model.max_position_embeddings,
-            _kv_tokens(planner.model, dtype),
+            kv_tokens,
             _answer_tokens(planner.spec, planner.tokenizer),
             dtype,
             shard_queue(planner.spec.model, *planner.spec.precision),
             sharing=plan.sharing,
+            num_processes=prod(parallel_sizes),
         )
         _observe(found, plan.shards())
     return found
@@ -75,5 +86,8 @@ def _answer_tokens(spec: JobSpec, tokenizer: Tokenizer) -> int:
     return max(map(len, tokenizer.encode_choices(spec.choices)))
 
 
-def _kv_tokens(model: ModelConfig, dtype: str) -> int:
-    return DEFAULT_KV_CACHE_BYTES // kv_token_bytes(model, 4 if dtype == "float32" else 2)
+def _kv_tokens(model: ModelConfig, dtype: str, parallel_sizes: tuple[int, int]) -> int:
+    """Of the process that has the most to keep of a token: each has as many bytes."""
+    item_bytes = 4 if dtype == "float32" else 2
+    most = max(kv_token_bytes(share, item_bytes) for share in stage_shares(model, *parallel_sizes))
+    return DEFAULT_KV_CACHE_BYTES // most

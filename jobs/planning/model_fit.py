@@ -7,8 +7,8 @@ from pathlib import Path
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.model_size import kv_token_bytes, layer_projections, num_parameters, weight_bytes
 from ...engine.config import EngineConfig
-from ...engine.execution.graph_sizes import graph_sizes
-from ...engine.sharding.stages import own_model
+from ...engine.execution.graph_sizes import graph_sizes, max_graphs
+from ...engine.sharding.stages import stage_shares
 from ..errors import SpecError
 from .guess_needs import NO_GUESSER, GuessNeeds
 
@@ -16,9 +16,9 @@ GIB = 2**30
 # What programs are given of it, in GiB.
 GPU_GIB = {"h200": 139.8, "h100": 79.2, "a100": 79.2, "a100-40gb": 39.4, "l40s": 44.4, "4090": 23.5, "l4": 22.0}
 _GIVEN = re.compile(r"(\d+(?:\.\d+)?)\s*(?:gib|gb|g)", re.IGNORECASE)
-# What the driver and torch's own libraries take, about; and a captured graph a layer, which there are a few dozen of.
+# What the driver and torch's own libraries take, about; and a captured graph a layer.
 _DRIVER_BYTES = GIB // 2
-_GRAPH_BYTES_PER_LAYER = 20 * 2**20
+_GRAPH_BYTES_PER_LAYER = 2**19
 # Of a token in a graph: a row of what attention computes of it, its own and under three shared prefixes, in float32.
 _PART_ROW_BYTES = 4 * 4
 # Of a token's logits while it is drawn: as they are computed, in float32, sorted, and with their places.
@@ -78,7 +78,7 @@ class ModelNeeds:
         dtype = model.checkpoint_dtype if options.dtype == "auto" else options.dtype
         item_bytes = 4 if dtype == "float32" else 2
         size, stages = options.tensor_parallel_size, options.pipeline_parallel_size
-        shares = [own_model(model, stage, stages, 0, size) for stage in range(stages)]
+        shares = stage_shares(model, size, stages)
         has_own_kv = options.kv_cache_dtype != "auto"
         guessing = GuessNeeds.of(model, options, item_bytes)
         own_weights = max(weight_bytes(share, item_bytes, options.quantization) for share in shares)
@@ -176,12 +176,14 @@ def _graph_bytes(model: ModelConfig, options: EngineConfig, token_bytes: int) ->
     if not options.may_use_graphs:
         return 0
     parts = _PART_ROW_BYTES * model.num_attention_heads * (model.head_dim + 1)
-    largest = graph_sizes(options, model)[-1]
-    return largest * (2 * token_bytes + parts) + _captured_bytes(model.num_hidden_layers, options)
+    sizes = graph_sizes(options, model)
+    captured = _captured_bytes(model.num_hidden_layers, options, len(sizes))
+    return sizes[-1] * (2 * token_bytes + parts) + captured
 
 
-def _captured_bytes(num_layers: int, options: EngineConfig) -> int:
-    return _GRAPH_BYTES_PER_LAYER * num_layers if options.may_use_graphs else 0
+def _captured_bytes(num_layers: int, options: EngineConfig, num_sizes: int = 1) -> int:
+    """Of a draft model's graphs there are a few sizes: its steps are small."""
+    return max_graphs(num_sizes) * _GRAPH_BYTES_PER_LAYER * num_layers if options.may_use_graphs else 0
 
 
 def _outputs(model: ModelConfig, index: int) -> int:

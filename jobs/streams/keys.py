@@ -28,6 +28,11 @@ def new_reader_id() -> str:
     return f"reader_{uuid.uuid4().hex}"
 
 
+def is_request(stream_id: str) -> bool:
+    """Whether a stream is a live request's, or one of its samples'; else it is a bulk row's."""
+    return stream_id.startswith("req_")
+
+
 def stream_key(stream_id: str) -> str:
     """The Redis Stream with the tokens; its channel has the same name. Raises StreamIdError."""
     return STREAM_PREFIX + checked(stream_id)

@@ -31,6 +31,7 @@ class OutgoingStream:
         self.end_sent = False
         self.needs_claim = True
         self.released = False
+        self.is_given_up = False
         self.renewed_at = 0.0
         self._tokens, self._texts, self._logprobs = bytearray(), bytearray(), bytearray()
         # As an argument; the entry of the first token has it.
@@ -52,6 +53,12 @@ class OutgoingStream:
     def is_closed(self) -> bool:
         """Whether nothing more may come: it has its end, or is left to another attempt."""
         return self.has_end or self.released
+
+    @property
+    def num_waiting_bytes(self) -> int:
+        """How much of its tokens Redis lacks."""
+        of_prompt = b"" if self.num_sent else self._prompt_logprobs or b""
+        return sum(self._num_bytes()) - sum(self._num_sent_bytes) + len(of_prompt)
 
     def append(
         self,
@@ -81,9 +88,19 @@ class OutgoingStream:
         # Decoded text has no lone surrogates; one that has some all the same must not stop the thread.
         self._end = b"".join(_argument(field.encode(errors="replace")) for field in fields)
 
+    def give_up(self, error: StreamError) -> None:
+        """Let go of the tokens: the stream is to end with the error after those that Redis has."""
+        self.finish("error", "", None, error)
+        self._tokens, self._texts, self._logprobs = bytearray(), bytearray(), bytearray()
+        self._prompt_logprobs = None
+        self.is_given_up = True
+        self.seek(self.num_sent)
+
     def seek(self, num_sent: int) -> None:
         """Note that Redis has the first `num_sent` tokens and no end."""
         self.num_sent, self.end_sent = num_sent, False
+        if self.is_given_up:
+            self.num_tokens = num_sent
         if num_sent >= self.num_tokens:
             self._num_sent_bytes = self._num_bytes()
         else:

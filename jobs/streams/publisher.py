@@ -14,7 +14,7 @@ from .events import RecoveredStream, StreamError, StreamUsage
 from .keys import DEFAULT_TTL_SECONDS, checked
 from .link import FlushLink
 from .recovery import recover
-from .writer import StreamWriter
+from .writer import MAX_WAITING_BYTES, StreamWriter
 
 # What a flush brings of each stream is an entry in Redis, a message and a write to a socket: some 0.2 ms for all those
 # behind it together. With many streams the tokens of several steps go as one, after at most this long.
@@ -36,13 +36,16 @@ class StreamPublisher:
     """One a process; a context manager. Every method may be called from any thread.
 
     `open`, `append`, `finish` and `release` neither block nor raise, whatever Redis does: while it is away tokens wait
-    in memory. A stream's beginning and its end are written at once, what lies between the less often the more streams
-    there are, and at least ten times a second. A stream that a later attempt has claimed is given up; what is still
-    called for it does nothing.
+    in memory, some `max_waiting_bytes` at most, beyond which streams are given up. A stream's beginning and its end are
+    written at once, what lies between the less often the more streams there are, and at least ten times a second. A
+    stream that a later attempt has claimed is given up, too; what is still called for it does nothing.
     """
 
-    def __init__(self, redis_url: str, ttl_seconds: int = DEFAULT_TTL_SECONDS) -> None:
+    def __init__(
+        self, redis_url: str, ttl_seconds: int = DEFAULT_TTL_SECONDS, max_waiting_bytes: int = MAX_WAITING_BYTES
+    ) -> None:
         self._redis_url, self._ttl_seconds = redis_url, ttl_seconds
+        self._max_waiting_bytes = max_waiting_bytes
         self._link = FlushLink(redis_url, ttl_seconds)
         self._writer = StreamWriter(self._link, ttl_seconds)
         # The thread does these calls in their order; what came during a flush goes into the next one.
@@ -181,6 +184,7 @@ class StreamPublisher:
         except RedisError as error:
             if self._pauses.are_short:
                 _log.warning("token streams wait for Redis: %s", error)
+            self._writer.give_up_beyond(self._max_waiting_bytes)
             self._closing.wait(self._pauses.next())
         else:
             self._pauses.reset()

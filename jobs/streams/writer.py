@@ -10,6 +10,7 @@ from typing import Any
 from redis.exceptions import RedisError, ResponseError
 
 from .events import RecoveredStream, StreamError, StreamUsage
+from .keys import is_request
 from .link import FlushLink
 from .outgoing import Operation, OutgoingStream
 
@@ -17,6 +18,9 @@ from .outgoing import Operation, OutgoingStream
 MAX_FLUSH_BYTES = 1_000_000
 # Redis that fsyncs every second may forget the last ones when it dies: what ended in them is written again.
 REMEMBER_SECONDS = 10.0
+# How much may wait while Redis is away: some 17 million tokens, fewer with logprobs.
+MAX_WAITING_BYTES = 256 * 2**20
+_GIVEN_UP = StreamError("stream_lost", "Redis was away for too long to keep the answer: ask again")
 
 _log = logging.getLogger(__name__)
 
@@ -92,6 +96,27 @@ class StreamWriter:
         """Write nothing more of it."""
         self._streams.pop(stream_id, None)
         self._caught_up(stream_id)
+
+    def give_up_beyond(self, max_bytes: int) -> None:
+        """While Redis takes nothing: keep no more than that of what it lacks, of as many streams as can be.
+
+        A bulk row's stream is forgotten, as its text will be in the data set; a live request's ends with an error.
+        """
+        waiting = {stream: stream.num_waiting_bytes for stream in self._behind.values()}
+        excess, given_up = sum(waiting.values()) - max_bytes, 0
+        if excess <= 0:
+            return
+        for stream in sorted(waiting, key=lambda stream: (is_request(stream.stream_id), -waiting[stream])):
+            if excess > 0 and waiting[stream]:
+                self._give_up(stream)
+                excess, given_up = excess - waiting[stream], given_up + 1
+        _log.warning("%d token streams are given up: more than %d bytes wait for Redis", given_up, max_bytes)
+
+    def _give_up(self, stream: OutgoingStream) -> None:
+        if stream.released or not is_request(stream.stream_id):
+            self.forget(stream.stream_id)
+        else:
+            stream.give_up(_GIVEN_UP)
 
     def flush(self, only_urgent: bool = False) -> int:
         """Bring Redis what it lacks, or the first megabyte of it, in one call; of how many streams.

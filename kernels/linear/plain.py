@@ -65,4 +65,6 @@ class OneDnnProduct:
 
 
 def _has_onednn() -> bool:
-    return torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    """Whether it lays out bfloat16 here: without AVX-512 or what came after it, oneDNN refuses to."""
+    has_layouts = torch._C._has_mkldnn and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    return has_layouts and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

@@ -8,6 +8,8 @@ from torch import Tensor
 
 # Outputs that one program computes.
 OUTPUTS = 64
+# Numbers that are read at once where they begin and end at multiples of so many.
+_ALIGNED = 8
 
 
 @dataclass(frozen=True)
@@ -15,12 +17,14 @@ class AdapterMatrices:
     """down: [num_slots, num_parts, max_rank, in]; up: [num_slots, max_rank, out], the parts' side by side as the
     layer's outputs are. ranks: [num_slots, num_parts] int32, 0 where an adapter adds nothing to a part. column_tiles:
     [n, 3] int32, outputs that are computed together: their part, the first of them, and where the part ends.
+    are_aligned: whether every part begins and ends at a multiple of eight outputs.
     """
 
     down: Tensor
     up: Tensor
     ranks: Tensor
     column_tiles: Tensor
+    are_aligned: bool
 
     @classmethod
     def blank(
@@ -44,6 +48,7 @@ class AdapterMatrices:
             torch.zeros(num_slots, max_rank, num_outputs, dtype=dtype, device=device),
             torch.zeros(num_slots, len(parts), dtype=torch.int32, device=device),
             torch.tensor(tiles, dtype=torch.int32).to(device),
+            all(start % _ALIGNED == 0 and size % _ALIGNED == 0 for start, size in parts),
         )
 
     def clear(self, slot: int) -> None:

@@ -67,6 +67,7 @@ def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, ti
         num_column_tiles,
         matrices.up.shape[2],
         output.stride(0),
+        ARE_ALIGNED=matrices.are_aligned,
         OUTPUTS=OUTPUTS,
         num_warps=4,
         num_stages=2,

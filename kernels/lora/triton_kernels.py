@@ -58,7 +58,9 @@ def shrink_kernel(
                 sums = tl.dot(left, right, sums, input_precision=PRECISION)
             entry = split.to(tl.int64) * num_tokens + first + row
             at = low + (entry[:, None] * PARTS + part) * MAX_RANK + nth[None, :]
-            tl.store(at, sums, mask=is_row[:, None] & is_rank[None, :])
+            # Zeros where an adapter's rank ends: read in whole, while ranks are at no multiple of anything.
+            low_rank = tl.where(is_rank[None, :], sums, 0.0)
+            tl.store(at, low_rank, mask=is_row[:, None] & (nth < MAX_RANK)[None, :])
 
 
 @triton.jit(do_not_specialize=["num_tokens"])
@@ -80,6 +82,7 @@ def expand_kernel(
     SPLITS: tl.constexpr,
     ROWS: tl.constexpr,
     RANK_TILE: tl.constexpr,
+    ARE_ALIGNED: tl.constexpr,
     OUTPUTS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
@@ -89,6 +92,8 @@ def expand_kernel(
         slot, first, count = tl.load(tile), tl.load(tile + 1), tl.load(tile + 2)
         columns = column_tiles + unit % num_column_tiles * TILE_SIZE
         part, column_begin, column_end = tl.load(columns), tl.load(columns + 1), tl.load(columns + 2)
+        if ARE_ALIGNED:
+            column_begin, column_end = tl.multiple_of(column_begin, 8), tl.multiple_of(column_end, 8)
         rank = tl.load(ranks + slot * PARTS + part)
         if rank > 0:
             row = tl.arange(0, ROWS)
@@ -103,7 +108,7 @@ def expand_kernel(
                 for split in tl.static_range(SPLITS):
                     entry = (first + row).to(tl.int64) + split * num_tokens
                     of_split = low + (entry[:, None] * PARTS + part) * MAX_RANK + nth[None, :]
-                    wide += tl.load(of_split, mask=is_row[:, None] & is_rank[None, :], other=0.0)
+                    wide += tl.load(of_split, mask=is_row[:, None] & (nth < MAX_RANK)[None, :], other=0.0)
                 up_tile = up + (slot * MAX_RANK + nth).to(tl.int64)[:, None] * num_outputs + column[None, :]
                 right = tl.load(up_tile, mask=is_rank[:, None] & is_column[None, :], other=0.0)
                 sums = tl.dot(wide.to(right.dtype), right, sums, input_precision=PRECISION)

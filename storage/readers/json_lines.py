@@ -58,7 +58,8 @@ def parse_object(line: bytes) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise BadRow("not valid UTF-8") from error
     except json.JSONDecodeError as error:
-        raise BadRow(f"not valid JSON: {error.msg} at column {error.colno}") from error
+        # Some of the messages end with "starting at".
+        raise BadRow(f"not valid JSON: {error.msg.removesuffix(' at')} at column {error.colno}") from error
     except ValueError as error:
         # Python refuses to convert integers of thousands of digits.
         raise BadRow("not valid JSON: a number is too long") from error

@@ -61,7 +61,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     measured = [line["number"] for line in lines if line["goal"] is not None and line["ratio"] is not None]
     assert {number: measured.count(number) for number in measured} == {1: 2, 2: 1, 3: 2, 4: 4, 5: 3, 7: 1}
     assert all(line["value"] >= 0 for line in lines)
-    assert [len(result["parts"][part]["lines"]) for part in ("tiles", "mixed")] == [8, 4]
+    assert [len(result["parts"][part]["lines"]) for part in ("tiles", "mixed")] == [8, 8]
     assert any("launches: together" in line["name"] for line in result["parts"]["profile-fp8"]["lines"])
 
 

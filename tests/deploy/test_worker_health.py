@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from headrace.jobs import presence as presence_module
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.presence import WorkerId, WorkerPresence
 
@@ -23,7 +24,9 @@ def redis_url(tmp_path_factory) -> Iterator[str]:
 
 
 @pytest.fixture
-def presence(redis_url) -> Iterator[WorkerPresence]:
+def presence(redis_url, monkeypatch) -> Iterator[WorkerPresence]:
+    """Who is announced is believed for longer than a check takes to start on a busy machine."""
+    monkeypatch.setattr(presence_module, "TTL_SECONDS", 600.0)
     with WorkerPresence(redis_url) as presence:
         yield presence
 

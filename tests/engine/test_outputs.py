@@ -11,6 +11,8 @@ from headrace.engine.logprobs import Logprob
 from headrace.engine.outputs import CompletionOutput
 from headrace.engine.request import Request, SamplingParams
 
+from .likeliest import assert_likeliest
+
 PROMPT = "You are asked for several answers to one prompt. " * 3
 
 
@@ -100,12 +102,7 @@ def test_logprobs_are_the_models_own_and_transformers(llm, chat_model, params):
     assert len(answer.logprobs) == len(answer.token_ids)
     expected = expected_logprobs(chat_model, output.prompt_token_ids, answer.token_ids)
     for token, found, row in zip(answer.token_ids, answer.logprobs, expected, strict=True):
-        top = row.topk(min(params.logprobs or 0, len(row))).indices.tolist()
-        assert next(iter(found)) == token
-        assert found.keys() == {token, *top}
-        assert values(found) == pytest.approx({other: float(row[other]) for other in found}, abs=1e-3)
-        order = row.argsort(descending=True).tolist()
-        assert {other: order.index(other) + 1 for other in found} == {other: found[other].rank for other in found}
+        assert_likeliest(found, token, row, params.logprobs or 0)
         texts = llm.get_tokenizer().decode_each(list(found))
         assert [each.decoded_token for each in found.values()] == texts
     own = [found[token].logprob for token, found in zip(answer.token_ids, answer.logprobs, strict=True)]

@@ -44,7 +44,7 @@ def start_api(data_dir: Path, log: Path, **settings: str) -> ApiServer:
         )
     url, grpc = (process.stdout.readline().removeprefix("headrace: listening on ").strip() for _ in range(2))
     assert grpc.startswith("grpc://"), log.read_text()
-    return ApiServer(process, url, grpc.removeprefix("grpc://"), httpx2.Client(base_url=url, timeout=30), data_dir)
+    return ApiServer(process, url, grpc.removeprefix("grpc://"), httpx2.Client(base_url=url, timeout=90), data_dir)
 
 
 def stop_api(server: ApiServer, log: Path) -> None:

@@ -14,6 +14,7 @@ import pytest
 from openai import OpenAI
 
 from headrace import LLM
+from headrace.jobs import presence as presence_module
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.cli import main
 from headrace.jobs.client import Client
@@ -136,7 +137,7 @@ def api(served: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiS
 @pytest.fixture(scope="session")
 def openai_client(api: ApiServer) -> Iterator[OpenAI]:
     """The official client, of the session's server."""
-    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+    with OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=90) as client:
         yield client
 
 
@@ -202,6 +203,12 @@ def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("models") / "seeing"
     save_seeing_model(folder)
     return folder
+
+
+@pytest.fixture
+def lasting_presence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is announced once is believed however long the test takes."""
+    monkeypatch.setattr(presence_module, "TTL_SECONDS", 600.0)
 
 
 @pytest.fixture

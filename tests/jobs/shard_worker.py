@@ -15,6 +15,7 @@ from headrace.jobs.celery_app import RUN_SHARD, Bells, create_app, run_worker
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 logging.basicConfig(level=logging.INFO)
+logging.getLogger("headrace").setLevel(logging.DEBUG)
 data_dir, queue, concurrency, events_file, go, *live_queues = sys.argv[1:]
 stopping = threading.Event()
 

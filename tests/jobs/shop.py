@@ -26,7 +26,7 @@ from ..storage.claiming import take_shard
 from .answers import GatedRunner
 
 JOB, SHARD, QUEUE = "job_1", "job_1/00000", "q"
-LONG, OVER = 60.0, 0.0
+LONG, OVER = 60.0, -1.0
 NO_TYPES = pa.schema([])
 
 

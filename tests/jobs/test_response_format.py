@@ -139,3 +139,19 @@ def test_the_command_line_takes_a_schema_from_a_file_or_as_it_is(tmp_path):
     for given, message in (("{", "--json-schema is no JSON"), (str(Path("nowhere.json")), "cannot be read")):
         with pytest.raises(SpecError, match=message):
             asked(str(MODEL), "input.jsonl", json_schema=given)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"json_schema": '{"type": "strin"}'}, "^--json-schema: Invalid type: strin"),
+        ({"regex": "("}, "^--regex: .*unclosed group"),
+        ({"regex": "a", "choices": "a,b"}, "^--choices, --json-schema and --regex exclude each other"),
+        ({"regex": "a", "json_schema": "{}"}, "^--choices, --json-schema and --regex exclude each other"),
+        ({"temperature": -1.0}, "^temperature must be"),
+    ],
+    ids=str,
+)
+def test_the_command_line_refuses_them_by_the_names_of_its_options(options, message):
+    with pytest.raises(SpecError, match=message):
+        asked(str(MODEL), "input.jsonl", **options)

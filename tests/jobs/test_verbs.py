@@ -15,6 +15,7 @@ from fastapi.testclient import TestClient
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.errors import JobMismatchError, NotRetriable
+from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import JobEnded, UnknownJob
 from headrace.storage.records import JobState, ShardState
 
@@ -157,6 +158,60 @@ def test_a_deleted_job_leaves_its_data_set_unless_told(client, headrace, served,
             client.job(job.id)
     assert list((tmp_path / "kept").glob("*.parquet"))
     assert not (tmp_path / "gone").exists()
+
+
+def test_all_that_ended_before_some_time_are_deleted(unserved, tmp_path, headrace):
+    """Except what runs, what holds something that is not ours, and what a batch has yet to read."""
+    jobs = {
+        name: unserved.submit(ROWS[:3], MODEL, tmp_path / name, **FAST)
+        for name in ("old", "mixed", "batch", "running", "new")
+    }
+    for name in ("old", "mixed", "batch", "new"):
+        jobs[name].cancel()
+    batches = unserved.ledger.batches
+    batches.add(NewBatch("batch-1", "t", "/v1/completions", "file-in", "24h", 60.0))
+    batches.claim("batch-1", "keeper", 60.0)
+    assert batches.begin("batch-1", "keeper", jobs["batch"].id, "m")
+    (tmp_path / "mixed/mine.txt").touch()
+    data = tmp_path / "unserved"
+    with closing(sqlite3.connect(data / "headrace.db", isolation_level=None)) as ledger:
+        for name in ("old", "mixed", "batch"):
+            ledger.execute("UPDATE jobs SET finished_at = finished_at - 86400 WHERE id = ?", (jobs[name].id,))
+
+    def left() -> set[str]:
+        listed = listed_jobs(headrace(data, "jobs"))
+        return {name for name, job in jobs.items() if job.id in listed}
+
+    wanted = ["delete", "--ended-before", "12h", "--output-too"]
+    planned = headrace(data, *wanted, "--dry-run")
+    assert planned.status == 0
+    assert f"{jobs['old'].id} would be deleted" in planned.out
+    assert left() == set(jobs)
+    done = headrace(data, *wanted)
+    assert done.status == 1
+    assert f"{jobs['old'].id} is deleted" in done.out
+    assert "1 job that ended before" in done.out
+    assert f"{jobs['mixed'].id} is not deleted" in done.err
+    assert "mine.txt" in done.err
+    assert left() == set(jobs) - {"old"}
+    assert not (tmp_path / "old").exists()
+    assert headrace(data, "delete", "--ended-before", "2999-12-31").status == 0
+    assert left() == {"batch", "running"}
+
+
+def test_what_to_delete_has_to_be_said(tmp_path, headrace):
+    for text in ("soon", "0d", "-1h", "30", "2026-13-01"):
+        assert_refused(headrace(tmp_path, "delete", "--ended-before", text), "--ended-before", "30d", text)
+    for arguments in ([], ["job_x", "--ended-before", "30d"]):
+        assert_refused(headrace(tmp_path, "delete", *arguments), "JOB", "--ended-before")
+
+
+@pytest.mark.parametrize(("key", "is_kept"), [(None, False), ("batch/batch-1", True)])
+def test_a_cancelled_job_has_no_spool_unless_a_batch_is_to_read_it(unserved, tmp_path, key, is_kept):
+    job = unserved.submit(ROWS, MODEL, tmp_path / "out", idempotency_key=key, **FAST)
+    assert (unserved.jobs_folder / job.id).exists()
+    job.cancel()
+    assert (unserved.jobs_folder / job.id).exists() == is_kept
 
 
 def test_deleting_a_job_that_waits_removes_its_spool(unserved, tmp_path):

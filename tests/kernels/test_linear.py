@@ -1,5 +1,8 @@
 """The packed product against the plain one."""
 
+import os
+import subprocess
+import sys
 from functools import partial
 
 import pytest
@@ -45,6 +48,21 @@ def test_every_number_of_rows_in_pairs_of_inputs(rows, threads, request):
     bias = torch.randn(72, generator=generator).to(torch.bfloat16)
     x = torch.randn(rows, 136, generator=generator).to(torch.bfloat16)
     assert_close(PackedProduct(weight, bias)(x), linear(x, weight, bias))
+
+
+def test_bfloat16_on_a_processor_that_onednn_has_none_for():
+    """As without AVX-512, where the compiled kernels do not run either."""
+    code = """
+import torch
+from headrace.kernels.linear import Linear
+x, weight = torch.arange(24.0).view(2, 12).bfloat16(), torch.eye(12).bfloat16()
+packed = Linear(weight.clone())
+packed.prepack()
+assert torch.equal(packed(x), x)
+"""
+    environment = {**os.environ, "ONEDNN_MAX_CPU_ISA": "AVX2", "HEADRACE_NATIVE_KERNELS": "0"}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_packed_weight_is_given_up():

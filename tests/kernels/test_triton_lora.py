@@ -107,6 +107,14 @@ def test_memory_that_stays_serves_steps_of_fewer_tokens(device):
         assert_close(output, expected(before, x, matrices, slots))
 
 
+@pytest.mark.parametrize(
+    ("parts", "are_aligned"), [(PARTS, True), (((0, 96), (100, 24)), False), (((0, 96), (120, 30)), False)]
+)
+def test_outputs_are_read_many_at_once_only_where_all_parts_let_them(parts, are_aligned):
+    matrices = AdapterMatrices.blank(1, 8, 16, NUM_OUTPUTS, parts, torch.float16, torch.device("cpu"))
+    assert matrices.are_aligned is are_aligned
+
+
 @pytest.mark.parametrize("num_tokens", [1, 40, 300])
 def test_every_token_is_in_one_tile(num_tokens):
     for seed in range(20):

@@ -208,6 +208,19 @@ def test_a_job_is_found_by_its_key_and_no_second_one_has_it(ledger: Ledger) -> N
         ledger.create_job(keyed("two"), [])
 
 
+def test_jobs_by_when_they_ended(ledger: Ledger, create_job: CreateJob) -> None:
+    for job_id in ("first", "second", "running"):
+        create_job(job_id)
+    moments = []
+    for job_id in ("first", "second"):
+        ledger.cancel_job(job_id)
+        finished_at = ledger.job(job_id).finished_at
+        assert finished_at is not None
+        moments.append(finished_at)
+    assert ledger.jobs_ended_before(moments[0]) == []
+    assert ledger.jobs_ended_before(moments[1] + 1.0) == ["first", "second"]
+
+
 def test_a_deleted_job_leaves_nothing_and_others_alone(ledger: Ledger, create_job: CreateJob) -> None:
     create_job("gone")
     create_job("kept")

@@ -48,6 +48,7 @@ def test_jsonl(name: str, tmp_path: Path) -> None:
     [
         (b'{"a": 1', "not valid JSON: Expecting ',' delimiter at column 8"),
         (b"plain", "not valid JSON: Expecting value at column 1"),
+        (b'{"a": "b', "not valid JSON: Unterminated string starting at column 7"),
         (b"[1]", "not a JSON object but an array"),
         (b"7", "not a JSON object but a number"),
         (b'"x"', "not a JSON object but a string"),

@@ -28,6 +28,7 @@ _STATUSES = {
     "context_length_exceeded": 400,
     "cancelled": 499,
     "deadline_exceeded": 504,
+    "unavailable": 503,
 }
 
 
@@ -36,6 +37,8 @@ class AnswerFailed(ApiError):
 
     def __init__(self, error: StreamError) -> None:
         super().__init__(_STATUSES.get(error.code, 500), error.message, error.code)
+        if self.status_code == 503:
+            self.headers = {"Retry-After": "5"}
 
 
 class Chunks(Protocol):

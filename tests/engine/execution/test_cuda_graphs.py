@@ -226,11 +226,14 @@ def test_a_step_whose_plan_has_no_room_runs_eagerly(folders, options, expected, 
 @pytest.mark.usefixtures("in_triton")
 def test_few_graphs_are_kept(folders, options, expected, monkeypatch, device):
     wanted, capture = expected("llama"), CalledAgain()
-    monkeypatch.setattr(cuda_graphs, "MAX_GRAPHS", 1)
-    assert answers(load(folders["llama"], capture, options)) == wanted
+    monkeypatch.setattr(cuda_graphs, "max_graphs", lambda num_sizes: num_sizes - 2)
+    engine = load(folders["llama"], capture, options)
+    assert answers(engine) == wanted
     if device.type == "cpu":
         assert capture.num_captures > 3
         assert len(capture.alive) == 1
+        assert isinstance(engine._runner, model_runner.ModelRunner)
+        assert engine._runner.num_captures == capture.num_captures
 
 
 def test_without_triton_there_are_no_graphs(folders, options, device):

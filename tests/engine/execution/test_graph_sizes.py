@@ -10,7 +10,7 @@ import torch
 from headrace.engine.config import EngineConfig
 from headrace.engine.execution import devices
 from headrace.engine.execution.cuda_graphs import GraphLimits
-from headrace.engine.execution.graph_sizes import HOPPER_FLOPS, default_sizes, graph_sizes
+from headrace.engine.execution.graph_sizes import HOPPER_FLOPS, default_sizes, graph_sizes, max_graphs
 
 from ..test_config import read
 
@@ -87,6 +87,12 @@ def test_the_gpu_says_how_far_that_is(capability, processors, size, monkeypatch,
     monkeypatch.setattr(devices, "num_processors", lambda device: processors)
     limits = GraphLimits.of(EngineConfig(), read(tmp_path, **SMALL), torch.device("cuda"))
     assert limits == GraphLimits(default_sizes(256, size), 2048, 16, 256)
+
+
+def test_as_many_graphs_are_held_as_there_are_sizes(tmp_path):
+    of_small, of_large = (len(graph_sizes(EngineConfig(), read(tmp_path, **model))) for model in (SMALL, LARGE))
+    assert max_graphs(of_small) == of_small == 55
+    assert max_graphs(of_large) == 40 > of_large
 
 
 def test_steps_of_decodes_have_room_of_their_own():

@@ -47,10 +47,13 @@ def test_too_little_says_how_much_is_needed_and_what_helps():
 
 def test_graphs_take_memory_by_their_largest_size_unless_there_are_none():
     # Once in their pool, and once on the stream where each is tried first.
-    assert graph_bytes(EngineConfig(), 0, GIB) == 2 * GIB
-    assert graph_bytes(EngineConfig(), 32, GIB) > 2 * GIB
-    assert graph_bytes(EngineConfig(enforce_eager=True), 32, GIB) == 0
-    assert graph_bytes(EngineConfig(tensor_parallel_size=2), 32, GIB) == 0
+    assert graph_bytes(EngineConfig(), 0, 35, GIB) == 2 * GIB
+    # With a graph of each size, and forty at least.
+    few, some, many = (graph_bytes(EngineConfig(), 32, num_sizes, GIB) for num_sizes in (1, 40, 60))
+    assert 2 * GIB < few == some
+    assert many - 2 * GIB == 60 * (some - 2 * GIB) // 40
+    assert graph_bytes(EngineConfig(enforce_eager=True), 32, 35, GIB) == 0
+    assert graph_bytes(EngineConfig(tensor_parallel_size=2), 32, 35, GIB) == 0
 
 
 class Told(Ranks):

@@ -1,10 +1,15 @@
 """What processes that share a model compute together; here they are threads."""
 
+import os
+import subprocess
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -14,6 +19,9 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.kv_cache.kv_memory import kv_shape
 from headrace.engine.models import Decoder, load_model
+from headrace.engine.parallel.messages import Task
+from headrace.engine.parallel.rank_process import _follow
+from headrace.engine.parallel.rank_processes import _Rank
 from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
 from headrace.kernels.paged_attention import AttentionMetadata
 
@@ -92,3 +100,37 @@ def saved_logits(config: ModelConfig) -> Tensor:
     save_file(tensors, config.path / "model.safetensors")
     model.prepack()
     return logits_of(model)
+
+
+class RankThread(threading.Thread):
+    """A rank that does as it is told in this process: to start one of its own takes seconds. Treated as a process."""
+
+    pid = os.getpid()
+
+    def __init__(self, leader: Connection) -> None:
+        super().__init__(daemon=True)
+        self._leader = leader
+        self._is_killed = False
+
+    def run(self) -> None:
+        with self._leader, suppress(EOFError, ConnectionError):
+            _follow(self._leader)
+
+    def kill(self) -> None:
+        self._is_killed = True
+
+    def wait(self, timeout: float | None = None) -> int:
+        if not self._is_killed:
+            self.join(timeout)
+        if self.is_alive() and not self._is_killed:
+            raise subprocess.TimeoutExpired("rank", timeout or 0)
+        return 0
+
+
+def started_as_thread(task: Task) -> _Rank:
+    """For `rank_processes._started`."""
+    ours, theirs = Pipe()
+    thread: Any = RankThread(theirs)
+    thread.start()
+    ours.send(task)
+    return _Rank(task.rank, thread, ours)

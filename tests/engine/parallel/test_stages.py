@@ -1,6 +1,7 @@
 """Stages of a model compute one after the other what the whole model does, each with its own layers alone."""
 
 from dataclasses import replace
+from typing import Any
 
 import numpy
 import pytest
@@ -11,14 +12,14 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, weight_bytes
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
-from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.model_runner import ModelRunner
 from headrace.engine.execution.parts import num_parts, split
 from headrace.engine.lora_request import LoRARequest
 from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
 from headrace.engine.sharding.stages import own_model, require_parallel, stage_layers, stage_model
-from headrace.kernels.paged_attention import AttentionMetadata, DecodeSeries, DecodeStep
+from headrace.kernels.paged_attention import DecodeSeries, DecodeStep
 
+from .batches import batch
 from .sharing import BLOCK_SIZE, CPU, FROM_FILE, Way, saved_logits, shared_logits, together
 from .small_models import MODELS, QUANTIZED, write_model
 
@@ -77,10 +78,15 @@ def test_a_long_step_goes_through_in_parts(tmp_path):
     options = EngineConfig(load_format="dummy", num_gpu_blocks_override=24, block_size=BLOCK_SIZE, num_threads=1)
     past, step = (batch([24], [24])), batch([50, 90, 1, 70], [74, 90, 1, 70])
 
+    handed_on = []
+
     def logits(ranks: Ranks) -> Tensor:
         runner = ModelRunner(model, options, ranks=ranks)
         runner.execute(past)
-        return runner.execute(step)
+        computed = runner.execute(step)
+        if ranks.stage < ranks.num_stages - 1:
+            handed_on.append(len(computed))
+        return computed
 
     assert [num_parts(each, 2) for each in (past, step)] == [1, 3]
     assert num_parts(step, 1) == 1
@@ -88,6 +94,8 @@ def test_a_long_step_goes_through_in_parts(tmp_path):
     assert [part.attention.query_lens for part in parts] == [[50, 20], [70], [1, 70]]
     assert [part.attention.context_lens for part in parts] == [[74, 20], [90], [1, 70]]
     torch.testing.assert_close(together(logits, tmp_path / "rendezvous", 1, 2), logits(ALONE))
+    # The first stage joins nothing: the second one has been given each part.
+    assert handed_on == [71]
 
 
 def test_what_decodes_is_left_whole():
@@ -96,21 +104,6 @@ def test_what_decodes_is_left_whole():
     assert num_parts(many, 2) == 8
     step = DecodeStep(DecodeSeries(), 0, *numpy.empty((3, 0), dtype=numpy.int64))
     assert num_parts(replace(many, attention=replace(many.attention, decode_step=step)), 2) == 1
-
-
-def batch(query_lens: list[int], context_lens: list[int]) -> Batch:
-    """Sequence after sequence, each with blocks of its own."""
-    rows = range(len(query_lens))
-    tables = [list(range(6 * row + 1, 6 * row + 7)) for row in rows]
-    places = [
-        (tables[row][position // BLOCK_SIZE] * BLOCK_SIZE + position % BLOCK_SIZE, position)
-        for row in rows
-        for position in range(context_lens[row] - query_lens[row], context_lens[row])
-    ]
-    attention = AttentionMetadata(query_lens, context_lens, tables, BLOCK_SIZE, CPU)
-    num_tokens = len(places)
-    token_ids = torch.arange(num_tokens) * 37 % 300
-    return Batch(token_ids, numpy.array(places).T.copy(), attention, torch.tensor(query_lens).cumsum(0) - 1)
 
 
 def norm_bytes(part: ModelConfig) -> int:
@@ -148,6 +141,26 @@ def test_more_stages_than_layers_are_refused_with_both_numbers(tmp_path):
         require_parallel(config, 1, 3)
     with pytest.raises(ConfigError, match="tensor_parallel_size=3 must divide num_attention_heads=8"):
         require_parallel(config, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "options"),
+    [
+        ((2, 1), "tensor_parallel_size=2"),
+        ((1, 2), "pipeline_parallel_size=2"),
+        ((2, 2), "tensor_parallel_size=2 and pipeline_parallel_size=2"),
+    ],
+)
+def test_a_model_that_reads_images_is_left_whole(sizes, options, tmp_path):
+    """Whoever asks for its shares: the engine, a command line, or `headrace size`."""
+    vision: Any = "eyes"
+    config = replace(ModelConfig.from_pretrained(write_model(tmp_path)), vision=vision)
+    message = f"^{options} is not supported with a model that reads images, as .* does: leave it out"
+    with pytest.raises(ConfigError, match=message):
+        require_parallel(config, *sizes)
+    with pytest.raises(ConfigError, match=message):
+        own_model(config, 0, sizes[1], 0, sizes[0])
+    assert own_model(config, 0, 1, 0, 1) is config
 
 
 @pytest.mark.parametrize(

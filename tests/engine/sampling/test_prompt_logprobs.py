@@ -15,6 +15,7 @@ from headrace.engine.sampling import prompt_reader
 from headrace.engine.sampling.sampler import LogprobRow, token_logprobs
 
 from ..fakes import FakeRunner, fake_engine
+from ..likeliest import assert_likeliest
 
 PROMPT = "The prompt's own tokens are scored, one after the other. " * 2
 ASKING = SamplingParams(temperature=0, max_tokens=2, prompt_logprobs=3)
@@ -36,11 +37,7 @@ def check(output: RequestOutput, model, num_top: int) -> None:
     assert output.prompt_logprobs[0] is None
     for token, found, row in zip(ids[1:], output.prompt_logprobs[1:], expected[:-1], strict=True):
         assert found is not None
-        order = row.argsort(descending=True).tolist()
-        assert list(found) == list(dict.fromkeys([token, *order[:num_top]]))
-        for other, each in found.items():
-            assert each.logprob == pytest.approx(float(row[other]), abs=1e-3)
-            assert each.rank == order.index(other) + 1
+        assert_likeliest(found, token, row, num_top)
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, 400])

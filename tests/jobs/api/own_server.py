@@ -50,7 +50,7 @@ def start_server(data_dir: Path, **settings: str) -> Server:
     )
     assert process.stdout is not None
     url = process.stdout.readline().removeprefix("headrace: listening on ").strip()
-    return Server(process, httpx2.Client(base_url=url, timeout=30), data_dir)
+    return Server(process, httpx2.Client(base_url=url, timeout=90), data_dir)
 
 
 def assert_error(response: httpx2.Response, status: int, code: str | None, param: str | None = None) -> str:

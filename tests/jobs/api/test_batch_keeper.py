@@ -55,7 +55,7 @@ def unattended(data_dir: Path, keys: dict[str, str]) -> Iterator[ApiServer]:
 
 
 def client_of(server: ApiServer, key: str) -> Any:
-    return OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=30)
+    return OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0, timeout=90)
 
 
 @pytest.fixture
@@ -207,7 +207,10 @@ def test_expired_and_stray_files_are_swept(tmp_path: Path) -> None:
     for name in ("file-stray", ".incoming-stray", "file-ever"):
         past = time.time() - 2 * 86400
         os.utime(tmp_path / "files" / name, (past, past))
+    # As a file looks that has gone since the folder was listed.
+    (tmp_path / "files/.incoming-gone").symlink_to("nowhere")
     store.sweep()
+    (tmp_path / "files/.incoming-gone").unlink()
     assert {path.name for path in (tmp_path / "files").iterdir()} == {"file-new", "file-ever", "file-fresh"}
     assert {file.id for file in ledger.files.page("t", 10)} == {"file-new", "file-ever"}
     ledger.close()

@@ -46,7 +46,7 @@ def fuzz(operation: APIOperation, mode: GenerationMode) -> None:
     )
     @given(case=operation.as_strategy(generation_mode=mode))
     def send(case: Any) -> None:
-        case.call_and_validate(checks=list(CHECKS), timeout=30)
+        case.call_and_validate(checks=list(CHECKS), timeout=90)
 
     # Some operations take nothing that could be wrong.
     with suppress(Unsatisfiable):

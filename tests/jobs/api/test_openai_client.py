@@ -378,7 +378,7 @@ def test_many_at_once_with_the_async_client(api: ApiServer, llm: LLM) -> None:
         return text_of([chunk async for chunk in stream])
 
     async def ask_all() -> list[str]:
-        async with AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=30) as client:
+        async with AsyncOpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=90) as client:
             return await asyncio.gather(*(ask(client, chat) for chat in chats))
 
     assert asyncio.run(ask_all()) == [output.outputs[0].text for output in expected]
@@ -388,7 +388,7 @@ def test_keys_and_no_worker(tmp_path: Path) -> None:
     """A server of its own: one with a key, and without a worker."""
     with Client(Settings.from_environment(environment(tmp_path))) as own, in_process_server(own) as server:
         key = own.ledger.api_keys.create("jo").secret
-        with OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0, timeout=30) as client:
+        with OpenAI(base_url=f"{server.url}/v1", api_key="wrong", max_retries=0, timeout=90) as client:
             with pytest.raises(AuthenticationError):
                 client.chat.completions.create(model=NAME, messages=CHAT)
             with pytest.raises(InternalServerError) as refused:

@@ -111,7 +111,7 @@ def test_two_streams_asked_at_once_over_one_connection(api: ApiServer) -> None:
     url = urlsplit(api.url)
     body = json.dumps({"model": NAME, "messages": MESSAGES, "stream": True, **LONG, "max_tokens": 30})
     head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
-    with socket.create_connection((url.hostname, url.port), 20) as connection, connection.makefile("rb") as file:
+    with socket.create_connection((url.hostname, url.port), 60) as connection, connection.makefile("rb") as file:
         connection.sendall(2 * f"{head}\r\n\r\n{body}".encode())
         first, second = (text_of(chunked_body(file)) for _ in range(2))
     assert first

@@ -159,16 +159,16 @@ def test_the_same_over_a_websocket(api: ApiServer) -> None:
     request_id, _ = ask(api)
     events = [data for _, _, data in read(api, f"/requests/{request_id}/stream")]
     url = f"{api.url.replace('http', 'ws')}/requests/{request_id}/stream"
-    with connect(url) as socket:
+    with connect(url, open_timeout=60) as socket:
         assert [json.loads(message) for message in socket] == events
         assert socket.close_code == 1000
-    with connect(f"{url}?after=12") as socket:
+    with connect(f"{url}?after=12", open_timeout=60) as socket:
         rest = [json.loads(message) for message in socket]
     assert rest[0]["first"] == 13
     assert rest[-1] == events[-1]
     for query, status in (("after=x", 400), ("choice=1", 404)):
         with pytest.raises(InvalidStatus) as refused:
-            connect(f"{url}?{query}")
+            connect(f"{url}?{query}", open_timeout=60)
         assert refused.value.response.status_code == status
         assert "error" in json.loads(refused.value.response.body)
 
@@ -182,7 +182,7 @@ def test_an_answer_that_redis_has_lost_is_not_waited_for(
     (over_sse,) = read(api, f"/requests/{request_id}/stream?after=3")
     assert over_sse[1] == "end"
     assert (over_sse[2]["finish_reason"], over_sse[2]["error"]["code"]) == ("error", "stream_lost")
-    with connect(f"{api.url.replace('http', 'ws')}/requests/{request_id}/stream") as socket:
+    with connect(f"{api.url.replace('http', 'ws')}/requests/{request_id}/stream", open_timeout=60) as socket:
         (end,) = map(json.loads, socket)
     assert end["error"] == over_sse[2]["error"]
 
@@ -193,7 +193,7 @@ def test_a_websocket_that_leaves_disturbs_nobody(api: ApiServer, desk: LiveDesk)
         lines = response.iter_lines()
         next(lines)
         request_id = response.headers["x-request-id"]
-        with connect(f"{api.url.replace('http', 'ws')}/requests/{request_id}/stream") as socket:
+        with connect(f"{api.url.replace('http', 'ws')}/requests/{request_id}/stream", open_timeout=60) as socket:
             assert json.loads(socket.recv())["first"] == 1
         assert list(lines)[-2] == "data: [DONE]"
     assert not desk.get(request_id).is_cancelled

@@ -31,7 +31,8 @@ def over_sse(api: ApiServer, job_id: str, row: int, **headers: str) -> list[dict
 
 
 def over_websocket(api: ApiServer, job_id: str, row: int) -> list[dict[str, Any]]:
-    with connect(f"ws{api.url.removeprefix('http')}/jobs/{job_id}/rows/{row}/stream") as socket:
+    url = f"ws{api.url.removeprefix('http')}/jobs/{job_id}/rows/{row}/stream"
+    with connect(url, open_timeout=60) as socket:
         return [json.loads(text) for text in socket]
 
 

@@ -36,6 +36,7 @@ def http(client: Client) -> Iterator[TestClient]:
         yield http
 
 
+@pytest.mark.usefixtures("lasting_presence")
 def test_live_requests(client: Client, http: TestClient) -> None:
     refused = http.post("/v1/chat/completions", json=CHAT)
     assert refused.status_code == 503

@@ -29,7 +29,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 
 
 @pytest.fixture
-def server(client: Client) -> Iterator[InProcessServer]:
+def server(client: Client, lasting_presence: None) -> Iterator[InProcessServer]:
     with WorkerPresence(client.redis_url) as presence:
         presence.announce(shard_queue(str(MODEL), "auto"), WorkerId.own())
     with in_process_server(client) as server:
@@ -45,7 +45,8 @@ def test_open_answers_are_told(client: Client, server: InProcessServer, wait_unt
         with streamed as chunks, http.stream("POST", "/v1/chat/completions", json=CHAT | resumable) as kept:
             request_id = kept.headers["x-request-id"]
             raw_path = f"/requests/{request_id}/stream"
-            with http.stream("GET", raw_path) as raw, connect(f"{server.url.replace('http', 'ws')}{raw_path}") as ws:
+            url = f"{server.url.replace('http', 'ws')}{raw_path}"
+            with http.stream("GET", raw_path) as raw, connect(url, open_timeout=60) as ws:
                 waiter.start()
                 first = [next(response.iter_lines()) for response in (raw,)]
                 wait_until(lambda: client.live.num_waiting(live_queue(str(MODEL), "auto")) == 3, "all three are asked")

@@ -120,7 +120,7 @@ def test_whoever_leaves_waits_no_more(
         connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + body)
         wait_until(lambda: len(looked_for) > 1, "the request waits")
     answered = 'route="/v1/chat/completions",status="503"'
-    wait_until(lambda: answered in httpx2.get(f"{server.url}/metrics").text, "the request is over")
+    wait_until(lambda: answered in httpx2.get(f"{server.url}/metrics", timeout=60).text, "the request is over")
 
 
 def test_a_server_that_stops_waits_no_more(

@@ -200,17 +200,17 @@ def test_private_addresses_are_refused_when_a_job_or_a_batch_is_submitted(tmp_pa
             with pytest.raises(SpecError, match=problem):
                 client.submit([{"text": "x"}], MODEL, tmp_path / "out", prompt="{text}", webhook=url)
         assert not client.jobs()
-        with in_process_server(client) as server:
+        with in_process_server(client) as server, httpx2.Client(base_url=server.url, timeout=90) as http:
             file = {"file": ("in.jsonl", b"{}")}
-            answer = httpx2.post(f"{server.url}/v1/files", files=file, data={"purpose": "batch"})
+            answer = http.post("/v1/files", files=file, data={"purpose": "batch"})
             uploaded = answer.raise_for_status().json()["id"]
             asked = {"input_file_id": uploaded, "endpoint": "/v1/completions", "completion_window": "24h"}
-            refused = httpx2.post(f"{server.url}/v1/batches", json=asked | {"webhook": {"url": receiver.url}})
+            refused = http.post("/v1/batches", json=asked | {"webhook": {"url": receiver.url}})
             assert (refused.status_code, refused.json()["error"]["param"]) == (400, "webhook.url")
             assert problem in refused.json()["error"]["message"]
             # Where it is not known yet who that is, it shows when the event is sent.
             later = asked | {"webhook": {"url": "https://nobody.invalid/"}}
-            assert httpx2.post(f"{server.url}/v1/batches", json=later).status_code == 200
+            assert http.post("/v1/batches", json=later).status_code == 200
 
 
 def event_types(receiver: Receiver) -> list[str]:

@@ -1,5 +1,6 @@
 """Servers with different models over one ledger: each validates what it has taken, whoever looks first."""
 
+import logging
 import threading
 import time
 from dataclasses import dataclass, field
@@ -59,6 +60,18 @@ def test_a_batch_is_left_to_the_server_that_has_its_model(validation, other, wai
         with keeper(validation):
             wait_until(lambda: batches.get(batch.tenant, batch.id).state is BatchState.IN_PROGRESS, "it has begun")
     assert batches.get(batch.tenant, batch.id).model == "model"
+
+
+def test_one_name_for_two_models_is_said_when_it_matters(validation, tmp_path, caplog):
+    """The same model at another path is another one: nobody knows better."""
+    (namesake := tmp_path / MODEL.name).symlink_to(MODEL)
+    other = Validation(validation.client, ServedModels.of([str(namesake)]), validation.store)
+    with caplog.at_level(logging.WARNING, "headrace.jobs.batches"):
+        for models in (other.models, None, validation.models):
+            served = None if models is None else models.names
+            other.run(add_batch(validation, 1, served_models=served, model=MODEL.name), lambda: None)
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert f"whose '{MODEL.name}' is another model, and is answered by {namesake}: " in said
 
 
 def test_pauses_that_were_over_long_ago_are_forgotten(validation):

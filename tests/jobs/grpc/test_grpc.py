@@ -85,7 +85,7 @@ def test_probes_learn_whether_calls_are_taken(api: ApiServer) -> None:
 
 
 def test_a_chat_is_answered_as_over_http(api: ApiServer, stub: HeadraceStub) -> None:
-    call = stub.Generate(chat(logprobs=True, top_logprobs=1), timeout=30)
+    call = stub.Generate(chat(logprobs=True, top_logprobs=1), timeout=90)
     tokens, end = read(call)
     answer = api.post("/v1/chat/completions", **OPTIONS, messages=MESSAGES)
     assert text_of(tokens, end) == answer["choices"][0]["message"]["content"]
@@ -98,7 +98,7 @@ def test_a_chat_is_answered_as_over_http(api: ApiServer, stub: HeadraceStub) -> 
     assert first.tokens.logprobs[0].top[0].token_id == first.tokens.token_ids[0]
     assert dict(call.initial_metadata())["x-request-id"] == first.id == end.id
 
-    rest, same_end = read(stub.Stream(StreamRequest(id=end.id, after=7), timeout=30))
+    rest, same_end = read(stub.Stream(StreamRequest(id=end.id, after=7), timeout=90))
     assert rest[0].tokens.first == 8
     assert same_end == end
     texts = [text for response in tokens for text in response.tokens.texts]
@@ -107,31 +107,31 @@ def test_a_chat_is_answered_as_over_http(api: ApiServer, stub: HeadraceStub) -> 
 
 def test_several_choices_of_token_ids(api: ApiServer, stub: HeadraceStub) -> None:
     request = GenerateRequest(**OPTIONS | {"temperature": 1.0, "seed": 2**60}, prompt_token_ids=[5, 6, 7], n=2)
-    responses = list(stub.Generate(request, timeout=30))
+    responses = list(stub.Generate(request, timeout=90))
     body = OPTIONS | {"temperature": 1.0, "seed": 2**60, "n": 2}
     answer = api.post("/v1/completions", **body, prompt=[5, 6, 7])
     for choice in range(2):
         own = [response for response in responses if response.choice == choice]
         assert text_of(own[:-1], own[-1]) == answer["choices"][choice]["text"]
     second = next(response.id for response in responses if response.choice == 1)
-    tokens, _ = read(stub.Stream(StreamRequest(id=second), timeout=30))
+    tokens, _ = read(stub.Stream(StreamRequest(id=second), timeout=90))
     assert {response.choice for response in tokens} == {1}
 
 
 def test_an_answer_has_the_form_that_was_asked_for(stub: HeadraceStub) -> None:
     guided = chat(guided_choice=["billing", "refund"], ignore_eos=False)
-    assert text_of(*read(stub.Generate(guided, timeout=30))) in ("billing", "refund")
+    assert text_of(*read(stub.Generate(guided, timeout=90))) in ("billing", "refund")
     shape = ResponseFormat(type="json_schema", schema='{"enum": ["yes", "no"]}')
-    formed = text_of(*read(stub.Generate(chat(response_format=shape, ignore_eos=False), timeout=30)))
+    formed = text_of(*read(stub.Generate(chat(response_format=shape, ignore_eos=False), timeout=90)))
     assert formed.strip() in ('"yes"', '"no"')
 
 
 def test_a_row_of_a_job(api: ApiServer, stub: HeadraceStub, wait_until_done: Callable[[str], Any]) -> None:
     job = api.post("/jobs", model=api.model, rows=[{"text": "late"}], prompt="{text}", sampling={"max_tokens": 5})
-    _, end = read(stub.Stream(StreamRequest(id=f"{job['id']}/0"), timeout=30))
+    _, end = read(stub.Stream(StreamRequest(id=f"{job['id']}/0"), timeout=90))
     assert end.end.finish_reason in ("stop", "length")
     with pytest.raises(grpc.RpcError) as refused:
-        list(stub.Stream(StreamRequest(id=f"{job['id']}/1"), timeout=30))
+        list(stub.Stream(StreamRequest(id=f"{job['id']}/1"), timeout=90))
     assert refused.value.code() is grpc.StatusCode.NOT_FOUND
     wait_until_done(job["id"])
 
@@ -155,7 +155,7 @@ SCHEMA = ResponseFormat(type="json_schema", schema="{")
 )
 def test_what_is_wrong_is_named(stub: HeadraceStub, request_: GenerateRequest, code: str, param: str) -> None:
     with pytest.raises(grpc.RpcError) as refused:
-        list(stub.Generate(request_, timeout=30))
+        list(stub.Generate(request_, timeout=90))
     assert refused.value.code().name == code
     assert dict(refused.value.trailing_metadata())["error-param"] == param
     assert refused.value.details()
@@ -164,18 +164,18 @@ def test_what_is_wrong_is_named(stub: HeadraceStub, request_: GenerateRequest, c
 def test_a_stream_that_is_not_there(stub: HeadraceStub) -> None:
     for unknown in ("", "req_x", f"req_{'0' * 24}", "job_x/1", "job_x/-1", "/", f"job_x/{'9' * 30}"):
         with pytest.raises(grpc.RpcError) as refused:
-            list(stub.Stream(StreamRequest(id=unknown), timeout=30))
+            list(stub.Stream(StreamRequest(id=unknown), timeout=90))
         assert refused.value.code() is grpc.StatusCode.NOT_FOUND, unknown
 
 
 def test_an_answer_that_redis_has_lost_is_not_waited_for(
     stub: HeadraceStub, desk: LiveDesk, wait_until: Callable[..., None]
 ) -> None:
-    _, end = read(stub.Generate(chat(max_tokens=2), timeout=30))
+    _, end = read(stub.Generate(chat(max_tokens=2), timeout=90))
     wait_until(lambda: desk.has_ended(end.id), "the request has ended")
     desk.forget(stream_key(end.id))
     with pytest.raises(grpc.RpcError) as lost:
-        list(stub.Stream(StreamRequest(id=end.id), timeout=30))
+        list(stub.Stream(StreamRequest(id=end.id), timeout=90))
     assert lost.value.code() is grpc.StatusCode.INTERNAL
     assert dict(lost.value.trailing_metadata())["error-code"] == "stream_lost"
 
@@ -217,6 +217,7 @@ async def refusal(call: Any) -> grpc.aio.AioRpcError:
     return refused.value
 
 
+@pytest.mark.usefixtures("lasting_presence")
 def test_keys_limits_and_workers_count_as_over_http(tmp_path: Path) -> None:
     with Client(Settings.from_environment(environment(tmp_path))) as client:
         key = client.ledger.api_keys.create("acme", None).secret

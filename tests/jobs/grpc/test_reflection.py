@@ -22,7 +22,7 @@ def ask(api: ApiServer, version: str, *requests: Request) -> list[Response]:
             request_serializer=Request.SerializeToString,
             response_deserializer=Response.FromString,
         )
-        return list(info(iter(requests), timeout=20))
+        return list(info(iter(requests), timeout=60))
 
 
 @pytest.mark.parametrize("version", ["v1", "v1alpha"])

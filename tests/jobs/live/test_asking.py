@@ -1,18 +1,23 @@
-"""What a reader is told of an answer that has ended and is not there any more."""
+"""What a reader is told of an answer that is not there any more, or that cannot come."""
 
 import asyncio
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 from redis import Redis
 
+from headrace.jobs.embedded.valkey import EmbeddedValkey
+from headrace.jobs.live import asking
 from headrace.jobs.live.asking import GenerationError, LiveStreams
+from headrace.jobs.live.claims import LiveClaims
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.keys import stream_key
 
-from .desk import Desk
+from ..full_disk import full_disk
+from .desk import Desk, opened_desk
 
 
 @pytest.fixture
@@ -76,3 +81,44 @@ def test_a_request_that_is_forgotten_too_is_unknown(streams, redis, ended):
     redis.delete(stream_key(request.id), request_key(request.id))
     with pytest.raises(UnknownRequest):
         list(streams.follow(request.id))
+
+
+def assert_given_up(read: Callable[[], object], code: str) -> None:
+    with pytest.raises(GenerationError) as given_up:
+        read()
+    assert given_up.value.code == code
+
+
+def test_nobody_waits_for_a_redis_that_takes_nothing_in(
+    tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch, wait_until: Callable[..., None]
+) -> None:
+    """A request that came in just before the disk was full, and one whose worker cannot write its tokens."""
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(asking, "_MAX_REFUSALS", 2)
+    with EmbeddedValkey(tmp_path) as valkey, opened_desk(valkey, model, "headrace.live.full") as desk:
+        streams = LiveStreams(desk.url, desk.requests)
+        with desk.worker() as worker:
+            worker.runner.close()
+            waiting, running = desk.submitted(), desk.submitted()
+            worker.live.ring(running.id)
+            worker.runner.wait_until_reached()
+            with full_disk(tmp_path, wait_until):
+                worker.runner.open()
+                assert_given_up(lambda: list(streams.follow(waiting.id)), "unavailable")
+                assert_given_up(lambda: list(streams.follow(running.id)), "unavailable")
+                assert_given_up(lambda: asyncio.run(_collected(streams, waiting.id)), "unavailable")
+            # Whoever asks again once there is room finds the whole of it.
+            desk.assert_streamed(running)
+            worker.live.ring(waiting.id)
+            desk.assert_streamed(waiting)
+
+
+def test_past_its_deadline_nobody_waits_whatever_became_of_its_worker(
+    desk: Desk, streams: LiveStreams, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.05)
+    request = desk.submitted(timeout_seconds=-10.0)
+    assert_given_up(lambda: list(streams.follow(request.id)), "deadline_exceeded")
+    with LiveClaims(desk.url, desk.queue, "killed", 600.0, 600.0) as claims:
+        assert claims.claim(request.id) is not None
+    assert_given_up(lambda: list(streams.follow(request.id)), "deadline_exceeded")

@@ -11,7 +11,7 @@ from headrace.jobs.planning.dry_run import Forecast
 from headrace.jobs.schemas import JobSpec
 from headrace.storage.overview import Pace
 
-from ..running import LABELS, MODEL, label_arguments
+from ..running import LABELS, MODEL, assert_refused, label_arguments
 
 
 def planned(result) -> dict[str, str]:
@@ -62,6 +62,30 @@ def test_rows_at_fault_are_named_in_the_inputs_order(headrace, tmp_path):
 def test_an_answer_that_may_be_cut_is_told(headrace, tickets, tmp_path):
     options = ["--model", MODEL, "--prompt", "{text}", "--limit", "3", "--max-tokens", "2040"]
     assert "answer may be cut at" in planned(headrace(tmp_path / "data", "dry-run", tickets, *options))["context"]
+
+
+@pytest.mark.parametrize(
+    ("options", "token_bytes", "number"),
+    [([], 2560, 1), (["-tp", "2"], 1280, 2), (["-pp", "2"], 1536, 2), (["-tp", "2", "-pp", "2"], 768, 4)],
+    ids=["alone", "heads", "layers", "both"],
+)
+def test_what_processes_that_share_the_model_have_room_for(headrace, tickets, tmp_path, options, token_bytes, number):
+    """Each has 2 GiB. Of five layers a stage has three at most."""
+    said = planned(headrace(tmp_path / "data", *arguments(tickets, tmp_path), "--limit", "3", *options))
+    room = f"{2 * 2**30 // token_bytes:,} tokens: all fit (by default, in float32"
+    assert said["KV memory"] == room + ("" if number == 1 else f", in each of {number} processes") + ")"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["-tp", "64"], ["tensor_parallel_size=64 must divide num_attention_heads"]),
+        (["-pp", "64"], ["pipeline_parallel_size=64 must be at most num_hidden_layers"]),
+        (["-tp", "2", "--lora", "kind=."], ["--lora and --tensor-parallel-size=2 are not supported together"]),
+    ],
+)
+def test_a_model_that_cannot_be_shared_so_is_refused(headrace, tickets, tmp_path, options, words):
+    assert_refused(headrace(tmp_path / "data", *arguments(tickets, tmp_path), *options), *words)
 
 
 def test_what_cannot_run_is_refused_as_it_would_be(headrace, tickets, tmp_path):

@@ -44,7 +44,7 @@ def test_follow_from_a_token_on(url: str, publisher: StreamPublisher) -> None:
     finish(publisher, "req_a", answer)
     assert publisher.flush(30)
     done = subprocess.run(
-        [sys.executable, str(FOLLOW), url, "req_a", "20"], capture_output=True, check=True, timeout=20
+        [sys.executable, str(FOLLOW), url, "req_a", "20"], capture_output=True, check=True, timeout=60
     )
     assert done.stdout.decode() == "".join(answer.texts[20:]) + answer.rest + "\n"
 
@@ -57,7 +57,7 @@ def test_the_shell_follows_a_jobs_row(url: str, redis: Redis, publisher: StreamP
     finish(publisher, "job_a/7", answer)
     assert publisher.flush(30)
     command = [str(FOLLOW_IN_SHELL), "job_a/7", "0-0", "-s", unquote(url.removeprefix("unix://"))]
-    done = subprocess.run(command, capture_output=True, check=True, timeout=20)
+    done = subprocess.run(command, capture_output=True, check=True, timeout=60)
     tokens, end = (json.loads(line)["headrace:stream:job_a/7"][0] for line in done.stdout.splitlines())
     assert json.loads(dict(zip(tokens[1][::2], tokens[1][1::2], strict=True))["texts"]) == list(answer.texts)
     assert end[0] == "5-1"

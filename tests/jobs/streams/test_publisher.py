@@ -16,6 +16,7 @@ from headrace.jobs.streams.keys import frames_channel, row_stream_id, stream_cha
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import follow
 
+from ..full_disk import full_disk
 from .answers import answer_of, append, check, finish, write
 from .test_reader import collect, in_threads
 
@@ -201,6 +202,37 @@ def test_redis_away(tmp_path: Path) -> None:
         append(publisher, "req_a", write_nothing, 0, 1000)
         assert not publisher.flush(0.05)
         publisher.close(0.05)
+
+
+def test_what_waits_is_bounded(
+    tmp_path: Path, wait_until: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    """A row's stream is forgotten, a request's ends; one that waits with little is written whole."""
+    answer = answer_of(500)
+    big, new, small, row = "req_big", "req_new", "req_small", "job_a/1"
+    with EmbeddedValkey(tmp_path) as valkey, StreamPublisher(valkey.url, 60, max_waiting_bytes=2000) as publisher:
+        for stream_id in (row, big, small):
+            publisher.open(stream_id, 1)
+            append(publisher, stream_id, answer, 0, 10)
+        assert publisher.flush(30)
+        with full_disk(tmp_path, wait_until):
+            append(publisher, small, answer, 10, 20)
+            publisher.open(new, 1)
+            for num_given_up, stream_id in enumerate((row, big, new)):
+                append(publisher, stream_id, answer, 10, 500)
+                wait_until(lambda known=num_given_up: caplog.text.count("given up") > known, f"{stream_id} is given up")
+        for stream_id in (row, big, new, small):
+            append(publisher, stream_id, answer, 20, 500)
+            finish(publisher, stream_id, answer)
+        assert publisher.flush(30)
+        check(follow(valkey.url, small, timeout=30), answer)
+        for stream_id, num_tokens in ((big, 10), (new, 0)):
+            *tokens, end = follow(valkey.url, stream_id, timeout=30)
+            assert sum(len(event.token_ids) for event in tokens) == end.last == num_tokens
+            assert (end.finish_reason, end.error.code) == ("error", "stream_lost")
+        with Redis.from_url(valkey.url, decode_responses=True) as redis:
+            ((newest, _),) = redis.xrevrange(stream_key(row), count=1)
+            assert newest == "10-0"
 
 
 def test_released_streams_are_left_to_the_next_attempt(url: str, redis: Redis, publisher: StreamPublisher) -> None:

@@ -213,7 +213,7 @@ def test_a_real_server_asks_for_the_key(tmp_path: Path) -> None:
         assert_refused(server.http.post("/jobs", content=b"x" * 10**6))
         assert server.http.get("/jobs", headers={"Authorization": f"Bearer {key}"}).status_code == 200
         url = server.url.replace("http", "ws", 1) + "/requests/req_1/stream"
-        with pytest.raises(InvalidStatus) as denied, connect(url):
+        with pytest.raises(InvalidStatus) as denied, connect(url, open_timeout=60):
             pass
         assert denied.value.response.status_code == 401
         assert json.loads(denied.value.response.body)["error"]["code"] == "invalid_api_key"

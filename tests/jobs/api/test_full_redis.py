@@ -1,0 +1,68 @@
+"""Live requests whose answer cannot come: their clients hear why."""
+
+import json
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+from headrace.jobs.api import live_answers
+from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.client import Client
+from headrace.jobs.live.requests import LiveRequest
+from headrace.jobs.presence import WorkerId, WorkerPresence
+from headrace.jobs.schemas import SamplingSpec
+from headrace.jobs.settings import Settings
+
+from ..full_disk import full_disk
+from ..running import MODEL, environment
+from .in_process import InProcessServer, in_process_server
+from .live_desk import live_desk
+
+BODY = {"model": MODEL.name, "messages": [{"role": "user", "content": "Where is my parcel?"}]}
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[Client]:
+    with Client(Settings.from_environment(environment(tmp_path))) as client:
+        yield client
+
+
+@pytest.fixture
+def server(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessServer]:
+    monkeypatch.setattr(live_answers, "_CHECK_SECONDS", 0.05)
+    monkeypatch.setattr(live_answers, "_LAST_SECONDS", 0.05)
+    with in_process_server(client) as server:
+        yield server
+
+
+@pytest.mark.usefixtures("lasting_presence")
+def test_a_disk_that_fills_after_a_request_was_taken(
+    client: Client,
+    server: InProcessServer,
+    tmp_path: Path,
+    start: Callable[..., "Future[Any]"],
+    wait_until: Callable[..., None],
+) -> None:
+    with WorkerPresence(client.redis_url) as presence, live_desk(tmp_path) as desk:
+        presence.announce(shard_queue(str(MODEL), "auto"), WorkerId("another-host", 7, "x"))
+        asked = start(httpx2.post, f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
+        wait_until(lambda: desk.open_ids() or asked.done(), "the request is taken")
+        assert not asked.done()
+        with full_disk(tmp_path, wait_until):
+            refused = asked.result(60)
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert refused.headers["Retry-After"] == "5"
+
+
+def test_past_its_deadline_nobody_waits(client: Client, server: InProcessServer) -> None:
+    request = LiveRequest.new(
+        queue="q", model="m", prompt_token_ids=[1], sampling=SamplingSpec(), timeout_seconds=-10.0
+    )
+    client.live.submit(request)
+    with httpx2.stream("GET", f"{server.url}/requests/{request.id}/stream", timeout=60) as response:
+        (data,) = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
+    assert json.loads(data)["error"]["code"] == "deadline_exceeded"
