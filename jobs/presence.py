@@ -53,11 +53,12 @@ class WorkerId:
 
 @dataclass(frozen=True)
 class Worker:
-    """One that is alive. `stats`: of its engine, by the names of `EngineStats`."""
+    """One that is alive. `stats`: of its engine, by the names of `EngineStats`. `model`: None where it tells none."""
 
     name: str
     queue: str
     stats: Mapping[str, float]
+    model: str | None
 
 
 class WorkerPresence:
@@ -65,7 +66,8 @@ class WorkerPresence:
 
     A member stays for `SILENCE_SECONDS` after it was believed last.
 
-    Beside them a hash `headrace:engine:<worker id>` with what a worker tells of its engine.
+    Beside them a hash `headrace:engine:<worker id>` with what a worker tells of its engine, and for each queue a string
+    `headrace:model:<queue>` with the model of its workers.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -75,7 +77,9 @@ class WorkerPresence:
         """Raises redis' errors when the server does not answer."""
         self._redis.ping()
 
-    def announce(self, queue: str, worker: WorkerId, stats: Mapping[str, float] | None = None) -> None:
+    def announce(
+        self, queue: str, worker: WorkerId, stats: Mapping[str, float] | None = None, model: str | None = None
+    ) -> None:
         """Be alive for the next `TTL_SECONDS`, with what there is to tell of the engine. Raises redis' errors."""
         now = server_time(self._redis)
         with self._redis.pipeline() as pipe:
@@ -85,6 +89,9 @@ class WorkerPresence:
             if stats:
                 pipe.hset(_stats_key(worker), items=[item for pair in stats.items() for item in pair])
                 pipe.pexpire(_stats_key(worker), int(TTL_SECONDS * 1000))
+            if model is not None:
+                # Longer than a worker is believed in: it is asked for after those are listed.
+                pipe.set(_model_key(queue), model, px=int((TTL_SECONDS + SILENCE_SECONDS) * 1000))
             pipe.execute()
 
     def withdraw(self, queue: str, worker: WorkerId) -> None:
@@ -128,12 +135,13 @@ class WorkerPresence:
         queues = sorted(self._redis.scan_iter(_key("*")))
         found = [(key, name) for key in queues for name in self._redis.zrange(key, *alive, byscore=True)]
         with self._redis.pipeline(transaction=False) as pipe:
-            for _, name in found:
+            for key, name in found:
                 pipe.hgetall(_stats_key(name))
+                pipe.get(_model_key(key.removeprefix(_key(""))))
             told = pipe.execute() if found else []
         return [
-            Worker(str(name), key.removeprefix(_key("")), {stat: float(value) for stat, value in stats.items()})
-            for (key, name), stats in zip(found, told, strict=True)
+            Worker(str(name), key.removeprefix(_key("")), {stat: float(value) for stat, value in stats.items()}, model)
+            for (key, name), stats, model in zip(found, told[::2], told[1::2], strict=True)
         ]
 
     def __enter__(self) -> Self:
@@ -145,6 +153,10 @@ class WorkerPresence:
 
 def _key(queue: str) -> str:
     return f"headrace:workers:{queue}"
+
+
+def _model_key(queue: str) -> str:
+    return f"headrace:model:{queue}"
 
 
 def _stats_key(worker: object) -> str:

@@ -230,7 +230,7 @@ class _Base:
 
         def announce() -> None:
             self.urls.ensure()
-            presence.announce(queue, worker_id, asdict(self.host.stats))
+            presence.announce(queue, worker_id, asdict(self.host.stats), self.options.model.name)
 
         try:
             announce()

@@ -175,9 +175,9 @@ class BatchRecords:
             connection.execute(cancelled)
         return self.get(tenant, batch_id)
 
-    def unwritten_jobs(self) -> set[str]:
-        """The ids of the jobs of batches that have not ended: their files are yet to be written from them."""
-        unwritten = select(batches.c.job_id).where(batches.c.state.in_(_OPEN), batches.c.job_id.is_not(None))
+    def open_ids(self) -> set[str]:
+        """The ids of the batches that have not ended: their files are yet to be written."""
+        unwritten = select(batches.c.id).where(batches.c.state.in_(_OPEN))
         with self.database.read() as connection:
             return set(connection.scalars(unwritten))
 

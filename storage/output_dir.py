@@ -21,6 +21,11 @@ class OutputMode(StrEnum):
     RESUME = "resume"
     OVERWRITE = "overwrite"
 
+    @property
+    def argument(self) -> str:
+        """How a caller in Python passes it, as errors advise; the command line puts its option there."""
+        return f'mode="{self}"'
+
 
 @dataclass(frozen=True)
 class Manifest:
@@ -46,14 +51,14 @@ def prepare_output_dir(folder: OutputFolder, mode: OutputMode) -> Manifest | Non
     if not names:
         return None
     if mode is OutputMode.NEW:
-        advice = "pass --resume to finish it or --overwrite to replace it"
+        advice = f"pass {OutputMode.RESUME.argument} to finish it or {OutputMode.OVERWRITE.argument} to replace it"
         raise OutputNotEmpty(f"output folder {folder} is not empty: {advice}")
     if mode is OutputMode.OVERWRITE:
         _clear(folder, names)
         return None
     manifest = read_manifest(folder)
     if manifest is None:
-        advice = "choose an empty folder, or --overwrite if its parts may go"
+        advice = f"choose an empty folder, or {OutputMode.OVERWRITE.argument} if its parts may go"
         raise OutputNotEmpty(f"output folder {folder} holds no headrace job to resume: {advice}")
     return manifest
 
@@ -114,8 +119,8 @@ def _parsed(folder: OutputFolder, content: bytes) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(content)
         return {"job_id": values["job_id"], "fingerprint": values["fingerprint"], **values}
     except (ValueError, TypeError, KeyError) as error:
-        path = f"{folder}/{MANIFEST_NAME}"
-        raise ManifestDamaged(f"{path} is damaged: pass --overwrite to replace the data set") from error
+        path, advice = f"{folder}/{MANIFEST_NAME}", f"pass {OutputMode.OVERWRITE.argument} to replace the data set"
+        raise ManifestDamaged(f"{path} is damaged: {advice}") from error
 
 
 def _manifest_of(report: Mapping[str, Any]) -> Manifest:

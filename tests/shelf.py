@@ -7,6 +7,7 @@ share them; listings are remembered until `invalidate_cache`, as by s3fs. Stands
 import os
 import tempfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote
@@ -39,15 +40,14 @@ class Shelf(AbstractFileSystem):  # type: ignore[misc]
     def _listing(self, path: str) -> Iterator[dict[str, Any]]:
         bucket, _, key = path.partition("/")
         prefix, seen = f"{key}/" if key else "", set()
-        for file in sorted(_bucket(bucket).iterdir()):
-            other = unquote(file.name)
+        for other, size in _objects(bucket):
             child, slash, _ = other.removeprefix(prefix).partition("/")
             if other == key:
-                yield {"name": path, "type": "file", "size": file.stat().st_size}
+                yield {"name": path, "type": "file", "size": size}
             elif other.startswith(prefix) and child not in seen:
                 seen.add(child)
                 name = f"{bucket}/{prefix}{child}"
-                yield {"name": name, "type": "directory" if slash else "file", "size": file.stat().st_size}
+                yield {"name": name, "type": "directory" if slash else "file", "size": size}
 
     def info(self, path: str, **options: Any) -> dict[str, Any]:
         path = self._strip_protocol(path)
@@ -99,6 +99,13 @@ def make_bucket(name: str) -> Path:
 
 def keys(bucket: str) -> list[str]:
     return sorted(unquote(file.name) for file in _bucket(bucket).iterdir())
+
+
+def _objects(bucket: str) -> Iterator[tuple[str, int]]:
+    """Keys and sizes; what another process removes meanwhile is passed over, not the whole listing."""
+    for file in sorted(_bucket(bucket).iterdir()):
+        with suppress(FileNotFoundError):
+            yield unquote(file.name), file.stat().st_size
 
 
 def _bucket(name: str) -> Path:

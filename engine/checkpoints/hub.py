@@ -73,14 +73,14 @@ def locate_model(model: str | Path, revision: str | None = None, *, with_weights
         return LocatedModel(name, Path(name))
     if match["type"] or match["file"]:
         return _locate_gguf(match)
-    folder = _fetch(match["id"], match["revision"], _DESCRIPTION + (_WEIGHTS if with_weights else []), _SUBFOLDERS)
+    folder = _fetch(match, _DESCRIPTION + (_WEIGHTS if with_weights else []), _SUBFOLDERS)
     return LocatedModel(f"{match['id']}@{folder.name}", folder)
 
 
 def _locate_gguf(match: re.Match[str]) -> LocatedModel:
     hub_id, kind, file = match["id"], match["type"], match["file"]
     patterns = _of_type(kind) if kind else [_with_parts(file)]
-    folder = _fetch(hub_id, match["revision"], _DESCRIPTION + patterns, _DESCRIPTION_IN_SUBFOLDERS)
+    folder = _fetch(match, _DESCRIPTION + patterns, _DESCRIPTION_IN_SUBFOLDERS)
     # There may be others, from before.
     names = [each.relative_to(folder).as_posix() for each in sorted(folder.rglob("*.gguf"))]
     found = [folder / name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
@@ -106,8 +106,11 @@ def public_name(exact_name: str) -> str:
     return exact_name.rpartition("/")[2] if exact_name.startswith("/") else exact_name.partition("@")[0]
 
 
-def _fetch(hub_id: str, revision: str | None, patterns: list[str], ignored: list[str]) -> Path:
+def _fetch(match: re.Match[str], patterns: list[str], ignored: list[str]) -> Path:
     """The snapshot's folder, which is named after its commit."""
+    hub_id, revision = match["id"], match["revision"]
+    # What is taken for an id may have been meant as a path.
+    no_path = f"there is no {'file' if match['file'] else 'folder'} {match[0].partition('@')[0]} here"
     # Imported here: a model in a folder needs none of it.
     from httpx2 import HTTPError
     from huggingface_hub import constants, snapshot_download
@@ -126,16 +129,15 @@ def _fetch(hub_id: str, revision: str | None, patterns: list[str], ignored: list
         ) from error
     except RepositoryNotFoundError as error:
         raise ModelError(
-            f"there is no folder {hub_id} here and no model {hub_id} on Hugging Face: check the name, or set HF_TOKEN "
-            "if it is private"
+            f"{no_path} and no model {hub_id} on Hugging Face: check the name, or set HF_TOKEN if it is private"
         ) from error
     except RevisionNotFoundError as error:
         raise ModelError(f"model {hub_id} has no revision {revision} on Hugging Face") from error
     except LocalEntryNotFoundError as error:
         why = "HF_HUB_OFFLINE is set" if constants.is_offline_mode() else f"{constants.ENDPOINT} does not answer"
         raise ModelError(
-            f"model {hub_id} is not whole in {constants.HF_HUB_CACHE} and cannot be fetched, {why}: "
-            "try again online, or name a folder"
+            f"{no_path}, and model {hub_id} is not whole in {constants.HF_HUB_CACHE} and cannot be fetched, {why}: "
+            "name a folder, or try again online"
         ) from error
     except (HTTPError, OSError) as error:
         raise ModelError(f"model {hub_id} cannot be fetched: {' '.join(str(error).split())}") from error

@@ -24,12 +24,15 @@ def hash_blocks(token_ids: Sequence[int], block_size: int, root: BlockHash = ROO
 
 def add_hashes(hashes: list[BlockHash], token_ids: Sequence[int], block_size: int, root: BlockHash = ROOT) -> None:
     """Append the hashes of those full blocks of `token_ids` that have none yet."""
-    parent = hashes[-1] if hashes else root
-    first = len(hashes) * block_size
-    tokens = token_ids[first : len(token_ids) // block_size * block_size]
+    tokens = token_ids[len(hashes) * block_size :]
     data = (tokens if isinstance(tokens, array) and tokens.typecode == "i" else array("i", tokens)).tobytes()
-    width = block_size * _TOKEN_BYTES
-    for start in range(0, len(data), width):
+    _add_chain(hashes, data, block_size * _TOKEN_BYTES, root)
+
+
+def _add_chain(hashes: list[BlockHash], data: bytes, width: int, root: BlockHash) -> None:
+    """Append the hashes of the blocks in `data`, of so many bytes each."""
+    parent = hashes[-1] if hashes else root
+    for start in range(0, len(data) - width + 1, width):
         parent = blake2b(parent + data[start : start + width], digest_size=16).digest()
         hashes.append(parent)
 
@@ -54,27 +57,30 @@ class PromptHasher:
 
     def __init__(self) -> None:
         self._kind: tuple[int, BlockHash] | None = None
-        self._token_ids = array("i")
+        self._data = b""
+        # What the last two had in common.
+        self._common = b""
         self._hashes: list[BlockHash] = []
 
     def hashes(self, token_ids: "array[int]", block_size: int, root: BlockHash) -> list[BlockHash]:
         """As `hash_blocks`; the list is the caller's."""
-        # A copy: the sequence's own grows.
-        tokens, kind = token_ids[:], (block_size, root)
-        num_common = _num_common(tokens, self._token_ids, block_size) if kind == self._kind else 0
-        hashes = self._hashes[: num_common // block_size]
-        add_hashes(hashes, token_ids, block_size, root)
-        self._kind, self._token_ids, self._hashes = kind, tokens, hashes
+        data, width, kind = token_ids.tobytes(), block_size * _TOKEN_BYTES, (block_size, root)
+        if kind != self._kind:
+            self._data = self._common = b""
+        length = len(self._common)
+        # Mostly this one has no more and no less: then it is not searched for where they part.
+        if not data.startswith(self._common) or data[length : length + width] == self._data[length : length + width]:
+            self._common = _common(data, self._data, width)
+            length = len(self._common)
+        hashes = self._hashes[: length // width]
+        _add_chain(hashes, data[length:], width, root)
+        self._kind, self._data, self._hashes = kind, data, hashes
         return hashes.copy()
 
 
-def _num_common(tokens: "array[int]", others: "array[int]", at_least: int) -> int:
-    """How many tokens both begin with; 0 where these are fewer than `at_least`."""
-    # Where nothing is shared this is all that it takes.
-    if len(tokens) < at_least or tokens[:at_least] != others[:at_least]:
-        return 0
-    length = min(len(tokens), len(others))
-    one, other = (numpy.frombuffer(each, dtype=numpy.int32, count=length) for each in (tokens, others))
-    different = one != other
-    first = int(different.argmax())
-    return first if different[first] else length
+def _common(data: bytes, other: bytes, width: int) -> bytes:
+    """What both begin with, in whole blocks of so many bytes."""
+    length = min(len(data), len(other)) // width * width
+    one, another = (numpy.frombuffer(each[:length], dtype=numpy.uint8) for each in (data, other))
+    different = (one != another).nonzero()[0]
+    return data[: different[0] // width * width if len(different) else length]

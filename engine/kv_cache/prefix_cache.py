@@ -1,11 +1,13 @@
 """Finds KV blocks that were computed before, by the hash of everything up to their end."""
 
+from array import array
 from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from itertools import chain, repeat
 
 from .block_hashes import BlockHash
 from .block_pool import NULL_BLOCK, BlockPool
+from .shared_run import SharedRun
 
 
 class PrefixCache:
@@ -24,6 +26,8 @@ class PrefixCache:
         # Idle blocks, least recently used first: those that nobody waits for, and those that somebody does.
         self._idle: OrderedDict[int, None] = OrderedDict()
         self._awaited: OrderedDict[int, None] = OrderedDict()
+        # What was joined last, while it has owners and all of it can be found.
+        self._run: SharedRun | None = None
         # How many announced prefixes go through each block.
         self._expected: Counter[BlockHash] = Counter()
         # Blocks whose content would harm whoever gets them, and those of them that nobody owns any more.
@@ -39,7 +43,7 @@ class PrefixCache:
         """How many blocks `allocate` can hand out now."""
         return self._pool.num_free + len(self._idle) + len(self._awaited)
 
-    def match(self, hashes: Sequence[BlockHash], num_needed: int | None = None) -> list[int]:
+    def match(self, hashes: Sequence[BlockHash], num_needed: int | None = None) -> "array[int]":
         """The longest prefix whose cached blocks suffice to go on after it. Changes nothing.
 
         All blocks up to its end, or only the last `num_needed` where a sliding window hides those before: these are
@@ -49,12 +53,13 @@ class PrefixCache:
             return self._first_run(hashes)
         end = self._last_run(hashes, num_needed)
         first = max(0, end - num_needed)
-        return [NULL_BLOCK] * first + [self._block_of[block_hash] for block_hash in hashes[first:end]]
+        return array("i", [NULL_BLOCK] * first + [self._block_of[block_hash] for block_hash in hashes[first:end]])
 
-    def _first_run(self, hashes: Sequence[BlockHash]) -> list[int]:
+    def _first_run(self, hashes: Sequence[BlockHash]) -> "array[int]":
+        known = self._run.blocks if self._run is not None and self._run.begins(hashes) else array("i")
         # All are looked up, though most may come after the first that is not there: a loop of Python's takes longer.
-        blocks = list(map(self._block_of.get, hashes, repeat(NULL_BLOCK)))
-        return blocks[: blocks.index(NULL_BLOCK)] if NULL_BLOCK in blocks else blocks
+        blocks = list(map(self._block_of.get, hashes[len(known) :], repeat(NULL_BLOCK)))
+        return known + array("i", blocks[: blocks.index(NULL_BLOCK)] if NULL_BLOCK in blocks else blocks)
 
     def _last_run(self, hashes: Sequence[BlockHash], num_needed: int) -> int:
         """Where the last run of `num_needed` cached blocks ends, or one that begins at the start."""
@@ -69,6 +74,31 @@ class PrefixCache:
         """Make the caller an owner of blocks that `match` returned."""
         for block in self._pool.share(_without_null(blocks)):
             del (self._idle if block in self._idle else self._awaited)[block]
+
+    def join(self, blocks: "array[int]", hashes: Sequence[BlockHash]) -> SharedRun:
+        """As `share`, of blocks without gaps and their hashes; returns what the caller owns together with others.
+
+        It is the first of the blocks or all of them, and is to be given up with `leave`.
+        """
+        run = self._run
+        # One that is short for them is of use to nobody like the caller.
+        if run is None or 2 * len(run) < len(blocks) or run.blocks != blocks[: len(run)]:
+            self.share(blocks)
+            self._run = SharedRun(blocks[:], hashes[len(blocks) - 1])
+            return self._run
+        run.num_owners += 1
+        self.share(blocks[len(run) :])
+        return run
+
+    def leave(self, run: SharedRun) -> None:
+        """Give up what `join` returned."""
+        run.num_owners -= 1
+        if run.num_owners:
+            return
+        # Its blocks are idle now: whoever joined it would not be counted.
+        if self._run is run:
+            self._run = None
+        self.release(run.blocks)
 
     def share_owned(self, blocks: Sequence[int]) -> None:
         """Make the caller a further owner of blocks that have one."""
@@ -95,6 +125,10 @@ class PrefixCache:
 
     def forget(self, block: int) -> None:
         """Make a block unfindable: its content was never written."""
+        self._run = None
+        self._forget(block)
+
+    def _forget(self, block: int) -> None:
         if (block_hash := self._hash_of.pop(block, None)) is not None:
             del self._block_of[block_hash]
 
@@ -152,7 +186,7 @@ class PrefixCache:
 
     def _evict_one(self) -> None:
         block, _ = (self._idle or self._awaited).popitem(last=False)
-        self.forget(block)
+        self._forget(block)
         self._pool.reclaim(block)
 
     def check(self, block_tables: Iterable[Sequence[int]]) -> None:
@@ -169,6 +203,10 @@ class PrefixCache:
         assert not (free | self._tainted) & findable, "a free or tainted block can be found"
         assert to_be_zeroed <= self._tainted <= to_be_zeroed | set(owners), "a tainted block is free"
         assert {block: key for key, block in self._block_of.items()} == self._hash_of, "the two indexes differ"
+        if (run := self._run) is not None:
+            assert run.num_owners > 0, "a run that nobody owns can be joined"
+            assert set(run.blocks) <= findable & set(owners), "part of a run that can be joined cannot be found"
+            assert self._hash_of[run.blocks[-1]] == run.last_hash, "a run has another hash than its last block"
         for block in idle | awaited:
             assert (self._hash_of[block] in self._expected) == (block in awaited), "a block is in the wrong queue"
 

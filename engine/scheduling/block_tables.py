@@ -1,5 +1,7 @@
 """Each sequence's block table: what it owns, shares with others, gives up, or leaves in the host's memory."""
 
+from array import array
+from collections import Counter
 from collections.abc import Iterable
 
 from ..kv_cache.block_hashes import PromptHasher
@@ -41,16 +43,19 @@ class BlockTables:
         num_computed_tokens = len(blocks) * sequence.block_size
         if (swapped := sequence.swapped) is not None:
             if swapped.first_block <= self._first_needed(sequence, swapped.num_computed_tokens):
-                blocks += [NULL_BLOCK] * (swapped.first_block - len(blocks))
+                blocks += new_block_table([NULL_BLOCK]) * (swapped.first_block - len(blocks))
             if swapped.first_block <= len(blocks):
                 num_computed_tokens = max(num_computed_tokens, swapped.num_computed_tokens)
         num_slid = 0
         # Of a prompt that begins like no other there are none.
         if blocks:
             num_slid = min(self._first_needed(sequence, num_computed_tokens), len(blocks))
-            blocks[:num_slid] = [NULL_BLOCK] * num_slid
-            self.cache.share(blocks)
-        sequence.block_table = new_block_table(blocks)
+            blocks[:num_slid] = new_block_table([NULL_BLOCK]) * num_slid
+            if self._window is None:
+                sequence.shared_run = self.cache.join(blocks, sequence.block_hashes)
+            else:
+                self.cache.share(blocks)
+        sequence.block_table = blocks
         sequence.num_slid_blocks = num_slid
         sequence.num_computed_tokens = num_computed_tokens
 
@@ -156,7 +161,11 @@ class BlockTables:
 
     def detach(self, sequence: Sequence) -> None:
         """Give up all blocks; nothing of the sequence is computed any more."""
-        self.cache.release(sequence.block_table)
+        run, sequence.shared_run = sequence.shared_run, None
+        # From the end, as `release` does.
+        self.cache.release(sequence.block_table if run is None else sequence.block_table[len(run) :])
+        if run is not None:
+            self.cache.leave(run)
         sequence.block_table = new_block_table()
         sequence.num_slid_blocks = 0
         sequence.num_computed_tokens = 0
@@ -190,6 +199,7 @@ class BlockTables:
         if self._swap_space is None or sequence.swapped is not None:
             return
         self.slide(sequence)
+        self._part(sequence)
         table = sequence.block_table
         first = sequence.num_slid_blocks
         while first < len(table) and self.cache.is_held_by_others(table[first]):
@@ -199,6 +209,13 @@ class BlockTables:
         if sequence.swapped is not None:
             plan.swapped_out.append((sequence, blocks))
             self.num_swaps += 1
+
+    def _part(self, sequence: Sequence) -> None:
+        """Own all blocks alone or with others, each by itself."""
+        run, sequence.shared_run = sequence.shared_run, None
+        if run is not None:
+            self.cache.share_owned(run.blocks)
+            self.cache.leave(run)
 
     def drop_swapped(self, sequence: Sequence) -> None:
         """Give up what the host keeps of a sequence, if it does."""
@@ -212,8 +229,13 @@ class BlockTables:
 
     def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
         """Assert that every block is accounted for and owned by running sequences alone. For tests."""
-        assert not any(sequence.block_table for sequence in waiting), "a waiting sequence owns blocks"
-        self.cache.check([sequence.block_table for sequence in running])
+        assert not any(each.block_table or each.shared_run for each in waiting), "a waiting sequence owns blocks"
+        runs = Counter(each.shared_run for each in running if each.shared_run is not None)
+        assert all(run.num_owners == number for run, number in runs.items()), "a run has other owners than it says"
+        own = [each.block_table[len(each.shared_run or ()) :] for each in running]
+        shared = [(each.block_table, each.shared_run.blocks) for each in running if each.shared_run is not None]
+        assert all(table[: len(blocks)] == blocks for table, blocks in shared), "a table begins otherwise than its run"
+        self.cache.check([*own, *(run.blocks for run in runs)])
         assert all(each.num_drafted_tokens <= each.num_computed_tokens for each in running), "guesses are taken as said"
         swapped = [each.swapped.num_blocks for each in (*waiting, *running) if each.swapped is not None]
         num_used = self._swap_space.num_used if self._swap_space is not None else 0
@@ -225,10 +247,10 @@ class BlockTables:
             return 0
         return max(0, num_computed_tokens - self._window + 1) // sequence.block_size
 
-    def _cached(self, sequence: Sequence) -> list[int]:
+    def _cached(self, sequence: Sequence) -> "array[int]":
         """What the cache has of the sequence's beginning."""
         if not self.cache.is_enabled or not sequence.may_read_cache:
-            return []
+            return new_block_table()
         # Of a prompt with images the tokens are not all.
         if not sequence.block_hashes and sequence.images is None:
             sequence.block_hashes = self._hasher.hashes(sequence.token_ids, sequence.block_size, sequence.hash_root)

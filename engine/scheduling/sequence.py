@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..kv_cache.block_hashes import ROOT, BlockHash, add_hashes, add_marked_hashes, hash_block
+from ..kv_cache.shared_run import SharedRun
 from ..kv_cache.swap import SwappedBlocks
 from ..logprobs import PromptLogprobs
 from ..speculative.pace import Pace
@@ -59,6 +60,8 @@ class Sequence:
     # Blocks that slid out of the attention window are NULL_BLOCK: `num_slid_blocks`, the first ones.
     block_table: "array[int]" = field(default_factory=new_block_table)
     num_slid_blocks: int = 0
+    # Of its blocks the first ones, if it owns them together with others.
+    shared_run: SharedRun | None = None
     block_hashes: list[BlockHash] = field(default_factory=list)
     # While it waits, its KV may lie in the host's memory.
     swapped: SwappedBlocks | None = None

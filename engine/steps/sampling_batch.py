@@ -39,7 +39,8 @@ class SamplingBatch:
 
     A sequence is there once for its last token, and once more for each token of its draft.
 
-    `sampled`: who draws; `scored`: the rows that are a choice's; `asked`: which of the sampled want log-probabilities.
+    `served`, `sequences`: who draws; `scored`: the rows that are a choice's; `asked`: which of those that draw want
+    log-probabilities.
     `is_plain`: each row is sampled once, by parameters that do not depend on what was said. Then the batch may serve
     further steps of the same sequences, brought forward by `advance`.
     """
@@ -50,18 +51,22 @@ class SamplingBatch:
         served = [requests[each.request_id] for each in ended]
         # Mostly every row is sampled once, for itself: no copy then.
         is_once = not (self.scored or any(each.followers for each in served) or len(set(ended)) < len(ended))
-        self.sampled = _once_each(served, ended) if is_once else _sampled_rows(served, ended)
-        self._index = None if is_once else to_device([each.row for each in self.sampled], device)
-        params = [each[1].request.params for each in self.sampled]
+        self._sampled = None if is_once else _sampled_rows(served, ended)
+        self._index, self.served, self.sequences = None, served, ended
+        if self._sampled is not None:
+            self._index = to_device([each.row for each in self._sampled], device)
+            self.served = [each.served for each in self._sampled]
+            self.sequences = [each.sequence for each in self._sampled]
+        params = [each.request.params for each in self.served]
         self.asked = [row for row, each in enumerate(params) if each.logprobs is not None]
-        is_adjusted = any(each[1].adjustment is not None for each in self.sampled)
+        is_adjusted = any(each.adjustment is not None for each in self.served)
         self.is_plain = is_once and not is_adjusted
         self._rows = [_sample_row(each) for each in self.sampled] if is_adjusted else []
-        self._plain = None if is_adjusted else _plain_sampling(self.sampled, params, device)
+        self._plain = None if is_adjusted else self._plain_sampling(params, device)
         # How many more tokens than the first step's the answers may have.
         self._num_left = [
             served.max_tokens - len(sequence.token_ids) - sequence.num_unread_tokens + sequence.num_prompt_tokens - 1
-            for _, served, sequence, _, _ in self.sampled
+            for served, sequence in zip(self.served, self.sequences, strict=True)
         ]
         self._least_left = min(self._num_left, default=0)
         self._num_advanced = 0
@@ -76,7 +81,12 @@ class SamplingBatch:
     @cached_property
     def answers(self) -> AnswerRows:
         """Of a plain batch, as they stand before its first step is read."""
-        return AnswerRows([each.served for each in self.sampled])
+        return AnswerRows(self.served)
+
+    @cached_property
+    def sampled(self) -> list[SampledRow]:
+        """Each that draws, with what there is to say of it. Mostly nobody asks."""
+        return _once_each(self.served, self.sequences) if self._sampled is None else self._sampled
 
     def sample(self, logits: Tensor, likeliest: Tensor) -> tuple[Tensor, Tensor]:
         """The logits that tokens are drawn from, a row a token, and the tokens: of rows that are not finite, some."""
@@ -96,24 +106,28 @@ class SamplingBatch:
         """
         if self.is_plain and self._least_left > self._num_advanced:
             return self._all_rows
-        if self.scored or any(each.leader is not None for each in self.sampled):
-            return None
         # One that is sure to be its answer's last is followed by nothing.
         rows = [row for row, num_left in enumerate(self._num_left) if num_left > self._num_advanced]
-        if self.is_plain:
-            return {self.ended[row]: row for row in rows}
-        if any(self.sampled[row].served.adjustment is not None for row in rows):
-            return None
-        return {self.sampled[row].sequence: row for row in rows}
+        if not self.is_plain:
+            if self.scored or any(each.leader is not None for each in self._sampled or ()):
+                return None
+            if any(self.served[row].adjustment is not None for row in rows):
+                return None
+        return {self.sequences[row]: row for row in rows}
 
     @cached_property
     def _all_rows(self) -> Mapping[Sequence, int]:
-        return {each.sequence: row for row, each in enumerate(self.sampled)}
+        return {sequence: row for row, sequence in enumerate(self.sequences)}
+
+    def _plain_sampling(self, params: SequenceOf[SamplingParams], device: torch.device) -> PlainSampling:
+        rows = [row for row, each in enumerate(params) if not each.is_greedy]
+        drawn = [_sample_row(self.sampled[row]) for row in rows]
+        return PlainSampling(len(params), rows, drawn, device)
 
     @property
     def queries(self) -> list[LogprobQuery]:
         """What is asked for by each of `asked`."""
-        requests = [self.sampled[index].served.request for index in self.asked]
+        requests = [self.served[index].request for index in self.asked]
         return [LogprobQuery(each.params.logprobs or 0, each.logprobs_temperature) for each in requests]
 
 
@@ -131,14 +145,6 @@ def _sampled_rows(served: SequenceOf[ServedRequest], ended: SequenceOf[Sequence]
         sampled.append(SampledRow(row, request, sequence, None, num_guessed))
         sampled += [SampledRow(row, each, each.sequences[0], request) for each in request.followers]
     return sampled
-
-
-def _plain_sampling(
-    sampled: SequenceOf[SampledRow], params: SequenceOf[SamplingParams], device: torch.device
-) -> PlainSampling:
-    rows = [row for row, each in enumerate(params) if not each.is_greedy]
-    drawn = [_sample_row(sampled[row]) for row in rows]
-    return PlainSampling(len(sampled), rows, drawn, device)
 
 
 def _sample_row(sampled: SampledRow) -> SampleRow:

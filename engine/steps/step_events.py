@@ -49,7 +49,8 @@ class StepEvents:
         self._scheduler.read_all(decodes, tokens)
         events = answers.events(tokens)
         for row in answers.ending(tokens):
-            event = self._appended(result.batch.sampled[row], tokens[row], result.logprobs_of(row))
+            served, sequence = result.batch.served[row], result.batch.sequences[row]
+            event = self._appended(served, sequence, tokens[row], result.logprobs_of(row))
             if event is not None and row in answers.places:
                 events[answers.places[row]] = event
             elif event is not None:
@@ -59,18 +60,15 @@ class StepEvents:
 
     def _append_plain(self, result: StepResult) -> list[RequestEvent]:
         """As `_append_each`, of a step in which each row is sampled once and for itself: most have nothing to tell."""
-        by_id = self._requests.by_id
-        wanted = [
-            (sampled, token)
-            for sampled, token in zip(result.batch.sampled, result.tokens, strict=True)
-            if by_id.get(sampled[2].request_id) is sampled[1]
-        ]
-        self._scheduler.read_each((sampled[2], token) for sampled, token in wanted)
+        by_id, batch = self._requests.by_id, result.batch
+        drawn = zip(range(len(batch.served)), batch.served, batch.sequences, result.tokens, strict=True)
+        wanted = [each for each in drawn if by_id.get(each[2].request_id) is each[1]]
+        self._scheduler.read_each((sequence, token) for _, _, sequence, token in wanted)
         self.num_tokens += len(wanted)
         events = []
-        for sampled, token in wanted:
-            if not sampled[1].goes_on_silently(sampled[2], token):
-                event = self._appended(sampled, token, result.logprobs_of(sampled[0]))
+        for row, served, sequence, token in wanted:
+            if not served.goes_on_silently(sequence, token):
+                event = self._appended(served, sequence, token, result.logprobs_of(row))
                 if event is not None:
                     events.append(event)
         return events
@@ -95,13 +93,13 @@ class StepEvents:
         for (_, served, sequence, _, _), _, _ in drawn:
             if served.followers:
                 requests.start_followers(served, sequence)
-        for sampled, token, logprobs in drawn:
+        for (_, served, sequence, _, num_guessed), token, logprobs in drawn:
             # It may have ended with a guess before this one.
-            if sampled.num_guessed and not requests.is_served(sampled.sequence):
+            if num_guessed and not requests.is_served(sequence):
                 continue
-            self._scheduler.read(sampled.sequence, token)
+            self._scheduler.read(sequence, token)
             self.num_tokens += 1
-            if (event := self._appended(sampled, token, logprobs)) is not None:
+            if (event := self._appended(served, sequence, token, logprobs)) is not None:
                 events.append(event)
         for sequence, score in result.scores:
             events += self._reach(sequence, score)
@@ -112,9 +110,10 @@ class StepEvents:
         _, served, sequence, leader, _ = sampled
         return self._requests.by_id.get(sequence.request_id) is served and served.leader is leader
 
-    def _appended(self, sampled: SampledRow, token: int, logprobs: tuple[TokenLogprobs, ...]) -> RequestEvent | None:
+    def _appended(
+        self, served: ServedRequest, sequence: Sequence, token: int, logprobs: tuple[TokenLogprobs, ...]
+    ) -> RequestEvent | None:
         """What a sequence's new token brings its request, and perhaps ends it; None where that is told later."""
-        _, served, sequence, _, _ = sampled
         try:
             reason = served.finish_reason(token, len(sequence.token_ids) - sequence.num_prompt_tokens)
         # The stop checker and the grammar are the caller's: whatever they raise is that request's fault alone.

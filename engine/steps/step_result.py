@@ -104,7 +104,7 @@ def _not_finite(likeliest: NDArray[numpy.float32]) -> frozenset[int]:
 
 
 def _launch_logprobs(logits: Tensor, tokens: Tensor, batch: SamplingBatch) -> list[ReportedLogprobs]:
-    if len(batch.asked) != len(batch.sampled):
+    if len(batch.asked) != len(batch.served):
         index = to_device(batch.asked, logits.device)
         logits, tokens = logits[index], tokens[index]
     return launch_logprobs(logits, tokens, batch.queries)

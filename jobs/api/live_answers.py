@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 # After so long without a token it is asked whether the request is still known.
 _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 1.0
+# For how long Redis has to take nothing in: a failover takes less.
+_REFUSED_SECONDS = 10.0
 # How long a request waits for a worker that has gone silent, and how often it looks.
 RETURN_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
@@ -220,12 +222,12 @@ class LiveAnswers:
         """
         framed, doubt = request.reply_to == self.reader_id, _LOST if has_ended else None
         while True:
-            patience = _CHECK_SECONDS if doubt is None else _LAST_SECONDS
+            patience = _patience(doubt)
             events = self._hub.events(request.stream_ids[sample], after, framed=framed, timeout=patience)
             try:
                 async with aclosing(events):
                     async for event in events:
-                        after = event.last
+                        after, doubt = event.last, None
                         yield event
                 return
             except StreamTimeout:
@@ -267,6 +269,13 @@ class LiveAnswers:
         if request.is_overdue:
             return _LATE
         return None if self._requests.accept_writes() else _UNAVAILABLE
+
+
+def _patience(doubt: StreamError | None) -> float:
+    """How long to wait for a token, in seconds."""
+    if doubt is None:
+        return _CHECK_SECONDS
+    return _REFUSED_SECONDS if doubt is _UNAVAILABLE else _LAST_SECONDS
 
 
 _LOST = StreamError("stream_lost", "Redis has lost the request or its tokens: send it again")

@@ -17,7 +17,9 @@ from ..redis_access import refusal
 from ..settings import SettingsError
 from ..streams.keys import StreamIdError
 from . import delete, dry_run, inspect, queues, run, serve, size, stream, up, verbs, verify, watch, worker
+from .job_options import with_options
 from .keys import keys
+from .option_groups import GroupedCommand
 from .tenants import tenants
 
 _REFUSED, _FAILED, _INTERRUPTED = 2, 1, 130
@@ -31,16 +33,16 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("run")(run.run)
-app.command("submit")(run.submit)
-app.command("dry-run")(dry_run.dry_run)
-app.command("size")(size.size)
+app.command("run", cls=GroupedCommand)(run.run)
+app.command("submit", cls=GroupedCommand)(run.submit)
+app.command("dry-run", cls=GroupedCommand)(dry_run.dry_run)
+app.command("size", cls=GroupedCommand)(size.size)
 app.command("watch")(watch.watch)
 app.command("jobs")(inspect.jobs)
 app.command("queues")(queues.queues)
 app.command("show")(inspect.show)
 app.command("results")(inspect.results)
-app.command("verify")(verify.verify)
+app.command("verify", cls=GroupedCommand)(verify.verify)
 app.command("pause")(verbs.pause)
 app.command("resume")(verbs.resume)
 app.command("cancel")(verbs.cancel)
@@ -48,9 +50,9 @@ app.command("priority", context_settings={"ignore_unknown_options": True})(verbs
 app.command("retry")(verbs.retry)
 app.command("delete")(delete.delete)
 app.command("stream")(stream.stream)
-app.command("worker")(worker.worker)
-app.command("serve")(serve.serve)
-app.command("up")(up.up)
+app.command("worker", cls=GroupedCommand)(worker.worker)
+app.command("serve", cls=GroupedCommand)(serve.serve)
+app.command("up", cls=GroupedCommand)(up.up)
 app.add_typer(keys)
 app.add_typer(tenants)
 
@@ -87,7 +89,7 @@ def main() -> None:
             _exit(refused, _REFUSED)
         _exit(f"Redis does not answer: {error}", _FAILED)
     except (EngineError, JobError, StorageError, SettingsError, StreamIdError) as error:
-        _exit(error, _REFUSED)
+        _exit(with_options(error), _REFUSED)
     except OSError as error:
         # A disk that is full, a folder that may not be read: nothing that a traceback would explain.
         where = f"{error.filename}: " if error.filename else ""

@@ -8,16 +8,18 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import LedgerError, StorageError, UnknownJob
+from ..batch_jobs import JOB_KEY_START
 from ..client import Client, Job
 from ..errors import SpecError
 from ..shards.deadline import parse_duration
 from .display import counted
+from .job_options import with_options
 from .tables import time_text
 
 
 def delete(
     job_id: Annotated[
-        str | None, typer.Argument(metavar="[JOB]", help="A job's id, as `headrace jobs` lists them.")
+        str | None, typer.Argument(metavar="JOB", help="A job's id, as `headrace jobs` lists them.")
     ] = None,
     ended_before: Annotated[
         str | None,
@@ -45,9 +47,9 @@ def delete(
 def _moment(text: str) -> float:
     """Unix seconds of a date or a time, local unless it says otherwise, or so long ago. Raises `SpecError`."""
     with suppress(ValueError, OverflowError, OSError):
-        return datetime.fromisoformat(text.strip()).timestamp()
+        return max(0.0, datetime.fromisoformat(text.strip()).timestamp())
     try:
-        return time.time() - parse_duration("--ended-before", text)
+        return max(0.0, time.time() - parse_duration("--ended-before", text))
     except SpecError:
         known = "an age such as 30d or a date such as 2026-11-01"
         raise SpecError(f"--ended-before must be {known}, not {text!r}") from None
@@ -56,14 +58,15 @@ def _moment(text: str) -> float:
 def _delete_all(client: Client, before: float, output_too: bool, dry_run: bool) -> bool:
     """Whether all could be; one that cannot keeps no other."""
     num_deleted = num_kept = 0
-    # Those of batches whose files are not written yet are left alone.
-    unwritten = client.ledger.batches.unwritten_jobs()
-    for job_id in client.ledger.jobs_ended_before(before):
+    ended = client.ledger.jobs_ended_before(before)
+    # In this order: a batch that has ended by now has its files. Those of others are yet to be written from their jobs.
+    unwritten = {f"{JOB_KEY_START}{batch_id}" for batch_id in client.ledger.batches.open_ids()}
+    for job_id in ended:
         try:
             job = client.job(job_id)
             finished_at = job.record.finished_at
             # It may have been tried again meanwhile.
-            if job_id not in unwritten and finished_at is not None and finished_at < before:
+            if job.record.idempotency_key not in unwritten and finished_at is not None and finished_at < before:
                 _delete(job, output_too, dry_run)
                 num_deleted += 1
         except UnknownJob:
@@ -72,7 +75,7 @@ def _delete_all(client: Client, before: float, output_too: bool, dry_run: bool) 
             raise
         except StorageError as error:
             num_kept += 1
-            typer.echo(f"headrace: {job_id} is not deleted: {error}", err=True)
+            typer.echo(f"headrace: {job_id} is not deleted: {with_options(error)}", err=True)
     done = "would be deleted" if dry_run else "deleted"
     typer.echo(f"{counted(num_deleted, 'job')} that ended before {time_text(before)} {done}")
     return not num_kept

@@ -1,11 +1,15 @@
 """What `headrace run` reads: a file or folder, a query's rows, or what is piped into it."""
 
+import os
+import shlex
 import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+import typer
 
 from ...storage.readers import InputSource, open_input, open_sql
 from ..errors import SpecError
@@ -51,10 +55,24 @@ def _spooled_stdin(input_format: str, folder: Path) -> Iterator[Path]:
 
 def text_or_file(option: str, value: str) -> str:
     """An option's text, or with @ in front the content of the file it names. Raises `SpecError`."""
-    if not value.startswith("@"):
-        return value
+    if value.startswith("@"):
+        return file_text(option, value)
+    hint_at_file(option, value, f"{option} {shlex.quote(f'@{value}')}")
+    return value
+
+
+def hint_at_file(option: str, value: str, instead: str) -> None:
+    """Say so where an option's text is the name of a file, which may have been meant."""
+    # Unlike `Path.is_file`, false for a text that is too long to be a name.
+    if os.path.isfile(value.removeprefix("@")):
+        hint = f"{option} is the text {value!r}, not the file of that name: pass {instead} for its content"
+        typer.echo(f"headrace: {hint}", err=True)
+
+
+def file_text(option: str, value: str) -> str:
+    """The content of the file that an option names, with or without @ in front. Raises `SpecError`."""
     try:
-        return Path(value[1:]).read_text(encoding="utf-8").strip()
+        return Path(value.removeprefix("@")).read_text(encoding="utf-8").strip()
     except OSError as error:
         raise SpecError(f"{option} {value} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

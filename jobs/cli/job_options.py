@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shlex
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from ..planning.producer import Terms
 from ..schemas import JobSpec
 from ..shards.deadline import parse_duration
 from ..webhooks import parse_webhook
-from .inputs import opened_source, text_or_file
+from .inputs import file_text, hint_at_file, opened_source, text_or_file
 from .options import DType, KvCacheDType, Model, Quantization, Revision
 
 
@@ -46,7 +47,7 @@ def asked(
     input: Annotated[
         str | None,
         typer.Argument(
-            metavar="[INPUT]",
+            metavar="INPUT",
             help="JSONL, CSV (both also .gz, .zst) or Parquet: a file, a folder of files or a URL; - reads a pipe.",
         ),
     ] = None,
@@ -130,6 +131,9 @@ def asked(
     ] = None,
 ) -> Asked:
     """Raises `SpecError`, `ConfigError`."""
+    if prompt is not None:
+        # No @ for a template.
+        hint_at_file("--prompt", prompt, f'--prompt "$(cat {shlex.quote(prompt.removeprefix("@"))})"')
     if sum(given is not None for given in (choices, json_schema, regex)) > 1:
         raise SpecError("--choices, --json-schema and --regex exclude each other: pass one")
     with _fields_as_options():
@@ -225,6 +229,14 @@ def target(
     return Target(output, _mode(resume, overwrite), terms)
 
 
+def with_options(error: Exception) -> str:
+    """An error's words, with the options of here where it advises Python's arguments."""
+    words = str(error)
+    for mode in OutputMode:
+        words = words.replace(mode.argument, f"--{mode}")
+    return words
+
+
 def _mode(resume: bool, overwrite: bool) -> OutputMode:
     if resume and overwrite:
         raise SpecError("--resume and --overwrite exclude each other: pass one")
@@ -254,7 +266,7 @@ def _split_choices(choices: str | None) -> tuple[str, ...] | None:
 
 def _response_format(schema: str) -> dict[str, Any]:
     """A schema given as JSON, or by a file of it."""
-    text = schema if schema.lstrip().startswith("{") else text_or_file("--json-schema", f"@{schema.removeprefix('@')}")
+    text = schema if schema.lstrip().startswith("{") else file_text("--json-schema", schema)
     try:
         return {"type": "json_schema", "json_schema": {"schema": json.loads(text)}}
     except (ValueError, RecursionError) as error:

@@ -24,9 +24,12 @@ def queues(as_json: AsJson = False) -> None:
     """
     with Client() as client, WorkerPresence(client.redis_url) as presence:
         waiting = Overview(client.ledger.database).waiting()
-        workers = Counter(worker.queue for worker in presence.workers())
-    idle = [Waiting(queue, None, 0, 0, 0, 0.0) for queue in sorted(workers.keys() - {each.queue for each in waiting})]
-    found = [asdict(each) | {"num_workers": workers[each.queue]} for each in (*waiting, *idle)]
+        workers = presence.workers()
+    models = {worker.queue: worker.model for worker in workers}
+    counts = Counter(worker.queue for worker in workers)
+    idle = sorted(counts.keys() - {each.queue for each in waiting})
+    lines = (*waiting, *(Waiting(queue, models[queue], 0, 0, 0, 0.0) for queue in idle))
+    found = [asdict(each) | {"num_workers": counts[each.queue]} for each in lines]
     if as_json:
         typer.echo(json.dumps(found))
     else:

@@ -21,8 +21,10 @@ OnWait = Callable[[], None] | None
 Messages = Sequence[Mapping[str, Any]]
 # How long nothing may come before a reader asks whether the request is still known.
 _PATIENCE_SECONDS = 1.0
-# In so many looks in a row Redis has to refuse what is written: a failover takes less.
-_MAX_REFUSALS = 10
+# At each so manieth look it is tried whether Redis takes anything in: that writes, and thousands may wait.
+_LOOKS_PER_TRY = 10
+# So many tries in a row it has to refuse: a failover takes less than there is between them.
+_MAX_REFUSALS = 2
 
 
 class GenerationError(JobError):
@@ -137,6 +139,7 @@ class LiveStreams:
         while True:
             try:
                 for event in follow(self.redis_url, stream_id, after, timeout=_PATIENCE_SECONDS):
+                    silence.end()
                     yield event
                     after = event.last
                 return
@@ -151,6 +154,7 @@ class LiveStreams:
         while True:
             try:
                 async for event in afollow(self.redis_url, stream_id, after, timeout=_PATIENCE_SECONDS):
+                    silence.end()
                     yield event
                     after = event.last
                 return
@@ -188,7 +192,11 @@ class _Silence:
         self._requests = requests
         self._request_id = stream_id.partition("/")[0]
         self._has_ended = requests.get(self._request_id).state is LiveState.ENDED
-        self._num_refusals = 0
+        self._num_looks = self._num_refusals = 0
+
+    def end(self) -> None:
+        """Something has come."""
+        self._num_looks = self._num_refusals = 0
 
     def look(self) -> None:
         """Find out whether something may still come. Raises `GenerationError` when nothing more is to be waited for."""
@@ -199,6 +207,11 @@ class _Silence:
         self._has_ended = record.state is LiveState.ENDED
         if not self._has_ended and record.request.is_overdue:
             raise GenerationError("deadline_exceeded", f"request {self._request_id} was not answered in time")
+        self._num_looks += 1
+        if self._num_looks % _LOOKS_PER_TRY == 0:
+            self._expect_writes()
+
+    def _expect_writes(self) -> None:
         self._num_refusals = 0 if self._requests.accept_writes() else self._num_refusals + 1
         if self._num_refusals >= _MAX_REFUSALS:
             raise GenerationError("unavailable", "Redis takes nothing in, its disk or memory may be full: ask again")

@@ -42,6 +42,8 @@ from ..shards.part_schema import part_schema
 from .planner import Plan, make_planner
 from .row_images import images_fingerprint
 
+_OVERWRITE = f"pass {OutputMode.OVERWRITE.argument}"
+
 
 @dataclass(frozen=True)
 class Terms:
@@ -190,13 +192,13 @@ class Producer:
             if output.part_names():
                 raise JobMismatchError(
                     f"output folder {output} was written with another ledger: set HEADRACE_DATA_DIR or "
-                    "HEADRACE_DATABASE_URL as it was then, or pass --overwrite"
+                    f"HEADRACE_DATABASE_URL as it was then, or {_OVERWRITE}"
                 ) from error
             job = None
         if manifest.fingerprint != fingerprint:
             raise JobMismatchError(
                 f"output folder {output} belongs to a job with {_difference(job, spec)}: "
-                "resume with the same input and options, or pass --overwrite"
+                f"resume with the same input and options, or {_OVERWRITE}"
             )
         if job is not None:
             self._ring_again(job)
@@ -205,7 +207,7 @@ class Producer:
     def _ring_again(self, job: JobRecord) -> None:
         """Raises `JobMismatchError` when resuming would not complete the data set."""
         if job.state is JobState.CANCELLED:
-            raise JobMismatchError(f"job {job.id} of output folder {job.output_dir} was cancelled: pass --overwrite")
+            raise JobMismatchError(f"job {job.id} of output folder {job.output_dir} was cancelled: {_OVERWRITE}")
         shards = self.ledger.shards(job.id)
         done = {shard.id for shard in shards if shard.state is ShardState.DONE}
         folder = open_folder(job.output_dir)
@@ -213,7 +215,7 @@ class Producer:
         there = set(folder.find_parts(names))
         if missing := [name for name in names if name not in there]:
             path = f"{folder}/{missing[0]}"
-            raise JobMismatchError(f"{path} is gone and its rows were done: pass --overwrite to run all again")
+            raise JobMismatchError(f"{path} is gone and its rows were done: {_OVERWRITE} to run all again")
         if job.state.has_ended:
             # Who completed it may have been killed before all was tidy.
             remove_strays(self.ledger, job.id, folder)

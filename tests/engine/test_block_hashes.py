@@ -22,3 +22,10 @@ def test_each_prompt_has_the_hashes_that_it_has_alone(asked):
         # Both go on growing with what is generated.
         token_ids.append(9)
         hashes.append(ROOT)
+
+
+def test_what_a_prompt_has_in_common_with_the_one_before_is_not_hashed_again():
+    hasher = PromptHasher()
+    first, *others = (hasher.hashes(array("i", [1] * 12 + [own] * 4), 4, ROOT) for own in (2, 3, 4))
+    # Objects that a second hashing would make anew.
+    assert all(one is other for hashes in others for one, other in zip(hashes[:3], first, strict=False))

@@ -259,16 +259,20 @@ TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
 
 
-def test_the_machine_meets_preemption_and_the_prefix_cache():
+@pytest.mark.parametrize("swap_space_bytes", [0, 100])
+def test_the_machine_meets_preemption_and_the_prefix_cache(swap_space_bytes):
     """The property is worth as much as the situations it gets into: these it meets at once."""
-    config = EngineConfig(block_size=2, max_num_seqs=4, max_num_batched_tokens=24)
+    config = EngineConfig(block_size=2, max_num_seqs=4, max_num_batched_tokens=24, swap_space_bytes=swap_space_bytes)
     engine = fake_engine(FakeRunner(12, 2), config)
     greedy = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
-    cached = 0
+    cached = most_owners = 0
     for index in range(4):
         engine.add(Request(str(index), [1] * 8 + [index], replace(greedy, seed=index)))
     while engine.has_work:
         cached += sum(event.num_cached_tokens for event in engine.step())
         engine.check()
+        runs = [each.shared_run for each in engine._scheduler.running]
+        most_owners = max([most_owners, *(run.num_owners for run in runs if run is not None)])
     assert engine.stats.num_preemptions > 0
     assert cached > 0
+    assert most_owners > 1

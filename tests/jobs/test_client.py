@@ -106,7 +106,7 @@ def test_what_cannot_run_is_refused_and_leaves_nothing(client, rows, tmp_path, c
 
 def test_submitting_again_needs_a_mode(client, rows, tmp_path):
     first = client.submit(rows, MODEL, tmp_path, **FAST)
-    with pytest.raises(OutputNotEmpty, match="--resume"):
+    with pytest.raises(OutputNotEmpty, match='pass mode="resume" to finish it or mode="overwrite" to replace it'):
         client.submit(rows, MODEL, tmp_path, **FAST)
     again = client.submit(rows, MODEL, tmp_path, mode="resume", **FAST)
     assert again.id == first.id
@@ -181,7 +181,7 @@ def test_a_job_that_is_overwritten_is_cancelled_and_writes_no_more(client, rows,
 def test_a_cancelled_job_is_not_resumed(unserved, rows, tmp_path):
     job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
     unserved.ledger.cancel_job(job.id)
-    with pytest.raises(JobMismatchError, match="was cancelled: pass --overwrite"):
+    with pytest.raises(JobMismatchError, match='was cancelled: pass mode="overwrite"'):
         unserved.submit(rows, MODEL, tmp_path / "out", mode="resume", **FAST)
 
 

@@ -66,7 +66,9 @@ def test_a_model_that_is_not_there_is_refused_before_any_work(served, headrace, 
     arguments[arguments.index(str(MODEL))] = "org/nothing"
     refused = headrace(served, *arguments)
     assert refused.status == 2
-    assert refused.err.startswith("headrace: model org/nothing is not whole in ")
+    assert refused.err.startswith(
+        "headrace: there is no folder org/nothing here, and model org/nothing is not whole in "
+    )
     assert refused.err.count("\n") == 1
     assert not (tmp_path / "out").exists()
 

@@ -162,16 +162,15 @@ def test_a_deleted_job_leaves_its_data_set_unless_told(client, headrace, served,
 
 def test_all_that_ended_before_some_time_are_deleted(unserved, tmp_path, headrace):
     """Except what runs, what holds something that is not ours, and what a batch has yet to read."""
+    keys = {"batch": "batch/batch-1"}
     jobs = {
-        name: unserved.submit(ROWS[:3], MODEL, tmp_path / name, **FAST)
+        name: unserved.submit(ROWS[:3], MODEL, tmp_path / name, idempotency_key=keys.get(name), **FAST)
         for name in ("old", "mixed", "batch", "running", "new")
     }
     for name in ("old", "mixed", "batch", "new"):
         jobs[name].cancel()
-    batches = unserved.ledger.batches
-    batches.add(NewBatch("batch-1", "t", "/v1/completions", "file-in", "24h", 60.0))
-    batches.claim("batch-1", "keeper", 60.0)
-    assert batches.begin("batch-1", "keeper", jobs["batch"].id, "m")
+    # Its keeper was killed before it could say which job it is.
+    unserved.ledger.batches.add(NewBatch("batch-1", "t", "/v1/completions", "file-in", "24h", 60.0))
     (tmp_path / "mixed/mine.txt").touch()
     data = tmp_path / "unserved"
     with closing(sqlite3.connect(data / "headrace.db", isolation_level=None)) as ledger:
@@ -193,6 +192,7 @@ def test_all_that_ended_before_some_time_are_deleted(unserved, tmp_path, headrac
     assert "1 job that ended before" in done.out
     assert f"{jobs['mixed'].id} is not deleted" in done.err
     assert "mine.txt" in done.err
+    assert "0 jobs that ended before" in headrace(data, "delete", "--ended-before", "1000000d").out
     assert left() == set(jobs) - {"old"}
     assert not (tmp_path / "old").exists()
     assert headrace(data, "delete", "--ended-before", "2999-12-31").status == 0

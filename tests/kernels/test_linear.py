@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.nn.functional import linear
 
-from headrace.kernels.linear import Linear
+from headrace.kernels.linear import Linear, plain
 from headrace.kernels.linear.packed import PackedProduct, takes_packed
 
 from .tolerances import DTYPES, assert_close
@@ -50,11 +50,25 @@ def test_every_number_of_rows_in_pairs_of_inputs(rows, threads, request):
     assert_close(PackedProduct(weight, bias)(x), linear(x, weight, bias))
 
 
+@pytest.mark.skipif(
+    not (torch._C._has_mkldnn and torch.ops.mkldnn._is_mkldnn_bf16_supported()), reason="oneDNN has no bfloat16 here"
+)
+def test_onednns_layout_where_there_is_no_kernel_of_ours(monkeypatch):
+    for takes in ("takes_weight", "takes_packed"):
+        monkeypatch.setattr(plain, takes, lambda weight: False)
+    weight, bias = (torch.randn(33, 64) / 8).bfloat16(), torch.randn(33).bfloat16()
+    product = plain.plain_product(weight, bias)
+    assert isinstance(product, plain.OneDnnProduct)
+    for rows in (0, 1, 70):
+        x = torch.randn(rows, 64).bfloat16()
+        assert_close(product(x), linear(x, weight, bias))
+
+
 def test_bfloat16_on_a_processor_that_onednn_has_none_for():
     """As without AVX-512, where the compiled kernels do not run either."""
     code = """
 import torch
-from headrace.kernels.linear import Linear
+from headrace.kernels.linear import Linear, plain
 x, weight = torch.arange(24.0).view(2, 12).bfloat16(), torch.eye(12).bfloat16()
 packed = Linear(weight.clone())
 packed.prepack()

@@ -8,12 +8,15 @@ import torch
 from torch import Tensor
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+from triton.runtime.interpreter import TensorHandle
 
 from headrace.kernels.lora import AdapterMatrices, TokenTiles
 from headrace.kernels.lora.token_tiles import pack_tiles, tile_rows
 from headrace.kernels.lora.triton import add_low_rank_triton
 
 from .tolerances import assert_close
+
+pytestmark = pytest.mark.usefixtures("_within_tensors")
 
 # A part of more outputs than a program computes, a small one, and outputs between them that nothing is added to.
 PARTS = ((0, 96), (120, 24))
@@ -110,9 +113,23 @@ def test_memory_that_stays_serves_steps_of_fewer_tokens(device):
 @pytest.mark.parametrize(
     ("parts", "are_aligned"), [(PARTS, True), (((0, 96), (100, 24)), False), (((0, 96), (120, 30)), False)]
 )
-def test_outputs_are_read_many_at_once_only_where_all_parts_let_them(parts, are_aligned):
-    matrices = AdapterMatrices.blank(1, 8, 16, NUM_OUTPUTS, parts, torch.float16, torch.device("cpu"))
+def test_outputs_are_read_many_at_once_only_where_all_parts_let_them(parts, are_aligned, device, monkeypatch):
+    matrices = AdapterMatrices.blank(1, 8, 16, NUM_OUTPUTS, parts, torch.float16, device)
     assert matrices.are_aligned is are_aligned
+    if device.type == "cuda":
+        return
+    # What a compiler would be told, and the interpreter does nothing with.
+    told: list[tuple[int, int]] = []
+
+    def note(place: TensorHandle, name: str, multiples: list[int]) -> None:
+        if name == "tt.divisibility":
+            told.append((place.data.item(), *multiples))
+
+    monkeypatch.setattr(TensorHandle, "set_attr", note)
+    x, output = torch.zeros(1, 16, dtype=torch.float16), torch.zeros(1, NUM_OUTPUTS, dtype=torch.float16)
+    add_low_rank_triton(output, x, matrices, TokenTiles.of(numpy.array([0]), 1, device))
+    assert bool(told) is are_aligned
+    assert not any(place % multiple for place, multiple in told)
 
 
 @pytest.mark.parametrize("num_tokens", [1, 40, 300])

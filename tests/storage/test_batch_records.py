@@ -54,16 +54,16 @@ def test_a_batch_ends_with_its_files_at_once_and_only_once(batches, ledger):
     batches.add(new("b"))
     batches.claim("b", "one", LONG)
     assert not batches.finish("b", "one", BatchState.COMPLETED, file("o"), None, TOTALS)
-    assert batches.unwritten_jobs() == set()
+    assert batches.open_ids() == {"b"}
     assert batches.begin("b", "one", "job", "m")
     assert batches.begin_finalizing("b", "one")
-    assert batches.unwritten_jobs() == {"job"}
+    assert batches.open_ids() == {"b"}
     assert not batches.finish("b", "two", BatchState.COMPLETED, file("o"), None, TOTALS)
     with pytest.raises(UnknownFile):
         ledger.files.get("t", "o")
     assert batches.finish("b", "one", BatchState.COMPLETED, file("o"), file("e"), TOTALS)
     assert not batches.finish("b", "one", BatchState.COMPLETED, file("o"), file("e"), TOTALS)
-    assert batches.unwritten_jobs() == set()
+    assert batches.open_ids() == set()
     done = batches.get("t", "b")
     assert (done.state, done.output_file_id, done.error_file_id) == (BatchState.COMPLETED, "o", "e")
     assert (done.num_total, done.num_completed, done.num_failed) == (3, 2, 1)

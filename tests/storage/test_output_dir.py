@@ -52,7 +52,7 @@ def test_new_folder_is_made_in_every_mode(mode: OutputMode, folder: OutputFolder
 def test_new_refuses_a_used_folder(used: OutputFolder) -> None:
     with pytest.raises(OutputNotEmpty) as caught:
         prepare_output_dir(used, OutputMode.NEW)
-    advice = "pass --resume to finish it or --overwrite to replace it"
+    advice = 'pass mode="resume" to finish it or mode="overwrite" to replace it'
     assert str(caught.value) == f"output folder {used} is not empty: {advice}"
 
 
@@ -130,7 +130,7 @@ def test_folder_is_taken_once(folder: OutputFolder) -> None:
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job_id": "x"}'])
 def test_damaged_manifest(content: bytes, used: OutputFolder) -> None:
     used.replace(MANIFEST_NAME, content)
-    with pytest.raises(ManifestDamaged, match="damaged: pass --overwrite"):
+    with pytest.raises(ManifestDamaged, match='damaged: pass mode="overwrite"'):
         prepare_output_dir(used, OutputMode.RESUME)
     prepare_output_dir(used, OutputMode.OVERWRITE)
 

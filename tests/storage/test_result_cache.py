@@ -7,6 +7,7 @@ from redis import Redis
 
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
+from headrace.storage import result_cache
 from headrace.storage.result_cache import ResultCache
 
 from ..jobs.running import environment
@@ -18,7 +19,9 @@ def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         yield urls.redis
 
 
-def test_what_is_kept_comes_back_for_a_while(redis_url):
+def test_what_is_kept_comes_back_for_a_while(redis_url, monkeypatch):
+    # It is waited for, however busy the machine.
+    monkeypatch.setattr(result_cache, "_SOCKET_SECONDS", 60.0)
     values = {str(number): b"\x00%d" % number for number in range(300)}
     with ResultCache(redis_url, ttl_seconds=600) as cache, Redis.from_url(redis_url) as redis:
         cache.put_many(values)

@@ -16,7 +16,7 @@ from .claiming import CreateJob, claimed
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who has completed a job is not waited for, who takes it up then has all the time there is."""
-    monkeypatch.setattr(leases, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "TIDY_SECONDS", -1.0)
     monkeypatch.setattr(tidying, "TIDY_SECONDS", 3600.0)
 
 

@@ -105,14 +105,19 @@ def test_what_was_fetched_is_used_offline(locate, hub, tmp_path):
 @pytest.mark.parametrize(
     ("model", "environment", "words"),
     [
-        ("org/name", {"HF_HUB_OFFLINE": "1"}, ["org/name is not whole in", "HF_HUB_OFFLINE is set"]),
+        (
+            "org/name",
+            {"HF_HUB_OFFLINE": "1"},
+            ["there is no folder org/name here", "org/name is not whole in", "HF_HUB_OFFLINE is set"],
+        ),
+        ("org/name/x.gguf", {"HF_HUB_OFFLINE": "1"}, ["there is no file org/name/x.gguf here"]),
         ("org/name", {"HF_ENDPOINT": "http://127.0.0.1:9"}, ["http://127.0.0.1:9 does not answer", "name a folder"]),
         ("org/none", {}, ["there is no folder org/none here and no model org/none on Hugging Face", "HF_TOKEN"]),
         ("org/gated", {}, ["model org/gated is gated", "/org/gated, and set HF_TOKEN"]),
         ("org/name@v9", {}, ["model org/name has no revision v9"]),
         ("org/broken", {}, ["org/broken"]),
     ],
-    ids=["offline", "away", "unknown", "gated", "revision", "broken"],
+    ids=["offline", "offline file", "away", "unknown", "gated", "revision", "broken"],
 )
 def test_what_cannot_be_had_is_refused_in_one_line(locate, hub, model, environment, words):
     line = locate(model, **environment)

@@ -18,8 +18,10 @@ pytest.importorskip("llguidance", reason="some requests are held to a grammar")
 
 from headrace import LLM, SamplingParams
 from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
 from headrace.engine.execution import memory_budget, model_runner
+from headrace.engine.execution.graph_sizes import graph_sizes, max_graphs
 from headrace.engine.kv_cache.kv_memory import KVMemory
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.models import Decoder
@@ -152,12 +154,26 @@ def test_blocks_are_moved_without_waiting(folder, monkeypatch):
     assert not blocks[2].any()
 
 
+def noted_numbers_of_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Of how many sizes there are said to be graphs where memory is set aside for them."""
+    noted: list[int] = []
+
+    def note(num_sizes: int) -> int:
+        noted.append(num_sizes)
+        return max_graphs(num_sizes)
+
+    monkeypatch.setattr(memory_budget, "max_graphs", note)
+    return noted
+
+
 def test_memory_is_measured_and_enough(folder, expected, monkeypatch):
     options = {name: value for name, value in OPTIONS.items() if name != "num_gpu_blocks_override"}
     # What the driver takes for a graph is not simulated.
     monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
+    reckoned = noted_numbers_of_sizes(monkeypatch)
     with simulated_gpu(monkeypatch, total_bytes=8 * 2**20, others=2**20) as gpu:
         llm, memory = LLM(folder, **options, device="cuda", gpu_memory_utilization=0.8), gpu.memory
+        assert reckoned == [len(graph_sizes(EngineConfig(**options), ModelConfig.from_pretrained(folder)))]
         assert_equal(generate(llm, EVERYTHING[:3]), expected[:3])
         assert 0.75 < (memory.others + memory.max_reserved) / memory.total < 0.81
 
@@ -232,9 +248,13 @@ def test_a_draft_model_with_graphs_in_what_memory_is_left(folder, expected, monk
     options = {name: value for name, value in OPTIONS.items() if name != "num_gpu_blocks_override"}
     # What the driver takes for a graph is not simulated.
     monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
+    reckoned = noted_numbers_of_sizes(monkeypatch)
     config = {"model": str(folder), "num_speculative_tokens": 3}
     with simulated_gpu(monkeypatch, total_bytes=8 * 2**20, others=2**20) as gpu:
         llm = LLM(folder, **options, device="cuda", gpu_memory_utilization=0.8, speculative_config=config)
+        sizes = graph_sizes(EngineConfig(**options), ModelConfig.from_pretrained(folder))
+        # The draft model's steps have two tokens of each sequence at most.
+        assert sorted(reckoned) == [sum(size <= 2 * options["max_num_seqs"] for size in sizes), len(sizes)]
         assert_equal(generate(llm, EVERYTHING[:1]), expected[:1])
         assert 0.75 < (gpu.memory.others + gpu.memory.max_reserved) / gpu.memory.total < 0.81
         assert llm.engine.stats.num_accepted_tokens == llm.engine.stats.num_draft_tokens == 3

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.settings import Settings
+from headrace.jobs.streams.events import StreamUsage
+from headrace.jobs.streams.publisher import StreamPublisher
 
 from ..full_disk import full_disk
 from ..running import MODEL, environment
@@ -35,6 +37,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 def server(client: Client, monkeypatch: pytest.MonkeyPatch) -> Iterator[InProcessServer]:
     monkeypatch.setattr(live_answers, "_CHECK_SECONDS", 0.05)
     monkeypatch.setattr(live_answers, "_LAST_SECONDS", 0.05)
+    monkeypatch.setattr(live_answers, "_REFUSED_SECONDS", 0.05)
     with in_process_server(client) as server:
         yield server
 
@@ -56,6 +59,30 @@ def test_a_disk_that_fills_after_a_request_was_taken(
             refused = asked.result(60)
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         assert refused.headers["Retry-After"] == "5"
+
+
+@pytest.mark.usefixtures("server")
+def test_a_failover_ends_no_request(
+    client: Client,
+    server: InProcessServer,
+    tmp_path: Path,
+    start: Callable[..., "Future[Any]"],
+    wait_until: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Redis that refuses what is written is given some time, however often it is looked at otherwise."""
+    monkeypatch.setattr(live_answers, "_REFUSED_SECONDS", 60.0)
+    request = LiveRequest.new(queue="q", model="m", prompt_token_ids=[1], sampling=SamplingSpec())
+    client.live.submit(request)
+    with StreamPublisher(client.redis_url) as publisher:
+        with full_disk(tmp_path, wait_until):
+            read = start(httpx2.get, f"{server.url}/requests/{request.id}/stream", timeout=60)
+            wait_until(lambda: "waits for nothing any more" in caplog.text, "Redis is found to refuse")
+            assert not wait([read], 0.5).done
+        publisher.open(request.id, 1)
+        publisher.finish(request.id, "stop", "Here.", StreamUsage(1, 0, 1))
+        assert '"text":"Here."' in read.result(60).text
 
 
 def test_past_its_deadline_nobody_waits(client: Client, server: InProcessServer) -> None:

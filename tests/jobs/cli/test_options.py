@@ -1,5 +1,6 @@
 """Options that one command hands on to another."""
 
+import pytest
 import typer
 from typer.core import TyperGroup
 
@@ -7,6 +8,12 @@ from headrace.jobs.cli.app import app
 from headrace.jobs.cli.options import engine_options
 
 from ..running import MODEL
+
+HEADINGS = {
+    "run": ["Model", "Input", "Prompt", "Structured output", "Sampling", "Output", "Job", "Engine", "Parallel"],
+    "up": ["Model", "Server", "Engine", "Parallel"],
+    "worker": ["Model", "Engine", "Parallel"],
+}
 
 
 def test_the_worker_takes_every_engine_option():
@@ -36,6 +43,37 @@ def test_the_worker_takes_every_engine_option():
         "--pipeline-parallel-size",
     } <= set(given)
     assert "--enforce-eager" not in engine_options()
+
+
+@pytest.mark.parametrize("command", HEADINGS)
+def test_help_has_every_option_under_a_heading(headrace, tmp_path, command):
+    commands = typer.main.get_command(app)
+    assert isinstance(commands, TyperGroup)
+    lines = headrace(tmp_path, command, "--help").out.splitlines()
+    headings = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]
+    assert [heading for heading in headings if heading != "Arguments"] == ["Options", *HEADINGS[command]]
+    options = [word for line in lines if line.startswith("  -") for word in line.split()[:2] if word.startswith("--")]
+    shown = [each for each in commands.commands[command].params if not getattr(each, "hidden", False)]
+    assert sorted(options) == sorted(["--help", *(name for each in shown for name in each.opts if name[:2] == "--")])
+    # A new option of these commands belongs to a group.
+    assert options[0] == "--help"
+    assert lines[lines.index("  --help  Show this message and exit.") + 1] == ""
+
+
+def test_a_text_that_is_a_files_name_is_said_to_be_text(headrace, few, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my prompt.txt").write_text("Label it: {text}")
+    command = ["dry-run", few, "--model", MODEL, "--limit", "2"]
+    meant = headrace(tmp_path / "data", *command, "--system", "my prompt.txt", "--prompt", "my prompt.txt")
+    advice = """pass --prompt "$(cat 'my prompt.txt')" for its content"""
+    assert meant.status == 0
+    assert meant.err.splitlines() == [
+        f"headrace: --prompt is the text 'my prompt.txt', not the file of that name: {advice}",
+        "headrace: --system is the text 'my prompt.txt', not the file of that name: "
+        "pass --system '@my prompt.txt' for its content",
+    ]
+    silent = headrace(tmp_path / "data", *command, "--system", "@my prompt.txt", "--prompt", "x" * 5000)
+    assert (silent.status, silent.err) == (0, "")
 
 
 def test_a_job_has_its_priority_from_the_start(headrace, tickets, tmp_path):

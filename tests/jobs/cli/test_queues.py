@@ -29,7 +29,7 @@ def test_what_waits_is_listed_with_who_serves_it(
 
     def is_served_by_one() -> bool:
         idle = [line.split() for line in headrace(served, "queues").out.splitlines()]
-        return any(line[0] == name and line[2] == "1" for line in idle)
+        return any(line[:3] == [name, str(MODEL), "1"] for line in idle)
 
     # A worker that stood still for seconds is believed in again when it has said that it is there.
     wait_until(is_served_by_one, "the worker is listed")

@@ -169,6 +169,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--kv-cache-dtype", "fp7"], ["kv_cache_dtype", "fp8_e5m2", "'fp7'"]),
         (["--max-num-seqs", "0"], ["--max-num-seqs"]),
         (["--system", "@nowhere.txt"], ["--system", "nowhere.txt"]),
+        (["--json-schema", "nowhere.json"], ["--json-schema nowhere.json cannot be read: No such file"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
         (["--webhook", "ftp://a/"], ["webhook.url", "http"]),
         (["--temprature", "1"], ["--temprature", "headrace run --help"]),
@@ -195,7 +196,7 @@ def test_a_missing_argument_or_command_is_refused_in_one_line(served, headrace):
 def test_an_output_folder_with_something_in_it_is_refused(served, headrace, few, tmp_path):
     (tmp_path / "keep.txt").write_text("mine")
     arguments = label_arguments(few, tmp_path)
-    assert_refused(headrace(served, *arguments), "not empty", "--resume", "--overwrite")
+    assert_refused(headrace(served, *arguments), "not empty: pass --resume to finish it or --overwrite to replace it")
     assert_refused(headrace(served, *arguments, "--overwrite"), "keep.txt", "not written by headrace")
     assert_refused(headrace(served, *arguments, "--resume"), "no headrace job to resume")
     assert [path.name for path in tmp_path.iterdir()] == ["keep.txt"]

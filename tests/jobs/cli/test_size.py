@@ -80,6 +80,8 @@ def test_of_a_model_whose_layers_gpus_share(headrace, tmp_path, qwen):
     assert alone.weight_bytes / 3 < stages.weight_bytes < alone.weight_bytes / 2
     assert (stages.parameters, stages.kv_token_bytes) == (alone.parameters, alone.kv_token_bytes // 3)
     assert stages.num_sharing == 3
+    # The last stage has the logits of all 256 sequences, three times and more.
+    assert stages.beside_bytes > 256 * 151936 * 24
     # Of 36 layers one of five stages has eight.
     uneven = ModelNeeds.of(qwen, EngineConfig(pipeline_parallel_size=5))
     assert uneven.kv_token_bytes == alone.kv_token_bytes * 8 // 36

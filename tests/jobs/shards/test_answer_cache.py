@@ -16,6 +16,7 @@ from headrace.jobs.shards.answer_cache import AnswerCache
 from headrace.jobs.shards.attempt import AttemptTools
 from headrace.jobs.shards.finishing import finish_job
 from headrace.jobs.weights import ModelWeights, folder_identity
+from headrace.storage import result_cache
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, write_manifest
 from headrace.storage.records import DEFAULT_TENANT
@@ -29,7 +30,9 @@ ROWS = ask((1, 2), (3, 5), (4, 5, 6))
 
 
 @pytest.fixture
-def tools(shop: Shop, tmp_path: Path) -> Iterator[AttemptTools]:
+def tools(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[AttemptTools]:
+    # The cache is waited for, however busy the machine.
+    monkeypatch.setattr(result_cache, "_SOCKET_SECONDS", 60.0)
     with (
         redis_urls(Settings.from_environment(environment(tmp_path / "valkey"))) as urls,
         ResultCache(urls.redis, ttl_seconds=600) as cache,

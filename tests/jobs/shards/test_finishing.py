@@ -28,7 +28,7 @@ from ..shop import JOB, QUEUE, SHARD, Shop
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is given time to finish, or waits long before trying again."""
-    monkeypatch.setattr(leases, "TIDY_SECONDS", 0.0)
+    monkeypatch.setattr(leases, "TIDY_SECONDS", -1.0)
     monkeypatch.setattr(tidying, "_FIRST_PAUSE_SECONDS", 0.0)
 
 

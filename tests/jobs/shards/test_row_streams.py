@@ -13,6 +13,7 @@ from headrace.jobs.errors import Stopped
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
 from headrace.jobs.shards.row_streams import RowStreams
+from headrace.jobs.streams import row_watch
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.keys import row_stream_id, watch_key
 from headrace.jobs.streams.publisher import StreamPublisher
@@ -31,7 +32,9 @@ def redis_url(tmp_path: Path) -> Iterator[str]:
 
 
 @pytest.fixture
-def watch(redis_url: str) -> Iterator[RowWatch]:
+def watch(redis_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[RowWatch]:
+    """Who is said to watch does so however long the test takes."""
+    monkeypatch.setattr(row_watch, "TTL_SECONDS", 600.0)
     with RowWatch(redis_url) as watch:
         yield watch
 

@@ -17,7 +17,7 @@ from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from headrace.jobs import ttl_cache
-from headrace.jobs.api import authentication
+from headrace.jobs.api import authentication, health
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.server import is_loopback
@@ -72,7 +72,10 @@ def test_with_keys_a_request_needs_one(desk: Desk, caplog: pytest.LogCaptureFixt
     assert key[4:] not in caplog.text
 
 
-def test_what_watches_over_the_process_needs_none(desk: Desk, client: Client, models: ServedModels) -> None:
+def test_what_watches_over_the_process_needs_none(
+    desk: Desk, client: Client, models: ServedModels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "_PATIENCE_SECONDS", 60.0)
     desk.key("acme")
     for path in ("/", "/docs", "/health", "/ready", "/metrics"):
         assert desk.http.get(path).status_code == 200
