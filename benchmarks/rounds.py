@@ -27,8 +27,9 @@ class Plan:
     rounds: int
     timeout_seconds: float
 
-    def workload(self, name: str, seed: int, rows: int | None = None) -> Workload:
-        return self.recipes[name].draw(seed, SHAPES[self.model].config["vocab_size"], rows)
+    def workload(self, name: str, number: int, rows: int | None = None) -> Workload:
+        """No two names and no two numbers have a beginning in common: engines keep what they have computed."""
+        return self.recipes[name].draw(f"{name} {number}", SHAPES[self.model].config["vocab_size"], rows)
 
     @property
     def max_model_len(self) -> int:

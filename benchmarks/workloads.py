@@ -41,7 +41,7 @@ class Workload:
 class Draw:
     """Token ids and lengths from a seed."""
 
-    def __init__(self, seed: int, vocab_size: int) -> None:
+    def __init__(self, seed: int | str, vocab_size: int) -> None:
         self._random = random.Random(seed)
         self._vocab_size = vocab_size
 
@@ -84,7 +84,7 @@ class Recipe:
     text: str
     build: Callable[[Draw, int], Workload]
 
-    def draw(self, seed: int, vocab_size: int, rows: int | None = None) -> Workload:
+    def draw(self, seed: int | str, vocab_size: int, rows: int | None = None) -> Workload:
         return self.build(Draw(seed, vocab_size), rows or self.rows)
 
     def cut(self, divisor: int) -> "Recipe":

@@ -78,6 +78,15 @@ def test_a_workload_is_the_seeds_alone(script):
     assert recipe.draw(1, 300, 16) == recipe.draw(1, 300, 16) != recipe.draw(2, 300, 16)
 
 
+def test_no_workload_and_no_round_begins_as_another_does(script):
+    """An engine would have computed what it is timed at; -1 is the first token's prompt, 1 the whole answer's."""
+    rounds, recipes = script("rounds"), script("workloads").RECIPES
+    plan = rounds.Plan("M1", [], {**recipes, "again": recipes["W1"]}, 1, 1.0)
+    drawn = [plan.workload(name, number, 8) for name in plan.recipes for number in (-1, 0, 1, 2)]
+    beginnings = [{tuple(prompt[:16]) for prompt in workload.prompts} for workload in drawn]
+    assert len(set().union(*beginnings)) == sum(map(len, beginnings))
+
+
 @pytest.mark.parametrize("name", ["W1", "W2", "W3", "W4", "W5", "W6"])
 def test_a_cut_workload_keeps_its_prefixes(script, name):
     recipe = script("workloads").RECIPES[name]
