@@ -22,13 +22,14 @@ from ...storage.errors import JobEnded, StorageError, UnknownJob
 from ...storage.quotas import QuotaExceeded
 from ...storage.records import JobRecord, JobState, ShardState
 from ..api.models import ServedModels
+from ..batch_jobs import batch_job_key
 from ..client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..periodic import Periodic
 from .files import FileStore
 from .lines import LineError
 from .output import OutputWriter
-from .validation import InvalidBatch, ServedElsewhere, Validation, job_key, model_of
+from .validation import InvalidBatch, ServedElsewhere, Validation, model_of
 
 logger = logging.getLogger(__name__)
 
@@ -168,7 +169,7 @@ class BatchKeeper:
         if batch.state is BatchState.VALIDATING:
             self._validate(batch)
             return
-        job = self._ledger.job_of_key(job_key(batch), batch.tenant)
+        job = self._ledger.job_of_key(batch_job_key(batch.id), batch.tenant)
         if job is None:
             self._finish_without_job(batch)
         elif job.state.has_ended or self._stop_job(batch, job):

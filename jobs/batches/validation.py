@@ -18,7 +18,7 @@ from ...storage.quotas import Quota, QuotaExceeded
 from ...storage.records import JobRecord
 from ..api.errors import ApiError
 from ..api.models import ServedModel, ServedModels
-from ..batch_jobs import JOB_KEY_START
+from ..batch_jobs import batch_job_key
 from ..client import Client
 from ..errors import JobError
 from ..lora import asked_model
@@ -63,7 +63,7 @@ class Validation:
         `on_row` is called now and then, and may raise. Raises `InvalidBatch`, `ServedElsewhere`, and what is worth
         another try: StorageError, `LedgerError`, redis' and kombu's errors.
         """
-        if (job := self.client.ledger.job_of_key(job_key(batch), batch.tenant)) is None:
+        if (job := self.client.ledger.job_of_key(batch_job_key(batch.id), batch.tenant)) is None:
             job = self._submit(batch, on_row)
         _remove_leftovers(self.client, batch, job)
         return job
@@ -129,17 +129,12 @@ class Validation:
         job_id = f"{_job_prefix(batch)}{uuid.uuid4().hex[:8]}"
         terms = Terms(
             within_seconds=max(batch.expires_at - time.time(), 0.001),
-            idempotency_key=job_key(batch),
+            idempotency_key=batch_job_key(batch.id),
             tenant=batch.tenant,
             quota=self._quota(batch),
         )
         output = _outputs(self.client) / job_id
         return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).record
-
-
-def job_key(batch: BatchRecord) -> str:
-    """The idempotency key of a batch's job."""
-    return f"{JOB_KEY_START}{batch.id}"
 
 
 def model_of(job: JobRecord) -> str:

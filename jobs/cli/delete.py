@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import LedgerError, StorageError, UnknownJob
-from ..batch_jobs import JOB_KEY_START
+from ..batch_jobs import batch_job_key
 from ..client import Client, Job
 from ..errors import SpecError
 from ..shards.deadline import parse_duration
@@ -60,7 +60,7 @@ def _delete_all(client: Client, before: float, output_too: bool, dry_run: bool) 
     num_deleted = num_kept = 0
     ended = client.ledger.jobs_ended_before(before)
     # In this order: a batch that has ended by now has its files. Those of others are yet to be written from their jobs.
-    unwritten = {f"{JOB_KEY_START}{batch_id}" for batch_id in client.ledger.batches.open_ids()}
+    unwritten = {batch_job_key(batch_id) for batch_id in client.ledger.batches.open_ids()}
     for job_id in ended:
         try:
             job = client.job(job_id)

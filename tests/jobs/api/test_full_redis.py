@@ -61,7 +61,6 @@ def test_a_disk_that_fills_after_a_request_was_taken(
         assert refused.headers["Retry-After"] == "5"
 
 
-@pytest.mark.usefixtures("server")
 def test_a_failover_ends_no_request(
     client: Client,
     server: InProcessServer,

@@ -9,8 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from headrace.jobs.batch_jobs import batch_job_key
 from headrace.jobs.batches.keeper import BatchKeeper
-from headrace.jobs.batches.validation import InvalidBatch, Validation, job_key
+from headrace.jobs.batches.validation import InvalidBatch, Validation
 from headrace.storage.batch_records import BatchState
 from headrace.storage.records import NewPart
 
@@ -47,7 +48,7 @@ def batch(validation):
 def test_one_that_is_stopped_makes_no_job_and_no_verdict(validation, batch, rows):
     with pytest.raises(Stop):
         validation.run(batch, StopAfter(rows))
-    assert validation.client.ledger.job_of_key(job_key(batch), batch.tenant) is None
+    assert validation.client.ledger.job_of_key(batch_job_key(batch.id), batch.tenant) is None
 
 
 def test_one_that_was_done_already_is_found(validation, batch):
