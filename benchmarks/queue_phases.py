@@ -12,7 +12,8 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.engine_host import EngineHost, Outcome
+from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.outcomes import Outcome
 from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.receipts import Computation, Receipts

@@ -16,6 +16,8 @@ _COUNTS = (
     *("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_lora_rank"),
     *("tensor_parallel_size", "pipeline_parallel_size"),
 )
+# A GPU's memory is set aside for a graph of each: 4 GiB for so many of a model of 32 layers.
+MAX_GRAPH_SIZES = 256
 # Of the host's memory, where nothing is said.
 DEFAULT_KV_CACHE_BYTES = 2 * 1024**3
 
@@ -35,12 +37,13 @@ class EngineConfig:
     quantised as they are loaded and activations as they come, on a CPU that has what it needs; the rest keeps `dtype`.
     `async_scheduling` launches a step before the last one's tokens are read, so that the device never waits for the
     host; by default beside a GPU.
-    On a GPU steps of up to the largest of `cuda_graph_sizes` tokens (vLLM's `cudagraph_capture_sizes`) are padded to
-    the next of them and computed with CUDA graphs, unless `enforce_eager`. By default up to `max_num_seqs`, and for a
-    small model as far beyond, up to 2,048, as a step takes the host longer than the GPU.
+    On a GPU steps of up to the largest of `cuda_graph_sizes` tokens (vLLM's `cudagraph_capture_sizes`; 256 at most) are
+    padded to the next of them and computed with CUDA graphs, unless `enforce_eager`. By default up to `max_num_seqs`,
+    and for a small model as far beyond, up to 2,048, as a step takes the host longer than the GPU.
     `enable_lora`: requests may name a LoRA adapter, of a rank up to `max_lora_rank`, that is loaded when the first one
-    does; those of `lora_modules` are loaded with the model. `max_loras`: how many are held at a time; a
-    GPU's memory for all of them is taken when the model is loaded.
+    does; those of `lora_modules` are loaded with the model, and memory is set aside for CUDA graphs of steps with
+    adapters beside those without. `max_loras`: how many are held at a time; a GPU's memory for all of them is taken
+    when the model is loaded.
     `speculative_config`: options of `SpeculativeConfig`, as {"method": "ngram", "num_speculative_tokens": 4}; without
     it no tokens are guessed. No answer depends on it: a guess counts where it is what is drawn.
     `tensor_parallel_size`: how many processes share the model, each with a GPU of its own, or on a CPU some of its
@@ -135,8 +138,7 @@ class EngineConfig:
     @property
     def parallel_options(self) -> str:
         """What makes them more than one, for messages."""
-        sizes = {name: getattr(self, name) for name in ("tensor_parallel_size", "pipeline_parallel_size")}
-        return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
+        return parallel_options(self.tensor_parallel_size, self.pipeline_parallel_size)
 
     def _require_room_for_guesses(self, speculative: SpeculativeConfig) -> None:
         guesses, room = speculative.num_speculative_tokens, self.max_num_batched_tokens
@@ -162,12 +164,23 @@ class EngineConfig:
     def _require_graph_sizes(self, sizes: Sequence[int]) -> None:
         if not sizes:
             raise ConfigError("cuda_graph_sizes must name at least one size; enforce_eager=True turns CUDA graphs off")
+        if (num_sizes := len(set(sizes))) > MAX_GRAPH_SIZES:
+            raise ConfigError(
+                f"cuda_graph_sizes must name at most {MAX_GRAPH_SIZES} sizes, as memory is set aside for each, "
+                f"not {num_sizes}"
+            )
         for size in sizes:
             if not 1 <= size <= self.max_num_batched_tokens:
                 raise ConfigError(
                     f"cuda_graph_sizes must be between 1 and max_num_batched_tokens={self.max_num_batched_tokens}, "
                     f"not {size}"
                 )
+
+
+def parallel_options(tensor_parallel_size: int, pipeline_parallel_size: int) -> str:
+    """What makes a model's processes more than one, for messages; empty where nothing does."""
+    sizes = {"tensor_parallel_size": tensor_parallel_size, "pipeline_parallel_size": pipeline_parallel_size}
+    return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
 
 def _require_positive(name: str, value: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
 from traceback import clear_frames
+from typing import TypeGuard
 
 from .checkpoints.model_config import ModelConfig
 from .checkpoints.vision_config import VisionConfig
@@ -83,7 +84,7 @@ class Engine:
         self.max_model_len = resolve_max_model_len(
             config, memory.num_blocks, block_bytes, runner.sliding_window, max_position_embeddings
         )
-        self._cache = PrefixCache(BlockPool(runner.memory.num_blocks), config.enable_prefix_caching)
+        self._cache = PrefixCache(BlockPool(memory.num_blocks), config.enable_prefix_caching)
         self._tables = BlockTables(self._cache, runner.sliding_window, _swap_space(runner, config))
         drafter = proposer.drafter if proposer else None
         self._speculation = Speculation(config.speculative, drafter) if config.speculative is not None else None
@@ -91,7 +92,7 @@ class Engine:
         admission = Admission(
             self.max_model_len, runner.vocab_size, tuple(eos_token_ids), config.block_size, config.seed, loras, vision
         )
-        self._requests = ServedRequests(admission, self._scheduler, runner.memory)
+        self._requests = ServedRequests(admission, self._scheduler, memory)
         self._launcher = StepLauncher(runner, self._scheduler, self._requests, config.block_size, proposer)
         self._events = StepEvents(self._scheduler, self._tables, self._requests)
         self._is_async = _is_async(runner, config)
@@ -103,7 +104,7 @@ class Engine:
 
     @classmethod
     def from_pretrained(cls, model: str | Path, config: EngineConfig | None = None) -> "Engine":
-        """Load a Hugging Face model folder. Raises `ModelError` or `ConfigError`."""
+        """Load a Hugging Face model folder, or a GGUF file. Raises `ModelError` or `ConfigError`."""
         config = config or EngineConfig()
         model_config = ModelConfig.from_pretrained(model)
         if model_config.vision is not None and config.speculative is not None:
@@ -193,8 +194,9 @@ class Engine:
         """Announce requests whose prompts begin with these tokens: until they have come, its blocks are evicted last.
 
         For a caller who knows more than the queue: rows not added yet, or which of the waiting ones share what. A
-        request counts as come when it is first admitted, or ends before that. A negative number takes back. Nothing is
-        announced while requests wait for their LoRA adapters: those that are aborted would never count as come.
+        request counts as come when it is first admitted, or ends before that. A negative number takes back. Of requests
+        with a LoRA adapter nothing is announced before it is held, nor while some wait for theirs: those of them that
+        are aborted would never count as come. Of a prompt with images it is announced up to the first.
         """
         if lora_request is not None and self._requests.parked and num_requests > 0:
             return
@@ -213,7 +215,8 @@ class Engine:
 
         Where the model or the sampling raises, the step is undone and its requests are tried apart: those that fail
         alone end with `FinishReason.ERROR`, the others go on. When the device is out of memory the step is tried with
-        fewer tokens first. What is no `Exception` (KeyboardInterrupt) goes to the caller, the step undone.
+        fewer tokens first. What is no `Exception` (KeyboardInterrupt) goes to the caller: the next call reads the step
+        if it was launched, else it is undone. Raises `EngineDeadError` where no other step can be computed.
         """
         self._zero_tainted_blocks()
         events = self._step()
@@ -237,7 +240,7 @@ class Engine:
                 step = self._launcher.launch(plan, self._is_async and among is None)
             except BaseException as error:
                 self._scheduler.undo(plan)
-                if not isinstance(error, Exception) or isinstance(error, EngineDeadError):
+                if not _is_recoverable(error):
                     raise
                 return self._recover(plan, error, among)
         # Should anything but an error interrupt what follows, it is read next time.
@@ -249,7 +252,7 @@ class Engine:
             self._launcher.forget_last()
             if following is not None:
                 self._scheduler.take_back(following.plan, following.unread)
-            if not isinstance(error, Exception) or isinstance(error, EngineDeadError):
+            if not _is_recoverable(error):
                 raise
             self._in_flight = None
             self._scheduler.take_back(step.plan, step.unread)
@@ -272,7 +275,7 @@ class Engine:
             return self._launcher.launch(plan, True, step.sampled)
         except BaseException as error:
             self._scheduler.undo(plan)
-            if not isinstance(error, Exception) or isinstance(error, EngineDeadError):
+            if not _is_recoverable(error):
                 raise
             clear_frames(error.__traceback__)
             logger.debug("a step ahead failed, it is tried again in its turn: %s", error)
@@ -316,6 +319,11 @@ class Engine:
         if blocks := self._cache.to_be_zeroed():
             self._runner.memory.zero(blocks)
             self._cache.zeroed(blocks)
+
+
+def _is_recoverable(error: BaseException) -> TypeGuard[Exception]:
+    """Whether requests may be tried again after it: no interrupt, and not the engine's own end."""
+    return isinstance(error, Exception) and not isinstance(error, EngineDeadError)
 
 
 def _swap_space(runner: Runner, config: EngineConfig) -> SwapSpace | None:

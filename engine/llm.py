@@ -17,7 +17,7 @@ from .lora_request import LoRARequest
 from .outputs import RequestOutput, completion, decoded, prompt_logprobs
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .text.detokenizer import StopStrings
-from .text.prompts import Messages, Prompt, PromptReader, ReadPrompt, TextPrompt, TokensPrompt, is_one
+from .text.prompts import InputProcessor, Messages, Prompt, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
 from .vision.reading import ImageReader
 
@@ -45,7 +45,7 @@ class LLM:
         model_config = ModelConfig.from_pretrained(folder)
         self._end_token_ids = model_config.eos_token_ids
         self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else Tokenizer.from_pretrained(folder)
-        self._prompts = PromptReader(self._tokenizer, ImageReader(model_config.vision, str(model)))
+        self._prompts = InputProcessor(self._tokenizer, ImageReader(model_config.vision, str(model)))
         self._engine = Engine.from_pretrained(folder, self._config)
         self._ids = count()
 
@@ -232,21 +232,21 @@ def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**options)
 
 
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, count_: int) -> Sequence[SamplingParams]:
+def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: int) -> Sequence[SamplingParams]:
     if params is None:
         params = SamplingParams()
     if isinstance(params, SamplingParams):
-        return [params] * count_
-    if len(params) != count_:
-        raise InvalidRequestError(f"{len(params)} sampling_params for {count_} prompts: give one, or one each")
+        return [params] * number
+    if len(params) != number:
+        raise InvalidRequestError(f"{len(params)} sampling_params for {number} prompts: give one, or one each")
     return params
 
 
-def _loras(chosen: LoraChoice, count_: int) -> Sequence[LoRARequest | None]:
+def _loras(chosen: LoraChoice, number: int) -> Sequence[LoRARequest | None]:
     if chosen is None or isinstance(chosen, LoRARequest):
-        return [chosen] * count_
+        return [chosen] * number
     if not all(isinstance(each, LoRARequest | None) for each in chosen):
         raise InvalidRequestError(f"lora_request must be a LoRARequest, or one for each prompt, not {chosen!r}")
-    if len(chosen) != count_:
-        raise InvalidRequestError(f"{len(chosen)} lora_requests for {count_} prompts: give one, or one each")
+    if len(chosen) != number:
+        raise InvalidRequestError(f"{len(chosen)} lora_requests for {number} prompts: give one, or one each")
     return chosen

@@ -287,7 +287,7 @@ class RequestEvent(NamedTuple):
     last event has a `finish_reason`; with choices it also has `choice_index` and `choice_probabilities` (in the order
     of the choices, summing to one).
     `logprobs`: where the request asks for them, one mapping of token ids for each new token, its own first.
-    `prompt_logprobs`: likewise, one for each token of the prompt but the first; the first event has them.
+    `prompt_logprobs`: likewise, one for each token of the prompt, None for its first; the first event has them.
     `num_cached_tokens`: prompt tokens whose KV was found in the prefix cache, or computed for a request with the same
     prompt. `error`: what went wrong, in one line, where the `finish_reason` is `ERROR`. `is_invalid`: it is the
     request's own fault, so that to try it again is no use.

@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from base64 import b64encode
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
@@ -11,6 +10,7 @@ from typing import Any
 
 from ..engine.checkpoints.hub import model_name
 from ..engine.lora_request import LoRARequest
+from ..storage.columns import as_text
 from ..storage.errors import StorageError
 from ..storage.files import write_lines
 from ..storage.output_address import open_folder
@@ -150,7 +150,7 @@ class Client(Connections):
         except OSError as error:
             raise StorageError(f"cannot write into {folder}: {error.strerror or error}") from error
         # As JSON has it by itself, all is ASCII: half of a surrogate pair is that row's error, not the submission's.
-        write_lines(path, (json.dumps(dict(row), default=_as_text) for row in rows))
+        write_lines(path, (json.dumps(dict(row), default=as_text) for row in rows))
         try:
             yield path
         finally:
@@ -206,7 +206,8 @@ class Client(Connections):
 
         Begins after the token `after` and ends with the answer; of a row that is stored by now its text comes at once.
         Raises `UnknownRequest`, `UnknownJob`, `SpecError` when the job has no such row, and `GenerationError` when no
-        worker has taken the request in time, or the answer has ended and Redis has lost its end (`stream_lost`).
+        worker has taken the request in time (`deadline_exceeded`), the answer has ended and Redis has lost its end
+        (`stream_lost`), or Redis takes nothing in (`unavailable`); that one may be followed again later.
         """
         if is_request(stream_id):
             return self._streams.follow(stream_id, after)
@@ -230,10 +231,3 @@ class Client(Connections):
     @cached_property
     def _row_watch(self) -> RowWatch:
         return self._stack.enter_context(RowWatch(self._redis.redis))
-
-
-def _as_text(value: Any) -> str:
-    """What JSON has no way to write: bytes, as images are, as a data URL."""
-    if isinstance(value, bytes):
-        return f"data:application/octet-stream;base64,{b64encode(value).decode()}"
-    return str(value)

@@ -6,53 +6,18 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import NamedTuple, Self
+from typing import Self
 
 from ..engine.engine import Engine, EngineStats
 from ..engine.errors import InvalidRequestError, one_line
 from ..engine.logprobs import TokenLogprobs
-from ..engine.request import FinishReason, Request, RequestEvent
+from ..engine.request import Request, RequestEvent
+from .outcomes import Answer, EngineFailure, Outcome, Refusal
 
 logger = logging.getLogger(__name__)
 
 NO_LOGPROBS: Mapping[str, Sequence[TokenLogprobs]] = MappingProxyType({})
 
-
-class Answer(NamedTuple):
-    """A request's whole answer, with what it was resumed from. The choice fields are None where it had no choices.
-
-    `logprobs`: one for each token, where the request asked for them; `prompt_logprobs`: as `RequestEvent` has them.
-    (A tuple, as thousands of them are made at a time.)
-    """
-
-    request_id: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    num_cached_tokens: int
-    choice_index: int | None
-    choice_probabilities: tuple[float, ...] | None
-    logprobs: tuple[TokenLogprobs, ...] = ()
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A request that can never run, or failed by itself: its own fault. `has_run`: it was the latter."""
-
-    request_id: str
-    error: str
-    has_run: bool = True
-
-
-@dataclass(frozen=True)
-class EngineFailure:
-    """A request that the engine dropped because a step failed: it may run when tried again."""
-
-    request_id: str
-    error: str
-
-
-Outcome = Answer | Refusal | EngineFailure
 # Called in the engine's thread: it must be quick and must not raise.
 Sink = Callable[[Outcome], None]
 # Likewise: with all that one step has brought for the requests of one call. A thread that waits is woken once.

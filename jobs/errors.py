@@ -1,16 +1,22 @@
 """What goes wrong between a user and the engine. Each message is one line that says what to do."""
 
+from ..storage.errors import Argument, WordedError
 
-class JobError(Exception):
+
+class JobError(WordedError):
     """Base of what submitting, running and reading jobs raises on purpose."""
 
 
 class SpecError(JobError, ValueError):
     """A job that can not be run as described: the message names the option, `field` its place in the description."""
 
-    def __init__(self, message: str, field: str | None = None) -> None:
-        super().__init__(message)
+    def __init__(self, *words: str | Argument, field: str | None = None) -> None:
+        super().__init__(*words)
         self.field = field
+
+
+class LaterVersion(JobError):
+    """A job asks for something that only a later version of ours knows."""
 
 
 class JobMismatchError(JobError):

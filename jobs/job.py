@@ -11,7 +11,7 @@ from ..storage.records import JobRecord, JobState, Progress
 from .connections import Connections
 from .errors import JobError
 from .local_worker import LocalWorker
-from .schemas import JobSpec
+from .schemas import JobSpec, read_stored
 from .shards.finishing import finish_what_is_left
 from .stored_results import read_results
 from .verbs import cancel_job, delete_job, retry_job
@@ -36,7 +36,7 @@ class Job:
 
     @property
     def spec(self) -> JobSpec:
-        return JobSpec.model_validate(self.record.spec)
+        return read_stored(JobSpec, self.record.spec)
 
     def progress(self) -> Progress:
         """What is committed now."""
@@ -86,7 +86,7 @@ class Job:
 
     def cancel(self) -> None:
         """Stop the job for good; what is committed stays. Raises `JobEnded` when it has completed."""
-        cancel_job(self.client.ledger, self.client.jobs_folder, self.id)
+        cancel_job(self.client.ledger, self.id)
 
     def pause(self) -> None:
         """Have no more rows begun until `resume`. Raises `JobEnded`."""

@@ -68,7 +68,7 @@ def parse_loras(texts: Iterable[str]) -> list[ServedLora]:
 def as_fields(lora: LoRARequest | None) -> dict[str, str] | None:
     """The fields of a `LoraModule`, to be checked with the rest of what it is asked with. Raises `SpecError`."""
     if not isinstance(lora, LoRARequest | None):
-        raise SpecError(f"lora_request must be a headrace.LoRARequest, not {lora!r}", "lora_request")
+        raise SpecError(f"lora_request must be a headrace.LoRARequest, not {lora!r}", field="lora_request")
     return None if lora is None else {"name": lora.lora_name, "path": lora.lora_path}
 
 

@@ -101,18 +101,15 @@ class WorkerPresence:
 
     def is_served(self, queue: str) -> bool:
         """Whether some worker listens to the queue; false when Redis does not answer."""
-        return self._has_worker(queue, silent_seconds=0.0)
+        return bool(self._workers(queue, silent_seconds=0.0))
 
     def may_be_served_again(self, queue: str) -> bool:
         """Whether some worker has been heard of lately, is not known to be dead and has not said goodbye."""
-        return self._has_worker(queue, SILENCE_SECONDS)
+        return bool(self._workers(queue, SILENCE_SECONDS))
 
     def is_alive_here(self, queue: str) -> bool:
         """Whether a worker that has been heard of lately runs on this host, silent now or not."""
         return any(worker.is_here for worker in self._workers(queue, SILENCE_SECONDS))
-
-    def _has_worker(self, queue: str, silent_seconds: float) -> bool:
-        return bool(self._workers(queue, silent_seconds))
 
     def _workers(self, queue: str, silent_seconds: float) -> list[WorkerId]:
         """Those heard of since so long before they were believed last, and not known to be dead."""
@@ -125,23 +122,29 @@ class WorkerPresence:
 
     def hosts(self) -> set[str]:
         """The hosts on which a worker, of whatever queue, is alive. Raises redis' errors."""
-        alive = (f"({server_time(self._redis)}", "+inf")
-        queues = self._redis.scan_iter(_key("*"))
-        return {WorkerId.parse(str(w)).host for key in queues for w in self._redis.zrange(key, *alive, byscore=True)}
+        return {WorkerId.parse(name).host for _, name in self._alive()}
 
     def workers(self) -> list[Worker]:
         """All that are alive, of whatever queue, and what they tell. Raises redis' errors."""
-        alive = (f"({server_time(self._redis)}", "+inf")
-        queues = sorted(self._redis.scan_iter(_key("*")))
-        found = [(key, name) for key in queues for name in self._redis.zrange(key, *alive, byscore=True)]
+        found = self._alive()
         with self._redis.pipeline(transaction=False) as pipe:
-            for key, name in found:
+            for queue, name in found:
                 pipe.hgetall(_stats_key(name))
-                pipe.get(_model_key(key.removeprefix(_key(""))))
+                pipe.get(_model_key(queue))
             told = pipe.execute() if found else []
         return [
-            Worker(str(name), key.removeprefix(_key("")), {stat: float(value) for stat, value in stats.items()}, model)
-            for (key, name), stats, model in zip(found, told[::2], told[1::2], strict=True)
+            Worker(name, queue, {stat: float(value) for stat, value in stats.items()}, model)
+            for (queue, name), stats, model in zip(found, told[::2], told[1::2], strict=True)
+        ]
+
+    def _alive(self) -> list[tuple[str, str]]:
+        """The queue and the name of each worker that is believed to be alive."""
+        alive = (f"({server_time(self._redis)}", "+inf")
+        keys = sorted(map(str, self._redis.scan_iter(_key("*"))))
+        return [
+            (key.removeprefix(_key("")), str(name))
+            for key in keys
+            for name in self._redis.zrange(key, *alive, byscore=True)
         ]
 
     def __enter__(self) -> Self:

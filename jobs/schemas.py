@@ -12,7 +12,8 @@ from ..engine.errors import InvalidRequestError
 from ..engine.request import SamplingParams
 from ..engine.structured.structured_outputs import StructuredOutputsParams
 from ..storage.columns import SCHEMA_VERSION
-from .errors import SpecError
+from ..storage.errors import Argument
+from .errors import LaterVersion, SpecError
 from .lora import LoraModule
 from .messages import template_kwargs_problem
 from .precision import Precision
@@ -25,7 +26,11 @@ _SHORT = 40
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 256
 MAX_SAMPLES = 1024
+# To `JobSpec`. Whoever adds an option adds it here: so do folders that are there stay resumable, and workers that have
+# not been upgraded yet go on with jobs that do without it.
+_ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image")
 Texts = TypeVar("Texts", str, None, tuple[str, ...])
+Stored = TypeVar("Stored", bound=BaseModel)
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
 
 
@@ -117,9 +122,8 @@ class SamplingSpec(BaseModel):
         for name, token_ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             for token in token_ids:
                 if token >= vocab_size:
-                    raise SpecError(
-                        f"{name}: token id {token} is outside the vocabulary of {vocab_size} tokens", f"sampling.{name}"
-                    )
+                    problem = f": token id {token} is outside the vocabulary of {vocab_size} tokens"
+                    raise SpecError(Argument(name), problem, field=f"sampling.{name}")
 
 
 class JobSpec(BaseModel):
@@ -203,29 +207,42 @@ class JobSpec(BaseModel):
             first = error.errors(include_url=False)[0]
             path = [str(part) for part in first["loc"]]
             name = ".".join(part for part in path if part != "sampling")
-            raise SpecError(f"{name}: {problem(first)}", ".".join(path)) from error
+            raise SpecError(Argument(name), f": {problem(first)}", field=".".join(path)) from error
         except InvalidRequestError as error:
             field = error.field if error.field in cls.model_fields else f"sampling.{error.field}"
-            raise SpecError(str(error), field) from error
+            raise SpecError(str(error), field=field) from error
         return spec
 
     def fingerprint(self, input_fingerprint: str) -> str:
         """The same for the same work: the input's content and every option that can change an answer."""
         # Folders of before there was a choice of these are resumed too.
-        left_out: dict[str, Any] = {"cache": True, "schema_version": True}
-        if not self.vote:
-            left_out["vote"] = True
-        if self.chat_template_kwargs is None:
-            left_out["chat_template_kwargs"] = True
-        if self.kv_cache_dtype == "auto":
-            left_out["kv_cache_dtype"] = True
-        for name in ("lora", "image"):
-            if getattr(self, name) is None:
-                left_out[name] = True
-        if self.sampling.prompt_logprobs is None:
-            left_out["sampling"] = {"prompt_logprobs": True}
+        left_out = {"cache": True, "schema_version": True, **self._unasked}
         text = f"{input_fingerprint}\n{self.model_dump_json(exclude=left_out)}"
         return hashlib.sha256(text.encode()).hexdigest()
+
+    def stored(self) -> dict[str, Any]:
+        """As the ledger keeps it, for `read_stored`; an earlier version reads one that uses nothing new."""
+        return self.model_dump(mode="json", exclude=self._unasked)
+
+    @property
+    def _unasked(self) -> dict[str, Any]:
+        """What there has not been from the beginning and nobody asks for, as pydantic leaves it out."""
+        fields = type(self).model_fields
+        unasked: dict[str, Any] = {name: True for name in _ADDED if getattr(self, name) == fields[name].default}
+        return unasked if self.sampling.prompt_logprobs is not None else {**unasked, "sampling": {"prompt_logprobs"}}
+
+
+def read_stored(kind: type[Stored], values: Mapping[str, Any] | str) -> Stored:
+    """A job's description, or a row's, as it was written down; a text is JSON.
+
+    Raises `LaterVersion` where it asks for what is not known here.
+    """
+    try:
+        return kind.model_validate_json(values) if isinstance(values, str) else kind.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        name = ".".join(map(str, first["loc"]))
+        raise LaterVersion(f"the job is of a later headrace ({name}: {problem(first)}): upgrade this one") from error
 
 
 def problem(error: Mapping[str, Any]) -> str:

@@ -6,20 +6,18 @@ from pathlib import Path
 from ..storage.errors import JobEnded
 from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
-from ..storage.output_dir import Manifest, complete_manifest, read_manifest, remove_output_dir
-from ..storage.records import JobState, NewShard, shard_id_of
-from .batch_jobs import is_batch_job
+from ..storage.output_dir import Manifest, complete_manifest, expect_removable, read_manifest, remove_output_dir
+from ..storage.output_folder import OutputFolder
+from ..storage.records import JobRecord, JobState, NewShard, shard_id_of
 from .errors import NotRetriable
-from .shards.finishing import retriable_shards
+from .shards.finishing import finish_job, retriable_shards
 
 
-def cancel_job(ledger: Ledger, jobs_folder: Path, job_id: str) -> None:
+def cancel_job(ledger: Ledger, job_id: str) -> None:
     """Stop a job for good; what is committed stays. Raises `UnknownJob`, `JobEnded` when it has completed."""
     if (state := ledger.cancel_job(job_id)) is not JobState.CANCELLED:
         raise JobEnded(f"job {job_id} has ended: it is {state}")
-    # Nothing lets it go on. What a batch's job has not done its keeper is yet to read.
-    if not is_batch_job(ledger.job(job_id)):
-        shutil.rmtree(jobs_folder / job_id, ignore_errors=True)
+    finish_job(ledger, ledger.job(job_id))
 
 
 def retry_job(ledger: Ledger, job_id: str) -> list[str]:
@@ -45,16 +43,30 @@ def retry_job(ledger: Ledger, job_id: str) -> list[str]:
     return [shard_id_of(job_id, shard.number) for shard in new_shards]
 
 
-def delete_job(ledger: Ledger, jobs_folder: Path, job_id: str, with_output: bool) -> None:
+def delete_job(
+    ledger: Ledger, jobs_folder: Path, job_id: str, with_output: bool, ended_before: float | None = None
+) -> bool:
     """Forget a job and remove its spool, and with `with_output` its data set; one that has not ended is stopped.
 
-    Raises `UnknownJob`, `OutputNotEmpty` when the output folder holds something that is not ours.
+    With `ended_before`, in Unix seconds, only a job that had ended by then and has not been tried again since; returns
+    whether it was. Raises `UnknownJob`, `OutputNotEmpty` when the output folder holds something that is not ours.
     """
     job = ledger.job(job_id)
     output = open_folder(job.output_dir)
+    if with_output and _owns(job, output):
+        expect_removable(output)
     # First, so that no attempt writes any more.
-    ledger.cancel_job(job_id)
-    if with_output and (manifest := read_manifest(output)) is not None and manifest.job_id == job.id:
+    if ended_before is None:
+        ledger.cancel_job(job_id)
+    elif not ledger.tidying.give_up(job_id, ended_before):
+        return False
+    if with_output and _owns(job, output):
         remove_output_dir(output)
     shutil.rmtree(jobs_folder / job_id, ignore_errors=True)
     ledger.delete_job(job_id)
+    return True
+
+
+def _owns(job: JobRecord, output: OutputFolder) -> bool:
+    manifest = read_manifest(output)
+    return manifest is not None and manifest.job_id == job.id

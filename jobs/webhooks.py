@@ -37,12 +37,13 @@ def parse_webhook(url: str, secret: str | None = None, field: str = "webhook") -
         check_web_url(url)
         httpx2.URL(url)
     except (AddressRefused, httpx2.InvalidURL) as error:
-        raise SpecError(f"{field}.url {error}", f"{field}.url") from error
+        raise SpecError(f"{field}.url {error}", field=f"{field}.url") from error
     if secret is not None:
         try:
             _key(secret)
         except (binascii.Error, ValueError) as error:
-            raise SpecError(f"{field}.secret must be base64 after {_BASE64_SECRET}", f"{field}.secret") from error
+            problem = f"{field}.secret must be base64 after {_BASE64_SECRET}"
+            raise SpecError(problem, field=f"{field}.secret") from error
     return NewWebhook(url, secret)
 
 
@@ -53,7 +54,7 @@ def expect_public_receiver(webhook: NewWebhook, settings: Settings, field: str =
     try:
         expect_public_host(webhook.url)
     except AddressRefused as error:
-        raise SpecError(f"{field}.url {error}", f"{field}.url") from error
+        raise SpecError(f"{field}.url {error}", field=f"{field}.url") from error
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from ..engine.engine import Engine
 from ..engine.text.tokenizer import Tokenizer
 from ..storage.ledger import Ledger
 from ..storage.result_cache import ResultCache
-from .celery_app import RUN_SHARD, Bells, create_app, live_queue, run_worker, send_shards, shard_queue
+from .celery_app import RUN_SHARD, create_app, live_queue, send_shards, shard_queue
+from .celery_worker import Bells, run_worker
 from .embedded.valkey import RedisUrls, redis_urls
 from .engine_host import EngineHost
 from .live.cancels import CancelListener

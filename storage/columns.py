@@ -1,6 +1,7 @@
 """Columns of the input on their way to the output: their types, their names, and values that have no type."""
 
 import json
+from base64 import b64encode
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -127,6 +128,13 @@ def column_array(values: Iterable[Any], field: pa.Field) -> pa.Array:
         texts = [None if value is None else str(value) for value in values]
         return pa.array(texts, pa.string()).cast(field.type)
     return pa.array(values, type=field.type)
+
+
+def as_text(value: Any) -> str:
+    """What JSON has no way to write: bytes, as images are, as a data URL."""
+    if isinstance(value, bytes | memoryview):
+        return f"data:application/octet-stream;base64,{b64encode(value).decode()}"
+    return str(value)
 
 
 def python_values(column: pa.Array) -> list[Any]:

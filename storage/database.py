@@ -56,15 +56,19 @@ class Database:
         try:
             yield
         except SQLAlchemyError as error:
-            reason = " ".join(str(getattr(error, "orig", None) or error).split())
             is_lost = getattr(error, "connection_invalidated", False)
             # While the database hangs all connections are in use, and who waits for one is told so by the pool.
             may_pass = is_lost or isinstance(error, OperationalError | InterfaceError | PoolTimeout)
             kind = LedgerUnavailable if may_pass else LedgerError
-            raise kind(f"{self.name}: {reason}") from error
+            raise kind(f"{self.name}: {reason_of(error)}") from error
 
     def close(self) -> None:
         self.engine.dispose()
+
+
+def reason_of(error: Exception) -> str:
+    """The database's own words, in one line and without the statement."""
+    return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
 def _parse(text: str) -> URL:

@@ -1,7 +1,35 @@
 """Errors of the storage layer. Each message is one line that names what is wrong and what to do about it."""
 
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
 
-class StorageError(Exception):
+
+@dataclass(frozen=True)
+class Argument:
+    """What a caller passes, as an error names it: here in Python's words, as an option on the command line."""
+
+    name: str
+    value: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.value is None else f"{self.name}={json.dumps(self.value, ensure_ascii=False)}"
+
+
+class WordedError(Exception):
+    """An error whose words may have arguments among them, which each face writes in its own way."""
+
+    def __init__(self, *words: str | Argument) -> None:
+        super().__init__(*words)
+
+    def worded(self, argument: Callable[[Argument], str]) -> str:
+        return "".join(argument(word) if isinstance(word, Argument) else str(word) for word in self.args)
+
+    def __str__(self) -> str:
+        return self.worded(str)
+
+
+class StorageError(WordedError):
     """Anything that reading input, keeping the ledger or writing output can report to a caller."""
 
 

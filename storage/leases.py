@@ -18,11 +18,10 @@ from .claim_order import lock_next_shard
 from .clock import now
 from .database import Database, InTransaction
 from .errors import LeaseLost
-from .records import AttemptOutcome, Claim, JobState, NewPart, Replacement, ShardRecord, ShardState
+from .records import OPEN, AttemptOutcome, Claim, JobState, NewPart, Replacement, ShardRecord, ShardState
 from .tables import attempts, jobs, parts, shards
 from .tidying import TIDY_SECONDS
 
-OPEN = (JobState.RUNNING, JobState.PAUSED)
 _UNFINISHED = (ShardState.QUEUED, ShardState.RUNNING)
 # A shard that fails again and again is tried again after 2, 4, 8, … seconds, and every minute in the end.
 _FIRST_PAUSE_SECONDS = 2.0

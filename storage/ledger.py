@@ -13,12 +13,13 @@ from .clock import now
 from .database import Database
 from .errors import JobEnded, UnknownJob
 from .file_records import FileRecords
-from .leases import OPEN, Leases
+from .leases import Leases
 from .messages import Messages
 from .migrate import migrate
 from .quotas import NO_QUOTA, Quota, check_quota, queued_tokens, tokens_of
 from .records import (
     DEFAULT_TENANT,
+    OPEN,
     AttemptRecord,
     JobRecord,
     JobState,
@@ -32,7 +33,7 @@ from .records import (
 )
 from .tables import attempts, identity, jobs, parts, shards
 from .tenants import Tenants
-from .tidying import Tidying
+from .tidying import TIDY_SECONDS, Tidying
 from .webhooks import delete_webhooks, insert_webhook, reopen_webhooks
 
 
@@ -121,12 +122,6 @@ class Ledger:
         with self._database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(newest)]
 
-    def jobs_ended_before(self, moment: float) -> list[str]:
-        """The ids of the jobs that ended before this, in Unix seconds, the earliest first. Looks at all jobs."""
-        ended = select(jobs.c.id).where(jobs.c.state.not_in(OPEN), jobs.c.finished_at < moment)
-        with self._database.read() as connection:
-            return list(connection.scalars(ended.order_by(jobs.c.finished_at, jobs.c.id)))
-
     def ended_jobs(self, output_dir: str) -> list[str]:
         """The ids of the jobs that wrote into a folder and write no more. Looks at all jobs."""
         return self._jobs_of_folder(output_dir, [state for state in JobState if state.has_ended])
@@ -152,7 +147,8 @@ class Ledger:
 
         A job that has ended stays as it is. Raises UnknownJob.
         """
-        return self._change_state(job_id, OPEN, state=JobState.CANCELLED, finished_at=now())
+        cancelled = {"state": JobState.CANCELLED, "finished_at": now(), "tidy_at": now() + TIDY_SECONDS}
+        return self._change_state(job_id, OPEN, **cancelled)
 
     def pause_job(self, job_id: str) -> None:
         """Stop the claims and renewals of a running job; what its attempts have finished may still be committed.

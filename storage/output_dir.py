@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from .errors import ManifestDamaged, OutputNotEmpty
+from .errors import Argument, ManifestDamaged, OutputNotEmpty
 from .output_folder import OutputFolder
 
 MANIFEST_NAME = "_headrace.json"
@@ -22,9 +22,9 @@ class OutputMode(StrEnum):
     OVERWRITE = "overwrite"
 
     @property
-    def argument(self) -> str:
-        """How a caller in Python passes it, as errors advise; the command line puts its option there."""
-        return f'mode="{self}"'
+    def argument(self) -> Argument:
+        """How a caller passes it, as errors advise."""
+        return Argument("mode", self.value)
 
 
 @dataclass(frozen=True)
@@ -51,15 +51,17 @@ def prepare_output_dir(folder: OutputFolder, mode: OutputMode) -> Manifest | Non
     if not names:
         return None
     if mode is OutputMode.NEW:
-        advice = f"pass {OutputMode.RESUME.argument} to finish it or {OutputMode.OVERWRITE.argument} to replace it"
-        raise OutputNotEmpty(f"output folder {folder} is not empty: {advice}")
+        resume, overwrite = OutputMode.RESUME.argument, OutputMode.OVERWRITE.argument
+        problem = f"output folder {folder} is not empty"
+        raise OutputNotEmpty(problem, ": pass ", resume, " to finish it or ", overwrite, " to replace it")
     if mode is OutputMode.OVERWRITE:
         _clear(folder, names)
         return None
     manifest = read_manifest(folder)
     if manifest is None:
-        advice = f"choose an empty folder, or {OutputMode.OVERWRITE.argument} if its parts may go"
-        raise OutputNotEmpty(f"output folder {folder} holds no headrace job to resume: {advice}")
+        problem = f"output folder {folder} holds no headrace job to resume"
+        overwrite = OutputMode.OVERWRITE.argument
+        raise OutputNotEmpty(problem, ": choose an empty folder, or pass ", overwrite, " if its parts may go")
     return manifest
 
 
@@ -68,6 +70,11 @@ def remove_output_dir(folder: OutputFolder, keep_folder: bool = False) -> None:
     _clear(folder, folder.names())
     if not keep_folder:
         folder.remove_folder()
+
+
+def expect_removable(folder: OutputFolder) -> None:
+    """Raises what `remove_output_dir` does, as far as it can be told before."""
+    _expect_ours(folder, folder.names())
 
 
 def write_manifest(folder: OutputFolder, manifest: Manifest) -> None:
@@ -119,8 +126,8 @@ def _parsed(folder: OutputFolder, content: bytes) -> dict[str, Any]:
         values: dict[str, Any] = json.loads(content)
         return {"job_id": values["job_id"], "fingerprint": values["fingerprint"], **values}
     except (ValueError, TypeError, KeyError) as error:
-        path, advice = f"{folder}/{MANIFEST_NAME}", f"pass {OutputMode.OVERWRITE.argument} to replace the data set"
-        raise ManifestDamaged(f"{path} is damaged: {advice}") from error
+        problem, overwrite = f"{folder}/{MANIFEST_NAME} is damaged", OutputMode.OVERWRITE.argument
+        raise ManifestDamaged(problem, ": pass ", overwrite, " to replace the data set") from error
 
 
 def _manifest_of(report: Mapping[str, Any]) -> Manifest:
@@ -131,11 +138,15 @@ def _as_json(manifest: Manifest) -> dict[str, str]:
     return {name: value for name, value in asdict(manifest).items() if value is not None}
 
 
-def _clear(folder: OutputFolder, names: list[str]) -> None:
+def _expect_ours(folder: OutputFolder, names: list[str]) -> None:
     foreign = [name for name in names if not _is_ours(name)]
     if foreign:
         advice = "move it away or choose another folder"
         raise OutputNotEmpty(f"output folder {folder} holds {foreign[0]}, not written by headrace: {advice}")
+
+
+def _clear(folder: OutputFolder, names: list[str]) -> None:
+    _expect_ours(folder, names)
     # The manifest first: killed in the middle, what is left cannot be taken for a job to resume.
     with folder.held(MANIFEST_NAME):
         folder.remove([name for name in names if name == MANIFEST_NAME])

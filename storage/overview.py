@@ -10,7 +10,7 @@ from .claim_order import next_job
 from .clock import now
 from .database import Database
 from .errors import UnknownJob
-from .records import JobRecord, JobState, ShardState
+from .records import OPEN, JobRecord, JobState, ShardState
 from .tables import jobs, parts, shards
 
 # Long enough for several parts of slow rows, short enough to show what a second worker does.
@@ -87,10 +87,9 @@ class Overview:
 
     def open_jobs(self, limit: int = 100) -> list[JobRecord]:
         """Jobs of all tenants that have not ended, the newest first."""
-        is_open = jobs.c.state.in_((JobState.RUNNING, JobState.PAUSED))
-        newest = select(jobs).where(is_open).order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
+        newest = select(jobs).where(jobs.c.state.in_(OPEN)).order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
         with self.database.read() as connection:
-            return [JobRecord(**row._mapping) for row in connection.execute(newest)]
+            return [JobRecord(**row._mapping) for row in connection.execute(newest.limit(limit))]
 
     def recent_rows_per_second(self, job_id: str) -> float | None:
         """Rows committed in the last minute, or since the job began if that is less; None before it began.
@@ -170,7 +169,7 @@ class Overview:
                 func.coalesce(now() - func.min(jobs.c.created_at).filter(and_(queued, is_running)), 0.0),
             )
             .select_from(jobs.join(shards, shards.c.job_id == jobs.c.id))
-            .where(jobs.c.state.in_([state for state in JobState if not state.has_ended]))
+            .where(jobs.c.state.in_(OPEN))
             .group_by(jobs.c.queue)
             .order_by(jobs.c.queue)
         )

@@ -194,5 +194,5 @@ def _read_rows(folder: OutputFolder, file_name: str) -> list[int]:
     try:
         rows: list[int] = folder.read_part(file_name, ["row"])["row"].to_pylist()
     except PartDamaged as error:
-        raise PartDamaged(f"{error}: delete it and run again with --resume, which generates its rows again") from error
+        raise PartDamaged(f"{error}: delete it, and its rows are generated again") from error
     return rows

@@ -7,10 +7,8 @@ from typing import Any
 from sqlalchemy import Connection, func, select
 
 from .errors import LedgerError
-from .records import JobState, NewJob, ShardState
+from .records import OPEN, NewJob, ShardState
 from .tables import jobs, shards, tenants
-
-_OPEN = (JobState.RUNNING, JobState.PAUSED)
 
 
 @dataclass(frozen=True)
@@ -71,7 +69,7 @@ def queued_tokens(connection: Connection, tenant: str) -> int:
     open_rows = (
         select(*columns, func.sum(shards.c.num_rows).label("open_rows"))
         .join(shards, shards.c.job_id == jobs.c.id)
-        .where(jobs.c.tenant == tenant, jobs.c.state.in_(_OPEN), shards.c.state != ShardState.DONE)
+        .where(jobs.c.tenant == tenant, jobs.c.state.in_(OPEN), shards.c.state != ShardState.DONE)
         .group_by(jobs.c.id)
     )
     return sum(_open_tokens(*job) for job in connection.execute(open_rows))
@@ -93,7 +91,7 @@ def _row_answer_tokens(spec: Mapping[str, Any]) -> int:
 
 
 def _num_open(connection: Connection, tenant: str | None) -> int:
-    counted = select(func.count()).select_from(jobs).where(jobs.c.state.in_(_OPEN))
+    counted = select(func.count()).select_from(jobs).where(jobs.c.state.in_(OPEN))
     if tenant is not None:
         counted = counted.where(jobs.c.tenant == tenant)
     return connection.scalar(counted) or 0

@@ -21,6 +21,10 @@ class JobState(StrEnum):
         return self in (JobState.COMPLETED, JobState.CANCELLED)
 
 
+# Of a job that has not ended.
+OPEN = (JobState.RUNNING, JobState.PAUSED)
+
+
 class ShardState(StrEnum):
     QUEUED = "queued"
     RUNNING = "running"
@@ -43,6 +47,11 @@ class WebhookState(StrEnum):
     PENDING = "pending"
     DELIVERED = "delivered"
     FAILED = "failed"
+
+    @property
+    def is_owed(self) -> bool:
+        """Whether something is yet to be told."""
+        return self in (WebhookState.WAITING, WebhookState.PENDING)
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ class JobRecord:
     """`error` says why the job waits: the last reason for which a shard was handed back.
 
     `weights` tells those it is answered with from others, once a worker has begun; jobs of before that have None.
-    `tidy_at`: of one that has completed and is not tidy yet, when somebody else may see to it.
+    `tidy_at`: of one that has ended and is not tidy yet, when somebody else may see to it.
     """
 
     id: str

@@ -47,7 +47,8 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
-from .errors import SinkError, SinkUnavailable
+from .database import reason_of
+from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
 
 DEFAULT_TABLE = "headrace_results"
@@ -57,6 +58,7 @@ _INSERTS: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
     "sqlite": sqlite.insert,
     "postgresql": postgresql.insert,
 }
+_SINK, _SINK_TABLE = Argument("sink"), Argument("sink_table")
 _PROBE: dict[str, Any] = {"job_id": "", "row": 0, "attempt_id": 0}
 
 
@@ -73,15 +75,15 @@ class SinkSpec:
         try:
             parsed = make_url(url)
         except ArgumentError as error:
-            raise SinkError("--sink must be postgresql://user@host/name or sqlite:///path/to/file.db") from error
+            raise SinkError(_SINK, " must be postgresql://user@host/name or sqlite:///path/to/file.db") from error
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")
         name = parsed.get_backend_name()
         if name not in _INSERTS:
-            raise SinkError(f"--sink cannot be {name}: use postgresql:// or sqlite://")
+            raise SinkError(_SINK, f" cannot be {name}: use postgresql:// or sqlite://")
         if name == "sqlite":
             if parsed.database in (None, "", ":memory:"):
-                raise SinkError("--sink needs a file for sqlite: sqlite:///path/to/file.db")
+                raise SinkError(_SINK, " needs a file for sqlite: sqlite:///path/to/file.db")
             parsed = parsed.set(database=str(Path(str(parsed.database)).absolute()))
         return cls(parsed.render_as_string(hide_password=False), table)
 
@@ -190,7 +192,7 @@ class SqlSink:
         types = {column["name"]: column["type"] for column in there.get_columns(*place)}
         wanted = {column.name: column.type for column in self._table.columns}
         if missing := [name for name in wanted if name not in types and name not in ADDED_NAMES]:
-            raise SinkError(f"sink {self._spec} has no column {missing[0]!r}: choose another --sink-table")
+            raise SinkError(f"sink {self._spec} has no column {missing[0]!r}: choose another ", _SINK_TABLE)
         if foreign := [name for name in types if name not in wanted]:
             raise SinkError(f"sink {self._spec} has a column {foreign[0]!r} of another kind of job: choose another")
         later = [name for name in wanted if name not in types]
@@ -198,7 +200,7 @@ class SqlSink:
             if name not in later and _python_type(kind) is not _python_type(types[name]):
                 raise SinkError(f"sink {self._spec} has {types[name]} in column {name!r} where {kind} is written")
         if set(there.get_pk_constraint(*place)["constrained_columns"]) != set(_KEY):
-            raise SinkError(f"sink {self._spec} is not keyed by job_id and row: choose another --sink-table")
+            raise SinkError(f"sink {self._spec} is not keyed by job_id and row: choose another ", _SINK_TABLE)
         return later
 
 
@@ -219,10 +221,9 @@ def _translated_errors(spec: SinkSpec) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        reason = " ".join(str(getattr(error, "orig", None) or error).split())
         may_pass = isinstance(error, OperationalError | InterfaceError)
         kind = SinkUnavailable if may_pass else SinkError
-        raise kind(f"sink {spec}: {reason}") from error
+        raise kind(f"sink {spec}: {reason_of(error)}") from error
 
 
 def _normal(url: URL) -> URL:
@@ -239,7 +240,7 @@ def _engine(url: str) -> Engine:
     except ModuleNotFoundError as error:
         raise SinkError(f"{error.name} is missing: install headrace with its postgres extra") from error
     except NoSuchModuleError as error:
-        raise SinkError(f"--sink names an unknown database driver: {error}") from error
+        raise SinkError(_SINK, f" names an unknown database driver: {error}") from error
 
 
 def _checked(schema: pa.Schema) -> pa.Schema:

@@ -16,7 +16,7 @@ from .files import write_parquet
 
 _LEADING = (pa.field("row", pa.int64()), pa.field("custom_id", pa.string()))
 _TRAILING = (pa.field("prompt_token_ids", pa.list_(pa.int32())), pa.field("plan_error", pa.string()))
-# Only of shards with images in their prompts: their files. No input's column has this name.
+# Only of shards with images in their prompts: their files, null where an input's column has it. None has this name.
 _IMAGES = pa.field("headrace.prompt_images", pa.list_(pa.large_binary()))
 # Only of jobs whose rows say themselves how they are sampled.
 _ROW_SAMPLING = pa.field("row_sampling", pa.string())
@@ -28,7 +28,7 @@ class PlannedRow(NamedTuple):
 
     (A tuple, as millions of them are made.)
     `sampling`: how this row is sampled, where its job leaves that to the rows; JSON, which only `jobs` reads.
-    `images`: the files of those in its prompt, in their order.
+    `images`: the files of those in its prompt, in their order; None in the place of one that `values` has.
     """
 
     row: int
@@ -37,7 +37,7 @@ class PlannedRow(NamedTuple):
     prompt_token_ids: Sequence[int] | None
     error: str | None
     sampling: str | None = None
-    images: Sequence[bytes] | None = None
+    images: Sequence[bytes | None] | None = None
 
 
 def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_sampling: bool = False) -> None:
@@ -90,8 +90,8 @@ def prompt_token_arrays(table: pa.Table) -> "list[array[int]]":
     return [tokens[start:end] for start, end in pairwise(offsets)]
 
 
-def prompt_images(table: pa.Table) -> Iterable[Sequence[bytes]]:
-    """The files of the images in the prompts of a spooled shard's rows; nothing where no row has any."""
+def prompt_images(table: pa.Table) -> Iterable[Sequence[bytes | None]]:
+    """The files of the images in the prompts of a spooled shard's rows, as `PlannedRow` has them."""
     if _IMAGES.name not in table.column_names:
         return repeat(())
     return (row or () for row in table[_IMAGES.name].to_pylist())

@@ -1,4 +1,4 @@
-"""Completed jobs that are not tidy yet, as who completed them had no room to write or was killed."""
+"""Jobs that have ended: those not tidy yet, as who ended them had no room to write or was killed, and the old ones."""
 
 from sqlalchemy import ColumnElement, select, update
 
@@ -7,7 +7,7 @@ from .database import Database
 from .records import JobRecord, JobState
 from .tables import jobs
 
-# How long who completes a job, or takes one up here, has for it.
+# How long who completes or cancels a job, or takes one up here, has for it.
 TIDY_SECONDS = 10.0
 _FIRST_PAUSE_SECONDS = 1.0
 _MAX_JOBS = 16
@@ -46,6 +46,25 @@ class Tidying:
         with self._database.write() as connection:
             connection.execute(same.values(tidy_at=now() + pause))
 
+    def ended_before(self, moment: float) -> list[str]:
+        """The ids of the jobs that ended before this, in Unix seconds, the earliest first. Looks at all jobs."""
+        ended = select(jobs.c.id).where(_has_ended(), jobs.c.finished_at < moment)
+        with self._database.read() as connection:
+            return list(connection.scalars(ended.order_by(jobs.c.finished_at, jobs.c.id)))
+
+    def give_up(self, job_id: str, ended_before: float) -> bool:
+        """Have a job never be tried again, so that it can be deleted; returns whether it ended before this moment.
+
+        One that runs again, or has meanwhile, stays as it is. One that had completed is then cancelled, as of its end.
+        """
+        ended = update(jobs).where(jobs.c.id == job_id, _has_ended(), jobs.c.finished_at < ended_before)
+        with self._database.write() as connection:
+            return connection.scalar(ended.values(state=JobState.CANCELLED).returning(jobs.c.id)) is not None
+
+
+def _has_ended() -> ColumnElement[bool]:
+    return jobs.c.state.in_([state for state in JobState if state.has_ended])
+
 
 def _is_due() -> ColumnElement[bool]:
-    return (jobs.c.state == JobState.COMPLETED) & (jobs.c.tidy_at <= now())
+    return _has_ended() & (jobs.c.tidy_at <= now())

@@ -1,5 +1,6 @@
 """Which part of a checkpoint's tensor a process holds, where a model is split over several."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -59,12 +60,12 @@ class Cut:
         return self._joined([stored[(*before, slice(start, end))] for start, end in self.ranges])
 
     def _require(self, found: tuple[int, ...]) -> None:
-        if _without_ones(found) != _without_ones(self.shape):
+        if without_ones(found) != without_ones(self.shape):
             raise ValueError(f"shape {found}; config.json asks for {self.shape}")
 
     def _joined(self, parts: list[Tensor]) -> Tensor:
         return parts[0] if len(parts) == 1 else torch.cat(parts, self.dim)
 
 
-def _without_ones(shape: tuple[int, ...]) -> tuple[int, ...]:
+def without_ones(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(size for size in shape if size != 1)

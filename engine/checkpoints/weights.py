@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ModelError
-from .cut import WHOLE, Axes, Cut
+from .cut import WHOLE, Axes, Cut, without_ones
 from .gguf.file import is_gguf
 from .gguf.tensors import GgufTensors
 from .weight_files import open_weights, weight_files
@@ -51,7 +51,7 @@ class WeightSlot:
         Floats of one width become those of another; nothing else changes its type.
         """
         expected = self.destination
-        if _without_ones(tensor) != _without_ones(expected):
+        if without_ones(tensor.shape) != without_ones(expected.shape):
             raise ValueError(f"shape {tuple(tensor.shape)}; config.json asks for {tuple(expected.shape)}")
         if tensor.dtype != expected.dtype and not {tensor.dtype, expected.dtype} <= set(_FLOAT_DTYPES):
             found, wanted = (str(dtype).removeprefix("torch.") for dtype in (tensor.dtype, expected.dtype))
@@ -172,7 +172,3 @@ def _read(file: Any, slot: WeightSlot) -> Tensor:
         return cut.read(file.get_slice(slot.name))
     tensor: Tensor = file.get_tensor(slot.name)
     return tensor
-
-
-def _without_ones(tensor: Tensor) -> tuple[int, ...]:
-    return tuple(size for size in tensor.shape if size != 1)

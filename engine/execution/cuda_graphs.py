@@ -32,7 +32,7 @@ from ..config import EngineConfig
 from ..lora.slots import AdapterSlots
 from .batch import Batch
 from .devices import flops_per_second
-from .graph_sizes import graph_sizes, max_graphs
+from .graph_sizes import LEAST_GRAPHS, graph_sizes, max_graphs
 
 logger = logging.getLogger(__name__)
 
@@ -51,19 +51,21 @@ class CaptureError(RuntimeError):
 class GraphLimits:
     """sizes: how many tokens the graphs are for, ascending. blocks_per_sequence: the longest block table.
 
-    max_num_seqs: how many sequences may decode in a step.
+    max_num_seqs: how many sequences may decode in a step. max_graphs: how many graphs are held at a time.
     """
 
     sizes: Sequence[int]
     blocks_per_sequence: int
     block_size: int
     max_num_seqs: int
+    max_graphs: int = LEAST_GRAPHS
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig, device: torch.device) -> Self:
         longest = config.max_model_len or model.max_position_embeddings
         sizes = graph_sizes(config, model, flops_per_second(device))
-        return cls(sizes, -(-longest // config.block_size), config.block_size, config.max_num_seqs)
+        num_blocks, num_graphs = -(-longest // config.block_size), max_graphs(config, len(sizes))
+        return cls(sizes, num_blocks, config.block_size, config.max_num_seqs, num_graphs)
 
     @property
     def tiers(self) -> list[int]:
@@ -156,7 +158,7 @@ class CudaGraphs:
         self._forward = forward
         self._capture = capture
         self._sizes = list(limits.sizes)
-        self._max_graphs = max_graphs(len(self._sizes))
+        self._max_graphs = limits.max_graphs
         # Those that were made again included.
         self.num_captures = 0
         largest = self._sizes[-1]

@@ -1,7 +1,5 @@
 """For how many tokens there are CUDA graphs. Free of torch."""
 
-from itertools import chain
-
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.model_size import layer_projections
 from ..config import EngineConfig
@@ -15,7 +13,7 @@ _SECONDS_PER_STEP = 1e-3
 # Longer steps keep the device busy, but for the smallest models.
 _MOST = 2048
 # So many graphs are held where there are fewer sizes: of one there are several, as attention launches what it has to.
-_LEAST_GRAPHS = 40
+LEAST_GRAPHS = 40
 # Of the larger graphs each is for at most an eighth more tokens than the one before it, and for whole tiles of rows.
 _PARTS, _TILE = 8, 64
 
@@ -33,19 +31,22 @@ def graph_sizes(config: EngineConfig, model: ModelConfig, flops_per_second: floa
 
 
 def default_sizes(num_decodes: int, most: int) -> tuple[int, ...]:
-    """Close where a step is short; from `num_decodes` on up to `most`, or 2,048, further apart."""
-    close = chain((1, 2, 4), range(8, 256, 8), range(256, 512, 16), range(512, num_decodes, 64))
-    sizes = [*(size for size in close if size < num_decodes), num_decodes]
-    most = min(most, _MOST)
-    while sizes[-1] < most:
-        step = max(8, (1 << sizes[-1].bit_length() - 1) // _PARTS)
-        sizes.append(min(sizes[-1] // step * step + step, most))
+    """Up to `num_decodes`, or to `most` or 2,048 where that is more; close where a step is short."""
+    sizes = [size for size in (1, 2, 4, *range(8, 256, 8), *range(256, 512, 16)) if size <= num_decodes]
+    for end in (num_decodes, min(most, _MOST)):
+        while sizes[-1] < end:
+            step = max(8, (1 << sizes[-1].bit_length() - 1) // _PARTS)
+            sizes.append(min(sizes[-1] // step * step + step, end))
     return tuple(sizes)
 
 
-def max_graphs(num_sizes: int) -> int:
-    """How many graphs are held at a time; of each size there is room for one."""
-    return max(num_sizes, _LEAST_GRAPHS)
+def max_graphs(config: EngineConfig, num_sizes: int) -> int:
+    """How many graphs are held at a time: of each size there is room for one.
+
+    Steps with adapters have graphs of their own, for which there is room where it is said that such will come.
+    """
+    num_kinds = 2 if config.lora_modules else 1
+    return max(num_kinds * num_sizes, LEAST_GRAPHS)
 
 
 def host_bound_tokens(model: ModelConfig, flops_per_second: float) -> int:

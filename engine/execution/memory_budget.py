@@ -202,7 +202,7 @@ def graph_bytes(config: EngineConfig, num_layers: int, num_sizes: int, forward_b
     """
     if not config.may_use_graphs:
         return 0
-    return 2 * forward_bytes + max_graphs(num_sizes) * num_layers * _GRAPH_BYTES_PER_LAYER
+    return 2 * forward_bytes + max_graphs(config, num_sizes) * num_layers * _GRAPH_BYTES_PER_LAYER
 
 
 def _plan_bytes(config: EngineConfig, limits: GraphLimits, attention: AttentionMetadata) -> int:

@@ -10,6 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ...kernels.linear import Linear
 from ..checkpoints.weight_files import open_weights
 from ..errors import ModelError
 from ..kv_cache.block_hashes import ROOT, BlockHash
@@ -52,6 +53,14 @@ class Adapter:
 def adaptable(parts: Mapping[str, LinearPart]) -> dict[str, LinearPart]:
     """Of a model's projections those that adapters may add to."""
     return {name: part for name, part in parts.items() if _ADAPTABLE.fullmatch(name)}
+
+
+def by_matrix(parts: Mapping[str, LinearPart]) -> dict[Linear, list[str]]:
+    """The projections' names by the matrices that they are parts of."""
+    names: dict[Linear, list[str]] = {}
+    for name, part in parts.items():
+        names.setdefault(part.linear, []).append(name)
+    return names
 
 
 def read_additions(

@@ -1,7 +1,6 @@
 """The adapters that a model holds at a time, all of them ready for any token of any step."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from itertools import count
 from pathlib import Path
 from typing import Self
@@ -10,41 +9,35 @@ import torch
 from torch import Tensor
 
 from ...kernels.device import runs_triton
-from ...kernels.linear import AdaptedRows, Addition, Linear
 from ..config import EngineConfig
 from ..errors import ModelError
 from ..kv_cache.block_hashes import BlockHash
 from ..lora_request import LoRARequest
 from ..models import Decoder
-from ..transfer import to_device
-from .adapter import Adapter, LowRank, adaptable, read_additions
+from .adapter import Adapter, adaptable, read_additions
 from .adapter_folder import AdapterConfig, adapter_identity
+from .columns import AdapterColumns
 from .slots import AdapterSlots, Ints
 
 
 class LoraAdapters:
     """Up to `max_loras` of them; one that no request uses makes place for another, the longest unused first.
 
-    On a GPU each has a slot (`slots`). Elsewhere their matrices stand side by side: whichever of them a step's tokens
-    want, each projection has two products more. In steps whose tokens want none, the model is as it is without.
+    On a GPU each has a slot (`slots`), elsewhere some columns. In steps whose tokens want none, the model is as it is
+    without.
     """
 
     def __init__(self, model: Decoder, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config = config
-        self._dtype, self._device = dtype, device
+        self._dtype = dtype
         self._parts = adaptable(model.parts)
-        self._names: dict[Linear, list[str]] = {}
-        for name, part in self._parts.items():
-            self._names.setdefault(part.linear, []).append(name)
-        self._rows = AdaptedRows()
         # By folder, the longest unused first.
         self._held: dict[Path, Adapter] = {}
         self._identities: dict[Path, str] = {}
         self._numbers = count(1)
-        # Whose each of the columns is that the adapters' ranks make together.
-        self._owners = torch.empty(0, dtype=torch.int64, device=device)
+        self._columns = AdapterColumns(self._parts, dtype, device)
         self.slots: AdapterSlots | None = None
-        if runs_triton(self._owners) and self._parts:
+        if runs_triton(torch.empty(0, device=device)) and self._parts:
             self.slots = AdapterSlots(self._parts, config.max_loras, config.max_lora_rank, dtype, device)
 
     @classmethod
@@ -78,20 +71,15 @@ class LoraAdapters:
         held = self._held.get(request.folder)
         return None if held is None else held.hash_root
 
-    @contextmanager
-    def applied(self, numbers: Ints, wanted: Tensor | None) -> Iterator[None]:
+    def applied(self, numbers: Ints, wanted: Tensor | None) -> AbstractContextManager[None]:
         """Add to a step's products. numbers: see `Batch.adapters`.
 
         wanted: [n] int64, the tokens that are left in the last layer, if not all are; on a GPU they are.
         """
-        if self.slots is not None:
-            assert wanted is None, "every layer computes all tokens on a GPU"
-            with self.slots.applied(self.slots.tiles_of(numbers)):
-                yield
-            return
-        foreign = to_device(numbers, self._device).unsqueeze(1) != self._owners
-        with self._rows.without(foreign, None if wanted is None else foreign[wanted]):
-            yield
+        if self.slots is None:
+            return self._columns.applied(numbers, wanted)
+        assert wanted is None, "every layer computes all tokens on a GPU"
+        return self.slots.applied(self.slots.tiles_of(numbers))
 
     def _taken_in(self, folder: Path) -> Adapter:
         before = dict(self._held)
@@ -134,27 +122,5 @@ class LoraAdapters:
         return Adapter(next(self._numbers), identity, config.rank, additions)
 
     def _install(self) -> None:
-        """Put the matrices of all that are held in the place of those that were."""
-        held = list(self._held.values())
-        if self.slots is not None:
-            self.slots.install(held)
-            return
-        self._owners = torch.tensor(
-            [adapter.number for adapter in held for _ in range(adapter.rank)], dtype=torch.int64, device=self._device
-        )
-        for linear, names in self._names.items():
-            wanted = [name for name in names if any(name in adapter.additions for adapter in held)]
-            additions = [self._side_by_side(name, held) for name in wanted]
-            if additions or linear.is_adapted:
-                linear.adapt(self._rows, additions)
-
-    def _side_by_side(self, name: str, held: list[Adapter]) -> Addition:
-        part = self._parts[name]
-        pairs = [adapter.additions.get(name) or self._nothing(name, adapter.rank) for adapter in held]
-        down, up = torch.cat([each.down for each in pairs]), torch.cat([each.up for each in pairs])
-        return Addition(part.start, down.to(self._device), up.to(self._device))
-
-    def _nothing(self, name: str, rank: int) -> LowRank:
-        part = self._parts[name]
-        shapes = ((rank, part.linear.num_inputs), (rank, part.size))
-        return LowRank(*(torch.zeros(shape, dtype=self._dtype) for shape in shapes))
+        """Have all that are held, and those alone, ready."""
+        (self.slots or self._columns).install(list(self._held.values()))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ...kernels.linear import Linear, SlottedRows
 from ...kernels.lora import AdapterMatrices, TokenTiles
 from ..models.blocks import LinearPart
-from .adapter import Adapter
+from .adapter import Adapter, by_matrix
 
 Ints = NDArray[numpy.int64]
 
@@ -34,11 +34,8 @@ class AdapterSlots:
         self._place: dict[str, int] = {}
         # By the adapters' numbers.
         self._slots: dict[int, int] = {}
-        names: dict[Linear, list[str]] = {}
-        for name, part in parts.items():
-            self._place[name] = len(names.setdefault(part.linear, []))
-            names[part.linear].append(name)
-        for linear, within in names.items():
+        for linear, within in by_matrix(parts).items():
+            self._place.update((name, place) for place, name in enumerate(within))
             sizes = [(parts[name].start, parts[name].size) for name in within]
             matrices = AdapterMatrices.blank(
                 max_loras, max_lora_rank, linear.num_inputs, linear.num_outputs, sizes, dtype, device

@@ -222,7 +222,7 @@ class Decoder:
         return self._head.norm(hidden)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """hidden: as `normed` has it. Returns [n, vocab_size] in the model's dtype, or float32.
+        """hidden: what `normed` takes. Returns [n, vocab_size] in the model's dtype, or float32.
 
         Where ranks share the model, the first one gets that, and the others their own part of it.
         Whoever computes with them widens what is needed: the largest of a row can be found without.

@@ -1,6 +1,6 @@
 """How the formats lay out four-bit weights on disk, read into plain values."""
 
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ..checkpoints.cut import WHOLE, Axes, Axis
+from ..checkpoints.gguf.block_types import BLOCK_TYPES, BlockType
 from ..checkpoints.gguf.blocks import q4_0, q4_1, q4_k
 from ..checkpoints.quantization_config import Int4Scheme
 
@@ -126,64 +127,44 @@ class CompressedLayout:
         return Int4Values(_nibbles(tensors["weight_packed"])[:, :num_inputs], scales, zeros)
 
 
-class BlocksLayout(ABC):
-    """GGUF's: an output is a row of blocks, which hold `_num_weights` in `_num_bytes`."""
+@dataclass(frozen=True)
+class BlocksLayout:
+    """GGUF's: an output is a row of blocks. `unpacked` gives values, scales and zeros of each."""
 
-    _num_weights: int
-    _num_bytes: int
+    kind: BlockType
+    unpacked: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
     def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
-        shape = (num_outputs, num_inputs // self._num_weights, self._num_bytes)
-        axes = Axes(Axis(0), Axis(1, self._num_weights))
+        shape = (num_outputs, num_inputs // self.kind.num_weights, self.kind.num_bytes)
+        axes = Axes(Axis(0), Axis(1, self.kind.num_weights))
         return {"weight": StoredTensor(torch.empty(shape, dtype=torch.uint8), axes=axes)}
 
     def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
         rows = tensors["weight"]
-        values, *factors = self._read(rows.flatten(0, 1))
+        values, *factors = self.unpacked(rows.flatten(0, 1))
         scales, zeros = (each.reshape(len(rows), -1).t() for each in factors)
         return Int4Values(values.view(len(rows), -1), scales, zeros)
 
-    @abstractmethod
-    def _read(self, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Values, scales and zeros of each block."""
+
+def _symmetric(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    values, scales = q4_0(blocks)
+    return values, scales, torch.full_like(scales, _SYMMETRIC_ZERO, dtype=torch.uint8)
 
 
-class Q4Layout(BlocksLayout):
-    """Q4_0: symmetric."""
-
-    _num_weights, _num_bytes = 32, 18
-
-    def _read(self, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values, scales = q4_0(blocks)
-        return values, scales, torch.full_like(scales, _SYMMETRIC_ZERO, dtype=torch.uint8)
+def _rounded(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Scales and minima, which are of six bits times a float16, rounded to float16."""
+    values, scales, minima = q4_k(blocks)
+    return values, scales.half(), minima.half()
 
 
-class Q4MinimaLayout(BlocksLayout):
-    """Q4_1: with minima for zeros."""
-
-    _num_weights, _num_bytes = 32, 20
-
-    def _read(self, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return q4_1(blocks)
-
-
-class Q4SuperblocksLayout(BlocksLayout):
-    """Q4_K: its scales and minima, of six bits times a float16, rounded to float16."""
-
-    _num_weights, _num_bytes = 256, 144
-
-    def _read(self, blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        values, scales, minima = q4_k(blocks)
-        return values, scales.half(), minima.half()
-
-
+_BLOCK_TYPES = {each.name: each for each in BLOCK_TYPES.values()}
 INT4_LAYOUTS: dict[str, Int4Layout] = {
     "gptq": GptqLayout(),
     "awq": AwqLayout(),
     "compressed-tensors": CompressedLayout(),
-    "Q4_0": Q4Layout(),
-    "Q4_1": Q4MinimaLayout(),
-    "Q4_K": Q4SuperblocksLayout(),
+    "Q4_0": BlocksLayout(_BLOCK_TYPES["Q4_0"], _symmetric),
+    "Q4_1": BlocksLayout(_BLOCK_TYPES["Q4_1"], q4_1),
+    "Q4_K": BlocksLayout(_BLOCK_TYPES["Q4_K"], _rounded),
 }
 
 

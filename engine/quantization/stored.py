@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -11,21 +12,30 @@ from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS, WHOLE, Axes, Axis
 from ..checkpoints.quantization_config import ByteScheme, Int4Scheme, WeightScheme
 from ..checkpoints.weights import WeightSlot
 from ..errors import ModelError
-from .layouts import INT4_LAYOUTS, Int4Values, StoredTensor
+from .layouts import INT4_LAYOUTS, Int4Layout, Int4Values, StoredTensor
 
 _BYTE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
+Scheme = TypeVar("Scheme", bound=WeightScheme)
 
-class StoredModules(ABC):
-    """Modules that are multiplied as one, side by side. See `StoredWeight`.
+
+class StoredModules(ABC, Generic[Scheme]):
+    """Modules that are quantised alike and multiplied as one, side by side. See `StoredWeight`.
 
     Their tensors wait where the checkpoint is read, on the CPU; what is read of them goes to `device`.
     """
 
     def __init__(
-        self, names: Sequence[str], sizes: Sequence[int], num_inputs: int, dtype: torch.dtype, device: torch.device
+        self,
+        scheme: Scheme,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        num_inputs: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ) -> None:
-        self._names, self._sizes = names, sizes
+        self._scheme = scheme
+        self._names = names
         self.shape = (sum(sizes), num_inputs)
         self.dtype = dtype
         self._device = device
@@ -57,21 +67,8 @@ class StoredModules(ABC):
             yield name, {suffix: stored.tensor for suffix, stored in part.items()}
 
 
-class StoredInt4(StoredModules):
+class StoredInt4(StoredModules[Int4Scheme]):
     """Four bits a weight, in any of the formats."""
-
-    def __init__(
-        self,
-        scheme: Int4Scheme,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        num_inputs: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._scheme = scheme
-        self._layout = INT4_LAYOUTS[scheme.layout]
-        super().__init__(names, sizes, num_inputs, dtype, device)
 
     def read(self) -> QuantizedWeight:
         parts, orders = [], []
@@ -108,6 +105,10 @@ class StoredInt4(StoredModules):
         return order
 
     @property
+    def _layout(self) -> Int4Layout:
+        return INT4_LAYOUTS[self._scheme.layout]
+
+    @property
     def _group_size(self) -> int:
         return self._scheme.group_size or self.shape[1]
 
@@ -118,20 +119,8 @@ class StoredInt4(StoredModules):
             raise ModelError(f"{name}: {error}") from error
 
 
-class StoredBytes(StoredModules):
+class StoredBytes(StoredModules[ByteScheme]):
     """A byte a weight: int8 or fp8, with scales for the whole, for outputs or for blocks."""
-
-    def __init__(
-        self,
-        scheme: ByteScheme,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        num_inputs: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self._scheme = scheme
-        super().__init__(names, sizes, num_inputs, dtype, device)
 
     def read(self) -> QuantizedWeight:
         tensors = [part for _, part in self._tensors()]
@@ -170,7 +159,7 @@ def stored_modules(
     num_inputs: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> StoredModules:
+) -> StoredInt4 | StoredBytes:
     """Modules of `sizes` outputs, quantised alike. Raises `ModelError` where the scheme has no room for these sizes."""
     if isinstance(scheme, Int4Scheme):
         return StoredInt4(scheme, names, sizes, num_inputs, dtype, device)

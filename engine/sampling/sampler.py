@@ -31,9 +31,9 @@ class SampleRow(NamedTuple):
     adjustment: Adjustment | None = None
 
 
-def sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> list[int]:
+def sample(logits: Tensor, rows: Sequence[SampleRow]) -> list[int]:
     """As `launch_sample`, and wait for the tokens."""
-    return [int(token) for token in launch_sample(logits, rows, likeliest).tolist()]
+    return [int(token) for token in launch_sample(logits, rows).tolist()]
 
 
 def launch_sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor | None = None) -> Tensor:
@@ -90,13 +90,15 @@ class PlainSampling:
     def sample(self, logits: Tensor, likeliest: Tensor | None = None) -> Tensor:
         """As `launch_sample`."""
         if self._num_drawn and self._are_all_drawn:
-            return self._draw(logits)
+            return self._draw(logits, likeliest)
         tokens = likeliest_tokens(logits).tokens if likeliest is None else likeliest
-        return tokens.index_copy(0, self._drawn, self._draw(logits[self._drawn])) if self._num_drawn else tokens
+        if not self._num_drawn:
+            return tokens
+        return tokens.index_copy(0, self._drawn, self._draw(logits[self._drawn], tokens[self._drawn]))
 
-    def _draw(self, logits: Tensor) -> Tensor:
+    def _draw(self, logits: Tensor, likeliest: Tensor | None) -> Tensor:
         uniforms = philox_uniform(self._seeds, self._counters)
-        tokens = sample_tokens(logits, self._temperature, self._top_k, self._top_p, self._min_p, uniforms)
+        tokens = sample_tokens(logits, self._temperature, self._top_k, self._top_p, self._min_p, uniforms, likeliest)
         # Nothing is drawn from a row that is not finite.
         return tokens.clamp_(0, logits.shape[1] - 1)
 

@@ -110,6 +110,7 @@ class ServedRequests:
         return event
 
     def fail(self, served: ServedRequest, error: str, *, is_invalid: bool = False) -> RequestEvent:
+        """Let a request go that cannot go on, with what it has and nobody was told of."""
         token_ids, logprobs = tuple(served.untold_token_ids()), tuple(served.untold_logprobs)
         if served.request.params.logprobs is not None:
             # The token that it failed on has none yet.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.stage import Stage
-from ..config import EngineConfig
+from ..config import parallel_options
 from ..errors import ConfigError
 from .shares import Range, local_model, require_splittable
 
@@ -58,11 +58,10 @@ def require_stages(model: ModelConfig, num_stages: int) -> None:
 
 def require_parallel(model: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
     """Raises `ConfigError` where so many processes cannot share the model."""
-    config = EngineConfig(tensor_parallel_size=tensor_parallel_size, pipeline_parallel_size=pipeline_parallel_size)
-    if model.vision is not None and config.world_size > 1:
+    options = parallel_options(tensor_parallel_size, pipeline_parallel_size)
+    if model.vision is not None and options:
         raise ConfigError(
-            f"{config.parallel_options} is not supported with a model that reads images, as {model.path} does: "
-            "leave it out"
+            f"{options} is not supported with a model that reads images, as {model.path} does: leave it out"
         )
     if pipeline_parallel_size > 1:
         require_stages(model, pipeline_parallel_size)

@@ -46,17 +46,13 @@ class StopStrings:
         self._pieces: list[str] = []
         # The end of the text so far, as much as a stop string may begin with.
         self._tail = ""
-        self._answer: str | None = None
+        # The answer's text once a stop string has ended it.
+        self.answer: str | None = None
 
     @classmethod
     def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> "StopStrings | None":
         """The checker these parameters need, if any."""
         return cls(tokenizer, params) if params.stop_strings else None
-
-    @property
-    def answer(self) -> str | None:
-        """The answer's text once a stop string has ended it."""
-        return self._answer
 
     def __call__(self, token_id: int) -> bool:
         self._num_tokens += 1
@@ -70,7 +66,7 @@ class StopStrings:
         begin, end = found
         surplus = len(text) - (end if self._params.include_stop_str_in_output else begin)
         whole = "".join(self._pieces)
-        self._answer = whole[: len(whole) - surplus]
+        self.answer = whole[: len(whole) - surplus]
         return True
 
 

@@ -11,12 +11,9 @@ from tokenizers import Tokenizer as FastTokenizer
 from ..checkpoints.gguf.file import GgufModel
 from ..checkpoints.gguf.vocabulary import TokenType, Vocabulary, special_token_id
 from ..errors import ModelError
+from .split_patterns import CONTRACTIONS, GPT2, LLAMA3, QWEN2
 
 _SPACE = "▁"
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_WORDS = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _CASED = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*",
@@ -38,14 +35,14 @@ class _PreTokenizer:
     is_nfc: bool = False
 
 
-_LLAMA3 = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}{{1,3}}|{_REST}",), ignore_merges=True, add_bos=True)
-_QWEN2 = _PreTokenizer((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_REST}",), is_nfc=True)
-_DIGITS_FIRST = _PreTokenizer((r"\p{N}", _GPT2))
+_LLAMA3 = _PreTokenizer((LLAMA3,), ignore_merges=True, add_bos=True)
+_QWEN2 = _PreTokenizer((QWEN2,), is_nfc=True)
+_DIGITS_FIRST = _PreTokenizer((r"\p{N}", GPT2))
 # By their names in `tokenizer.ggml.pre`.
 _PRE_TOKENIZERS = {
-    "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
-    "gpt-2": _PreTokenizer((_GPT2,)),
-    "phi-2": _PreTokenizer((_GPT2,)),
+    "default": _PreTokenizer((r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")),
+    "gpt-2": _PreTokenizer((GPT2,)),
+    "phi-2": _PreTokenizer((GPT2,)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
     "stablelm2": _PreTokenizer(_QWEN2.patterns),
@@ -54,7 +51,7 @@ _PRE_TOKENIZERS = {
     **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"), _DIGITS_FIRST),
     "tekken": _PreTokenizer((rf"{'|'.join(_CASED)}|\p{{N}}|{_CASED_REST}",), ignore_merges=True, add_bos=True),
     "gpt-4o": _PreTokenizer(
-        (rf"{'|'.join(cased + _CONTRACTIONS + '?' for cased in _CASED)}|\p{{N}}{{1,3}}|{_CASED_REST}",)
+        (rf"{'|'.join(cased + CONTRACTIONS + '?' for cased in _CASED)}|\p{{N}}{{1,3}}|{_CASED_REST}",)
     ),
 }
 

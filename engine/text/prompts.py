@@ -47,8 +47,8 @@ class ReadPrompt:
 
 
 @dataclass(frozen=True)
-class PromptReader:
-    """Every method raises `InvalidRequestError` saying what is wrong with a prompt."""
+class InputProcessor:
+    """Reads prompts, with vLLM's name. Every method raises `InvalidRequestError` saying what is wrong with a prompt."""
 
     tokenizer: Tokenizer
     images: ImageReader

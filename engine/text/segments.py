@@ -8,7 +8,7 @@ from itertools import chain
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
-from .words import Packed, WordEncoder, packed, unpacked
+from .words import Packed, WordEncoder, packed
 
 
 class SegmentEncoder:
@@ -29,10 +29,6 @@ class SegmentEncoder:
         self._added_ids: dict[str, Packed] = {"": b"", **{token.content: packed([n]) for n, token in all_added.items()}}
         # An added token in the middle of a piece is for the tokenizer to find.
         self._words = WordEncoder.of(fast) if len(added) == len(all_added) else None
-
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]]:
-        """As `pack_batch`, as lists."""
-        return list(map(unpacked, self.pack_batch(texts)))
 
     def pack_batch(self, texts: Sequence[str]) -> list[Packed]:
         """The token ids of each text, without those that a post-processor adds."""

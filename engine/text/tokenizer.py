@@ -109,9 +109,6 @@ class Tokenizer:
         """Text of the tokens, special ones left out."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
 
-    def decode_batch(self, token_ids: Sequence[Sequence[int]]) -> list[str]:
-        return [str(text) for text in self._fast.decode_batch([list(ids) for ids in token_ids])]
-
     def decode_each(self, token_ids: Sequence[int]) -> list[str]:
         """What each token alone adds to a text, special ones included; part of a character becomes U+FFFD."""
         # Twice and once: some decoders strip a space from where a text begins.

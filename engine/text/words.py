@@ -10,12 +10,10 @@ from typing import Any
 from tokenizers import Tokenizer as FastTokenizer
 from tokenizers.models import BPE
 
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
-# What is known to begin anew at a space after something else: GPT-2's, Llama 3's and Qwen's ways to cut.
-_PATTERNS = frozenset((_GPT2, _CONTRACTIONS + r"\p{N}{1,3}" + _REST, _CONTRACTIONS + r"\p{N}" + _REST))
-_SINGLE_DIGITS = frozenset((_CONTRACTIONS + r"\p{N}" + _REST,))
+from .split_patterns import GPT2, LLAMA3, QWEN2
+
+# What is known to begin anew at a space after something else.
+_PATTERNS = frozenset((GPT2, LLAMA3, QWEN2))
 
 # A word with the white space before it. Other white space than a space is never cut off from what is before it.
 _WORD = re.compile(r"\s*\S+(?:[^\S ]\s*(?:\S+|$))*|\s+")
@@ -57,11 +55,6 @@ class WordEncoder:
             return None
         return cls(fast, _WORD_OR_DIGIT if any(map(_cuts_at_digits, steps)) else _WORD)
 
-    def encode_batch(self, texts: Sequence[str]) -> list[list[int]] | None:
-        """As `pack_batch`, as lists."""
-        packed = self.pack_batch(texts)
-        return None if packed is None else list(map(unpacked, packed))
-
     def pack_batch(self, texts: Sequence[str]) -> list[Packed] | None:
         """The token ids of each text; None where too many of its words are new. No text holds an added token."""
         cut = [self._words.findall(text) for text in texts]
@@ -83,10 +76,6 @@ class WordEncoder:
 
 def packed(token_ids: Iterable[int]) -> Packed:
     return array("i", token_ids).tobytes()
-
-
-def unpacked(tokens: Packed) -> list[int]:
-    return array("i", tokens).tolist()
 
 
 def _state(component: Any) -> dict[str, Any]:
@@ -114,7 +103,7 @@ def _cuts_at_spaces(step: dict[str, Any]) -> bool:
 
 def _cuts_at_digits(step: dict[str, Any]) -> bool:
     """Whether every digit is cut off from what is around it."""
-    return (step.get("type") == "Digits" and bool(step["individual_digits"])) or _pattern(step) in _SINGLE_DIGITS
+    return (step.get("type") == "Digits" and bool(step["individual_digits"])) or _pattern(step) == QWEN2
 
 
 def _pattern(step: dict[str, Any]) -> str | None:

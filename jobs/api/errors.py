@@ -138,9 +138,8 @@ def _param(location: Sequence[Any]) -> str | None:
 
 
 def _answer_refused(request: Request, error: Exception) -> JSONResponse:
-    # These messages are shared with the command line, whose options are the fields of a request.
     param = error.field if isinstance(error, SpecError) else None
-    return error_response(422, str(error).replace("--prompt", "prompt"), "invalid_value", param)
+    return error_response(422, str(error), "invalid_value", param)
 
 
 def _answer_conflict(request: Request, error: Exception) -> JSONResponse:

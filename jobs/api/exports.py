@@ -15,7 +15,7 @@ from ...storage.output_address import open_folder
 from ...storage.output_folder import OutputFolder
 from ...storage.records import JobRecord
 from ..planning.json_lines import json_rows
-from ..schemas import JobSpec
+from ..schemas import JobSpec, read_stored
 from ..shards.part_schema import part_schema
 
 # A row group of the Parquet file, a batch of the Arrow stream.
@@ -67,7 +67,7 @@ class _Tables:
         if self._names:
             with self._part(self._names[0]) as parquet:
                 return parquet.schema_arrow.remove_metadata()
-        return part_schema(JobSpec.model_validate(self._job.spec), [])
+        return part_schema(read_stored(JobSpec, self._job.spec), [])
 
     def groups(self) -> Iterator[pa.Table]:
         schema = self.schema

@@ -60,7 +60,7 @@ class Inputs:
         try:
             check_prefix(url, self._settings.input_urls)
         except AddressRefused as error:
-            raise SpecError(f"input_url {error}: see HEADRACE_INPUT_URLS", "input_url") from error
+            raise SpecError(f"input_url {error}: see HEADRACE_INPUT_URLS", field="input_url") from error
         if not is_web_url(url):
             yield open_input(url, limit)
             return
@@ -78,7 +78,7 @@ class Inputs:
             ):
                 await _save(response, path)
         except AddressRefused as error:
-            raise SpecError(f"input_url {error}", "input_url") from error
+            raise SpecError(f"input_url {error}", field="input_url") from error
         except TimeoutError as error:
             raise InputError(f"input_url was not read in {_DOWNLOAD_SECONDS:.0f} s") from error
         except (httpx2.HTTPError, httpx2.InvalidURL) as error:

@@ -64,7 +64,7 @@ class SinkRequest(_Body):
             if "/" in user:
                 raise AddressRefused("has a user that no URL has")
         except AddressRefused as error:
-            raise SpecError(f"sink.url {error}: see HEADRACE_SINK_URLS", "sink.url") from error
+            raise SpecError(f"sink.url {error}: see HEADRACE_SINK_URLS", field="sink.url") from error
         return SinkSpec.parse(self.url, self.table)
 
 

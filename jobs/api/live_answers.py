@@ -19,9 +19,11 @@ from ..embedded.valkey import EmbeddedValkeyError
 from ..live.in_batches import InBatches
 from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
 from ..presence import RENEW_SECONDS, Worker, WorkerPresence
+from ..rare_warnings import RareWarnings
 from ..streams.events import StreamError, StreamEvent
 from ..streams.frames import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
+from .cancellations import Cancellations
 from .errors import ApiError
 from .latencies import Latencies
 from .models import ServedModel
@@ -90,6 +92,8 @@ class LiveAnswers:
         self._looks: dict[str, asyncio.Task[bool]] = {}
         # One thread for all: in a burst handing over is a call of Redis and a bell for many.
         self._submissions = InBatches[_Submission]("live submissions", self._submit_all, _TICK_SECONDS)
+        self._cancellations = Cancellations(requests)
+        self._warnings = RareWarnings(logger)
 
     @classmethod
     @asynccontextmanager
@@ -103,7 +107,8 @@ class LiveAnswers:
         with WorkerPresence(client.redis_url) as presence:
             async with StreamHub(client.redis_url) as hub:
                 answers = cls(client, requests, presence, hub, latencies)
-                with answers._submissions:
+                # In this order: what cannot be submitted is called off.
+                with answers._cancellations, answers._submissions:
                     yield answers
 
     @property
@@ -184,20 +189,16 @@ class LiveAnswers:
             logger.warning("%d requests wait for a sweeper, Redis does not answer: %s", len(requests), error)
         # The boundary: whoever waits is to hear of it.
         except Exception as error:  # noqa: BLE001
-            self.cancel(request.id for request in requests)
+            self.cancel(requests)
             for submission in submissions:
                 submission.done.set_exception(error)
             return
         for submission in submissions:
             submission.done.set_result(None)
 
-    def cancel(self, request_ids: Iterable[str]) -> None:
-        """Have requests end soon, where Redis answers; their deadlines end the others."""
-        for request_id in request_ids:
-            try:
-                self._requests.cancel(request_id)
-            except RedisError as error:
-                logger.warning("request %s is not cancelled, Redis does not answer: %s", request_id, error)
+    def cancel(self, requests: Iterable[LiveRequest]) -> None:
+        """Have requests end soon, or once Redis takes anything in again; returns at once."""
+        self._cancellations.add(requests)
 
     def get(self, request_id: str, tenant: str) -> LiveRecord:
         """A request of the tenant's. Raises `ApiError` (404), and redis' errors."""
@@ -262,22 +263,22 @@ class LiveAnswers:
         except UnknownRequest:
             return _LOST
         except EmbeddedValkeyError as error:
-            logger.warning("request %s waits for nothing any more: %s", request.id, error)
-            return _UNAVAILABLE
+            self._warnings.warn(f"requests wait for nothing any more: {error}")
+            return UNAVAILABLE
         except RedisError:
             return _LATE if request.is_overdue else None
         if request.is_overdue:
             return _LATE
-        return None if self._requests.accept_writes() else _UNAVAILABLE
+        return None if self._requests.accept_writes() else UNAVAILABLE
 
 
 def _patience(doubt: StreamError | None) -> float:
     """How long to wait for a token, in seconds."""
     if doubt is None:
         return _CHECK_SECONDS
-    return _REFUSED_SECONDS if doubt is _UNAVAILABLE else _LAST_SECONDS
+    return _REFUSED_SECONDS if doubt is UNAVAILABLE else _LAST_SECONDS
 
 
 _LOST = StreamError("stream_lost", "Redis has lost the request or its tokens: send it again")
 _LATE = StreamError("deadline_exceeded", "the request's deadline has passed")
-_UNAVAILABLE = StreamError("unavailable", "Redis takes nothing in, its disk or memory may be full: try again later")
+UNAVAILABLE = StreamError("unavailable", "Redis takes nothing in, its disk or memory may be full: try again later")

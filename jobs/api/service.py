@@ -159,7 +159,7 @@ class JobService:
     def _input(self, request: JobRequest) -> AbstractContextManager[InputSource]:
         given = (request.rows, request.input_file_id, request.input_url)
         if sum(each is not None for each in given) != 1:
-            raise SpecError("rows: give either rows, an input_file_id or an input_url", "rows")
+            raise SpecError("rows: give either rows, an input_file_id or an input_url", field="rows")
         format, limit = request.input_format, request.limit
         if request.rows is not None:
             return self._rows(request.rows, limit)
@@ -183,7 +183,7 @@ class JobService:
     def _described(self, options: JobOptions, idempotency_key: str | None, quota: Quota) -> tuple[JobSpec, Terms]:
         """Checked before any input is opened."""
         if idempotency_key is not None and idempotency_key.startswith(JOB_KEY_START):
-            raise SpecError(f"Idempotency-Key must not begin with {JOB_KEY_START!r}", "Idempotency-Key")
+            raise SpecError(f"Idempotency-Key must not begin with {JOB_KEY_START!r}", field="Idempotency-Key")
         spec = JobSpec.parse(**options.of_spec(self.models.model(options.model)))
         return spec, Terms(
             within_seconds=options.within_seconds,

@@ -5,7 +5,6 @@ short is done again by whoever comes next.
 """
 
 import logging
-import shutil
 import threading
 import time
 import uuid
@@ -26,6 +25,7 @@ from ..batch_jobs import batch_job_key
 from ..client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..periodic import Periodic
+from ..shards.finishing import finish_job
 from .files import FileStore
 from .lines import LineError
 from .output import OutputWriter
@@ -232,7 +232,7 @@ class BatchKeeper:
         output, error, totals = written.output, written.error, written.totals
         is_done = self._ledger.batches.finish(batch.id, self._owner, state, output, error, totals, written.lost)
         if is_done and job.state is JobState.CANCELLED:
-            shutil.rmtree(self._client.jobs_folder / job.id, ignore_errors=True)
+            finish_job(self._ledger, job)
 
 
 def _lane(batch: DueBatch) -> tuple[bool, str]:

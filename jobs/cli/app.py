@@ -17,10 +17,10 @@ from ..redis_access import refusal
 from ..settings import SettingsError
 from ..streams.keys import StreamIdError
 from . import delete, dry_run, inspect, queues, run, serve, size, stream, up, verbs, verify, watch, worker
-from .job_options import with_options
 from .keys import keys
 from .option_groups import GroupedCommand
 from .tenants import tenants
+from .wording import with_options
 
 _REFUSED, _FAILED, _INTERRUPTED = 2, 1, 130
 # What a command line that cannot be parsed raises: typer exports none of it but this child.
@@ -81,7 +81,7 @@ def main() -> None:
         _exit(_usage_problem(error), _REFUSED)
     except SinkError as error:
         # Also where it does not answer: a job is submitted with it or not at all.
-        _exit(error, _REFUSED)
+        _exit(with_options(error), _REFUSED)
     except (LedgerUnavailable, WorkerFailedError, EmbeddedValkeyError) as error:
         _exit(error, _FAILED)
     except (RedisError, OperationalError) as error:

@@ -8,13 +8,15 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import LedgerError, StorageError, UnknownJob
-from ..batch_jobs import batch_job_key
+from ...storage.webhooks import Webhooks
+from ..batch_jobs import is_unwritten
 from ..client import Client, Job
+from ..durations import parse_duration
 from ..errors import SpecError
-from ..shards.deadline import parse_duration
+from ..verbs import delete_job
 from .display import counted
-from .job_options import with_options
 from .tables import time_text
+from .wording import with_options
 
 
 def delete(
@@ -26,7 +28,8 @@ def delete(
         typer.Option(
             "--ended-before",
             metavar="AGE|DATE",
-            help="Instead of JOB: all that ended so long ago (30d, 12h) or before a date (2026-11-01).",
+            help="Instead of JOB: all that ended so long ago (30d, 12h) or before a date (2026-11-01). Those "
+            "whose batch has not ended, or whose webhook has not been told, stay.",
         ),
     ] = None,
     output_too: Annotated[bool, typer.Option("--output-too", help="Also remove its data set.")] = False,
@@ -39,7 +42,7 @@ def delete(
     with Client() as client:
         if before is None:
             assert job_id is not None
-            _delete(client.job(job_id), output_too, dry_run)
+            _delete(client, client.job(job_id), output_too, dry_run)
         elif not _delete_all(client, before, output_too, dry_run):
             raise typer.Exit(1)
 
@@ -58,16 +61,12 @@ def _moment(text: str) -> float:
 def _delete_all(client: Client, before: float, output_too: bool, dry_run: bool) -> bool:
     """Whether all could be; one that cannot keeps no other."""
     num_deleted = num_kept = 0
-    ended = client.ledger.jobs_ended_before(before)
-    # In this order: a batch that has ended by now has its files. Those of others are yet to be written from their jobs.
-    unwritten = {batch_job_key(batch_id) for batch_id in client.ledger.batches.open_ids()}
-    for job_id in ended:
+    for job_id in client.ledger.tidying.ended_before(before):
         try:
             job = client.job(job_id)
-            finished_at = job.record.finished_at
-            # It may have been tried again meanwhile.
-            if job.record.idempotency_key not in unwritten and finished_at is not None and finished_at < before:
-                _delete(job, output_too, dry_run)
+            if (wait := _still_wanted(client, job)) is not None:
+                typer.echo(f"{job_id} stays: {wait}")
+            elif _delete(client, job, output_too, dry_run, before):
                 num_deleted += 1
         except UnknownJob:
             continue
@@ -81,8 +80,22 @@ def _delete_all(client: Client, before: float, output_too: bool, dry_run: bool) 
     return not num_kept
 
 
-def _delete(job: Job, output_too: bool, dry_run: bool) -> None:
-    if not dry_run:
-        job.delete(output_too)
+def _still_wanted(client: Client, job: Job) -> str | None:
+    """Who has yet to hear of a job that has ended, if somebody has."""
+    if is_unwritten(client.ledger, job.record):
+        return "its batch has not ended"
+    return "its webhook has not been told of its end" if _owes(client, job) else None
+
+
+def _owes(client: Client, job: Job) -> bool:
+    return any(state.is_owed for state, _ in Webhooks(client.ledger.database).of_job(job.id))
+
+
+def _delete(client: Client, job: Job, output_too: bool, dry_run: bool, before: float | None = None) -> bool:
+    """Whether it is, or would be; with `before` not one that has been tried again since then."""
+    note = "; its webhook is told nothing more" if before is None and _owes(client, job) else ""
+    if not dry_run and not delete_job(client.ledger, client.jobs_folder, job.id, output_too, before):
+        return False
     kept = "" if output_too else f"; its data set stays in {job.record.output_dir}"
-    typer.echo(f"{job.id} {'would be' if dry_run else 'is'} deleted{kept}")
+    typer.echo(f"{job.id} {'would be' if dry_run else 'is'} deleted{kept}{note}")
+    return True

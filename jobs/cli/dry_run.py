@@ -9,7 +9,7 @@ from ...storage.database import Database
 from ...storage.errors import LedgerError
 from ...storage.overview import Overview, Pace
 from ..planning.dry_run import Forecast, forecast
-from ..schemas import JobSpec
+from ..schemas import JobSpec, read_stored
 from ..settings import Settings
 from .cost import GpuHourPrice, cost
 from .display import counted, duration
@@ -96,7 +96,7 @@ def _seconds(found: Forecast, spec: JobSpec, pace: Pace) -> float:
 
 def _answer_tokens(found: Forecast, spec: JobSpec, pace: Pace) -> float:
     """As many an answer as in the earlier job, as far as this one's may come to that."""
-    each = pace.tokens_per_row / JobSpec.model_validate(pace.spec).num_answers
+    each = pace.tokens_per_row / read_stored(JobSpec, pace.spec).num_answers
     return (found.num_rows - found.num_errors) * spec.num_answers * min(found.answer_tokens, each)
 
 

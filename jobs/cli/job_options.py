@@ -3,8 +3,8 @@
 import functools
 import json
 import shlex
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,11 +15,11 @@ from ...engine.checkpoints.hub import model_name
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
+from ..durations import parse_duration
 from ..errors import SpecError
 from ..lora import parse_lora
 from ..planning.producer import Terms
 from ..schemas import JobSpec
-from ..shards.deadline import parse_duration
 from ..webhooks import parse_webhook
 from .inputs import file_text, hint_at_file, opened_source, text_or_file
 from .options import DType, KvCacheDType, Model, Quantization, Revision
@@ -136,43 +136,42 @@ def asked(
         hint_at_file("--prompt", prompt, f'--prompt "$(cat {shlex.quote(prompt.removeprefix("@"))})"')
     if sum(given is not None for given in (choices, json_schema, regex)) > 1:
         raise SpecError("--choices, --json-schema and --regex exclude each other: pass one")
-    with _fields_as_options():
-        spec = JobSpec.parse(
-            model=model_name(model, revision),
-            dtype=dtype,
-            quantization=quantization,
-            kv_cache_dtype=kv_cache_dtype,
-            system=None if system is None else text_or_file("--system", system),
-            prompt=prompt,
-            image=image,
-            choices=_split_choices(choices),
-            sampling={
-                "temperature": temperature,
-                "top_p": top_p,
-                "top_k": top_k,
-                "min_p": min_p,
-                "presence_penalty": presence_penalty,
-                "frequency_penalty": frequency_penalty,
-                "repetition_penalty": repetition_penalty,
-                "stop": stop or (),
-                "stop_token_ids": _numbers(stop_token_ids),
-                "ignore_eos": ignore_eos,
-                "max_tokens": max_tokens,
-                "min_tokens": min_tokens,
-                "logit_bias": _biases(logit_bias),
-                "n": n,
-                "logprobs": logprobs,
-                "top_logprobs": top_logprobs,
-                "seed": seed,
-                "response_format": None if json_schema is None else _response_format(json_schema),
-                "structured_outputs": None if regex is None else {"regex": regex},
-            },
-            limit=limit,
-            cache=cache,
-            vote=vote,
-            chat_template_kwargs=None if chat_template_kwargs is None else _template_kwargs(chat_template_kwargs),
-            lora=None if lora is None else parse_lora("--lora", lora).module,
-        )
+    spec = JobSpec.parse(
+        model=model_name(model, revision),
+        dtype=dtype,
+        quantization=quantization,
+        kv_cache_dtype=kv_cache_dtype,
+        system=None if system is None else text_or_file("--system", system),
+        prompt=prompt,
+        image=image,
+        choices=_split_choices(choices),
+        sampling={
+            "temperature": temperature,
+            "top_p": top_p,
+            "top_k": top_k,
+            "min_p": min_p,
+            "presence_penalty": presence_penalty,
+            "frequency_penalty": frequency_penalty,
+            "repetition_penalty": repetition_penalty,
+            "stop": stop or (),
+            "stop_token_ids": _numbers(stop_token_ids),
+            "ignore_eos": ignore_eos,
+            "max_tokens": max_tokens,
+            "min_tokens": min_tokens,
+            "logit_bias": _biases(logit_bias),
+            "n": n,
+            "logprobs": logprobs,
+            "top_logprobs": top_logprobs,
+            "seed": seed,
+            "response_format": None if json_schema is None else _response_format(json_schema),
+            "structured_outputs": None if regex is None else {"regex": regex},
+        },
+        limit=limit,
+        cache=cache,
+        vote=vote,
+        chat_template_kwargs=None if chat_template_kwargs is None else _template_kwargs(chat_template_kwargs),
+        lora=None if lora is None else parse_lora("--lora", lora).module,
+    )
     # A worker for it has to be possible.
     spec.precision.check()
     return Asked(spec, functools.partial(opened_source, input, input_format, sql, query, limit))
@@ -229,33 +228,12 @@ def target(
     return Target(output, _mode(resume, overwrite), terms)
 
 
-def with_options(error: Exception) -> str:
-    """An error's words, with the options of here where it advises Python's arguments."""
-    words = str(error)
-    for mode in OutputMode:
-        words = words.replace(mode.argument, f"--{mode}")
-    return words
-
-
 def _mode(resume: bool, overwrite: bool) -> OutputMode:
     if resume and overwrite:
         raise SpecError("--resume and --overwrite exclude each other: pass one")
     if resume:
         return OutputMode.RESUME
     return OutputMode.OVERWRITE if overwrite else OutputMode.NEW
-
-
-@contextmanager
-def _fields_as_options() -> Iterator[None]:
-    """What is wrong with a schema or an expression is said of the option that gave it."""
-    try:
-        yield
-    except SpecError as error:
-        field, _, reason = str(error).partition(": ")
-        option = {"response_format": "--json-schema", "structured_outputs": "--regex"}.get(field)
-        if option is None:
-            raise
-        raise SpecError(f"{option}: {reason}", error.field) from error
 
 
 def _split_choices(choices: str | None) -> tuple[str, ...] | None:

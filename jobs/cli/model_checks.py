@@ -5,27 +5,29 @@ from pathlib import Path
 from ...engine.checkpoints.hub import locate_model
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.weight_files import check_weight_files
+from ...engine.config import EngineConfig
 from ...engine.sharding.stages import require_parallel
-from ...engine.speculative.speculative_config import SpeculativeConfig
 from ...engine.text.guessers import check_guessing
 from ..errors import SpecError
 from ..schemas import JobSpec
 from .options import parallel_options
 
 
-def check_model(model: str, parallel_sizes: tuple[int, int], guessing: SpeculativeConfig | None) -> None:
-    """Refuse now what a worker would only find when it loads the model. Raises `ModelError`, `ConfigError`.
-
-    `parallel_sizes`: how many processes share a layer, and into how many stages it is split.
-    """
-    # One of Hugging Face may not have been fetched yet.
+def check_model(model: str, engine: EngineConfig) -> None:
+    """Refuse now what a worker would only find when it loads the model. Raises `ModelError`, `ConfigError`."""
+    # Those of one of Hugging Face may not have been fetched yet.
     path = Path(model)
     if path.is_dir():
         check_weight_files(path)
-    if path.exists() and max(parallel_sizes) > 1:
-        require_parallel(ModelConfig.from_pretrained(path), *parallel_sizes)
-    if guessing is not None and guessing.model is not None:
-        check_guessing(guessing, ModelConfig.from_pretrained(locate_model(model, with_weights=False).folder))
+    if engine.world_size > 1:
+        require_parallel(_config_of(model), engine.tensor_parallel_size, engine.pipeline_parallel_size)
+    if engine.speculative is not None and engine.speculative.model is not None:
+        check_guessing(engine.speculative, _config_of(model))
+
+
+def _config_of(model: str) -> ModelConfig:
+    """One of Hugging Face is described by small files, which are fetched."""
+    return ModelConfig.from_pretrained(locate_model(model, with_weights=False).folder)
 
 
 def check_adapter(spec: JobSpec, parallel_sizes: tuple[int, int]) -> None:

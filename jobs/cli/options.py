@@ -7,7 +7,6 @@ import typer
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
-from ...engine.speculative.speculative_config import SpeculativeConfig
 
 Model = Annotated[
     str,
@@ -83,7 +82,7 @@ PipelineParallelSize = Annotated[
 ]
 
 
-def engine_options(
+def engine_config(
     max_num_seqs: MaxNumSeqs = 256,
     max_num_batched_tokens: MaxNumBatchedTokens = 2048,
     max_model_len: MaxModelLen = None,
@@ -96,9 +95,9 @@ def engine_options(
     speculative_config: SpeculativeConfigJson = None,
     tensor_parallel_size: TensorParallelSize = 1,
     pipeline_parallel_size: PipelineParallelSize = 1,
-) -> list[str]:
-    """The options of a worker of our own. Raises `ConfigError`."""
-    engine = EngineConfig(
+) -> EngineConfig:
+    """What a worker is told of its engine, its model's precision aside. Raises `ConfigError`."""
+    return EngineConfig(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_model_len=max_model_len,
@@ -112,6 +111,10 @@ def engine_options(
         tensor_parallel_size=tensor_parallel_size,
         pipeline_parallel_size=pipeline_parallel_size,
     )
+
+
+def engine_options(engine: EngineConfig) -> list[str]:
+    """The same, as options of a worker of our own."""
     options = [
         f"--max-num-seqs={engine.max_num_seqs}",
         f"--max-num-batched-tokens={engine.max_num_batched_tokens}",
@@ -131,11 +134,6 @@ def engine_options(
     return options
 
 
-def highest_rank(max_lora_rank: MaxLoraRank = 16) -> int:
-    """What the workers' adapters may have."""
-    return max_lora_rank
-
-
 def parallel_sizes(
     tensor_parallel_size: TensorParallelSize = 1, pipeline_parallel_size: PipelineParallelSize = 1
 ) -> tuple[int, int]:
@@ -147,12 +145,6 @@ def parallel_options(tensor_parallel_size: int, pipeline_parallel_size: int) -> 
     """What makes a worker's processes more than one, as options."""
     sizes = {"--tensor-parallel-size": tensor_parallel_size, "--pipeline-parallel-size": pipeline_parallel_size}
     return [f"{name}={size}" for name, size in sizes.items() if size > 1]
-
-
-def guessing(speculative_config: SpeculativeConfigJson = None) -> SpeculativeConfig | None:
-    """How the workers guess tokens, if they do. Raises `ConfigError`."""
-    parsed = parse_speculative_config(speculative_config)
-    return None if parsed is None else SpeculativeConfig.of(parsed)
 
 
 def parse_speculative_config(text: str | None) -> Any:

@@ -8,7 +8,7 @@ from typing import Any
 
 import typer
 
-from ...engine.speculative.speculative_config import SpeculativeConfig
+from ...engine.config import EngineConfig
 from ...storage.errors import ManifestDamaged, UnknownJob
 from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode, read_manifest
@@ -19,25 +19,18 @@ from .follow import exit_status, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
 from .model_checks import check_adapter, check_model
-from .options import engine_options, guessing, parallel_sizes
+from .options import engine_config, engine_options
 from .signatures import takes
 
 
-@takes(asked, target, engine_options, parallel_sizes, guessing)
-def run(
-    asked: Asked,
-    target: Target,
-    worker_options: list[str],
-    sizes: tuple[int, int],
-    guessing: SpeculativeConfig | None,
-    gpu_hour_price: GpuHourPrice = None,
-) -> None:
+@takes(asked, target, engine_config)
+def run(asked: Asked, target: Target, engine: EngineConfig, gpu_hour_price: GpuHourPrice = None) -> None:
     """Answer every row of INPUT and write a Parquet data set.
 
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
-    check_model(asked.spec.model, sizes, guessing)
-    check_adapter(asked.spec, sizes)
+    check_model(asked.spec.model, engine)
+    check_adapter(asked.spec, (engine.tensor_parallel_size, engine.pipeline_parallel_size))
     with termination_as_interrupt(), Client() as client:
         job = None
         try:
@@ -45,7 +38,7 @@ def run(
             job = _submitted(client, asked, target)
             first = known if known is not None and known.job_id == job.id else _at_first(job)
             typer.echo(opening(job, first), err=True)
-            with job.local_worker(worker_options) as worker:
+            with job.local_worker(engine_options(engine)) as worker:
                 progress = follow(client, job, first, lambda progress: worker.tick(progress.rows_done), gpu_hour_price)
         except KeyboardInterrupt:
             typer.echo(_farewell(job, target.mode), err=True)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from ...engine.speculative.speculative_config import SpeculativeConfig
+from ...engine.config import EngineConfig
 from ..embedded.valkey import redis_urls
 from ..errors import WorkerFailedError
 from ..kept_worker import KeptWorker
@@ -20,7 +20,7 @@ from ..presence import WorkerPresence
 from ..settings import Settings
 from .interrupts import termination_as_interrupt
 from .model_checks import check_model
-from .options import engine_options, guessing, highest_rank, parallel_sizes
+from .options import engine_config, engine_options
 from .serve import Serving, say_where, serving
 from .signatures import takes
 
@@ -30,14 +30,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.2
 
 
-@takes(serving, engine_options, highest_rank, parallel_sizes, guessing)
-def up(
-    serving: Serving,
-    worker_options: list[str],
-    max_lora_rank: int,
-    sizes: tuple[int, int],
-    guessing: SpeculativeConfig | None,
-) -> None:
+@takes(serving, engine_config)
+def up(serving: Serving, engine: EngineConfig) -> None:
     """Serve models on this machine: the API and its workers.
 
     There is a worker for each --model, started again should it die. SIGTERM or Ctrl-C stops all: the API ends what is
@@ -45,16 +39,16 @@ def up(
     """
     settings = Settings.from_environment()
     for lora in (model.lora for model in serving.served.all if model.lora is not None):
-        lora.check(max_lora_rank)
+        lora.check(engine.max_lora_rank)
     for model in serving.served.all:
-        check_model(model.exact_name, sizes, guessing)
+        check_model(model.exact_name, engine)
     _name_the_lines(settings)
     with (
         termination_as_interrupt(),
         redis_urls(settings) as urls,
         WorkerPresence(urls.redis) as presence,
     ):
-        house = _House(serving, worker_options, presence)
+        house = _House(serving, engine_options(engine), presence)
         with Periodic("readiness", _LOOK_SECONDS, house.look):
             try:
                 serving.serve(settings, house.open)

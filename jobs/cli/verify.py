@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ...engine.checkpoints.hub import model_name
-from ...engine.speculative.speculative_config import SpeculativeConfig
+from ...engine.config import EngineConfig
 from ..client import Client
 from ..errors import SpecError
 from ..verification import verifying
@@ -19,7 +19,7 @@ from .display import counted
 from .interrupts import termination_as_interrupt
 from .keys import AsJson
 from .model_checks import check_model
-from .options import engine_options, guessing, parallel_sizes
+from .options import engine_config, engine_options
 from .signatures import takes
 from .tables import print_table
 
@@ -27,11 +27,9 @@ _DEFAULT_ROWS = 100
 _SHOWN = 20
 
 
-@takes(engine_options, parallel_sizes, guessing)
+@takes(engine_config)
 def verify(
-    worker_options: list[str],
-    sizes: tuple[int, int],
-    guessing: SpeculativeConfig | None,
+    engine: EngineConfig,
     name: Annotated[
         str, typer.Argument(metavar="OUTPUT|JOB|BATCH", help="A data set's folder, or a job's or batch's id.")
     ],
@@ -58,8 +56,8 @@ def verify(
         receipt = Receipt.find(client.ledger, name)
         sample = Sample.draw(receipt.rows(), size, seed)
         at = None if model is None else model_name(model)
-        check_model(at or receipt.spec.model, sizes, guessing)
-        done = verifying.verify(client, receipt, sample, at, tolerance, worker_options)
+        check_model(at or receipt.spec.model, engine)
+        done = verifying.verify(client, receipt, sample, at, tolerance, engine_options(engine))
     if as_json:
         typer.echo(json.dumps(_as_json(done, seed), ensure_ascii=False, default=str))
     else:

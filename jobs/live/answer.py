@@ -9,8 +9,8 @@ from ...engine.request import FinishReason, Request, RequestEvent
 from ...engine.text.detokenizer import StopStrings, answer_text
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
-from ..engine_host import Answer
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
+from ..outcomes import Answer
 from ..streams.events import RecoveredStream, StreamError, StreamUsage
 from ..streams.publisher import StreamPublisher
 from .claims import LiveClaim
@@ -25,6 +25,7 @@ class LiveSample:
     """One of a request's answers, as it grows: the engine's events in, a stream out. Used by one thread."""
 
     stream_id: str
+    attempt: int
     request: Request
     tokenizer: Tokenizer
     publisher: StreamPublisher
@@ -81,7 +82,7 @@ class LiveSample:
         if event.prompt_logprobs is not None:
             of_prompt = prompt_logprob_entries(self.tokenizer, self.request, event.prompt_logprobs)
         self.token_ids += event.new_token_ids
-        self.publisher.append(self.stream_id, event.new_token_ids, texts, logprobs, of_prompt)
+        self.publisher.append(self.stream_id, event.new_token_ids, texts, logprobs, of_prompt, self.attempt)
 
     def _finish(self, reason: str, text: str, error: StreamError | None = None) -> None:
         usage = StreamUsage(
@@ -90,7 +91,11 @@ class LiveSample:
             cached_tokens=min(self.num_cached_tokens, len(self.request.prompt_token_ids)),
             completion_tokens=len(self.token_ids),
         )
-        self.publisher.finish(self.stream_id, reason, text, usage, error)
+        self.publisher.finish(self.stream_id, reason, text, usage, error, self.attempt)
+
+    def release(self) -> None:
+        """Leave the stream to another attempt."""
+        self.publisher.release(self.stream_id, self.attempt)
 
 
 class Interruption(Enum):
@@ -162,7 +167,7 @@ class LiveAnswer:
             text.resume(known.token_ids, known.texts)
             publisher.open(stream_id, attempt, asked.reply_to, known)
             self.samples[request.request_id] = LiveSample(
-                stream_id, request, tokenizer, publisher, text, list(known.token_ids)
+                stream_id, attempt, request, tokenizer, publisher, text, list(known.token_ids)
             )
 
     def refuse(self, publisher: StreamPublisher, recovered: Mapping[str, RecoveredStream], error: StreamError) -> None:

@@ -147,7 +147,7 @@ class LiveClaims:
 
     def sweep(self, lost_seconds: float) -> list[str]:
         """The ids to ring for: those whose lease ran out and, unless bells still wait, those nobody was told of."""
-        args: Arguments = [request_key(""), lost_seconds, _SWEEP_REQUESTS]
+        args: Arguments = [request_key(""), lost_seconds, _SWEEP_REQUESTS, self.owner]
         # Bells have the highest priority, whose list has the queue's own name.
         rung: Any = self._sweep(keys=[open_key(self.queue), self.queue], args=args)
         return list(rung)

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError
 from ..celery_app import send_request
 from ..errors import JobError
 from ..lora import LoraModule
+from ..rare_warnings import RareWarnings
 from ..redis_clock import server_time
 from ..schemas import SamplingSpec
 from ..streams.connections import UNREACHABLE
@@ -186,6 +187,7 @@ class LiveRequests:
         self._ttl_seconds = ttl_seconds
         self._submit = self._redis.register_script(REGISTER)
         self._cancel = self._redis.register_script(CANCEL)
+        self._warnings = RareWarnings(logger)
 
     def __enter__(self) -> Self:
         return self
@@ -240,7 +242,7 @@ class LiveRequests:
         except UNREACHABLE:
             return True
         except RedisError as error:
-            logger.warning("Redis takes nothing in: %s", error)
+            self._warnings.warn(f"Redis takes nothing in: {error}")
             return False
         return True
 

@@ -11,7 +11,8 @@ from redis.exceptions import RedisError
 
 from ...engine.request import RequestEvent
 from ...engine.text.tokenizer import Tokenizer
-from ..engine_host import Answer, EngineFailure, EngineHost, Outcome, Refusal
+from ..engine_host import EngineHost
+from ..outcomes import Answer, EngineFailure, Outcome, Refusal
 from ..streams.events import StreamError
 from ..streams.publisher import StreamPublisher
 from .answer import Interruption, LiveAnswer, LiveSample
@@ -272,7 +273,7 @@ class LiveRunner:
 
     def _release_streams(self, answer: LiveAnswer) -> None:
         for sample in self._drop(answer):
-            self.publisher.release(sample.stream_id)
+            sample.release()
 
     def _drop(self, answer: LiveAnswer) -> list[LiveSample]:
         """Free the KV blocks of the samples that have not ended; what still comes of them is ignored."""

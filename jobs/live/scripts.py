@@ -64,14 +64,15 @@ CLAIM = (
 local ends, claimed = stamp(now + tonumber(ARGV[2])), {}
 
 local function claim(key, id)
-  local state, lease, waits = unpack(redis.call('HMGET', key, 'state', 'lease', 'waits'))
+  local state, lease, waits, owner = unpack(redis.call('HMGET', key, 'state', 'lease', 'waits', 'owner'))
   if not state or state == 'ended' then
     redis.call('ZREM', KEYS[1], id)
     return
   end
   if state == 'running' then
     if tonumber(lease) > now then return end
-    if waits ~= '1' then redis.call('HINCRBY', key, 'crashes', 1) end
+    -- A worker that takes its own again was starved.
+    if waits ~= '1' and owner ~= ARGV[1] then redis.call('HINCRBY', key, 'crashes', 1) end
   end
   local attempt = redis.call('HINCRBY', key, 'attempt', 1)
   redis.call('HSET', key, 'state', 'running', 'owner', ARGV[1], 'lease', ends, 'waits', 0)
@@ -159,8 +160,8 @@ return 1
 )
 
 # KEYS: open, bells. ARGV: prefix of request keys, seconds after which a bell that nobody heard is lost, how many
-# requests to look at. The ids to ring for: those whose lease has run out and, where no bell waits to be heard, those
-# who wait and whose bell was lost.
+# requests to look at, who does. The ids to ring for: those whose lease has run out and, where no bell waits to be
+# heard, those who wait and whose bell was lost.
 SWEEP = (
     _NOW
     + """
@@ -168,12 +169,17 @@ local lost_before, rung = now - tonumber(ARGV[2]), {}
 local all_heard = redis.call('LLEN', KEYS[2]) == 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now), 'LIMIT', 0, ARGV[3])) do
   local key = ARGV[1] .. id
-  local state, waits = unpack(redis.call('HMGET', key, 'state', 'waits'))
+  local state, waits, owner = unpack(redis.call('HMGET', key, 'state', 'waits', 'owner'))
   if not state or state == 'ended' then
     redis.call('ZREM', KEYS[1], id)
   elseif state == 'running' then
     redis.call('HSET', key, 'state', 'queued')
-    if waits ~= '1' then redis.call('HINCRBY', key, 'crashes', 1) end
+    if owner == ARGV[4] then
+      -- Its worker is alive, and was starved for longer than the lease. As if it had waited: no crash to take back.
+      redis.call('HSET', key, 'waits', 1)
+    elseif waits ~= '1' then
+      redis.call('HINCRBY', key, 'crashes', 1)
+    end
     rung[#rung + 1] = id
   elseif all_heard and tonumber(redis.call('ZSCORE', KEYS[1], id)) < lost_before then
     rung[#rung + 1] = id

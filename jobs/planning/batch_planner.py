@@ -13,6 +13,7 @@ from ...engine.vision.reading import num_expanded
 from ...storage.columns import custom_id_of
 from ...storage.readers import InputRow
 from ...storage.spool import PlannedRow
+from ..row_images import NamedFile
 from ..shards.row_sampling import RowSampling
 from .image_marks import marked, unmarked
 from .rendering import IllustratedPrompt, PromptRenderer, RowError
@@ -152,8 +153,9 @@ def _item(row: InputRow, token_ids: Sequence[int], error: str | None) -> Item:
 
 
 def _illustrated_item(row: InputRow, token_ids: Sequence[int], shown: IllustratedPrompt, image_token_id: int) -> Item:
-    """As `_item`; neighbours have the same images too."""
-    payload = (row.row, row.values, None, row.sampling, image_token_id, shown.files)
+    """As `_item`; neighbours have the same images too. Files go beside the row that it does not have itself."""
+    beside = [bytes(file) if isinstance(file, NamedFile) else None for file in shown.files]
+    payload = (row.row, row.values, None, row.sampling, image_token_id, beside)
     key = _big_endian(marked(token_ids, shown, image_token_id)).tobytes()
     return key, pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
 

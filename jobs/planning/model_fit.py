@@ -183,7 +183,7 @@ def _graph_bytes(model: ModelConfig, options: EngineConfig, token_bytes: int) ->
 
 def _captured_bytes(num_layers: int, options: EngineConfig, num_sizes: int = 1) -> int:
     """Of a draft model's graphs there are a few sizes: its steps are small."""
-    return max_graphs(num_sizes) * _GRAPH_BYTES_PER_LAYER * num_layers if options.may_use_graphs else 0
+    return max_graphs(options, num_sizes) * _GRAPH_BYTES_PER_LAYER * num_layers if options.may_use_graphs else 0
 
 
 def _outputs(model: ModelConfig, index: int) -> int:

@@ -36,13 +36,13 @@ from ...storage.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.spool import carried_fields
 from ..celery_app import send_shards, shard_queue
 from ..errors import JobMismatchError
-from ..schemas import JobSpec
+from ..row_images import images_fingerprint
+from ..schemas import JobSpec, read_stored
 from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
 from .planner import Plan, make_planner
-from .row_images import images_fingerprint
 
-_OVERWRITE = f"pass {OutputMode.OVERWRITE.argument}"
+_OVERWRITE = OutputMode.OVERWRITE.argument
 
 
 @dataclass(frozen=True)
@@ -166,14 +166,16 @@ class Producer:
                     f"there: delete it with that ledger (headrace delete {job_id} --output-too), remove the folder if "
                     "that ledger is gone, or choose another"
                 )
-            self.ledger.cancel_job(job_id)
-            shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
+            self._cancel(job_id)
 
     def _cancel_homeless(self, output: OutputFolder) -> None:
         """End the jobs whose folder was removed by hand: a worker would put their rows beside those of the new job."""
         for job_id in self.ledger.open_jobs(str(output)):
-            self.ledger.cancel_job(job_id)
-            shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
+            self._cancel(job_id)
+
+    def _cancel(self, job_id: str) -> None:
+        self.ledger.cancel_job(job_id)
+        shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
 
     def _is_anothers(self, ledger: str | None) -> bool:
         """Whether a manifest was written with another ledger, as far as it says so."""
@@ -192,13 +194,15 @@ class Producer:
             if output.part_names():
                 raise JobMismatchError(
                     f"output folder {output} was written with another ledger: set HEADRACE_DATA_DIR or "
-                    f"HEADRACE_DATABASE_URL as it was then, or {_OVERWRITE}"
+                    "HEADRACE_DATABASE_URL as it was then, or pass ",
+                    _OVERWRITE,
                 ) from error
             job = None
         if manifest.fingerprint != fingerprint:
             raise JobMismatchError(
                 f"output folder {output} belongs to a job with {_difference(job, spec)}: "
-                f"resume with the same input and options, or {_OVERWRITE}"
+                "resume with the same input and options, or pass ",
+                _OVERWRITE,
             )
         if job is not None:
             self._ring_again(job)
@@ -207,15 +211,15 @@ class Producer:
     def _ring_again(self, job: JobRecord) -> None:
         """Raises `JobMismatchError` when resuming would not complete the data set."""
         if job.state is JobState.CANCELLED:
-            raise JobMismatchError(f"job {job.id} of output folder {job.output_dir} was cancelled: {_OVERWRITE}")
+            raise JobMismatchError(f"job {job.id} of output folder {job.output_dir} was cancelled: pass ", _OVERWRITE)
         shards = self.ledger.shards(job.id)
         done = {shard.id for shard in shards if shard.state is ShardState.DONE}
         folder = open_folder(job.output_dir)
         names = [part.file_name for part in self.ledger.parts(job.id) if part.shard_id in done]
         there = set(folder.find_parts(names))
         if missing := [name for name in names if name not in there]:
-            path = f"{folder}/{missing[0]}"
-            raise JobMismatchError(f"{path} is gone and its rows were done: {_OVERWRITE} to run all again")
+            problem = f"{folder}/{missing[0]} is gone and its rows were done"
+            raise JobMismatchError(problem, ": pass ", _OVERWRITE, " to run all again")
         if job.state.has_ended:
             # Who completed it may have been killed before all was tidy.
             remove_strays(self.ledger, job.id, folder)
@@ -225,7 +229,7 @@ class Producer:
             send_shards(self.app, job.queue, self.ledger.resume_job(job.id))
 
     def _create(self, taken: _Taken, fingerprint: str, spec: JobSpec, plan: Plan, terms: Terms) -> JobRecord:
-        """Spool, then record, then ring: whatever is killed in between, `--resume` finds it consistent."""
+        """Spool, then record, then ring: whatever is killed in between, who resumes finds it consistent."""
         queue = shard_queue(spec.model, *spec.precision)
         shards = plan.spool(taken.spool)
         job = NewJob(
@@ -235,7 +239,7 @@ class Producer:
             output_dir=str(taken.output),
             fingerprint=fingerprint,
             num_rows=plan.num_rows,
-            spec=spec.model_dump(mode="json"),
+            spec=spec.stored(),
             num_planned_errors=plan.num_errors,
             within_seconds=terms.within_seconds,
             idempotency_key=terms.idempotency_key,
@@ -276,10 +280,11 @@ def _difference(job: JobRecord | None, spec: JobSpec) -> str:
     """Which options differ, in the user's words."""
     if job is None:
         return "another input or other options"
-    before, asked = _options(JobSpec.model_validate(job.spec)), _options(spec)
+    before, asked = _options(read_stored(JobSpec, job.spec)), _options(spec)
     names = [name for name, value in asked.items() if before[name] != value]
-    same_options = "another input" if spec.image is None else "another input or other image files"
-    return f"another {', '.join(names)}" if names else same_options
+    if names:
+        return f"another {', '.join(names)}"
+    return "another input" if spec.image is None else "another input, or image files that changed or were missing"
 
 
 def _options(spec: JobSpec) -> dict[str, Any]:

@@ -12,10 +12,11 @@ from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.image_size import Grid
 from ...engine.vision.reading import ImageReader, has_images
+from ...storage.errors import Argument
 from ..errors import SpecError
 from ..messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts
+from ..row_images import row_images
 from ..schemas import JobSpec
-from .row_images import row_images
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # The column of a row that has the chat template told more.
 TEMPLATE_KWARGS = "chat_template_kwargs"
+_PROMPT, _IMAGE = Argument("prompt"), Argument("image")
 
 
 class RowError(Exception):
@@ -49,13 +51,14 @@ class PromptTemplate:
         try:
             parsed = list(Formatter().parse(template))
         except ValueError as error:
-            raise SpecError(f"--prompt {template!r} is malformed: {error}; write {{{{ for a brace", "prompt") from error
+            problem = f" {template!r} is malformed: {error}; write {{{{ for a brace"
+            raise SpecError(_PROMPT, problem, field="prompt") from error
         self._pieces: list[tuple[str, str | None]] = []
         for literal, name, specification, conversion in parsed:
             if name == "":
-                raise SpecError(f"--prompt {template!r} has an empty {{}}: name a column", "prompt")
+                raise SpecError(_PROMPT, f" {template!r} has an empty {{}}: name a column", field="prompt")
             if specification or conversion:
-                raise SpecError(f"--prompt {template!r}: write {{{name}}} without a format", "prompt")
+                raise SpecError(_PROMPT, f" {template!r}: write {{{name}}} without a format", field="prompt")
             self._pieces.append((literal, name))
         self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
 
@@ -87,15 +90,13 @@ class PromptRenderer:
         self._is_raw = spec.endpoint == "/v1/completions"
         self._template = None if self._is_raw else _template(spec, columns)
         if self._template is None and not self._is_raw and not tokenizer.has_chat_template:
-            raise SpecError(
-                f"model {spec.model} has no chat template for the column 'messages': pass --prompt", "prompt"
-            )
+            problem = f"model {spec.model} has no chat template for the column 'messages'"
+            raise SpecError(problem, ": pass ", _PROMPT, field="prompt")
         self._template_kwargs = spec.chat_template_kwargs or {}
         if self._template_kwargs and (self._is_raw or not tokenizer.has_chat_template):
-            raise SpecError(
-                f"model {spec.model} has no chat template to be told anything: leave out chat_template_kwargs",
-                "chat_template_kwargs",
-            )
+            problem = f"model {spec.model} has no chat template to be told anything"
+            kwargs = Argument("chat_template_kwargs")
+            raise SpecError(problem, ": leave out ", kwargs, field=kwargs.name)
         self._model_name = public_name(spec.model)
         self._image_column = spec.image
         if spec.image is not None:
@@ -117,10 +118,12 @@ class PromptRenderer:
 
     def _check_images(self, column: str, columns: Sequence[str]) -> None:
         if column not in columns:
-            raise SpecError(f"--image names the column {column!r}; the input has {', '.join(columns)}", "image")
+            problem = f" names the column {column!r}; the input has {', '.join(columns)}"
+            raise SpecError(_IMAGE, problem, field="image")
         if self.images.vision is None or not self._tokenizer.has_chat_template:
             missing = "reads no images" if self.images.vision is None else "has no chat template for images"
-            raise SpecError(f"model {self._model_name} {missing}: leave out --image, or name another model", "image")
+            problem = f"model {self._model_name} {missing}"
+            raise SpecError(problem, ": leave out ", _IMAGE, ", or name another model", field="image")
 
     def render(self, values: Mapping[str, Any]) -> str | list[int] | IllustratedPrompt:
         """The whole prompt, to be encoded with special tokens as `adds_special_tokens` says, unless it is in tokens.
@@ -185,17 +188,16 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
         template = PromptTemplate(spec.prompt)
         for name in template.columns:
             if name not in columns:
-                raise SpecError(f"--prompt names the column {name!r}; the input has {', '.join(columns)}", "prompt")
+                problem = f" names the column {name!r}; the input has {', '.join(columns)}"
+                raise SpecError(_PROMPT, problem, field="prompt")
         return template
     if "messages" in columns:
         return None
     if "prompt" in columns:
         return PromptTemplate("{prompt}")
-    example = f"--prompt '{{{columns[0]}}}'" if columns else "--prompt"
-    raise SpecError(
-        f"the input has neither a 'messages' nor a 'prompt' column, but {', '.join(columns)}: pass {example}",
-        "prompt",
-    )
+    example = Argument("prompt", f"{{{columns[0]}}}") if columns else _PROMPT
+    problem = f"the input has neither a 'messages' nor a 'prompt' column, but {', '.join(columns)}"
+    raise SpecError(problem, ": pass ", example, field="prompt")
 
 
 def _template_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:

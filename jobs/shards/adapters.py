@@ -1,6 +1,6 @@
 """Whether a worker can hold a job's LoRA adapter."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, ModelError
@@ -12,15 +12,14 @@ class AdapterNotHeld(StorageError):
     """This worker cannot hold the job's adapter, for its own options; another one may."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class FittingAdapters:
-    """What a worker with these options can hold of them, and the jobs that it therefore leaves to others."""
+    """What a worker with these options can hold of them."""
 
     engine: EngineConfig
-    left_alone: set[str] = field(default_factory=set)
 
-    def expect(self, job_id: str, lora: LoraModule | None) -> None:
-        """Raises `AdapterNotHeld`, after which the job is left alone."""
+    def expect(self, lora: LoraModule | None) -> None:
+        """Raises `AdapterNotHeld`."""
         try:
             if lora is not None:
                 self._check(lora)
@@ -28,7 +27,6 @@ class FittingAdapters:
             # It may be there later: the attempt says so.
             return
         except ConfigError as error:
-            self.left_alone.add(job_id)
             raise AdapterNotHeld(f"a worker cannot hold its adapter: {error}") from error
 
     def _check(self, lora: LoraModule) -> None:

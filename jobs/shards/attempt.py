@@ -23,9 +23,10 @@ from ...storage.parts import part_file_name, part_summary, recover_shard
 from ...storage.records import AttemptRecord, Claim, JobRecord, JobState
 from ...storage.sinks import SinkSpec, SqlSink
 from ...storage.spool import read_shard
-from ..engine_host import EngineHost, Outcome
+from ..engine_host import EngineHost
 from ..errors import Stopped
-from ..schemas import JobSpec
+from ..outcomes import Outcome
+from ..schemas import JobSpec, read_stored
 from .answer_cache import AnswerCache
 from .checkpoints import Checkpoint, TokenCheckpoints
 from .deadline import NOT_ANSWERED, Deadline, expire
@@ -83,7 +84,7 @@ class ShardAttempt:
     _cache_keys: dict[int, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.spec = JobSpec.model_validate(self.job.spec)
+        self.spec = read_stored(JobSpec, self.job.spec)
         self._folder = open_folder(self.job.output_dir)
         self._retrial = Retrial(self.tools.ledger, self.claim, self._folder)
         self._checkpoint = Checkpoint(self.claim)

@@ -1,6 +1,5 @@
-"""A job's deadline: how it is written, and what becomes of the rows it overtakes."""
+"""A job's deadline, and what becomes of the rows it overtakes."""
 
-import re
 import time
 from dataclasses import dataclass
 from typing import Self
@@ -8,22 +7,10 @@ from typing import Self
 import pyarrow as pa
 
 from ...storage.records import Claim
-from ..errors import SpecError
 from .isolation import condemned
 
 NOT_BEGUN = "expired: no worker had begun this row by the job's deadline"
 NOT_ANSWERED = "expired: this row had no answer by the job's deadline"
-
-_DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-
-
-def parse_duration(option: str, text: str) -> float:
-    """Seconds of `90s`, `45m`, `24h` or `7d`. Raises `SpecError`."""
-    match = _DURATION.fullmatch(text.strip())
-    if match is None or not float(match["count"]):
-        raise SpecError(f"{option} must be a number and s, m, h or d, such as 24h, not {text!r}")
-    return float(match["count"]) * _SECONDS[match["unit"]]
 
 
 def expire(spooled: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""What is left to do when a job has completed: make room, and write down in its folder how it went."""
+"""What is left to do when a job has ended: make room, and write down in its folder how it went."""
 
 import logging
 import shutil
@@ -16,8 +16,9 @@ from ...storage.output_address import open_folder
 from ...storage.output_dir import Manifest, belongs_to_another, complete_manifest
 from ...storage.output_folder import OutputFolder
 from ...storage.parts import parts_of
-from ...storage.records import JobRecord, ShardRecord, ShardState
+from ...storage.records import JobRecord, JobState, ShardRecord, ShardState
 from ...storage.spool import read_shard
+from ..batch_jobs import is_unwritten
 from .retrying import unretriable_rows
 
 logger = logging.getLogger(__name__)
@@ -33,11 +34,14 @@ class SpooledShard:
 
 
 def finish_job(ledger: Ledger, job: JobRecord) -> None:
-    """Remove what a completed job needs no more and complete its manifest.
+    """Remove what a job that has ended needs no more, and complete its manifest if it has completed.
 
     What fails of it is logged, and done by whoever comes next. It may be done twice, also at the same time.
     """
     try:
+        if job.state is JobState.CANCELLED:
+            _finish_cancelled(ledger, job)
+            return
         folder = open_folder(job.output_dir)
         remove_strays(ledger, job.id, folder)
         remove_spool(ledger, job)
@@ -47,9 +51,18 @@ def finish_job(ledger: Ledger, job: JobRecord) -> None:
         else:
             ledger.tidying.put_off(job)
     except StorageError as error:
-        logger.warning("job %s has completed, but not all is tidy: %s", job.id, error)
+        logger.warning("job %s is %s, but not all is tidy: %s", job.id, job.state, error)
         with suppress(LedgerError):
             ledger.tidying.put_off(job)
+
+
+def _finish_cancelled(ledger: Ledger, job: JobRecord) -> None:
+    # Nothing lets it go on. What a batch's job has not done its keeper is yet to read.
+    if is_unwritten(ledger, job):
+        ledger.tidying.put_off(job)
+    else:
+        _remove_folder(job, (Path(shard.spool_path) for shard in ledger.shards(job.id)))
+        ledger.tidying.done(job)
 
 
 def finish_what_is_left(ledger: Ledger, job: JobRecord) -> None:
@@ -104,12 +117,14 @@ def remove_spool(ledger: Ledger, job: JobRecord) -> None:
     for path in spooled - kept:
         path.unlink(missing_ok=True)
     if not kept:
-        _remove_folders(spooled)
+        _remove_folder(job, spooled)
 
 
-def _remove_folders(paths: Iterable[Path]) -> None:
-    for folder in {path.parent for path in paths}:
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove_folder(job: JobRecord, spooled: Iterable[Path]) -> None:
+    for folder in {path.parent for path in spooled}:
+        # Whatever the ledger says, nothing else is removed.
+        if folder.name == job.id:
+            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShard:

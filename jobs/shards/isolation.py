@@ -25,14 +25,19 @@ _STOP_POLL_SECONDS = 0.1
 
 @dataclass(frozen=True)
 class CrashHistory:
-    """The attempts at a shard whose worker died. `trials`: what those that tried rows apart were just trying."""
+    """The attempts at a shard whose worker died. `trials`: what those that tried rows apart were just trying.
+
+    A worker that has begun another attempt since has not died: it was starved for longer than its lease.
+    """
 
     num_crashes: int
     trials: tuple[frozenset[int], ...]
 
     @classmethod
     def of(cls, attempts: Iterable[AttemptRecord]) -> Self:
-        lost = [attempt for attempt in attempts if attempt.outcome is AttemptOutcome.LOST]
+        """`attempts`: all at the shard, the oldest first."""
+        last = {attempt.owner: attempt for attempt in attempts}.values()
+        lost = [attempt for attempt in last if attempt.outcome is AttemptOutcome.LOST]
         trials = (frozenset(attempt.trial_rows) for attempt in lost if attempt.trial_rows)
         return cls(len(lost), tuple(sorted(trials, key=len)))
 

@@ -7,8 +7,8 @@ from typing import Any
 from ...engine.request import Request
 from ...engine.text.detokenizer import answer_text
 from ...engine.text.tokenizer import Tokenizer
-from ..engine_host import Answer
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
+from ..outcomes import Answer
 
 Answered = tuple[Request, Answer]
 

@@ -13,13 +13,14 @@ from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request, SamplingParams
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, without_images
-from ..engine_host import Answer, EngineFailure, Outcome, Refusal
+from ..outcomes import Answer, EngineFailure, Outcome, Refusal
 from ..schemas import JobSpec
 from .begun import Begun
 from .part_schema import part_schema
 from .receipts import receipt, receipts
 from .row_answers import Answered, answer_columns, error_columns, text_of
 from .row_requests import NOTHING_KNOWN, RowRequests
+from .shown_images import ShownImages
 from .voting import drawn_columns, num_wanted, opinion, voted_columns
 
 
@@ -90,6 +91,7 @@ class RowBatch:
         self._receipt = receipt
         self._schema = part_schema(spec, input_fields(table.schema))
         self._row_requests = RowRequests(spec, tokenizer, prefix, known)
+        self._shown = ShownImages(self._table, spec)
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
         self._failed: dict[str, EngineFailure] = {}
         self._finished: list[_Finished] = []
@@ -105,9 +107,10 @@ class RowBatch:
                 self._begin(index, row, token_ids, sampling, images)
 
     def _begin(
-        self, index: int, row: int, token_ids: Sequence[int], sampling: str | None, images: Sequence[bytes]
+        self, index: int, row: int, token_ids: Sequence[int], sampling: str | None, beside: Sequence[bytes | None]
     ) -> None:
         try:
+            images = self._shown.of(index, beside) if beside else ()
             requests = self._row_requests.of(row, token_ids, sampling, images)
         except InvalidRequestError as error:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))

@@ -11,7 +11,7 @@ from ...engine.request import Request, RequestOutputKind, SamplingParams
 from ...engine.text.detokenizer import StopStrings
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
-from ..schemas import JobSpec, row_seed
+from ..schemas import JobSpec, read_stored, row_seed
 from .begun import Begun
 from .row_sampling import RowSampling
 
@@ -64,7 +64,7 @@ class RowRequests:
     def _samples_of(self, row: int, token_ids: Sequence[int], sampling: str | None) -> list[Request]:
         if sampling is None:
             return self._samples(row, token_ids, self._params(row), self._choice_token_ids)
-        own = RowSampling.model_validate_json(sampling)
+        own = read_stored(RowSampling, sampling)
         choice_token_ids = self._tokenizer.encode_choices(own.choices) if own.choices else None
         return self._samples(row, token_ids, own.params(), choice_token_ids)
 

@@ -13,10 +13,11 @@ from typing import Self
 from ...engine.request import RequestEvent
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.records import Claim
-from ..engine_host import EngineFailure, EngineHost, Outcome, Refusal
+from ..engine_host import EngineHost
 from ..live.answer import LiveSample
 from ..live.in_batches import InBatches
 from ..live.text import GrowingText
+from ..outcomes import EngineFailure, Outcome, Refusal
 from ..streams.events import StreamError
 from ..streams.keys import row_stream_id
 from ..streams.publisher import StreamPublisher
@@ -109,11 +110,11 @@ class RowStreams:
         request = offer.batch.request(row)
         if request is None or request.request_id in offer.samples:
             return
-        stream_id = row_stream_id(offer.claim.job_id, row)
         # The attempt's id, not its number: a row that is tried again is another shard's.
-        self.publisher.open(stream_id, offer.claim.attempt_id)
+        stream_id, attempt = row_stream_id(offer.claim.job_id, row), offer.claim.attempt_id
+        self.publisher.open(stream_id, attempt)
         text = GrowingText(self.tokenizer, request.params.stop_strings)
-        sample = LiveSample(stream_id, request, self.tokenizer, self.publisher, text, [])
+        sample = LiveSample(stream_id, attempt, request, self.tokenizer, self.publisher, text, [])
         offer.samples[request.request_id] = sample
         tell = partial(self._tell, offer, request.request_id)
         self.host.watch(request.request_id, tell, tell)
@@ -126,7 +127,7 @@ class RowStreams:
         for each in news:
             if isinstance(each, _Over):
                 for sample in each.offer.samples.values():
-                    self.publisher.release(sample.stream_id)
+                    sample.release()
             else:
                 self._handle(each.offer.samples[each.request_id], each.what)
 
@@ -137,6 +138,6 @@ class RowStreams:
             sample.fail(StreamError("row_failed", what.error))
         elif isinstance(what, EngineFailure):
             # It may run when tried again.
-            self.publisher.release(sample.stream_id)
+            sample.release()
         else:
             sample.end(what)

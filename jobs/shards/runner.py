@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from ...storage.errors import JobEnded, LeaseLost, LedgerUnavailable
 from ...storage.records import Claim, JobRecord, JobState
-from ..errors import Stopped
+from ..errors import LaterVersion, Stopped
 from ..lora import LoraModule
 from ..weights import ModelWeights
 from .adapters import AdapterNotHeld, FittingAdapters
@@ -29,8 +29,8 @@ _MAX_LAST = 1000
 class ShardRunner:
     """Runs the shards a worker is told of and knows which are in flight. Thread-safe.
 
-    `weights`: what is noted with each job that it begins. `adapters`: which jobs it can answer, where not all.
-    `ring`: tells the queue's workers of shards.
+    `weights`: what is noted with each job that it begins. `adapters`: which it can hold, where not all.
+    `ring`: tells the queue's workers of shards. `left_alone`: jobs that it cannot answer and others may.
     """
 
     tools: AttemptTools
@@ -40,6 +40,7 @@ class ShardRunner:
     weights: ModelWeights | None = None
     adapters: FittingAdapters | None = None
     ring: Callable[[Sequence[str]], None] | None = None
+    left_alone: set[str] = field(default_factory=set)
     # The number of the shard that was taken last, by job, the one taken up latest at the end.
     _last: dict[str, int] = field(default_factory=dict)
     _claiming: threading.Lock = field(default_factory=threading.Lock)
@@ -70,8 +71,9 @@ class ShardRunner:
             self._release(claim, None)
         except Stopped:
             self._release(claim, None)
-        except AdapterNotHeld as error:
+        except (AdapterNotHeld, LaterVersion) as error:
             logger.warning("job %s is left to other workers: %s", claim.job_id, error)
+            self.left_alone.add(claim.job_id)
             self._release(claim, str(error))
             self._forget_left_alone()
         # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
@@ -82,9 +84,8 @@ class ShardRunner:
     def _claim(self) -> Claim | None:
         # One after the other, so that each goes on where the one before is.
         with self._claiming:
-            unwanted = self.adapters.left_alone if self.adapters is not None else ()
             leases = self.tools.ledger.leases
-            claim = leases.claim_next(self.queue, self.owner, self.lease_seconds, self._last, unwanted)
+            claim = leases.claim_next(self.queue, self.owner, self.lease_seconds, self._last, self.left_alone)
             if claim is not None:
                 self._note_last(claim)
         return claim
@@ -98,28 +99,27 @@ class ShardRunner:
     def _pass_on(self, shard_id: str) -> None:
         """Ring again where another worker can take what this one leaves alone; not at once, as it may be ours again."""
         job_id = shard_id.rpartition("/")[0]
-        if self.ring is None or self.adapters is None or job_id not in self.adapters.left_alone:
+        if self.ring is None or job_id not in self.left_alone:
             logger.info("rung for shard %s, but none is there to be taken", shard_id)
             return
         if not self._draining.wait(_PASS_ON_SECONDS) and not self.tools.ledger.leases.has_queued(job_id):
-            self.adapters.left_alone.discard(job_id)
+            self.left_alone.discard(job_id)
             return
         self.ring([shard_id])
 
     def _forget_left_alone(self) -> None:
         """Jobs of which nothing is left to be taken: what is left alone is looked at in each claim."""
-        assert self.adapters is not None
         with suppress(LedgerUnavailable):
-            for job_id in list(self.adapters.left_alone):
+            for job_id in list(self.left_alone):
                 if not self.tools.ledger.leases.has_queued(job_id):
-                    self.adapters.left_alone.discard(job_id)
+                    self.left_alone.discard(job_id)
 
     def _attempt(self, claim: Claim) -> JobState:
         job = self.tools.ledger.job(claim.job_id)
         attempt = ShardAttempt(self.tools, claim, job)
         lora = attempt.spec.lora
         if self.adapters is not None:
-            self.adapters.expect(job.id, lora)
+            self.adapters.expect(lora)
         if self.weights is not None:
             self._note_weights(job, lora, self.weights)
         with self._lock:

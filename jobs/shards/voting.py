@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from ...engine.request import Request
 from ...engine.sampling.sampler import pick_choice
 from ...engine.text.tokenizer import Tokenizer
-from ..engine_host import Answer
+from ..outcomes import Answer
 from .row_answers import Answered, answer_columns, text_of
 
 

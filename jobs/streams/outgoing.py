@@ -25,6 +25,7 @@ class OutgoingStream:
 
     def __init__(self, stream_id: str, attempt: int, reply_to: str | None, recovered: RecoveredStream | None) -> None:
         self.stream_id = stream_id
+        self.attempt = attempt
         self.num_tokens = 0
         # The stream's last token in Redis; may lie ahead of ours when an earlier attempt came further.
         self.num_sent = 0

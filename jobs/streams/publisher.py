@@ -81,14 +81,16 @@ class StreamPublisher:
         texts: Sequence[str],
         logprobs: Sequence[Any] | None = None,
         prompt_logprobs: Sequence[Any] | None = None,
+        attempt: int | None = None,
     ) -> None:
         """Add tokens, with the text that each one added.
 
         `logprobs` has something for JSON about each, in every call for a stream or in none, `prompt_logprobs` something
         about the prompt, for the stream's first entry. The sequences are kept: they must not be changed afterwards.
+        `attempt`: whose tokens these are, here and below; nothing of them where a later one has opened the stream.
         """
         assert len(token_ids) == len(texts), "not a text a token"
-        self._call(self._writer.append, stream_id, token_ids, texts, logprobs, prompt_logprobs)
+        self._call(self._writer.append, stream_id, token_ids, texts, logprobs, prompt_logprobs, attempt)
 
     def finish(
         self,
@@ -97,13 +99,14 @@ class StreamPublisher:
         text: str,
         usage: StreamUsage | None,
         error: StreamError | None = None,
+        attempt: int | None = None,
     ) -> None:
         """End the stream with the text that is still owed."""
-        self._call(self._writer.finish, stream_id, finish_reason, text, usage, error)
+        self._call(self._writer.finish, stream_id, finish_reason, text, usage, error, attempt)
 
-    def release(self, stream_id: str) -> None:
+    def release(self, stream_id: str, attempt: int | None = None) -> None:
         """Write what there is and forget the stream without an end: another attempt will go on."""
-        self._call(self._writer.release, stream_id)
+        self._call(self._writer.release, stream_id, attempt)
 
     def recover(self, attempts: Mapping[str, int], timeout_seconds: float = 10.0) -> dict[str, RecoveredStream]:
         """Claim each stream for its attempt and say what earlier ones wrote; blocks.

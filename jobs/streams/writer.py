@@ -71,26 +71,36 @@ class StreamWriter:
         texts: Sequence[str],
         logprobs: Sequence[Any] | None,
         prompt_logprobs: Sequence[Any] | None,
+        attempt: int | None,
     ) -> None:
-        stream = self._streams.get(stream_id)
-        # One that a later attempt has claimed is not known any more.
-        if stream is not None and not stream.is_closed:
+        if (stream := self._of(stream_id, attempt)) is not None:
             stream.append(token_ids, texts, logprobs, prompt_logprobs)
             self._fell_behind(stream, urgent=not stream.num_sent)
 
     def finish(
-        self, stream_id: str, reason: str, text: str, usage: StreamUsage | None, error: StreamError | None
+        self,
+        stream_id: str,
+        reason: str,
+        text: str,
+        usage: StreamUsage | None,
+        error: StreamError | None,
+        attempt: int | None,
     ) -> None:
-        stream = self._streams.get(stream_id)
-        if stream is not None and not stream.is_closed:
+        if (stream := self._of(stream_id, attempt)) is not None:
             stream.finish(reason, text, usage, error)
             self._fell_behind(stream, urgent=True)
 
-    def release(self, stream_id: str) -> None:
-        stream = self._streams.get(stream_id)
-        if stream is not None and not stream.is_closed:
+    def release(self, stream_id: str, attempt: int | None) -> None:
+        if (stream := self._of(stream_id, attempt)) is not None:
             stream.released = True
             self._fell_behind(stream, urgent=True)
+
+    def _of(self, stream_id: str, attempt: int | None) -> OutgoingStream | None:
+        """One to which this attempt may add: it has no end, and no later attempt has claimed it, here or elsewhere."""
+        stream = self._streams.get(stream_id)
+        if stream is None or stream.is_closed or (attempt is not None and attempt != stream.attempt):
+            return None
+        return stream
 
     def forget(self, stream_id: str) -> None:
         """Write nothing more of it."""

@@ -15,7 +15,7 @@ from ...storage.output_dir import read_report
 from ...storage.output_folder import OutputFolder
 from ...storage.records import DEFAULT_TENANT, JobRecord
 from ..errors import NotVerifiable
-from ..schemas import JobSpec
+from ..schemas import JobSpec, read_stored
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -74,14 +74,14 @@ class Receipt:
         folder = folder or own
         # Of a copy the ledger knows no parts.
         parts = [part.file_name for part in ledger.parts(job.id)] if folder == own else folder.part_names()
-        spec = JobSpec.model_validate(job.spec)
+        spec = read_stored(JobSpec, job.spec)
         batch = ledger.batches.find(job.id) if spec.samples_each_row else None
         return cls(job.id, spec, folder, tuple(parts), job.weights, job.tenant, job.priority, batch)
 
     @classmethod
     def _of_report(cls, report: dict[str, Any], folder: OutputFolder) -> Self:
         job_id = report["job_id"]
-        spec = JobSpec.model_validate(report["options"]) if "options" in report else None
+        spec = read_stored(JobSpec, report["options"]) if "options" in report else None
         if spec is None or spec.samples_each_row:
             why = "had not completed" if spec is None else "is a batch's, whose input file says how its rows were asked"
             raise NotVerifiable(

@@ -1,24 +1,22 @@
-"""The compiled kernels: bfloat16 on a CPU."""
+"""The compiled kernels: bfloat16 or float32 on a CPU."""
 
 import torch
 from torch import Tensor
 
-from ..native import require_native_library
+from ..native import native_kernel
 
 
 def silu_and_mul_native(gate_up: Tensor) -> Tensor:
     """See `silu_and_mul`."""
     output, sizes = _output_of(gate_up)
-    require_native_library().headrace_silu_and_mul(gate_up.data_ptr(), gate_up.stride(0), output.data_ptr(), *sizes)
+    native_kernel("silu_and_mul", gate_up.dtype)(gate_up.data_ptr(), gate_up.stride(0), output.data_ptr(), *sizes)
     return output
 
 
 def gelu_tanh_and_mul_native(gate_up: Tensor) -> Tensor:
     """See `gelu_tanh_and_mul`."""
     output, sizes = _output_of(gate_up)
-    require_native_library().headrace_gelu_tanh_and_mul(
-        gate_up.data_ptr(), gate_up.stride(0), output.data_ptr(), *sizes
-    )
+    native_kernel("gelu_tanh_and_mul", gate_up.dtype)(gate_up.data_ptr(), gate_up.stride(0), output.data_ptr(), *sizes)
     return output
 
 

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from .int8 import Int8Product
 from .product import Product
-from .quantized import ScaledProduct
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,7 @@ class AdaptedRows:
         return self._foreign[num_rows] if self._foreign else None
 
 
-class AdaptedProduct:
+class AdaptedProduct(Product):
     """Another product and additions to it, one or more. See `Product`."""
 
     def __init__(self, product: Product, rows: AdaptedRows, additions: Sequence[Addition]) -> None:
@@ -58,16 +56,7 @@ class AdaptedProduct:
         self._ups = [(each.start, each.start + each.up.shape[1], each.up) for each in additions]
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._added(self.product(x), x)
-
-    def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
-        """The same of activate(gate_up); where nothing is added, both in one where the product has it."""
-        is_plain = self._rows.of(len(gate_up)) is None
-        if is_plain and isinstance(self.product, Int8Product | ScaledProduct):
-            return self.product.gated(activate, gate_up)
-        return self(activate(gate_up))
-
-    def _added(self, output: Tensor, x: Tensor) -> Tensor:
+        output = self.product(x)
         if (foreign := self._rows.of(len(x))) is None:
             return output
         num_rows, rank = foreign.shape
@@ -77,3 +66,9 @@ class AdaptedProduct:
         for index, (start, end, up) in enumerate(self._ups):
             output[:, start:end].addmm_(low[:, index], up)
         return output
+
+    def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
+        """Where nothing is added, as the product does it."""
+        if self._rows.of(len(gate_up)) is None:
+            return self.product.gated(activate, gate_up)
+        return super().gated(activate, gate_up)

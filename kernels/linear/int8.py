@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..activation import gelu_tanh_and_mul, silu_and_mul
-from ..native import InstructionSet, instruction_set, native_library, require_native_library
+from ..native import InstructionSet, has_avx512, instruction_set, require_native_library
 from ..weight_memory import empty_weight
+from .gates import GATES, Gate
 from .int8_reference import quantize_rows
+from .product import Product
 
 # Of the tiles that the weight is cut into, and of the blocks of two by two tiles that are computed at a time.
 _TILE_ROWS = 16
@@ -21,10 +22,6 @@ _UNSIGNED_OFFSET = 128
 _SCALE_BYTES = 4
 
 _DTYPES = (torch.bfloat16, torch.float32)
-
-# As `Gate` in kernels/native/src/activation.h numbers them.
-_NO_GATE = 0
-_GATES: dict[Callable[[Tensor], Tensor], int] = {silu_and_mul: 1, gelu_tanh_and_mul: 2}
 
 
 class _Call(ctypes.Structure):
@@ -40,10 +37,10 @@ class _Call(ctypes.Structure):
 
 def supports_int8(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the compiled kernels are there, and multiply activations of this dtype in int8."""
-    return device.type == "cpu" and dtype in _DTYPES and native_library() is not None
+    return device.type == "cpu" and dtype in _DTYPES and has_avx512()
 
 
-class Int8Product:
+class Int8Product(Product):
     """x @ weightᵀ + bias, the weight's rows and those of x in int8 with a scale each.
 
     weight: [out, in], to be quantised, or int8 already with its rows' float32 `scales` [out]; bias: [out] or None.
@@ -89,20 +86,17 @@ class Int8Product:
         A row with something that is not finite gives a row in which nothing is.
         """
         assert x.shape[1] == self._num_inputs
-        return self._run(x, _NO_GATE)
+        return self._run(x, Gate.NONE)
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
-        """The same of activate(gate_up), which in bfloat16 is never written out where `kernels.activation` has it.
-
-        gate_up: [n, 2 * in], gates first.
-        """
-        gate = _GATES.get(activate)
+        """In bfloat16 what one of `GATES` gives is never written out."""
+        gate = GATES.get(activate)
         if gate is None or gate_up.dtype != torch.bfloat16:
-            return self(activate(gate_up))
+            return super().gated(activate, gate_up)
         assert gate_up.shape[1] == 2 * self._num_inputs
         return self._run(gate_up, gate)
 
-    def _run(self, x: Tensor, gate: int) -> Tensor:
+    def _run(self, x: Tensor, gate: Gate) -> Tensor:
         num_rows = len(x)
         input_stride, stride = x.stride()
         if stride != 1:

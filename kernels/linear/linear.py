@@ -11,7 +11,7 @@ from .adapted import AdaptedProduct, AdaptedRows, Addition
 from .int8 import Int8Product
 from .plain import PlainProduct, plain_product
 from .product import Product
-from .quantized import ScaledProduct, quantized_product
+from .quantized import quantized_product
 from .slotted import SlottedProduct, SlottedRows
 from .weights import QuantizedWeight
 
@@ -93,6 +93,5 @@ class Linear:
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
         """What it gives of activate(gate_up), both in one where it can be. gate_up: [n, 2 * in]. Returns [n, out]."""
-        if isinstance(self._product, Int8Product | ScaledProduct | AdaptedProduct | SlottedProduct):
-            return self._product.gated(activate, gate_up)
-        return self(activate(gate_up))
+        assert self._product is not None, "the weight is still as the checkpoint has it"
+        return self._product.gated(activate, gate_up)

@@ -8,6 +8,7 @@ from torch.nn.functional import pad
 
 from ..native import InstructionSet, instruction_set, require_native_library
 from ..weight_memory import empty_weight
+from .product import Product
 
 # Outputs that lie together, and what the number of inputs must be a multiple of.
 _BLOCK, _DEPTH_STEP = 32, 8
@@ -32,7 +33,7 @@ def takes_packed(weight: Tensor) -> bool:
     )
 
 
-class PackedProduct:
+class PackedProduct(Product):
     """x @ weightᵀ + bias. weight: one of `takes_packed`, [out, in]; bias: [out] or None. See `Product`.
 
     Both may be freed afterwards. To be called by one thread at a time.

@@ -4,6 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from .float32 import Float32Product, takes_float32
 from .native import MAX_ROWS, linear_native, takes_weight
 from .packed import PackedProduct, takes_packed
 from .product import Product
@@ -18,18 +19,21 @@ def plain_product(weight: Tensor, bias: Tensor | None) -> Product:
     In bfloat16 on a CPU that is one of the compiled kernels. With AMX it reads the weight as it is: with few rows it
     is the fastest, and with thousands the plain product is as fast as oneDNN's packed one. With AVX-512 alone it has a
     layout of its own; oneDNN's is for where there is no such kernel.
-    In float32 the layouts measured alike (`docs/decisions.md`), and it stays as it is.
+    In float32 a processor without AVX-512 has a kernel of ours; with it the layouts measured alike
+    (`docs/decisions.md`), and the weight stays as it is.
     """
     if takes_weight(weight):
         return NativeProduct(weight, bias)
     if takes_packed(weight):
         return PackedProduct(weight, bias)
+    if takes_float32(weight):
+        return Float32Product(weight, bias)
     if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and _has_onednn():
         return OneDnnProduct(weight, bias)
     return PlainProduct(weight, bias)
 
 
-class PlainProduct:
+class PlainProduct(Product):
     """torch's own. See `Product`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
@@ -48,7 +52,7 @@ class NativeProduct(PlainProduct):
         return super().__call__(x)
 
 
-class OneDnnProduct:
+class OneDnnProduct(Product):
     """With the weight in oneDNN's own layout. See `Product`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from ..activation import gelu_tanh_and_mul, silu_and_mul
 from ..device import runs_triton, supports_fp8
+from .gates import GATES
 from .int8 import Int8Product, supports_int8
 from .plain import plain_product
 from .product import Product
@@ -20,18 +20,16 @@ def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch
     in the memory of a checkpoint that is not quantised.
     """
     if isinstance(weight, Int4Weight):
-        return (
-            Int4Product(weight, bias) if runs_triton(weight.packed) else plain_product(weight.dequantized(dtype), bias)
-        )
-    if _takes_scaled(weight):
+        if runs_triton(weight.packed):
+            return Int4Product(weight, bias)
+    elif _takes_scaled(weight):
         return ScaledProduct(weight, bias)
-    values = weight.values
-    if values.dtype == torch.int8 and weight.num_groups == 1 and supports_int8(dtype, values.device):
-        return Int8Product(values, bias, scales=weight.scales[0])
+    elif weight.values.dtype == torch.int8 and weight.num_groups == 1 and supports_int8(dtype, weight.values.device):
+        return Int8Product(weight.values, bias, scales=weight.scales[0])
     return plain_product(weight.dequantized(dtype), bias)
 
 
-class Int4Product:
+class Int4Product(Product):
     """Dequantised in the kernel (W4A16). See `Product`."""
 
     def __init__(self, weight: Int4Weight, bias: Tensor | None) -> None:
@@ -44,7 +42,7 @@ class Int4Product:
         return int4_linear_triton(placed, self._weight, self._bias)
 
 
-class ScaledProduct:
+class ScaledProduct(Product):
     """Activations quantised as they come, each row, or each group in a row, with a scale of its own. See `Product`."""
 
     def __init__(self, weight: ScaledWeight, bias: Tensor | None) -> None:
@@ -57,19 +55,12 @@ class ScaledProduct:
         return scaled_linear_triton(values, scales, self._weight, self._bias, x.dtype)
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
-        """The same of activate(gate_up), which is never written out where `kernels.activation` has it.
+        """What one of `GATES` gives is never written out."""
+        from .triton import quantize_gated_triton, scaled_linear_triton
 
-        gate_up: [n, 2 * in], gates first.
-        """
-        from .triton import Gate, quantize_gated_triton, scaled_linear_triton
-
-        gates: dict[Callable[[Tensor], Tensor], Gate] = {
-            silu_and_mul: Gate.SILU,
-            gelu_tanh_and_mul: Gate.GELU_TANH,
-        }
-        gate = gates.get(activate)
+        gate = GATES.get(activate)
         if gate is None:
-            return self(activate(gate_up))
+            return super().gated(activate, gate_up)
         values, scales = quantize_gated_triton(gate_up, self._weight.values.dtype, self._weight.group_size, gate)
         return scaled_linear_triton(values, scales, self._weight, self._bias, gate_up.dtype)
 

@@ -7,7 +7,6 @@ from torch import Tensor
 
 from ..lora import AdapterMatrices, TokenTiles
 from .product import Product
-from .quantized import ScaledProduct
 
 
 class SlottedRows:
@@ -26,7 +25,7 @@ class SlottedRows:
             self.tiles = None
 
 
-class SlottedProduct:
+class SlottedProduct(Product):
     """Another product and what adapters add to it. See `Product`."""
 
     def __init__(self, product: Product, rows: SlottedRows, matrices: AdapterMatrices) -> None:
@@ -42,7 +41,7 @@ class SlottedProduct:
         return output
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
-        """The same of activate(gate_up); where nothing is added, both in one where the product has it."""
-        if self._rows.tiles is None and isinstance(self.product, ScaledProduct):
+        """Where nothing is added, as the product does it."""
+        if self._rows.tiles is None:
             return self.product.gated(activate, gate_up)
-        return self(activate(gate_up))
+        return super().gated(activate, gate_up)

@@ -1,7 +1,6 @@
 """Products with quantised weights on the GPU: checks, and launches."""
 
 from dataclasses import dataclass
-from enum import Enum, auto
 
 import torch
 import triton
@@ -9,6 +8,7 @@ from torch import Tensor
 
 from ..device import num_processors, shared_bytes
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from .gates import Gate
 from .triton_kernels import int4_linear_kernel, quantize_rows_kernel, scaled_linear_kernel, sum_splits_kernel
 from .weights import HALF_TILE, KERNEL_GROUP_SIZE, Int4Weight, ScaledWeight
 
@@ -64,14 +64,6 @@ def scaled_tile(num_rows: int, num_outputs: int, is_grouped: bool, processors: i
     # Groups need a second set of sums.
     is_narrow = is_grouped or num_wide < processors or _MANY_ROWS.num_stages(shared) < _MIN_STAGES
     return _SOME_ROWS if is_narrow else _MANY_ROWS
-
-
-class Gate(Enum):
-    """What is done to rows before they are quantised: the gated activations of `kernels.activation`."""
-
-    NONE = auto()
-    SILU = auto()
-    GELU_TANH = auto()
 
 
 def quantize_rows_triton(x: Tensor, dtype: torch.dtype, group_size: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ Ints = NDArray[numpy.int32]
 
 # Steps of up to so many tokens are mostly decodes of many adapters: a tile is what a product takes at least.
 _FEW_TOKENS = 256
-_FEW_ROWS, _MANY_ROWS = 16, 64
+FEW_ROWS, _MANY_ROWS = 16, 64
 _TILE_SIZE = 3
 # Kernels like an aligned beginning: of the tiles, and of the tokens.
 _ALIGNED = 4
@@ -65,7 +65,7 @@ class TokenTiles:
 
     @property
     def tiles(self) -> Tensor:
-        """[max_tiles, 3] int32, the first `num_tiles` of which there are."""
+        """[max_tiles * 3] int32, the first `num_tiles` times three of which there are."""
         return self.memory[_ALIGNED : _ALIGNED + _TILE_SIZE * self.max_tiles]
 
     @property
@@ -75,7 +75,7 @@ class TokenTiles:
 
 
 def tile_rows(num_tokens: int) -> int:
-    return _FEW_ROWS if num_tokens <= _FEW_TOKENS else _MANY_ROWS
+    return FEW_ROWS if num_tokens <= _FEW_TOKENS else _MANY_ROWS
 
 
 def num_ints(num_tokens: int, num_slots: int) -> int:

@@ -7,7 +7,7 @@ from torch import Tensor
 from ..device import num_processors
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .matrices import OUTPUTS, AdapterMatrices
-from .token_tiles import TokenTiles
+from .token_tiles import FEW_ROWS, TokenTiles
 from .triton_kernels import expand_kernel, shrink_kernel
 
 _INPUTS = 64
@@ -16,7 +16,6 @@ _PROGRAMS_PER_PROCESSOR = 4
 # With few tiles of tokens, splits of the inputs are what fills a GPU; each has so many inputs at least.
 _INPUTS_PER_SPLIT = 512
 _MAX_SPLITS = 8
-_FEW_ROWS = 16
 
 
 def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, tiles: TokenTiles) -> None:
@@ -27,7 +26,7 @@ def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, ti
     _check(output, x, matrices, tiles)
     _, num_parts, max_rank, num_inputs = matrices.down.shape
     rank_tile = min(max(triton.next_power_of_2(max_rank), 16), _MAX_RANK_TILE)
-    splits = max(1, min(num_inputs // _INPUTS_PER_SPLIT, _MAX_SPLITS)) if tiles.rows == _FEW_ROWS else 1
+    splits = max(1, min(num_inputs // _INPUTS_PER_SPLIT, _MAX_SPLITS)) if tiles.rows == FEW_ROWS else 1
     low = torch.empty(splits, tiles.num_tokens, num_parts, max_rank, dtype=torch.float32, device=x.device)
     programs = num_processors(x.device) * _PROGRAMS_PER_PROCESSOR
     shared = {
@@ -53,7 +52,7 @@ def add_low_rank_triton(output: Tensor, x: Tensor, matrices: AdapterMatrices, ti
         INPUTS=_INPUTS,
         num_warps=4,
         # Tiles of few rows are few bytes: more are to be under way.
-        num_stages=4 if tiles.rows == _FEW_ROWS else 3,
+        num_stages=4 if tiles.rows == FEW_ROWS else 3,
         **shared,
     )
     num_column_tiles = len(matrices.column_tiles)

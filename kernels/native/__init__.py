@@ -27,8 +27,9 @@ class InstructionSet(IntEnum):
     """What the processor offers, each level including those before it."""
 
     NONE = 0
-    AVX512_BF16 = 1
-    AMX = 2
+    AVX2 = 1
+    AVX512_BF16 = 2
+    AMX = 3
 
 
 @cache
@@ -62,15 +63,32 @@ def instruction_set() -> InstructionSet:
     return InstructionSet(library.headrace_instruction_set()) if library else InstructionSet.NONE
 
 
-def runs_native(*tensors: Tensor) -> bool:
-    """Whether the compiled kernels can take these tensors: bfloat16, on the CPU, the last dimension dense."""
-    if native_library() is None:
+def has_avx512() -> bool:
+    """Whether the compiled kernels for bfloat16 and int8 run on this processor."""
+    return instruction_set() >= InstructionSet.AVX512_BF16
+
+
+def runs_native(first: Tensor, *others: Tensor) -> bool:
+    """Whether the compiled kernels can take these tensors: on the CPU, the last dimension dense, all of one dtype.
+
+    In bfloat16 they need AVX-512, in float32 AVX2.
+    """
+    dtype = first.dtype
+    if not (has_avx512() if dtype == torch.bfloat16 else dtype == torch.float32 and native_library() is not None):
         return False
     # A plain loop, and not `device.type`: every layer asks several times a step.
-    for tensor in tensors:
-        if not tensor.is_cpu or tensor.dtype != torch.bfloat16 or tensor.stride(-1) != 1:
+    for tensor in (first, *others):
+        if not tensor.is_cpu or tensor.dtype != dtype or tensor.stride(-1) != 1:
             return False
     return True
+
+
+@cache
+def native_kernel(name: str, dtype: torch.dtype) -> "ctypes._NamedFuncPointer":
+    """The compiled kernel of that name for tensors that `runs_native` has passed."""
+    prefix = "headrace_float32_" if dtype == torch.float32 else "headrace_"
+    kernel: ctypes._NamedFuncPointer = getattr(require_native_library(), prefix + name)
+    return kernel
 
 
 def are_dense(*tensors: Tensor) -> bool:
@@ -95,4 +113,13 @@ def _open(file: Path) -> ctypes.CDLL | None:
         return None
 
 
-__all__ = ["InstructionSet", "are_dense", "instruction_set", "native_library", "require_native_library", "runs_native"]
+__all__ = [
+    "InstructionSet",
+    "are_dense",
+    "has_avx512",
+    "instruction_set",
+    "native_kernel",
+    "native_library",
+    "require_native_library",
+    "runs_native",
+]

@@ -12,12 +12,19 @@ SIGNATURES = {
     "headrace_gelu_tanh_and_mul": "pipii",
     "headrace_linear": "pippppiii",
     "headrace_packed_product": "p",
+    "headrace_float32_product": "p",
     "headrace_argmax_bfloat16": "pipppii",
     "headrace_argmax_float32": "pipppii",
     "headrace_apply_bit_mask_float32": "pipiii",
     "headrace_int8_linear_bfloat16": "p",
     "headrace_int8_linear_float32": "p",
     "headrace_paged_attention": "p",
+    "headrace_float32_paged_attention": "p",
+    "headrace_float32_rms_norm": "pippiif",
+    "headrace_float32_add_rms_norm": "ppppiif",
+    "headrace_float32_rotate_and_write": "pipppppppfpiiiii",
+    "headrace_float32_silu_and_mul": "pipii",
+    "headrace_float32_gelu_tanh_and_mul": "pipii",
 }
 
 

@@ -1,16 +1,16 @@
-"""The compiled kernels: bfloat16 on a CPU."""
+"""The compiled kernels: bfloat16 or float32 on a CPU."""
 
 import torch
 from torch import Tensor
 
-from ..native import require_native_library
+from ..native import native_kernel
 
 
 def rms_norm_native(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """See `rms_norm`; x is [num_rows, size], its rows evenly apart."""
     num_rows, size = x.shape
     output = torch.empty(num_rows, size, dtype=x.dtype)
-    require_native_library().headrace_rms_norm(
+    native_kernel("rms_norm", x.dtype)(
         x.data_ptr(), x.stride(0), weight.data_ptr(), output.data_ptr(), num_rows, size, eps
     )
     return output
@@ -20,7 +20,7 @@ def add_rms_norm_native(x: Tensor, residual: Tensor, weight: Tensor, eps: float)
     """See `add_rms_norm`; x and residual are contiguous and [num_rows, size]."""
     num_rows, size = x.shape
     output = torch.empty_like(x)
-    require_native_library().headrace_add_rms_norm(
+    native_kernel("add_rms_norm", x.dtype)(
         x.data_ptr(), residual.data_ptr(), weight.data_ptr(), output.data_ptr(), num_rows, size, eps
     )
     return output
@@ -41,7 +41,7 @@ def rotate_and_write_native(
     num_tokens, (num_kv_heads, head_dim) = len(qkv), key_cache.shape[2:]
     num_heads = qkv.shape[1] // head_dim - 2 * num_kv_heads
     query = torch.empty(num_tokens, num_heads, head_dim, dtype=qkv.dtype)
-    require_native_library().headrace_rotate_and_write(
+    native_kernel("rotate_and_write", qkv.dtype)(
         qkv.data_ptr(),
         qkv.stride(0),
         cos.data_ptr(),

@@ -65,7 +65,6 @@ def rotate_and_write_triton(
         kv_scales.value,
         num_heads,
         num_kv_heads,
-        key_cache.shape[1],
         qkv.stride(0),
         key_cache.stride(0),
         key_cache.stride(1),
@@ -76,10 +75,12 @@ def rotate_and_write_triton(
         REST=head_dim - 2 * half,
         PADDED_REST=triton.next_power_of_2(max(head_dim - 2 * half, 1)),
         HEADS=_HEADS_PER_PROGRAM,
+        # Compiled in: the slot, of 64 bits, would be divided by a subroutine.
+        BLOCK_SIZE=key_cache.shape[1],
         HAS_NORM=query_norm is not None,
         LARGEST_FP8=int(FP8_LARGEST.get(key_cache.dtype, 0)),
-        # Four numbers of a half a thread; with more, cosines and sines would go through shared memory.
-        num_warps=max(_HEADS_PER_PROGRAM * padded_half // 128, 1),
+        # Eight numbers of a half a thread: 16 bytes of 16-bit ones.
+        num_warps=max(_HEADS_PER_PROGRAM * padded_half // 256, 1),
     )
     return output
 

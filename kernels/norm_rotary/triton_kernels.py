@@ -51,7 +51,6 @@ def rotate_and_write_kernel(
     value_scale,
     num_heads,
     num_kv_heads,
-    block_size,
     qkv_stride,
     cache_block_stride,
     cache_slot_stride,
@@ -62,6 +61,7 @@ def rotate_and_write_kernel(
     REST: tl.constexpr,
     PADDED_REST: tl.constexpr,
     HEADS: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
     HAS_NORM: tl.constexpr,
     LARGEST_FP8: tl.constexpr,
 ):
@@ -99,16 +99,17 @@ def rotate_and_write_kernel(
                 unturned, factor, is_query, is_value, query_norm + rest, key_norm + rest, is_rest, output
             )
 
-    # Values are not turned.
-    cosine = tl.load(cos + token * HALF + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
-    sine = tl.load(sin + token * HALF + half, mask=is_half, other=0.0).to(tl.float32)[None, :]
+    # Values are not turned. Each head loads what all have: handed round it would go through shared memory.
+    angle = tl.broadcast_to(token * HALF + half[None, :], [HEADS, PADDED_HALF])
+    cosine = tl.load(cos + angle, mask=is_read, other=0.0).to(tl.float32)
+    sine = tl.load(sin + angle, mask=is_read, other=0.0).to(tl.float32)
     turned_first = tl.where(is_value[:, None], first, first * cosine - second * sine).to(output.dtype.element_ty)
     turned_second = tl.where(is_value[:, None], second, second * cosine + first * sine).to(output.dtype.element_ty)
 
     # A padding token's slot is negative, and nothing of it is kept.
     slot = tl.load(slots + token)
     is_kept = slot >= 0
-    place = slot // block_size * cache_block_stride + slot % block_size * cache_slot_stride
+    place = slot // BLOCK_SIZE * cache_block_stride + slot % BLOCK_SIZE * cache_slot_stride
     queries = output + (token * num_heads + head[:, None]) * HEAD_DIM
     keys = key_cache + place + (head - num_heads)[:, None] * cache_head_stride
     values = value_cache + place + (head - num_heads - num_kv_heads)[:, None] * cache_head_stride

@@ -1,10 +1,11 @@
-"""Attention on padded rectangles with torch's own products: what runs on a CPU."""
+"""Attention on padded rectangles with torch's own products: on a CPU, where the compiled kernel does not run."""
 
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from .metadata import AttentionMetadata, PaddedGroup
+from .metadata import AttentionMetadata
+from .padded_group import PaddedGroup
 from .shared_prefix import attend_shared_prefix
 
 

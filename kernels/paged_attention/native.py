@@ -1,4 +1,4 @@
-"""Attention in C++: bfloat16 on a CPU with AVX-512, with AMX where there is."""
+"""Attention in C++: bfloat16 on a CPU with AVX-512, with AMX where there is, and float32 on one with AVX2."""
 
 import ctypes
 import math
@@ -6,11 +6,11 @@ import math
 import torch
 from torch import Tensor
 
-from ..native import InstructionSet, instruction_set, require_native_library, runs_native
+from ..native import InstructionSet, instruction_set, native_kernel, runs_native
 from .metadata import AttentionMetadata
 
-# What the kernel's tiles and buffers are made for.
-_HEAD_DIM_UNIT = 16
+# What the kernels' tiles and buffers are made for.
+_HEAD_DIM_UNITS = {torch.bfloat16: 16, torch.float32: 8}
 _MAX_HEAD_DIM = 256
 _NO_WINDOW = 2**31 - 1
 
@@ -36,8 +36,8 @@ def takes_native(query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: f
     _, block_size, _, head_dim = key_cache.shape
     return (
         runs_native(query, key_cache, value_cache)
+        and head_dim % _HEAD_DIM_UNITS[query.dtype] == 0
         and key_cache.stride() == value_cache.stride()
-        and head_dim % _HEAD_DIM_UNIT == 0
         and head_dim <= _MAX_HEAD_DIM
         and block_size & (block_size - 1) == 0
         and scale > 0
@@ -77,5 +77,5 @@ def paged_attention_native(
         scale,
         math.inf if soft_cap is None else soft_cap,
     )
-    require_native_library().headrace_paged_attention(ctypes.addressof(call))
+    native_kernel("paged_attention", query.dtype)(ctypes.addressof(call))
     return output

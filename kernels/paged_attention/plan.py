@@ -75,10 +75,6 @@ class AttentionPlan:
     merge_starts: Ints
     merge_rows: Ints
 
-    @property
-    def num_partial_rows(self) -> int:
-        return len(self.merge_rows)
-
     @classmethod
     def build(
         cls,

@@ -7,7 +7,7 @@ the prefix and over each sequence's own keys stand side by side under one softma
 import torch
 from torch import Tensor
 
-from .metadata import PaddedGroup
+from .padded_group import PaddedGroup
 
 
 def attend_shared_prefix(

@@ -225,8 +225,7 @@ def _plan_of(
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
-    check_tensor("query", query, (metadata.num_tokens, None, None), FLOAT_DTYPES, query.device, is_contiguous=False)
-    _check_tensors(query, key_cache, value_cache)
+    _check_tensors(query, key_cache, value_cache, metadata.num_tokens)
     if key_cache.shape[1] != metadata.block_size:
         raise ValueError(
             f"key_cache {tuple(key_cache.shape)} must have the shape [any, {metadata.block_size}, any, any]: metadata "
@@ -234,9 +233,10 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: Atte
         )
 
 
-def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, num_tokens: int | None = None) -> None:
+    """`num_tokens`: how many the query has to have, where that is known."""
     check_launch("query", query, attend_kernel)
-    check_tensor("query", query, (None, None, None), FLOAT_DTYPES, query.device, is_contiguous=False)
+    check_tensor("query", query, (num_tokens, None, None), FLOAT_DTYPES, query.device, is_contiguous=False)
     head_dim = query.shape[2]
     if not 16 <= head_dim <= MAX_HEAD_DIM:
         raise ValueError(f"query {tuple(query.shape)} has heads of {head_dim}; from 16 to {MAX_HEAD_DIM} are supported")

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..device import runs_triton
-from ..native import native_library
+from ..native import has_avx512
 from .bit_mask import apply_bit_mask
 from .cpu import sample_tokens_cpu
 from .native import likeliest_tokens_native
@@ -28,26 +28,34 @@ def likeliest_tokens(logits: Tensor, with_log_sum_exp: bool = False) -> Likelies
 
 
 def sample_tokens(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+    likeliest: Tensor | None = None,
 ) -> Tensor:
     """One token a row, by inverting the cumulative distribution over the kept tokens at the row's uniform number.
 
     logits: [n, vocab] of any float type. temperature (> 0), top_p, min_p: [n] float64; top_k: [n] int64, 0 keeps all;
     uniforms: [n] float64 in (0, 1). Top-k keeps the k likeliest tokens; top-p those of them before which less than
     that share of their mass lies; min-p those at least that likely beside the likeliest. Of equally likely tokens all
-    or none are kept, so which of them comes first in a sort makes no difference. Returns [n] int64.
+    or none are kept, so which of them comes first in a sort makes no difference. likeliest: [n] int64, what
+    `likeliest_tokens` gives of these logits, where that is known already: a GPU then reads them once less. Returns [n]
+    int64.
     """
     if runs_triton(logits):
         from .triton import sample_tokens_triton
 
-        return sample_tokens_triton(logits, temperature, top_k, top_p, min_p, uniforms)
+        return sample_tokens_triton(logits, temperature, top_k, top_p, min_p, uniforms, likeliest)
     draw = sample_tokens_cpu if logits.device.type == "cpu" else sample_tokens_reference
     return draw(logits, temperature, top_k, top_p, min_p, uniforms)
 
 
 def _is_native(logits: Tensor) -> bool:
     return (
-        native_library() is not None
+        has_avx512()
         and logits.device.type == "cpu"
         and logits.dtype in (torch.bfloat16, torch.float32)
         and logits.stride(1) == 1

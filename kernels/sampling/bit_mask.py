@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ..device import runs_triton
-from ..native import native_library
+from ..native import has_avx512
 from .native import apply_bit_mask_native
 
 
@@ -29,7 +29,7 @@ def apply_bit_mask(logits: Tensor, bit_mask: Tensor) -> None:
 
 def _is_native(logits: Tensor) -> bool:
     is_dense = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(1) == 1
-    return is_dense and native_library() is not None
+    return is_dense and has_avx512()
 
 
 def apply_bit_mask_cpu(logits: Tensor, bit_mask: Tensor) -> None:

@@ -13,10 +13,17 @@ from .triton_kernels import TOGETHER, bit_mask_kernel, likeliest_kernel, penaliz
 
 _COLUMNS_AT_A_TIME = 4096
 _PAIRS_PER_PROGRAM = 256
+_WORDS_PER_PROGRAM = 64
 
 
 def sample_tokens_triton(
-    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+    logits: Tensor,
+    temperature: Tensor,
+    top_k: Tensor,
+    top_p: Tensor,
+    min_p: Tensor,
+    uniforms: Tensor,
+    likeliest: Tensor | None = None,
 ) -> Tensor:
     """See `sample_tokens`.
 
@@ -28,12 +35,17 @@ def sample_tokens_triton(
     doubles = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "uniforms": uniforms}
     for name, tensor in doubles.items():
         check_tensor(name, tensor, (num_rows,), (torch.float64,), logits.device)
-    check_tensor("top_k", top_k, (num_rows,), (torch.int64,), logits.device)
+    if likeliest is None:
+        likeliest = likeliest_tokens_triton(logits, with_log_sum_exp=False).tokens
+    for name, tensor in {"top_k": top_k, "likeliest": likeliest}.items():
+        check_tensor(name, tensor, (num_rows,), (torch.int64,), logits.device)
     tokens = torch.empty(num_rows, dtype=torch.int64, device=logits.device)
     if num_rows:
+        columns = _columns(vocab_size)
         sample_kernel[(num_rows,)](
             tokens,
             logits,
+            likeliest,
             temperature,
             top_k,
             top_p,
@@ -41,8 +53,11 @@ def sample_tokens_triton(
             uniforms,
             vocab_size,
             logits.stride(0),
-            COLUMNS=_columns(vocab_size),
+            COLUMNS=columns,
+            PIECES=triton.next_power_of_2(triton.cdiv(vocab_size, columns)),
             num_warps=16,
+            # Two rows a processor.
+            maxnreg=64,
         )
     return tokens
 
@@ -116,12 +131,12 @@ def apply_bit_mask_triton(logits: Tensor, bit_mask: Tensor) -> None:
     """See `apply_bit_mask`."""
     _check_logits(logits, bit_mask_kernel, FLOAT_DTYPES)
     num_rows, vocab_size = logits.shape
-    check_tensor("bit_mask", bit_mask, (num_rows, triton.cdiv(vocab_size, 32)), (torch.int32,), logits.device)
+    num_words = triton.cdiv(vocab_size, 32)
+    check_tensor("bit_mask", bit_mask, (num_rows, num_words), (torch.int32,), logits.device)
     if num_rows:
-        columns = _columns(vocab_size)
-        grid = (num_rows, triton.cdiv(vocab_size, columns))
+        grid = (num_rows, triton.cdiv(num_words, _WORDS_PER_PROGRAM))
         bit_mask_kernel[grid](
-            logits, bit_mask, vocab_size, logits.stride(0), bit_mask.stride(0), COLUMNS=columns, num_warps=8
+            logits, bit_mask, vocab_size, logits.stride(0), bit_mask.stride(0), WORDS=_WORDS_PER_PROGRAM, num_warps=4
         )
 
 

@@ -8,9 +8,8 @@ ends after about as many passes as the number of logits in question has bits.
 import triton
 import triton.language as tl
 
-# Below every key but a NaN's.
-BELOW_ALL = tl.constexpr(-(2**31))
-ABOVE_ALL = tl.constexpr(2**31 - 1)
+LOG2_E = tl.constexpr(1.4426950408889634)
+LEAST_INT = tl.constexpr(-(2**31))
 LARGEST_FLOAT = tl.constexpr(3.0e38)
 # Pieces of a row that are under way at a time: what a pass takes is otherwise the waiting for one after the other.
 STAGES = tl.constexpr(4)
@@ -21,20 +20,27 @@ HALF_WORD = tl.constexpr(2.0**-32)
 
 @triton.jit
 def sample_kernel(
-    tokens, logits, temperature, top_k, top_p, min_p, uniforms, vocab_size, stride, COLUMNS: tl.constexpr
+    tokens,
+    logits,
+    likeliest,
+    temperature,
+    top_k,
+    top_p,
+    min_p,
+    uniforms,
+    vocab_size,
+    stride,
+    COLUMNS: tl.constexpr,
+    PIECES: tl.constexpr,
 ):
-    """One program a row."""
+    """One program a row, which has its largest logit at `likeliest`. PIECES: how many of `COLUMNS` it has, or more."""
     row = tl.program_id(0).to(tl.int64)
     logits += row * stride
-    column = tl.arange(0, COLUMNS)
-    highest = tl.full([COLUMNS], float("-inf"), tl.float32)
-    for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
-        highest = tl.maximum(highest, _load(logits, start + column, vocab_size))
-    peak = tl.max(highest, 0)
+    peak = tl.load(logits + tl.load(likeliest + row)).to(tl.float32)
     # A difference of zero must stay zero, however small the temperature: no infinite factor.
-    factor = tl.minimum(1.0 / tl.load(temperature + row), LARGEST_FLOAT).to(tl.float32)
+    factor = tl.minimum(1.0 / tl.load(temperature + row) * LOG2_E, LARGEST_FLOAT).to(tl.float32)
 
-    least = _key(peak).to(tl.int64) * 0 + BELOW_ALL + 1
+    least = tl.full([], float("-inf"), tl.float32)
     k = tl.load(top_k + row)
     p = tl.load(top_p + row)
     if (k > 0) & (k < vocab_size):
@@ -43,80 +49,108 @@ def sample_kernel(
         count, mass = _above(logits, vocab_size, peak, factor, least, COLUMNS)
         if (k > 0) & (k < vocab_size):
             # Of the tokens equal to the k-th, the first k have their share of the mass, and no more.
-            mass += (k - count) * tl.exp((_logit(least) - peak) * factor).to(tl.float64)
-        else:
-            _, mass = _above(logits, vocab_size, peak, factor, least - 1, COLUMNS)
+            mass += (k - count) * _weight(least, peak, factor).to(tl.float64)
+        # All below have less than 1 - p together, where the likeliest alone has 1: top-p keeps none of them.
+        hopeless = peak - (1.0 + tl.log2((vocab_size / (1.0 - p)).to(tl.float32))) / factor
+        least = tl.maximum(least, hopeless)
         least = _least_kept(logits, vocab_size, peak, factor, p * mass, least, False, COLUMNS)
 
     smallest_weight = tl.load(min_p + row).to(tl.float32)
-    total = tl.zeros([COLUMNS], tl.float32)
+    column = tl.arange(0, COLUMNS)
+    piece = tl.arange(0, PIECES)
+    masses = tl.zeros([PIECES], tl.float32)
     for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
-        total += _kept_weights(logits, start + column, vocab_size, peak, factor, least, smallest_weight)
-    target = tl.load(uniforms + row) * tl.sum(total.to(tl.float64), 0)
+        weights = _kept_weights(logits, start + column, vocab_size, peak, factor, least, smallest_weight)
+        masses = tl.where(piece == start // COLUMNS, tl.sum(weights, 0), masses)
 
-    # The last kept token stands in where rounding leaves the cumulative sum below the target.
-    picked = row * 0 - 1
-    is_found = picked >= 0
-    mass_before = target * 0.0
-    for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
-        if not is_found:
-            weights = _kept_weights(logits, start + column, vocab_size, peak, factor, least, smallest_weight)
-            cumulative = mass_before + tl.cumsum(weights.to(tl.float64), 0)
-            crossing = tl.min(tl.where((weights > 0) & (cumulative >= target), column, COLUMNS), 0)
-            is_found = crossing < COLUMNS
-            last = tl.max(tl.where(weights > 0, column, -1), 0)
-            chosen = tl.where(is_found, crossing, last)
-            picked = tl.where(chosen >= 0, start + chosen, picked)
-            mass_before += tl.sum(weights.to(tl.float64), 0)
-    tl.store(tokens + row, picked)
+    # The piece that the target lies in, of that the neighbours, of those the token.
+    target = tl.load(uniforms + row) * tl.sum(masses.to(tl.float64), 0)
+    place, before = _crossing(masses, target * 0.0, target, PIECES)
+    first = place * COLUMNS
+    weights = _kept_weights(logits, first + column, vocab_size, peak, factor, least, smallest_weight)
+    sums = tl.sum(_neighbours(weights, COLUMNS), 1)
+    place, before = _crossing(sums, before, target, COLUMNS // TOGETHER)
+    first += place * TOGETHER
+    neighbour = tl.arange(0, TOGETHER)
+    weights = _kept_weights(logits, first + neighbour, vocab_size, peak, factor, least, smallest_weight)
+    place, before = _crossing(weights, before, target, TOGETHER)
+    tl.store(tokens + row, (first + place).to(tl.int64))
+
+
+@triton.jit
+def _crossing(weights, before, target, SIZE: tl.constexpr):
+    """Where the cumulative sum, of `before` and the weights, reaches the target, and what the sum is before that.
+
+    Where rounding leaves the sum below the target the last place that has a weight stands in; 0 where none has any.
+    """
+    place = tl.arange(0, SIZE)
+    cumulative = before + tl.cumsum(weights.to(tl.float64), 0)
+    crossing = tl.min(tl.where((weights > 0) & (cumulative >= target), place, SIZE), 0)
+    last = tl.max(tl.where(weights > 0, place, 0), 0)
+    crossing = tl.where(crossing < SIZE, crossing, last)
+    return crossing, before + tl.sum(tl.where(place < crossing, weights, 0.0).to(tl.float64), 0)
 
 
 @triton.jit
 def _least_kept(logits, vocab_size, peak, factor, limit, floor, BY_COUNT: tl.constexpr, COLUMNS: tl.constexpr):
-    """The least key at or above `floor` over which there is less than `limit`, in number or in weight."""
+    """The least float at or above `floor` over which there is less than `limit`, in number or in weight."""
     column = tl.arange(0, COLUMNS)
-    failing = floor - 1
+    failing = _key(floor).to(tl.int64) - 1
     passing = _key(peak).to(tl.int64)
     while passing - failing > 1:
         middle = (failing + passing) >> 1
-        amount = tl.zeros([COLUMNS], tl.float32)
-        below = tl.full([COLUMNS], BELOW_ALL, tl.int32)
-        above = tl.full([COLUMNS], ABOVE_ALL, tl.int32)
+        bound = _float(middle)
+        # Of each piece a thread has neighbours, and keeps one of each number for all of them: registers are scarce.
+        amount = tl.zeros([COLUMNS // TOGETHER], tl.float32)
+        below = tl.full([COLUMNS // TOGETHER], float("-inf"), tl.float32)
+        above = tl.full([COLUMNS // TOGETHER], float("inf"), tl.float32)
         for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
-            logit = _load(logits, start + column, vocab_size)
-            key = tl.where(start + column < vocab_size, _key(logit), BELOW_ALL)
-            is_above = key > middle.to(tl.int32)
-            amount += tl.where(is_above, 1.0 if BY_COUNT else tl.exp((logit - peak) * factor), 0.0)
-            below = tl.maximum(below, tl.where(is_above, BELOW_ALL, key))
-            above = tl.minimum(above, tl.where(is_above, key, ABOVE_ALL))
+            logit = _neighbours(_load(logits, start + column, vocab_size), COLUMNS)
+            is_above = logit > bound
+            amount += tl.sum(tl.where(is_above, 1.0 if BY_COUNT else _weight(logit, peak, factor), 0.0), 1)
+            below = tl.maximum(below, tl.max(tl.where(is_above, float("-inf"), logit), 1))
+            above = tl.minimum(above, tl.min(tl.where(is_above, logit, float("inf")), 1))
         is_passing = tl.sum(amount.to(tl.float64), 0) < limit
-        # On to the next key that some token has, which changes nothing about what is above.
-        passing = tl.where(is_passing, tl.maximum(tl.max(below, 0).to(tl.int64), failing + 1), passing)
-        failing = tl.where(is_passing, failing, tl.min(above, 0).to(tl.int64) - 1)
-    return passing
+        # On to the next float that some token has, which changes nothing about what is above; with a NaN at least on.
+        next_below = tl.minimum(_key(tl.max(below, 0)).to(tl.int64), middle)
+        next_above = tl.maximum(_key(tl.min(above, 0)).to(tl.int64) - 1, middle)
+        passing = tl.where(is_passing, tl.maximum(next_below, failing + 1), passing)
+        failing = tl.where(is_passing, failing, next_above)
+    return _float(passing)
 
 
 @triton.jit
-def _above(logits, vocab_size, peak, factor, key, COLUMNS: tl.constexpr):
-    """The number and the weight of the tokens above a key."""
+def _above(logits, vocab_size, peak, factor, bound, COLUMNS: tl.constexpr):
+    """The number and the weight of the tokens above a logit."""
     column = tl.arange(0, COLUMNS)
-    counts = tl.zeros([COLUMNS], tl.int32)
-    weights = tl.zeros([COLUMNS], tl.float32)
+    counts = tl.zeros([COLUMNS // TOGETHER], tl.int32)
+    weights = tl.zeros([COLUMNS // TOGETHER], tl.float32)
     for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
-        logit = _load(logits, start + column, vocab_size)
-        is_above = (start + column < vocab_size) & (_key(logit) > key.to(tl.int32))
-        counts += is_above.to(tl.int32)
-        weights += tl.where(is_above, tl.exp((logit - peak) * factor), 0.0)
+        logit = _neighbours(_load(logits, start + column, vocab_size), COLUMNS)
+        is_above = logit > bound
+        counts += tl.sum(is_above.to(tl.int32), 1)
+        weights += tl.sum(tl.where(is_above, _weight(logit, peak, factor), 0.0), 1)
     return tl.sum(counts, 0), tl.sum(weights.to(tl.float64), 0)
 
 
 @triton.jit
 def _kept_weights(logits, column, vocab_size, peak, factor, least, smallest_weight):
-    """Each token's probability over that of the likeliest; zero for those that are not kept."""
+    """Each token's weight; zero for those that are not kept."""
     logit = _load(logits, column, vocab_size)
-    weight = tl.exp((logit - peak) * factor)
-    is_kept = (column < vocab_size) & (_key(logit) >= least.to(tl.int32)) & (weight >= smallest_weight)
-    return tl.where(is_kept, weight, 0.0)
+    weight = _weight(logit, peak, factor)
+    return tl.where((logit >= least) & (weight >= smallest_weight), weight, 0.0)
+
+
+@triton.jit
+def _weight(logit, peak, factor):
+    """A token's probability over that of the likeliest. factor: log2(e) / temperature, as powers of two are taken."""
+    return tl.exp2((logit - peak) * factor)
+
+
+@triton.jit
+def _neighbours(numbers, COLUMNS: tl.constexpr):
+    """What a thread loads at a time beside each other: [COLUMNS / TOGETHER, TOGETHER]."""
+    return tl.reshape(numbers, [COLUMNS // TOGETHER, TOGETHER])
 
 
 @triton.jit
@@ -127,15 +161,15 @@ def _load(logits, column, vocab_size):
 @triton.jit
 def _key(logit):
     """int32 in the order of the floats. Both zeros have one key, as they are one number."""
-    bits = tl.where(logit == 0.0, 0.0, logit).to(tl.int32, bitcast=True)
-    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+    bits = logit.to(tl.int32, bitcast=True)
+    return tl.where(bits < 0, LEAST_INT - bits, bits)
 
 
 @triton.jit
-def _logit(key):
+def _float(key):
     """The float that has the key."""
     word = key.to(tl.int32)
-    return (word ^ ((word >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    return tl.where(word < 0, LEAST_INT - word, word).to(tl.float32, bitcast=True)
 
 
 @triton.jit(do_not_specialize=["size"])
@@ -163,7 +197,7 @@ def likeliest_kernel(
     where = tl.zeros([COLUMNS // TOGETHER], tl.int32)
     total = tl.zeros([COLUMNS // TOGETHER], tl.float32)
     for start in tl.range(0, vocab_size, COLUMNS, num_stages=STAGES):
-        logit = tl.reshape(_load(logits, start + column, vocab_size), [COLUMNS // TOGETHER, TOGETHER])
+        logit = _neighbours(_load(logits, start + column, vocab_size), COLUMNS)
         top = tl.reduce(logit, 1, _largest)
         if HAS_LSE:
             base = _base(_largest(highest, top))
@@ -215,11 +249,15 @@ def penalize_kernel(logits, rows, tokens, counts, repetition, presence, frequenc
 
 
 @triton.jit
-def bit_mask_kernel(logits, bit_mask, vocab_size, stride, mask_stride, COLUMNS: tl.constexpr):
-    """One program is a row and `COLUMNS` of its tokens."""
+def bit_mask_kernel(logits, bit_mask, vocab_size, stride, mask_stride, WORDS: tl.constexpr):
+    """One program is a row and the tokens of `WORDS` words."""
     row = tl.program_id(0).to(tl.int64)
-    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
-    is_column = column < vocab_size
-    word = tl.load(bit_mask + row * mask_stride + column // 32, mask=is_column, other=-1)
-    is_refused = ((word >> (column % 32)) & 1) == 0
-    tl.store(logits + row * stride + column, float("-inf"), mask=is_column & is_refused)
+    word = tl.program_id(1) * WORDS + tl.arange(0, WORDS)
+    bits = tl.load(bit_mask + row * mask_stride + word, mask=word * 32 < vocab_size, other=-1)[:, None]
+    bit = tl.arange(0, 32)[None, :]
+    column = word[:, None] * 32 + bit
+    place = logits + row * stride + column
+    # What is stored alone, word by word, would be stored number by number: so the logits between come along.
+    kept = tl.load(place, mask=(bits != 0) & (column < vocab_size), other=0.0)
+    masked = tl.where(((bits >> bit) & 1) == 0, float("-inf"), kept)
+    tl.store(place, masked, mask=(bits != -1) & (column < vocab_size))

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from ..errors import InputError
+from ..errors import Argument, InputError
 from .arrow import Parquet, SavedDataset
 from .csv_lines import Csv
 from .folder import Concatenated, files_of_one_format
@@ -42,7 +42,7 @@ def open_sql(url: str, query: str, limit: int | None = None) -> InputSource:
 
 def _checked(source: InputSource, limit: int | None) -> InputSource:
     if limit is not None and limit < 1:
-        raise InputError(f"--limit {limit} leaves no rows: pass 1 or more")
+        raise InputError(Argument("limit"), f" {limit} leaves no rows: pass 1 or more")
     if next(iter(source), None) is None:
         raise InputError(f"input {source.name} has no rows: give it at least one")
     return source

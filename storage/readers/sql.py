@@ -1,19 +1,24 @@
 """The rows of a SQL query."""
 
 import hashlib
+import json
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from sqlalchemy import Engine, create_engine, text
 from sqlalchemy.engine import URL, CursorResult, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
-from ..errors import InputError
+from ..columns import as_text
+from ..database import reason_of
+from ..errors import Argument, InputError
 from .source import InputRow, InputSource, refuse_duplicates
 
 _FETCH_ROWS = 1024
+_SQL, _QUERY = Argument("sql"), Argument("query")
 # What SQLAlchemy takes for a parameter; a query of ours has none, and its texts and casts have colons.
 _COLON = re.compile(r":(?=\w)")
 
@@ -25,16 +30,16 @@ class SqlQuery(InputSource):
 
     def __init__(self, url: str, query: str, limit: int | None) -> None:
         """Raises InputError when the database cannot be reached or refuses the query."""
-        super().__init__("--query", limit)
+        super().__init__("of the query", limit)
         self._query = query
         try:
             self._engine: Engine = create_engine(url)
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
-            raise InputError(f"--sql is not a database that can be opened: {_one_line(error)}") from error
+            raise InputError(_SQL, f" is not a database that can be opened: {reason_of(error)}") from error
         self._url = make_url(url)
         if _is_missing_file(self._url):
             # To connect would make an empty one.
-            raise InputError(f"--sql: there is no file {self._url.database!r}: check the path")
+            raise InputError(_SQL, f": there is no file {self._url.database!r}: check the path")
         with self._result() as result:
             names = list(result.keys())
         refuse_duplicates(self.name, names)
@@ -48,33 +53,31 @@ class SqlQuery(InputSource):
     def _rows(self) -> Iterator[InputRow]:
         with self._result() as result:
             for number, row in enumerate(result):
-                yield InputRow(number, dict(zip(self._columns, row, strict=True)))
+                yield InputRow(number, dict(zip(self._columns, map(_plain, row), strict=True)))
 
     @contextmanager
     def _result(self) -> "Iterator[CursorResult[tuple[object, ...]]]":
         try:
             connecting = self._engine.connect()
         except SQLAlchemyError as error:
-            raise InputError(f"--sql cannot be reached: {_reason(error)}") from error
+            raise InputError(_SQL, f" cannot be reached: {reason_of(error)}") from error
         try:
             with connecting as connection:
                 streaming = connection.execution_options(stream_results=True, yield_per=_FETCH_ROWS)
                 result = streaming.execute(text(_COLON.sub(r"\:", self._query)))
                 if not result.returns_rows:
                     # Left without a commit, it has changed nothing.
-                    raise InputError("--query returns no rows: use a SELECT")
+                    raise InputError(_QUERY, " returns no rows: use a SELECT")
                 yield result
         except SQLAlchemyError as error:
-            raise InputError(f"--query failed: {_reason(error)}") from error
+            raise InputError(_QUERY, f" failed: {reason_of(error)}") from error
 
 
-def _reason(error: SQLAlchemyError) -> str:
-    """The database's own words."""
-    return _one_line(getattr(error, "orig", None) or error)
-
-
-def _one_line(error: object) -> str:
-    return " ".join(str(error).split())
+def _plain(value: Any) -> Any:
+    """What JSON has a way to write as it is; of times, decimals and bytes, also in lists, the text."""
+    if value is None or isinstance(value, str | int | float):
+        return value
+    return json.loads(json.dumps(value, default=as_text))
 
 
 def _is_missing_file(url: URL) -> bool:

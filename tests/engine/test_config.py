@@ -306,6 +306,10 @@ def test_configs_that_cannot_be_served(tmp_path, changes, message):
             "cuda_graph_sizes must name at least one size; enforce_eager=True turns CUDA graphs off",
         ),
         (
+            {"cuda_graph_sizes": range(1, 501)},
+            "cuda_graph_sizes must name at most 256 sizes, as memory is set aside for each, not 500",
+        ),
+        (
             {"cuda_graph_sizes": (8, 65), "max_num_batched_tokens": 64},
             "cuda_graph_sizes must be between 1 and max_num_batched_tokens=64, not 65",
         ),

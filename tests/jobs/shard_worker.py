@@ -11,7 +11,8 @@ import sys
 import threading
 from pathlib import Path
 
-from headrace.jobs.celery_app import RUN_SHARD, Bells, create_app, run_worker
+from headrace.jobs.celery_app import RUN_SHARD, create_app
+from headrace.jobs.celery_worker import Bells, run_worker
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 logging.basicConfig(level=logging.INFO)

@@ -80,7 +80,7 @@ class Shop:
             output_dir=self.address,
             fingerprint="f",
             num_rows=len(rows),
-            spec=self.spec.model_dump(mode="json"),
+            spec=self.spec.stored(),
             within_seconds=within_seconds,
         )
         self.ledger.create_job(job, [NewShard(0, len(rows), str(spool))])

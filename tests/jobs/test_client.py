@@ -13,7 +13,7 @@ from sqlalchemy import update
 from headrace.jobs.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
 from headrace.jobs.planning.producer import new_job_id
-from headrace.storage.errors import InputError, OutputNotEmpty, UnknownJob
+from headrace.storage.errors import InputError, OutputNotEmpty, SinkError, UnknownJob
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, write_manifest
@@ -85,7 +85,8 @@ def test_a_job_is_found_again(client, rows, tmp_path):
 @pytest.mark.parametrize(
     ("change", "error", "problem"),
     [
-        ({"prompt": "{txet}"}, SpecError, "txet"),
+        ({"prompt": "{txet}"}, SpecError, "^prompt names the column 'txet'"),
+        ({"prompt": None}, SpecError, ': pass prompt="{ticket_id}"$'),
         ({"temperature": -1}, SpecError, "temperature"),
         ({"temprature": 1}, SpecError, "temprature"),
         ({"choices": ("a", "a")}, SpecError, "choices"),
@@ -93,6 +94,7 @@ def test_a_job_is_found_again(client, rows, tmp_path):
         ({"lora_request": "kind"}, SpecError, "lora_request must be a headrace.LoRARequest, not 'kind'"),
         ({"input": "nowhere.jsonl"}, InputError, "does not exist"),
         ({"input": []}, InputError, "no rows"),
+        ({"sink": "mysql://host/name"}, SinkError, "^sink cannot be mysql"),
     ],
     ids=str,
 )

@@ -10,7 +10,8 @@ import pytest
 
 from headrace.engine.request import Request, RequestEvent, RequestOutputKind, SamplingParams
 from headrace.jobs import engine_host
-from headrace.jobs.engine_host import Answer, EngineFailure, EngineHost, Outcome, Refusal
+from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.outcomes import Answer, EngineFailure, Outcome, Refusal
 
 from ..engine.fakes import CONTEXT, VOCAB_SIZE, fake_answer
 from .answers import GatedRunner, hosted, take

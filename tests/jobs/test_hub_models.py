@@ -11,7 +11,7 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client import Client
 from headrace.jobs.settings import Settings
 
-from .running import MODEL, environment, label_arguments
+from .running import MODEL, assert_refused, environment, label_arguments
 
 FIRST, SECOND = "1" * 40, "2" * 40
 
@@ -42,6 +42,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cache:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     return cache
+
+
+def test_one_that_cannot_be_shared_is_refused_before_there_is_a_job(served, headrace, tickets, tmp_path, cache):
+    arguments = label_arguments(tickets, tmp_path / "out")
+    arguments[arguments.index(str(MODEL))] = "org/tickets"
+    refused = headrace(served, *arguments, "-tp", "64")
+    assert_refused(refused, "tensor_parallel_size=64 must divide num_attention_heads")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_job_keeps_the_commit_it_began_with(served, headrace, tickets, tmp_path, cache):

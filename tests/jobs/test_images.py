@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from fastapi.testclient import TestClient
@@ -135,8 +136,17 @@ def test_a_job_with_a_column_of_images(headrace, seeing_client, seeing, expected
     assert resumed.status == 0, resumed
     (tmp_path / "dog.png").write_bytes(png(CAT))
     changed = headrace(seeing_client.settings.data_dir, *command, "--image", "image", "--output", output, "--resume")
-    assert_refused(changed, "another input or other image files", "--overwrite")
+    assert_refused(changed, "another input, or image files that changed or were missing", "--overwrite")
     (tmp_path / "dog.png").write_bytes(png(DOG))
+    # What was missing is there now: the failed rows are an input themselves.
+    (tmp_path / "none.png").write_bytes(png(CAT))
+    pq.write_table(table.filter(pc.is_valid(table["error"])), tmp_path / "failed.parquet")
+    repaired = ["run", tmp_path / "failed.parquet", *command[2:], "--image", "image", "--output", tmp_path / "rest"]
+    headrace(seeing_client.settings.data_dir, *repaired)
+    rest = results(tmp_path / "rest").select(["custom_id", "text", "output"]).to_pylist()
+    assert [row["output"] for row in rest] == [None, expected(says(CAT, "Gone?"))]
+    assert [row["custom_id"] for row in rest] == ["3", "4"]
+    (tmp_path / "none.png").unlink()
     # The images of the data set are what its rows can be made of again.
     verified = headrace(seeing_client.settings.data_dir, "verify", output)
     assert verified.status == 0, verified

@@ -5,7 +5,7 @@ import threading
 import pytest
 from redis.exceptions import ConnectionError as RedisConnectionError
 
-from headrace.jobs import periodic
+from headrace.jobs import rare_warnings
 from headrace.jobs.periodic import Periodic
 from headrace.storage.errors import LedgerUnavailable
 
@@ -49,7 +49,7 @@ def test_what_goes_wrong_for_long_is_said_once_and_something_else_at_once(caplog
 
 
 def test_what_goes_on_is_said_again_after_a_while(caplog, monkeypatch):
-    monkeypatch.setattr(periodic, "_REPEAT_SECONDS", 0.0)
+    monkeypatch.setattr(rare_warnings, "_REPEAT_SECONDS", 0.0)
     enough, problems = threading.Event(), [f"full at {second}" for second in range(3)]
 
     def act():

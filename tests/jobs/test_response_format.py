@@ -14,8 +14,10 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.cli.job_options import asked
-from headrace.jobs.engine_host import EngineHost, Outcome
+from headrace.jobs.cli.wording import with_options
+from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.errors import SpecError
+from headrace.jobs.outcomes import Outcome
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.row_batch import RowBatch
 
@@ -153,5 +155,6 @@ def test_the_command_line_takes_a_schema_from_a_file_or_as_it_is(tmp_path):
     ids=str,
 )
 def test_the_command_line_refuses_them_by_the_names_of_its_options(options, message):
-    with pytest.raises(SpecError, match=message):
+    with pytest.raises(SpecError) as refusal:
         asked(str(MODEL), "input.jsonl", **options)
+    assert re.search(message, with_options(refusal.value))

@@ -1,12 +1,13 @@
 """A job's description: what is refused, and what makes two jobs the same."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from headrace.jobs.errors import SpecError
-from headrace.jobs.schemas import JobSpec, row_seed
+from headrace.jobs.errors import LaterVersion, SpecError
+from headrace.jobs.schemas import JobSpec, read_stored, row_seed
 
 
 @pytest.mark.parametrize(
@@ -128,12 +129,34 @@ def test_a_template_is_told_what_can_be_stored(value):
 
 def test_a_description_survives_the_ledger():
     spec = JobSpec.parse(model="m", choices=("a", "b"), system="s", sampling={"temperature": 0.5, "seed": 3})
-    assert JobSpec.model_validate(spec.model_dump(mode="json")) == spec
+    assert read_stored(JobSpec, spec.stored()) == spec
     biased = JobSpec.parse(
         model="m", sampling={"logit_bias": {5: 1.5}, "stop_token_ids": [2], "n": 2, "temperature": 1}
     )
-    stored = json.loads(json.dumps(biased.model_dump(mode="json")))
-    assert JobSpec.model_validate(stored) == biased
+    assert read_stored(JobSpec, json.dumps(biased.stored())) == biased
+    new = JobSpec.parse(model="m", lora={"name": "kind", "path": "/kind"}, sampling={"prompt_logprobs": 0})
+    assert read_stored(JobSpec, new.stored()) == new
+
+
+def test_a_description_without_what_is_new_is_one_that_earlier_versions_know():
+    """Their workers take up the jobs of servers that were upgraded first, and refuse options that they do not know."""
+    stored = JobSpec.parse(model="m").stored()
+    first = {"model", "dtype", "quantization", "system", "prompt", "choices", "sampling", "limit", "endpoint", "cache"}
+    assert stored.keys() == first | {"schema_version"}
+    assert "prompt_logprobs" not in stored["sampling"]
+
+
+@pytest.mark.parametrize(
+    ("later", "problem"),
+    [
+        ({"beams": 4}, "(beams: there is no such option)"),
+        ({"sampling": {"beams": 4}}, "(sampling.beams: there is no such option)"),
+        ({"schema_version": 1000}, "(schema_version: Input should be less than or equal to"),
+    ],
+)
+def test_a_description_of_a_later_version_is_known_as_such(later, problem):
+    with pytest.raises(LaterVersion, match=f"of a later headrace {re.escape(problem)}.*: upgrade this one"):
+        read_stored(JobSpec, {**JobSpec.parse(model="m").stored(), **later})
 
 
 BASE = {"model": "/m", "prompt": "{text}"}

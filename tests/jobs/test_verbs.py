@@ -1,6 +1,7 @@
 """Jobs that are queued, held up, let go on, stopped, tried again and forgotten: by command, from Python, over HTTP."""
 
 import json
+import math
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -12,12 +13,17 @@ import pyarrow.dataset as ds
 import pytest
 from fastapi.testclient import TestClient
 
+from headrace.jobs import verbs
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.errors import JobMismatchError, NotRetriable
+from headrace.jobs.verbs import delete_job
 from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import JobEnded, UnknownJob
-from headrace.storage.records import JobState, ShardState
+from headrace.storage.output_address import open_folder
+from headrace.storage.output_folder import OutputFolder
+from headrace.storage.records import JobState, NewJob, NewWebhook, ShardState
+from headrace.storage.webhooks import Webhooks
 
 from .running import LABELS, MODEL, Result, assert_refused, label_arguments, listed_jobs
 
@@ -172,9 +178,13 @@ def test_all_that_ended_before_some_time_are_deleted(unserved, tmp_path, headrac
     # Its keeper was killed before it could say which job it is.
     unserved.ledger.batches.add(NewBatch("batch-1", "t", "/v1/completions", "file-in", "24h", 60.0))
     (tmp_path / "mixed/mine.txt").touch()
+    # Of the end of one that is old its webhook has yet to be told.
+    told = NewJob("told", "q", str(MODEL), str(tmp_path / "told"), "f", 0, {}, webhook=NewWebhook("https://a.example/"))
+    unserved.ledger.create_job(told, [])
+    jobs["told"] = unserved.job("told")
     data = tmp_path / "unserved"
     with closing(sqlite3.connect(data / "headrace.db", isolation_level=None)) as ledger:
-        for name in ("old", "mixed", "batch"):
+        for name in ("old", "mixed", "batch", "told"):
             ledger.execute("UPDATE jobs SET finished_at = finished_at - 86400 WHERE id = ?", (jobs[name].id,))
 
     def left() -> set[str]:
@@ -190,13 +200,48 @@ def test_all_that_ended_before_some_time_are_deleted(unserved, tmp_path, headrac
     assert done.status == 1
     assert f"{jobs['old'].id} is deleted" in done.out
     assert "1 job that ended before" in done.out
+    assert "told stays: its webhook has not been told" in done.out
+    assert f"{jobs['batch'].id} stays: its batch has not ended" in done.out
     assert f"{jobs['mixed'].id} is not deleted" in done.err
+    assert jobs["mixed"].progress().state is JobState.CANCELLED
     assert "mine.txt" in done.err
     assert "0 jobs that ended before" in headrace(data, "delete", "--ended-before", "1000000d").out
     assert left() == set(jobs) - {"old"}
     assert not (tmp_path / "old").exists()
     assert headrace(data, "delete", "--ended-before", "2999-12-31").status == 0
+    assert left() == {"batch", "running", "told"}
+    webhooks = Webhooks(unserved.ledger.database)
+    (due,) = (delivery for delivery in webhooks.claim_due(10) if delivery.subject_id == "told")
+    webhooks.failed(due, "status 410", is_final=True)
+    assert headrace(data, "delete", "--ended-before", "12h").status == 0
     assert left() == {"batch", "running"}
+
+
+def test_who_deletes_a_job_hears_that_its_webhook_does_not(unserved, tmp_path, headrace):
+    job = unserved.submit(ROWS, MODEL, tmp_path / "out", webhook="https://example.com/", **FAST)
+    for more, done in ((["--dry-run"], "would be"), ([], "is")):
+        deleted = headrace(tmp_path / "unserved", "delete", job.id, *more)
+        assert (deleted.status, f"{job.id} {done} deleted" in deleted.out) == (0, True)
+        assert "its webhook is told nothing more" in deleted.out
+
+
+def test_a_retry_that_begins_meanwhile_keeps_a_job(client, tmp_path, monkeypatch):
+    job = client.submit(ROWS[:3], MODEL, tmp_path / "out", within_seconds=0.000001, **FAST)
+    job.wait(SECONDS, start_worker=False)
+    finished_at = client.job(job.id).record.finished_at
+    before = math.nextafter(finished_at, math.inf)
+
+    def open_and_retry(address: str) -> OutputFolder:
+        monkeypatch.setattr(verbs, "open_folder", open_folder)
+        job.retry()
+        return open_folder(address)
+
+    monkeypatch.setattr(verbs, "open_folder", open_and_retry)
+    assert not delete_job(client.ledger, client.jobs_folder, job.id, with_output=True, ended_before=before)
+    done = job.wait(SECONDS, start_worker=False)
+    assert (done.state, done.rows_done, done.rows_failed) == (JobState.COMPLETED, 3, 0)
+    assert not delete_job(client.ledger, client.jobs_folder, job.id, with_output=True, ended_before=before)
+    assert len(job.results()) == 3
 
 
 def test_what_to_delete_has_to_be_said(tmp_path, headrace):
@@ -208,6 +253,7 @@ def test_what_to_delete_has_to_be_said(tmp_path, headrace):
 
 @pytest.mark.parametrize(("key", "is_kept"), [(None, False), ("batch/batch-1", True)])
 def test_a_cancelled_job_has_no_spool_unless_a_batch_is_to_read_it(unserved, tmp_path, key, is_kept):
+    unserved.ledger.batches.add(NewBatch("batch-1", "t", "/v1/completions", "file-in", "24h", 60.0))
     job = unserved.submit(ROWS, MODEL, tmp_path / "out", idempotency_key=key, **FAST)
     assert (unserved.jobs_folder / job.id).exists()
     job.cancel()
@@ -226,7 +272,7 @@ def test_a_data_set_with_something_else_in_it_is_not_deleted(unserved, tmp_path,
     (tmp_path / "out/mine.txt").write_text("keep")
     assert_refused(headrace(tmp_path / "unserved", "delete", job.id, "--output-too"), "mine.txt")
     assert (tmp_path / "out/mine.txt").read_text() == "keep"
-    assert unserved.job(job.id).id == job.id
+    assert unserved.job(job.id).record.state is JobState.RUNNING
 
 
 def test_http_clients_hold_up_jobs_too(unserved, tmp_path):

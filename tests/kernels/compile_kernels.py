@@ -28,6 +28,7 @@ from headrace.kernels.kv_cache import triton as kv_cache
 from headrace.kernels.layer_norm import triton as layer_norm
 from headrace.kernels.linear import Int4Weight, ScaledWeight
 from headrace.kernels.linear import triton as linear
+from headrace.kernels.linear.gates import Gate
 from headrace.kernels.lora import AdapterMatrices, TokenTiles
 from headrace.kernels.lora import triton as lora
 from headrace.kernels.norm_rotary import triton as norm_rotary
@@ -170,7 +171,7 @@ def compile_linear(card: Card) -> None:
             values = torch.zeros(6144, 4096, dtype=byte_dtype)
             for scales, group_size in ((grouped[:1], 4096), (grouped, 128)):
                 quantized = linear.quantize_rows_triton(x, byte_dtype, group_size)
-                linear.quantize_gated_triton(torch.cat((x, x), 1), byte_dtype, group_size, linear.Gate.SILU)
+                linear.quantize_gated_triton(torch.cat((x, x), 1), byte_dtype, group_size, Gate.SILU)
                 linear.scaled_linear_triton(*quantized, ScaledWeight(values, scales, group_size), None, dtype)
 
 
@@ -290,7 +291,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="+", choices=PARTS)
     parser.add_argument("--cards", default="H200", help="of " + ", ".join(CARDS))
-    parser.add_argument("--report", action="store_true", help="registers, stack, programs a processor, inner loops")
+    parser.add_argument("--report", action="store_true", help="registers, stack, programs a processor, instructions")
     arguments = parser.parse_args()
     for module in (activation, attention, kv_cache, layer_norm, linear, lora, norm_rotary, sampling):
         # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.

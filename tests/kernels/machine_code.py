@@ -48,7 +48,7 @@ class Instruction:
 
 def describe(cubin: bytes, num_warps: int, shared_bytes: int) -> dict[str, Any]:
     """Registers a thread, the bytes of stack that hold what they do not, how many programs a processor has room for,
-    and each innermost loop's instructions by kind."""
+    and the instructions by kind: of all, and of each innermost loop."""
     usage = _run_on(cubin, knobs.nvidia.cuobjdump.path, "-res-usage")
     registers, stack = (int(found) for found in re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
     a_warp = -(-32 * registers // _LOT) * _LOT
@@ -62,7 +62,8 @@ def describe(cubin: bytes, num_warps: int, shared_bytes: int) -> dict[str, Any]:
     loops = [_counts(instructions[begin:end]) for begin, end in sorted(_innermost_loops(instructions, labels))]
     # Two instructions and a branch: the end of a program, and waiting.
     loops = [counts for counts in loops if counts["instructions"] > 3]
-    return {"registers": registers, "stack_bytes": stack, "programs_per_processor": room, "loops": loops}
+    room_for = {"registers": registers, "stack_bytes": stack, "programs_per_processor": room}
+    return {**room_for, "program": _counts(instructions), "loops": loops}
 
 
 def _run_on(cubin: bytes, program: str, option: str) -> str:

@@ -83,7 +83,7 @@ def check_parts(plan: AttentionPlan) -> None:
     rows = [plan.merge_rows[a:b].tolist() for a, b in zip(plan.merge_starts, plan.merge_starts[1:], strict=False)]
     merged = dict(zip(plan.merge_tokens.tolist(), map(sorted, rows), strict=True))
     assert merged == {token: sorted(rows) for token, rows in parts.items()}
-    assert sorted(plan.merge_rows.tolist()) == list(range(plan.num_partial_rows))
+    assert sorted(plan.merge_rows.tolist()) == list(range(len(plan.merge_rows)))
 
 
 sequences = st.lists(
@@ -123,7 +123,7 @@ def test_long_contexts_are_cut_into_even_segments_and_none_is_empty():
     assert lengths.tolist() == sorted(lengths, reverse=True)
     assert lengths.min() > 0
     assert plan.merge_tokens.tolist() == [0]
-    assert plan.num_partial_rows == len(lengths) - 1 > 3
+    assert len(plan.merge_rows) == len(lengths) - 1 > 3
 
 
 def test_few_queries_are_narrow_and_chunks_and_shared_prefixes_wide():
@@ -138,7 +138,7 @@ def test_a_batch_of_nothing_is_a_plan_of_nothing():
     plan = AttentionPlan.build(AttentionMetadata([], [], [], 16), TILING)
     assert not len(plan.narrow)
     assert not len(plan.wide)
-    assert not plan.num_partial_rows
+    assert not len(plan.merge_rows)
 
 
 def test_sequences_without_new_tokens_have_no_items():

@@ -8,24 +8,33 @@ import sys
 import pytest
 import torch
 
-from headrace.kernels.native import InstructionSet, instruction_set, native_library, runs_native
+from headrace.kernels.native import InstructionSet, has_avx512, instruction_set, native_library, runs_native
 from headrace.kernels.native.signatures import SIGNATURES
 
-_HAS_BF16 = platform.machine() == "x86_64" and torch.cpu._is_avx512_bf16_supported()
+_IS_X86 = platform.machine() == "x86_64"
 
 
-@pytest.mark.skipif(not (_HAS_BF16 and shutil.which("g++")), reason="needs a compiler and AVX-512 with bfloat16")
+@pytest.mark.skipif(not (_IS_X86 and shutil.which("g++")), reason="needs a compiler and an x86 processor")
 def test_are_built_where_a_compiler_and_the_processor_allow():
-    assert native_library() is not None
-    assert instruction_set() >= InstructionSet.AVX512_BF16
+    if torch.cpu._is_avx512_bf16_supported():
+        assert instruction_set() >= InstructionSet.AVX512_BF16
+    elif torch.cpu._is_avx2_supported():
+        assert instruction_set() is InstructionSet.AVX2
 
 
 @pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")
-def test_take_dense_bfloat16_alone():
-    x = torch.zeros(4, 8, dtype=torch.bfloat16)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_take_dense_tensors_of_one_dtype(dtype):
+    if dtype == torch.bfloat16 and not has_avx512():
+        pytest.skip("needs AVX-512 with bfloat16")
+    x = torch.zeros(4, 8, dtype=dtype)
     assert runs_native(x, x[:, :3])
     assert not runs_native(x.t())
-    assert not runs_native(x, x.float())
+    assert not runs_native(x, x.half())
+
+
+def test_float16_has_none():
+    assert not runs_native(torch.zeros(4, 8, dtype=torch.float16))
 
 
 @pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")

@@ -1,4 +1,4 @@
-"""The compiled attention kernel against the float32 reference, on each instruction set that this processor has."""
+"""The compiled attention kernels against the float32 reference, on each instruction set that this processor has."""
 
 from dataclasses import dataclass, replace
 
@@ -69,13 +69,21 @@ class Case:
     metadata: AttentionMetadata
 
     @classmethod
-    def build(cls, batch: Batch, heads: tuple[int, int, int] = (9, 3, 64), block_size: int = 16) -> "Case":
+    def build(
+        cls,
+        batch: Batch,
+        instructions: InstructionSet,
+        heads: tuple[int, int, int] = (9, 3, 64),
+        block_size: int = 16,
+    ) -> "Case":
+        """In float32 for AVX2, which has nothing else, and in bfloat16 for the others."""
+        dtype = torch.float32 if instructions is InstructionSet.AVX2 else torch.bfloat16
         num_heads, num_kv_heads, head_dim = heads
         generator = torch.Generator().manual_seed(2)
         metadata = AttentionMetadata(batch.query_lens, batch.context_lens, batch.tables(block_size), block_size)
-        caches = torch.randn(2, 2000, block_size, num_kv_heads, head_dim, generator=generator).bfloat16()
+        caches = torch.randn(2, 2000, block_size, num_kv_heads, head_dim, generator=generator).to(dtype)
         caches[:, ~_owned(metadata, 2000)] = float("nan")
-        query = torch.randn(metadata.num_tokens, num_heads, head_dim, generator=generator).bfloat16()
+        query = torch.randn(metadata.num_tokens, num_heads, head_dim, generator=generator).to(dtype)
         return cls(query, caches[0], caches[1], metadata)
 
     @property
@@ -94,7 +102,7 @@ class Case:
     def expected(self, sliding_window: int | None = None, soft_cap: float | None = None) -> Tensor:
         caches = self.key_cache.float(), self.value_cache.float()
         arguments = (self.query.float(), *caches, self.metadata, self.scale, sliding_window, soft_cap)
-        return paged_attention_reference(*arguments).bfloat16()
+        return paged_attention_reference(*arguments).to(self.query.dtype)
 
 
 def _owned(metadata: AttentionMetadata, num_blocks: int) -> Tensor:
@@ -123,7 +131,7 @@ def _threads(request):
 @pytest.mark.parametrize("sliding_window", [None, 1, 40, 1000])
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_batches(batch, sliding_window, instructions):
-    case = Case.build(batch)
+    case = Case.build(batch, instructions)
     assert_close(case.run(instructions, sliding_window), case.expected(sliding_window))
 
 
@@ -131,27 +139,27 @@ def test_batches(batch, sliding_window, instructions):
 @pytest.mark.parametrize("heads", HEADS, ids=str)
 def test_sizes(heads, block_size, instructions):
     prefixed = Batch((1, 40, 3, 1), (200, 140, 131, 130), ("abcdefgh", "abcdefgh", "abcdABCD", ""))
-    case = Case.build(prefixed, heads, block_size)
+    case = Case.build(prefixed, instructions, heads, block_size)
     assert_close(case.run(instructions), case.expected())
     assert_close(case.run(instructions, sliding_window=50), case.expected(50))
 
 
 @pytest.mark.parametrize("num_heads", range(1, 9))
 def test_groups_of_heads(num_heads, instructions):
-    case = Case.build(BATCHES["mixed"], (2 * num_heads, 2, 32))
+    case = Case.build(BATCHES["mixed"], instructions, (2 * num_heads, 2, 32))
     assert_close(case.run(instructions), case.expected())
 
 
 @pytest.mark.parametrize("soft_cap", [0.5, 5.0, 50.0])
 @pytest.mark.parametrize("sliding_window", [None, 40])
 def test_soft_cap(soft_cap, sliding_window, instructions):
-    case = Case.build(BATCHES["mixed"])
+    case = Case.build(BATCHES["mixed"], instructions)
     assert_close(case.run(instructions, sliding_window, soft_cap), case.expected(sliding_window, soft_cap))
 
 
 @pytest.mark.usefixtures("_threads")
 def test_a_long_context_divided_among_threads(instructions):
-    case = Case.build(Batch((1, 2), (5000, 4500)), (3, 1, 64))
+    case = Case.build(Batch((1, 2), (5000, 4500)), instructions, (3, 1, 64))
     assert_close(case.run(instructions), case.expected())
     assert_close(case.run(instructions, sliding_window=3000), case.expected(3000))
 
@@ -159,14 +167,14 @@ def test_a_long_context_divided_among_threads(instructions):
 @pytest.mark.parametrize("factor", [4, 64])
 def test_large_scores(factor, instructions):
     """Later keys' exceed the first ones' by a little, or by so much that their exponentials are beyond any float."""
-    case = Case.build(BATCHES["mixed"])
+    case = Case.build(BATCHES["mixed"], instructions)
     larger = replace(case, query=case.query * factor)
     assert_close(larger.run(instructions), larger.expected())
 
 
 def test_blocks_that_slid_out_of_the_window_are_not_read(instructions):
     """Their places in the table hold a block that is not theirs, and holds anything."""
-    case = Case.build(Batch((1, 3, 20), (300, 200, 250)), block_size=8)
+    case = Case.build(Batch((1, 3, 20), (300, 200, 250)), instructions, block_size=8)
     expected = case.expected(sliding_window=60)
     lens = zip(case.metadata.query_lens, case.metadata.context_lens, strict=True)
     freed = [max(0, context - query + 1 - 60) // 8 for query, context in lens]
@@ -180,17 +188,17 @@ def test_blocks_that_slid_out_of_the_window_are_not_read(instructions):
 
 
 def test_queries_and_caches_may_be_parts_of_larger_tensors(instructions):
-    case = Case.build(BATCHES["mixed"])
-    wide = torch.zeros(case.query.shape[0], 15, 64, dtype=torch.bfloat16)
+    case = Case.build(BATCHES["mixed"], instructions)
+    wide = torch.zeros(case.query.shape[0], 15, 64, dtype=case.query.dtype)
     wide[:, 2:11] = case.query
-    caches = torch.zeros(2000, 16, 3, 2, 64, dtype=torch.bfloat16)
+    caches = torch.zeros(2000, 16, 3, 2, 64, dtype=case.query.dtype)
     caches[..., 0, :], caches[..., 1, :] = case.key_cache, case.value_cache
     part = Case(wide[:, 2:11], caches[..., 0, :], caches[..., 1, :], case.metadata)
     assert torch.equal(part.run(instructions), case.run(instructions))
 
 
-def test_a_batch_of_nothing():
-    case = Case.build(BATCHES["one-token"])
+def test_a_batch_of_nothing(instructions):
+    case = Case.build(BATCHES["one-token"], instructions)
     empty = replace(case, query=case.query[:0], metadata=AttentionMetadata([], [], [], 16))
     assert empty.run().shape == (0, 9, 64)
 
@@ -198,25 +206,24 @@ def test_a_batch_of_nothing():
 @pytest.mark.parametrize(
     "change",
     [
-        {"query": torch.zeros(1, 9, 64)},
-        {"query": torch.zeros(1, 9, 72, dtype=torch.bfloat16)[..., :64].mT.contiguous().mT},
-        {"value_cache": torch.zeros(2000, 16, 6, 64, dtype=torch.bfloat16)[:, :, ::2]},
+        lambda case: {"query": case.query.half()},
+        lambda case: {"query": case.query.mT.contiguous().mT},
+        lambda case: {"value_cache": case.value_cache.repeat_interleave(2, dim=2)[:, :, ::2]},
     ],
-    ids=["float32", "transposed", "caches-of-two-layouts"],
+    ids=["float16", "transposed", "caches-of-two-layouts"],
 )
-def test_what_it_does_not_take(change):
-    case = Case.build(BATCHES["one-token"])
+def test_what_it_does_not_take(change, instructions):
+    case = Case.build(BATCHES["one-token"], instructions)
     assert takes_native(case.query, case.key_cache, case.value_cache, case.scale)
-    other = replace(case, **change)
+    other = replace(case, **change(case))
     assert not takes_native(other.query, other.key_cache, other.value_cache, other.scale)
 
 
 @pytest.mark.parametrize(("head_dim", "block_size"), [(20, 16), (288, 16), (64, 12)])
 def test_sizes_that_it_does_not_take(head_dim, block_size):
-    query, cache = (
-        torch.zeros(size, dtype=torch.bfloat16) for size in ((1, 2, head_dim), (4, block_size, 2, head_dim))
-    )
-    assert not takes_native(query, cache, cache, 1.0)
+    for dtype in (torch.float32, torch.bfloat16):
+        query, cache = (torch.zeros(size, dtype=dtype) for size in ((1, 2, head_dim), (4, block_size, 2, head_dim)))
+        assert not takes_native(query, cache, cache, 1.0)
 
 
 def test_layout_puts_sequences_with_equal_beginnings_side_by_side():

@@ -44,7 +44,9 @@ def test_rms_norm_with_float32_weights_rounds_once(dtype):
     norm = Gemma2RMSNorm(72, eps=1e-5).to(dtype)
     torch.nn.init.normal_(norm.weight, std=0.01)
     x = torch.randn(13, 72).to(dtype) * 3
-    assert torch.equal(rms_norm(x, norm.weight.float() + 1, 1e-5), norm(x))
+    normed, expected = rms_norm(x, norm.weight.float() + 1, 1e-5), norm(x)
+    # In float32 there is nothing to be rounded twice, only sums in another order.
+    assert torch.equal(normed, expected) if dtype == torch.bfloat16 else (normed - expected).abs().max() < 2e-6
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

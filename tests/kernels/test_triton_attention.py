@@ -137,7 +137,7 @@ def test_long_contexts_are_split_and_short_ones_are_not(device):
 def test_shared_prefixes(name, block_size, heads, kv_heads, dim, triton_dtype, device):
     metadata = build(BATCHES[name], block_size, device)
     case = Case(*tensors(metadata, heads, kv_heads, dim, triton_dtype), metadata, dim**-0.5)
-    assert plan_attention(metadata, shape_of(case), None, always).num_partial_rows
+    assert len(plan_attention(metadata, shape_of(case), None, always).merge_rows)
     check(case, always)
 
 

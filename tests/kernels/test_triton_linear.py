@@ -11,6 +11,7 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.activation.triton import gelu_tanh_and_mul_triton, silu_and_mul_triton
 from headrace.kernels.linear import Int4Weight, ScaledWeight, quantized
+from headrace.kernels.linear.gates import Gate
 from headrace.kernels.linear.plain import PlainProduct
 from headrace.kernels.linear.quantized import Int4Product, ScaledProduct, quantized_product
 from headrace.kernels.linear.quantized_reference import (
@@ -19,7 +20,6 @@ from headrace.kernels.linear.quantized_reference import (
     scaled_linear_reference,
 )
 from headrace.kernels.linear.triton import (
-    Gate,
     int4_linear_triton,
     quantize_gated_triton,
     quantize_rows_triton,

@@ -23,7 +23,7 @@ from .tolerances import assert_close
 # What the interpreter says of infinities that are meant.
 pytestmark = [
     pytest.mark.usefixtures("_nan_filled_outputs", "_within_tensors"),
-    pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:.* encountered:RuntimeWarning"),
 ]
 
 FILTERS: dict[str, dict[str, float]] = {
@@ -91,6 +91,32 @@ def test_a_target_at_either_end_finds_a_kept_token(name, device):
     assert tokens.tolist() == sample_tokens_reference(logits, *arguments[:4], ends).tolist()
 
 
+def test_the_likeliest_tokens_need_not_be_looked_for_again(monkeypatch, device):
+    logits = random_logits(3, 300, device)
+    arguments = (logits, *parameters(3, device, **FILTERS["all"]))
+    likeliest, expected = logits.argmax(1), sample_tokens_reference(*arguments)
+    monkeypatch.setattr("headrace.kernels.sampling.triton.likeliest_tokens_triton", None)
+    assert sample_tokens_triton(*arguments, likeliest).tolist() == expected.tolist()
+
+
+@pytest.mark.parametrize("top_p", [0.99, 0.999999, 1e-30])
+@pytest.mark.parametrize("temperature", [1e-6, 0.3, 50.0])
+def test_nothing_that_top_p_keeps_is_skipped(temperature, top_p, device):
+    """Neighbouring floats, negative ones, and masked ones: what is left out of the search has next to no weight."""
+    logits = -1000 - torch.arange(400, device=device).flip(0)[None].float() * torch.tensor(6e-5, device=device)
+    logits[:, ::7] = -torch.inf
+    arguments = (logits.expand(4, -1), *parameters(4, device, temperature=temperature, top_p=top_p))
+    assert sample_tokens_triton(*arguments).tolist() == sample_tokens_reference(*arguments).tolist()
+
+
+@pytest.mark.parametrize("name", ["plain", "top_k", "top_p", "all"])
+def test_of_rows_that_are_not_finite_some_token_is_drawn(name, device):
+    logits = random_logits(4, 300, device)
+    logits[0, 200], logits[1], logits[2, 7], logits[3] = torch.nan, torch.nan, torch.inf, -torch.inf
+    tokens = sample_tokens_triton(logits, *parameters(4, device, **FILTERS[name]))
+    assert all(0 <= token < 300 for token in tokens.tolist())
+
+
 def test_uniform_numbers_are_bit_for_bit_the_same(device):
     large = 2**62 + 12345
     seeds = torch.tensor([0, 0, 1, large, large + 2**40, 2**63 - 1] * 60, device=device)
@@ -154,6 +180,7 @@ def test_a_bit_mask(vocab_size, apply, triton_dtype, device):
     logits = random_logits(3, vocab_size, device).to(triton_dtype)
     generator = torch.Generator().manual_seed(1)
     mask = torch.randint(-(2**31), 2**31, (3, -(-vocab_size // 32)), generator=generator, dtype=torch.int32).to(device)
+    mask[0, ::2], mask[1, 1::2] = 0, -1
     allowed = [[bool(mask[row, token // 32] >> token % 32 & 1) for token in range(vocab_size)] for row in range(3)]
     expected = logits.masked_fill(~torch.tensor(allowed, device=device), -torch.inf)
     apply(logits, mask)

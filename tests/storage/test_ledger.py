@@ -217,8 +217,8 @@ def test_jobs_by_when_they_ended(ledger: Ledger, create_job: CreateJob) -> None:
         finished_at = ledger.job(job_id).finished_at
         assert finished_at is not None
         moments.append(finished_at)
-    assert ledger.jobs_ended_before(moments[0]) == []
-    assert ledger.jobs_ended_before(moments[1] + 1.0) == ["first", "second"]
+    assert ledger.tidying.ended_before(moments[0]) == []
+    assert ledger.tidying.ended_before(moments[1] + 1.0) == ["first", "second"]
 
 
 def test_a_deleted_job_leaves_nothing_and_others_alone(ledger: Ledger, create_job: CreateJob) -> None:

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic import command
@@ -10,7 +11,7 @@ from alembic.autogenerate import compare_metadata
 from alembic.config import Config
 from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
-from sqlalchemy import inspect, text
+from sqlalchemy import JSON, Column, Connection, MetaData, inspect, select, text
 
 from headrace.storage.database import Database
 from headrace.storage.errors import LedgerError
@@ -76,12 +77,8 @@ def test_migrated_database_is_opened_without_alembic(tmp_path: Path) -> None:
 
 
 def test_a_job_of_the_first_schema_is_still_there(database_url: str) -> None:
-    config = Config()
-    config.set_main_option("script_location", "headrace.storage:migrations")
-    database = Database(database_url)
+    database = _database_of("0001", database_url)
     with database.write() as connection:
-        config.attributes |= {"connection": connection, "target_metadata": metadata}
-        command.upgrade(config, "0001")
         connection.execute(
             text(
                 "insert into jobs (id, state, queue, model, output_dir, fingerprint, num_rows, num_planned_errors, "
@@ -92,3 +89,42 @@ def test_a_job_of_the_first_schema_is_still_there(database_url: str) -> None:
     database.close()
     job = Ledger(database_url).job("job-1")
     assert (job.num_rows, job.num_planned_errors, job.prompt_tokens) == (3, 1, None)
+
+
+# The first, and those after which tables are altered that came later.
+@pytest.mark.parametrize("revision", ["0001", "0008", "0011"])
+def test_what_an_earlier_schema_holds_is_kept(database_url: str, revision: str) -> None:
+    database = _database_of(revision, database_url)
+    earlier = MetaData()
+    with database.write() as connection:
+        earlier.reflect(connection)
+        earlier.remove(earlier.tables["alembic_version"])
+        for table in earlier.sorted_tables:
+            connection.execute(table.insert(), {column.name: _some_value(column) for column in table.columns})
+        before = _rows(connection, earlier)
+    migrate(database)
+    with database.read() as connection:
+        assert _rows(connection, earlier) == before
+    database.close()
+
+
+def _database_of(revision: str, url: str) -> Database:
+    """One that a headrace with that schema has made."""
+    config, database = Config(), Database(url)
+    config.set_main_option("script_location", "headrace.storage:migrations")
+    with database.write() as connection:
+        config.attributes |= {"connection": connection, "target_metadata": metadata}
+        command.upgrade(config, revision)
+    return database
+
+
+def _some_value(column: "Column[Any]") -> Any:
+    """The same in all columns of a type, so that what refers to something finds it."""
+    values = {str: "a", int: 1, float: 1.5, dict: {"a": 1}}
+    return values[dict if isinstance(column.type, JSON) else column.type.python_type]
+
+
+def _rows(connection: Connection, tables: MetaData) -> dict[str, list[tuple[Any, ...]]]:
+    return {
+        name: sorted(map(tuple, connection.execute(select(table))), key=repr) for name, table in tables.tables.items()
+    }

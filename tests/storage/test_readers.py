@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine
 from sqlalchemy import text as text_clause
 
+from headrace.storage.columns import carried_values, column_array
 from headrace.storage.errors import InputError
 from headrace.storage.readers import InputRow, open_input, open_sql
 
@@ -207,7 +208,7 @@ def test_limit(name: str, tmp_path: Path) -> None:
     path = write(tmp_path, name, content)
     assert [bool(row.error) for row in rows(path, limit=2)] == [False, True]
     assert len(rows(path, limit=10)) == 3
-    with pytest.raises(InputError, match="--limit 0 leaves no rows"):
+    with pytest.raises(InputError, match=r"^limit 0 leaves no rows"):
         open_input(path, limit=0)
 
 
@@ -421,6 +422,23 @@ def test_a_query(shop_url: str) -> None:
     assert len(list(open_sql(shop_url, "select * from orders", limit=5))) == 5
 
 
+def test_what_json_cannot_write_is_text(shop_url: str) -> None:
+    """Every row goes on as JSON does: bytes as data URLs, as images are."""
+    expected: dict[str, Any] = {"price": 1.5}
+    query = "select x'01ff' as file, 1.5 as price"
+    if shop_url.startswith("postgresql"):
+        query = (
+            "select '\\x01ff'::bytea as file, 1.50::numeric as price, date '2026-01-02' as day, "
+            "array[1.50::numeric, null] as list, json_build_object('a', 1) as fields"
+        )
+        expected = {"price": "1.50", "day": "2026-01-02", "list": ["1.50", None], "fields": {"a": 1}}
+    (row,) = (source := open_sql(shop_url, query))
+    assert row.values == {"file": "data:application/octet-stream;base64,Af8=", **expected}
+    (unifier := source.unifier()).observe(row.values)
+    for field in unifier.schema():
+        assert carried_values(column_array([row.values[field.name]], field), field) == [row.values[field.name]]
+
+
 def test_a_querys_colons_are_its_own(shop_url: str) -> None:
     source = open_sql(
         shop_url, "select cast(id as text) || ' :id 1:2' as note from orders where note <> ':n%' order by id"
@@ -429,18 +447,18 @@ def test_a_querys_colons_are_its_own(shop_url: str) -> None:
 
 
 def test_a_database_that_does_not_answer() -> None:
-    with pytest.raises(InputError, match=r"--sql cannot be reached: .*refused"):
+    with pytest.raises(InputError, match=r"^sql cannot be reached: .*refused"):
         open_sql("postgresql+psycopg://nobody@127.0.0.1:1/none", "select 1")
 
 
 @pytest.mark.parametrize(
     ("query", "message"),
     [
-        ("select * from nothing", "--query failed: .*nothing"),
-        ("selct", "--query failed: "),
-        ("select * from orders where id < 0", "has no rows"),
+        ("select * from nothing", "^query failed: .*nothing"),
+        ("selct", "^query failed: "),
+        ("select * from orders where id < 0", "^input of the query has no rows"),
         ("select id, note as id from orders", "2 columns named 'id'"),
-        ("delete from orders", "--query (returns no rows: use a SELECT|failed: syntax error)"),
+        ("delete from orders", "^query (returns no rows: use a SELECT|failed: syntax error)"),
     ],
 )
 def test_an_unusable_query(query: str, message: str, shop_url: str) -> None:
@@ -452,7 +470,7 @@ def test_an_unusable_query(query: str, message: str, shop_url: str) -> None:
 
 @pytest.mark.parametrize("url", ["nosuch://x", "no url", "sqlite:////no/such/folder/a.db"])
 def test_an_unusable_database(url: str) -> None:
-    with pytest.raises(InputError, match=r"--sql is not a database|--sql: there is no file '/no/such/folder/a.db'"):
+    with pytest.raises(InputError, match=r"^sql is not a database|^sql: there is no file '/no/such/folder/a.db'"):
         open_sql(url, "select 1")
 
 

@@ -165,7 +165,7 @@ def test_recovery_keeps_what_is_committed_and_removes_the_rest(folder: RemoteFol
 
 def test_a_damaged_part_is_named(folder: RemoteFolder) -> None:
     folder.replace(NAME, b"PAR1 but not really PAR1")
-    with pytest.raises(PartDamaged, match=f"{NAME}.*delete it"):
+    with pytest.raises(PartDamaged, match=f"{NAME}.*: delete it, and its rows are generated again$"):
         parts.recover_shard(folder, JOB, 3, 2, [NAME])
 
 

@@ -1,4 +1,4 @@
-"""Completed jobs that somebody has still to tidy up; on both databases."""
+"""Jobs that have ended and that somebody has still to tidy up, or to forget; on both databases."""
 
 from dataclasses import replace
 
@@ -98,3 +98,22 @@ def test_a_ledger_is_told_from_others_for_good(
     assert other.identity != ledger.identity
     for each in (again, other):
         each.close()
+
+
+def test_a_job_is_either_given_up_or_tried_again(ledger: Ledger, create_job: CreateJob) -> None:
+    again = [NewShard(1, 1, "/spool/0.parquet", retry_of=0)]
+    for job_id in ("given-up", "retried"):
+        create_job(job_id, num_shards=1)
+        complete(ledger, f"{job_id}/00000")
+    create_job("cancelled")
+    ledger.cancel_job("cancelled")
+    create_job("open")
+    later = max(ledger.job(job_id).finished_at or 0.0 for job_id in ("given-up", "retried", "cancelled")) + 1.0
+    assert ledger.retry_job("retried", again)
+    assert not ledger.tidying.give_up("given-up", ended_before=later - 3600.0)
+    all_ids = ("given-up", "cancelled", "retried", "open", "nobody")
+    given_up = {job_id for job_id in all_ids if ledger.tidying.give_up(job_id, later)}
+    assert given_up == {"given-up", "cancelled"}
+    assert not ledger.retry_job("given-up", again)
+    assert ledger.job("retried").state is JobState.RUNNING
+    assert set(ledger.tidying.ended_before(later)) == given_up

@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from ...streams.events import StreamError, StreamEvent
 from ..errors import ApiError, error_body
-from ..live_answers import LiveAnswers
+from ..live_answers import UNAVAILABLE, LiveAnswers
 from .asking import Asked
 from .bodies import Answer, Usage
 from .chunks import DONE, to_json
@@ -110,7 +110,9 @@ async def choice_events(answers: LiveAnswers, asked: Asked) -> AsyncGenerator[tu
         async for choice, event in events:
             timer.note(choice, event)
             if event.is_final:
-                asked.open_choices.discard(choice)
+                # One that only Redis keeps from going on has not ended.
+                if event.error != UNAVAILABLE:
+                    asked.open_choices.discard(choice)
                 expect_proper(event)
             yield choice, event
     timer.end()

@@ -73,8 +73,9 @@ class Asked:
         return [(self.requests[choice // self.samples], choice % self.samples) for choice in sorted(self.open_choices)]
 
     @property
-    def open_request_ids(self) -> list[str]:
-        return list(dict.fromkeys(self.requests[choice // self.samples].id for choice in sorted(self.open_choices)))
+    def open_requests(self) -> list[LiveRequest]:
+        """The requests of which a choice's answer has not ended."""
+        return [self.requests[index] for index in sorted({choice // self.samples for choice in self.open_choices})]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from anyio.to_thread import run_sync
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
@@ -66,7 +65,7 @@ async def close(answers: LiveAnswers, asked: Asked) -> None:
         return
     asked.admissions.close()
     if asked.open_choices:
-        await run_sync(answers.cancel, asked.open_request_ids)
+        answers.cancel(asked.open_requests)
 
 
 def server_stops(asked: Asked) -> ApiError:

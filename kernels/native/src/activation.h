@@ -5,7 +5,7 @@
 
 #ifdef HEADRACE_X86
 
-// As `_GATES` in kernels/linear/int8.py numbers them.
+// As `Gate` in kernels/linear/gates.py numbers them.
 enum class Gate : std::int64_t { none, silu, gelu_tanh };
 
 template <Gate kGate>

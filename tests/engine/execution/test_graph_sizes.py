@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from headrace.engine.config import EngineConfig
+from headrace.engine.config import MAX_GRAPH_SIZES, EngineConfig
 from headrace.engine.execution import devices
 from headrace.engine.execution.cuda_graphs import GraphLimits
 from headrace.engine.execution.graph_sizes import HOPPER_FLOPS, default_sizes, graph_sizes, max_graphs
+from headrace.engine.lora_request import LoRARequest
 
 from ..test_config import read
 
@@ -54,6 +55,15 @@ def test_close_where_a_step_is_short():
     assert (*sizes[:6], sizes[33:36], sizes[-2:]) == (1, 2, 4, 8, 16, 24, (248, 256, 272), (960, 1024))
 
 
+@pytest.mark.parametrize("num_decodes", [2**15, 10**6])
+def test_there_are_not_more_than_may_be_named(num_decodes):
+    """Memory is set aside for a graph of each."""
+    sizes = default_sizes(num_decodes, 0)
+    assert sizes[-1] == num_decodes
+    assert len(sizes) <= MAX_GRAPH_SIZES
+    assert all(size - before <= max(16, before / 8) for before, size in pairwise(sizes))
+
+
 @pytest.mark.parametrize("num_decodes", [1, 3, 60, 256, 1000])
 def test_of_a_larger_step_at_most_an_eighth_is_padding(num_decodes):
     sizes = default_sizes(num_decodes, 5000)
@@ -86,13 +96,21 @@ def test_the_gpu_says_how_far_that_is(capability, processors, size, monkeypatch,
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
     monkeypatch.setattr(devices, "num_processors", lambda device: processors)
     limits = GraphLimits.of(EngineConfig(), read(tmp_path, **SMALL), torch.device("cuda"))
-    assert limits == GraphLimits(default_sizes(256, size), 2048, 16, 256)
+    sizes = default_sizes(256, size)
+    assert limits == GraphLimits(sizes, 2048, 16, 256, max_graphs=max(40, len(sizes)))
 
 
 def test_as_many_graphs_are_held_as_there_are_sizes(tmp_path):
     of_small, of_large = (len(graph_sizes(EngineConfig(), read(tmp_path, **model))) for model in (SMALL, LARGE))
-    assert max_graphs(of_small) == of_small == 55
-    assert max_graphs(of_large) == 40 > of_large
+    assert max_graphs(EngineConfig(), of_small) == of_small == 55
+    assert max_graphs(EngineConfig(), of_large) == 40 > of_large
+
+
+def test_steps_with_adapters_have_graphs_of_their_own():
+    """Room for them is set aside where it is known that there will be such: every worker could have some."""
+    expected = EngineConfig(enable_lora=True, lora_modules=[LoRARequest("kind", 1, "kind")])
+    assert max_graphs(expected, 55) == 110
+    assert max_graphs(EngineConfig(enable_lora=True), 55) == 55
 
 
 def test_steps_of_decodes_have_room_of_their_own():

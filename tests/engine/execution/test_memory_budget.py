@@ -19,6 +19,7 @@ from headrace.engine.execution.memory_budget import (
 )
 from headrace.engine.kv_cache.block_pool import NULL_BLOCK
 from headrace.engine.kv_cache.kv_memory import kv_shape, zeros
+from headrace.engine.lora_request import LoRARequest
 from headrace.engine.models import load_model
 from headrace.engine.sharding.ranks import Ranks
 
@@ -52,6 +53,8 @@ def test_graphs_take_memory_by_their_largest_size_unless_there_are_none():
     few, some, many = (graph_bytes(EngineConfig(), 32, num_sizes, GIB) for num_sizes in (1, 40, 60))
     assert 2 * GIB < few == some
     assert many - 2 * GIB == 60 * (some - 2 * GIB) // 40
+    adapted = EngineConfig(enable_lora=True, lora_modules=[LoRARequest("kind", 1, "kind")])
+    assert graph_bytes(adapted, 32, 40, GIB) - 2 * GIB == 2 * (some - 2 * GIB)
     assert graph_bytes(EngineConfig(enforce_eager=True), 32, 35, GIB) == 0
     assert graph_bytes(EngineConfig(tensor_parallel_size=2), 32, 35, GIB) == 0
 

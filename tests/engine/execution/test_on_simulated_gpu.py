@@ -158,9 +158,9 @@ def noted_numbers_of_sizes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Of how many sizes there are said to be graphs where memory is set aside for them."""
     noted: list[int] = []
 
-    def note(num_sizes: int) -> int:
+    def note(config: EngineConfig, num_sizes: int) -> int:
         noted.append(num_sizes)
-        return max_graphs(num_sizes)
+        return max_graphs(config, num_sizes)
 
     monkeypatch.setattr(memory_budget, "max_graphs", note)
     return noted

@@ -6,6 +6,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from headrace.engine.text.segments import SegmentEncoder
+from headrace.engine.text.words import packed
 
 ADDED = [
     AddedToken("<|a|>", special=True, normalized=False),
@@ -87,8 +88,8 @@ def test_the_tokens_are_those_of_the_whole_text(tokenizer, seed):
     encoder = SegmentEncoder(tokenizer)
     for _ in range(5):
         texts = ["".join(generator.choices(SNIPPETS, k=generator.randint(0, 12))) for _ in range(20)]
-        whole = [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
-        assert encoder.encode_batch(texts) == whole
+        whole = [packed(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts]
+        assert encoder.pack_batch(texts) == whole
 
 
 class CountingEncoder(SegmentEncoder):
@@ -106,7 +107,7 @@ class CountingEncoder(SegmentEncoder):
 def test_a_piece_that_texts_share_is_encoded_once(tokenizer):
     encoder = CountingEncoder(tokenizer)
     for batch in range(3):
-        encoder.encode_batch([f"<|a|>system<|a|>{batch} {number}" for number in range(4)])
+        encoder.pack_batch([f"<|a|>system<|a|>{batch} {number}" for number in range(4)])
     assert encoder.encoded.count("<|a|>system") == 1
     assert len(encoder.encoded) == 1 + 3 * 4
 
@@ -114,5 +115,5 @@ def test_a_piece_that_texts_share_is_encoded_once(tokenizer):
 def test_what_is_no_longer_shared_is_forgotten(tokenizer):
     encoder = CountingEncoder(tokenizer)
     for text in ("x", "y", "x"):
-        encoder.encode_batch([f"<|a|>{text}", f"<|a|>{text}"])
+        encoder.pack_batch([f"<|a|>{text}", f"<|a|>{text}"])
     assert encoder.encoded == ["<|a|>x", "<|a|>y", "<|a|>x"]

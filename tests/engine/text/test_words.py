@@ -8,7 +8,8 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from headrace.engine.text import words
 from headrace.engine.text.segments import SegmentEncoder
-from headrace.engine.text.words import WordEncoder
+from headrace.engine.text.split_patterns import LLAMA3, QWEN2
+from headrace.engine.text.words import WordEncoder, packed
 
 ADDED = [AddedToken(f"<|{name}|>", special=True, normalized=False) for name in ("a", "b 1", "23")]
 CORPUS = [
@@ -22,7 +23,6 @@ SNIPPETS = [
     *("hello", "it's", "'s", "naïve", "漢字", "😀", "½", "٣", "e\u0301", "\u0301", "_", "-", "...", "A"),
     *(" ", " ", " ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u0085", "\x1c", "0", "12", "3456", "7 "),
 ]
-LLAMA_3, QWEN = sorted(words._PATTERNS - {words._GPT2})
 
 
 def split(pattern: str) -> pre_tokenizers.Sequence:
@@ -34,8 +34,8 @@ BYTE_LEVEL = pre_tokenizers.ByteLevel(add_prefix_space=False)
 KINDS = {
     "GPT-2": BYTE_LEVEL,
     "SmolLM": pre_tokenizers.Sequence([pre_tokenizers.Digits(individual_digits=True), BYTE_LEVEL]),
-    "one pattern": split(LLAMA_3),
-    "the other pattern": split(QWEN),
+    "one pattern": split(LLAMA3),
+    "the other pattern": split(QWEN2),
 }
 
 
@@ -65,7 +65,9 @@ def test_the_tokens_are_those_of_the_whole_text(tokenizer, seed, monkeypatch):
     for _ in range(10):
         snippets = [*SNIPPETS, *(token.content for token in ADDED)]
         texts = ["".join(generator.choices(snippets, k=generator.randint(0, 15))) for _ in range(40)]
-        assert encoder.encode_batch(texts) == [tokenizer.encode(text, add_special_tokens=False).ids for text in texts]
+        assert encoder.pack_batch(texts) == [
+            packed(tokenizer.encode(text, add_special_tokens=False).ids) for text in texts
+        ]
         assert len(encoder._words._known) <= 1000
 
 
@@ -74,7 +76,7 @@ def test_a_word_is_encoded_once():
     tokenizer.pre_tokenizer = BYTE_LEVEL
     encoder = WordEncoder.of(trained(tokenizer))
     assert encoder is not None
-    assert encoder.encode_batch(["hello hello hello hello hello world world world world"] * 2) is not None
+    assert encoder.pack_batch(["hello hello hello hello hello world world world world"] * 2) is not None
     assert sorted(encoder._known) == [" hello", " world", "hello"]
 
 
@@ -83,7 +85,7 @@ def test_texts_of_new_words_are_left_to_the_tokenizer():
     tokenizer.pre_tokenizer = BYTE_LEVEL
     encoder = WordEncoder.of(trained(tokenizer))
     assert encoder is not None
-    assert encoder.encode_batch(["each word here is new"]) is None
+    assert encoder.pack_batch(["each word here is new"]) is None
 
 
 def test_long_words_are_not_kept_for_ever(monkeypatch):
@@ -94,9 +96,9 @@ def test_long_words_are_not_kept_for_ever(monkeypatch):
     assert encoder is not None
     for number in range(20):
         texts = ["hello " * 30 + chr(ord("a") + number) * 200]
-        assert encoder.encode_batch(texts) == [tokenizer.encode(text).ids for text in texts]
+        assert encoder.pack_batch(texts) == [packed(tokenizer.encode(text).ids) for text in texts]
         assert sum(map(len, encoder._known)) <= 500
-    assert encoder.encode_batch(["hello " * 30 + "x" * 501]) is None
+    assert encoder.pack_batch(["hello " * 30 + "x" * 501]) is None
 
 
 def test_threads_may_share_an_encoder(monkeypatch):
@@ -107,9 +109,9 @@ def test_threads_may_share_an_encoder(monkeypatch):
     encoder = WordEncoder.of(trained(tokenizer))
     assert encoder is not None
     texts = [f"hello {' '.join(f'w{(start * 7 + i) % 31}' for i in range(7))}" for start in range(300)]
-    expected = [tokenizer.encode(text).ids for text in texts]
+    expected = [packed(tokenizer.encode(text).ids) for text in texts]
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda text: encoder.encode_batch([text]), texts))
+        found = list(pool.map(lambda text: encoder.pack_batch([text]), texts))
     assert [ids for batch in found for ids in batch or ()] == expected
 
 
@@ -137,8 +139,8 @@ def test_other_tokenizers_get_whole_texts(pre_tokenizer):
     [
         (models.BPE(dropout=0.1), None, BYTE_LEVEL, None),
         (models.BPE(), normalizers.Replace(" ", "_"), BYTE_LEVEL, None),
-        (models.BPE(), None, pre_tokenizers.Split(Regex(LLAMA_3), behavior="removed"), None),
-        (models.BPE(), None, pre_tokenizers.Split(Regex(LLAMA_3), behavior="isolated", invert=True), None),
+        (models.BPE(), None, pre_tokenizers.Split(Regex(LLAMA3), behavior="removed"), None),
+        (models.BPE(), None, pre_tokenizers.Split(Regex(LLAMA3), behavior="isolated", invert=True), None),
         (models.BPE(), None, BYTE_LEVEL, AddedToken("<|a|>", lstrip=True)),
         (models.BPE(), None, BYTE_LEVEL, AddedToken("<|a|>", rstrip=True)),
         (models.BPE(), None, BYTE_LEVEL, AddedToken("a", single_word=True)),
@@ -162,4 +164,4 @@ def test_words_that_may_hold_an_added_token_are_left_to_the_tokenizer():
     tokenizer = trained(tokenizer)
     tokenizer.add_tokens([AddedToken("lo wo", normalized=True)])
     texts = ["hello world " * 20] * 2
-    assert SegmentEncoder(tokenizer).encode_batch(texts) == [tokenizer.encode(text).ids for text in texts]
+    assert SegmentEncoder(tokenizer).pack_batch(texts) == [packed(tokenizer.encode(text).ids) for text in texts]

@@ -1,7 +1,8 @@
 """The live requests of the session's server and worker, as Redis has them."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from redis import Redis
@@ -14,7 +15,10 @@ from headrace.jobs.settings import Settings
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.reader import follow
 
+from ..conftest import wait_until
 from ..running import MODEL, environment
+
+_TRIES = 5
 
 
 class LiveDesk:
@@ -38,6 +42,18 @@ class LiveDesk:
     def events(self, stream_id: str, after: int = 0) -> list[StreamEvent]:
         """All there are, once the stream has ended."""
         return list(follow(self._url, stream_id, after, timeout=60))
+
+    def cut_short(self, leave: Callable[[], str]) -> str:
+        """The stream that `leave` asked for and left, once it has ended before its answer was complete.
+
+        On a machine that is slow with whoever is to notice, the answer may be there first: then it is asked again.
+        """
+        for _ in range(_TRIES):
+            stream_id = leave()
+            wait_until(partial(self.has_ended, stream_id.partition("/")[0]), "the request has ended")
+            if self.events(stream_id)[-1].finish_reason not in ("stop", "length"):
+                return stream_id
+        raise AssertionError(f"of {_TRIES} requests that were left none was cut short")
 
     def forget(self, *keys: str) -> None:
         self._redis.delete(*keys)

@@ -9,7 +9,9 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.jobs.api import live_answers
+from headrace.jobs import rare_warnings
+from headrace.jobs.api import cancellations, live_answers
+from headrace.jobs.api.cancellations import Cancellations
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client import Client
 from headrace.jobs.live.requests import LiveRequest
@@ -49,16 +51,44 @@ def test_a_disk_that_fills_after_a_request_was_taken(
     tmp_path: Path,
     start: Callable[..., "Future[Any]"],
     wait_until: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(rare_warnings, "_REPEAT_SECONDS", 3600.0)
     with WorkerPresence(client.redis_url) as presence, live_desk(tmp_path) as desk:
         presence.announce(shard_queue(str(MODEL), "auto"), WorkerId("another-host", 7, "x"))
         asked = start(httpx2.post, f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
         wait_until(lambda: desk.open_ids() or asked.done(), "the request is taken")
         assert not asked.done()
+        (request_id,) = desk.open_ids()
         with full_disk(tmp_path, wait_until):
             refused = asked.result(60)
+            assert not desk.get(request_id).is_cancelled
+        wait_until(lambda: desk.get(request_id).is_cancelled, "what the client will ask again is called off")
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
         assert refused.headers["Retry-After"] == "5"
+    for said in ("wait for nothing any more", "not called off yet"):
+        assert caplog.text.count(said) == 1
+
+
+def test_what_redis_refuses_to_call_off_is_kept_for_a_while(
+    client: Client, tmp_path: Path, wait_until: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Not past its deadline, and not more than some."""
+    monkeypatch.setattr(cancellations, "_MOST_KEPT", 2)
+    late, first, second, third = (
+        LiveRequest.new(queue="q", model="m", prompt_token_ids=[1], sampling=SamplingSpec(), timeout_seconds=seconds)
+        for seconds in (-10.0, 600.0, 600.0, 600.0)
+    )
+    client.live.submit(late, first, second, third)
+    with Cancellations(client.live) as called_off, full_disk(tmp_path, wait_until):
+        called_off.add([first, late, second, third])
+    assert [client.live.get(each.id).is_cancelled for each in (late, first, second, third)] == [
+        False,
+        False,
+        True,
+        True,
+    ]
 
 
 def test_a_failover_ends_no_request(
@@ -77,7 +107,7 @@ def test_a_failover_ends_no_request(
     with StreamPublisher(client.redis_url) as publisher:
         with full_disk(tmp_path, wait_until):
             read = start(httpx2.get, f"{server.url}/requests/{request.id}/stream", timeout=60)
-            wait_until(lambda: "waits for nothing any more" in caplog.text, "Redis is found to refuse")
+            wait_until(lambda: "wait for nothing any more" in caplog.text, "Redis is found to refuse")
             assert not wait([read], 0.5).done
         publisher.open(request.id, 1)
         publisher.finish(request.id, "stop", "Here.", StreamUsage(1, 0, 1))

@@ -137,14 +137,15 @@ def text_of(answer: bytes) -> str:
     return "".join(choice["delta"].get("content", "") for choice in choices)
 
 
-def test_a_client_that_leaves_a_stream_ends_its_request(
-    api: ApiServer, desk: LiveDesk, wait_until: Callable[..., None]
-) -> None:
+def test_a_client_that_leaves_a_stream_ends_its_request(api: ApiServer, desk: LiveDesk) -> None:
     body = {"model": NAME, "messages": MESSAGES, "stream": True} | LONG
-    with api.http.stream("POST", CHAT, json=body) as response:
-        request_id = response.headers["x-request-id"]
-        next(response.iter_lines())
-    wait_until(lambda: desk.has_ended(request_id), "the request has ended")
+
+    def leave() -> str:
+        with api.http.stream("POST", CHAT, json=body) as response:
+            next(response.iter_lines())
+            return str(response.headers["x-request-id"])
+
+    request_id = desk.cut_short(leave)
     assert desk.get(request_id).is_cancelled
     end = desk.events(request_id)[-1]
     assert (end.finish_reason, end.last < LONG["max_tokens"]) == ("abort", True)
@@ -153,27 +154,40 @@ def test_a_client_that_leaves_a_stream_ends_its_request(
 def test_a_client_that_leaves_while_it_waits_ends_its_request(
     api: ApiServer, desk: LiveDesk, wait_until: Callable[..., None]
 ) -> None:
-    wait_until(lambda: not desk.open_ids(), "nothing else runs")
     body = json.dumps({"model": NAME, "messages": MESSAGES, "n": 2, "temperature": 1} | LONG | {"temperature": 1})
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     url = urlsplit(api.url)
-    with socket.create_connection((url.hostname, url.port)) as connection:
-        head = (
-            f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-        )
-        connection.sendall((head + body).encode())
-        wait_until(lambda: bool(desk.open_ids()), "the request is there")
-        request_id = desk.open_ids()[0]
-    wait_until(lambda: desk.has_ended(request_id), "the request has ended")
-    assert desk.get(request_id).is_cancelled
-    assert desk.events(f"{request_id}/1")[-1].finish_reason == "abort"
+
+    def leave() -> str:
+        wait_until(lambda: not desk.open_ids(), "nothing else runs")
+        asked: list[str] = []
+
+        def is_there() -> bool:
+            asked.extend(desk.open_ids())
+            return bool(asked)
+
+        with socket.create_connection((url.hostname, url.port)) as connection:
+            connection.sendall((head + body).encode())
+            wait_until(is_there, "the request is there")
+        return f"{asked[0]}/1"
+
+    stream_id = desk.cut_short(leave)
+    assert desk.get(stream_id.partition("/")[0]).is_cancelled
+    assert desk.events(stream_id)[-1].finish_reason == "abort"
 
 
 def test_a_request_that_is_cancelled_elsewhere_ends_its_stream_with_an_error(api: ApiServer, desk: LiveDesk) -> None:
     body = {"model": NAME, "messages": MESSAGES, "stream": True} | LONG
-    with api.http.stream("POST", CHAT, json=body) as response:
-        lines = response.iter_lines()
-        next(lines)
-        desk.cancel(response.headers["x-request-id"])
-        data = [line.removeprefix("data: ") for line in lines if line]
+    data: list[str] = []
+
+    def leave() -> str:
+        with api.http.stream("POST", CHAT, json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            desk.cancel(response.headers["x-request-id"])
+            data[:] = [line.removeprefix("data: ") for line in lines if line]
+            return str(response.headers["x-request-id"])
+
+    desk.cut_short(leave)
     error = json.loads(data[-1])["error"]
     assert (error["code"], error["param"]) == ("cancelled", None)

@@ -118,8 +118,12 @@ def test_a_reader_that_is_cut_off_while_the_answer_grows(
     last = "0"
     for _ in range(3):
         with api.http.stream("GET", f"/requests/{request_id}/stream", headers={"Last-Event-ID": last}) as response:
-            last, _, data = next(sse(response.iter_lines()))
-            seen += data["texts"]
+            event_id, kind, data = next(sse(response.iter_lines()))
+        if kind == "end":
+            # A machine that is slow with readers has written all of it, in few events.
+            break
+        last = event_id
+        seen += data["texts"]
     rest = read(api, f"/requests/{request_id}/stream?after={last}")
     stored = desk.events(request_id)
     assert "".join(seen + texts_of(rest)) == "".join(event.text for event in stored)

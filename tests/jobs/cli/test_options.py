@@ -5,7 +5,7 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.jobs.cli.app import app
-from headrace.jobs.cli.options import engine_options
+from headrace.jobs.cli.options import engine_config, engine_options
 
 from ..running import MODEL
 
@@ -17,7 +17,7 @@ HEADINGS = {
 
 
 def test_the_worker_takes_every_engine_option():
-    options = engine_options(
+    engine = engine_config(
         5,
         5,
         5,
@@ -29,6 +29,7 @@ def test_the_worker_takes_every_engine_option():
         tensor_parallel_size=2,
         pipeline_parallel_size=3,
     )
+    options = engine_options(engine)
     given = [option.split("=")[0] for option in options]
     commands = typer.main.get_command(app)
     assert isinstance(commands, TyperGroup)
@@ -42,7 +43,7 @@ def test_the_worker_takes_every_engine_option():
         "--tensor-parallel-size",
         "--pipeline-parallel-size",
     } <= set(given)
-    assert "--enforce-eager" not in engine_options()
+    assert "--enforce-eager" not in engine_options(engine_config())
 
 
 @pytest.mark.parametrize("command", HEADINGS)

@@ -119,6 +119,19 @@ def test_a_late_renewal_is_no_crash(desk, claims_of):
     assert taken.num_crashes == 1
 
 
+def test_a_worker_that_takes_its_own_again_has_not_crashed(desk, claims_of):
+    """It was starved for longer than the lease, and its sweeper or its bell came before its renewal."""
+    swept, rung = desk.submitted(), desk.submitted()
+    starved = claims_of("starved", OVER)
+    for _ in range(3):
+        held = [starved.claim(request.id) for request in (swept, rung)]
+        starved.sweep(LONG)
+        assert starved.renew(held[:1]) == [Verdict.HELD]
+    assert [claim.num_crashes for claim in held] == [0, 0]
+    other = claims_of("other", OVER)
+    assert [other.claim(request.id).num_crashes for request in (swept, rung)] == [1, 0]
+
+
 def test_what_is_handed_back_is_waiting_again(desk, claims_of):
     request = desk.submitted()
     claims = claims_of("one")

@@ -75,6 +75,22 @@ def test_another_worker_goes_on_after_the_last_token(num_samples, desk, wait_unt
         assert desk.requests.get(request.id).attempt == 2
 
 
+def test_a_worker_that_takes_its_own_again_streams_it_once(desk, wait_until, ends):
+    """It was starved for longer than the lease; the answer of before is still in its engine."""
+    with desk.worker(lease_seconds=0.0) as worker:
+        worker.runner.close()
+        request = desk.submitted()
+        worker.live.ring(request.id)
+        stop_after(desk, worker, request, 5, wait_until)
+        worker.live.ring(request.id)
+        wait_until(lambda: desk.requests.get(request.id).attempt == 2, "it is claimed again")
+        worker.runner.open()
+        desk.assert_streamed(request)
+        ends(request)
+        wait_until(lambda: worker.live.num_in_flight == 0, "both attempts are forgotten")
+        wait_until(lambda: worker.host.stats.num_running == 0, "its blocks are free")
+
+
 def test_a_request_that_takes_its_workers_with_it_is_refused(desk, ends):
     with desk.worker(lease_seconds=0.0) as dying, desk.worker(lease_seconds=0.0) as also_dying, desk.worker() as last:
         request = desk.submitted()

@@ -19,6 +19,7 @@ from headrace.jobs.celery_app import live_queue
 from headrace.jobs.client import Client
 from headrace.jobs.errors import SpecError
 from headrace.jobs.live.asking import GenerationError
+from headrace.jobs.live.keys import open_key, request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest
 from headrace.jobs.settings import Settings
 from headrace.jobs.streams.reader import follow
@@ -43,7 +44,8 @@ def workers(desk: Desk, folder: Path) -> "Iterator[tuple[subprocess.Popen[str], 
     env = environment(
         folder,
         HEADRACE_REDIS_URL=desk.url,
-        HEADRACE_LEASE_SECONDS="1",
+        # So long that no worker loses what it has for having stood still: there would be one more attempt.
+        HEADRACE_LEASE_SECONDS="60",
         HEADRACE_TEST_STEP_SECONDS="0.02",
         HEADRACE_TEST_HOLD=str(folder / "hold"),
     )
@@ -55,6 +57,21 @@ def workers(desk: Desk, folder: Path) -> "Iterator[tuple[subprocess.Popen[str], 
         finally:
             process.terminate()
             process.wait(WAIT_SECONDS)
+
+
+# KEYS: request, open. ARGV: id. 1 once another attempt has it.
+END_LEASE = """
+if redis.call('HGET', KEYS[1], 'attempt') ~= '1' then return 1 end
+redis.call('HSET', KEYS[1], 'lease', 0)
+redis.call('ZADD', KEYS[2], 0, ARGV[1])
+return 0
+"""
+
+
+def end_lease_of_first_attempt(desk: Desk, request: LiveRequest) -> bool:
+    """A renewal may still come that was sent before its worker was killed: until there is another attempt."""
+    with Redis.from_url(desk.url) as redis:
+        return bool(redis.eval(END_LEASE, 2, request_key(request.id), open_key(desk.queue), request.id))
 
 
 def begun(line: str) -> list[int]:
@@ -79,6 +96,8 @@ def test_the_next_worker_goes_on_after_the_last_token(signum, real_desk, tmp_pat
         if signum == signal.SIGKILL:
             os.kill(int(pids.read_text().split()[-1]), signal.SIGKILL)
             hold.unlink()
+            # Nobody waits until its lease has run out.
+            wait_until(lambda: end_lease_of_first_attempt(desk, request), "another has it")
         else:
             # The parent passes it on and starts no other: handed back or finished, as the grace allows.
             process.terminate()

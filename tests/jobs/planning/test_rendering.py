@@ -107,7 +107,7 @@ def test_a_templates_columns_are_known_each_once():
 def test_a_malformed_template_is_refused_and_named(template):
     with pytest.raises(SpecError) as refusal:
         PromptTemplate(template)
-    assert "--prompt" in str(refusal.value)
+    assert str(refusal.value).startswith("prompt ")
     assert repr(template) in str(refusal.value)
     assert "\n" not in str(refusal.value)
 
@@ -133,7 +133,7 @@ def test_without_a_template_a_prompt_column_is_the_prompt(plain):
 
 
 def test_without_anything_to_render_the_message_names_a_template_to_pass(plain):
-    with pytest.raises(SpecError, match=r"neither a 'messages' nor a 'prompt' column.*--prompt '\{text\}'"):
+    with pytest.raises(SpecError, match=r"neither a 'messages' nor a 'prompt' column.*: pass prompt=\"\{text\}\""):
         renderer(plain, "text", "id")
 
 
@@ -213,5 +213,5 @@ def test_a_row_without_messages_is_that_rows_fault(chat):
 
 
 def test_messages_need_a_chat_template(plain):
-    with pytest.raises(SpecError, match="no chat template for the column 'messages': pass --prompt"):
+    with pytest.raises(SpecError, match="no chat template for the column 'messages': pass prompt"):
         renderer(plain, "messages")

@@ -24,7 +24,10 @@ def client_of_workers(model: Path, folder: Path, **variables: str) -> Iterator[C
         log_file.open("wb") as log,
         subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log) as workers,
     ):
-        yield client
-        workers.terminate()
-        assert workers.wait(90) == 0, log_file.read_text()
+        try:
+            yield client
+        finally:
+            workers.terminate()
+            status = workers.wait(90)
+        assert status == 0, log_file.read_text()
     wait_until(lambda: not processes_of(data), "nothing is left")

@@ -5,22 +5,26 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy import update
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.lora import LoraModule
 from headrace.jobs.shards import runner
 from headrace.jobs.shards.adapters import AdapterNotHeld, FittingAdapters
+from headrace.jobs.shards.faults import is_fault
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.leases import Leases
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
+from headrace.storage.spool import write_shard
+from headrace.storage.tables import jobs
 
 from ...engine.lora.adapters import save_adapter
 from ..attempts import ROWS, replace_job, stop_after
 from ..conftest import wait_until
 from ..running import MODEL
-from ..shop import JOB, OVER, QUEUE, SHARD
+from ..shop import JOB, NO_TYPES, OVER, QUEUE, SHARD
 
 
 def test_an_engine_failure_hands_the_shard_back_with_the_reason(shop):
@@ -88,12 +92,12 @@ def test_a_worker_leaves_an_adapter_that_it_cannot_hold_to_others(shop):
     assert "r=17, above max_lora_rank=16: raise max_lora_rank to 17" in shop.ledger.progress(JOB).error
     large = replace(shop.shard_runner(), adapters=FittingAdapters(EngineConfig(max_lora_rank=17)))
     with pytest.raises(AdapterNotHeld):
-        FittingAdapters(EngineConfig(max_lora_rank=16)).expect(JOB, lora)
-    large.adapters.expect(JOB, lora)
+        FittingAdapters(EngineConfig(max_lora_rank=16)).expect(lora)
+    large.adapters.expect(lora)
     assert large._claim() is not None
     assert shop.ledger.progress(JOB).error is None
     small.run(SHARD)
-    assert (rung, small.adapters.left_alone) == ([SHARD], set())
+    assert (rung, small.left_alone) == ([SHARD], set())
 
 
 def test_a_worker_whose_model_is_shared_leaves_adapters_to_others(shop):
@@ -101,14 +105,34 @@ def test_a_worker_whose_model_is_shared_leaves_adapters_to_others(shop):
     shared = replace(shop.shard_runner(), adapters=FittingAdapters(EngineConfig(tensor_parallel_size=2)))
     shared.run(SHARD)
     progress = shop.ledger.progress(JOB)
-    assert (shared.adapters.left_alone, progress.rows_done) == ({JOB}, 0)
-    shared.adapters.left_alone.add("job_that_others_have_done")
-    shared.adapters.left_alone.discard(JOB)
+    assert (shared.left_alone, progress.rows_done) == ({JOB}, 0)
+    shared.left_alone.add("job_that_others_have_done")
+    shared.left_alone.discard(JOB)
     wait_until(lambda: shop.ledger.messages.due_retries(QUEUE) == [SHARD], "it may be taken again")
     shared.run(SHARD)
     # Each claim asks for something else than all of these: they are not to become more and more.
-    assert shared.adapters.left_alone == {JOB}
+    assert shared.left_alone == {JOB}
     assert "kind and tensor_parallel_size=2 are not supported together" in progress.error
+
+
+@pytest.mark.parametrize("whose", ["job's", "row's"])
+def test_a_worker_leaves_jobs_of_a_later_version_to_others(shop, whose):
+    """Were it a fault of ours, workers that have been upgraded would take over its rows as errors."""
+    shop.create(ROWS, endpoint="/v1/completions")
+    if whose == "job's":
+        with shop.ledger.database.write() as connection:
+            connection.execute(update(jobs).values(spec={**shop.spec.stored(), "beams": 4}))
+    else:
+        rows = [row._replace(sampling='{"sampling": {}, "beams": 4}') for row in ROWS]
+        write_shard(Path(shop.ledger.shards(JOB)[0].spool_path), rows, NO_TYPES, with_sampling=True)
+    old, rung = shop.shard_runner(), list[str]()
+    old.ring = rung.extend
+    for _ in range(3):
+        old.run(SHARD)
+    progress = shop.ledger.progress(JOB)
+    assert (old.left_alone, rung, progress.rows_done) == ({JOB}, [SHARD, SHARD], 0)
+    assert progress.error.endswith("(beams: there is no such option): upgrade this one")
+    assert not is_fault(progress.error)
 
 
 def test_where_a_worker_was_is_forgotten_of_jobs_that_are_long_ago(shop, monkeypatch):

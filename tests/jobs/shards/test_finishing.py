@@ -14,6 +14,8 @@ from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.finishing import finish_all_left
 from headrace.storage import leases, tidying
+from headrace.storage import ledger as ledger_module
+from headrace.storage.batch_records import NewBatch
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, read_report, write_manifest
 from headrace.storage.records import JobState, NewJob, NewShard
@@ -29,6 +31,7 @@ from ..shop import JOB, QUEUE, SHARD, Shop
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody is given time to finish, or waits long before trying again."""
     monkeypatch.setattr(leases, "TIDY_SECONDS", -1.0)
+    monkeypatch.setattr(ledger_module, "TIDY_SECONDS", -1.0)
     monkeypatch.setattr(tidying, "_FIRST_PAUSE_SECONDS", 0.0)
 
 
@@ -59,7 +62,7 @@ ALL_DONE = {"total": 5, "done": 5, "failed": 0}
 def test_without_room_for_the_manifest_a_worker_tries_again(shop, wait_until, caplog):
     fill_the_disk(shop)
     shop.shard_runner().run(SHARD)
-    assert f"job {JOB} has completed, but not all is tidy: cannot write {shop.output}/_headrace.json" in caplog.text
+    assert f"job {JOB} is completed, but not all is tidy: cannot write {shop.output}/_headrace.json" in caplog.text
     assert shop.ledger.job(JOB).state is JobState.COMPLETED
     assert said(shop) is None
 
@@ -146,4 +149,31 @@ def test_a_folder_that_is_another_jobs_by_now_is_tidy(shop):
     write_manifest(LocalFolder(shop.output), Manifest("job_2", "f"))
     shop.shard_runner().run(SHARD)
     assert said(shop) is None
+    assert shop.ledger.job(JOB).tidy_at is None
+
+
+def test_the_spool_of_a_job_is_removed_whose_cancellation_was_killed(shop):
+    shop.ledger.cancel_job(JOB)
+    assert len(spools(shop)) == 1
+    finish_all_left(shop.ledger, QUEUE)
+    assert (spools(shop), said(shop)) == ([], None)
+    assert shop.ledger.job(JOB).tidy_at is None
+
+
+def test_what_a_batch_is_to_read_of_a_cancelled_job_stays_until_it_has_ended(shop, wait_until):
+    of_job = update(jobs).where(jobs.c.id == JOB)
+    with shop.ledger.database.write() as connection:
+        connection.execute(of_job.values(idempotency_key="batch/batch-1"))
+    shop.ledger.batches.add(NewBatch("batch-1", "t", "/v1/completions", "file-in", "24h", 60.0))
+    shop.ledger.cancel_job(JOB)
+    finish_all_left(shop.ledger, QUEUE)
+    assert (len(spools(shop)), shop.ledger.job(JOB).tidy_at is None) == (1, False)
+    assert shop.ledger.batches.claim("batch-1", "keeper", 60.0) is not None
+    assert shop.ledger.batches.fail("batch-1", "keeper", [])
+
+    def come_by() -> bool:
+        finish_all_left(shop.ledger, QUEUE)
+        return not spools(shop)
+
+    wait_until(come_by, "the spool is gone")
     assert shop.ledger.job(JOB).tidy_at is None

@@ -14,11 +14,14 @@ from ..conftest import wait_until
 
 
 def history(*trials: Sequence[int] | None, outcome: AttemptOutcome = AttemptOutcome.LOST) -> CrashHistory:
-    """Of attempts that all ended alike, each with what it was just trying."""
-    rows = [None if trial is None else list(trial) for trial in trials]
-    return CrashHistory.of(
-        AttemptRecord(number, "s", number, "w", 0.0, 1.0, outcome, None, trial) for number, trial in enumerate(rows)
-    )
+    """Of attempts of a worker each that all ended alike, each with what it was just trying."""
+    return CrashHistory.of(attempt(number, f"w{number}", outcome, trial) for number, trial in enumerate(trials))
+
+
+def attempt(
+    number: int, owner: str, outcome: AttemptOutcome | None, trial: Sequence[int] | None = None
+) -> AttemptRecord:
+    return AttemptRecord(number, "s", number, owner, 0.0, 1.0, outcome, None, None if trial is None else list(trial))
 
 
 def test_one_crash_may_be_anybodys_fault():
@@ -31,6 +34,16 @@ def test_one_crash_may_be_anybodys_fault():
 def test_only_crashes_count(outcome):
     assert not history(None, [3], [3], outcome=outcome).asks_for_trials
     assert not history(None, [3], [3], outcome=outcome).culprits
+
+
+def test_a_worker_that_comes_back_has_not_crashed():
+    """It was starved for longer than its lease, perhaps again and again."""
+    lost = [attempt(number, "starved", AttemptOutcome.LOST, [3]) for number in range(4)]
+    assert not CrashHistory.of([*lost, attempt(4, "starved", None)]).trials
+    found = CrashHistory.of([*lost, attempt(4, "other", AttemptOutcome.LOST, [3]), attempt(5, "starved", None)])
+    assert (found.num_crashes, found.culprits) == (1, frozenset())
+    # Whatever became of the last one, it can have died in no other.
+    assert CrashHistory.of(lost).num_crashes == 1
 
 
 def test_each_crash_narrows_the_circle():

@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.request import Request
-from headrace.jobs.engine_host import Outcome, Refusal
 from headrace.jobs.errors import NotRetriable
+from headrace.jobs.outcomes import Outcome, Refusal
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.stored_results import read_results
 from headrace.jobs.verbs import retry_job

@@ -19,6 +19,7 @@ from headrace.jobs.streams.keys import row_stream_id, watch_key
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import follow
 from headrace.jobs.streams.row_watch import RowWatch
+from headrace.storage.errors import LeaseLost
 from headrace.storage.spool import PlannedRow
 
 from ..running import environment
@@ -118,6 +119,25 @@ def test_an_attempt_that_ends_leaves_the_stream_to_the_next(
     assert "".join(event.text for event in events) == shop.text(0)
 
 
+def test_two_attempts_in_one_worker_write_a_row_once(
+    shop: Shop, streams: RowStreams, watch: RowWatch, redis_url: str, wait_until: Callable[..., None]
+) -> None:
+    """It was starved for longer than its lease, and has taken its shard again while the first one goes on."""
+    shop.create(rows(1), sampling={"ignore_eos": True, "max_tokens": 8})
+    watch.watch(JOB, 0)
+    first = shop.attempt(shop.claim(OVER), tools(shop, streams))
+    with running(shop, first):
+        wait_until(lambda: is_followed(streams), "the row is followed")
+        shop.runner.permit(3)
+        for _ in range(4):
+            shop.runner.wait_until_reached()
+        second = shop.attempt(tools=tools(shop, streams))
+        with running(shop, second):
+            wait_until(lambda: is_followed(streams, 2), "it is followed twice")
+    assert [token for event in read(redis_url, 0) for token in event.token_ids] == shop.answer(0)
+    shop.assert_complete()
+
+
 class EndsMeanwhile(RowWatch):
     """While it is asked which rows are watched, an attempt ends."""
 
@@ -150,7 +170,7 @@ def running(shop: Shop, attempt: ShardAttempt) -> Iterator[Thread]:
     """An attempt that is held up in the engine until the end of the context."""
 
     def run() -> None:
-        with suppress(Stopped):
+        with suppress(Stopped, LeaseLost):
             attempt.run()
 
     shop.runner.close()
@@ -163,9 +183,9 @@ def running(shop: Shop, attempt: ShardAttempt) -> Iterator[Thread]:
         thread.join(60)
 
 
-def is_followed(streams: RowStreams) -> bool:
+def is_followed(streams: RowStreams, times: int = 1) -> bool:
     streams.look()
-    return any(offer.samples for offer in streams._offers)
+    return sum(bool(offer.samples) for offer in streams._offers) == times
 
 
 def test_a_watch_ends_by_itself(watch: RowWatch, redis_url: str) -> None:

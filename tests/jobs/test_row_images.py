@@ -2,10 +2,14 @@
 
 import json
 import sqlite3
+from base64 import b64encode
 from collections.abc import Mapping
 from contextlib import closing
+from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.text.tokenizer import Tokenizer
@@ -14,14 +18,15 @@ from headrace.jobs.client import Client
 from headrace.jobs.planning.batch_planner import BatchPlanner, PlannedBatch, planned_row
 from headrace.jobs.planning.planner import make_planner
 from headrace.jobs.planning.rendering import PromptRenderer
-from headrace.jobs.planning.row_images import images_fingerprint, row_images
 from headrace.jobs.planning.shard_cutter import ShardCutter
+from headrace.jobs.row_images import images_fingerprint, row_images
 from headrace.jobs.schemas import JobSpec
 from headrace.jobs.settings import Settings
-from headrace.storage.readers import InputRow, open_input, open_sql
+from headrace.jobs.shards.row_batch import RowBatch
+from headrace.storage.readers import InputRow, InputSource, open_input, open_sql
 from headrace.storage.spool import prompt_images, read_shard, without_images, write_shard
 
-from ...engine.vision.seeing import IMAGE_TOKEN, picture, png
+from ..engine.vision.seeing import IMAGE_TOKEN, picture, png
 
 # The same sizes: nothing but the pixels differs.
 FILES = [png(picture(200, 130, seed)) for seed in range(2)]
@@ -49,7 +54,6 @@ def test_neighbours_have_the_same_image(planned):
     assert sorted(row.row % 2 for row in rows[:3]) in ([0, 0, 0], [1, 1, 1])
     for row in rows:
         assert list(row.prompt_token_ids or ()).count(IMAGE_TOKEN) == NUM_TOKENS
-        assert row.images == (FILES[row.row % 2],)
     (_,) = (cutter := ShardCutter(100)).cut(items)
     # From row to row of an image its tokens, and between the two images what comes before them; in whole blocks.
     before = rows[0].prompt_token_ids.index(IMAGE_TOKEN)
@@ -61,7 +65,7 @@ def test_messages_may_say_where_a_columns_images_are(planned):
     given = (FILES, FILES[:1], [*FILES, FILES[0]])
     rows = [{"messages": [{"role": "user", "content": shown}], "image": files} for files in given]
     right, few, many = sorted(map(planned_row, planned(*rows, prompt=None).items), key=lambda row: row.row)
-    assert right.images == tuple(FILES)
+    assert right.images == [None, None]
     assert few.error == "image 2 of the prompt is not there: its part has no content"
     assert many.error == "column 'image' has more images than the messages have parts for them"
 
@@ -160,12 +164,86 @@ def test_bytes_in_rows_of_ours_are_data_urls(tmp_path):
         assert [row_images(row.values, "image") for row in open_input(path)] == [FILES[:1], FILES[1:]]
 
 
+def table_of(rows: list[dict[str, Any]], seeing: Path, tmp_path: Path, **options: Any) -> tuple[JobSpec, pa.Table]:
+    """Rows as their shard has them."""
+    spec = JobSpec.parse(model=str(seeing), **options)
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return spec, spooled(open_input(tmp_path / "rows.jsonl"), spec, tmp_path)
+
+
+def spooled(source: InputSource, spec: JobSpec, tmp_path: Path) -> pa.Table:
+    with make_planner(spec, 100, tmp_path).plan(source) as plan:
+        (shard,) = plan.spool(tmp_path / "spool")
+    return read_shard(Path(shard.spool_path))
+
+
+def shown(table: pa.Table, spec: JobSpec, seeing: Path) -> dict[str, list[object]]:
+    """The files that the engine is asked with, by the rows' numbers."""
+    requests = RowBatch(table, (), spec, Tokenizer.from_pretrained(seeing), prefix="7").requests
+    return {each.request_id.removeprefix("7/"): [image.source for image in each.images] for each in requests}
+
+
+def data_url(file: bytes) -> str:
+    return f"data:image/png;base64,{b64encode(file).decode()}"
+
+
+def test_what_a_column_has_is_not_spooled_again(seeing, tmp_path):
+    """Under a name that the output does not use for it either."""
+    (tmp_path / "a.png").write_bytes(FILES[0])
+    kind = pa.list_(pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+    here, there = {"bytes": FILES[1], "path": "b.png"}, {"bytes": None, "path": str(tmp_path / "a.png")}
+    images = [[here], [there], [here, there, here], []]
+    table = pa.table({"text": list("abcd"), "output": pa.array(images, kind)})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    spec = JobSpec.parse(model=str(seeing), image="output", prompt="{text}")
+    table = spooled(open_input(tmp_path / "rows.parquet"), spec, tmp_path)
+    beside = dict(zip(table["row"].to_pylist(), prompt_images(table), strict=True))
+    assert beside == {0: [None], 1: [FILES[0]], 2: [None, FILES[0], None], 3: ()}
+    # Read when it was submitted: where a worker runs there may be another.
+    (tmp_path / "a.png").write_bytes(b"")
+    assert shown(table, spec, seeing) == {"0": FILES[1:], "1": FILES[:1], "2": [FILES[1], *FILES], "3": []}
+
+
+def test_nor_what_messages_have(seeing, tmp_path):
+    (tmp_path / "a.png").write_bytes(FILES[0])
+    inline = {"type": "image_url", "image_url": {"url": data_url(FILES[1])}}
+    place, text = {"type": "image"}, {"type": "text", "text": "a"}
+    rows = [
+        {"messages": [{"role": "user", "content": content}], "image": images}
+        for content, images in (
+            ([inline, text], []),
+            ([place, inline, place], [str(tmp_path / "a.png"), data_url(FILES[1])]),
+            ("plain", data_url(FILES[0])),
+            ("plain", []),
+        )
+    ]
+    rows.append({"messages": json.dumps(rows[0]["messages"]), "image": []})
+    spec, table = table_of(rows, seeing, tmp_path, image="image")
+    beside = dict(zip(table["row"].to_pylist(), prompt_images(table), strict=True))
+    assert beside == {0: [None], 1: [FILES[0], None, None], 2: [None], 3: (), 4: [None]}
+    two = FILES[1:]
+    assert shown(table, spec, seeing) == {"0": two, "1": [FILES[0], *two, *two], "2": FILES[:1], "3": [], "4": two}
+    spec, table = table_of([{"messages": row["messages"]} for row in (rows[0], rows[3])], seeing, tmp_path)
+    assert shown(table, spec, seeing) == {"0": two, "1": []}
+
+
+def test_a_rows_id_may_be_its_images_path(seeing, tmp_path):
+    """The output has it as text, and under its own name."""
+    (tmp_path / "a.png").write_bytes(FILES[0])
+    rows = [{"text": "a", "custom_id": str(tmp_path / "a.png")}]
+    spec, table = table_of(rows, seeing, tmp_path, image="custom_id", prompt="{text}")
+    assert shown(table, spec, seeing) == {"0": FILES[:1]}
+
+
 def test_images_travel_beside_the_rows(planned, tmp_path):
-    rows = [planned_row(item) for item in planned({"text": "x", "image": FILES}, {"text": "y", "image": []}).items]
+    paths = [str(tmp_path / f"{number}.png") for number in range(2)]
+    for path, file in zip(paths, FILES, strict=True):
+        Path(path).write_bytes(file)
+    rows = [planned_row(item) for item in planned({"text": "x", "image": paths}, {"text": "y", "image": []}).items]
     schema = pa.schema([("text", pa.string())])
     write_shard(tmp_path / "shard.parquet", rows, schema)
     table = read_shard(tmp_path / "shard.parquet")
-    assert sorted(map(len, prompt_images(table))) == [0, 2]
+    assert sorted(prompt_images(table), key=len) == [(), FILES]
     assert without_images(table).column_names == ["row", "custom_id", "text", "prompt_token_ids", "plan_error"]
     write_shard(tmp_path / "texts.parquet", [row for row in rows if not row.images], schema)
     assert read_shard(tmp_path / "texts.parquet").column_names == without_images(table).column_names

@@ -1,14 +1,16 @@
 """The images of a row's column: bytes as Hugging Face's data sets store them, files, or data URLs."""
 
 import hashlib
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ...engine.errors import InvalidRequestError
-from ...engine.vision.reading import data_url_bytes, shortened
-from ...storage.readers import InputSource
+from ..engine.errors import InvalidRequestError
+from ..engine.vision.reading import data_url_bytes, has_images, shortened, split_images
+from ..storage.readers import InputSource
+from .schemas import JobSpec
 
 _KINDS = 'bytes, {"bytes": ..., "path": ...}, the path of a file, a data URL, or a list of these'
 
@@ -16,8 +18,25 @@ _KINDS = 'bytes, {"bytes": ..., "path": ...}, the path of a file, a data URL, or
 _ADDRESSES = ("data:", "http://", "https://")
 
 
-def row_images(values: Mapping[str, Any], column: str) -> list[bytes]:
-    """The files of a row's images, in their order. Raises `InvalidRequestError` naming the column."""
+class NamedFile(bytes):
+    """What was read from a path that a row names: the row does not have it itself."""
+
+    @classmethod
+    def read(cls, path: str) -> "NamedFile":
+        """Raises `InvalidRequestError`."""
+        try:
+            return cls(Path(path).read_bytes())
+        except OSError as error:
+            raise InvalidRequestError(f"cannot be read from {shortened(path)}: {error.strerror}", "image") from error
+        except ValueError as error:
+            raise InvalidRequestError(f"is at {shortened(path)!r}, which is no path: {error}", "image") from error
+
+
+def row_images(values: Mapping[str, Any], column: str, read: Callable[[str], bytes] = NamedFile.read) -> list[bytes]:
+    """The files of a row's images, in their order; `read` gives those of which it has the paths.
+
+    Raises `InvalidRequestError` naming the column.
+    """
     if column not in values:
         raise InvalidRequestError(f"column {column!r} is missing", "image")
     given = values[column]
@@ -25,9 +44,23 @@ def row_images(values: Mapping[str, Any], column: str) -> list[bytes]:
         raise InvalidRequestError(f"column {column!r} is null", "image")
     many = given if isinstance(given, list) else [given]
     try:
-        return [_file(each) for each in many]
+        return [_file(each, read) for each in many]
     except InvalidRequestError as error:
         raise InvalidRequestError(f"column {column!r}: an image {error}", "image") from error
+
+
+def carried_images(spec: JobSpec, values: Mapping[str, Any]) -> list[bytes]:
+    """The images of a row's prompt, in their order, as the row has them itself; empty ones for those it has paths of.
+
+    `values` are those of a row that was rendered, or of its columns with images and messages.
+    """
+    own = row_images(values, spec.image, lambda path: b"") if spec.image is not None else []
+    messages = values.get("messages") if spec.prompt is None else None
+    if isinstance(messages, str):
+        messages = json.loads(messages)
+    if messages is None or not has_images(messages):
+        return own
+    return [each for each in split_images(messages, own)[1] if isinstance(each, bytes)]
 
 
 def images_fingerprint(source: InputSource, column: str | None) -> str:
@@ -63,20 +96,15 @@ def _hashed(path: str) -> bytes:
         return b"none"
 
 
-def _file(given: Any) -> bytes:
+def _file(given: Any, read: Callable[[str], bytes]) -> bytes:
     if isinstance(given, bytes):
         return given
     if isinstance(given, Mapping):
-        return _file(given.get("bytes") or given.get("path"))
+        return _file(given.get("bytes") or given.get("path"), read)
     if given == "":
         raise InvalidRequestError(f"is an empty text: it must be {_KINDS}", "image")
     if not isinstance(given, str):
         raise InvalidRequestError(f"must be {_KINDS}, not {type(given).__name__}", "image")
     if given.startswith(_ADDRESSES):
         return data_url_bytes(given)
-    try:
-        return Path(given).read_bytes()
-    except OSError as error:
-        raise InvalidRequestError(f"cannot be read from {shortened(given)}: {error.strerror}", "image") from error
-    except ValueError as error:
-        raise InvalidRequestError(f"is at {shortened(given)!r}, which is no path: {error}", "image") from error
+    return read(given)

@@ -1,0 +1,36 @@
+"""What an error advises, in the words of who is told: Python's arguments, or the command line's options."""
+
+import pickle
+
+import pytest
+
+from headrace.engine.errors import ConfigError
+from headrace.jobs.cli.wording import with_options
+from headrace.jobs.errors import SpecError
+from headrace.storage.errors import Argument, OutputNotEmpty
+from headrace.storage.output_dir import OutputMode
+
+OVERWRITE, PROMPT = OutputMode.OVERWRITE.argument, Argument("prompt")
+
+
+@pytest.mark.parametrize(
+    ("error", "in_python", "on_the_command_line"),
+    [
+        (OutputNotEmpty("used: pass ", OVERWRITE, "."), 'used: pass mode="overwrite".', "used: pass --overwrite."),
+        (SpecError(PROMPT, " is --odd"), "prompt is --odd", "--prompt is --odd"),
+        (SpecError(Argument("prompt", '{a} "b"')), r'prompt="{a} \"b\""', """--prompt '{a} "b"'"""),
+        (SpecError(Argument("kv_cache_dtype"), ": no"), "kv_cache_dtype: no", "--kv-cache-dtype: no"),
+        (SpecError(Argument("response_format"), ": no"), "response_format: no", "--json-schema: no"),
+        (SpecError(Argument("stop_token_ids.1"), ": no"), "stop_token_ids.1: no", "stop_token_ids.1: no"),
+        (ConfigError("max_num_seqs: no"), "max_num_seqs: no", "max_num_seqs: no"),
+    ],
+    ids=str,
+)
+def test_each_face_has_its_words(error, in_python, on_the_command_line):
+    assert str(error) == in_python
+    assert with_options(error) == on_the_command_line
+
+
+def test_an_error_comes_out_of_another_process_as_it_went_in():
+    error = pickle.loads(pickle.dumps(SpecError("pass ", PROMPT, field="prompt")))
+    assert (str(error), with_options(error), error.field) == ("pass prompt", "pass --prompt", "prompt")
