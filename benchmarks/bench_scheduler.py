@@ -27,7 +27,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits, Replay
-from headrace.engine.execution.graph_sizes import default_sizes
+from headrace.engine.execution.graph_sizes import default_sizes, max_graphs
 from headrace.engine.execution.runner import BlockMemory, Runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import Request, RequestOutputKind, SamplingParams
@@ -99,7 +99,13 @@ class GraphedRunner(NoOpRunner):
     def __init__(self, num_blocks: int, config: EngineConfig) -> None:
         super().__init__(num_blocks)
         sizes = default_sizes(config.max_num_seqs, GRAPHED_TOKENS)
-        limits = GraphLimits(sizes, CONTEXT // config.block_size, config.block_size, config.max_num_seqs)
+        limits = GraphLimits(
+            sizes,
+            CONTEXT // config.block_size,
+            config.block_size,
+            config.max_num_seqs,
+            max_graphs(config, len(sizes)),
+        )
         self._graphs = CudaGraphs(plan_only, limits, self.device, capture_nothing)
 
     def execute(self, batch: Batch) -> Tensor:

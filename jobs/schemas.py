@@ -209,8 +209,7 @@ class JobSpec(BaseModel):
             name = ".".join(part for part in path if part != "sampling")
             raise SpecError(Argument(name), f": {problem(first)}", field=".".join(path)) from error
         except InvalidRequestError as error:
-            field = error.field if error.field in cls.model_fields else f"sampling.{error.field}"
-            raise SpecError(str(error), field=field) from error
+            raise _refusal(error) from error
         return spec
 
     def fingerprint(self, input_fingerprint: str) -> str:
@@ -243,6 +242,13 @@ def read_stored(kind: type[Stored], values: Mapping[str, Any] | str) -> Stored:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
         raise LaterVersion(f"the job is of a later headrace ({name}: {problem(first)}): upgrade this one") from error
+
+
+def _refusal(error: InvalidRequestError) -> SpecError:
+    """What `SamplingParams` refuses: its messages begin with the field's name."""
+    assert error.field is not None
+    field = error.field if error.field in JobSpec.model_fields else f"sampling.{error.field}"
+    return SpecError(Argument(error.field), str(error).removeprefix(error.field), field=field)
 
 
 def problem(error: Mapping[str, Any]) -> str:

@@ -15,6 +15,7 @@ from typing import Self
 
 import httpx2
 
+from ..storage.errors import Argument
 from ..storage.ledger import Ledger
 from ..storage.records import NewWebhook
 from ..storage.webhooks import Delivery, Webhooks
@@ -37,13 +38,13 @@ def parse_webhook(url: str, secret: str | None = None, field: str = "webhook") -
         check_web_url(url)
         httpx2.URL(url)
     except (AddressRefused, httpx2.InvalidURL) as error:
-        raise SpecError(f"{field}.url {error}", field=f"{field}.url") from error
+        raise SpecError(Argument(f"{field}.url"), f" {error}", field=f"{field}.url") from error
     if secret is not None:
         try:
             _key(secret)
         except (binascii.Error, ValueError) as error:
-            problem = f"{field}.secret must be base64 after {_BASE64_SECRET}"
-            raise SpecError(problem, field=f"{field}.secret") from error
+            problem = f" must be base64 after {_BASE64_SECRET}"
+            raise SpecError(Argument(f"{field}.secret"), problem, field=f"{field}.secret") from error
     return NewWebhook(url, secret)
 
 
@@ -54,7 +55,7 @@ def expect_public_receiver(webhook: NewWebhook, settings: Settings, field: str =
     try:
         expect_public_host(webhook.url)
     except AddressRefused as error:
-        raise SpecError(f"{field}.url {error}", field=f"{field}.url") from error
+        raise SpecError(Argument(f"{field}.url"), f" {error}", field=f"{field}.url") from error
 
 
 @dataclass(frozen=True)

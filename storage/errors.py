@@ -20,6 +20,8 @@ class WordedError(Exception):
     """An error whose words may have arguments among them, which each face writes in its own way."""
 
     def __init__(self, *words: str | Argument) -> None:
+        # Else the last one was meant for something else.
+        assert len(words) < 2 or any(isinstance(word, Argument) for word in words), words
         super().__init__(*words)
 
     def worded(self, argument: Callable[[Argument], str]) -> str:
@@ -51,6 +53,10 @@ class PartMissing(StorageError):
 
 class PartDamaged(StorageError):
     """A part is there and cannot be read."""
+
+
+class SpoolDamaged(StorageError):
+    """A spooled shard is gone or cannot be read."""
 
 
 class LedgerError(StorageError):

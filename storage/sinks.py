@@ -72,6 +72,8 @@ class SinkSpec:
     @classmethod
     def parse(cls, url: str, table: str = DEFAULT_TABLE) -> Self:
         """Check a URL; a file of SQLite gets its absolute path. Raises SinkError."""
+        if not table:
+            raise SinkError(_SINK_TABLE, " is empty: name a table")
         try:
             parsed = make_url(url)
         except ArgumentError as error:

@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from .columns import carried_names, column_array
-from .errors import StorageError
+from .errors import SpoolDamaged
 from .files import write_parquet
 
 _LEADING = (pa.field("row", pa.int64()), pa.field("custom_id", pa.string()))
@@ -103,11 +103,11 @@ def without_images(table: pa.Table) -> pa.Table:
 
 
 def read_shard(path: Path) -> pa.Table:
-    """All rows of a shard. Raises StorageError when the file is gone or damaged."""
+    """All rows of a shard. Raises SpoolDamaged, also when it is gone."""
     try:
         return pq.read_table(path, partitioning=None)
     except (OSError, pa.ArrowException) as error:
-        raise StorageError(f"cannot read the spooled shard {path}: submit the job again ({error})") from error
+        raise SpoolDamaged(f"cannot read the spooled shard {path}: submit the job again ({error})") from error
 
 
 def input_fields(schema: pa.Schema) -> list[pa.Field]:

@@ -32,7 +32,7 @@ from ..config import EngineConfig
 from ..lora.slots import AdapterSlots
 from .batch import Batch
 from .devices import flops_per_second
-from .graph_sizes import LEAST_GRAPHS, graph_sizes, max_graphs
+from .graph_sizes import graph_sizes, max_graphs
 
 logger = logging.getLogger(__name__)
 
@@ -58,7 +58,7 @@ class GraphLimits:
     blocks_per_sequence: int
     block_size: int
     max_num_seqs: int
-    max_graphs: int = LEAST_GRAPHS
+    max_graphs: int
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig, device: torch.device) -> Self:

@@ -13,7 +13,7 @@ _SECONDS_PER_STEP = 1e-3
 # Longer steps keep the device busy, but for the smallest models.
 _MOST = 2048
 # So many graphs are held where there are fewer sizes: of one there are several, as attention launches what it has to.
-LEAST_GRAPHS = 40
+_LEAST_GRAPHS = 40
 # Of the larger graphs each is for at most an eighth more tokens than the one before it, and for whole tiles of rows.
 _PARTS, _TILE = 8, 64
 
@@ -46,7 +46,7 @@ def max_graphs(config: EngineConfig, num_sizes: int) -> int:
     Steps with adapters have graphs of their own, for which there is room where it is said that such will come.
     """
     num_kinds = 2 if config.lora_modules else 1
-    return max(num_kinds * num_sizes, LEAST_GRAPHS)
+    return max(num_kinds * num_sizes, _LEAST_GRAPHS)
 
 
 def host_bound_tokens(model: ModelConfig, flops_per_second: float) -> int:

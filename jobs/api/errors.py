@@ -14,7 +14,18 @@ from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
 
 from ...engine.errors import InvalidRequestError
-from ...storage.errors import InputError, JobEnded, LedgerUnavailable, OutputNotEmpty, SinkError, SinkUnavailable
+from ...storage.errors import (
+    InputError,
+    JobEnded,
+    LedgerUnavailable,
+    ManifestDamaged,
+    OutputNotEmpty,
+    PartDamaged,
+    PartMissing,
+    SinkError,
+    SinkUnavailable,
+    SpoolDamaged,
+)
 from ...storage.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import NotRetriable, SpecError
@@ -71,7 +82,8 @@ def answer_errors(app: FastAPI) -> None:
     # One that can not be reached is the client's to put right: it has named it.
     for refused in (SpecError, InvalidRequestError, InputError, SinkError, SinkUnavailable):
         app.exception_handler(refused)(_answer_refused)
-    for conflict in (JobEnded, NotRetriable, OutputNotEmpty):
+    # The latter are no fault of the server's program: somebody has removed or damaged what the job has written.
+    for conflict in (JobEnded, NotRetriable, OutputNotEmpty, ManifestDamaged, PartMissing, PartDamaged, SpoolDamaged):
         app.exception_handler(conflict)(_answer_conflict)
     app.exception_handler(QuotaExceeded)(_answer_over_quota)
     for away in AWAY:

@@ -125,7 +125,7 @@ class JobService:
         return self._rung_for(job_id, Job.resume)
 
     def retry(self, job_id: str) -> JobAnswer:
-        """Raises `ApiError` (404), `JobError` when there is nothing to retry."""
+        """Raises `ApiError` (404), `JobError` when there is nothing to retry, `StorageError` when it cannot be read."""
         return self._rung_for(job_id, Job.retry)
 
     def set_priority(self, job_id: str, priority: int) -> JobAnswer:

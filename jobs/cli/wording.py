@@ -5,7 +5,12 @@ import shlex
 from ...storage.errors import Argument, WordedError
 
 # Where an option has another name than the field that it gives.
-_OPTIONS = {"response_format": "json_schema", "structured_outputs": "regex"}
+_OPTIONS = {
+    "response_format": "json_schema",
+    "structured_outputs": "regex",
+    "webhook.url": "webhook",
+    "webhook.secret": "webhook_secret",
+}
 
 
 def with_options(error: Exception) -> str:
@@ -16,8 +21,9 @@ def with_options(error: Exception) -> str:
 def _option(argument: Argument) -> str:
     if argument.name == "mode":
         return f"--{argument.value}"
-    if "." in argument.name:
+    name = _OPTIONS.get(argument.name, argument.name)
+    if "." in name:
         # A place within what an option gives.
-        return argument.name
-    option = f"--{_OPTIONS.get(argument.name, argument.name).replace('_', '-')}"
+        return name
+    option = f"--{name.replace('_', '-')}"
     return option if argument.value is None else f"{option} {shlex.quote(argument.value)}"

@@ -177,4 +177,4 @@ class LiveAnswer:
             known = recovered.get(stream_id, RecoveredStream())
             if known.end is None:
                 publisher.open(stream_id, self.claim.attempt, self.claim.request.reply_to, known)
-                publisher.finish(stream_id, str(FinishReason.ERROR), "", None, error)
+                publisher.finish(stream_id, str(FinishReason.ERROR), "", None, error, self.claim.attempt)

@@ -2,13 +2,16 @@
 
 import logging
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
 from pydantic import ValidationError
 from redis import Redis
+from redis.exceptions import RedisError
 
+from ..rare_warnings import RareWarnings
 from ..streams.keys import writer_key
 from .keys import open_key, request_key
 from .requests import LiveRequest, LiveState, keys_of, registration
@@ -60,6 +63,7 @@ class LiveClaims:
         self.owner = owner
         self.lease_seconds = lease_seconds
         self._ttl_seconds = ttl_seconds
+        self._warnings = RareWarnings(logger)
         self._claim, self._begin, self._renew, self._register, self._release, self._end, self._sweep = map(
             self._redis.register_script, (CLAIM, BEGIN, RENEW, REGISTER, RELEASE, END, SWEEP)
         )
@@ -75,24 +79,40 @@ class LiveClaims:
         return next(iter(self.claim_all([request_id])), None)
 
     def claim_all(self, request_ids: Sequence[str]) -> list[LiveClaim]:
-        """The rights that are to be had, in one step."""
+        """The rights that are to be had, in one step. What cannot be read here is handed back, for other workers."""
         args: Arguments = [self.owner, self.lease_seconds, *request_ids]
         found: Any = self._claim(keys=[open_key(self.queue), *map(request_key, request_ids)], args=args)
-        claims = map(self._claimed, found)
+        claims = [self._claimed(*each) for each in found]
         return [claim for claim in claims if claim is not None]
 
-    @staticmethod
-    def _claimed(found: Any) -> LiveClaim | None:
-        attempt, num_crashes, num_failures, is_cancelled, now, spec = found
+    def _claimed(
+        self,
+        request_id: str,
+        attempt: int,
+        num_crashes: int,
+        num_failures: int,
+        is_cancelled: int,
+        now: str,
+        spec: str,
+    ) -> LiveClaim | None:
         try:
             request = LiveRequest.model_validate_json(spec)
         except ValidationError as error:
             # Of another version of ours: it must not keep the others waiting.
-            logger.warning("a live request can not be read: %s", error)
+            self._leave(request_id, attempt, error)
             return None
         return LiveClaim(
             request, attempt, num_crashes, num_failures, bool(is_cancelled), request.deadline_at - float(now)
         )
+
+    def _leave(self, request_id: str, attempt: int, error: ValidationError) -> None:
+        """Hand back a request that cannot be read: were its lease to run out, it would be taken for a crash."""
+        # What the request says is its user's.
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(map(str, first["loc"]))
+        self._warnings.warn(f"requests that cannot be read are left to other workers ({place}: {first['msg']})")
+        with suppress(RedisError):
+            self._release(keys=[request_key(request_id), open_key(self.queue)], args=[request_id, attempt, 0])
 
     def begin(self, claim: LiveClaim) -> None:
         """Note that the engine gets a request which was renewed as waiting."""

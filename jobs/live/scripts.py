@@ -56,8 +56,8 @@ return 1
 """
 
 # KEYS: open, requests. ARGV: owner, lease seconds, then the id of each.
-# Of each that is to be had: attempt, crashes, failures, whether cancelled, now, spec. Others have ended, or somebody
-# has them.
+# Of each that is to be had: id, attempt, crashes, failures, whether cancelled, now, spec. Others have ended, or
+# somebody has them.
 CLAIM = (
     _NOW
     + """
@@ -80,7 +80,7 @@ local function claim(key, id)
   local crashes, failures, cancelled, spec =
     unpack(redis.call('HMGET', key, 'crashes', 'failures', 'cancelled', 'spec'))
   claimed[#claimed + 1] =
-    {attempt, tonumber(crashes), tonumber(failures), cancelled and 1 or 0, stamp(now), spec}
+    {id, attempt, tonumber(crashes), tonumber(failures), cancelled and 1 or 0, stamp(now), spec}
 end
 
 for index = 2, #KEYS do claim(KEYS[index], ARGV[index + 1]) end

@@ -60,6 +60,10 @@ class StreamWriter:
         return min(self._since.values(), default=mark) >= mark
 
     def open(self, stream_id: str, attempt: int, reply_to: str | None, recovered: RecoveredStream | None) -> None:
+        known = self._streams.get(stream_id)
+        if known is not None and not known.is_closed and known.attempt > attempt:
+            # Of a worker that was starved and has taken up its own again: the earlier attempt goes on for a while.
+            return
         stream = OutgoingStream(stream_id, attempt, reply_to, recovered)
         self._streams[stream_id] = stream
         self._fell_behind(stream, urgent=True)

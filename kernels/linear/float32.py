@@ -36,6 +36,7 @@ def can_take_float32(weight: Tensor) -> bool:
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
         and weight.shape[1] % _DEPTH_STEP == 0
+        and weight.numel() > 0
         and native_library() is not None
     )
 

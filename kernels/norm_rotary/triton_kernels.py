@@ -90,14 +90,10 @@ def rotate_and_write_kernel(
         if REST:
             squares += tl.sum(unturned * unturned, 1)
         factor = tl.rsqrt(squares / HEAD_DIM + eps)[:, None]
-        first = _weighted(first, factor, is_query, is_value, query_norm + half, key_norm + half, is_half, output)
-        second = _weighted(
-            second, factor, is_query, is_value, query_norm + HALF + half, key_norm + HALF + half, is_half, output
-        )
+        first = _weighted(first, factor, is_query, is_value, query_norm, key_norm, half, is_half, output)
+        second = _weighted(second, factor, is_query, is_value, query_norm, key_norm, HALF + half, is_half, output)
         if REST:
-            unturned = _weighted(
-                unturned, factor, is_query, is_value, query_norm + rest, key_norm + rest, is_rest, output
-            )
+            unturned = _weighted(unturned, factor, is_query, is_value, query_norm, key_norm, rest, is_rest, output)
 
     # Values are not turned. Each head loads what all have: handed round it would go through shared memory.
     angle = tl.broadcast_to(token * HALF + half[None, :], [HEADS, PADDED_HALF])
@@ -144,10 +140,14 @@ def _as_stored(x, scale, cache, LARGEST_FP8: tl.constexpr):
 
 
 @triton.jit
-def _weighted(x, factor, is_query, is_value, query_norm, key_norm, is_read, output):
-    """Queries and keys normalised with their own weights, rounded as the reference rounds; values as they are."""
-    query_weight = tl.load(query_norm, mask=is_read, other=0.0)
-    key_weight = tl.load(key_norm, mask=is_read, other=0.0)
-    weight = tl.where(is_query[:, None], query_weight[None, :], key_weight[None, :])
+def _weighted(x, factor, is_query, is_value, query_norm, key_norm, place, is_place, output):
+    """Queries and keys normalised with their own weights, rounded as the reference rounds; values as they are.
+
+    place: of x's columns in a head. Each head loads the weights that it wants, as it does its cosines and sines.
+    """
+    place = tl.broadcast_to(place[None, :], x.shape)
+    query_weight = tl.load(query_norm + place, mask=is_query[:, None] & is_place[None, :], other=0.0)
+    key_weight = tl.load(key_norm + place, mask=~(is_query | is_value)[:, None] & is_place[None, :], other=0.0)
+    weight = tl.where(is_query[:, None], query_weight, key_weight)
     weighted = (x * factor).to(weight.dtype).to(tl.float32) * weight.to(tl.float32)
     return tl.where(is_value[:, None], x, weighted.to(output.dtype.element_ty).to(tl.float32))

@@ -16,6 +16,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.execution import model_runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import FinishReason, Request
+from headrace.kernels import paged_attention
 from headrace.kernels.paged_attention import cpu, metadata, sharing_gate
 from headrace.kernels.paged_attention.shared_prefix import attend_shared_prefix
 
@@ -194,7 +195,8 @@ def test_nan_does_not_spread(checkpoint, tmp_path):
 
 @pytest.mark.parametrize("is_shared", [True, False], ids=["shared", "apart"])
 def test_attention_over_a_shared_prefix(family, monkeypatch, is_shared, device):
-    """A prompt and its continuations run side by side, with the gate wide open and shut."""
+    """A prompt and its continuations run side by side, with the gate wide open and shut; on a CPU torch's attention."""
+    monkeypatch.setattr(paged_attention, "takes_native", lambda *_: False)
     monkeypatch.setattr(metadata, "MIN_SPARED_TOKENS", 1 if is_shared else 10**9)
     monkeypatch.setattr(sharing_gate, "MIN_SHARED_TOKENS", ((2, 16 if is_shared else 10**9),))
     num_sharing = []

@@ -119,4 +119,4 @@ def test_those_who_do_not_ask_have_none_and_those_who_do_are_not_disturbed(llm):
     assert mixed[0].token_ids == mixed[1].token_ids == mixed[3].token_ids
     (alone,) = answers(llm, asking, "one")
     assert alone.logprobs is not None
-    assert [*map(values, mixed[0].logprobs)] == [pytest.approx(values(each), abs=1e-5) for each in alone.logprobs]
+    assert [*map(values, mixed[0].logprobs)] == [pytest.approx(values(each), abs=1e-4) for each in alone.logprobs]

@@ -287,6 +287,23 @@ def test_http_clients_hold_up_jobs_too(unserved, tmp_path):
             assert http.post(f"/jobs/job_x/{verb}").status_code == 404
 
 
+@pytest.mark.parametrize("what", ["part", "spool"])
+@pytest.mark.parametrize("harm", [Path.unlink, Path.touch], ids=["gone", "damaged"])
+def test_http_clients_hear_why_failed_rows_cannot_be_tried_again(client, tmp_path, what, harm):
+    job = client.submit(ROWS[:3], MODEL, tmp_path / "out", within_seconds=0.000001, **FAST)
+    job.wait(SECONDS, start_worker=False)
+    (file,) = {"part": tmp_path / "out", "spool": client.jobs_folder / job.id}[what].glob("*.parquet")
+    file.unlink()
+    if harm is Path.touch:
+        file.touch()
+    with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
+        answer = http.post(f"/jobs/{job.id}/retry")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_state")
+    reason = "no failed row" if (what, harm) == ("spool", Path.unlink) else file.name
+    assert reason in answer.json()["error"]["message"]
+    assert job.progress().state is JobState.COMPLETED
+
+
 def sink_rows(path: Path, table: str = "headrace_results") -> list[dict[str, Any]]:
     with closing(sqlite3.connect(path)) as database:
         database.row_factory = sqlite3.Row
@@ -315,7 +332,7 @@ def test_a_sink_that_does_not_fit_is_refused_before_anything_is_queued(served, h
     options = label_arguments(few, tmp_path / "out")
     result = headrace(served, *options, "--sink", f"sqlite:///{tmp_path / 'answers.db'}")
     assert_refused(result, "has no column 'attempt_id'")
-    assert_refused(headrace(served, *options, "--sink", "mysql://host/name"), "mysql")
+    assert_refused(headrace(served, *options, "--sink", "mysql://host/name"), "--sink cannot be mysql")
     away = headrace(served, *options, "--sink", f"sqlite:///{tmp_path}/nowhere/answers.db")
     assert_refused(away, "unable to open database file")
     assert listed_jobs(headrace(served, "jobs")) == jobs

@@ -12,7 +12,7 @@ from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.activation.triton import gelu_tanh_and_mul_triton, silu_and_mul_triton
 from headrace.kernels.linear import Int4Weight, ScaledWeight, quantized
 from headrace.kernels.linear.gates import Gate
-from headrace.kernels.linear.plain import PlainProduct
+from headrace.kernels.linear.plain import plain_product
 from headrace.kernels.linear.quantized import Int4Product, ScaledProduct, quantized_product
 from headrace.kernels.linear.quantized_reference import (
     int4_linear_reference,
@@ -247,12 +247,13 @@ def test_a_product_quantises_its_rows(triton_dtype, device):
 def test_a_gpu_multiplies_what_it_has_a_kernel_for(monkeypatch, device):
     """Groups of other sizes are dequantised, and on older GPUs 8-bit floats."""
     monkeypatch.setattr(quantized, "runs_triton", lambda tensor: True)
-    for is_new, fp8_product in ((True, ScaledProduct), (False, PlainProduct)):
+    plain = type(plain_product(torch.zeros(16, 256, device=device), None))
+    for is_new, fp8_product in ((True, ScaledProduct), (False, plain)):
         monkeypatch.setattr(quantized, "supports_fp8", lambda where, is_new=is_new: is_new)
         for byte_dtype, group_size, expected in (
             (torch.int8, 256, ScaledProduct),
             (torch.int8, 128, ScaledProduct),
-            (torch.int8, 64, PlainProduct),
+            (torch.int8, 64, plain),
             (FP8, 128, fp8_product),
         ):
             weight = scaled_weight(16, 256, group_size, byte_dtype, device)

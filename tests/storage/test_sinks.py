@@ -176,6 +176,11 @@ def test_what_is_no_sink_is_refused(url, problem):
         SinkSpec.parse(url)
 
 
+def test_a_table_has_a_name(tmp_path):
+    with pytest.raises(SinkError, match=r"^sink_table is empty"):
+        SinkSpec.parse(f"sqlite:///{tmp_path / 'answers.db'}", "")
+
+
 def test_a_file_is_meant_from_where_the_job_is_submitted(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert SinkSpec.parse("sqlite:///answers.db").url == f"sqlite:///{tmp_path / 'answers.db'}"

@@ -29,21 +29,23 @@ HEADRACE_AVX2_INLINE Pair load_pair(const bf16* source) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)), _mm256_castsi256_ps(upper)};
 }
 
-// 2^x, correct to 1e-7 of itself; 0 for x below -126, minus infinity included. x: at most 127.
+// 2^x, correct to 1e-7 of itself and exact for whole numbers; 0 for x below -126, minus infinity included; NaN stays NaN. x: at
+// most 127.
 HEADRACE_AVX2_INLINE __m256 exp2(__m256 x) {
     const __m256 whole = _mm256_floor_ps(x), f = _mm256_sub_ps(x, whole);
-    __m256 p = _mm256_set1_ps(1.8777841e-3f);
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(8.9893391e-3f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(5.5826318e-2f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(2.4015361e-1f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(6.9315308e-1f));
-    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(9.9999994e-1f));
+    __m256 p = _mm256_set1_ps(2.16129149e-4f);
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.2467847e-3f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(9.67545155e-3f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(5.54852821e-2f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(2.40229309e-1f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(6.93147063e-1f));
+    p = _mm256_fmadd_ps(p, f, _mm256_set1_ps(1.0f));
     const __m256i exponent = _mm256_slli_epi32(_mm256_cvtps_epi32(whole), 23);
     const __m256 power = _mm256_castsi256_ps(_mm256_add_epi32(_mm256_castps_si256(p), exponent));
-    return _mm256_and_ps(power, _mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_GE_OQ));
+    return _mm256_andnot_ps(_mm256_cmp_ps(x, _mm256_set1_ps(-126.0f), _CMP_LT_OQ), power);
 }
 
-// 1 / (1 + e^-x); NaN stays NaN in what it is multiplied by.
+// 1 / (1 + e^-x); NaN stays NaN.
 HEADRACE_AVX2_INLINE __m256 sigmoid(__m256 x) {
     const __m256 one = _mm256_set1_ps(1.0f), power = _mm256_mul_ps(x, _mm256_set1_ps(-1.44269504088896f));
     return _mm256_div_ps(one, _mm256_add_ps(one, exp2(_mm256_min_ps(_mm256_set1_ps(127.0f), power))));

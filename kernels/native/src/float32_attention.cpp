@@ -154,8 +154,15 @@ private:
         const int begin = std::max(plan_.lane_starts[first_sequence], first_lane_) - first_lane_;
         const int end = std::min(plan_.lane_starts[end_sequence], end_lane_) - first_lane_;
         const std::int32_t* table = call_.block_tables + call_.order[first_sequence] * call_.max_blocks;
-        from = std::max(from, split_first_);
-        to = std::min(to, split_last_);
+        // Keys that nobody sees may be anybody's: their blocks were given up when the window had passed.
+        int first_seen = INT32_MAX, last_seen = 0;
+        for (int lane = begin; lane < end; ++lane) {
+            const Tile& tile = scratch_.tiles[lane / kLanes];
+            first_seen = std::min(first_seen, tile.first[lane % kLanes]);
+            last_seen = std::max(last_seen, tile.last[lane % kLanes]);
+        }
+        from = std::max({from, first_seen, split_first_});
+        to = std::min({to, last_seen, split_last_});
         for (int chunk = from; chunk < to; chunk += kChunk) {
             const int num_keys = std::min(kChunk, to - chunk), num_rows = (num_keys + kStep - 1) / kStep * kStep;
             for (int i = 0; i < num_rows; ++i) {
@@ -183,7 +190,7 @@ private:
         if (count <= kMaxFew) {
             kScoreFew[count](keys_, num_rows, query_rows_[index], lanes.begin, head_dim_, scores);
         } else {
-            score(keys_, num_rows, scratch_.queries[index], head_dim_, scores);
+            score(keys_, num_rows, scratch_.queries[index], head_dim_, lanes, scores);
         }
         if (std::isfinite(call_.soft_cap)) {
             float32::cap_scores(scores, num_rows, call_.scale, call_.soft_cap);
@@ -198,7 +205,7 @@ private:
         if (count <= kMaxFew) {
             kAddValuesFew[count](values_, num_rows, scores, lanes.begin, head_dim_, tile);
         } else {
-            add_values(values_, num_rows, scores, head_dim_, tile);
+            add_values(values_, num_rows, scores, head_dim_, lanes, tile);
         }
     }
 

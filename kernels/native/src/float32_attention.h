@@ -31,10 +31,11 @@ struct Lanes {
     }
 };
 
-// target[row] (+)= left[row] . right over `depth`, rows of sixteen lanes each: row i of the left side is elements
-// `stride` apart from `left[i]` on, or from `left[k] + i` with a pointer for each k.
+// target[i] += left(i, k) . right[k] over `depth`, rows of sixteen lanes each, in the lanes at work alone: what another
+// sequence's keys and values hold, be it NaN, is not passed on. left(i, k): where row i's element k is.
 template <class Left>
-HEADRACE_AVX2_INLINE void multiply(const Left& left, const float* right, int depth, float* target) {
+HEADRACE_AVX2_INLINE void multiply(const Left& left, const float* right, int depth, Lanes lanes, float* target) {
+    const __m256i lower = _mm256_castps_si256(lanes.mask(0)), upper = _mm256_castps_si256(lanes.mask(avx2::kLanes));
     __m256 sums[kStep][2];
 #pragma GCC unroll 4
     for (int i = 0; i < kStep; ++i) {
@@ -52,28 +53,28 @@ HEADRACE_AVX2_INLINE void multiply(const Left& left, const float* right, int dep
     }
 #pragma GCC unroll 4
     for (int i = 0; i < kStep; ++i) {
-        _mm256_store_ps(target + i * kLanes, sums[i][0]);
-        _mm256_store_ps(target + i * kLanes + avx2::kLanes, sums[i][1]);
+        _mm256_maskstore_ps(target + i * kLanes, lower, sums[i][0]);
+        _mm256_maskstore_ps(target + i * kLanes + avx2::kLanes, upper, sums[i][1]);
     }
 }
 
 // scores[key][query] = keys . queries; queries: [head_dim][16].
 HEADRACE_AVX2 inline void score(const float* const* keys, int num_rows, const float* queries, int head_dim,
-                                float* scores) {
+                                Lanes lanes, float* scores) {
     std::memset(scores, 0, num_rows * kLanes * sizeof(float));
     for (int row = 0; row < num_rows; row += kStep) {
         const float *a = keys[row], *b = keys[row + 1], *c = keys[row + 2], *d = keys[row + 3];
         const auto left = [=](int i, int k) { return (i == 0 ? a : i == 1 ? b : i == 2 ? c : d) + k; };
-        multiply(left, queries, head_dim, scores + row * kLanes);
+        multiply(left, queries, head_dim, lanes, scores + row * kLanes);
     }
 }
 
 // output[dim][query] += values . weights.
 HEADRACE_AVX2 inline void add_values(const float* const* values, int num_rows, const float* weights, int head_dim,
-                                     Tile& tile) {
+                                     Lanes lanes, Tile& tile) {
     for (int dim = 0; dim < head_dim; dim += kStep) {
         const auto left = [=](int i, int k) { return values[k] + dim + i; };
-        multiply(left, weights, num_rows, tile.output[dim]);
+        multiply(left, weights, num_rows, lanes, tile.output[dim]);
     }
 }
 

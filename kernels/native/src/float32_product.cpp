@@ -25,6 +25,7 @@ constexpr std::int64_t kCachedElements = 65536;
 constexpr std::int64_t kAheadBytes = 8192;
 // More pieces than threads, so that they end together.
 constexpr std::int64_t kPiecesPerThread = 4;
+constexpr std::int64_t kWorkWorthThreads = 1 << 17;  // products of two elements
 
 // The same as `_Call` in kernels/linear/float32.py.
 struct Call {
@@ -127,7 +128,7 @@ HEADRACE_API void headrace_float32_product(const float32::Call* given) {
     const std::int64_t wanted = ceil_div(kPiecesPerThread * omp_get_max_threads(), blocks);
     const std::int64_t cached_rows = std::max(kMaxRows, kCachedElements / call.depth);
     const std::int64_t parts = std::max(ceil_div(num_rows, cached_rows), std::min(ceil_div(num_rows, kMaxRows), wanted));
-#pragma omp parallel for collapse(2) schedule(static)
+#pragma omp parallel for collapse(2) schedule(static) if (num_rows * call.num_outputs * call.depth > kWorkWorthThreads)
     for (std::int64_t part = 0; part < parts; ++part) {
         for (std::int64_t block = 0; block < blocks; ++block) {
             const std::int64_t first = num_rows * part / parts, last = num_rows * (part + 1) / parts;

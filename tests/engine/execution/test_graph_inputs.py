@@ -39,7 +39,7 @@ class GraphedRunner(FakeRunner):
         super().__init__(num_blocks, BLOCK_SIZE)
         self.num_replays = 0
         self._batch: Batch | None = None
-        limits = GraphLimits(SIZES, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, max_num_seqs=8)
+        limits = GraphLimits(SIZES, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, max_num_seqs=8, max_graphs=40)
         self._graphs = CudaGraphs(self._forward, limits, self.device, lambda function: function)
 
     def execute(self, batch: Batch) -> Tensor:

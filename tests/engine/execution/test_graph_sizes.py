@@ -115,7 +115,7 @@ def test_steps_with_adapters_have_graphs_of_their_own():
 
 def test_steps_of_decodes_have_room_of_their_own():
     def tiers(*sizes: int) -> list[int]:
-        return GraphLimits(sizes, 10, 16, max_num_seqs=5).tiers
+        return GraphLimits(sizes, 10, 16, max_num_seqs=5, max_graphs=40).tiers
 
     assert tiers(1, 4, 6, 8, 12) == [6, 12]
     assert tiers(1, 5) == [5]

@@ -171,7 +171,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--system", "@nowhere.txt"], ["--system", "nowhere.txt"]),
         (["--json-schema", "nowhere.json"], ["--json-schema nowhere.json cannot be read: No such file"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
-        (["--webhook", "ftp://a/"], ["webhook.url", "http"]),
+        (["--webhook", "ftp://a/"], ["--webhook must be an http"]),
         (["--temprature", "1"], ["--temprature", "headrace run --help"]),
         (["one", "too", "many"], ["one", "headrace run --help"]),
     ],

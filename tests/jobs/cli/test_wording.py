@@ -7,6 +7,7 @@ import pytest
 from headrace.engine.errors import ConfigError
 from headrace.jobs.cli.wording import with_options
 from headrace.jobs.errors import SpecError
+from headrace.jobs.schemas import JobSpec
 from headrace.storage.errors import Argument, OutputNotEmpty
 from headrace.storage.output_dir import OutputMode
 
@@ -22,6 +23,7 @@ OVERWRITE, PROMPT = OutputMode.OVERWRITE.argument, Argument("prompt")
         (SpecError(Argument("kv_cache_dtype"), ": no"), "kv_cache_dtype: no", "--kv-cache-dtype: no"),
         (SpecError(Argument("response_format"), ": no"), "response_format: no", "--json-schema: no"),
         (SpecError(Argument("stop_token_ids.1"), ": no"), "stop_token_ids.1: no", "stop_token_ids.1: no"),
+        (SpecError(Argument("webhook.secret"), ": no"), "webhook.secret: no", "--webhook-secret: no"),
         (ConfigError("max_num_seqs: no"), "max_num_seqs: no", "max_num_seqs: no"),
     ],
     ids=str,
@@ -29,6 +31,18 @@ OVERWRITE, PROMPT = OutputMode.OVERWRITE.argument, Argument("prompt")
 def test_each_face_has_its_words(error, in_python, on_the_command_line):
     assert str(error) == in_python
     assert with_options(error) == on_the_command_line
+
+
+def test_what_the_engine_refuses_is_said_of_the_option():
+    with pytest.raises(SpecError) as refusal:
+        JobSpec.parse(model="m", sampling={"top_p": 2})
+    assert str(refusal.value) == "top_p must be in (0, 1], not 2.0"
+    assert with_options(refusal.value) == "--top-p must be in (0, 1], not 2.0"
+
+
+def test_a_field_is_not_taken_for_a_word():
+    with pytest.raises(AssertionError):
+        SpecError("a text", "prompt")  # not field="prompt"
 
 
 def test_an_error_comes_out_of_another_process_as_it_went_in():

@@ -132,6 +132,25 @@ def test_a_worker_that_takes_its_own_again_has_not_crashed(desk, claims_of):
     assert [other.claim(request.id).num_crashes for request in (swept, rung)] == [1, 0]
 
 
+def test_a_request_that_a_worker_cannot_read_is_left_to_others(desk, claims_of, caplog):
+    """Of a later version: were its leases to run out, they would count as crashes, for which others refuse it."""
+    later, other = requests = [desk.request() for _ in range(2)]
+    desk.requests.submit(*requests)
+    lose_bells(desk)
+    with Redis.from_url(desk.url, decode_responses=True) as redis:
+        spec = redis.hget(request_key(later.id), "spec")
+        redis.hset(request_key(later.id), "spec", spec.replace("{", '{"beams":4,', 1))
+        earlier = claims_of("earlier", OVER)
+        for _ in range(3):
+            assert [claim.request for claim in earlier.claim_all([later.id, other.id])] == [other]
+            assert redis.hget(request_key(later.id), "state") == LiveState.QUEUED
+            assert later.id in claims_of("sweeper").sweep(OVER)
+        redis.hset(request_key(later.id), "spec", spec)
+    assert (caplog.text.count("left to other workers"), caplog.text.count("beams")) == (1, 1)
+    claim = claims_of("upgraded").claim(later.id)
+    assert (claim.request, claim.attempt, claim.num_crashes, claim.num_failures) == (later, 4, 0, 0)
+
+
 def test_what_is_handed_back_is_waiting_again(desk, claims_of):
     request = desk.submitted()
     claims = claims_of("one")

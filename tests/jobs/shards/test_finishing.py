@@ -19,7 +19,7 @@ from headrace.storage.batch_records import NewBatch
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, read_report, write_manifest
 from headrace.storage.records import JobState, NewJob, NewShard
-from headrace.storage.tables import jobs
+from headrace.storage.tables import jobs, shards
 
 from ...storage.claiming import claimed
 from ..attempts import ROWS
@@ -157,6 +157,19 @@ def test_the_spool_of_a_job_is_removed_whose_cancellation_was_killed(shop):
     assert len(spools(shop)) == 1
     finish_all_left(shop.ledger, QUEUE)
     assert (spools(shop), said(shop)) == ([], None)
+    assert shop.ledger.job(JOB).tidy_at is None
+
+
+def test_no_folder_is_removed_but_the_jobs_own(shop):
+    """Wherever the ledger says that its shards are."""
+    other = shop.folder / "other/shard.parquet"
+    other.parent.mkdir()
+    spools(shop)[0].rename(other)
+    with shop.ledger.database.write() as connection:
+        connection.execute(update(shards).where(shards.c.job_id == JOB).values(spool_path=str(other)))
+    shop.ledger.cancel_job(JOB)
+    finish_all_left(shop.ledger, QUEUE)
+    assert other.exists()
     assert shop.ledger.job(JOB).tidy_at is None
 
 

@@ -127,6 +127,21 @@ def test_an_attempt_that_comes_back_is_refused(url: str, publisher: StreamPublis
     check(follow(url, "req_a", timeout=30), answer)
 
 
+def test_an_earlier_attempt_here_ends_no_later_one(url: str, publisher: StreamPublisher) -> None:
+    """A worker that was starved has taken a row again, and its first attempt only now hears that somebody watches."""
+    stream_id = row_stream_id("job_a", 17)
+    publisher.open(stream_id, 2)
+    publisher.append(stream_id, [11], ["a"], attempt=2)
+    assert publisher.flush(30)
+    publisher.open(stream_id, 1)
+    publisher.append(stream_id, [99], ["z"], attempt=1)
+    publisher.finish(stream_id, "stop", "", None, attempt=1)
+    assert publisher.flush(30)
+    publisher.append(stream_id, [12], ["b"], attempt=2)
+    publisher.finish(stream_id, "stop", "", None, attempt=2)
+    assert [token for event in follow(url, stream_id, timeout=30) for token in event.token_ids] == [11, 12]
+
+
 def test_recovering_shuts_the_earlier_attempt_out_at_once(url: str, publisher: StreamPublisher) -> None:
     answer = answer_of(10)
     publisher.open("req_a", 1)
