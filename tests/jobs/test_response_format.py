@@ -150,7 +150,7 @@ def test_the_command_line_takes_a_schema_from_a_file_or_as_it_is(tmp_path):
         ({"regex": "("}, "^--regex: .*unclosed group"),
         ({"regex": "a", "choices": "a,b"}, "^--choices, --json-schema and --regex exclude each other"),
         ({"regex": "a", "json_schema": "{}"}, "^--choices, --json-schema and --regex exclude each other"),
-        ({"temperature": -1.0}, "^temperature must be"),
+        ({"temperature": -1.0}, "^--temperature must be"),
     ],
     ids=str,
 )
