@@ -155,7 +155,7 @@ def test_score_counts_the_expected_rows(tmp_path: Path, score: ModuleType, capsy
     assert score.main([str(tmp_path / "nothing")]) == 1
 
 
-@pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels")
+@pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels and AVX-512")
 def test_the_model_in_int8_labels_as_well(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     tickets = list(generate.generate("heldout", 400, 12))
     system = load("evaluate", monkeypatch).system_prompt()

@@ -12,7 +12,7 @@ from headrace.kernels.native import InstructionSet, has_avx512, instruction_set
 
 from .tolerances import DTYPES, assert_close
 
-pytestmark = pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels")
+pytestmark = pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels and AVX-512")
 
 _SHAPES = [
     (1, 7, 5),

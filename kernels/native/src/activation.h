@@ -19,7 +19,6 @@ HEADRACE_INLINE __m512 activate(__m512 x) {
     return _mm512_mul_ps(x, sigmoid(_mm512_mul_ps(x, slope)));
 }
 
-// The activation is rounded before the product, as it is where the two are operations of their own.
 // output = activation(gate) * up; the activation is rounded before the product, as it is where the two are operations of
 // their own.
 template <Gate kGate>

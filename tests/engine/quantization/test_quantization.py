@@ -17,7 +17,7 @@ from ..conftest import Checkpoint
 
 MODEL = Path(__file__).parents[3] / "examples" / "tickets" / "model"
 
-needs_kernels = pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels")
+needs_kernels = pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels and AVX-512")
 
 
 @needs_kernels

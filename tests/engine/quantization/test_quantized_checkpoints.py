@@ -210,7 +210,7 @@ def test_they_are_not_those_of_the_weights_before(pair, base):
     assert greedy(pair("gptq")[0]) != greedy(base("llama"))
 
 
-@pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels")
+@pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels and AVX-512")
 def test_int8_is_multiplied_in_int8_and_stays_near(pair):
     exact, rounded = (prompt_logprobs(folder) for folder in reversed(pair("compressed int8")))
     error = (exact - rounded).std() / exact.std()
