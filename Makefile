@@ -4,8 +4,9 @@ PYTHON ?= python3
 
 bin := .venv/bin
 # Python compiles what it imports, once, unless it is told to keep nothing; pip compiles all there is, for 40 seconds.
-compile := $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
-pip := $(bin)/python -m pip install --quiet --disable-pip-version-check $(compile) --constraint constraints.txt
+# For tests and checks it keeps it in any case: they start hundreds of processes.
+compile = $(if $(PYTHONDONTWRITEBYTECODE),,--no-compile)
+pip = $(bin)/python -m pip install --quiet --disable-pip-version-check $(compile) --constraint constraints.txt
 labels := billing,shipping,refund,account,technical,cancel,product,feedback
 
 installed := pyproject.toml constraints.txt $(wildcard kernels/native/src/*)
@@ -28,6 +29,7 @@ demo: .venv/.runtime
 		--prompt '{text}' --choices $(labels) --output out/tickets --overwrite
 	$(bin)/python examples/tickets/score.py out/tickets --rows 2000
 
+test lint: export PYTHONDONTWRITEBYTECODE :=
 test: .venv/.dev
 	$(bin)/pytest --numprocesses auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 

@@ -23,7 +23,8 @@ from .errors import SpecError
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
 from .live.asking import Generated, LiveStreams, Messages, new_request
-from .live.requests import LiveRequests
+from .live.cancellations import Cancellations
+from .live.requests import LiveRequest, LiveRequests
 from .lora import as_fields, worker_options
 from .planning.producer import NO_TERMS, Producer, Terms
 from .precision import Precision
@@ -194,12 +195,25 @@ class Client(Connections):
         """
         request = new_request(prompt, model, **options)
         self.ensure_redis()
-        self.live.submit(request)
         precision = Precision(**{name: options[name] for name in Precision._fields if name in options})
         queue = shard_queue(request.model, *precision)
         loras = worker_options([request.lora] if request.lora else [])
-        with self.worker_for(queue, request.model, precision, loras, request.id) as worker:
+        with self.worker_for(queue, request.model, precision, loras, request.id) as worker, self._wanted(request):
+            self.live.submit(request)
             return self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
+
+    @contextmanager
+    def _wanted(self, request: LiveRequest) -> Iterator[None]:
+        """Call a request off, whose id is nobody's to know, unless its answer is waited for to the end."""
+        try:
+            yield
+        except BaseException:
+            self._cancellations.add([request])
+            raise
+
+    @cached_property
+    def _cancellations(self) -> Cancellations:
+        return self._stack.enter_context(Cancellations(self.live))
 
     def stream(self, stream_id: str, after: int = 0) -> Iterator[StreamEvent]:
         """The tokens of an answer as they come: of a request, of its sample k (`ID/k`) or of a job's row (`JOB/ROW`).

@@ -16,7 +16,7 @@ class SpecError(JobError, ValueError):
 
 
 class LaterVersion(JobError):
-    """A job asks for something that only a later version of ours knows."""
+    """A job, or a live request, asks for something that only a later version of ours knows."""
 
 
 class JobMismatchError(JobError):

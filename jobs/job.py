@@ -17,6 +17,8 @@ from .stored_results import read_results
 from .verbs import cancel_job, delete_job, retry_job
 
 _POLL_SECONDS = 0.25
+# For each second that the ledger took to answer.
+_PAUSE, _LONGEST_PAUSE_SECONDS = 4.0, 2.0
 
 
 class JobTimeoutError(JobError, TimeoutError):
@@ -51,8 +53,11 @@ class Job:
         progress = self.progress()
         while True:
             self.client.ensure_redis()
+            pause, began = _POLL_SECONDS, time.monotonic()
             try:
                 progress = self.progress()
+                # Of a job of a hundred thousand parts the ledger would have nothing else to do.
+                pause = min(max(pause, _PAUSE * (time.monotonic() - began)), _LONGEST_PAUSE_SECONDS)
             except LedgerUnavailable as error:
                 progress = replace(progress, error=str(error))
             yield progress
@@ -60,7 +65,7 @@ class Job:
                 return
             if deadline is not None and time.monotonic() > deadline:
                 raise JobTimeoutError(f"job {self.id} did not end in {timeout} s")
-            time.sleep(_POLL_SECONDS)
+            time.sleep(pause)
 
     def wait(self, timeout: float | None = None, start_worker: bool = True) -> Progress:
         """Until the job has ended; starts a worker for that time if its queue has none.

@@ -10,8 +10,11 @@ from ..engine.checkpoints.hub import public_name
 from ..engine.lora.adapter_folder import AdapterConfig
 from ..engine.lora_request import LoRARequest
 from ..engine.paths import absolute_path
+from ..storage.errors import Argument
 from ..storage.records import JobRecord
 from .errors import SpecError
+
+LORA_MODULES = Argument("lora_modules")
 
 
 class LoraModule(BaseModel):
@@ -58,10 +61,10 @@ class ServedLora(LoraModule):
 
 def parse_loras(texts: Iterable[str]) -> list[ServedLora]:
     """What `--lora-modules` names. Raises `SpecError`."""
-    parsed = [parse_lora("--lora-modules", text) for text in texts]
+    parsed = [parse_lora(LORA_MODULES, text) for text in texts]
     names = [each.name for each in parsed]
     if repeated := next((name for name in names if names.count(name) > 1), None):
-        raise SpecError(f"--lora-modules names {repeated!r} twice: give each adapter a name of its own")
+        raise SpecError(LORA_MODULES, f" names {repeated!r} twice: give each adapter a name of its own")
     return parsed
 
 
@@ -82,12 +85,11 @@ def asked_model(job: JobRecord) -> str:
     return str(lora["name"]) if lora else public_name(job.model)
 
 
-def parse_lora(option: str, text: str) -> ServedLora:
+def parse_lora(option: Argument, text: str) -> ServedLora:
     """One given as `name=path` or as JSON, as in vLLM. Raises `SpecError` naming the option."""
     name, _, path = text.partition("=")
     try:
         return ServedLora.model_validate_json(text) if text.startswith("{") else ServedLora(name=name, path=path)
     except ValidationError as error:
-        raise SpecError(
-            f"{option} must be NAME=FOLDER, or JSON with name, path and perhaps base_model_name, not {text!r}"
-        ) from error
+        problem = f" must be NAME=FOLDER, or JSON with name, path and perhaps base_model_name, not {text!r}"
+        raise SpecError(option, problem) from error

@@ -14,6 +14,7 @@ from redis.exceptions import RedisError
 from ..storage.errors import LedgerUnavailable, UnknownJob
 from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
+from ..storage.part_groups import PartGroups
 from ..storage.records import JobRecord, PartRecord
 from .streams.events import StreamError, StreamEvent, StreamUsage
 from .streams.keys import row_stream_id
@@ -69,14 +70,14 @@ class StoredRow:
         may_come = not output.job.state.has_ended
         new = list(takewhile(lambda part: part.id > self._last_part, reversed(output.parts)))
         if new:
-            parts = open_folder(output.job.output_dir).dataset([part.file_name for part in new])
+            parts = PartGroups(open_folder(output.job.output_dir), [part.file_name for part in new])
             # One that is renamed meanwhile is looked at the next time.
             try:
-                found = parts.to_table(_COLUMNS, filter=pc.field("row") == self.row)
+                for found in parts.tables(_COLUMNS, pc.field("row") == self.row):
+                    if found.num_rows:
+                        return found.to_pylist()[0], may_come
             except FileNotFoundError:
                 return None, True
-            if found.num_rows:
-                return found.to_pylist()[0], may_come
         self._last_part = max((part.id for part in new), default=self._last_part)
         return None, may_come
 

@@ -231,8 +231,8 @@ class JobSpec(BaseModel):
         return unasked if self.sampling.prompt_logprobs is not None else {**unasked, "sampling": {"prompt_logprobs"}}
 
 
-def read_stored(kind: type[Stored], values: Mapping[str, Any] | str) -> Stored:
-    """A job's description, or a row's, as it was written down; a text is JSON.
+def read_stored(kind: type[Stored], values: Mapping[str, Any] | str, what: str = "job") -> Stored:
+    """The description of a job, of a row of one, or of what else it is, as it was written down; a text is JSON.
 
     Raises `LaterVersion` where it asks for what is not known here.
     """
@@ -241,7 +241,7 @@ def read_stored(kind: type[Stored], values: Mapping[str, Any] | str) -> Stored:
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         name = ".".join(map(str, first["loc"]))
-        raise LaterVersion(f"the job is of a later headrace ({name}: {problem(first)}): upgrade this one") from error
+        raise LaterVersion(f"the {what} is of a later headrace ({name}: {problem(first)}): upgrade this one") from error
 
 
 def _refusal(error: InvalidRequestError) -> SpecError:
@@ -256,6 +256,9 @@ def problem(error: Mapping[str, Any]) -> str:
     if error["type"] == "extra_forbidden":
         return "there is no such option"
     message, given = str(error["msg"]).removeprefix("Value error, "), error["input"]
+    if isinstance(given, str):
+        # Of a text that was looked at before, pydantic counts the items.
+        message = message.replace("items after validation", "characters")
     is_short = isinstance(given, bool | int | float) or (isinstance(given, str) and len(given) <= _SHORT)
     # That a flag is set says nothing more.
     return f"{message}, not {given!r}" if is_short and given is not True else message

@@ -1,22 +1,25 @@
 """What a job has answered by now, from its committed parts."""
 
-from collections.abc import Callable
-from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from operator import itemgetter
+from pathlib import Path
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ..storage.errors import PartDamaged
+from ..storage.external_sort import ExternalSorter
 from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
-from ..storage.records import JobRecord
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
+from ..storage.part_groups import PartGroups
+from ..storage.records import JobRecord, PartRecord
 
 T = TypeVar("T")
 _MAX_READS = 5
+_SORT_MEMORY_BYTES = 256 * 1024**2
+_BATCH_ROWS = 2048
 
 
 def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
@@ -24,66 +27,79 @@ def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
     return read_parts(ledger, job, _sorted_rows)
 
 
-def _sorted_rows(parts: "ds.Dataset") -> pa.Table:
-    return parts.to_table().sort_by("row") if parts.files else pa.table({})
+def _sorted_rows(parts: PartGroups) -> pa.Table:
+    tables = list(parts.tables())
+    return pa.concat_tables(tables).sort_by("row") if tables else pa.table({})
 
 
-@dataclass(frozen=True)
-class FirstRows:
-    """Some rows in the input's order; `in_all`: how many there are to choose from."""
+@contextmanager
+def sorted_lines(
+    ledger: Ledger,
+    job: JobRecord,
+    sort_folder: Path,
+    lines_of: Callable[[pa.Table], Iterable[str]],
+) -> Iterator[Iterator[str]]:
+    """A line for each row committed so far, in the input's order; `lines_of` makes those of some rows, in their order.
 
-    table: pa.Table
-    in_all: int
-
-
-def read_first_rows(ledger: Ledger, job: JobRecord, limit: int, after_row: int | None = None) -> FirstRows:
-    """The first `limit` rows of a job committed so far, of those that follow the row `after_row`.
-
-    Takes memory for them and for the numbers of all rows that follow it; of the parts the groups of rows are read in
-    which they are.
+    What does not fit into some memory is sorted in `sort_folder`.
     """
-    return read_parts(ledger, job, lambda parts: _first_rows(parts, limit, after_row))
+    with ExitStack() as stack:
+
+        def sort(parts: PartGroups) -> ExternalSorter:
+            sorter = stack.enter_context(ExternalSorter(sort_folder, _SORT_MEMORY_BYTES))
+            for rows in parts.batches(_BATCH_ROWS):
+                keys = (number.to_bytes(8) for number in rows["row"].to_pylist())
+                sorter.extend(zip(keys, (line.encode() for line in lines_of(rows)), strict=True))
+            return sorter
+
+        yield (line.decode() for _, line in read_parts(ledger, job, sort))
 
 
-def _first_rows(parts: "ds.Dataset", limit: int, after_row: int | None) -> FirstRows:
-    if not parts.files:
-        return FirstRows(pa.table({}), 0)
-    is_after = pc.field("row") > after_row if after_row is not None else None
-    numbers = parts.to_table(columns=["row"], filter=is_after)["row"]
-    wanted = numbers.take(pc.select_k_unstable(numbers, min(limit, len(numbers)), [("row", "ascending")]))
-    if not len(wanted):
-        return FirstRows(pa.table({}), 0)
-    span = pc.min_max(wanted)
-    in_span = (pc.field("row") >= span["min"]) & (pc.field("row") <= span["max"])
-    return FirstRows(parts.to_table(filter=in_span).sort_by("row"), len(numbers))
+def read_parts(
+    ledger: Ledger,
+    job: JobRecord,
+    read: Callable[[PartGroups], T],
+    wanted: Callable[[PartRecord], bool] = lambda part: True,
+) -> T:
+    """What `read` makes of a job's committed parts that are `wanted`, each row in them once.
 
-
-def read_parts(ledger: Ledger, job: JobRecord, read: "Callable[[ds.Dataset], T]") -> T:
-    """What `read` makes of a job's committed parts, each row in them once.
-
-    It is called again when a part was renamed or replaced under its hands.
+    It is called again when a part was renamed or replaced under its hands. Raises PartDamaged.
     """
-    for _ in range(_MAX_READS - 1):
-        with suppress(FileNotFoundError):
-            return read(_committed_parts(ledger, job))
-    return read(_committed_parts(ledger, job))
+    folder = open_folder(job.output_dir)
+    try:
+        for _ in range(_MAX_READS - 1):
+            with suppress(FileNotFoundError):
+                parts = _names(ledger, job, wanted)
+                made = read(PartGroups(folder, parts))
+                # What is replaced is gone from the folder: it may have been passed over as if removed by hand.
+                if not set(parts) - set(_names(ledger, job, wanted)):
+                    return made
+        return read(PartGroups(folder, _names(ledger, job, wanted)))
+    except pa.ArrowException as error:
+        raise PartDamaged(f"a part of job {job.id} cannot be read: {error}") from error
 
 
-def _committed_parts(ledger: Ledger, job: JobRecord) -> "ds.Dataset":
-    # A part may have been deleted by hand: what is there can still be read.
-    return open_folder(job.output_dir).dataset([part.file_name for part in ledger.parts(job.id)])
+def _names(ledger: Ledger, job: JobRecord, wanted: Callable[[PartRecord], bool]) -> list[str]:
+    return [part.file_name for part in ledger.parts(job.id) if wanted(part)]
+
+
+def num_readable(ledger: Ledger, job: JobRecord) -> int:
+    """How many committed rows are in parts that are there: one may have been removed by hand."""
+    rows = {part.file_name: part.num_rows for part in ledger.parts(job.id)}
+    return sum(rows[name] for name in open_folder(job.output_dir).find_parts(list(rows)))
 
 
 def first_error(ledger: Ledger, job: JobRecord) -> str | None:
     """The error of the first of a job's failed rows."""
-    return read_parts(ledger, job, _first_error)
+    return read_parts(ledger, job, _first_error, lambda part: part.num_failed > 0)
 
 
-def _first_error(parts: "ds.Dataset") -> str | None:
-    if not parts.files:
-        return None
-    failed = parts.to_table(columns=["row", "error"], filter=pc.field("error").is_valid())
-    if not len(failed):
-        return None
-    first = failed.sort_by("row").slice(0, 1).to_pylist()[0]
-    return f"(row {first['row']}): {first['error']}"
+def _first_error(parts: PartGroups) -> str | None:
+    failed = (_first_of(table) for table in parts.tables(["row", "error"], pc.field("error").is_valid()))
+    first = min((row for row in failed if row is not None), key=itemgetter("row"), default=None)
+    return None if first is None else f"(row {first['row']}): {first['error']}"
+
+
+def _first_of(table: pa.Table) -> Mapping[str, Any] | None:
+    rows: list[dict[str, Any]] = table.sort_by("row").slice(0, 1).to_pylist()
+    return rows[0] if rows else None

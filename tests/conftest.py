@@ -32,12 +32,15 @@ settings.register_profile("same", deadline=None, derandomize=True, suppress_heal
 settings.load_profile("same")
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("numprocesses", None):
+        # The cores are shared by the workers, who inherit this, and by what these start.
+        os.environ.setdefault("OMP_NUM_THREADS", "1")
     # In the background of a shell it is ignored, which the programs that tests interrupt would inherit.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
     if os.environ.get("TRITON_INTERPRET") == "1":
-        runpy.run_path(str(BENCHMARKS / "triton_interpreter.py"))["interpret_triton"]()
+        _triton_interpreter("interpret_triton")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -53,6 +56,12 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
     finally:
         gc.enable()
+        if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+            _triton_interpreter("hasten_interpreter")
+
+
+def _triton_interpreter(name: str) -> None:
+    runpy.run_path(str(BENCHMARKS / "triton_interpreter.py"))[name]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

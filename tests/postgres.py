@@ -129,6 +129,23 @@ def new_database(server_url: str) -> Iterator[str]:
             connection.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+@contextmanager
+def new_schema(server_url: str) -> Iterator[str]:
+    """The URL of an empty schema, in which tables are looked for and made: far quicker to make than a database."""
+    name = f"headrace_{uuid.uuid4().hex}"
+    with psycopg.connect(server_url, autocommit=True) as connection:
+        connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
+    try:
+        mark = "&" if "?" in server_url else "?"
+        yield f"{server_url}{mark}application_name={name}&options=-csearch_path%3D{name}"
+    finally:
+        with psycopg.connect(server_url, autocommit=True) as connection:
+            # Whoever still uses it would be waited for.
+            users = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
+            connection.execute(users, [name])
+            connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
+
+
 def _with_database(server: str, name: str) -> str:
     head, _, query = server.partition("?")
     base = head.rsplit("/", 1)[0]

@@ -11,9 +11,7 @@ PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "int8 W8A8"}
 
 
 def load(model: str, precision: str, max_model_len: int) -> Generate:
-    options: dict[str, Any] = (
-        {"dtype": "bfloat16", "quantization": "int8"} if precision == "int8" else {"dtype": precision}
-    )
+    options: dict[str, Any] = {"quantization": "int8"} if precision == "int8" else {"dtype": precision}
     llm = LLM(model, max_model_len=max_model_len, skip_tokenizer_init=True, **options)
 
     def generate(prompts: Prompts, max_tokens: list[int], _: int) -> list[list[int]]:

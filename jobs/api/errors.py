@@ -28,8 +28,9 @@ from ...storage.errors import (
 )
 from ...storage.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
-from ..errors import NotRetriable, SpecError
+from ..errors import LaterVersion, NotRetriable, SpecError
 from ..schemas import problem
+from .wording import with_fields
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ def answer_errors(app: FastAPI) -> None:
     for conflict in (JobEnded, NotRetriable, OutputNotEmpty, ManifestDamaged, PartMissing, PartDamaged, SpoolDamaged):
         app.exception_handler(conflict)(_answer_conflict)
     app.exception_handler(QuotaExceeded)(_answer_over_quota)
+    app.exception_handler(LaterVersion)(_answer_later)
     for away in AWAY:
         app.exception_handler(away)(_answer_away)
     app.exception_handler(Exception)(_answer_fault)
@@ -151,11 +153,11 @@ def _param(location: Sequence[Any]) -> str | None:
 
 def _answer_refused(request: Request, error: Exception) -> JSONResponse:
     param = error.field if isinstance(error, SpecError) else None
-    return error_response(422, str(error), "invalid_value", param)
+    return error_response(422, with_fields(error), "invalid_value", param)
 
 
 def _answer_conflict(request: Request, error: Exception) -> JSONResponse:
-    return error_response(409, str(error), "job_state", "job_id")
+    return error_response(409, with_fields(error), "job_state", "job_id")
 
 
 def _answer_over_quota(request: Request, error: Exception) -> JSONResponse:
@@ -175,6 +177,15 @@ def unavailable(error: Exception) -> ApiError:
     told = ApiError(503, f"{who} does not answer: try again later", "unavailable")
     told.headers = {"Retry-After": "5"}
     return told
+
+
+def _answer_later(request: Request, error: Exception) -> JSONResponse:
+    return _answer_http(request, of_later_version(error))
+
+
+def of_later_version(error: Exception) -> ApiError:
+    """What a client is told of a `LaterVersion` (501): another server of ours may know what this one does not."""
+    return ApiError(501, str(error), "later_version")
 
 
 def _answer_fault(request: Request, error: Exception) -> JSONResponse:

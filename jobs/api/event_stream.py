@@ -43,6 +43,7 @@ STREAM_RESPONSES: dict[int | str, dict[str, Any]] = {
     200: {"description": _DESCRIPTION, "content": {"text/event-stream": {}}},
     400: {"model": ErrorBody, "description": "The cursor is not the number of a token"},
     404: {"model": ErrorBody, "description": "There is no such stream"},
+    501: {"model": ErrorBody, "description": "It is of a later version than this server"},
 }
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...storage.errors import PartMissing, StorageError
+from ...storage.errors import PartDamaged, PartMissing
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.output_folder import OutputFolder
@@ -89,8 +89,10 @@ class _Tables:
     def _part(self, name: str) -> pq.ParquetFile:
         try:
             return self._folder.open_part(name)
+        except pa.ArrowException as error:
+            raise PartDamaged(f"part {self._folder}/{name} cannot be read: {error}") from error
         except PartMissing as error:
-            raise StorageError(f"{error}: it was removed, or its rows are being retried") from error
+            raise PartMissing(f"{error}: it was removed, or its rows are being retried") from error
 
 
 Writer = Callable[[_Tables], Iterator[bytes]]

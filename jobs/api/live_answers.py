@@ -16,6 +16,7 @@ from redis.exceptions import RedisError
 
 from ..client import Client
 from ..embedded.valkey import EmbeddedValkeyError
+from ..live.cancellations import Cancellations
 from ..live.in_batches import InBatches
 from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
 from ..presence import RENEW_SECONDS, Worker, WorkerPresence
@@ -23,7 +24,6 @@ from ..rare_warnings import RareWarnings
 from ..streams.events import StreamError, StreamEvent
 from ..streams.frames import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
-from .cancellations import Cancellations
 from .errors import ApiError
 from .latencies import Latencies
 from .models import ServedModel
@@ -201,7 +201,7 @@ class LiveAnswers:
         self._cancellations.add(requests)
 
     def get(self, request_id: str, tenant: str) -> LiveRecord:
-        """A request of the tenant's. Raises `ApiError` (404), and redis' errors."""
+        """A request of the tenant's. Raises `ApiError` (404), `LaterVersion`, and redis' errors."""
         if _REQUEST_ID.fullmatch(request_id):
             try:
                 record = self._requests.get(request_id)

@@ -6,12 +6,15 @@ from dataclasses import dataclass, replace
 from typing import Self
 
 from ...engine.checkpoints.hub import locate_model, public_name
+from ...storage.errors import Argument
 from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
-from ..lora import LoraModule, ServedLora
+from ..lora import LORA_MODULES, LoraModule, ServedLora
 from ..precision import Precision
 from .errors import ApiError
+
+_MODEL = Argument("model")
 
 
 @dataclass(frozen=True)
@@ -84,7 +87,8 @@ class ServedModels:
             LivePrompts.of(located.name)
             name = public_name(located.name)
             if (other := exact_names.setdefault(name, located.name)) != located.name:
-                raise SpecError(f"--model {located.name} and {other} share a name: link one under another")
+                problem = f" {located.name} and {other} share a name: link one under another"
+                raise SpecError(_MODEL, problem)
         bases = [ServedModel(*names, precision) for names in exact_names.items()]
         return cls([*bases, *(_adapted(lora, bases) for lora in lora_modules)])
 
@@ -116,14 +120,12 @@ class ServedModels:
 def _adapted(lora: ServedLora, bases: Sequence[ServedModel]) -> ServedModel:
     """An adapter as a model. Raises `SpecError`, `ModelError`."""
     if lora.name in (base.name for base in bases):
-        raise SpecError(f"--lora-modules {lora.name} has the name of a --model: give it another")
+        raise SpecError(LORA_MODULES, f" {lora.name} has the name of a ", _MODEL, ": give it another")
     named = [base for base in bases if lora.base_model_name in (None, base.name, base.exact_name)]
     if len(named) != 1:
         known = ", ".join(base.name for base in bases)
-        raise SpecError(
-            f"--lora-modules {lora.name} must say which model it adapts, as JSON with name, path and base_model_name "
-            f"({known})"
-        )
+        problem = f" {lora.name} must say which model it adapts, as JSON with name, path and base_model_name ({known})"
+        raise SpecError(LORA_MODULES, problem)
     lora.check()
     (base,) = named
     return replace(base, name=lora.name, lora=lora.module)

@@ -7,8 +7,9 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Header, Query, Response
 from fastapi.responses import StreamingResponse
 
+from .errors import ErrorBody
 from .exports import Writer, arrow, export, json_lines, parquet
-from .routes import EVERYWHERE, NOT_FOUND, Service
+from .routes import EVERYWHERE, LATER, NOT_FOUND, Responses, Service
 from .schemas import ResultPage
 from .service import JobService
 
@@ -22,7 +23,8 @@ _WRITERS: dict[str, tuple[str, Writer]] = {
     _JSON_LINES: ("jsonl", json_lines),
 }
 _BINARY: dict[str, Any] = {"schema": {"type": "string", "format": "binary"}}
-router = APIRouter(prefix="/jobs", tags=["results"], responses=EVERYWHERE | NOT_FOUND)
+_GONE: Responses = {409: {"model": ErrorBody, "description": "A part of them is gone or damaged"}}
+router = APIRouter(prefix="/jobs", tags=["results"], responses=EVERYWHERE | NOT_FOUND | LATER | _GONE)
 
 
 def _is(media_type: str) -> dict[int | str, dict[str, Any]]:

@@ -6,7 +6,7 @@ from typing import Any
 from ...storage.ledger import Ledger
 from ...storage.records import JobRecord
 from ..planning.json_lines import json_rows
-from ..stored_results import read_first_rows
+from ..row_index import RowIndex
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Page:
         return self.rows[-1]["row"] if self.rows else None
 
 
-def read_page(ledger: Ledger, job: JobRecord, after_row: int | None, limit: int) -> Page:
+def read_page(ledger: Ledger, index: RowIndex, job: JobRecord, after_row: int | None, limit: int) -> Page:
     """The first `limit` finished rows after the row `after_row`, those committed so far while the job runs."""
-    found = read_first_rows(ledger, job, limit, after_row)
-    return Page(list(json_rows(found.table)), found.in_all > len(found.table))
+    found = index.first_rows(ledger, job, limit, after_row)
+    return Page(list(json_rows(found.table)), found.has_more)

@@ -23,9 +23,11 @@ EVERYWHERE: Responses = {
     422: {"model": ErrorBody, "description": "A field is missing, unknown or can not be used"},
     503: {"model": ErrorBody, "description": "The ledger or Redis does not answer"},
 }
+LATER: Responses = {501: {"model": ErrorBody, "description": "It is of a later version than this server"}}
 _BAD_CURSOR: Responses = {400: {"model": ErrorBody, "description": "There is no such job to list those after"}}
 _BAD_BODY: Responses = {400: {"model": ErrorBody, "description": "The body is not JSON"}}
 _ENDED: Responses = {409: {"model": ErrorBody, "description": "The job's state does not allow it"}}
+_NO_ROOM: Responses = {507: {"model": ErrorBody, "description": "There is no room for the rows"}}
 _NOT_OURS: Responses = {409: {"model": ErrorBody, "description": "The output folder holds something else"}}
 _CREATE: Responses = {
     400: {"model": ErrorBody, "description": "The body can not be read"},
@@ -34,7 +36,8 @@ _CREATE: Responses = {
     413: {"model": ErrorBody, "description": "The body is too large"},
     415: {"model": ErrorBody, "description": "The body is of another type"},
     429: {"model": ErrorBody, "description": "More than the caller's limits, or than may wait here, allow"},
-    507: {"model": ErrorBody, "description": "There is no room for the rows"},
+    **LATER,
+    **_NO_ROOM,
 }
 
 
@@ -151,7 +154,7 @@ def resume_job(job_id: str, service: Service) -> JobAnswer:
     return service.resume(job_id)
 
 
-@router.post("/{job_id}/retry", responses=NOT_FOUND | _ENDED)
+@router.post("/{job_id}/retry", responses=NOT_FOUND | _ENDED | _NO_ROOM)
 def retry_job(job_id: str, service: Service) -> JobAnswer:
     """Try a completed job's failed rows again. Their answers take the places of their errors."""
     return service.retry(job_id)

@@ -13,6 +13,7 @@ from types import FrameType
 
 import uvicorn
 
+from ...storage.errors import Argument
 from ...storage.ledger import Ledger
 from ..batches.keeper import BatchKeeper
 from ..client import Client
@@ -115,7 +116,8 @@ def _grpc(settings: Settings, host: str, port: int, on_listening: Callable[[str]
         # Here, not above: it is an extra.
         from ..grpc.server import grpc_server
     except ImportError as error:
-        raise SpecError(f"--grpc-port: {error.name} is missing: install headrace with its grpc extra") from error
+        problem = f": {error.name} is missing: install headrace with its grpc extra"
+        raise SpecError(Argument("grpc_port"), problem) from error
     # gRPC itself says too late, and to the log, that an address is taken.
     with _listen(host, port, "--grpc-port") as found:
         address = _address(host, found)

@@ -5,13 +5,25 @@ import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Self
 
 from kombu.exceptions import OperationalError
 
 from ...engine.errors import EngineError
-from ...storage.errors import InputError, JobEnded, LedgerError, SinkError, StorageError, UnknownFile, UnknownJob
+from ...storage.errors import (
+    InputError,
+    JobEnded,
+    LedgerError,
+    ManifestDamaged,
+    PartDamaged,
+    PartMissing,
+    SinkError,
+    SpoolDamaged,
+    StorageError,
+    UnknownFile,
+    UnknownJob,
+)
 from ...storage.file_records import FileRecord, FileRecords
 from ...storage.output_dir import OutputMode
 from ...storage.overview import Overview
@@ -24,6 +36,7 @@ from ..batches.files import FileStore
 from ..client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError
 from ..planning.producer import Terms, new_job_id
+from ..row_index import RowIndexes
 from ..schemas import JobSpec
 from .errors import ApiError
 from .inputs import Inputs
@@ -31,6 +44,7 @@ from .job_requests import JobOptions, JobRequest
 from .models import ServedModels
 from .results import read_page
 from .schemas import JobAnswer, JobList, ResultPage, WebhookList
+from .wording import with_fields
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +61,7 @@ class JobService:
     client: Client
     models: ServedModels
     tenant: str = DEFAULT_TENANT
+    indexes: RowIndexes = field(default_factory=RowIndexes)
 
     @property
     def inputs(self) -> Inputs:
@@ -125,8 +140,14 @@ class JobService:
         return self._rung_for(job_id, Job.resume)
 
     def retry(self, job_id: str) -> JobAnswer:
-        """Raises `ApiError` (404), `JobError` when there is nothing to retry, `StorageError` when it cannot be read."""
-        return self._rung_for(job_id, Job.retry)
+        """Raises `ApiError` (404, 507), `JobError` when there is nothing to retry, `PartMissing` and its like."""
+        try:
+            return self._rung_for(job_id, Job.retry)
+        except (ManifestDamaged, PartMissing, PartDamaged, SpoolDamaged, LedgerError):
+            raise
+        except StorageError as error:
+            # It is noted first that the data set is no longer complete, so that nothing has changed.
+            raise _no_room(error) from error
 
     def set_priority(self, job_id: str, priority: int) -> JobAnswer:
         """Raises `ApiError` (404), `JobEnded`."""
@@ -153,7 +174,7 @@ class JobService:
         """Raises `ApiError` (404)."""
         # Before its parts: a job that has ended by now has all of them.
         job = self.record(job_id)
-        page = read_page(self.client.ledger, job, after_row, limit)
+        page = read_page(self.client.ledger, self.indexes.of(job_id), job, after_row, limit)
         return ResultPage(state=job.state, data=page.rows, last_row=page.last_row, has_more=page.has_more)
 
     def _input(self, request: JobRequest) -> AbstractContextManager[InputSource]:
@@ -202,7 +223,7 @@ class JobService:
         try:
             return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).id
         except JobMismatchError as error:
-            raise ApiError(409, str(error), "idempotency_key_reused") from error
+            raise ApiError(409, with_fields(error), "idempotency_key_reused") from error
         except (EngineError, JobError, InputError, SinkError, QuotaExceeded):
             shutil.rmtree(output, ignore_errors=True)
             raise
@@ -240,5 +261,5 @@ def _with_room(input: AbstractContextManager[InputSource]) -> Iterator[InputSour
 
 
 def _no_room(error: Exception) -> ApiError:
-    logger.warning("a job is refused, its rows cannot be written: %s", error)
+    logger.warning("a job is refused, it cannot be written down: %s", error)
     return ApiError(507, "the server has no room for the job's rows: try again later", "storage_full")

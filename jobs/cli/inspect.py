@@ -1,7 +1,10 @@
 """`headrace jobs`, `show` and `results`: what the ledger and the data sets say."""
 
 import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -14,9 +17,10 @@ from ...storage.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.sinks import SinkSpec
 from ..open_ledger import open_ledger
 from ..planning.json_lines import json_rows, openai_lines
+from ..row_index import RowIndex
 from ..settings import Settings
 from ..shards.finishing import finish_what_is_left
-from ..stored_results import read_first_rows, read_results
+from ..stored_results import num_readable, sorted_lines
 from .cost import GpuHourPrice, cost
 from .display import counted
 from .tables import print_table, time_text
@@ -69,28 +73,33 @@ def results(
 
     While it runs those that are committed so far.
     """
-    with open_ledger(Settings.from_environment()) as ledger:
+    settings = Settings.from_environment()
+    with open_ledger(settings) as ledger:
         job = ledger.job(job_id)
         finish_what_is_left(ledger, job)
         progress = ledger.progress(job_id)
-        table, num_rows = _rows(ledger, job, head)
-    lines = openai_lines(job, table) if format is ResultFormat.OPENAI else json_rows(table)
-    texts = (json.dumps(line, ensure_ascii=False, default=str) for line in lines)
-    if output is not None:
-        write_lines(output, texts)
-    else:
-        for text in texts:
-            typer.echo(text)
+        to_lines = partial(_lines, job, format)
+        with _texts(ledger, job, head, settings.data_dir, to_lines) as texts:
+            if output is not None:
+                write_lines(output, texts)
+            else:
+                for text in texts:
+                    typer.echo(text)
+        num_rows = num_readable(ledger, job)
     _say_what_is_gone(job, progress, num_rows)
 
 
-def _rows(ledger: Ledger, job: JobRecord, head: int | None) -> tuple[pa.Table, int]:
-    """What to print, and how many rows there are."""
+def _lines(job: JobRecord, format: ResultFormat, table: pa.Table) -> Iterator[str]:
+    rows = openai_lines(job, table) if format is ResultFormat.OPENAI else json_rows(table)
+    return (json.dumps(row, ensure_ascii=False, default=str) for row in rows)
+
+
+def _texts(
+    ledger: Ledger, job: JobRecord, head: int | None, data_dir: Path, to_lines: Callable[[pa.Table], Iterator[str]]
+) -> AbstractContextManager[Iterator[str]]:
     if head is None:
-        table = read_results(ledger, job)
-        return table, len(table)
-    first = read_first_rows(ledger, job, head)
-    return first.table, first.in_all
+        return sorted_lines(ledger, job, data_dir, to_lines)
+    return nullcontext(to_lines(RowIndex().first_rows(ledger, job, head).table))
 
 
 def _say_what_is_gone(job: JobRecord, progress: Progress, num_rows: int) -> None:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ...engine.checkpoints.hub import model_name
+from ...storage.errors import Argument
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
@@ -170,7 +171,7 @@ def asked(
         cache=cache,
         vote=vote,
         chat_template_kwargs=None if chat_template_kwargs is None else _template_kwargs(chat_template_kwargs),
-        lora=None if lora is None else parse_lora("--lora", lora).module,
+        lora=None if lora is None else parse_lora(Argument("lora"), lora).module,
     )
     # A worker for it has to be possible.
     spec.precision.check()

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import grpc
 
-from ..api.errors import AWAY, FAULT, ApiError, unavailable
+from ..api.errors import AWAY, FAULT, ApiError, of_later_version, unavailable
 from ..api.event_stream import ServerStops
+from ..errors import LaterVersion
 
 logger = logging.getLogger(__name__)
 
@@ -17,6 +18,7 @@ _CODES = {
     422: grpc.StatusCode.INVALID_ARGUMENT,
     429: grpc.StatusCode.RESOURCE_EXHAUSTED,
     499: grpc.StatusCode.CANCELLED,
+    501: grpc.StatusCode.UNIMPLEMENTED,
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
@@ -38,6 +40,8 @@ def status_of(error: Exception) -> Status:
     if isinstance(error, AWAY):
         logger.warning("gRPC: %s", error)
         error = unavailable(error)
+    if isinstance(error, LaterVersion):
+        error = of_later_version(error)
     if isinstance(error, ApiError):
         return Status(_CODES.get(error.status_code, grpc.StatusCode.INTERNAL), str(error.detail), _metadata(error))
     logger.error("a gRPC call failed", exc_info=error)

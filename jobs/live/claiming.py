@@ -41,7 +41,10 @@ class Claimed:
 
 
 class Claimer:
-    """A context manager; `ring` and `drain` are thread-safe. `on_claimed` is told of each request in its thread."""
+    """A context manager; `ring` and `drain` are thread-safe. `on_claimed` is told of each request in its thread.
+
+    `interrupt` is told before that which answers of before it takes the place of.
+    """
 
     def __init__(
         self,
@@ -51,6 +54,7 @@ class Claimer:
         app: Celery,
         in_flight: AnswersInFlight,
         on_claimed: Callable[[Claimed], None],
+        interrupt: Callable[[LiveAnswer, Interruption], None],
     ) -> None:
         self._claims = claims
         self._publisher = publisher
@@ -58,6 +62,7 @@ class Claimer:
         self._app = app
         self._in_flight = in_flight
         self._on_claimed = on_claimed
+        self._interrupt = interrupt
         self._draining = threading.Event()
         # What is being claimed, and which of it was called off before anybody could be told.
         self._claiming: set[str] = set()
@@ -105,7 +110,11 @@ class Claimer:
             now = time.monotonic()
             answers = [LiveAnswer(claim, now + claim.seconds_left) for claim in self._claims.claim_all(request_ids)]
             # All before the first is begun, which may take a while: their leases are to be renewed.
-            self._in_flight.add(answers)
+            earlier = self._in_flight.add(answers)
+        # This worker was starved for longer than their leases.
+        for answer in earlier:
+            answer.is_lost = True
+            self._interrupt(answer, Interruption.LOST)
         for answer in answers:
             if answer.id in called_off:
                 answer.interrupted = Interruption.CANCELLED

@@ -112,7 +112,7 @@ class LiveClaims:
         place = ".".join(map(str, first["loc"]))
         self._warnings.warn(f"requests that cannot be read are left to other workers ({place}: {first['msg']})")
         with suppress(RedisError):
-            self._release(keys=[request_key(request_id), open_key(self.queue)], args=[request_id, attempt, 0])
+            self._release(keys=[request_key(request_id), open_key(self.queue)], args=[request_id, attempt, 0, 1])
 
     def begin(self, claim: LiveClaim) -> None:
         """Note that the engine gets a request which was renewed as waiting."""
@@ -150,7 +150,7 @@ class LiveClaims:
 
     def release(self, claim: LiveClaim, has_failed: bool) -> bool:
         """Hand a request back, for another attempt; false when it was not this attempt's any more."""
-        args: Arguments = [claim.request.id, claim.attempt, int(has_failed)]
+        args: Arguments = [claim.request.id, claim.attempt, int(has_failed), 0]
         return bool(self._release(keys=keys_of(claim.request)[:2], args=args))
 
     def end(self, claims: Iterable[LiveClaim]) -> None:

@@ -1,7 +1,7 @@
 """The requests that a worker has claimed and not done with."""
 
 import threading
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from .answer import LiveAnswer
 
@@ -22,9 +22,12 @@ class AnswersInFlight:
     def get(self, request_id: str) -> LiveAnswer | None:
         return self._answers.get(request_id)
 
-    def add(self, answers: Iterable[LiveAnswer]) -> None:
+    def add(self, answers: Sequence[LiveAnswer]) -> list[LiveAnswer]:
+        """Returns the earlier attempts at the same requests that were here until now."""
         with self._changed:
+            earlier = [self._answers.get(answer.id) for answer in answers]
             self._answers.update((answer.id, answer) for answer in answers)
+        return [answer for answer in earlier if answer is not None]
 
     def remove(self, answer: LiveAnswer) -> None:
         """Harmless when repeated, or when a later attempt at the request is here by now."""

@@ -23,7 +23,7 @@ from ..errors import JobError
 from ..lora import LoraModule
 from ..rare_warnings import RareWarnings
 from ..redis_clock import server_time
-from ..schemas import SamplingSpec
+from ..schemas import SamplingSpec, read_stored
 from ..streams.connections import UNREACHABLE
 from .keys import CANCEL_CHANNEL, PROBE_KEY, open_key, request_key, tenant_key
 from .scripts import CANCEL, REGISTER
@@ -220,12 +220,12 @@ class LiveRequests:
         return bool(self._cancel(keys=[request_key(request_id)], args=[request_id, CANCEL_CHANNEL, tenant_key("")]))
 
     def get(self, request_id: str) -> LiveRecord:
-        """Raises `UnknownRequest`."""
+        """Raises `UnknownRequest`, or `LaterVersion` where it asks for what is not known here."""
         known: Any = self._redis.hgetall(request_key(request_id))
         if "spec" not in known:
             raise UnknownRequest(f"there is no request {request_id}")
         return LiveRecord(
-            request=LiveRequest.model_validate_json(known["spec"]),
+            request=read_stored(LiveRequest, known["spec"], "request"),
             state=LiveState(known["state"]),
             attempt=int(known["attempt"]),
             owner=known["owner"] or None,

@@ -73,7 +73,9 @@ class LiveRunner:
         self._answers = AnswersInFlight()
         self._events = InBatches[_Item]("live events", self._handle_all)
         self._turns = Turns[LiveAnswer](self.num_slots, lambda answer: self._events.put(_Turn(answer)))
-        self._claimer = Claimer(self.claims, self.publisher, self.tokenizer, self.app, self._answers, self._events.put)
+        self._claimer = Claimer(
+            self.claims, self.publisher, self.tokenizer, self.app, self._answers, self._events.put, self._interrupt_soon
+        )
         self._closer = Closer(self.claims, self.publisher, self.app, self._forget)
         self._leases = LiveLeases(self.claims, self.app, self._answers, self._interrupt_soon)
         self._threads = ExitStack()

@@ -1,8 +1,9 @@
 """What happens to a live request in Redis, each step one Lua script: nobody sees half of one.
 
 Times are seconds of the server's clock. A request's hash has the fields `spec`, `queue`, `tenant`, `deadline`, `state`,
-`attempt`, `owner`, `lease`, `crashes`, `failures`, once it is called off `cancelled`, and `waits`: 1 while the worker
-that has it has not begun it, so that it is not to blame when that worker dies.
+`attempt`, `owner`, `lease`, `crashes`, `failures`, once it is called off `cancelled`, `unread` once some worker could
+not read it, and `waits`: 1 while the worker that has it has not begun it, so that it is not to blame when that worker
+dies.
 """
 
 _NOW = """
@@ -119,7 +120,8 @@ return verdicts
 """
 )
 
-# KEYS: request, open. ARGV: id, attempt, failures to add. 1 when it was still this attempt's.
+# KEYS: request, open. ARGV: id, attempt, failures to add, 1 if it could not be read. 1 when it was still this
+# attempt's.
 RELEASE = (
     _NOW
     + """
@@ -127,6 +129,7 @@ local state, attempt = unpack(redis.call('HMGET', KEYS[1], 'state', 'attempt'))
 if state ~= 'running' or attempt ~= ARGV[2] then return 0 end
 redis.call('HSET', KEYS[1], 'state', 'queued')
 redis.call('HINCRBY', KEYS[1], 'failures', ARGV[3])
+if ARGV[4] == '1' then redis.call('HSET', KEYS[1], 'unread', 1) end
 redis.call('ZADD', KEYS[2], stamp(now), ARGV[1])
 return 1
 """
@@ -161,7 +164,8 @@ return 1
 
 # KEYS: open, bells. ARGV: prefix of request keys, seconds after which a bell that nobody heard is lost, how many
 # requests to look at, who does. The ids to ring for: those whose lease has run out and, where no bell waits to be
-# heard, those who wait and whose bell was lost.
+# heard, those who wait and whose bell was lost. Not past its deadline one that some worker cannot read: whoever could
+# have answered it has heard its bell by then.
 SWEEP = (
     _NOW
     + """
@@ -169,7 +173,8 @@ local lost_before, rung = now - tonumber(ARGV[2]), {}
 local all_heard = redis.call('LLEN', KEYS[2]) == 0
 for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now), 'LIMIT', 0, ARGV[3])) do
   local key = ARGV[1] .. id
-  local state, waits, owner = unpack(redis.call('HMGET', key, 'state', 'waits', 'owner'))
+  local state, waits, owner, unread, deadline =
+    unpack(redis.call('HMGET', key, 'state', 'waits', 'owner', 'unread', 'deadline'))
   if not state or state == 'ended' then
     redis.call('ZREM', KEYS[1], id)
   elseif state == 'running' then
@@ -181,6 +186,8 @@ for _, id in ipairs(redis.call('ZRANGEBYSCORE', KEYS[1], '-inf', stamp(now), 'LI
       redis.call('HINCRBY', key, 'crashes', 1)
     end
     rung[#rung + 1] = id
+  elseif unread and tonumber(deadline) < now then
+    redis.call('ZREM', KEYS[1], id)
   elseif all_heard and tonumber(redis.call('ZSCORE', KEYS[1], id)) < lost_before then
     rung[#rung + 1] = id
   end

@@ -62,7 +62,7 @@ class BatchPlanner:
                 continue
             assert not isinstance(prompt, str)
             if (shown := illustrated.get(place)) is not None:
-                items.append(_illustrated_item(row, prompt, shown, self._image_token_id))
+                items.append(_illustrated_item(row, prompt, self._beside(shown), shown, self._image_token_id))
             else:
                 items.append(_item(row, prompt, None))
             if row.sampling is not None:
@@ -74,6 +74,12 @@ class BatchPlanner:
         vision = self.renderer.images.vision
         assert vision is not None
         return vision.image_token_id
+
+    def _beside(self, shown: IllustratedPrompt) -> list[bytes | None]:
+        """The files of a row's images that its spooled columns do not have."""
+        # The spool has an id of its own in the place of the input's.
+        has_columns = self.renderer.image_column != "custom_id"
+        return [None if has_columns and not isinstance(file, NamedFile) else bytes(file) for file in shown.files]
 
     def _prompts(
         self, rows: Sequence[InputRow], illustrated: dict[int, IllustratedPrompt]
@@ -152,9 +158,14 @@ def _item(row: InputRow, token_ids: Sequence[int], error: str | None) -> Item:
     return _big_endian(array("i", token_ids)).tobytes(), pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)
 
 
-def _illustrated_item(row: InputRow, token_ids: Sequence[int], shown: IllustratedPrompt, image_token_id: int) -> Item:
-    """As `_item`; neighbours have the same images too. Files go beside the row that it does not have itself."""
-    beside = [bytes(file) if isinstance(file, NamedFile) else None for file in shown.files]
+def _illustrated_item(
+    row: InputRow,
+    token_ids: Sequence[int],
+    beside: Sequence[bytes | None],
+    shown: IllustratedPrompt,
+    image_token_id: int,
+) -> Item:
+    """As `_item`; neighbours have the same images too."""
     payload = (row.row, row.values, None, row.sampling, image_token_id, beside)
     key = _big_endian(marked(token_ids, shown, image_token_id)).tobytes()
     return key, pickle.dumps(payload, pickle.HIGHEST_PROTOCOL)

@@ -9,6 +9,7 @@ from ...engine.checkpoints.model_size import kv_token_bytes, layer_projections, 
 from ...engine.config import EngineConfig
 from ...engine.execution.graph_sizes import graph_sizes, max_graphs
 from ...engine.sharding.stages import stage_shares
+from ...storage.errors import Argument
 from ..errors import SpecError
 from .guess_needs import NO_GUESSER, GuessNeeds
 
@@ -37,7 +38,8 @@ class Gpu:
         if name in GPU_GIB:
             return cls(name, int(GPU_GIB[name] * GIB))
         if (given := _GIVEN.fullmatch(name)) is None or not float(given[1]):
-            raise SpecError(f"--gpu must be one of {', '.join(GPU_GIB)}, or memory such as 24GiB, not {text!r}")
+            known = ", ".join(GPU_GIB)
+            raise SpecError(Argument("gpu"), f" must be one of {known}, or memory such as 24GiB, not {text!r}")
         return cls(text, int(float(given[1]) * GIB))
 
 
@@ -74,7 +76,7 @@ class ModelNeeds:
         model = ModelConfig.from_pretrained(folder)
         context, asked = model.max_position_embeddings, options.max_model_len
         if asked is not None and asked > context:
-            raise SpecError(f"--max-model-len {asked} exceeds the model's context of {context} tokens")
+            raise SpecError(Argument("max_model_len"), f" {asked} exceeds the model's context of {context} tokens")
         dtype = model.checkpoint_dtype if options.dtype == "auto" else options.dtype
         item_bytes = 4 if dtype == "float32" else 2
         size, stages = options.tensor_parallel_size, options.pipeline_parallel_size

@@ -98,13 +98,13 @@ class PromptRenderer:
             kwargs = Argument("chat_template_kwargs")
             raise SpecError(problem, ": leave out ", kwargs, field=kwargs.name)
         self._model_name = public_name(spec.model)
-        self._image_column = spec.image
+        self.image_column = spec.image
         if spec.image is not None:
             self._check_images(spec.image, columns)
         self._frame = self._chat_frame()
 
     def _chat_frame(self) -> "ChatFrame | None":
-        if self._template is None or self._image_column is not None or not self._tokenizer.has_chat_template:
+        if self._template is None or self.image_column is not None or not self._tokenizer.has_chat_template:
             return None
         # What does not fit the template is each row's error.
         with suppress(InvalidRequestError):
@@ -135,7 +135,7 @@ class PromptRenderer:
         own_kwargs = _template_kwargs(values)
         if self._template is None:
             messages = _messages(values, self._system)
-            if self._image_column is not None or has_images(messages):
+            if self.image_column is not None or has_images(messages):
                 return self._illustrated(messages, values, own_kwargs)
             return self._chat(messages, own_kwargs)
         text = self._template.render(values)
@@ -146,7 +146,7 @@ class PromptRenderer:
         if self._tokenizer.has_chat_template:
             system = [{"role": "system", "content": self._system}] if self._system else []
             messages = [*system, {"role": "user", "content": text}]
-            if self._image_column is not None:
+            if self.image_column is not None:
                 return self._illustrated(messages, values, own_kwargs)
             return self._chat(messages, own_kwargs)
         return f"{self._system}\n\n{text}" if self._system else text
@@ -161,11 +161,11 @@ class PromptRenderer:
     ) -> str | IllustratedPrompt:
         """The prompt of messages some of which have images, or whose images a column has."""
         try:
-            own = row_images(values, self._image_column) if self._image_column is not None else []
+            own = row_images(values, self.image_column) if self.image_column is not None else []
             placed = messages if has_images(messages) else _with_places(messages, len(own))
             split, pictures = self.images.split(placed, rest := iter(own))
             if next(rest, None) is not None:
-                raise RowError(f"column {self._image_column!r} has more images than the messages have parts for them")
+                raise RowError(f"column {self.image_column!r} has more images than the messages have parts for them")
             files = tuple(each for each in pictures if isinstance(each, bytes))
             if len(files) < len(pictures):
                 raise RowError("an image must be a data URL: data:image/png;base64,...")

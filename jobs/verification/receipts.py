@@ -3,7 +3,7 @@
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import pyarrow as pa
 
@@ -13,12 +13,10 @@ from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.output_dir import read_report
 from ...storage.output_folder import OutputFolder
+from ...storage.part_groups import PartGroups
 from ...storage.records import DEFAULT_TENANT, JobRecord
 from ..errors import NotVerifiable
 from ..schemas import JobSpec, read_stored
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
 
 # As the API names batches.
 _BATCH_PREFIX = "batch_"
@@ -90,13 +88,14 @@ class Receipt:
             )
         return cls(job_id, spec, folder, tuple(folder.part_names()), report.get("weights"))
 
-    def rows(self) -> "ds.Dataset":
+    def rows(self) -> PartGroups:
         """The rows that are there by now. Raises `NotVerifiable` when there is none."""
         try:
-            rows = self.folder.dataset(sorted(self.part_names))
+            rows = PartGroups(self.folder, sorted(self.part_names))
+            is_empty = not any(True for _ in rows)
         except (OSError, pa.ArrowException) as error:
             raise NotVerifiable(f"folder {self.folder} cannot be read: {error}") from error
-        if not rows.files:
+        if is_empty:
             raise NotVerifiable(f"folder {self.folder} holds no row of job {self.job_id} yet")
         return rows
 

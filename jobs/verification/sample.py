@@ -4,17 +4,15 @@ import hashlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ...storage.part_groups import PartGroups
 from ..errors import NotVerifiable
-
-if TYPE_CHECKING:
-    import pyarrow.dataset as ds
 
 Numbers = npt.NDArray[np.uint64]
 # SplitMix64's: http://prng.di.unimi.it/splitmix64.c
@@ -31,26 +29,26 @@ class Sample:
     num_errors: int
 
     @classmethod
-    def draw(cls, rows: "ds.Dataset", count: int | float, seed: int) -> Self:
+    def draw(cls, parts: PartGroups, count: int | float, seed: int) -> Self:
         """So many rows of those with an answer, or this share of them as a float; all when there are fewer.
 
-        The same rows for the same data set and seed, however it is cut into parts. Memory does not grow with it.
-        Raises `NotVerifiable` when no row has an answer.
+        The same rows for the same data set and seed, however it is cut into parts. Memory does not grow with it but
+        for a share's rows. Raises `NotVerifiable` when no row has an answer.
         """
-        has_answer, from_cache = pc.field("error").is_null(), _is_from_cache(rows)
-        num_rows, num_answered = rows.count_rows(), rows.count_rows(filter=has_answer)
+        has_answer = pc.field("error").is_null()
+        num_rows = num_answered = num_from_cache = 0
+        for group in parts:
+            from_cache = pc.field("from_cache") if "from_cache" in group.schema.names else None
+            num_rows += group.count_rows()
+            num_answered += group.count_rows(filter=has_answer)
+            num_from_cache += 0 if from_cache is None else group.count_rows(filter=has_answer & from_cache)
         if not num_answered:
             raise NotVerifiable(f"none of the {num_rows} rows has an answer: there is nothing to compare")
-        num_from_cache = 0 if from_cache is None else rows.count_rows(filter=has_answer & from_cache)
         size = math.ceil(count * num_answered) if isinstance(count, float) else min(count, num_answered)
-        batches = rows.to_batches(columns=["row"], filter=has_answer)
-        chosen = _chosen((batch["row"].to_numpy() for batch in batches), size, seed)
-        table = rows.to_table(filter=pc.is_in(pc.field("row"), pa.array(chosen, pa.int64()))).sort_by("row")
+        numbers = (table["row"].to_numpy() for table in parts.tables(["row"], has_answer))
+        chosen = pa.array(_chosen(numbers, size, seed), pa.int64())
+        table = pa.concat_tables(parts.tables(filter=pc.is_in(pc.field("row"), chosen))).sort_by("row")
         return cls(table, num_answered - num_from_cache, num_from_cache, num_rows - num_answered)
-
-
-def _is_from_cache(rows: "ds.Dataset") -> "ds.Expression | None":
-    return pc.field("from_cache") if "from_cache" in rows.schema.names else None
 
 
 def _chosen(batches: Iterable[npt.NDArray[np.int64]], size: int, seed: int) -> list[int]:

@@ -64,7 +64,7 @@ def instruction_set() -> InstructionSet:
 
 
 def has_avx512() -> bool:
-    """Whether the compiled kernels for bfloat16 and int8 run on this processor."""
+    """Whether the compiled kernels for bfloat16 run on this processor."""
     return instruction_set() >= InstructionSet.AVX512_BF16
 
 

@@ -18,6 +18,7 @@ SIGNATURES = {
     "headrace_apply_bit_mask_float32": "pipiii",
     "headrace_int8_linear_bfloat16": "p",
     "headrace_int8_linear_float32": "p",
+    "headrace_int8_linear_avx2": "p",
     "headrace_paged_attention": "p",
     "headrace_float32_paged_attention": "p",
     "headrace_float32_rms_norm": "pippiif",

@@ -16,7 +16,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from headrace import LLM, SamplingParams
-from headrace.kernels.native import has_avx512
+from headrace.kernels.native import native_library
 
 FOLDER = Path(__file__).parents[2] / "examples" / "tickets"
 MODEL = FOLDER / "model"
@@ -155,7 +155,7 @@ def test_score_counts_the_expected_rows(tmp_path: Path, score: ModuleType, capsy
     assert score.main([str(tmp_path / "nothing")]) == 1
 
 
-@pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels and AVX-512")
+@pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")
 def test_the_model_in_int8_labels_as_well(generate: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     tickets = list(generate.generate("heldout", 400, 12))
     system = load("evaluate", monkeypatch).system_prompt()

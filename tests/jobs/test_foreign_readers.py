@@ -48,7 +48,10 @@ def test_everyone_reads_the_same_rows(served, postgres_url, tmp_path):
     lite = tmp_path / "labels.db"
     with Client(Settings.from_environment(environment(served))) as client:
         rows = labelled(client, tickets, tmp_path / "a", f"sqlite:///{lite}")
-        assert labelled(client, tickets, tmp_path / "b", postgres_url) == rows
+        again = labelled(client, tickets, tmp_path / "b", postgres_url)
+    # Of other batches, with the prefix computed before: its last digits may be others.
+    assert [row["confidence"] for row in again] == pytest.approx([row["confidence"] for row in rows], abs=1e-4)
+    assert [row["label"] for row in again] == [row["label"] for row in rows]
     assert [row["text"] for row in rows] == asked
     assert {row["label"] for row in rows} <= set(LABELS)
     parts = [str(path) for path in sorted((tmp_path / "a").glob("*.parquet"))]
@@ -65,4 +68,4 @@ def test_everyone_reads_the_same_rows(served, postgres_url, tmp_path):
     with sqlite3.connect(lite) as connection:
         assert connection.execute(query).fetchall() == expected
     with psycopg.connect(postgres_url) as connection:
-        assert connection.execute(query).fetchall() == expected
+        assert connection.execute(query).fetchall() == [tuple(row.values()) for row in again]

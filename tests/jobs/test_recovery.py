@@ -235,10 +235,11 @@ def test_a_run_told_to_end_while_planning_says_how_to_go_on(tmp_path, tickets):
 
 
 def test_a_worker_started_first_serves_runs_and_leaves_nothing_behind(tmp_path):
-    """On a machine where nothing of ours has run yet, as in the README: a worker here, a run there."""
-    data = tmp_path / "data"
+    """On a machine where nothing of ours has run yet, as in the README: a worker on all cores here, a run there."""
+    data, cores = tmp_path / "data", str(os.cpu_count() or 1)
     tickets = write_tickets(tmp_path / "tickets.jsonl", 40)
-    with started(["worker", "--model", str(MODEL)], environment(data), tmp_path / "worker") as worker:
+    env = environment(data, OMP_NUM_THREADS=cores)
+    with started(["worker", "--model", str(MODEL)], env, tmp_path / "worker") as worker:
         log = tmp_path / "worker/err"
         wait_until(lambda: "serving" in log.read_text(), "the worker serves", SECONDS)
         with started(label_arguments(tickets, tmp_path / "out"), environment(data), tmp_path / "run") as run:

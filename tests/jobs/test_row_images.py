@@ -227,12 +227,13 @@ def test_nor_what_messages_have(seeing, tmp_path):
     assert shown(table, spec, seeing) == {"0": two, "1": []}
 
 
-def test_a_rows_id_may_be_its_images_path(seeing, tmp_path):
-    """The output has it as text, and under its own name."""
-    (tmp_path / "a.png").write_bytes(FILES[0])
-    rows = [{"text": "a", "custom_id": str(tmp_path / "a.png")}]
+def test_a_rows_id_may_be_its_image(seeing, tmp_path):
+    """A path, a data URL, or several: the output has it as text, and under its own name."""
+    (path := tmp_path / "a.png").write_bytes(FILES[0])
+    ids = (str(path), data_url(FILES[1]), [data_url(FILES[1]), str(path)])
+    rows = [{"text": "a", "custom_id": each} for each in ids]
     spec, table = table_of(rows, seeing, tmp_path, image="custom_id", prompt="{text}")
-    assert shown(table, spec, seeing) == {"0": FILES[:1]}
+    assert shown(table, spec, seeing) == {"0": FILES[:1], "1": FILES[1:], "2": FILES[::-1]}
 
 
 def test_images_travel_beside_the_rows(planned, tmp_path):

@@ -12,17 +12,21 @@ from typing import Any
 import pyarrow.dataset as ds
 import pytest
 from fastapi.testclient import TestClient
+from grpc import StatusCode
+from sqlalchemy import update
 
 from headrace.jobs import verbs
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.errors import JobMismatchError, NotRetriable
+from headrace.jobs.errors import JobMismatchError, LaterVersion, NotRetriable
+from headrace.jobs.grpc.statuses import status_of
 from headrace.jobs.verbs import delete_job
 from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import JobEnded, UnknownJob
 from headrace.storage.output_address import open_folder
 from headrace.storage.output_folder import OutputFolder
 from headrace.storage.records import JobState, NewJob, NewWebhook, ShardState
+from headrace.storage.tables import jobs
 from headrace.storage.webhooks import Webhooks
 
 from .running import LABELS, MODEL, Result, assert_refused, label_arguments, listed_jobs
@@ -298,10 +302,43 @@ def test_http_clients_hear_why_failed_rows_cannot_be_tried_again(client, tmp_pat
         file.touch()
     with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
         answer = http.post(f"/jobs/{job.id}/retry")
+        exported, page = (http.get(f"/jobs/{job.id}/results{ending}") for ending in (".parquet", ""))
+    assert exported.status_code == (409 if what == "part" else 200)
+    # Where it is gone, what is there can still be read.
+    assert page.status_code == (409 if (what, harm) == ("part", Path.touch) else 200)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "job_state")
     reason = "no failed row" if (what, harm) == ("spool", Path.unlink) else file.name
     assert reason in answer.json()["error"]["message"]
     assert job.progress().state is JobState.COMPLETED
+
+
+def test_a_retry_that_cannot_be_noted_down_changes_nothing(client, tmp_path):
+    """The disk is full: what a file that is about to be replaced cannot be written beside, stands for that."""
+    job = client.submit(ROWS[:3], MODEL, tmp_path / "out", within_seconds=0.000001, **FAST)
+    job.wait(SECONDS, start_worker=False)
+    (in_the_way := tmp_path / "out" / "._headrace.json.tmp").mkdir()
+    with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
+        refused = http.post(f"/jobs/{job.id}/retry")
+        assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full")
+        assert job.progress().state is JobState.COMPLETED
+        in_the_way.rmdir()
+        assert http.post(f"/jobs/{job.id}/retry").json()["state"] == "running"
+
+
+def test_http_clients_hear_that_a_job_is_of_a_later_version(unserved, tmp_path):
+    """They are told by each face in its own way."""
+    job = unserved.submit(ROWS[:1], MODEL, tmp_path / "out", **FAST)
+    with unserved.ledger.database.write() as connection:
+        connection.execute(update(jobs).values(spec={**job.spec.stored(), "beams": 4}))
+    with TestClient(create_app(unserved, ServedModels.of([str(MODEL)]))) as http:
+        assert http.get(f"/jobs/{job.id}").status_code == 200
+        answer = http.get(f"/jobs/{job.id}/results.parquet")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "later_version")
+    assert "of a later headrace (beams: there is no such option)" in answer.json()["error"]["message"]
+    with pytest.raises(LaterVersion) as refusal:
+        _ = unserved.job(job.id).spec
+    status = status_of(refusal.value)
+    assert (status.code, status.trailing_metadata) == (StatusCode.UNIMPLEMENTED, (("error-code", "later_version"),))
 
 
 def sink_rows(path: Path, table: str = "headrace_results") -> list[dict[str, Any]]:

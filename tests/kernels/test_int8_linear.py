@@ -8,11 +8,11 @@ from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.linear import Linear, supports_int8
 from headrace.kernels.linear.int8 import Int8Product
 from headrace.kernels.linear.int8_reference import int8_linear_reference, quantize_rows
-from headrace.kernels.native import InstructionSet, has_avx512, instruction_set
+from headrace.kernels.native import InstructionSet, has_avx512, instruction_set, native_library
 
 from .tolerances import DTYPES, assert_close
 
-pytestmark = pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels and AVX-512")
+pytestmark = pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")
 
 _SHAPES = [
     (1, 7, 5),
@@ -23,13 +23,24 @@ _SHAPES = [
     (300, 1, 9),
     (17, 1000, 63),
     (2, 64, 896),
+    (5, 40, 66),
+    (300, 40, 1000),
 ]
 
 
-@pytest.fixture(params=[InstructionSet.AVX512_BF16, InstructionSet.AMX], ids=["vnni", "amx"])
+@pytest.fixture(
+    params=[InstructionSet.AVX2, InstructionSet.AVX512_BF16, InstructionSet.AMX], ids=["avx2", "vnni", "amx"]
+)
 def instructions(request: pytest.FixtureRequest) -> InstructionSet:
     if request.param > instruction_set():
-        pytest.skip("the processor has no AMX")
+        pytest.skip("the processor has no such instructions")
+    return request.param
+
+
+@pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
+def dtype(request: pytest.FixtureRequest, instructions: InstructionSet) -> torch.dtype:
+    if request.param == torch.bfloat16 and instructions is InstructionSet.AVX2:
+        pytest.skip("without AVX-512 rows are float32")
     return request.param
 
 
@@ -53,7 +64,6 @@ def test_sums_are_exact(rows, outputs, inputs, instructions):
     assert torch.equal(product, (x.double() @ weight.double().t()).float())
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("with_bias", [True, False], ids=["bias", "no-bias"])
 @pytest.mark.parametrize(("rows", "outputs", "inputs"), _SHAPES)
 def test_against_the_reference(rows, outputs, inputs, with_bias, dtype, instructions):
@@ -99,7 +109,6 @@ def test_rows_and_weights_of_zeros_give_the_bias(instructions):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")], ids=str)
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("rows", [1, 40])
 def test_what_is_not_finite_stays_so_and_in_its_row(rows, dtype, value, instructions):
     weight, x = normal(20, 70, dtype=dtype), normal(rows, 70, dtype=dtype)
@@ -117,7 +126,6 @@ def test_the_smallest_numbers_do_not_overflow(instructions):
     assert torch.equal(Int8Product(torch.ones(4, 8), instructions=instructions)(x).abs() < 1e-40, torch.ones(2, 4) > 0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 @pytest.mark.parametrize("activate", [silu_and_mul, gelu_tanh_and_mul, lambda gate_up: gate_up[:, :72].relu()])
 @pytest.mark.parametrize("rows", [0, 1, 40])
 def test_of_gated_rows_the_same_bits_as_of_activated_ones(rows, activate, dtype, instructions):
@@ -142,13 +150,12 @@ def test_a_linear_gives_its_weight_up_for_one_of_int8():
         each.prepack(int8=True)
     with pytest.raises(AssertionError, match="packed"):
         _ = linear.weight
-    assert torch.equal(router(x), exact)
-    assert not torch.equal(linear(x), x @ normal(16, 16).t())
+    assert (router(x) - exact).abs().max() < 1e-4 < (linear(x) - exact).abs().max()
 
 
 def test_supported_are_the_dtypes_of_a_cpu():
     cpu = torch.device("cpu")
-    assert supports_int8(torch.bfloat16, cpu)
+    assert supports_int8(torch.bfloat16, cpu) == has_avx512()
     assert supports_int8(torch.float32, cpu)
     assert not supports_int8(torch.float16, cpu)
     assert not supports_int8(torch.bfloat16, torch.device("cuda"))

@@ -175,8 +175,6 @@ def test_a_long_context_divided_among_threads(instructions):
 
 def test_what_is_not_finite_stays_with_its_sequence(instructions):
     """A sequence whose keys and values are NaN, among others that share its tiles, and one of infinities."""
-    if instructions is not InstructionSet.AVX2:
-        pytest.skip("lanes at rest take part in products of bfloat16")
     case = Case.build(Batch((3, 9, 1, 1, 30, 1), (40, 70, 33, 90, 30, 17)), instructions)
     expected = case.expected()
     for index, value in ((1, math.nan), (3, math.inf)):
@@ -193,8 +191,6 @@ def test_what_is_not_finite_stays_with_its_sequence(instructions):
 @pytest.mark.parametrize("side", ["query", "key_cache"])
 def test_a_score_that_is_nan_makes_what_sees_it_nan(side, soft_cap, instructions):
     """So that the row is known to have failed, and gets no token of chance."""
-    if instructions is not InstructionSet.AVX2:
-        pytest.skip("what bfloat16 does is older than this test")
     case = Case.build(Batch((1, 20), (50, 90)), instructions)
     if side == "query":
         case.query[:] = math.nan

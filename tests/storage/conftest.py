@@ -11,7 +11,7 @@ from headrace.storage.output_address import open_folder
 from headrace.storage.output_folder import OutputFolder
 from headrace.storage.records import NewJob, NewShard
 
-from ..postgres import new_database, postgres_binaries, running_postgres
+from ..postgres import new_schema, postgres_binaries, running_postgres
 from ..shelf import make_bucket
 
 BACKENDS = ["sqlite", "postgresql"]
@@ -35,11 +35,11 @@ def postgres_server() -> Iterator[str]:
 
 @pytest.fixture(params=BACKENDS)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
-    """An empty database without tables."""
+    """An empty database without tables; in PostgreSQL a schema."""
     if request.param == "sqlite":
         yield f"sqlite:///{tmp_path / 'ledger.db'}"
         return
-    with new_database(request.getfixturevalue("postgres_server")) as url:
+    with new_schema(request.getfixturevalue("postgres_server")) as url:
         yield url
 
 

@@ -19,6 +19,7 @@ from ...errors import SpecError
 from ..errors import ApiError
 from ..event_stream import ClientGone, ServerStops, never, while_wanted
 from ..live_answers import NoWorker
+from ..wording import with_fields
 from .asking import Asked, Asker
 from .body import refusal
 
@@ -56,7 +57,7 @@ def refusals() -> Iterator[None]:
         yield
     except SpecError as error:
         field = error.field.removeprefix("sampling.") if error.field else None
-        raise ApiError(400, str(error), "invalid_value", field) from error
+        raise ApiError(400, with_fields(error), "invalid_value", field) from error
     except InvalidRequestError as error:
         param = "logprobs" if error.field == "prompt_logprobs" else error.field
         raise ApiError(400, str(error), getattr(error, "code", "invalid_value"), param) from error

@@ -17,6 +17,7 @@ struct Scratch {
     bf16 queries[kMaxTiles][kMaxHeadDim * kLanes];
     float scores[kMaxTogether][kChunk * kLanes];
     bf16 weights[kMaxTogether][kChunk * kLanes];
+    float before[kMaxTogether][kMaxHeadDim][kLanes];  // outputs of tiles with lanes at rest
     bf16 values[kChunk * kMaxHeadDim];
     bf16 keys[kChunk * kMaxHeadDim];
     FewResult few[kMaxTiles * kLanes];
@@ -259,10 +260,19 @@ private:
         Products::template scores<kCount>(key_rows_ + first_row / 16, key_stride_, num_rows / 16,
                                           scratch_.queries[index], num_steps, scratch_.scores[0]);
         for (int i = 0; i < kCount; ++i) {
-            weigh_tile(scratch_.tiles[index + i], parts[i], chunk + first_row, num_rows, from, to, i);
+            Tile& tile = scratch_.tiles[index + i];
+            weigh_tile(tile, parts[i], chunk + first_row, num_rows, from, to, i);
+            if (parts[i].lanes != kAllLanes) {
+                std::memcpy(scratch_.before[i], tile.output, sizeof(tile.output[0]) * head_dim_);
+            }
         }
         Products::template outputs<kCount>(scratch_.values, first_row, scratch_.weights[0], num_rows, head_dim_,
                                            scratch_.tiles + index);
+        for (int i = 0; i < kCount; ++i) {
+            if (parts[i].lanes != kAllLanes) {
+                restore_outputs(scratch_.tiles[index + i], parts[i].lanes, scratch_.before[i], head_dim_);
+            }
+        }
     }
 
     // From a tile's scores to its weights; they are the tile `place` of those taken together, row 0 is `first_key`.

@@ -11,6 +11,7 @@
 namespace attention {
 
 constexpr int kLanes = 16;         // queries in a tile: one head of one token each
+constexpr __mmask16 kAllLanes = 0xffff;
 constexpr int kStep = 32;          // keys that one instruction of the second product takes
 constexpr int kChunk = 128;        // keys that scores are held of at a time
 constexpr int kMaxHeadDim = 256;
@@ -92,6 +93,15 @@ HEADRACE_AVX512 inline void scale_outputs(Tile& tile, int head_dim, __m512 facto
     }
 }
 
+// Gives the lanes at rest back what the tile held `before` for them: the second product adds to all, and nothing times
+// NaN is NaN.
+HEADRACE_AVX512 inline void restore_outputs(Tile& tile, __mmask16 active, const float (*before)[kLanes], int head_dim) {
+    for (int dim = 0; dim < head_dim; ++dim) {
+        const __m512 now = _mm512_load_ps(tile.output[dim]);
+        _mm512_store_ps(tile.output[dim], _mm512_mask_mov_ps(_mm512_load_ps(before[dim]), active, now));
+    }
+}
+
 HEADRACE_INLINE __m512 maximum_of_rows(const float* scores, int num_rows) {
     __m512 even = _mm512_load_ps(scores), odd = even;
     for (int row = 0; row < num_rows; row += 2) {
@@ -135,7 +145,7 @@ HEADRACE_AVX512 inline void weigh(Tile& tile, const float* scores, int num_rows,
     if (!_mm512_mask_cmp_ps_mask(active, before, _mm512_set1_ps(kNoScore), _CMP_EQ_OQ)) {
         added = write_weights(scores, num_rows, scale, _mm512_mask_mul_ps(nothing, active, before, scale), weights);
     }
-    if (_mm512_cmp_ps_mask(added, _mm512_set1_ps(kHighestSum), _CMP_NLE_UQ)) {
+    if (_mm512_mask_cmp_ps_mask(active, added, _mm512_set1_ps(kHighestSum), _CMP_NLE_UQ)) {
         const __m512 base = _mm512_mask_max_ps(before, active, before, maximum_of_rows(scores, num_rows));
         const __m512 shrink = exp2_precise(_mm512_mul_ps(_mm512_sub_ps(before, base), scale));
         added = write_weights(scores, num_rows, scale, _mm512_mask_mul_ps(nothing, active, base, scale), weights);
@@ -143,7 +153,7 @@ HEADRACE_AVX512 inline void weigh(Tile& tile, const float* scores, int num_rows,
         scale_outputs(tile, head_dim, shrink);
         _mm512_store_ps(tile.base, base);
     }
-    _mm512_store_ps(tile.sum, _mm512_add_ps(sum, added));
+    _mm512_store_ps(tile.sum, _mm512_mask_mov_ps(sum, active, _mm512_add_ps(sum, added)));
     for (int row = num_rows; row % kStep; row += 2) {
         _mm512_store_si512(weights + row * kLanes, _mm512_setzero_si512());
     }

@@ -57,6 +57,15 @@ HEADRACE_AVX2_INLINE __m256i lanes(std::int64_t i, std::int64_t size) {
     return _mm256_cmpgt_epi32(left, _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+// Writes a vector's lanes, of the last one as many as are `left`: a masked store takes several times as long.
+HEADRACE_AVX2_INLINE void store(float* target, std::int64_t left, __m256 x) {
+    if (left >= kLanes) {
+        _mm256_storeu_ps(target, x);
+    } else {
+        _mm256_maskstore_ps(target, lanes(0, left), x);
+    }
+}
+
 HEADRACE_AVX2_INLINE float sum_of(__m256 x) {
     const __m128 half = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
     const __m128 pair = _mm_add_ps(half, _mm_movehl_ps(half, half));

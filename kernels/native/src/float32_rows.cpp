@@ -30,7 +30,7 @@ HEADRACE_AVX2 void scale_row(const float* row, const float* weight, float scale,
     for (std::int64_t i = 0; i < size; i += kLanes) {
         const __m256i mask = lanes(i, size);
         const __m256 scaled = _mm256_mul_ps(_mm256_maskload_ps(row + i, mask), factor);
-        _mm256_maskstore_ps(output + i, mask, _mm256_mul_ps(scaled, _mm256_maskload_ps(weight + i, mask)));
+        avx2::store(output + i, size - i, _mm256_mul_ps(scaled, _mm256_maskload_ps(weight + i, mask)));
     }
 }
 
@@ -38,7 +38,7 @@ HEADRACE_AVX2 void add_row(float* residual, const float* x, std::int64_t size) {
     for (std::int64_t i = 0; i < size; i += kLanes) {
         const __m256i mask = lanes(i, size);
         const __m256 sum = _mm256_add_ps(_mm256_maskload_ps(residual + i, mask), _mm256_maskload_ps(x + i, mask));
-        _mm256_maskstore_ps(residual + i, mask, sum);
+        avx2::store(residual + i, size - i, sum);
     }
 }
 
@@ -49,8 +49,8 @@ HEADRACE_AVX2 void rotate(const float* head, const float* cos, const float* sin,
         const __m256i mask = lanes(i, half);
         const __m256 first = _mm256_maskload_ps(head + i, mask), second = _mm256_maskload_ps(head + half + i, mask);
         const __m256 c = _mm256_maskload_ps(cos + i, mask), s = _mm256_maskload_ps(sin + i, mask);
-        _mm256_maskstore_ps(output + i, mask, _mm256_fmsub_ps(first, c, _mm256_mul_ps(second, s)));
-        _mm256_maskstore_ps(output + half + i, mask, _mm256_fmadd_ps(second, c, _mm256_mul_ps(first, s)));
+        avx2::store(output + i, half - i, _mm256_fmsub_ps(first, c, _mm256_mul_ps(second, s)));
+        avx2::store(output + half + i, half - i, _mm256_fmadd_ps(second, c, _mm256_mul_ps(first, s)));
     }
     std::memmove(output + 2 * half, head + 2 * half, (head_dim - 2 * half) * sizeof(float));
 }
@@ -73,7 +73,7 @@ HEADRACE_AVX2 void activate_row(const float* gate, const float* up, std::int64_t
     for (std::int64_t i = 0; i < size; i += kLanes) {
         const __m256i mask = lanes(i, size);
         const __m256 activated = activate<kGate>(_mm256_maskload_ps(gate + i, mask));
-        _mm256_maskstore_ps(output + i, mask, _mm256_mul_ps(activated, _mm256_maskload_ps(up + i, mask)));
+        avx2::store(output + i, size - i, _mm256_mul_ps(activated, _mm256_maskload_ps(up + i, mask)));
     }
 }
 

@@ -1,6 +1,6 @@
 // A linear layer in int8: rows are quantised as they come, multiplied by int8 weights, and scaled back.
 
-#include "activation.h"
+#include "int8_call.h"
 #include "int8_products.h"
 
 #ifdef HEADRACE_X86
@@ -16,26 +16,6 @@ namespace int8 {
 constexpr std::int64_t kCachedBytes = 768 * 1024;
 // Products of fewer multiplications are over before a second thread has begun.
 constexpr std::int64_t kWorkWorthThreads = 1 << 18;
-
-// The same as `_Call` in kernels/linear/int8.py. Outputs are padded to 32 in what belongs to the weight.
-struct Call {
-    const void* input;           // rows; of twice the size where there is a gate, as activation.cpp has them
-    const std::uint8_t* weight;  // [outputs / 16, num_steps] tiles, as int8_products.h has the right side
-    const float* column_scales;  // [outputs]
-    const float* biases;         // [outputs]
-    const std::int32_t* starts;  // [outputs], -128 times the sum of each column
-    void* output;                // dense
-    std::uint8_t* quantized;     // [rows / 16, num_steps] tiles, to work in; rows are padded to 32
-    float* row_scales;           // [rows], to work in
-    std::int64_t input_stride;   // in elements
-    std::int64_t num_rows;
-    std::int64_t num_outputs;
-    std::int64_t num_inputs;
-    std::int64_t uses_amx;
-    Gate gate;                   // only of bfloat16
-
-    std::int64_t num_steps() const { return (num_inputs + kStep - 1) / kStep; }
-};
 
 struct Range {
     std::int64_t begin, end;

@@ -11,13 +11,13 @@ import torch
 
 from headrace import LLM, SamplingParams
 from headrace.engine.errors import ConfigError
-from headrace.kernels.native import has_avx512
+from headrace.kernels.native import native_library
 
 from ..conftest import Checkpoint
 
 MODEL = Path(__file__).parents[3] / "examples" / "tickets" / "model"
 
-needs_kernels = pytest.mark.skipif(not has_avx512(), reason="needs the compiled kernels and AVX-512")
+needs_kernels = pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")
 
 
 @needs_kernels

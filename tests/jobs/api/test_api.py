@@ -14,6 +14,7 @@ import pytest
 from headrace import LLM, SamplingParams
 from headrace.jobs.api.results import read_page
 from headrace.jobs.client import Client
+from headrace.jobs.row_index import RowIndex
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
@@ -151,12 +152,12 @@ def test_results_are_readable_while_the_job_runs(client: Client, tmp_path: Path)
     commit_part(client.ledger, tmp_path / "out", pa.table({"row": [7, 2, 9, 4], "output": ["h", "c", "j", "e"]}))
     job = client.ledger.job("job_1")
     assert job.state is JobState.RUNNING
-    first = read_page(client.ledger, job, None, 3)
+    first = read_page(client.ledger, RowIndex(), job, None, 3)
     assert [(row["row"], row["output"]) for row in first.rows] == [(2, "c"), (4, "e"), (7, "h")]
     assert (first.last_row, first.has_more) == (7, True)
-    second = read_page(client.ledger, job, first.last_row, 3)
+    second = read_page(client.ledger, RowIndex(), job, first.last_row, 3)
     assert ([row["row"] for row in second.rows], second.has_more) == ([9], False)
-    assert read_page(client.ledger, job, 9, 3).rows == []
+    assert read_page(client.ledger, RowIndex(), job, 9, 3).rows == []
 
 
 def test_results_that_json_has_no_word_for(client: Client, tmp_path: Path) -> None:
@@ -170,7 +171,7 @@ def test_results_that_json_has_no_word_for(client: Client, tmp_path: Path) -> No
         }
     )
     commit_part(client.ledger, tmp_path / "out", rows)
-    page = read_page(client.ledger, client.ledger.job("job_1"), None, 10)
+    page = read_page(client.ledger, RowIndex(), client.ledger.job("job_1"), None, 10)
     assert page.rows == [
         {
             "row": 0,

@@ -10,10 +10,12 @@ import httpx2
 import pytest
 
 from headrace.jobs import rare_warnings
-from headrace.jobs.api import cancellations, live_answers
-from headrace.jobs.api.cancellations import Cancellations
+from headrace.jobs.api import live_answers
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client import Client
+from headrace.jobs.live import asking, cancellations
+from headrace.jobs.live.asking import GenerationError
+from headrace.jobs.live.cancellations import Cancellations
 from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.schemas import SamplingSpec
@@ -69,6 +71,28 @@ def test_a_disk_that_fills_after_a_request_was_taken(
         assert refused.headers["Retry-After"] == "5"
     for said in ("wait for nothing any more", "not called off yet"):
         assert caplog.text.count(said) == 1
+
+
+def test_a_client_that_gives_up_on_an_answer_calls_it_off(
+    client: Client,
+    tmp_path: Path,
+    start: Callable[..., "Future[Any]"],
+    wait_until: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody knows its id, and whoever asks again would have both computed."""
+    monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.05)
+    monkeypatch.setattr(asking, "_LOOKS_PER_TRY", 1)
+    with live_desk(tmp_path) as desk:
+        asked = start(client.generate, "Where is my parcel?", MODEL, start_worker=False)
+        wait_until(lambda: desk.open_ids() or asked.done(), "the request is taken")
+        (request_id,) = desk.open_ids()
+        with full_disk(tmp_path, wait_until):
+            with pytest.raises(GenerationError, match="takes nothing in") as given_up:
+                asked.result(60)
+            assert given_up.value.code == "unavailable"
+            assert not desk.get(request_id).is_cancelled
+        wait_until(lambda: desk.get(request_id).is_cancelled, "it is called off")
 
 
 def test_what_redis_refuses_to_call_off_is_kept_for_a_while(

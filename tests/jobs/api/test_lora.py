@@ -140,7 +140,7 @@ def test_adapters_that_no_server_takes(folders: dict[str, Path], tmp_path: Path)
     with pytest.raises(SpecError, match="'kind' twice"):
         parse_loras([f"kind={folder}", f"kind={folder}"])
     for text, message in (
-        (f"{MODEL.name}={folder}", "has the name of a --model"),
+        (f"{MODEL.name}={folder}", "has the name of a model"),
         (f'{{"name": "a", "path": "{folder}", "base_model_name": "other"}}', "which model it adapts"),
     ):
         with pytest.raises(SpecError, match=message):

@@ -58,6 +58,11 @@ def test_a_job_that_can_not_run_is_refused(server: Server, changes: dict[str, An
     assert not list((server.data_dir / "inputs").glob("*"))
 
 
+def test_advice_is_in_the_words_of_a_request(server: Server) -> None:
+    response = post_raw(server, json.dumps(JOB | {"prompt": None}).encode())
+    assert 'pass "prompt": "{text}"' in assert_error(response, 422, "invalid_value", "prompt")
+
+
 @pytest.mark.parametrize("body", [b"", b"{", b"\xff", b'{"rows": ' + b"1" * 6000 + b"}", b"[" * 100_000])
 def test_a_body_that_is_no_json(server: Server, body: bytes) -> None:
     response = post_raw(server, body)

@@ -1,14 +1,15 @@
-"""What an error advises, in the words of who is told: Python's arguments, or the command line's options."""
+"""What an error advises, in the words of who is told: arguments in Python, fields of JSON, options."""
 
 import pickle
 
 import pytest
 
 from headrace.engine.errors import ConfigError
+from headrace.jobs.api.wording import with_fields
 from headrace.jobs.cli.wording import with_options
 from headrace.jobs.errors import SpecError
 from headrace.jobs.schemas import JobSpec
-from headrace.storage.errors import Argument, OutputNotEmpty
+from headrace.storage.errors import Argument, OutputNotEmpty, SinkError
 from headrace.storage.output_dir import OutputMode
 
 OVERWRITE, PROMPT = OutputMode.OVERWRITE.argument, Argument("prompt")
@@ -31,6 +32,13 @@ OVERWRITE, PROMPT = OutputMode.OVERWRITE.argument, Argument("prompt")
 def test_each_face_has_its_words(error, in_python, on_the_command_line):
     assert str(error) == in_python
     assert with_options(error) == on_the_command_line
+
+
+def test_a_request_has_fields():
+    assert with_fields(SpecError("none: pass ", Argument("prompt", '{a} "b"'))) == r'none: pass "prompt": "{a} \"b\""'
+    assert with_fields(SinkError("choose another ", Argument("sink_table"))) == "choose another sink.table"
+    assert with_fields(SinkError(Argument("sink"), " cannot be mysql")) == "sink.url cannot be mysql"
+    assert with_fields(ConfigError("max_num_seqs: no")) == "max_num_seqs: no"
 
 
 def test_what_the_engine_refuses_is_said_of_the_option():

@@ -6,6 +6,7 @@ from contextlib import ExitStack
 import pytest
 from redis import Redis
 
+from headrace.jobs.errors import LaterVersion
 from headrace.jobs.live.claims import LiveClaims, Verdict
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest, new_request_id
@@ -149,6 +150,24 @@ def test_a_request_that_a_worker_cannot_read_is_left_to_others(desk, claims_of, 
     assert (caplog.text.count("left to other workers"), caplog.text.count("beams")) == (1, 1)
     claim = claims_of("upgraded").claim(later.id)
     assert (claim.request, claim.attempt, claim.num_crashes, claim.num_failures) == (later, 4, 0, 0)
+
+
+def test_what_only_earlier_workers_hear_is_not_rung_for_past_its_deadline(desk, claims_of):
+    unread, unheard = requests = [desk.request(timeout_seconds=-1.0) for _ in range(2)]
+    desk.requests.submit(*requests)
+    lose_bells(desk)
+    claims = claims_of("earlier", OVER)
+    with Redis.from_url(desk.url, decode_responses=True) as redis:
+        spec = redis.hget(request_key(unread.id), "spec")
+        redis.hset(request_key(unread.id), "spec", spec.replace("{", '{"beams":4,', 1))
+    assert sorted(claims.sweep(OVER)) == sorted(request.id for request in requests)
+    assert claims.claim(unread.id) is None
+    for _ in range(2):
+        # Who has lost a bell is to hear that its deadline has passed.
+        assert claims.sweep(OVER) == [unheard.id]
+    assert desk.requests.num_waiting(desk.queue) == 1
+    with pytest.raises(LaterVersion, match=r"the request is of a later headrace \(beams: .*: upgrade this one"):
+        desk.requests.get(unread.id)
 
 
 def test_what_is_handed_back_is_waiting_again(desk, claims_of):

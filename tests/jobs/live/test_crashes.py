@@ -75,18 +75,20 @@ def test_another_worker_goes_on_after_the_last_token(num_samples, desk, wait_unt
         assert desk.requests.get(request.id).attempt == 2
 
 
-def test_a_worker_that_takes_its_own_again_streams_it_once(desk, wait_until, ends):
-    """It was starved for longer than the lease; the answer of before is still in its engine."""
+def test_a_worker_that_takes_its_own_again_streams_it_once(desk, wait_until, ends, monkeypatch):
+    """It was starved for longer than the lease; the answer of before is still in its engine, and is dropped there."""
     with desk.worker(lease_seconds=0.0) as worker:
         worker.runner.close()
         request = desk.submitted()
         worker.live.ring(request.id)
         stop_after(desk, worker, request, 5, wait_until)
+        dropped = when_told(worker.host, "abort", monkeypatch)
         worker.live.ring(request.id)
-        wait_until(lambda: desk.requests.get(request.id).attempt == 2, "it is claimed again")
+        assert dropped.wait(WAIT_SECONDS), "the engine's host drops the earlier attempt"
         worker.runner.open()
         desk.assert_streamed(request)
         ends(request)
+        assert desk.requests.get(request.id).attempt == 2
         wait_until(lambda: worker.live.num_in_flight == 0, "both attempts are forgotten")
         wait_until(lambda: worker.host.stats.num_running == 0, "its blocks are free")
 

@@ -4,7 +4,6 @@ from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
@@ -12,13 +11,16 @@ from headrace.jobs.errors import NotVerifiable
 from headrace.jobs.planning.rendering import PromptTemplate
 from headrace.jobs.verification.sample import Sample
 from headrace.jobs.verification.stored_rows import StoredRows
+from headrace.storage import part_groups
 from headrace.storage.columns import SchemaUnifier, carried_names, input_names
+from headrace.storage.local_folder import LocalFolder
+from headrace.storage.part_groups import PartGroups
 from headrace.storage.spool import PlannedRow, carried_fields, write_shard
 
 NUM_ROWS = 1000
 
 
-def data_set(tmp_path, *cuts, **columns) -> ds.Dataset:
+def data_set(tmp_path, *cuts, **columns) -> PartGroups:
     """Rows of which every tenth is an error and every fourth other from the cache, in parts that end at `cuts`."""
     rows = list(range(NUM_ROWS))
     table = pa.table(
@@ -34,21 +36,22 @@ def data_set(tmp_path, *cuts, **columns) -> ds.Dataset:
     bounds = (0, *cuts, NUM_ROWS)
     for number, (start, end) in enumerate(pairwise(bounds)):
         pq.write_table(table.slice(start, end - start), folder / f"{number}.parquet", row_group_size=64)
-    return ds.dataset(folder)
+    return PartGroups(LocalFolder(folder), sorted(path.name for path in folder.iterdir()))
 
 
-def drawn(rows: ds.Dataset, count: int | float, seed: int = 0) -> list[int]:
+def drawn(rows: PartGroups, count: int | float, seed: int = 0) -> list[int]:
     return Sample.draw(rows, count, seed).table["row"].to_pylist()
 
 
-def test_a_sample_depends_on_its_seed_but_not_on_the_parts(tmp_path):
+def test_a_sample_depends_on_its_seed_but_not_on_the_parts(tmp_path, monkeypatch):
+    monkeypatch.setattr(part_groups, "_GROUP_PARTS", 2)
     whole, cut = data_set(tmp_path), data_set(tmp_path, 13, 14, 500, 801)
     sample = drawn(whole, 50)
     assert len(set(sample)) == 50
     assert sample == sorted(sample)
     assert all(row % 10 for row in sample)
     assert drawn(cut, 50) == sample
-    assert drawn(ds.dataset(cut.files[::-1]), 50) == sample
+    assert drawn(PartGroups(cut.folder, cut.names[::-1]), 50) == sample
     assert set(drawn(whole, 20)) < set(sample)
     assert drawn(whole, 50, seed=1) != sample
 

@@ -7,9 +7,9 @@ from typing import Self
 
 from redis.exceptions import RedisError
 
-from ..live.in_batches import InBatches
-from ..live.requests import LiveRequest, LiveRequests
 from ..rare_warnings import RareWarnings
+from .in_batches import InBatches
+from .requests import LiveRequest, LiveRequests
 
 logger = logging.getLogger(__name__)
 

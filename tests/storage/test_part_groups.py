@@ -1,0 +1,44 @@
+"""Many parts are read some at a time."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pytest
+
+from headrace.storage import part_groups
+from headrace.storage.local_folder import LocalFolder
+from headrace.storage.part_groups import PartGroups
+
+
+@pytest.fixture
+def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PartGroups:
+    """Eight parts of ten rows in groups of three; one is gone, and so is a whole group."""
+    monkeypatch.setattr(part_groups, "_GROUP_PARTS", 3)
+    folder = LocalFolder(tmp_path)
+    names = [f"part-{number:05d}-01-000.parquet" for number in range(8)]
+    for number, name in enumerate(names):
+        rows = range(10 * number, 10 * number + 10)
+        folder.write_part(name, pa.table({"row": rows, "text": [str(row) for row in rows]}))
+        folder.publish(name)
+    for number in (1, 3, 4, 5):
+        folder.withdraw(names[number])
+    return PartGroups(folder, names)
+
+
+ROWS = [*range(10), *range(20, 30), *range(60, 80)]
+
+
+def test_no_more_than_a_group_is_read_at_a_time(parts: PartGroups) -> None:
+    assert [len(group.files) for group in parts] == [2, 2]
+    assert [table["row"].to_pylist() for table in parts.tables()] == [ROWS[:20], ROWS[20:]]
+    assert [table.column_names for table in parts.tables(["row"])] == [["row"], ["row"]]
+    some = parts.tables(["text"], pc.is_in(pc.field("row"), pa.array([9, 10, 61])))
+    assert [table["text"].to_pylist() for table in some] == [["9"], ["61"]]
+
+
+@pytest.mark.parametrize("num_rows", [3, 10, 100])
+def test_batches_are_no_larger_than_asked(parts: PartGroups, num_rows: int) -> None:
+    batches = list(parts.batches(num_rows))
+    assert max(map(len, batches)) == min(num_rows, 10)
+    assert pa.concat_tables(batches)["row"].to_pylist() == ROWS
