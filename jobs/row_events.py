@@ -57,7 +57,7 @@ class StoredRows:
 
 @dataclass
 class StoredRow:
-    """One row of a job's output, looked for until it is there: each part once."""
+    """One row of a job's output, looked for until it is there: each part once, and once more when the job has ended."""
 
     rows: StoredRows
     job_id: str
@@ -68,7 +68,9 @@ class StoredRow:
         """What is stored of it, and whether more may come. Raises `LedgerError`."""
         output = self.rows.output(self.job_id)
         may_come = not output.job.state.has_ended
-        new = list(takewhile(lambda part: part.id > self._last_part, reversed(output.parts)))
+        # Two that commit at a time may do so against the order of their ids: in the end all are looked at.
+        last = self._last_part if may_come else 0
+        new = list(takewhile(lambda part: part.id > last, reversed(output.parts)))
         if new:
             parts = PartGroups(open_folder(output.job.output_dir), [part.file_name for part in new])
             # One that is renamed meanwhile is looked at the next time.

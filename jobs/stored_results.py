@@ -46,6 +46,8 @@ def sorted_lines(
     with ExitStack() as stack:
 
         def sort(parts: PartGroups) -> ExternalSorter:
+            # Of the time before, if it is called again.
+            stack.close()
             sorter = stack.enter_context(ExternalSorter(sort_folder, _SORT_MEMORY_BYTES))
             for rows in parts.batches(_BATCH_ROWS):
                 keys = (number.to_bytes(8) for number in rows["row"].to_pylist())

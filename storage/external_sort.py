@@ -5,7 +5,7 @@ import os
 import pickle
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from itertools import chain
 from operator import itemgetter
 from pathlib import Path
@@ -50,7 +50,9 @@ class ExternalSorter:
 
     def __exit__(self, *exc_info: object) -> None:
         self._items = []
-        self._stack.close()
+        # What could not be written is tried once more, and is not wanted.
+        with suppress(OSError):
+            self._stack.close()
 
     def add(self, key: bytes, payload: bytes) -> None:
         """Raises StorageError when a run cannot be written."""

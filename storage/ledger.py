@@ -227,11 +227,11 @@ class Ledger:
         with self._database.read() as connection:
             return [PartRecord(**row._mapping) for row in connection.execute(of_job)]
 
-    def part_names(self, job_id: str) -> dict[int, str]:
-        """The names of a job's committed parts by their ids: of thousands of parts much sooner there than `parts`."""
-        of_job = select(parts.c.id, parts.c.file_name).where(parts.c.job_id == job_id)
+    def part_names(self, job_id: str) -> list[str]:
+        """The names of a job's committed parts, in no order: of thousands of parts much sooner there than `parts`."""
+        of_job = select(parts.c.file_name).where(parts.c.job_id == job_id)
         with self._database.read() as connection:
-            return {row.id: row.file_name for row in connection.execute(of_job)}
+            return list(connection.scalars(of_job))
 
     def retried_parts(self, job_id: str, retry_of: int) -> list[PartRecord]:
         """The committed parts of a shard and of all that try its rows again, in the order of their commits."""

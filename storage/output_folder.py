@@ -100,7 +100,7 @@ class OutputFolder(ABC):
 
     @abstractmethod
     def dataset(self, names: Sequence[str]) -> "ds.Dataset":
-        """Those of these committed parts that are there. Reading raises FileNotFoundError for one that went since."""
+        """Parts that `find_parts` has found. One that went since is left out, or reading raises FileNotFoundError."""
 
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Some or all columns of a committed part. Raises PartMissing, PartDamaged."""

@@ -24,8 +24,10 @@ class PartGroups:
 
     def __iter__(self) -> "Iterator[ds.Dataset]":
         """Those of which any part is there."""
-        for start in range(0, len(self.names), _GROUP_PARTS):
-            if (group := self.folder.dataset(self.names[start : start + _GROUP_PARTS])).files:
+        # All at once: a store is listed for it.
+        there = self.folder.find_parts(self.names)
+        for start in range(0, len(there), _GROUP_PARTS):
+            if (group := self.folder.dataset(there[start : start + _GROUP_PARTS])).files:
                 yield group
 
     def batches(self, num_rows: int) -> Iterator[pa.Table]:

@@ -128,7 +128,7 @@ class RemoteFolder(OutputFolder):
         # As in a folder on a disk.
         import pyarrow.dataset as ds
 
-        return ds.dataset(self.find_parts(names), format="parquet", filesystem=PyFileSystem(_Handler(self)))
+        return ds.dataset(list(names), format="parquet", filesystem=PyFileSystem(_Handler(self)))
 
     def _remove(self, name: str) -> None:
         with suppress(FileNotFoundError):

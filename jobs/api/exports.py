@@ -5,6 +5,7 @@ What is sent are the parts that were committed when it began. Memory holds some 
 
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -86,10 +87,12 @@ class _Tables:
                 for batch in parquet.iter_batches(_READ_ROWS):
                     yield batch.replace_schema_metadata(None)
 
-    def _part(self, name: str) -> pq.ParquetFile:
+    @contextmanager
+    def _part(self, name: str) -> Iterator[pq.ParquetFile]:
         try:
-            return self._folder.open_part(name)
-        except pa.ArrowException as error:
+            with self._folder.open_part(name) as part:
+                yield part
+        except (OSError, pa.ArrowException) as error:
             raise PartDamaged(f"part {self._folder}/{name} cannot be read: {error}") from error
         except PartMissing as error:
             raise PartMissing(f"{error}: it was removed, or its rows are being retried") from error

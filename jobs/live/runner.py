@@ -256,6 +256,7 @@ class LiveRunner:
             self._abort(answer)
         else:
             logger.warning("request %s was taken over by another attempt", answer.id)
+            answer.is_over = True
             self._release_streams(answer)
             self._forget(answer)
 

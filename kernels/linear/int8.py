@@ -69,8 +69,9 @@ class Int8Product(Product):
         self._starts = pad(-_UNSIGNED_OFFSET * quantized.sum(1, dtype=torch.int32), (0, missing))
         # AVX2 multiplies 16 bits: rows are widened once, the weight as it is read.
         self._row_bytes = padded.shape[1] * (2 if is_avx2 else 1)
+        self._padding = 1 if is_avx2 else _BLOCK
         # Kept for a decode of one row, where the host's time counts.
-        self._room = _room(_BLOCK, self._row_bytes)
+        self._room = _room(self._padding, self._row_bytes)
         # Filled but for what a call brings.
         self._call = _Call(
             weight=self._weight.data_ptr(),
@@ -114,7 +115,7 @@ class Int8Product(Product):
         if stride != 1:
             x, input_stride = x.contiguous(), x.shape[1]
         output = torch.empty(num_rows, self._num_outputs, dtype=x.dtype)
-        padded_rows = num_rows + -num_rows % _BLOCK
+        padded_rows = num_rows + -num_rows % self._padding
         quantized_bytes = padded_rows * self._row_bytes
         room = self._room if num_rows == 1 else _room(padded_rows, self._row_bytes)
         begin = room.data_ptr()

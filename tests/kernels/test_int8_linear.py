@@ -74,8 +74,8 @@ def test_against_the_reference(rows, outputs, inputs, with_bias, dtype, instruct
 
 
 def test_many_threads_share_a_product(instructions):
-    """More than there are processors, so that rows and columns are both cut."""
-    weight, x = normal(200, 100), normal(130, 100)
+    """More than there are processors, so that rows and columns are both cut, and rows are quantised by several, too."""
+    weight, x = normal(200, 100), normal(170, 100)
     product = Int8Product(weight, instructions=instructions)
     alone = product(x)
     torch.set_num_threads(6)

@@ -1,6 +1,7 @@
 """Sorting with far less memory than the items take."""
 
 import random
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -58,6 +59,16 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     blocked = tmp_path / "file"
     blocked.touch()
     with ExternalSorter(blocked, memory_bytes=1) as sorter, pytest.raises(StorageError, match="cannot sort in"):
+        sorter.add(b"key", b"payload")
+
+
+def test_a_full_disk_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by closing what could not be written."""
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda dir: Path("/dev/full").open("r+b"))  # noqa: SIM115
+    with (
+        pytest.raises(StorageError, match=f"cannot sort in {tmp_path}: No space left"),
+        ExternalSorter(tmp_path, memory_bytes=1) as sorter,
+    ):
         sorter.add(b"key", b"payload")
 
 

@@ -9,11 +9,14 @@ import pytest
 from headrace.storage import part_groups
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.part_groups import PartGroups
+from headrace.storage.remote_folder import RemoteFolder
+
+from ..shelf import make_bucket
 
 
 @pytest.fixture
 def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PartGroups:
-    """Eight parts of ten rows in groups of three; one is gone, and so is a whole group."""
+    """Eight parts of ten rows, of which four are gone, in groups of three."""
     monkeypatch.setattr(part_groups, "_GROUP_PARTS", 3)
     folder = LocalFolder(tmp_path)
     names = [f"part-{number:05d}-01-000.parquet" for number in range(8)]
@@ -26,15 +29,36 @@ def parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PartGroups:
     return PartGroups(folder, names)
 
 
+def test_a_store_is_listed_once(shelf: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many groups there are: of many parts that takes many requests."""
+    monkeypatch.setattr(part_groups, "_GROUP_PARTS", 3)
+    make_bucket("bucket")
+    folder = RemoteFolder("shelf://bucket/out")
+    names = [f"part-{number:05d}-01-000.parquet" for number in range(8)]
+    for name in names[1:]:
+        folder.write_part(name, pa.table({"row": [1]}))
+    num_listings = 0
+
+    def listed(folder: RemoteFolder) -> list[str]:
+        nonlocal num_listings
+        num_listings += 1
+        return part_names(folder)
+
+    part_names = RemoteFolder.part_names
+    monkeypatch.setattr(RemoteFolder, "part_names", listed)
+    assert [len(table) for table in PartGroups(folder, names).tables()] == [3, 3, 1]
+    assert num_listings == 1
+
+
 ROWS = [*range(10), *range(20, 30), *range(60, 80)]
 
 
 def test_no_more_than_a_group_is_read_at_a_time(parts: PartGroups) -> None:
-    assert [len(group.files) for group in parts] == [2, 2]
-    assert [table["row"].to_pylist() for table in parts.tables()] == [ROWS[:20], ROWS[20:]]
+    assert [len(group.files) for group in parts] == [3, 1]
+    assert [table["row"].to_pylist() for table in parts.tables()] == [ROWS[:30], ROWS[30:]]
     assert [table.column_names for table in parts.tables(["row"])] == [["row"], ["row"]]
-    some = parts.tables(["text"], pc.is_in(pc.field("row"), pa.array([9, 10, 61])))
-    assert [table["text"].to_pylist() for table in some] == [["9"], ["61"]]
+    some = parts.tables(["text"], pc.is_in(pc.field("row"), pa.array([9, 10, 71])))
+    assert [table["text"].to_pylist() for table in some] == [["9"], ["71"]]
 
 
 @pytest.mark.parametrize("num_rows", [3, 10, 100])

@@ -114,7 +114,7 @@ def test_parts_are_one_data_set(folder: RemoteFolder) -> None:
     names = [parts.part_file_name(JOB, shard, 1, 0) for shard in range(3)]
     for number, name in enumerate(names[:2]):
         folder.write_part(name, table(2 * number, 2 * number + 1))
-    found = folder.dataset(names)
+    found = folder.dataset(folder.find_parts(names))
     assert found.files == names[:2]
     assert found.to_table(filter=ds.field("row") > 1).sort_by("row")["row"].to_pylist() == [2, 3]
     assert folder.dataset([]).files == []

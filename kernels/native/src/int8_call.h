@@ -15,7 +15,7 @@ struct Call {
     const float* biases;         // [outputs]
     const std::int32_t* starts;  // [outputs], -128 times the sum of each column
     void* output;                // dense
-    std::uint8_t* quantized;     // the rows as the product reads them, to work in; they are padded to 32
+    std::uint8_t* quantized;     // the rows as the product reads them, to work in; with AVX-512 padded to 32
     float* row_scales;           // [rows], to work in
     std::int64_t input_stride;   // in elements
     std::int64_t num_rows;

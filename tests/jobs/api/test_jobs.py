@@ -18,6 +18,7 @@ import pytest
 
 from headrace.jobs.api import exports
 from headrace.jobs.api.exports import arrow, export, json_lines, parquet
+from headrace.storage.errors import PartDamaged
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.records import Claim, NewJob, NewPart, NewShard
@@ -267,6 +268,20 @@ def test_an_export_has_what_was_committed_when_it_began(
     assert whole["row"].to_pylist() == [3, 1, 0, 2, 4, 5]
     lines = b"".join(export(ledger, ledger.job("job_1"), json_lines)).splitlines()
     assert [json.loads(line)["output"] for line in lines] == [f"answer {row}" for row in (3, 1, 0, 2, 4, 5)]
+
+
+@pytest.mark.parametrize("place", ["begin", "end"])
+def test_an_export_says_which_part_is_damaged(running: tuple[Ledger, Claim], place: str) -> None:
+    commit(running, 0, [3, 1])
+    ledger = running[0]
+    part = Path(ledger.job("job_1").output_dir) / "part-00000-01-000.parquet"
+    content = bytearray(part.read_bytes())
+    end = int.from_bytes(content[-8:-4], "little")
+    damaged = slice(4, 40) if place == "begin" else slice(-8 - end, -8)
+    content[damaged] = b"\xff" * len(content[damaged])
+    part.write_bytes(content)
+    with pytest.raises(PartDamaged, match=f"part {part} cannot be read"):
+        list(export(ledger, ledger.job("job_1"), parquet))
 
 
 def test_an_export_of_nothing_yet(running: tuple[Ledger, Claim]) -> None:
