@@ -1,12 +1,13 @@
 """Rows through the whole queue path, from submit to committed Parquet, with a model that answers at once.
 
-    python benchmarks/bench_queue.py [--rows 20000] [--celery-rows 5000] [--shard-rows 1024] [--workers 1]
+    python benchmarks/bench_queue.py [--rows 20000] [--celery-rows 5000] [--shard-rows 1024] [--workers 1] [--kills 0]
                                       [--output FILE]
 
 Each worker is a process of its own, as in production, with the ticket model's tokenizer and an engine whose model
-computes nothing. Then each phase by itself, in one process, for 20,000 rows at most. For comparison the same rows as
-one Celery task each, through the same Valkey, with as many workers and the answers in a Redis list. The last line is
-JSON.
+computes nothing. With `--kills` one of them is killed with -9 now and then, and another started. Every row has to come
+out once. Then each phase by itself, in one process, for 20,000 rows at most. For comparison the same rows as one Celery
+task each, through the same Valkey, with as many workers and the answers in a Redis list. `--shard-rows 0` is what
+Headrace does by itself. The last line is JSON.
 """
 
 import argparse
@@ -17,11 +18,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow.dataset as ds
 import torch
 from bench_scheduler import NoOpRunner
@@ -34,7 +36,7 @@ from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.jobs.client import Client
+from headrace.jobs.client import Client, Job
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.planning.side_by_side import num_cores
 from headrace.jobs.settings import Settings
@@ -65,7 +67,6 @@ def work() -> None:
     settings = Settings.from_environment()
     options = WorkerOptions(locate_model(str(MODEL), None), ENGINE, settings.worker_concurrency)
     serve(settings, options, load)
-    print(peak_bytes(), flush=True)
 
 
 def celery_app(broker: str) -> Celery:
@@ -86,9 +87,9 @@ def work_for_celery(broker: str, redis_url: str, own_queue: str) -> None:
     app.worker_main(["worker", "--loglevel", "WARNING", "--without-gossip", "--without-mingle", *options])
 
 
-def peak_bytes() -> int:
-    """This process's own peak: `ru_maxrss` begins with its parent's."""
-    status = Path("/proc/self/status").read_text()
+def peak_bytes(pid: int | str = "self") -> int:
+    """A process's own peak: `ru_maxrss` begins with its parent's."""
+    status = Path(f"/proc/{pid}/status").read_text()
     return next(int(line.split()[1]) * 1024 for line in status.splitlines() if line.startswith("VmHWM:"))
 
 
@@ -124,40 +125,90 @@ def row_of(row: int) -> dict[str, str]:
     return {"text": f"Ticket {row}: my parcel {row * 7919 % 100_003} has not arrived, please refund the order."}
 
 
-def measure_headrace(folder: Path, num_rows: int, num_workers: int, env: dict[str, str]) -> dict[str, Any]:
+class Workers:
+    """A number of workers, each a process of its own, for as long as the context lasts."""
+
+    def __init__(self, folder: Path, number: int, env: dict[str, str], stack: ExitStack) -> None:
+        self._folder = folder
+        # Idle threads of one worker's tensor operations would spin on the other's core.
+        self._env = {"OMP_NUM_THREADS": str(max(1, num_cores() // number)), **env}
+        self._stack = stack
+        self._num_started = 0
+        self._processes: list[subprocess.Popen[str]] = []
+        for _ in range(number):
+            self._start()
+        wait_until(lambda: all("serving" in log.read_text() for log in folder.glob("worker-*.log")))
+
+    def _start(self) -> None:
+        log = self._folder / f"worker-{self._num_started}.log"
+        self._processes.append(self._stack.enter_context(started(["--work"], self._env, log)))
+        self._num_started += 1
+
+    def kill_one(self) -> None:
+        """The one that has worked for longest; another takes its place."""
+        killed = self._processes.pop(0)
+        killed.kill()
+        killed.wait()
+        self._start()
+
+    def peak_bytes(self) -> int:
+        return max(peak_bytes(process.pid) for process in self._processes)
+
+
+def measure_headrace(options: argparse.Namespace, folder: Path, env: dict[str, str]) -> dict[str, Any]:
+    num_rows, num_workers = options.rows, options.workers
     settings = Settings.from_environment(env)
     source = folder / "input.jsonl"
     write_input(source, num_rows)
-    # Idle threads of one worker's tensor operations would spin on the other's core.
-    env = {"OMP_NUM_THREADS": str(max(1, num_cores() // num_workers)), **env}
-    logs = [folder / f"worker-{number}.log" for number in range(num_workers)]
     with Client(settings) as client, ExitStack() as stack:
-        workers = [stack.enter_context(started(["--work"], env, log)) for log in logs]
-        wait_until(lambda: all("serving" in log.read_text() for log in logs))
+        workers = Workers(folder, num_workers, env, stack)
         start = time.perf_counter()
         job = client.submit(source, MODEL, folder / "out", prompt="{text}", max_tokens=1)
-        submitted = time.perf_counter()
+        submitted, submit_bytes = time.perf_counter(), peak_bytes()
+        print(f"submitted after {submitted - start:.1f} s", flush=True)
+        for kill in range(options.kills):
+            wait_for_rows(job, num_rows * (kill + 1) // (options.kills + 1))
+            workers.kill_one()
+        wait_for_rows(job, num_rows)
         progress = job.wait(PATIENCE_SECONDS, start_worker=False)
         end = time.perf_counter()
         ledger_bytes = sum(file.stat().st_size for file in settings.data_dir.glob("headrace.db*"))
-        for worker in workers:
-            worker.terminate()
-        worker_bytes = max(int(worker.communicate()[0]) for worker in workers)
-    rows = ds.dataset(sorted(map(str, (folder / "out").glob("*.parquet")))).to_table(columns=["row", "error"])
+        worker_bytes = workers.peak_bytes()
+    parts = sorted(map(str, (folder / "out").glob("*.parquet")))
     assert progress.state is JobState.COMPLETED
-    assert sorted(rows["row"].to_pylist()) == list(range(num_rows))
-    assert rows["error"].null_count == num_rows
+    assert_each_row_once(parts, num_rows)
     return {
         "rows": num_rows,
         "workers": num_workers,
+        "kills": options.kills,
+        "parts": len(parts),
         "submit_seconds": submitted - start,
         "seconds": end - start,
         "rows_per_second": num_rows / (end - start),
         "rows_per_second_after_submit": num_rows / (end - submitted),
-        "submit_peak_bytes": peak_bytes(),
+        "submit_peak_bytes": submit_bytes,
         "worker_peak_bytes": worker_bytes,
         "ledger_bytes": ledger_bytes,
     }
+
+
+def wait_for_rows(job: Job, num_rows: int) -> None:
+    """Until so many are done. Raises TimeoutError when none is for too long."""
+    done, deadline = -1, 0.0
+    while (now_done := job.progress().rows_done) < num_rows:
+        if now_done > done:
+            done, deadline = now_done, time.monotonic() + PATIENCE_SECONDS
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"no row was done for {PATIENCE_SECONDS:.0f} s")
+        time.sleep(0.2)
+
+
+def assert_each_row_once(parts: Sequence[str], num_rows: int) -> None:
+    counts = np.zeros(num_rows, np.int64)
+    for batch in ds.dataset(parts).to_batches(columns=["row", "error"]):
+        np.add.at(counts, batch["row"].to_numpy(), 1)
+        assert batch["error"].null_count == batch.num_rows
+    assert (counts == 1).all()
 
 
 def measure_celery(folder: Path, num_rows: int, num_workers: int, env: dict[str, str]) -> dict[str, Any]:
@@ -179,8 +230,10 @@ def measure_celery(folder: Path, num_rows: int, num_workers: int, env: dict[str,
 
 
 def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    env = {**os.environ, "HEADRACE_DATA_DIR": str(folder / "data"), "HEADRACE_SHARD_ROWS": str(options.shard_rows)}
-    headrace = measure_headrace(folder, options.rows, options.workers, env)
+    env = {**os.environ, "HEADRACE_DATA_DIR": str(folder / "data")}
+    if options.shard_rows:
+        env["HEADRACE_SHARD_ROWS"] = str(options.shard_rows)
+    headrace = measure_headrace(options, folder, env)
     seconds, mib, kib = (
         headrace["submit_seconds"],
         headrace["worker_peak_bytes"] / 2**20,
@@ -190,7 +243,7 @@ def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     submitter = headrace["submit_peak_bytes"] / 2**20
     print(f"peak memory: submitter {submitter:,.0f} MiB, worker {mib:,.0f} MiB; ledger {kib:,.0f} KiB")
     source = open_input(folder / "input.jsonl", PHASE_ROWS)
-    phases = measure_phases(folder, source, MODEL, load(MODEL, ENGINE), options.shard_rows)
+    phases = measure_phases(folder, source, MODEL, load(MODEL, ENGINE), options.shard_rows or None)
     num_rows = min(PHASE_ROWS, options.rows)
     for phase, seconds in phases.items():
         print(f"  {phase}: {seconds / num_rows * 1e6:.1f} µs a row")
@@ -208,6 +261,7 @@ def main() -> None:
     parser.add_argument("--celery-rows", type=int, default=5_000)
     parser.add_argument("--shard-rows", type=int, default=1024)
     parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--output", type=Path, help="where to write the figures as well")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--celery-work", nargs=3, help=argparse.SUPPRESS)

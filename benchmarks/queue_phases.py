@@ -42,7 +42,9 @@ class Stopwatch:
         self.seconds[phase] = self.seconds.get(phase, 0.0) + time.perf_counter() - start
 
 
-def measure_phases(folder: Path, source: InputSource, model: Path, engine: Engine, shard_rows: int) -> dict[str, float]:
+def measure_phases(
+    folder: Path, source: InputSource, model: Path, engine: Engine, shard_rows: int | None
+) -> dict[str, float]:
     """Seconds of all rows of `source` in each phase, one after the other; a job's phases overlap where they can."""
     timed = Stopwatch()
     spec = JobSpec.parse(model=str(model), prompt="{text}", sampling={"max_tokens": 1})

@@ -152,9 +152,6 @@ class EngineConfig:
     def _require_parallel(self) -> None:
         """Refuse what cannot be split over several processes yet."""
         option = self.parallel_options
-        if self.enable_lora or self.lora_modules:
-            name = "lora_modules" if self.lora_modules else "enable_lora"
-            raise ConfigError(f"{name} and {option} are not supported together: leave one of them out")
         if self.speculative is not None and self.speculative.method != "ngram":
             raise ConfigError(
                 f"speculative_config with method {self.speculative.method} and {option} are not supported together: "

@@ -1,5 +1,6 @@
 """A job that was submitted: follow it, steer it, read its results."""
 
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -63,9 +64,10 @@ class Job:
             yield progress
             if progress.state.has_ended:
                 return
-            if deadline is not None and time.monotonic() > deadline:
+            left = math.inf if deadline is None else deadline - time.monotonic()
+            if left <= 0:
                 raise JobTimeoutError(f"job {self.id} did not end in {timeout} s")
-            time.sleep(pause)
+            time.sleep(min(pause, left))
 
     def wait(self, timeout: float | None = None, start_worker: bool = True) -> Progress:
         """Until the job has ended; starts a worker for that time if its queue has none.

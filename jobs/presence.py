@@ -66,8 +66,9 @@ class WorkerPresence:
 
     A member stays for `SILENCE_SECONDS` after it was believed last.
 
-    Beside them a hash `headrace:engine:<worker id>` with what a worker tells of its engine, and for each queue a string
-    `headrace:model:<queue>` with the model of its workers.
+    Beside them a hash `headrace:engine:<worker id>` with what a worker tells of its engine, and for each queue the
+    strings `headrace:model:<queue>`, the model of its workers, and `headrace:loading:<queue>`, who last said that a
+    worker is about to serve it.
     """
 
     def __init__(self, redis_url: str) -> None:
@@ -93,6 +94,18 @@ class WorkerPresence:
                 # Longer than a worker is believed in: it is asked for after those are listed.
                 pipe.set(_model_key(queue), model, px=int((TTL_SECONDS + SILENCE_SECONDS) * 1000))
             pipe.execute()
+
+    def announce_loading(self, queue: str, loader: WorkerId) -> None:
+        """Say for the next `TTL_SECONDS` that a worker is about to serve the queue. Raises redis' errors."""
+        self._redis.set(_loading_key(queue), str(loader), px=int(TTL_SECONDS * 1000))
+
+    def is_loading(self, queue: str) -> bool:
+        """Whether a worker is about to serve the queue; false when Redis does not answer."""
+        try:
+            loader = self._redis.get(_loading_key(queue))
+        except RedisError:
+            return False
+        return loader is not None and not WorkerId.parse(str(loader)).is_known_dead
 
     def withdraw(self, queue: str, worker: WorkerId) -> None:
         """Be gone at once, where Redis still answers."""
@@ -156,6 +169,10 @@ class WorkerPresence:
 
 def _key(queue: str) -> str:
     return f"headrace:workers:{queue}"
+
+
+def _loading_key(queue: str) -> str:
+    return f"headrace:loading:{queue}"
 
 
 def _model_key(queue: str) -> str:

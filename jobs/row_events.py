@@ -1,5 +1,6 @@
 """The tokens of a bulk job's row, for who watches it: from the worker that is at it, or from the stored output."""
 
+import logging
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import aclosing, suppress
@@ -7,11 +8,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.compute as pc
 from anyio.to_thread import run_sync
 from redis.exceptions import RedisError
 
-from ..storage.errors import LedgerUnavailable, UnknownJob
+from ..storage.errors import LedgerUnavailable, PartDamaged, StoreUnavailable, UnknownJob
 from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
 from ..storage.part_groups import PartGroups
@@ -21,6 +23,8 @@ from .streams.keys import row_stream_id
 from .streams.reader import StreamTimeout, follow
 from .streams.row_watch import TTL_SECONDS, RowWatch
 from .ttl_cache import TtlCache
+
+logger = logging.getLogger(__name__)
 
 # How long no token comes before it is looked for in the stored output; longer each time.
 _FIRST_PATIENCE_SECONDS = 0.5
@@ -65,7 +69,7 @@ class StoredRow:
     _last_part: int = 0
 
     def find(self) -> tuple[dict[str, Any] | None, bool]:
-        """What is stored of it, and whether more may come. Raises `LedgerError`."""
+        """What is stored of it, and whether more may come. Raises `LedgerError`, PartDamaged, StoreUnavailable."""
         output = self.rows.output(self.job_id)
         may_come = not output.job.state.has_ended
         # Two that commit at a time may do so against the order of their ids: in the end all are looked at.
@@ -80,6 +84,8 @@ class StoredRow:
                         return found.to_pylist()[0], may_come
             except FileNotFoundError:
                 return None, True
+            except (OSError, pa.ArrowException) as error:
+                raise PartDamaged(f"a part of job {self.job_id} cannot be read: {error}") from error
         self._last_part = max((part.id for part in new), default=self._last_part)
         return None, may_come
 
@@ -171,8 +177,11 @@ class RowEvents:
             found, may_come = self.stored.find()
         except UnknownJob:
             found, may_come = None, False
-        except LedgerUnavailable:
+        except (LedgerUnavailable, StoreUnavailable):
             return None
+        except PartDamaged as error:
+            logger.warning("row %d is not told of: %s", self.stored.row, error)
+            return self._failed("output_damaged", f"a part of job {self.stored.job_id} cannot be read")
         if found is not None:
             return self._stored_end(found)
         return None if may_come else self._failed("not_answered", "the job ended before this row was answered")

@@ -24,7 +24,8 @@ _THREADS = 8
 # So many parts are asked for before the first of them is taken in.
 _PARTS_AT_ONCE = 512
 _STEP_ROWS = 1 << 16
-_MAX_LOOKS = 5
+# Attempts merge their parts meanwhile; a look reads only what has come since the one before.
+_MAX_LOOKS = 50
 # A quarter of a gigabyte.
 _MAX_ROWS = 1 << 26
 # However small they are.

@@ -71,7 +71,8 @@ class Settings(BaseModel):
     database_url: DatabaseUrl
     # Workers look for dead ones once a second: a shorter lease gains nothing, and a ledger's hiccup loses it.
     lease_seconds: float = Field(default=6.0, ge=1, allow_inf_nan=False)
-    shard_rows: int = Field(default=256, ge=1)
+    # None: by the size of the job.
+    shard_rows: int | None = Field(default=None, ge=1)
     flush_seconds: float = Field(default=2.0, gt=0, allow_inf_nan=False)
     worker_concurrency: int = Field(default=4, ge=1)
     stream_ttl_seconds: int = Field(default=3600, ge=1)

@@ -1,7 +1,7 @@
 """What a job has answered by now, from its committed parts."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,7 +17,6 @@ from ..storage.part_groups import PartGroups
 from ..storage.records import JobRecord, PartRecord
 
 T = TypeVar("T")
-_MAX_READS = 5
 _SORT_MEMORY_BYTES = 256 * 1024**2
 _BATCH_ROWS = 2048
 
@@ -43,18 +42,11 @@ def sorted_lines(
 
     What does not fit into some memory is sorted in `sort_folder`.
     """
-    with ExitStack() as stack:
-
-        def sort(parts: PartGroups) -> ExternalSorter:
-            # Of the time before, if it is called again.
-            stack.close()
-            sorter = stack.enter_context(ExternalSorter(sort_folder, _SORT_MEMORY_BYTES))
-            for rows in parts.batches(_BATCH_ROWS):
-                keys = (number.to_bytes(8) for number in rows["row"].to_pylist())
-                sorter.extend(zip(keys, (line.encode() for line in lines_of(rows)), strict=True))
-            return sorter
-
-        yield (line.decode() for _, line in read_parts(ledger, job, sort))
+    with ExternalSorter(sort_folder, _SORT_MEMORY_BYTES) as sorter:
+        for rows in _parts(ledger, job).batches(_BATCH_ROWS):
+            keys = (number.to_bytes(8) for number in rows["row"].to_pylist())
+            sorter.extend(zip(keys, (line.encode() for line in lines_of(rows)), strict=True))
+        yield (line.decode() for _, line in sorter)
 
 
 def read_parts(
@@ -63,32 +55,27 @@ def read_parts(
     read: Callable[[PartGroups], T],
     wanted: Callable[[PartRecord], bool] = lambda part: True,
 ) -> T:
-    """What `read` makes of a job's committed parts that are `wanted`, each row in them once.
-
-    It is called again when a part was renamed or replaced under its hands. Raises PartDamaged.
-    """
-    folder = open_folder(job.output_dir)
+    """What `read` makes of a job's committed parts that are `wanted`, each row in them once. Raises PartDamaged."""
     try:
-        for _ in range(_MAX_READS - 1):
-            with suppress(FileNotFoundError):
-                parts = _names(ledger, job, wanted)
-                made = read(PartGroups(folder, parts))
-                # What is replaced is gone from the folder: it may have been passed over as if removed by hand.
-                if not set(parts) - set(_names(ledger, job, wanted)):
-                    return made
-        return read(PartGroups(folder, _names(ledger, job, wanted)))
-    except pa.ArrowException as error:
+        return read(_parts(ledger, job, wanted))
+    except (OSError, pa.ArrowException) as error:
         raise PartDamaged(f"a part of job {job.id} cannot be read: {error}") from error
 
 
-def _names(ledger: Ledger, job: JobRecord, wanted: Callable[[PartRecord], bool]) -> list[str]:
-    return [part.file_name for part in ledger.parts(job.id) if wanted(part)]
+def _parts(ledger: Ledger, job: JobRecord, wanted: Callable[[PartRecord], bool] = lambda part: True) -> PartGroups:
+    def names() -> list[str]:
+        return [part.file_name for part in ledger.parts(job.id) if wanted(part)]
+
+    return PartGroups(open_folder(job.output_dir), names(), names)
 
 
 def num_readable(ledger: Ledger, job: JobRecord) -> int:
     """How many committed rows are in parts that are there: one may have been removed by hand."""
     rows = {part.file_name: part.num_rows for part in ledger.parts(job.id)}
-    return sum(rows[name] for name in open_folder(job.output_dir).find_parts(list(rows)))
+    gone = rows.keys() - open_folder(job.output_dir).find_parts(list(rows))
+    # The rows of the others are in those that have taken their places.
+    gone &= set(ledger.part_names(job.id)) if gone else set()
+    return sum(rows.values()) - sum(rows[name] for name in gone)
 
 
 def first_error(ledger: Ledger, job: JobRecord) -> str | None:

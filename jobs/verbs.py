@@ -1,16 +1,20 @@
 """What can be done with a job that is there, beside waiting for it."""
 
+import logging
 import shutil
 from pathlib import Path
 
-from ..storage.errors import JobEnded
+from ..storage.errors import JobEnded, StorageError
 from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
 from ..storage.output_dir import Manifest, complete_manifest, expect_removable, read_manifest, remove_output_dir
 from ..storage.output_folder import OutputFolder
+from ..storage.parts import parts_of
 from ..storage.records import JobRecord, JobState, NewShard, shard_id_of
 from .errors import NotRetriable
-from .shards.finishing import finish_job, retriable_shards
+from .shards.finishing import finish_job, publish_committed, retriable_shards
+
+logger = logging.getLogger(__name__)
 
 
 def cancel_job(ledger: Ledger, job_id: str) -> None:
@@ -60,13 +64,26 @@ def delete_job(
         ledger.cancel_job(job_id)
     elif not ledger.tidying.give_up(job_id, ended_before):
         return False
-    if with_output and _owns(job, output):
+    if not with_output:
+        _publish(ledger, job)
+    elif _owns(job, output):
         remove_output_dir(output)
     shutil.rmtree(jobs_folder / job_id, ignore_errors=True)
     ledger.delete_job(job_id)
     return True
 
 
+def _publish(ledger: Ledger, job: JobRecord) -> None:
+    """Nobody will know later what was committed."""
+    try:
+        publish_committed(ledger, job)
+    except StorageError as error:
+        logger.warning("job %s is deleted, but not all of its rows may be seen: %s", job.id, error)
+
+
 def _owns(job: JobRecord, output: OutputFolder) -> bool:
     manifest = read_manifest(output)
-    return manifest is not None and manifest.job_id == job.id
+    if manifest is None:
+        # The manifest goes first: a removal that failed has left the rest.
+        return bool(parts_of([job.id], (*output.part_names(), *output.maybe_uncommitted())))
+    return manifest.job_id == job.id

@@ -32,30 +32,34 @@ _BASE64_SECRET = "whsec_"
 _GONE = 410
 
 
-def parse_webhook(url: str, secret: str | None = None, field: str = "webhook") -> NewWebhook:
-    """Check where an event is to go. Raises `SpecError` naming `field`; whether the host is allowed shows later."""
+def parse_webhook(url: str, secret: str | None = None) -> NewWebhook:
+    """Check where an event is to go. Raises `SpecError`; whether the host is allowed shows later."""
     try:
         check_web_url(url)
         httpx2.URL(url)
     except (AddressRefused, httpx2.InvalidURL) as error:
-        raise SpecError(Argument(f"{field}.url"), f" {error}", field=f"{field}.url") from error
+        raise _refused(error) from error
     if secret is not None:
         try:
             _key(secret)
         except (binascii.Error, ValueError) as error:
             problem = f" must be base64 after {_BASE64_SECRET}"
-            raise SpecError(Argument(f"{field}.secret"), problem, field=f"{field}.secret") from error
+            raise SpecError(Argument("webhook_secret"), problem, field="webhook.secret") from error
     return NewWebhook(url, secret)
 
 
-def expect_public_receiver(webhook: NewWebhook, settings: Settings, field: str = "webhook") -> None:
+def expect_public_receiver(webhook: NewWebhook, settings: Settings) -> None:
     """Refuse now what a sender with these settings would not connect to. Raises `SpecError`."""
     if settings.allow_private_addresses:
         return
     try:
         expect_public_host(webhook.url)
     except AddressRefused as error:
-        raise SpecError(Argument(f"{field}.url"), f" {error}", field=f"{field}.url") from error
+        raise _refused(error) from error
+
+
+def _refused(error: Exception) -> SpecError:
+    return SpecError(Argument("webhook"), f" {error}", field="webhook.url")
 
 
 @dataclass(frozen=True)

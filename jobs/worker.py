@@ -4,8 +4,8 @@ import gc
 import logging
 import os
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -121,6 +121,18 @@ def _end_process(reason: str) -> None:
     os._exit(1)
 
 
+@contextmanager
+def _said_to_load(redis_url: str, queue: str, worker_id: WorkerId) -> Iterator[None]:
+    """Who asks meanwhile is told that the model is being loaded."""
+    with WorkerPresence(redis_url) as presence:
+        announce = partial(presence.announce_loading, queue, worker_id)
+        # The first at once; without Redis nobody asks.
+        with suppress(RedisError):
+            announce()
+        with Periodic("loading", RENEW_SECONDS, announce):
+            yield
+
+
 @dataclass(frozen=True)
 class _Base:
     """What everything in a worker stands on. What its methods make is open until `stack` is left."""
@@ -154,12 +166,14 @@ class _Base:
             check_access(settings.redis_url)
         urls = stack.enter_context(redis_urls(settings))
         weights = ModelWeights(options.model)
-        engine = load(options.model.folder, options.engine)
+        worker_id = WorkerId.own()
+        with _said_to_load(urls.redis, options.queue, worker_id):
+            engine = load(options.model.folder, options.engine)
         stack.callback(engine.close)
         engine.call_when_dead(_end_process)
         host = stack.enter_context(EngineHost(engine))
         publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
-        app, worker_id = create_app(urls.broker), WorkerId.own()
+        app = create_app(urls.broker)
         return cls(settings, options, model, stack, ledger, urls, weights, tokenizer, host, publisher, app, worker_id)
 
     def row_streams(self) -> RowStreams:

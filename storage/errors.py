@@ -43,6 +43,10 @@ class OutputNotEmpty(StorageError):
     """The output folder holds something that the chosen mode must not touch."""
 
 
+class StoreUnavailable(StorageError):
+    """An object store did not do what it was asked: the same call may work when tried again."""
+
+
 class ManifestDamaged(StorageError):
     """The output folder's manifest does not say which job it belongs to; only overwriting helps."""
 

@@ -95,11 +95,13 @@ class Leases:
         part: NewPart,
         replacing: Sequence[Replacement] = (),
         also: InTransaction | None = None,
+        merging: Sequence[str] = (),
     ) -> None:
         """Record a part whose file is synced under its temporary name. Raises LeaseLost.
 
-        In the same transaction the parts `replacing` names go, each for what stays of it, written like the part, and
-        `also` is done, which has to bear repetition.
+        In the same transaction the parts `replacing` names go, each for what stays of it, written like the part, those
+        `merging` names go, of the same attempt, whose rows are in the part, and `also` is done, which has to bear
+        repetition.
         Calling it again for the same file changes nothing, so a call whose answer was lost can be repeated.
         """
         with self._database.write() as connection:
@@ -111,6 +113,8 @@ class Leases:
                 _insert_part(connection, part, claim, claim.shard_id)
                 for replacement in replacing:
                     _replace_part(connection, claim, replacement)
+                if merging:
+                    _drop_merged(connection, claim, merging)
 
     def drop_part(self, claim: Claim, part_id: int) -> None:
         """Forget a part whose file is gone, so that its rows are generated again. Raises LeaseLost."""
@@ -279,6 +283,12 @@ def _replace_part(connection: Connection, claim: Claim, replacement: Replacement
     shard_id = connection.scalars(gone.returning(parts.c.shard_id)).one()
     if replacement.by is not None:
         _insert_part(connection, replacement.by, claim, shard_id)
+
+
+def _drop_merged(connection: Connection, claim: Claim, file_names: Collection[str]) -> None:
+    of_attempt = delete(parts).where(parts.c.job_id == claim.job_id, parts.c.attempt_id == claim.attempt_id)
+    num_gone = connection.execute(of_attempt.where(parts.c.file_name.in_(file_names))).rowcount
+    assert num_gone == len(file_names)
 
 
 def _end_lease(connection: Connection, claim: Claim, state: ShardState, **values: Any) -> None:

@@ -136,11 +136,18 @@ class LocalFolder(OutputFolder):
     def discard(self, name: str) -> None:
         self._hidden(name).unlink(missing_ok=True)
 
+    def remove_merged(self, names: Sequence[str]) -> None:
+        # The hidden names first: who is about to publish one too has done so by then, or cannot any more.
+        for name in names:
+            self.discard(name)
+            self.withdraw(name)
+
     def part_names(self) -> list[str]:
-        return sorted(path.name for path in self.path.glob("part-*.parquet"))
+        return [name for name in self.names() if name.startswith("part-") and name.endswith(".parquet")]
 
     def maybe_uncommitted(self) -> list[str]:
-        return [path.name.removeprefix(".").removesuffix(".tmp") for path in self.path.glob(".part-*.tmp")]
+        hidden = (name for name in self.names() if name.startswith(".part-") and name.endswith(".tmp"))
+        return [name.removeprefix(".").removesuffix(".tmp") for name in hidden]
 
     def find_parts(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if self._place(name) is not None]
@@ -160,8 +167,10 @@ class LocalFolder(OutputFolder):
         # Here, not above: with it comes pandas where it is installed, which other commands should not wait for.
         import pyarrow.dataset as ds
 
-        places = (self._place(name) for name in names)
-        return ds.dataset([str(place) for place in places if place is not None], format="parquet")
+        places = [self._place(name) for name in names]
+        if None in places:
+            raise FileNotFoundError(self.path / names[places.index(None)])
+        return ds.dataset(list(map(str, places)), format="parquet")
 
     def _place(self, name: str) -> Path | None:
         """Where a committed part is: under its final name, or for a moment still under its hidden one."""

@@ -83,6 +83,10 @@ class OutputFolder(ABC):
         """Remove a written part that was not committed; does nothing when it is gone."""
 
     @abstractmethod
+    def remove_merged(self, names: Sequence[str]) -> None:
+        """Remove parts, published or not, in whose place another is committed; those that are gone do no harm."""
+
+    @abstractmethod
     def part_names(self) -> list[str]:
         """What has a part's name."""
 
@@ -100,7 +104,7 @@ class OutputFolder(ABC):
 
     @abstractmethod
     def dataset(self, names: Sequence[str]) -> "ds.Dataset":
-        """Parts that `find_parts` has found. One that went since is left out, or reading raises FileNotFoundError."""
+        """Parts that `find_parts` has found. Where one went since, this or reading raises FileNotFoundError."""
 
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Some or all columns of a committed part. Raises PartMissing, PartDamaged."""

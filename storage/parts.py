@@ -1,6 +1,7 @@
 """Part files and their commit: written, committed in the ledger, then published.
 
-An attempt calls `OutputFolder.write_part`, `Leases.commit_part` and `publish`; if it loses its lease, `discard`.
+An attempt calls `OutputFolder.write_part`, `Leases.commit_part` and `publish`; if it loses its lease, `discard`. Parts
+that it has committed but not published it may merge: one is written and committed in their place, then `remove_merged`.
 Whoever claims the shard next calls `recover_shard`, which completes what a killed attempt left in between. A folder on
 a disk shows no part before it is published; on an object store only the ledger tells.
 """

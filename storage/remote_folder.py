@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-from .errors import PartMissing, StorageError
+from .errors import PartMissing, StorageError, StoreUnavailable
 from .output_folder import OutputFolder
 
 if TYPE_CHECKING:
@@ -107,6 +107,9 @@ class RemoteFolder(OutputFolder):
     def discard(self, name: str) -> None:
         self.withdraw(name)
 
+    def remove_merged(self, names: Sequence[str]) -> None:
+        self.remove(names)
+
     def part_names(self) -> list[str]:
         return [name for name in self.names() if name.startswith("part-") and name.endswith(".parquet")]
 
@@ -159,7 +162,7 @@ class RemoteFolder(OutputFolder):
 
     @contextmanager
     def _errors(self, what: str, name: str | None = None, but: type[Exception] = StorageError) -> Iterator[None]:
-        """All errors `but` one as StorageError. The boundary to libraries each of which has errors of its own."""
+        """All errors `but` one as StoreUnavailable. The boundary to libraries each of which has errors of its own."""
         try:
             yield
         except (StorageError, but):
@@ -167,7 +170,7 @@ class RemoteFolder(OutputFolder):
         except Exception as error:
             place = f"output {self}" if name is None else f"{self}/{name}"
             reason = " ".join(str(error).split()) or type(error).__name__
-            raise StorageError(f"cannot {what} {place}: {reason}") from error
+            raise StoreUnavailable(f"cannot {what} {place}: {reason}") from error
 
 
 class _Handler(FSSpecHandler):  # type: ignore[misc]

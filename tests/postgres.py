@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import parse_qsl, quote, urlencode
 
 import psutil
 import psycopg
@@ -136,14 +137,21 @@ def new_schema(server_url: str) -> Iterator[str]:
     with psycopg.connect(server_url, autocommit=True) as connection:
         connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(name)))
     try:
-        mark = "&" if "?" in server_url else "?"
-        yield f"{server_url}{mark}application_name={name}&options=-csearch_path%3D{name}"
+        yield _with_parameters(server_url, application_name=name, options=f"-csearch_path={name}")
     finally:
         with psycopg.connect(server_url, autocommit=True) as connection:
             # Whoever still uses it would be waited for.
             users = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = %s"
             connection.execute(users, [name])
             connection.execute(sql.SQL("DROP SCHEMA {} CASCADE").format(sql.Identifier(name)))
+
+
+def _with_parameters(server: str, options: str, **others: str) -> str:
+    """`options` are added to those there are, of which a URL can have one list; others are replaced."""
+    head, _, query = server.partition("?")
+    there = dict(parse_qsl(query, keep_blank_values=True))
+    there |= {**others, "options": " ".join(filter(None, (there.get("options"), options)))}
+    return f"{head}?{urlencode(there, quote_via=quote)}"
 
 
 def _with_database(server: str, name: str) -> str:

@@ -7,8 +7,9 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
-from .postgres import remove_abandoned
+from .postgres import _with_parameters, remove_abandoned
 
 
 @pytest.fixture
@@ -44,3 +45,10 @@ def test_only_what_belongs_to_ended_processes_goes(temporary: Path, ended_pid: i
         for server in servers:
             server.kill()
             server.communicate()
+
+
+def test_a_schema_s_url_keeps_the_options_that_are_there() -> None:
+    given = "postgresql://me@/db?host=%2Ftmp%2Fx&options=-cwork_mem%3D1MB%20-cjit%3Doff&application_name=mine"
+    parameters = conninfo_to_dict(_with_parameters(given, application_name="test", options="-csearch_path=s"))
+    assert parameters["options"] == "-cwork_mem=1MB -cjit=off -csearch_path=s"
+    assert (parameters["host"], parameters["application_name"], parameters["user"]) == ("/tmp/x", "test", "me")

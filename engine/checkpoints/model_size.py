@@ -137,7 +137,8 @@ def _num_norm_weights(model: ModelConfig) -> int:
         # A weight and a bias.
         return norms * 2 * model.hidden_size
     around = 4 if model.decoder_layer == "gemma" else 2
-    of_heads = 2 * model.head_dim if model.qk_norm else 0
+    num_heads = model.num_attention_heads + model.num_key_value_heads if model.decoder_layer == "olmo" else 2
+    of_heads = num_heads * model.head_dim if model.qk_norm or model.decoder_layer == "olmo" else 0
     return model.num_hidden_layers * (around * model.hidden_size + of_heads) + model.hidden_size * model.stage.is_last
 
 

@@ -148,7 +148,8 @@ def _fp8(raw: Raw) -> QuantizationConfig:
         rows, columns = map(int, block)
         scheme = ByteScheme("fp8", "block", "weight_scale_inv", (rows, columns))
     else:
-        scheme = ByteScheme("fp8", "tensor")
+        # What says that there are no blocks calls the scale as if there were.
+        scheme = ByteScheme("fp8", "tensor", "weight_scale_inv" if "weight_block_size" in raw else "weight_scale")
     ignored = (*_left_out(raw, "modules_to_not_convert"), *_left_out(raw, "ignored_layers"))
     return QuantizationConfig("fp8", (((re.compile(""),), scheme),), ignored)
 

@@ -7,7 +7,8 @@ from typing import Any, Literal
 
 from ..errors import ModelError
 
-RopeType = Literal["default", "linear", "llama3", "yarn", "longrope"]
+# Of "none" nothing turns, and no config says so by this name.
+RopeType = Literal["default", "none", "linear", "llama3", "yarn", "longrope"]
 ROPE_TYPES: tuple[RopeType, ...] = ("default", "linear", "llama3", "yarn", "longrope")
 
 
@@ -68,8 +69,6 @@ def read_rope(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) 
 
 def _yarn(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) -> RopeConfig:
     """YaRN (Peng et al., arXiv 2309.00071)."""
-    if scaling.get("mscale") or scaling.get("mscale_all_dim"):
-        raise ModelError("unsupported rope scaling 'yarn' with mscale")
     factor = float(scaling["factor"])
     attention_factor = scaling.get("attention_factor")
     return RopeConfig(
@@ -77,15 +76,18 @@ def _yarn(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) -> R
         "yarn",
         factor=factor,
         original_max_position_embeddings=_original_context(scaling, raw),
-        attention_factor=_yarn_attention_factor(factor) if attention_factor is None else float(attention_factor),
+        attention_factor=_yarn_attention_factor(scaling) if attention_factor is None else float(attention_factor),
         beta_fast=float(scaling.get("beta_fast") or 32),
         beta_slow=float(scaling.get("beta_slow") or 1),
         truncate=bool(scaling.get("truncate", True)),
     )
 
 
-def _yarn_attention_factor(factor: float) -> float:
-    return 0.1 * math.log(factor) + 1.0 if factor > 1 else 1.0
+def _yarn_attention_factor(scaling: Mapping[str, Any]) -> float:
+    """As the factor has it, times `mscale` over `mscale_all_dim` where both are given."""
+    growth = 0.1 * math.log(max(1.0, float(scaling["factor"])))
+    above, below = scaling.get("mscale"), scaling.get("mscale_all_dim")
+    return (1 + float(above) * growth) / (1 + float(below) * growth) if above and below else 1 + growth
 
 
 def _longrope(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) -> RopeConfig:

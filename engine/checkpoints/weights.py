@@ -106,12 +106,16 @@ class WeightSlot:
 
 
 def load_weights(
-    folder: Path, slots: Iterable[WeightSlot], ignored: Iterable[str] = (), ignored_suffixes: tuple[str, ...] = ()
+    folder: Path,
+    slots: Iterable[WeightSlot],
+    ignored: Iterable[str] = (),
+    ignored_suffixes: tuple[str, ...] = (),
+    ignored_prefixes: tuple[str, ...] = (),
 ) -> None:
     """Fill every slot's destination from the folder's safetensors files, or the GGUF file, converting the dtype.
 
     Raises `ModelError` naming the tensor that is missing, has another shape or type, or is not known to the model
-    (`ignored` names and suffixes excepted), or the file that is damaged.
+    (`ignored` names, suffixes and prefixes excepted), or the file that is damaged.
     """
     with ExitStack() as stack:
         tensors = _open_all(folder, stack)
@@ -120,7 +124,8 @@ def load_weights(
             _fill(folder, tensors, slot)
         known = {slot.name for slot in wanted} | set(ignored)
         for name in tensors:
-            if name not in known and not name.endswith(_COMPUTED_SUFFIXES + ignored_suffixes):
+            is_ignored = name.endswith(_COMPUTED_SUFFIXES + ignored_suffixes) or name.startswith(ignored_prefixes)
+            if name not in known and not is_ignored:
                 raise ModelError(f"{folder} holds a tensor {name} that its architecture does not have")
 
 

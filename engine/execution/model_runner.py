@@ -15,7 +15,9 @@ from ..config import EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.kv_memory import KVMemory
 from ..kv_cache.swap import PreemptionCosts
+from ..lora.adapter import adaptable
 from ..lora.adapters import LoraAdapters
+from ..lora.installed import InstalledAdapters
 from ..models import Decoder, load_model
 from ..sharding.ranks import ALONE, Ranks
 from ..sharding.stages import own_model
@@ -63,7 +65,14 @@ class ModelRunner:
         with fitting("the model"):
             self._model = load_model(model_config, config, self.dtype, self.device, ranks)
             self._model.prepack(config.quantization)
-            self.loras = LoraAdapters.of(self._model, config, self.dtype, self.device)
+            self.adapters: InstalledAdapters | None = None
+            self.loras: LoraAdapters | None = None
+            if config.enable_lora:
+                parts = adaptable(self._model.parts)
+                self.adapters = InstalledAdapters(parts, config, self.dtype, self.device)
+                # Of a model that is shared, one process reads them for all.
+                if config.world_size == 1:
+                    self.loras = LoraAdapters(parts, config, self.dtype, self.adapters.install)
         tower = self._model.vision
         # Of the prompts that a step cuts, and of some that are often there.
         self.images = None if tower is None else ImageEncoder(tower, 2 * config.max_num_batched_tokens)
@@ -94,7 +103,7 @@ class ModelRunner:
         """Compute small steps with what `capture` makes of the forward pass."""
         limits = GraphLimits.of(config, model_config, self.device)
         forward = _forward_into(self._model, self.memory.cache)
-        slots = None if self.loras is None else self.loras.slots
+        slots = None if self.adapters is None else self.adapters.slots
         self._graphs = CudaGraphs(forward, limits, self.device, capture, slots)
 
     @property
@@ -145,14 +154,14 @@ class ModelRunner:
 
     def _fits_graphs(self, batch: Batch) -> bool:
         """They know nothing of images, and of adapters those that have slots."""
-        has_slots = self.loras is not None and self.loras.slots is not None
+        has_slots = self.adapters is not None and self.adapters.slots is not None
         return batch.images is None and (batch.adapters is None or has_slots)
 
     def _forward(self, batch: Batch) -> Tensor:
         """Kernel by kernel."""
-        if batch.adapters is not None and self.loras is not None:
-            adapters, last = batch.adapters, batch.last_tokens
-            with self.loras.applied(adapters, None if last is None else last.index):
+        if batch.adapters is not None and self.adapters is not None:
+            numbers, last = batch.adapters, batch.last_tokens
+            with self.adapters.applied(numbers, None if last is None else last.index):
                 return self._forward(replace(batch, adapters=None))
         positions, embedded = batch.positions, None
         if batch.images is not None and self.images is not None:

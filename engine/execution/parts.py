@@ -37,6 +37,7 @@ def split(batch: Batch, number: int) -> Iterator[Batch]:
             batch.places[:, start:end],
             _between(batch.attention, start, end),
             batch.last_token_index[:0],
+            adapters=None if batch.adapters is None else batch.adapters[start:end],
         )
 
 

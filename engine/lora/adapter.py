@@ -35,7 +35,8 @@ class LowRank:
 class Adapter:
     """An adapter that a model holds. `number`: from 1 on, no other one's; `identity`: the same for the same files.
 
-    `additions`: by the names of the projections. `num_requests`: how many in the engine are answered with it.
+    `additions`: by the names of the projections; none where processes that share the model have them. `num_requests`:
+    how many in the engine are answered with it.
     """
 
     number: int

@@ -1,54 +1,44 @@
 """The adapters that a model holds at a time, all of them ready for any token of any step."""
 
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from pathlib import Path
-from typing import Self
 
 import torch
-from torch import Tensor
 
-from ...kernels.device import runs_triton
 from ..config import EngineConfig
 from ..errors import ModelError
 from ..kv_cache.block_hashes import BlockHash
 from ..lora_request import LoRARequest
-from ..models import Decoder
-from .adapter import Adapter, adaptable, read_additions
+from ..models.blocks import LinearPart
+from .adapter import Adapter, read_additions
 from .adapter_folder import AdapterConfig, adapter_identity
-from .columns import AdapterColumns
-from .slots import AdapterSlots, Ints
 
 
 class LoraAdapters:
     """Up to `max_loras` of them; one that no request uses makes place for another, the longest unused first.
 
-    On a GPU each has a slot (`slots`), elsewhere some columns. In steps whose tokens want none, the model is as it is
-    without.
+    From the beginning on the `lora_modules`. parts: the projections of the whole model that can be adapted. install:
+    has these adapters, and those alone, ready for steps, or raises `OutOfMemoryError`. Raises what `load` does.
     """
 
-    def __init__(self, model: Decoder, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        parts: Mapping[str, LinearPart],
+        config: EngineConfig,
+        dtype: torch.dtype,
+        install: Callable[[Sequence[Adapter]], None],
+    ) -> None:
         self._config = config
         self._dtype = dtype
-        self._parts = adaptable(model.parts)
+        self._parts = parts
+        self._install = install
         # By folder, the longest unused first.
         self._held: dict[Path, Adapter] = {}
         self._identities: dict[Path, str] = {}
         self._numbers = count(1)
-        self._columns = AdapterColumns(self._parts, dtype, device)
-        self.slots: AdapterSlots | None = None
-        if runs_triton(torch.empty(0, device=device)) and self._parts:
-            self.slots = AdapterSlots(self._parts, config.max_loras, config.max_lora_rank, dtype, device)
-
-    @classmethod
-    def of(cls, model: Decoder, config: EngineConfig, dtype: torch.dtype, device: torch.device) -> Self | None:
-        """With the `lora_modules`; None where LoRA is off. Raises what `load` does."""
-        if not config.enable_lora:
-            return None
-        loras = cls(model, config, dtype, device)
         for module in config.lora_modules:
-            loras.load(module)
-        return loras
+            self.load(module)
 
     def has_place_for(self, request: LoRARequest) -> bool:
         """Whether `load` need not wait until requests with other adapters have ended."""
@@ -71,16 +61,6 @@ class LoraAdapters:
         held = self._held.get(request.folder)
         return None if held is None else held.hash_root
 
-    def applied(self, numbers: Ints, wanted: Tensor | None) -> AbstractContextManager[None]:
-        """Add to a step's products. numbers: see `Batch.adapters`.
-
-        wanted: [n] int64, the tokens that are left in the last layer, if not all are; on a GPU they are.
-        """
-        if self.slots is None:
-            return self._columns.applied(numbers, wanted)
-        assert wanted is None, "every layer computes all tokens on a GPU"
-        return self.slots.applied(self.slots.tiles_of(numbers))
-
     def _taken_in(self, folder: Path) -> Adapter:
         before = dict(self._held)
         adapter = self._read(folder)
@@ -90,10 +70,10 @@ class LoraAdapters:
             del self._held[leaving]
         self._held[folder] = adapter
         try:
-            self._install()
+            self._install(list(self._held.values()))
         except torch.OutOfMemoryError as error:
             self._held = before
-            self._install()
+            self._install(list(before.values()))
             raise ModelError(
                 f"LoRA adapter {folder} does not fit into the GPU's memory: name it in lora_modules, so that room is "
                 "kept for it, or lower gpu_memory_utilization"
@@ -120,7 +100,3 @@ class LoraAdapters:
         if self._identities.setdefault(folder, identity) != identity:
             raise ModelError(f"LoRA adapter {folder} is another than before: give it a folder of its own, or restart")
         return Adapter(next(self._numbers), identity, config.rank, additions)
-
-    def _install(self) -> None:
-        """Have all that are held, and those alone, ready."""
-        (self.slots or self._columns).install(list(self._held.values()))

@@ -1,5 +1,6 @@
 """Decoders of all supported families: shared building blocks, and a layer for each way to stand its parts."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -8,14 +9,21 @@ from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot
 from ..config import EngineConfig
 from ..sharding.ranks import ALONE, Ranks
+from .blocks import LinearPart
 from .decoder import Decoder, MakeLayer
 from .falcon import FalconLayer
 from .gemma import GemmaLayer
 from .llama import LlamaLayer
+from .olmo import OlmoLayer
 
 # Tensors there have a shape and no memory.
 _NOWHERE = torch.device("meta")
-_LAYERS: dict[str, MakeLayer] = {"llama": LlamaLayer, "gemma": GemmaLayer, "falcon": FalconLayer}
+_LAYERS: dict[str, MakeLayer] = {
+    "llama": LlamaLayer,
+    "gemma": GemmaLayer,
+    "falcon": FalconLayer,
+    "olmo": OlmoLayer,
+}
 
 
 def load_model(
@@ -39,6 +47,11 @@ def load_model(
     return model
 
 
+def whole_parts(config: ModelConfig, dtype: torch.dtype) -> Mapping[str, LinearPart]:
+    """The projections of a model that nobody shares, by their names: how large they are, without memory."""
+    return Decoder(replace(config, quantization=None), 1, _LAYERS[config.decoder_layer], dtype, _NOWHERE).parts
+
+
 def _outline(model: Decoder) -> list[WeightSlot]:
     """All its weights without memory. The quantised ones of a model that is nowhere wait on the host."""
     return [replace(slot, destination=slot.destination.to(_NOWHERE)) for slot in model.weight_slots()]
@@ -50,4 +63,4 @@ def _dequantized_gguf(config: ModelConfig) -> ModelConfig:
     return replace(config, quantization=None) if is_gguf else config
 
 
-__all__ = ["Decoder", "load_model"]
+__all__ = ["Decoder", "load_model", "whole_parts"]

@@ -84,13 +84,15 @@ class Step:
 
     rotary: for each of the model's ropes, the cosines and the sines of the tokens' positions, each [num_tokens,
     rotary_dim / 2]. slots: [num_tokens] int64, where their keys and values belong. wanted: [n] int64, the tokens whose
-    attention is to be computed, those of `metadata`; None: all.
+    attention is to be computed, those of `metadata`; None: all. query_factors: [num_tokens, 1, 1], what queries are
+    multiplied by; None: by nothing.
     """
 
     rotary: Sequence[Sequence[Tensor]]
     slots: Tensor
     metadata: AttentionMetadata
     wanted: Tensor | None = None
+    query_factors: Tensor | None = None
 
 
 class Attention:
@@ -129,7 +131,7 @@ class Attention:
         config = self._config
         cos, sin = step.rotary[self._rope]
         query = rotate_and_write(
-            self.qkv(x),
+            self.project(x),
             cos,
             sin,
             key_cache,
@@ -140,6 +142,8 @@ class Attention:
             config.rms_norm_eps,
             self._kv_scales,
         )
+        if step.query_factors is not None:
+            query = query * step.query_factors
         attended = paged_attention(
             query if step.wanted is None else query[step.wanted],
             key_cache,
@@ -151,6 +155,10 @@ class Attention:
             self._kv_scales,
         )
         return self._ranks.sum(self.output(attended.flatten(1)))
+
+    def project(self, x: Tensor) -> Tensor:
+        """Queries, keys and values side by side, of x: [num_tokens, hidden_size]."""
+        return self.qkv(x)
 
     def projections(self) -> Iterator[Linear]:
         yield self.qkv

@@ -20,12 +20,12 @@ from ..vision.tower import VisionTower
 from .blocks import BlankWeights, Step
 from .head import Head
 from .last_tokens import LastTokens
-from .rope import by_axis, rotary_factors
+from .rope import by_axis, query_factors, rotary_factors
 
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
 # beforehand (they are measured row by row here), and what says nothing.
 _UNREAD_SUFFIXES = (
-    *(".input_scale", ".input_zero_point", ".output_scale"),
+    *(".input_scale", ".input_zero_point", ".output_scale", ".activation_scale"),
     *(".weight_zero_point", ".g_idx", ".weight_shape"),
 )
 
@@ -84,6 +84,8 @@ class Decoder:
         self._rotary = [
             rotary_factors(rope, config.rotary_dim, max_model_len).to(device=device, dtype=dtype) for rope in ropes
         ]
+        growth = None if config.query_growth is None else query_factors(config.query_growth, max_model_len)
+        self._query_factors = None if growth is None else growth.to(device=device, dtype=dtype).view(-1, 1, 1)
         is_tied = config.tie_word_embeddings
         embeds = self.stage.is_first or (self.stage.is_last and is_tied)
         self._embedding = blank.matrix(config.vocab_size, config.hidden_size) if embeds else None
@@ -104,7 +106,7 @@ class Decoder:
         # A tied checkpoint may carry the shared matrix a second time under the head's name.
         ignored = (*elsewhere, *(["lm_head.weight"] if self.config.tie_word_embeddings else ()))
         unread = _UNREAD_SUFFIXES if self.config.quantization else ()
-        load_weights(self.config.path, self.weight_slots(), ignored, unread)
+        load_weights(self.config.path, self.weight_slots(), ignored, unread, self.config.unread_parts)
 
     @property
     def num_parameters(self) -> int:
@@ -188,7 +190,8 @@ class Decoder:
         residual = torch.zeros_like(branch)
         # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
         rotary = [self._factors(table, positions).unbind() for table in self._rotary]
-        step = Step(rotary, slots, metadata)
+        growth = None if self._query_factors is None else self._query_factors[positions]
+        step = Step(rotary, slots, metadata, query_factors=growth)
         key_caches, value_caches = (cache.unbind() for cache in kv_cache)
         for layer, key_cache, value_cache in zip(self._layers, key_caches, value_caches, strict=True):
             if last_tokens is not None and self.stage.is_last and layer is self._layers[-1]:
@@ -231,5 +234,7 @@ class Decoder:
         logits = self._head.matrix(self._head.norm(hidden))
         if self._shard is not None:
             logits = self._ranks.join_columns(logits, self._shard.num_words)
+        if self.config.logits_scaling != 1:
+            logits = logits.div_(self.config.logits_scaling)
         cap = self.config.final_soft_cap
         return logits if cap is None else logits.float().div_(cap).tanh_().mul_(cap)

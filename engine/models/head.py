@@ -9,21 +9,19 @@ from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, linear_slots
 from .norms import LayerNorm, RmsNorm
 
-_NAME = "lm_head"
-
 
 class Head:
     """`embedding`: the model's, where it is the matrix as well."""
 
     def __init__(self, blank: BlankWeights, embedding: Tensor | None) -> None:
         config = blank.config
-        self._norm_name = config.names.final_norm
+        self._norm_name, self._name = config.names.final_norm, config.names.head
         self._is_tied = embedding is not None
         self.norm = LayerNorm(blank) if config.falcon else RmsNorm(blank)
         if embedding is not None:
             self.matrix = Linear(embedding)
         else:
-            self.matrix = blank.linear([_NAME], [config.vocab_size], config.hidden_size)
+            self.matrix = blank.linear([self._name], [config.vocab_size], config.hidden_size)
 
     def projections(self) -> Iterator[Linear]:
         """The matrix, where it is not the embedding."""
@@ -33,4 +31,4 @@ class Head:
     def weight_slots(self) -> Iterator[WeightSlot]:
         yield from self.norm.weight_slots(self._norm_name)
         for matrix in self.projections():
-            yield from linear_slots(matrix, [_NAME])
+            yield from linear_slots(matrix, [self._name])

@@ -1,6 +1,7 @@
 """The layer of the Llama family: a norm before attention, a norm before the MLP.
 
-Covers Llama, Mistral, Qwen, Phi-3 and the mixtures among them; what differs is a field of `ModelConfig`.
+Covers Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite and the mixtures among them; what differs is a field of
+`ModelConfig`.
 """
 
 from collections.abc import Iterator
@@ -21,6 +22,7 @@ class LlamaLayer:
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
         self._eps = config.rms_norm_eps
+        self._residual_scale = config.residual_scale
         self.input_norm = blank.norm(config.hidden_size)
         self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.mlp_norm = blank.norm(config.hidden_size)
@@ -28,10 +30,14 @@ class LlamaLayer:
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
-        return self.attention(normed, key_cache, value_cache, step)
+        return self._scaled(self.attention(normed, key_cache, value_cache, step))
 
     def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
-        return self.mlp(add_rms_norm(branch, residual, self.mlp_norm, self._eps))
+        return self._scaled(self.mlp(add_rms_norm(branch, residual, self.mlp_norm, self._eps)))
+
+    def _scaled(self, branch: Tensor) -> Tensor:
+        """In place, of what nobody else has."""
+        return branch if self._residual_scale == 1 else branch.mul_(self._residual_scale)
 
     def projections(self) -> Iterator[Linear]:
         yield from self.attention.projections()

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.norm_rotary import rotary_table
+from ..checkpoints.model_shape import QueryGrowth
 from ..checkpoints.rope_config import RopeConfig
 
 
@@ -14,6 +15,14 @@ def rotary_factors(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> Ten
     """[2, max_model_len, rotary_dim / 2] float32: what positions are rotated by, cosines and sines."""
     table = rotary_table(inverse_frequencies(rope, rotary_dim, max_model_len), max_model_len)
     return table.mul_(rope.attention_factor)
+
+
+def query_factors(growth: QueryGrowth, max_model_len: int) -> Tensor | None:
+    """[max_model_len] float32: what queries are multiplied by at each position. None: by one at all of them."""
+    if max_model_len <= growth.period:
+        return None
+    periods = torch.arange(max_model_len) // growth.period
+    return 1 + growth.beta * torch.log1p(periods.float())
 
 
 def by_axis(factors: Tensor, section: Sequence[int]) -> Tensor:
@@ -33,6 +42,9 @@ def inverse_frequencies(rope: RopeConfig, rotary_dim: int, max_model_len: int) -
     match rope.rope_type:
         case "default":
             return plain
+        case "none":
+            # What does not turn is multiplied by one, which changes nothing.
+            return torch.zeros_like(plain)
         case "linear":
             return plain / rope.factor
         case "llama3":

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
+from ..lora.adapter import Adapter
 
 Ints = NDArray[numpy.int64]
 
@@ -50,7 +51,7 @@ class WholeStep(NamedTuple):
     places: slots, then positions. tables: the block tables one after the other; num_blocks: of each sequence.
     num_wanted: how many tokens' logits are wanted; None: of all. Which they are comes with the token ids, on the
     device. prompt_chunks: the tokens whose logits prompts want, as many at a time as rank 0 looks at. `decodes`: each
-    sequence decodes a token, and the next step may be a `NextStep`.
+    sequence decodes a token, and the next step may be a `NextStep`. adapters: as `Batch` has them, or empty.
     """
 
     places: bytes
@@ -62,6 +63,7 @@ class WholeStep(NamedTuple):
     last_rows: LastRows | None
     prompt_chunks: Sequence[Ints]
     decodes: bool
+    adapters: bytes
 
 
 class NextStep(NamedTuple):
@@ -97,4 +99,11 @@ class ForgetSwapped(NamedTuple):
     numbers: Sequence[int]
 
 
-Order = WholeStep | NextStep | CopyBlocks | ZeroBlocks | SwapOut | SwapIn | ForgetSwapped
+class HoldAdapters(NamedTuple):
+    """Have the adapters of these numbers ready, of which these are new, with a process's own part of each."""
+
+    numbers: Sequence[int]
+    new: Sequence[Adapter]
+
+
+Order = WholeStep | NextStep | CopyBlocks | ZeroBlocks | SwapOut | SwapIn | ForgetSwapped | HoldAdapters

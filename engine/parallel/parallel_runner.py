@@ -4,7 +4,7 @@ It has the last layers, where not all have all: the logits are here, to sample f
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Self
@@ -20,11 +20,15 @@ from ..execution.batch import Batch
 from ..execution.devices import resolve_device
 from ..execution.model_runner import ModelRunner
 from ..kv_cache.kv_memory import block_bytes
+from ..lora.adapter import Adapter, adaptable
+from ..lora.adapters import LoraAdapters
+from ..models import whole_parts
 from ..sharding.ranks import ProcessRanks
 from ..sharding.stages import own_model, require_parallel
 from .interrupts import interrupts_held
 from .mirrored_memory import MirroredMemory
 from .rank_processes import RankProcesses
+from .shared_adapters import AdapterShares, OwnAdapters
 from .step_messages import StepWriter, heard_with
 
 
@@ -48,6 +52,11 @@ class ParallelRunner(ModelRunner):
         # Of a block the first stage has as much as any.
         first = own_model(model_config, 0, pipeline, 0, tensor)
         self.memory.block_bytes = block_bytes(first, config.block_size, self._kv_dtype)
+        if self.adapters is not None:
+            own = OwnAdapters(self.adapters, ranks)
+            self._shares = AdapterShares(own, model_config, (tensor, pipeline), processes.tell_each)
+            parts = adaptable(whole_parts(model_config, self.dtype))
+            self.loras = LoraAdapters(parts, config, self.dtype, self._install_adapters)
 
     @classmethod
     def start(cls, model_config: ModelConfig, config: EngineConfig) -> Self:
@@ -83,6 +92,16 @@ class ParallelRunner(ModelRunner):
             self.processes.tell(self._writer.message(batch))
             self._ranks_told.hear(heard_with(batch))
             return super().execute(batch)
+
+    def _install_adapters(self, held: Sequence[Adapter]) -> None:
+        try:
+            with interrupts_held(), self._computing():
+                self._shares.install(held)
+        except (EngineDeadError, torch.OutOfMemoryError):
+            raise
+        # As of a step.
+        except Exception as error:
+            raise self.processes.fail(error) from error
 
     @contextmanager
     def _computing(self) -> Iterator[None]:

@@ -21,6 +21,7 @@ from .messages import (
     CopyBlocks,
     Failed,
     ForgetSwapped,
+    HoldAdapters,
     Loaded,
     NextStep,
     Order,
@@ -30,6 +31,7 @@ from .messages import (
     WholeStep,
     ZeroBlocks,
 )
+from .shared_adapters import OwnAdapters
 from .step_messages import StepReader
 
 logger = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ class Follower:
         self._runner = runner
         self._steps = StepReader(config.block_size, runner.device, ranks)
         self._swapped: dict[int, Tensor] = {}
+        self._adapters = None if runner.adapters is None else OwnAdapters(runner.adapters, ranks)
 
     @torch.inference_mode()
     def carry_out(self, order: Order) -> None:
@@ -62,6 +65,11 @@ class Follower:
             case ForgetSwapped(numbers):
                 for number in numbers:
                     del self._swapped[number]
+            case HoldAdapters(numbers, new):
+                assert self._adapters is not None
+                # Rank 0 knows of it too, and says what is held instead.
+                with suppress(torch.OutOfMemoryError):
+                    self._adapters.hold(numbers, new)
 
 
 def main() -> int:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from multiprocessing.connection import Connection, Pipe, wait
 from typing import NamedTuple
@@ -87,6 +87,15 @@ class RankProcesses:
         self._require_life()
         try:
             self._send(pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
+        except OSError as error:
+            raise self.fail(error) from error
+
+    def tell_each(self, orders: Iterable[Order]) -> None:
+        """Send each of them an order of its own, one after the other from rank 1 on."""
+        self._require_life()
+        try:
+            for rank, order in zip(self._ranks, orders, strict=True):
+                rank.connection.send_bytes(pickle.dumps(order, pickle.HIGHEST_PROTOCOL))
         except OSError as error:
             raise self.fail(error) from error
 

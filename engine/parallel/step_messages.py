@@ -47,6 +47,7 @@ class StepWriter:
             last_rows=_last_rows(batch.last_tokens),
             prompt_chunks=[] if reader is None else list(map(_indices, reader.chunks(self._vocab_size))),
             decodes=attention.decode_step is not None,
+            adapters=b"" if batch.adapters is None else _packed(batch.adapters),
         )
 
 
@@ -88,6 +89,7 @@ class StepReader:
             wanted,
             prompt_reader=FollowedPrompts((), message.prompt_chunks) if message.prompt_chunks else None,
             last_tokens=self._last_tokens(attention, message.last_rows),
+            adapters=_unpacked(message.adapters) if message.adapters else None,
         )
 
     def _next(self, message: NextStep) -> Batch:
@@ -110,7 +112,7 @@ class StepReader:
             decode_step=DecodeStep(self._series, before.number + 1, rows, columns, blocks),
         )
         token_ids, _ = self._heard(places.shape[1], None)
-        return Batch(token_ids, places, attention, last.last_token_index)
+        return Batch(token_ids, places, attention, last.last_token_index, adapters=last.adapters)
 
     def _heard(self, num_tokens: int, num_wanted: int | None) -> tuple[Tensor, Tensor]:
         """The token ids, and whose logits are wanted."""

@@ -138,8 +138,7 @@ class Admission:
         name = request.lora_request.lora_name
         if self.loras is None:
             raise InvalidRequestError(
-                f"lora_request names the adapter {name!r}, but LoRA is off: pass enable_lora=True, which "
-                "tensor_parallel_size or pipeline_parallel_size above 1 does not allow",
+                f"lora_request names the adapter {name!r}, but LoRA is off: pass enable_lora=True",
                 "lora_request",
             )
         try:

@@ -56,6 +56,11 @@ class Ranks:
 ALONE = Ranks()
 
 
+def place_of(number: int, size: int, num_stages: int) -> tuple[int, int]:
+    """The stage of a process, and its rank there: see `ProcessRanks`."""
+    return (number // size - 1) % num_stages, number % size
+
+
 class ProcessRanks(Ranks):
     """Process `number` of several, each with a device of its own: NCCL between GPUs, gloo between CPUs.
 
@@ -75,8 +80,8 @@ class ProcessRanks(Ranks):
         all_loaded: Callable[[], object],
         num_stages: int = 1,
     ) -> None:
-        self.rank, self.size = number % size, size
-        self.stage, self.num_stages = (number // size - 1) % num_stages, num_stages
+        self.stage, self.rank = place_of(number, size, num_stages)
+        self.size, self.num_stages = size, num_stages
         self._number = number
         self._device = device
         self._rendezvous = rendezvous

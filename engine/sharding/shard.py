@@ -18,7 +18,7 @@ _VOCABULARY = ("embed_tokens", "lm_head")
 _OF_THE_WHOLE = (".weight_shape", ".g_idx", ".weight_g_idx")
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """Of a matrix with so many outputs or inputs in all those in these ranges."""
 
     by_outputs: bool
@@ -61,8 +61,8 @@ class Shard:
         return (self._cut(slot) for slot in slots if not slot.name.endswith(_OF_THE_WHOLE))
 
     def _cut(self, slot: WeightSlot) -> WeightSlot:
-        module, suffix = slot.name.split(".")[-2:]
-        part = self._part(module, slot.name)
+        name, _, suffix = slot.name.rpartition(".")
+        part = self.part(name)
         if part is None or slot.axes == WHOLE:
             return slot
         shape = tuple(slot.destination.shape)
@@ -74,26 +74,27 @@ class Shard:
         axis = slot.axes.outputs if part.by_outputs else slot.axes.inputs
         return slot if axis is None else replace(slot, cut=_cut(slot, part, axis, self.size))
 
-    def _part(self, module: str, name: str) -> _Part | None:
-        """None where every rank has the whole."""
+    def part(self, name: str) -> Part | None:
+        """What is here of a matrix; None where every rank has the whole."""
+        module = name.rpartition(".")[2]
         if module == "q_proj":
-            return _Part(True, self._query_size, (self._queries,))
+            return Part(True, self._query_size, (self._queries,))
         if module in _KEYS:
-            return _Part(True, self._key_size, (self._keys,))
+            return Part(True, self._key_size, (self._keys,))
         if module == "qkv_proj":
             sizes = (self._query_size, self._key_size, self._key_size)
-            return _Part(True, sum(sizes), _side_by_side(sizes, (self._queries, self._keys, self._keys)))
+            return Part(True, sum(sizes), _side_by_side(sizes, (self._queries, self._keys, self._keys)))
         if module == "o_proj":
-            return _Part(False, self._query_size, (self._queries,))
+            return Part(False, self._query_size, (self._queries,))
         if module in _VOCABULARY:
-            return _Part(True, self.model.vocab_size, (self.words,))
+            return Part(True, self.model.vocab_size, (self.words,))
         if module not in (*_INNER, *_FROM_INNER):
             return None
         inner = self._inner_size(name)
         share = share_of(inner, self.rank, self.size)
         if module == "gate_up_proj":
-            return _Part(True, 2 * inner, _side_by_side((inner, inner), (share, share)))
-        return _Part(module in _INNER, inner, (share,))
+            return Part(True, 2 * inner, _side_by_side((inner, inner), (share, share)))
+        return Part(module in _INNER, inner, (share,))
 
     @property
     def _query_size(self) -> int:
@@ -123,7 +124,7 @@ class Shard:
         return self.model.intermediate_size
 
 
-def _cut(slot: WeightSlot, part: _Part, axis: Axis, size: int) -> Cut:
+def _cut(slot: WeightSlot, part: Part, axis: Axis, size: int) -> Cut:
     # The last group may be a shorter one.
     if any(place % axis.unit and place != part.total for pair in part.ranges for place in pair):
         where = "outputs" if part.by_outputs else "inputs"

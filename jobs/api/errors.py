@@ -25,6 +25,7 @@ from ...storage.errors import (
     SinkError,
     SinkUnavailable,
     SpoolDamaged,
+    StoreUnavailable,
 )
 from ...storage.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
@@ -38,8 +39,8 @@ logger = logging.getLogger(__name__)
 _MAX_PARAM_PARTS = 3
 # When to ask again whether one of the jobs that are in the way has ended.
 _JOB_RETRY_SECONDS = 15.0
-# What is raised where the ledger or Redis does not answer.
-AWAY = (LedgerUnavailable, RedisError, OperationalError, EmbeddedValkeyError)
+# What is raised where the ledger, Redis or the store of a job's output does not answer.
+AWAY = (LedgerUnavailable, StoreUnavailable, RedisError, OperationalError, EmbeddedValkeyError)
 FAULT = "the server failed: its log says why"
 
 
@@ -174,7 +175,14 @@ def _answer_away(request: Request, error: Exception) -> JSONResponse:
 def unavailable(error: Exception) -> ApiError:
     """What a client is told of one of the errors `AWAY` (503)."""
     who = "the ledger" if isinstance(error, LedgerUnavailable) else "Redis"
-    told = ApiError(503, f"{who} does not answer: try again later", "unavailable")
+    if isinstance(error, StoreUnavailable):
+        who = "the store of the job's output"
+    return try_later(f"{who} does not answer")
+
+
+def try_later(problem: str) -> ApiError:
+    """503, for what may be well again in a while."""
+    told = ApiError(503, f"{problem}: try again later", "unavailable")
     told.headers = {"Retry-After": "5"}
     return told
 

@@ -1,19 +1,20 @@
 """A job's results as one file: Parquet, an Arrow stream or JSON lines, made while it is sent.
 
-What is sent are the parts that were committed when it began. Memory holds some thousand rows of it at a time.
+What is sent are the rows that were committed when it began, and those that a part which took others' place has
+beside them. Memory holds some thousand rows of it at a time.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from itertools import chain
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ...storage.errors import PartDamaged, PartMissing
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
-from ...storage.output_folder import OutputFolder
+from ...storage.part_groups import PartGroups
 from ...storage.records import JobRecord
 from ..planning.json_lines import json_rows
 from ..schemas import JobSpec, read_stored
@@ -50,52 +51,42 @@ class _Pipe:
 def export(ledger: Ledger, job: JobRecord, write: "Writer") -> Iterator[bytes]:
     """The pieces of a file with all rows committed by now. Raises StorageError while it is read, when a part is gone.
 
-    The rows are in the order in which they were committed: `row` says where each was in the input.
+    The rows are about in the order in which they were committed: `row` says where each was in the input.
     """
-    return write(_Tables(open_folder(job.output_dir), [part.file_name for part in ledger.parts(job.id)], job))
+
+    def names() -> list[str]:
+        return [part.file_name for part in ledger.parts(job.id)]
+
+    return write(_Tables(PartGroups(open_folder(job.output_dir), names(), names, may_miss=False), job))
 
 
 class _Tables:
     """The rows of some parts, in groups of a bounded size."""
 
-    def __init__(self, folder: OutputFolder, names: Sequence[str], job: JobRecord) -> None:
-        self._folder = folder
-        self._names = names
+    def __init__(self, parts: PartGroups, job: JobRecord) -> None:
+        self._batches = parts.batches(_READ_ROWS)
         self._job = job
+
+    @cached_property
+    def _first(self) -> pa.Table | None:
+        return next(self._batches, None)
 
     @property
     def schema(self) -> pa.Schema:
-        if self._names:
-            with self._part(self._names[0]) as parquet:
-                return parquet.schema_arrow.remove_metadata()
+        if self._first is not None:
+            return self._first.schema.remove_metadata()
         return part_schema(read_stored(JobSpec, self._job.spec), [])
 
     def groups(self) -> Iterator[pa.Table]:
         schema = self.schema
-        held: list[pa.RecordBatch] = []
-        for batch in self._batches():
-            held.append(batch)
+        held: list[pa.Table] = []
+        for batch in chain(() if self._first is None else (self._first,), self._batches):
+            held.append(batch.replace_schema_metadata(None))
             if sum(len(each) for each in held) >= _GROUP_ROWS or sum(each.nbytes for each in held) >= _GROUP_BYTES:
-                yield pa.Table.from_batches(held).cast(schema)
+                yield pa.concat_tables(held).cast(schema)
                 held = []
         if held:
-            yield pa.Table.from_batches(held).cast(schema)
-
-    def _batches(self) -> Iterator[pa.RecordBatch]:
-        for name in self._names:
-            with self._part(name) as parquet:
-                for batch in parquet.iter_batches(_READ_ROWS):
-                    yield batch.replace_schema_metadata(None)
-
-    @contextmanager
-    def _part(self, name: str) -> Iterator[pq.ParquetFile]:
-        try:
-            with self._folder.open_part(name) as part:
-                yield part
-        except (OSError, pa.ArrowException) as error:
-            raise PartDamaged(f"part {self._folder}/{name} cannot be read: {error}") from error
-        except PartMissing as error:
-            raise PartMissing(f"{error}: it was removed, or its rows are being retried") from error
+            yield pa.concat_tables(held).cast(schema)
 
 
 Writer = Callable[[_Tables], Iterator[bytes]]

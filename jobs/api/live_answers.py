@@ -45,21 +45,26 @@ _REQUEST_ID = re.compile(r"req_[0-9a-f]{24}", re.ASCII)
 
 
 class NoWorker(ApiError):
-    """No worker serves the model now (503). `may_return`: one that did is silent, and not known to be gone."""
+    """No worker serves the model now (503). `may_return`: one that did is silent, and not known to be gone.
 
-    def __init__(self, model: ServedModel, may_return: bool) -> None:
+    `is_loading`: one is about to.
+    """
+
+    def __init__(self, model: ServedModel, may_return: bool, is_loading: bool = False) -> None:
         self.model = model
         self.may_return = may_return
-        # Where folders lie on this machine is nothing that clients are told.
-        shown = f"<the folder {model.name}>" if model.exact_name.startswith("/") else model.name
-        super().__init__(
-            503,
-            f"no worker serves the model {model.name!r} now: start one with "
-            f"`{' '.join(['headrace worker --model', shown, *model.worker_options])}`",
-            "no_worker",
-            "model",
-        )
+        if is_loading:
+            message = f"the model {model.name!r} is being loaded: try again in some seconds"
+        else:
+            message = f"no worker serves the model {model.name!r} now: start one with `{_command(model)}`"
+        super().__init__(503, message, "model_loading" if is_loading else "no_worker", "model")
         self.headers = _RETRY_AFTER
+
+
+def _command(model: ServedModel) -> str:
+    # Where folders lie on this machine is nothing that clients are told.
+    shown = f"<the folder {model.name}>" if model.exact_name.startswith("/") else model.name
+    return " ".join(["headrace worker --model", shown, *model.worker_options])
 
 
 @dataclass(frozen=True)
@@ -128,11 +133,12 @@ class LiveAnswers:
         self._client.ensure_redis()
         if not self._presence.is_served(queue):
             self._presence.ping()
-            if queue not in self._unserved:
+            is_loading = self._presence.is_loading(queue)
+            if queue not in self._unserved and not is_loading:
                 self._unserved.add(queue)
                 command = shlex.join(["headrace", "worker", "--model", model.exact_name, *model.worker_options])
                 logger.warning("no worker: start one with %s", command)
-            raise NoWorker(model, self._presence.may_be_served_again(queue))
+            raise NoWorker(model, self._presence.may_be_served_again(queue), is_loading)
         self._unserved.discard(queue)
         self._served_until[queue] = now + RENEW_SECONDS
 

@@ -16,11 +16,13 @@ from ...storage.errors import (
     JobEnded,
     LedgerError,
     ManifestDamaged,
+    OutputNotEmpty,
     PartDamaged,
     PartMissing,
     SinkError,
     SpoolDamaged,
     StorageError,
+    StoreUnavailable,
     UnknownFile,
     UnknownJob,
 )
@@ -38,7 +40,7 @@ from ..errors import JobError, JobMismatchError, SpecError
 from ..planning.producer import Terms, new_job_id
 from ..row_index import RowIndexes
 from ..schemas import JobSpec
-from .errors import ApiError
+from .errors import ApiError, try_later
 from .inputs import Inputs
 from .job_requests import JobOptions, JobRequest
 from .models import ServedModels
@@ -143,7 +145,7 @@ class JobService:
         """Raises `ApiError` (404, 507), `JobError` when there is nothing to retry, `PartMissing` and its like."""
         try:
             return self._rung_for(job_id, Job.retry)
-        except (ManifestDamaged, PartMissing, PartDamaged, SpoolDamaged, LedgerError):
+        except (ManifestDamaged, PartMissing, PartDamaged, SpoolDamaged, StoreUnavailable, LedgerError):
             raise
         except StorageError as error:
             # It is noted first that the data set is no longer complete, so that nothing has changed.
@@ -156,8 +158,14 @@ class JobService:
         return self.job(job_id)
 
     def delete(self, job_id: str, with_output: bool) -> None:
-        """Raises `ApiError` (404), `OutputNotEmpty`."""
-        Job(self.client, self.record(job_id)).delete(with_output)
+        """Raises `ApiError` (404, 503), `OutputNotEmpty`, `ManifestDamaged`. What has failed can be asked again."""
+        try:
+            Job(self.client, self.record(job_id)).delete(with_output)
+        except (ManifestDamaged, OutputNotEmpty, StoreUnavailable, LedgerError):
+            raise
+        except StorageError as error:
+            logger.warning("job %s cannot be deleted: %s", job_id, error)
+            raise try_later("the job's output cannot be removed, which the server's log explains") from error
 
     def webhooks(self, job_id: str) -> WebhookList:
         """Raises `ApiError` (404)."""

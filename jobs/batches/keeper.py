@@ -24,6 +24,7 @@ from ..api.models import ServedModels
 from ..batch_jobs import batch_job_key
 from ..client import Client
 from ..embedded.valkey import EmbeddedValkeyError
+from ..errors import LaterVersion
 from ..periodic import Periodic
 from ..shards.finishing import finish_job
 from .files import FileStore
@@ -142,7 +143,7 @@ class BatchKeeper:
             self._pauses.pop(batch.id, None)
         except _Abandoned as error:
             logger.info("batch %s: %s", batch.id, error)
-        except ServedElsewhere as error:
+        except (LaterVersion, ServedElsewhere) as error:
             logger.debug("batch %s is left to another server: %s", batch.id, error)
             self._pause(batch.id)
         except (StorageError, RedisError, OperationalError, EmbeddedValkeyError) as error:
@@ -180,7 +181,7 @@ class BatchKeeper:
             job = self._validation.run(batch, self._checker(batch))
         except InvalidBatch as invalid:
             self._ledger.batches.fail(batch.id, self._owner, [error.as_dict() for error in invalid.errors])
-        except (QuotaExceeded, ServedElsewhere) as error:
+        except (LaterVersion, QuotaExceeded, ServedElsewhere) as error:
             if batch.expires_at > time.time():
                 raise
             never = LineError("batch_expired", f"The batch was not begun in time: {error}.")

@@ -18,9 +18,10 @@ from ...storage.quotas import Quota, QuotaExceeded
 from ...storage.records import JobRecord
 from ..api.errors import ApiError
 from ..api.models import ServedModel, ServedModels
+from ..api.wording import with_fields
 from ..batch_jobs import batch_job_key
 from ..client import Client
-from ..errors import JobError
+from ..errors import JobError, LaterVersion
 from ..lora import asked_model
 from ..planning.producer import Terms
 from ..schemas import JobSpec, SamplingSpec
@@ -60,8 +61,9 @@ class Validation:
     def run(self, batch: BatchRecord, on_row: Callable[[], None]) -> JobRecord:
         """The job that was made of the batch, now or by a process that was killed before it could say so.
 
-        `on_row` is called now and then, and may raise. Raises `InvalidBatch`, `ServedElsewhere`, and what is worth
-        another try: StorageError, `LedgerError`, redis' and kombu's errors.
+        `on_row` is called now and then, and may raise. Raises `InvalidBatch`; `ServedElsewhere` and `LaterVersion`
+        where it is another server's; and what is worth another try: StorageError, `LedgerError`, redis' and kombu's
+        errors.
         """
         if (job := self.client.ledger.job_of_key(batch_job_key(batch.id), batch.tenant)) is None:
             job = self._submit(batch, on_row)
@@ -87,14 +89,14 @@ class Validation:
             job = self._queue(batch, spec, source)
             _warn_of_another_model(batch, found.model, spec.model)
             return job
-        except InvalidBatch:
+        except (InvalidBatch, LaterVersion):
             raise
         except QuotaExceeded as error:
             if error.limit != "queued_tokens":
                 raise
             raise InvalidBatch(LineError("token_limit_exceeded", str(error))) from error
         except (EngineError, InputError, JobError, ApiError) as error:
-            raise InvalidBatch(LineError("invalid_request", str(error))) from error
+            raise InvalidBatch(LineError("invalid_request", with_fields(error))) from error
 
     def _is_served(self, batch: BatchRecord, model: str) -> bool:
         """As the server that took the batch has it, so that all say the same. Raises `ServedElsewhere`."""

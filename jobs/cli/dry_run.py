@@ -14,7 +14,6 @@ from ..settings import Settings
 from .cost import GpuHourPrice, cost
 from .display import counted, duration
 from .job_options import Asked, asked
-from .model_checks import check_adapter
 from .options import parallel_sizes
 from .signatures import takes
 
@@ -28,7 +27,6 @@ def dry_run(asked: Asked, sizes: tuple[int, int], gpu_hour_price: GpuHourPrice =
     Plans every row: rows at fault, shared prefixes, whether all fit.
     The time is what an earlier job's pace makes it, however many GPUs shared the model then.
     """
-    check_adapter(asked.spec, sizes)
     settings = Settings.from_environment()
     # The only thing that is written, and only for as long as it takes.
     with tempfile.TemporaryDirectory(prefix="headrace-dry-run-") as folder, asked.open_source(Path(folder)) as source:

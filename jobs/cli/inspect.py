@@ -1,4 +1,4 @@
-"""`headrace jobs`, `show` and `results`: what the ledger and the data sets say."""
+"""`headrace show` and `results`: what the ledger and the data set say of a job."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -23,7 +23,7 @@ from ..shards.finishing import finish_what_is_left
 from ..stored_results import num_readable, sorted_lines
 from .cost import GpuHourPrice, cost
 from .display import counted
-from .tables import print_table, time_text
+from .tables import time_text
 
 _MAX_SHOWN = 400
 
@@ -33,21 +33,6 @@ JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `headr
 class ResultFormat(StrEnum):
     JSONL = "jsonl"
     OPENAI = "openai"
-
-
-def jobs(
-    limit: Annotated[int, typer.Option(min=1, help="How many, the newest first.")] = 20,
-    tenant: Annotated[str | None, typer.Option("--tenant", metavar="NAME", help="Only this tenant's.")] = None,
-) -> None:
-    """List jobs, those of all tenants."""
-    lines = []
-    with open_ledger(Settings.from_environment()) as ledger:
-        for job in ledger.jobs(limit, tenant):
-            progress = ledger.progress(job.id)
-            rows = f"{progress.rows_done:,}/{progress.rows_total:,}"
-            failed = f"{progress.rows_failed:,}"
-            lines.append((job.id, str(job.state), rows, failed, time_text(job.created_at), job.output_dir))
-    print_table(("JOB", "STATE", "ROWS", "FAILED", "CREATED", "OUTPUT"), lines)
 
 
 def show(job_id: JobId, gpu_hour_price: GpuHourPrice = None) -> None:

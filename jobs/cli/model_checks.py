@@ -8,9 +8,6 @@ from ...engine.checkpoints.weight_files import check_weight_files
 from ...engine.config import EngineConfig
 from ...engine.sharding.stages import require_parallel
 from ...engine.text.guessers import check_guessing
-from ..errors import SpecError
-from ..schemas import JobSpec
-from .options import parallel_options
 
 
 def check_model(model: str, engine: EngineConfig) -> None:
@@ -28,9 +25,3 @@ def check_model(model: str, engine: EngineConfig) -> None:
 def _config_of(model: str) -> ModelConfig:
     """One of Hugging Face is described by small files, which are fetched."""
     return ModelConfig.from_pretrained(locate_model(model, with_weights=False).folder)
-
-
-def check_adapter(spec: JobSpec, parallel_sizes: tuple[int, int]) -> None:
-    """Refuse a job with a LoRA adapter of a model that several processes share. Raises `SpecError`."""
-    if spec.lora is not None and (sharing := parallel_options(*parallel_sizes)):
-        raise SpecError(f"--lora and {' '.join(sharing)} are not supported together: leave one out")

@@ -18,7 +18,7 @@ from .cost import GpuHourPrice
 from .follow import exit_status, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
-from .model_checks import check_adapter, check_model
+from .model_checks import check_model
 from .options import engine_config, engine_options
 from .signatures import takes
 
@@ -30,7 +30,6 @@ def run(asked: Asked, target: Target, engine: EngineConfig, gpu_hour_price: GpuH
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
     """
     check_model(asked.spec.model, engine)
-    check_adapter(asked.spec, (engine.tensor_parallel_size, engine.pipeline_parallel_size))
     with termination_as_interrupt(), Client() as client:
         job = None
         try:

@@ -6,9 +6,11 @@ import os
 import shlex
 import signal
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import typer
+from redis.exceptions import RedisError
 
 from ...engine.config import EngineConfig
 from ..embedded.valkey import redis_urls
@@ -16,7 +18,7 @@ from ..errors import WorkerFailedError
 from ..kept_worker import KeptWorker
 from ..lora import worker_options as lora_options
 from ..periodic import Periodic
-from ..presence import WorkerPresence
+from ..presence import WorkerId, WorkerPresence
 from ..settings import Settings
 from .interrupts import termination_as_interrupt
 from .model_checks import check_model
@@ -64,6 +66,7 @@ class _House:
     def __init__(self, serving: Serving, worker_options: list[str], presence: WorkerPresence) -> None:
         self.refusal: str | None = None
         self._presence = presence
+        self._id = WorkerId.own()
         self._url: str | None = None
         self._models = serving.served.all
         self._to_come = list(self._models)
@@ -74,8 +77,13 @@ class _House:
 
     def open(self, url: str) -> None:
         """Told each URL that the server listens on; the first is that of HTTP."""
+        is_first = self._url is None
+        if is_first:
+            # Before anybody knows whom to ask.
+            with suppress(RedisError):
+                self._announce_loading()
         say_where(url)
-        if self._url is None:
+        if is_first:
             self._url = url
             for worker in self._workers:
                 worker.start()
@@ -86,13 +94,22 @@ class _House:
 
     def look(self) -> None:
         """Say which models have come to be served. Raises redis' errors."""
-        if self._url is None or not self._to_come:
+        if self._url is None:
+            return
+        self._announce_loading()
+        if not self._to_come:
             return
         for model in [model for model in self._to_come if self._presence.is_served(model.shard_queue)]:
             self._to_come.remove(model)
             typer.echo(f"headrace: {model.name} is ready")
         if not self._to_come:
             typer.echo(f"headrace: try it:\n  {_example(self._url, self._models[0])}")
+
+    def _announce_loading(self) -> None:
+        """Of each model without a worker: its own is started, now or after a pause."""
+        for queue in {model.shard_queue for model in self._models}:
+            if not self._presence.is_served(queue):
+                self._presence.announce_loading(queue, self._id)
 
     def _worker(self, model: "ServedModel", options: list[str], width: int) -> KeptWorker:
         prefix = model.name.ljust(width)

@@ -8,8 +8,6 @@ from ...storage.errors import Argument, WordedError
 _OPTIONS = {
     "response_format": "json_schema",
     "structured_outputs": "regex",
-    "webhook.url": "webhook",
-    "webhook.secret": "webhook_secret",
 }
 
 

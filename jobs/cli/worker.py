@@ -50,7 +50,7 @@ def worker(
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
         # Those of requests and jobs that name others are loaded when they come.
-        enable_lora=engine.world_size == 1,
+        enable_lora=True,
         lora_modules=[lora.request(number) for number, lora in enumerate(loras, 1)],
     )
     located = locate_model(model, revision)

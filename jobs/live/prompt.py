@@ -24,6 +24,14 @@ class ContextLengthExceeded(InvalidRequestError):
     code = "context_length_exceeded"
 
 
+def length_problem(num_tokens: int, context_length: int) -> str:
+    """What is told of such a prompt, beginning as other servers' messages do: there are clients that look for it."""
+    return (
+        f"this model's maximum context length is {context_length} tokens, one of them generated, and the prompt has "
+        f"{num_tokens} tokens: shorten it"
+    )
+
+
 class LivePrompt(NamedTuple):
     """The tokens of a prompt, and the files of the images in it, in their order."""
 
@@ -112,7 +120,7 @@ class LivePrompts:
     def _check_length(self, num_tokens: int) -> None:
         if num_tokens >= self.context_length:
             raise ContextLengthExceeded(
-                f"prompt has {num_tokens} tokens; with one to generate at most {self.context_length} fit: shorten it",
+                length_problem(num_tokens, self.context_length),
                 "messages" if self.tokenizer.has_chat_template else "prompt",
             )
 

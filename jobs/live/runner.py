@@ -22,6 +22,7 @@ from .closing import Closer, Closing
 from .in_batches import TICK_SECONDS, InBatches
 from .in_flight import AnswersInFlight
 from .leases import LiveLeases
+from .prompt import length_problem
 from .turns import Turns
 
 logger = logging.getLogger(__name__)
@@ -189,8 +190,7 @@ class LiveRunner:
         if claim.num_crashes >= MAX_CRASHES:
             return StreamError("worker_crashed", f"the worker died {claim.num_crashes} times while it ran this request")
         if num_tokens >= most:
-            message = f"prompt has {num_tokens} tokens; with one to generate at most {most} fit: shorten it"
-            return StreamError("context_length_exceeded", message)
+            return StreamError("context_length_exceeded", length_problem(num_tokens, most))
         return _DEADLINE if claim.seconds_left <= 0 else None
 
     def _look_at_deadlines(self, now: float) -> None:

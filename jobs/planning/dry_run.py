@@ -44,7 +44,11 @@ class Forecast:
 
 
 def forecast(
-    source: InputSource, spec: JobSpec, shard_rows: int, sort_folder: Path, parallel_sizes: tuple[int, int] = (1, 1)
+    source: InputSource,
+    spec: JobSpec,
+    shard_rows: int | None,
+    sort_folder: Path,
+    parallel_sizes: tuple[int, int] = (1, 1),
 ) -> Forecast:
     """Plan a job without submitting it; nothing is left in `sort_folder`.
 

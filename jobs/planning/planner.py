@@ -29,7 +29,7 @@ from .collector import leave_alone_what_is_there
 from .custom_ids import CustomIds, Repeats
 from .helper import Recipe
 from .rendering import PromptRenderer
-from .shard_cutter import PrefixSharing, ShardCutter
+from .shard_cutter import PrefixSharing, ShardCutter, shard_rows_of
 from .side_by_side import SideBySide
 from .work import WriteShard
 
@@ -92,13 +92,14 @@ class Plan:
 class Planner:
     """Plans the rows of one job for one model.
 
-    `shard_rows`: the most rows a shard has. `sort_folder`: where rows go that do not fit into `sort_memory_bytes`.
+    `shard_rows`: the most rows a shard has; None for what suits the job's size. `sort_folder`: where rows go that do
+    not fit into `sort_memory_bytes`.
     """
 
     spec: JobSpec
     model: ModelConfig
     tokenizer: Tokenizer
-    shard_rows: int
+    shard_rows: int | None
     sort_folder: Path
     sort_memory_bytes: int = _SORT_MEMORY_BYTES
 
@@ -139,7 +140,7 @@ class Planner:
                     answer_tokens += batch.answer_tokens
                 repeats = ids.repeats()
             num_errors += len(repeats.duplicates)
-            cutter = ShardCutter(self.shard_rows)
+            cutter = ShardCutter(self.shard_rows or shard_rows_of(num_rows))
             own = self.spec.samples_each_row
             most = answer_tokens if own else None
             yield Plan(unifier.schema(), num_rows, num_errors, most, own, sorter, repeats, cutter, side_by_side)
@@ -153,7 +154,7 @@ class Planner:
         return SideBySide(BatchPlanner(renderer, self.tokenizer, context), recipe)
 
 
-def make_planner(spec: JobSpec, shard_rows: int, sort_folder: Path) -> Planner:
+def make_planner(spec: JobSpec, shard_rows: int | None, sort_folder: Path) -> Planner:
     """A planner for the job's model. Raises `ModelError`.
 
     Its `spec` names the commit that a branch is at now: every attempt at the job has the same weights.

@@ -83,12 +83,12 @@ class _Taken:
 
 @dataclass(frozen=True)
 class Producer:
-    """Puts jobs on the queue. `jobs_folder` holds the spools; `shard_rows`: the most rows of a shard."""
+    """Puts jobs on the queue. `jobs_folder` holds the spools; `shard_rows`: as a `Planner`'s."""
 
     ledger: Ledger
     app: Celery
     jobs_folder: Path
-    shard_rows: int
+    shard_rows: int | None
 
     def submit(
         self,
@@ -191,7 +191,7 @@ class Producer:
         try:
             job = self.ledger.job(manifest.job_id)
         except UnknownJob as error:
-            if output.part_names():
+            if output.part_names() or output.maybe_uncommitted():
                 raise JobMismatchError(
                     f"output folder {output} was written with another ledger: set HEADRACE_DATA_DIR or "
                     "HEADRACE_DATABASE_URL as it was then, or pass ",

@@ -13,6 +13,11 @@ TOKEN_BYTES = array("i").itemsize
 SHARD_BYTES = 16 * 1024**2
 # A prefix cache keeps whole blocks: what two prompts have in common beyond their last one is computed for each.
 _BLOCK_BYTES = 16 * TOKEN_BYTES
+# What another job waits for at most, and what a killed worker's successor looks through.
+_SHARD_ROWS = 256
+# Of a job with millions of rows: each shard is a row of the ledger, a message and a file or more of the data set.
+_MOST_SHARD_ROWS = 1024
+_WANTED_SHARDS = 16_384
 # Of two prompts so much is compared at a time.
 _STEP_BYTES = 512
 
@@ -28,6 +33,11 @@ class PrefixSharing:
     prompt_tokens: int = 0
     shareable_tokens: int = 0
     shared_tokens: int = 0
+
+
+def shard_rows_of(num_rows: int) -> int:
+    """How many rows a shard of a job has at most, unless the settings say."""
+    return min(max(_SHARD_ROWS, num_rows // _WANTED_SHARDS), _MOST_SHARD_ROWS)
 
 
 class ShardCutter:

@@ -22,17 +22,9 @@ class FittingAdapters:
         """Raises `AdapterNotHeld`."""
         try:
             if lora is not None:
-                self._check(lora)
+                lora.check(self.engine.max_lora_rank)
         except ModelError:
             # It may be there later: the attempt says so.
             return
         except ConfigError as error:
             raise AdapterNotHeld(f"a worker cannot hold its adapter: {error}") from error
-
-    def _check(self, lora: LoraModule) -> None:
-        if self.engine.world_size > 1:
-            raise ConfigError(
-                f"LoRA adapter {lora.path} and {self.engine.parallel_options} are not supported together: start a "
-                "worker without the latter"
-            )
-        lora.check(self.engine.max_lora_rank)

@@ -5,23 +5,22 @@ import logging
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 
 from ...engine.errors import ModelError
 from ...engine.text.tokenizer import Tokenizer
-from ...storage.database import InTransaction
-from ...storage.errors import LeaseLost, LedgerUnavailable, SinkUnavailable, StorageError
+from ...storage.errors import StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
-from ...storage.parts import part_file_name, part_summary, recover_shard
+from ...storage.parts import recover_shard
 from ...storage.records import AttemptRecord, Claim, JobRecord, JobState
-from ...storage.sinks import SinkSpec, SqlSink
+from ...storage.sinks import SinkSpec
 from ...storage.spool import read_shard
 from ..engine_host import EngineHost
 from ..errors import Stopped
@@ -32,6 +31,8 @@ from .checkpoints import Checkpoint, TokenCheckpoints
 from .deadline import NOT_ANSWERED, Deadline, expire
 from .faults import MAX_FAULTS, repeated_fault
 from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
+from .part_writer import PartWriter
+from .patience import Patience
 from .receipts import Receipts
 from .retrying import Retrial
 from .row_batch import RowBatch
@@ -40,8 +41,6 @@ from .trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
-T = TypeVar("T")
-_RETRY_SECONDS = 0.5
 _ENGINE_FAILED = "engine failed: "
 
 
@@ -49,10 +48,11 @@ _ENGINE_FAILED = "engine failed: "
 class AttemptTools:
     """What every attempt of a worker uses.
 
-    `flush_seconds`: how long a finished row waits for its part at most. `write_seconds`: how long one that cannot be
-    written, as the disk is full, is kept before the shard is handed back. `max_failures`: after how many attempts that
-    ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine. `row_streams`:
-    for rows that somebody watches. `checkpoints`: for long rows, whose tokens outlive the worker.
+    `flush_seconds`: how long a finished row waits to be committed at most. `publish_seconds`: how long the folder may
+    hide a committed one, while others of its shard come to share a file with it. `write_seconds`: how long one that
+    cannot be written, as the disk is full, is kept before the shard is handed back. `max_failures`: after how many
+    attempts that ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine.
+    `row_streams`: for rows that somebody watches. `checkpoints`: for long rows, whose tokens outlive the worker.
     `answers`: those of earlier jobs, for jobs that want them. `receipts`: what answers are stored with.
     """
 
@@ -60,6 +60,7 @@ class AttemptTools:
     host: EngineHost
     tokenizer: Tokenizer
     flush_seconds: float
+    publish_seconds: float = 60.0
     max_failures: int = 3
     write_seconds: float = 10.0
     room: EngineRoom = field(default_factory=EngineRoom)
@@ -79,7 +80,6 @@ class ShardAttempt:
     spec: JobSpec = field(init=False)
     _outcomes: "queue.SimpleQueue[list[Outcome]]" = field(default_factory=queue.SimpleQueue)
     _stop: threading.Event = field(default_factory=threading.Event)
-    _num_parts: int = 0
     # Under what to keep answers, by where their rows stand in the batch.
     _cache_keys: dict[int, str] = field(default_factory=dict)
 
@@ -89,7 +89,11 @@ class ShardAttempt:
         self._retrial = Retrial(self.tools.ledger, self.claim, self._folder)
         self._checkpoint = Checkpoint(self.claim)
         self._deadline = Deadline.of(self.claim)
-        self._trouble = Trouble(self.tools.ledger, self.claim)
+        trouble = Trouble(self.tools.ledger, self.claim)
+        self._patience = Patience(trouble, self._stop, self.tools.write_seconds)
+        self._parts = PartWriter(
+            self.tools.ledger, self.claim, self._folder, self._retrial, self._patience, SinkSpec.of(self.job.sink)
+        )
 
     def stop(self) -> None:
         """Make `run` end soon. What is finished is committed if the lease still allows it."""
@@ -109,8 +113,9 @@ class ShardAttempt:
             table = expire(table)
         if self.tools.checkpoints is not None and self.claim.attempt_number > 1:
             self._checkpoint = self.tools.checkpoints.restore(self.claim, set(table["row"].to_pylist()) - done)
-        self._answer_all(table, done)
-        state = self._persistently(lambda: self.tools.ledger.leases.finish_shard(self.claim))
+        with self._parts.published(self.tools.publish_seconds):
+            self._answer_all(table, done)
+        state = self._patience.with_ledger(lambda: self.tools.ledger.leases.finish_shard(self.claim))
         if self.tools.checkpoints is not None:
             self.tools.checkpoints.drop(self._checkpoint)
         return state
@@ -139,7 +144,7 @@ class ShardAttempt:
         with self.tools.room.alone(self._stop):
             for group in history.groups(row for row in table["row"].to_pylist() if row not in history.culprits):
                 logger.info("shard %s: trying %d rows apart", self.claim.shard_id, len(group))
-                self._persistently(functools.partial(self.tools.ledger.leases.begin_trial, self.claim, group))
+                self._patience.with_ledger(functools.partial(self.tools.ledger.leases.begin_trial, self.claim, group))
                 self._answer(rows_of(table, group))
 
     def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
@@ -192,15 +197,15 @@ class ShardAttempt:
         return recovered.rows
 
     def _collect(self, batch: RowBatch) -> None:
-        """Until every row has its outcome: gather them and commit a part every `flush_seconds`."""
+        """Until every row has its outcome: gather them and commit what is finished every `flush_seconds`."""
         while True:
             self._gather(batch)
             if self._deadline.has_passed:
                 self._expire(batch)
-            if batch.has_finished:
-                finished = batch.finished_rows() if self._cache_keys else {}
-                self._commit(batch.take_finished())
-                self._keep(finished)
+            finished = batch.finished_rows() if self._cache_keys else {}
+            table = batch.take_finished() if batch.has_finished else None
+            self._parts.commit(table, batch.is_complete or batch.failure is not None or self._stop.is_set())
+            self._keep(finished)
             if batch.is_complete:
                 return
             if self._stop.is_set():
@@ -238,76 +243,6 @@ class ShardAttempt:
     def _gives_up(self) -> bool:
         errors = (attempt.error or "" for attempt in self.tools.ledger.attempts(self.claim.shard_id))
         return sum(error.startswith(_ENGINE_FAILED) for error in errors) + 1 >= self.tools.max_failures
-
-    def _commit(self, table: pa.Table) -> None:
-        """Write, commit, publish: in this order, so that a reader of the folder sees committed rows only."""
-        also = self._sink(table)
-        name = self._next_name()
-        self._write(name, table)
-        part = part_summary(name, table)
-        replaced = self._retrial.replace(table["row"].to_pylist(), self._next_name)
-        replacing = [each.replacement for each in replaced]
-        try:
-            self._persistently(lambda: self.tools.ledger.leases.commit_part(self.claim, part, replacing, also))
-        except LeaseLost:
-            self._discard_uncommitted([name, *(each.rest.file_name for each in replaced if each.rest is not None)])
-            raise
-        for each in replaced:
-            each.publish(self._folder)
-        self._folder.publish(name)
-
-    def _sink(self, table: pa.Table) -> InTransaction | None:
-        """Write rows to the job's sink, if it has one, or return what does so in the ledger's transaction."""
-        if (sink := SinkSpec.of(self.job.sink)) is None:
-            return None
-        upsert = functools.partial(SqlSink(sink, table.schema).upsert, self.claim.job_id, self.claim.attempt_id, table)
-        if sink.is_in(self.tools.ledger.database.url):
-            return upsert
-        self._persistently(upsert)
-        return None
-
-    def _write(self, name: str, table: pa.Table) -> None:
-        """Try again while there is no room: rows that were given back at once would be generated in vain, again."""
-        deadline = time.monotonic() + self.tools.write_seconds
-        while True:
-            try:
-                self._folder.write_part(name, table)
-            except StorageError as error:
-                self._trouble.note(error)
-                if time.monotonic() >= deadline or self._stop.wait(_RETRY_SECONDS):
-                    raise
-                logger.warning("a part cannot be written, trying again: %s", error)
-            else:
-                return self._trouble.clear()
-
-    def _discard_uncommitted(self, names: Sequence[str]) -> None:
-        # A commit whose answer was lost may have been followed by the loss of the lease.
-        committed = {part.file_name for part in self.tools.ledger.parts(self.claim.job_id)}
-        for name in names:
-            if name not in committed:
-                self._folder.discard(name)
-
-    def _next_name(self) -> str:
-        # The attempt's id, not its number: a job that was overwritten may still be writing into the same folder.
-        claim = self.claim
-        name = part_file_name(claim.job_id, claim.shard_number, claim.attempt_id, self._num_parts)
-        self._num_parts += 1
-        return name
-
-    def _persistently(self, call: Callable[[], T]) -> T:
-        """Try again while the database is away: finished rows are kept meanwhile."""
-        while True:
-            try:
-                result = call()
-            except LedgerUnavailable as error:
-                if isinstance(error, SinkUnavailable):
-                    self._trouble.note(error)
-                if self._stop.wait(_RETRY_SECONDS):
-                    raise
-                logger.warning("the ledger does not answer, trying again: %s", error)
-            else:
-                self._trouble.clear()
-                return result
 
 
 class AdapterMissing(StorageError):

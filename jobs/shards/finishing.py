@@ -10,7 +10,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ...storage.errors import LedgerError, StorageError
+from ...storage.errors import LedgerError, PartMissing, StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.output_dir import Manifest, belongs_to_another, complete_manifest
@@ -62,7 +62,17 @@ def _finish_cancelled(ledger: Ledger, job: JobRecord) -> None:
         ledger.tidying.put_off(job)
     else:
         _remove_folder(job, (Path(shard.spool_path) for shard in ledger.shards(job.id)))
+        publish_committed(ledger, job)
         ledger.tidying.done(job)
+
+
+def publish_committed(ledger: Ledger, job: JobRecord) -> None:
+    """Do for a cancelled job what its attempts do as they end, unless they are killed. Raises StorageError."""
+    folder = open_folder(job.output_dir)
+    hidden = folder.maybe_uncommitted()
+    for name in set(hidden).intersection(ledger.part_names(job.id) if hidden else ()):
+        with suppress(PartMissing):
+            folder.publish(name)
 
 
 def finish_what_is_left(ledger: Ledger, job: JobRecord) -> None:

@@ -47,7 +47,8 @@ class Retrial:
 
     def settle(self) -> None:
         """Complete what an attempt that was killed had committed; before anything else. Raises StorageError."""
-        if (retry_of := self.claim.retry_of) is None:
+        # Before the first attempt all other shards with these rows are done, their last attempts have seen to it.
+        if (retry_of := self.claim.retry_of) is None or self.claim.attempt_number == 1:
             return
         # Only theirs: should the job have been overwritten, the folder is another's by now.
         attempt_ids = self.ledger.retrying_attempts(self.claim.job_id, retry_of)

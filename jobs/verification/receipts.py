@@ -1,7 +1,9 @@
 """How a data set was made: what the ledger notes of its job, or its manifest where there is no such ledger."""
 
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -37,6 +39,8 @@ class Receipt:
     tenant: str = DEFAULT_TENANT
     priority: int = 0
     batch: BatchRecord | None = None
+    # None where no ledger knows which parts there are by now.
+    names_now: Callable[[], list[str]] | None = None
 
     @classmethod
     def find(cls, ledger: Ledger, name: str) -> Self:
@@ -71,10 +75,11 @@ class Receipt:
         own = open_folder(job.output_dir)
         folder = folder or own
         # Of a copy the ledger knows no parts.
-        parts = [part.file_name for part in ledger.parts(job.id)] if folder == own else folder.part_names()
+        names_now = partial(ledger.part_names, job.id) if folder == own else None
+        parts = folder.part_names() if names_now is None else names_now()
         spec = read_stored(JobSpec, job.spec)
         batch = ledger.batches.find(job.id) if spec.samples_each_row else None
-        return cls(job.id, spec, folder, tuple(parts), job.weights, job.tenant, job.priority, batch)
+        return cls(job.id, spec, folder, tuple(parts), job.weights, job.tenant, job.priority, batch, names_now)
 
     @classmethod
     def _of_report(cls, report: dict[str, Any], folder: OutputFolder) -> Self:
@@ -91,8 +96,8 @@ class Receipt:
     def rows(self) -> PartGroups:
         """The rows that are there by now. Raises `NotVerifiable` when there is none."""
         try:
-            rows = PartGroups(self.folder, sorted(self.part_names))
-            is_empty = not any(True for _ in rows)
+            rows = PartGroups(self.folder, sorted(self.part_names), self.names_now)
+            is_empty = not any(True for _ in rows.tables(["row"]))
         except (OSError, pa.ArrowException) as error:
             raise NotVerifiable(f"folder {self.folder} cannot be read: {error}") from error
         if is_empty:

@@ -37,11 +37,12 @@ class Sample:
         """
         has_answer = pc.field("error").is_null()
         num_rows = num_answered = num_from_cache = 0
-        for group in parts:
-            from_cache = pc.field("from_cache") if "from_cache" in group.schema.names else None
-            num_rows += group.count_rows()
-            num_answered += group.count_rows(filter=has_answer)
-            num_from_cache += 0 if from_cache is None else group.count_rows(filter=has_answer & from_cache)
+        for table in parts.tables(["row", "error", "from_cache"]):
+            answered = table.filter(has_answer)
+            num_rows += len(table)
+            num_answered += len(answered)
+            if "from_cache" in answered.column_names:
+                num_from_cache += pc.sum(answered["from_cache"]).as_py() or 0
         if not num_answered:
             raise NotVerifiable(f"none of the {num_rows} rows has an answer: there is nothing to compare")
         size = math.ceil(count * num_answered) if isinstance(count, float) else min(count, num_answered)

@@ -1,7 +1,9 @@
 """Rows of a data set as the input that they were made of."""
 
 import hashlib
+import json
 from collections.abc import Iterator
+from typing import Any
 
 import pyarrow as pa
 
@@ -12,11 +14,15 @@ from ...storage.readers import InputRow, InputSource
 class StoredRows(InputSource):
     """Rows under the numbers they have, which is what their seeds are made of, with the input's columns.
 
-    `schema_version`: which columns of the table are not the input's.
+    `schema_version`: which columns of the table are not the input's. `ids_are_images`: each row's `custom_id` names
+    its images, so that one that was no text is needed as it was.
     """
 
-    def __init__(self, name: str, table: pa.Table, schema_version: int = SCHEMA_VERSION) -> None:
+    def __init__(
+        self, name: str, table: pa.Table, schema_version: int = SCHEMA_VERSION, ids_are_images: bool = False
+    ) -> None:
         super().__init__(name, None)
+        self._ids_are_images = ids_are_images
         self._table = table.combine_chunks()
         names = input_names(table.schema.names, schema_version)
         fields = [table.schema.field(name) for name in names]
@@ -32,6 +38,16 @@ class StoredRows(InputSource):
 
     def _rows(self) -> Iterator[InputRow]:
         carried = [carried_values(self._table[field.name], field) for field in self._fields.values()]
-        columns = (self._table["custom_id"].to_pylist(), *carried)
+        custom_ids = self._table["custom_id"].to_pylist()
+        columns = ([_as_given(each) for each in custom_ids] if self._ids_are_images else custom_ids, *carried)
         for row, *values in zip(self._table["row"].to_pylist(), *columns, strict=True):
             yield InputRow(row, dict(zip(self._columns, values, strict=True)))
+
+
+def _as_given(custom_id: str) -> Any:
+    """A list or an object was written down as JSON, see `custom_id_of`."""
+    try:
+        given = json.loads(custom_id)
+    except ValueError:
+        return custom_id
+    return given if isinstance(given, list | dict) else custom_id

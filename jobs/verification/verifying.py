@@ -100,7 +100,7 @@ def _answered_again(
 def _source(client: Client, receipt: Receipt, sample: Sample, spec: JobSpec) -> InputSource:
     """What the sample's rows were made of. Raises `NotVerifiable`."""
     if receipt.batch is None:
-        return StoredRows(f"{receipt.job_id}, sample", sample.table, spec.schema_version)
+        return StoredRows(f"{receipt.job_id}, sample", sample.table, spec.schema_version, spec.image == "custom_id")
     # Here, not above: what reads the API's requests takes half a second to load.
     from .batch_lines import asked_lines
 

@@ -52,11 +52,14 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -
     return make
 
 
-def save_random_model(config: Any, folder: Path) -> Any:
-    """A model with random weights, in norms and biases too, which transformers starts at ones and zeros."""
+def save_random_model(config: Any, folder: Path, kind: Any = AutoModelForCausalLM) -> Any:
+    """A model with random weights, in norms and biases too, which transformers starts at ones and zeros.
+
+    `kind`: which of its auto classes knows the config.
+    """
     torch.manual_seed(1)
     # Its grouped products of experts want aligned sizes.
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32, experts_implementation="eager").eval()
+    model = kind.from_config(config, dtype=torch.float32, experts_implementation="eager").eval()
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:

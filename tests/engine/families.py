@@ -9,14 +9,17 @@ from transformers import (
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    GraniteConfig,
     LlamaConfig,
     MistralConfig,
     MixtralConfig,
+    Olmo3Config,
     Phi3Config,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 VOCAB_SIZE = 307
@@ -147,6 +150,27 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         rope_parameters={
             "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    ),
+    "granite": lambda sizes: GraniteConfig(
+        **sizes,
+        attention_bias=True,
+        embedding_multiplier=1.5,
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+        logits_scaling=3.0,
+    ),
+    "smollm3-windows": lambda sizes: SmolLM3Config(
+        **sizes, **PHI3_TOKENS, no_rope_layers=[1, 0, 1], use_sliding_window=True, sliding_window=21
+    ),
+    "olmo3": lambda sizes: Olmo3Config(
+        **sizes,
+        **PHI3_TOKENS,
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": YARN_ROPE,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
     ),
     "falcon-groups": lambda sizes: falcon(sizes, new_decoder_architecture=True, num_kv_heads=2),

@@ -35,8 +35,8 @@ from headrace.jobs import worker as worker_module
 from headrace.jobs.processes import die_with_parent
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards import sweeper as sweeper_module
-from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.shards.checkpoints import TokenCheckpoints
+from headrace.jobs.shards.part_writer import PartWriter
 from headrace.jobs.worker import WorkerOptions, serve
 from headrace.storage.errors import LedgerUnavailable
 
@@ -96,14 +96,13 @@ def load(folder: Path, config: EngineConfig) -> Engine:
 
 
 def freeze_before_commits(file: Path) -> None:
-    """Have whoever has written a part look for the file, and stop the process where it is found."""
-    write, transactions = ShardAttempt._write, Transactions()
+    """Have whoever is about to commit a part look for the file, and stop the process where it is found."""
+    record, transactions = PartWriter._record, Transactions()
 
-    def write_and_freeze(attempt: ShardAttempt, *arguments: Any) -> None:
-        write(attempt, *arguments)
-        claim = attempt.claim
+    def freeze(writer: PartWriter) -> None:
+        claim = writer.claim
         with suppress(FileNotFoundError):
-            if file.read_text() != attempt.job.output_dir:
+            if file.read_text() != str(writer.folder):
                 return
             file.unlink()
             # Not in the midst of another thread's transaction, which might keep all others from the ledger.
@@ -112,7 +111,11 @@ def freeze_before_commits(file: Path) -> None:
                 # Sent to this very thread, which then goes no further; all others are stopped with it.
                 signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
 
-    ShardAttempt._write = write_and_freeze  # type: ignore[assignment, method-assign]
+    def freeze_and_record(writer: PartWriter, *arguments: Any) -> None:
+        freeze(writer)
+        record(writer, *arguments)
+
+    PartWriter._record = freeze_and_record  # type: ignore[assignment, method-assign]
 
 
 def work(model: str) -> int:

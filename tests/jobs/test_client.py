@@ -10,6 +10,7 @@ import pyarrow.dataset as ds
 import pytest
 from sqlalchemy import update
 
+from headrace.jobs import job as job_module
 from headrace.jobs.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
 from headrace.jobs.planning.producer import new_job_id
@@ -211,6 +212,29 @@ def test_waiting_has_an_end(unserved, rows, tmp_path):
     with pytest.raises(JobTimeoutError, match=r"did not end in 0\.1 s"):
         job.wait(0.1, start_worker=False)
     assert job.results().num_rows == 0
+
+
+class SlowClock:
+    """Of a machine on which everything takes half a second."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        self.now += 0.5
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_who_waits_for_a_slow_ledger_does_not_wait_longer_than_asked(unserved, rows, tmp_path, monkeypatch):
+    job, clock = unserved.submit(rows, MODEL, tmp_path / "out", **FAST), SlowClock()
+    monkeypatch.setattr(job_module, "time", clock)
+    with pytest.raises(JobTimeoutError):
+        job.wait(1.75, start_worker=False)
+    # What is asked at the deadline takes three looks at the clock.
+    assert clock.now <= 0.5 + 1.75 + 3 * 0.5
 
 
 def test_the_clients_shards_are_as_large_as_set(unserved, rows, tmp_path):

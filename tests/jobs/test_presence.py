@@ -9,9 +9,16 @@ import pytest
 from redis import Redis
 from redis.exceptions import RedisError
 
+from headrace.engine.checkpoints.hub import locate_model
+from headrace.engine.config import EngineConfig
+from headrace.engine.errors import ModelError
 from headrace.jobs import presence as presence_module
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.presence import WorkerId, WorkerPresence
+from headrace.jobs.settings import Settings
+from headrace.jobs.worker import WorkerOptions, serve
+
+from .running import MODEL
 
 QUEUE = "headrace.bulk.0123456789ab"
 
@@ -43,6 +50,30 @@ def test_a_workers_name_can_be_read_back():
     worker = WorkerId("host.with:colons", 7, "abc")
     assert WorkerId.parse(str(worker)) == worker
     assert WorkerId.own() != WorkerId.own()
+
+
+def test_a_model_is_loaded_for_as_long_as_its_loader_lives(presence, dead_pid):
+    assert not presence.is_loading(QUEUE)
+    presence.announce_loading(QUEUE, WorkerId.own())
+    assert presence.is_loading(QUEUE)
+    assert not presence.is_loading("another")
+    assert not presence.is_served(QUEUE)
+    presence.announce_loading(QUEUE, WorkerId(socket.gethostname(), dead_pid, "x"))
+    assert not presence.is_loading(QUEUE)
+
+
+def test_a_worker_says_that_it_loads_before_it_does(presence, valkey, tmp_path):
+    settings = Settings.from_environment({"HEADRACE_DATA_DIR": str(tmp_path), "HEADRACE_REDIS_URL": valkey.url})
+    options = WorkerOptions(locate_model(str(MODEL), None), EngineConfig(), concurrency=1)
+    said = []
+
+    def load(*_: object):
+        said.append(presence.is_loading(options.queue))
+        raise ModelError("asked for by the test")
+
+    with pytest.raises(ModelError, match="asked for"):
+        serve(settings, options, load)
+    assert said == [True]
 
 
 def test_a_queue_is_served_from_the_announcement_to_the_withdrawal(presence):

@@ -18,8 +18,9 @@ from headrace.jobs.settings import Settings
 from headrace.storage.errors import StorageError
 from headrace.storage.output_address import open_folder
 from headrace.storage.output_dir import read_report
+from headrace.storage.records import JobState
 
-from ..shelf import READ_ONLY, keys, make_bucket
+from ..shelf import READ_ONLY, Shelf, keys, make_bucket
 from .running import LABELS, MODEL, Result, environment, label_arguments
 
 
@@ -130,6 +131,27 @@ def test_a_job_from_python_is_read_over_http(client, store):
         assert pq.read_table(io.BytesIO(file.content)).sort_by("row")["label"] == table["label"]
         with http.stream("GET", f"/jobs/{job.id}/rows/3/stream") as events:
             assert table["output"].to_pylist()[3] in "".join(events.iter_text())
+
+
+def test_http_clients_hear_that_a_store_is_away(client, store, monkeypatch):
+    rows = [{"text": "Where is my parcel?"}]
+    terms = {"prompt": "{text}", "choices": LABELS, "within_seconds": 0.000001}
+    job = client.submit(rows, MODEL, f"{store}/out", **terms)
+    job.wait(120, start_worker=False)
+
+    def time_out(*args: object, **options: object) -> None:
+        raise TimeoutError("timed out")
+
+    with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http, monkeypatch.context() as away:
+        for name in ("ls", "cat_file", "pipe_file", "rm_file"):
+            away.setattr(Shelf, name, time_out)
+        asked = ("POST", "/retry"), ("GET", "/results"), ("GET", "/results.jsonl"), ("DELETE", "?output=1")
+        for method, path in asked:
+            answer = http.request(method, f"/jobs/{job.id}{path}")
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], answer.headers["Retry-After"]) == (503, "unavailable", "5"), path
+            assert error["message"] == "the store of the job's output does not answer: try again later"
+    assert job.progress().state is JobState.COMPLETED
 
 
 def test_where_nothing_can_be_written_no_job_is_made(client, store):

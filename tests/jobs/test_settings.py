@@ -19,7 +19,7 @@ def test_defaults():
         redis_url=None,
         database_url="sqlite:////data/headrace.db",
         lease_seconds=6,
-        shard_rows=256,
+        shard_rows=None,
         flush_seconds=2,
         worker_concurrency=4,
         log_level="INFO",

@@ -25,6 +25,7 @@ from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import JobEnded, UnknownJob
 from headrace.storage.output_address import open_folder
 from headrace.storage.output_folder import OutputFolder
+from headrace.storage.parts import part_file_name
 from headrace.storage.records import JobState, NewJob, NewWebhook, ShardState
 from headrace.storage.tables import jobs
 from headrace.storage.webhooks import Webhooks
@@ -323,6 +324,30 @@ def test_a_retry_that_cannot_be_noted_down_changes_nothing(client, tmp_path):
         assert job.progress().state is JobState.COMPLETED
         in_the_way.rmdir()
         assert http.post(f"/jobs/{job.id}/retry").json()["state"] == "running"
+
+
+def test_a_data_set_that_a_disk_does_not_let_go_can_be_deleted_later(unserved, tmp_path):
+    """What bears a part's name and is no file stands for a disk that refuses."""
+    job = unserved.submit(ROWS[:1], MODEL, tmp_path / "out", **FAST)
+    in_the_way, part = (tmp_path / "out" / part_file_name(job.id, 0, 1, sequence) for sequence in range(2))
+    in_the_way.mkdir()
+    part.touch()
+    with TestClient(create_app(unserved, ServedModels.of([str(MODEL)]))) as http:
+        refused = http.delete(f"/jobs/{job.id}", params={"output": True})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+        assert (refused.headers["Retry-After"], str(tmp_path) in refused.text) == ("5", False)
+        in_the_way.rmdir()
+        assert http.delete(f"/jobs/{job.id}", params={"output": True}).status_code == 200
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_manifest_is_told_of_without_advice_that_no_request_can_follow(unserved, tmp_path):
+    job = unserved.submit(ROWS[:1], MODEL, tmp_path / "out", **FAST)
+    (tmp_path / "out" / "_headrace.json").write_text("{")
+    with TestClient(create_app(unserved, ServedModels.of([str(MODEL)]))) as http:
+        refused = http.delete(f"/jobs/{job.id}", params={"output": True})
+    assert refused.status_code == 409
+    assert refused.json()["error"]["message"].endswith("_headrace.json is damaged")
 
 
 def test_http_clients_hear_that_a_job_is_of_a_later_version(unserved, tmp_path):

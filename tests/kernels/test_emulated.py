@@ -22,6 +22,7 @@ FLAGS = (
 )
 
 pytestmark = [
+    pytest.mark.skipif(sys.platform != "linux", reason="links libraries as Linux does"),
     pytest.mark.skipif(instruction_set() is not InstructionSet.AVX2, reason="for processors with AVX2 and no AVX-512"),
     pytest.mark.skipif(shutil.which("g++") is None, reason="needs a compiler"),
 ]

@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,23 @@ def test_commit_and_finish_can_be_repeated(ledger: Ledger, create_job: CreateJob
     assert [ledger.leases.finish_shard(claim) for _ in range(2)] == [JobState.COMPLETED] * 2
     with pytest.raises(LeaseLost):
         ledger.leases.commit_part(claim, PART)
+
+
+def test_a_part_takes_the_place_of_those_that_are_merged_into_it(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job(num_shards=1)
+    claim = claimed(ledger, "job-1/00000")
+    small = [replace(PART, file_name=f"part-00000-01-{number:03d}.parquet") for number in range(3)]
+    merged = NewPart("part-00000-01-003.parquet", num_rows=6, num_failed=3, prompt_tokens=60, completion_tokens=12)
+    for part in small[:2]:
+        ledger.leases.commit_part(claim, part)
+    before = ledger.progress("job-1")
+    for _ in range(2):
+        ledger.leases.commit_part(claim, merged, merging=[part.file_name for part in small[:2]])
+    assert ledger.part_names("job-1") == [merged.file_name]
+    after = ledger.progress("job-1")
+    assert (after.rows_done, after.prompt_tokens) == (before.rows_done + 2, before.prompt_tokens + 20)
+    # Who looks for what has come since a part finds it by its id.
+    assert ledger.parts("job-1")[0].id > 2
 
 
 def test_a_file_name_belongs_to_one_attempt(ledger: Ledger, create_job: CreateJob) -> None:

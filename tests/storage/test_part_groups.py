@@ -1,5 +1,6 @@
 """Many parts are read some at a time."""
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pyarrow as pa
@@ -7,6 +8,7 @@ import pyarrow.compute as pc
 import pytest
 
 from headrace.storage import part_groups
+from headrace.storage.errors import PartMissing
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.part_groups import PartGroups
 from headrace.storage.remote_folder import RemoteFolder
@@ -54,7 +56,6 @@ ROWS = [*range(10), *range(20, 30), *range(60, 80)]
 
 
 def test_no_more_than_a_group_is_read_at_a_time(parts: PartGroups) -> None:
-    assert [len(group.files) for group in parts] == [3, 1]
     assert [table["row"].to_pylist() for table in parts.tables()] == [ROWS[:30], ROWS[30:]]
     assert [table.column_names for table in parts.tables(["row"])] == [["row"], ["row"]]
     some = parts.tables(["text"], pc.is_in(pc.field("row"), pa.array([9, 10, 71])))
@@ -66,3 +67,57 @@ def test_batches_are_no_larger_than_asked(parts: PartGroups, num_rows: int) -> N
     batches = list(parts.batches(num_rows))
     assert max(map(len, batches)) == min(num_rows, 10)
     assert pa.concat_tables(batches)["row"].to_pylist() == ROWS
+
+
+MERGED = "part-00000-01-009.parquet"
+READS: list[Callable[[PartGroups], Iterator[pa.Table]]] = [
+    lambda parts: parts.batches(3),
+    lambda parts: parts.tables(["row", "text"]),
+    lambda parts: parts.tables(["row"], pc.field("row") >= 0),
+]
+
+
+@pytest.mark.parametrize("read", READS, ids=["batches", "tables", "filtered"])
+@pytest.mark.parametrize("num_read", [0, 1, 3], ids=lambda num: f"{num} pieces read")
+def test_rows_of_parts_that_are_merged_meanwhile_are_read_once(
+    parts: PartGroups, read: Callable[[PartGroups], Iterator[pa.Table]], num_read: int
+) -> None:
+    """A part that was read and two that were not become one, with rows that were in none."""
+    names = [name for name in parts.names if parts.folder.find_parts([name])]
+
+    def merge() -> None:
+        merged = names[0], names[2], names[3]
+        new = pa.table({"row": [99], "text": ["99"]})
+        parts.folder.write_part(MERGED, pa.concat_tables([*map(parts.folder.read_part, merged), new]))
+        parts.folder.remove_merged(merged)
+        names[:] = [names[1], MERGED]
+
+    pieces = read(PartGroups(parts.folder, list(names), lambda: names))
+    found = [next(pieces) for _ in range(num_read)] if num_read < 3 else list(pieces)
+    merge()
+    found += pieces
+    rows = [row for piece in found for row in piece["row"].to_pylist()]
+    assert sorted(rows) == (ROWS if num_read == 3 else [*ROWS, 99])
+
+
+def test_a_part_that_is_given_its_name_while_it_is_read_is_found_again(
+    parts: PartGroups, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, (name, *_) = parts.folder, parts.names
+    assert isinstance(folder, LocalFolder)
+    (folder.path / name).rename(folder.path / f".{name}.tmp")
+    place = LocalFolder._place
+
+    def looked_up(folder: LocalFolder, name: str) -> Path | None:
+        found = place(folder, name)
+        folder.publish(name) if found is not None else None
+        return found
+
+    monkeypatch.setattr(LocalFolder, "_place", looked_up)
+    assert [table["row"].to_pylist() for table in parts.tables(["row"])] == [ROWS[:30], ROWS[30:]]
+
+
+def test_a_part_that_may_not_be_missed_is_told(parts: PartGroups) -> None:
+    strict = PartGroups(parts.folder, parts.names, lambda: parts.names, may_miss=False)
+    with pytest.raises(PartMissing, match=f"{parts.names[1]} is gone: it was removed"):
+        list(strict.batches(100))

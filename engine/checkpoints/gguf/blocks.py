@@ -9,14 +9,17 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from . import grid_blocks
 from .block_types import BlockType
+from .fields import HALF, fields, half, halves, scaled
 
-_HALF = 2
 _FLOAT_DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 # So many weights at a time: what is computed on the way stays small beside the tensor.
 _CHUNK_WEIGHTS = 2**22
 # What the four bits of the IQ4 types stand for.
 _IQ4_VALUES = torch.tensor((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)).float()
+# What those of MXFP4 do: floats of two bits of exponent and one of mantissa, doubled.
+_FP4_VALUES = torch.tensor((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)).float()
 
 
 def dequantized(rows: Tensor, kind: BlockType, dtype: torch.dtype) -> Tensor:
@@ -34,17 +37,17 @@ def dequantized(rows: Tensor, kind: BlockType, dtype: torch.dtype) -> Tensor:
 
 def q4_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Values [n, 32] uint8 and scales [n, 1] float16: a weight is (value - 8) * scale."""
-    return _halves(blocks[:, _HALF:]), _half(blocks, 0)
+    return halves(blocks[:, HALF:]), half(blocks, 0)
 
 
 def q4_1(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values [n, 32] uint8, scales and minima [n, 1] float16: a weight is value * scale - minimum."""
-    return _halves(blocks[:, 2 * _HALF :]), _half(blocks, 0), -_half(blocks, _HALF)
+    return halves(blocks[:, 2 * HALF :]), half(blocks, 0), -half(blocks, HALF)
 
 
 def q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values [n, 256] uint8, scales and minima [n, 8] float32, each of 32 weights; as `q4_1` has them."""
-    return _fields(blocks[:, 16:], 4, 32), *_k_scales(blocks)
+    return fields(blocks[:, 16:], 4, 32), *_k_scales(blocks)
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
@@ -54,61 +57,78 @@ def _q4_0(blocks: Tensor) -> Tensor:
 
 def _q4_1(blocks: Tensor) -> Tensor:
     values, scales, minima = q4_1(blocks)
-    return _scaled(values.float(), scales.float(), minima.float())
+    return scaled(values.float(), scales.float(), minima.float())
 
 
 def _q5_0(blocks: Tensor) -> Tensor:
-    values = _halves(blocks[:, _HALF + 4 :]) | _fifth_bits(blocks[:, _HALF : _HALF + 4])
-    return (values.float() - 16) * _half(blocks, 0).float()
+    values = halves(blocks[:, HALF + 4 :]) | _fifth_bits(blocks[:, HALF : HALF + 4])
+    return (values.float() - 16) * half(blocks, 0).float()
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
-    values = _halves(blocks[:, 2 * _HALF + 4 :]) | _fifth_bits(blocks[:, 2 * _HALF : 2 * _HALF + 4])
-    return values.float() * _half(blocks, 0).float() + _half(blocks, _HALF).float()
+    values = halves(blocks[:, 2 * HALF + 4 :]) | _fifth_bits(blocks[:, 2 * HALF : 2 * HALF + 4])
+    return values.float() * half(blocks, 0).float() + half(blocks, HALF).float()
 
 
 def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, _HALF:].view(torch.int8).float() * _half(blocks, 0).float()
+    return blocks[:, HALF:].view(torch.int8).float() * half(blocks, 0).float()
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
-    scales, values = blocks[:, :16], _fields(blocks[:, 16:80], 2, 32)
-    d, m = _half(blocks, 80).float(), _half(blocks, 82).float()
-    return _scaled(values.float(), d * (scales & 15).float(), m * (scales >> 4).float())
+    scales, values = blocks[:, :16], fields(blocks[:, 16:80], 2, 32)
+    d, m = half(blocks, 80).float(), half(blocks, 82).float()
+    return scaled(values.float(), d * (scales & 15).float(), m * (scales >> 4).float())
 
 
 def _q3_k(blocks: Tensor) -> Tensor:
     # A bit that is missing stands for four less.
-    high = _fields(blocks[:, :32], 1, 32)
-    values = _fields(blocks[:, 32:96], 2, 32).float() - 4 * (1 - high.float())
+    high = fields(blocks[:, :32], 1, 32)
+    values = fields(blocks[:, 32:96], 2, 32).float() - 4 * (1 - high.float())
     packed = blocks[:, 96:108]
-    scales = _fields(packed[:, :8], 4, 8) | _fields(packed[:, 8:], 2, 4) << 4
-    return _scaled(values, _half(blocks, 108).float() * (scales.float() - 32))
+    scales = fields(packed[:, :8], 4, 8) | fields(packed[:, 8:], 2, 4) << 4
+    return scaled(values, half(blocks, 108).float() * (scales.float() - 32))
 
 
 def _q4_k(blocks: Tensor) -> Tensor:
     values, scales, minima = q4_k(blocks)
-    return _scaled(values.float(), scales, minima)
+    return scaled(values.float(), scales, minima)
 
 
 def _q5_k(blocks: Tensor) -> Tensor:
-    values = _fields(blocks[:, 48:], 4, 32) | _fields(blocks[:, 16:48], 1, 32) << 4
-    return _scaled(values.float(), *_k_scales(blocks))
+    values = fields(blocks[:, 48:], 4, 32) | fields(blocks[:, 16:48], 1, 32) << 4
+    return scaled(values.float(), *_k_scales(blocks))
 
 
 def _q6_k(blocks: Tensor) -> Tensor:
-    values = _fields(blocks[:, :128], 4, 64) | _fields(blocks[:, 128:192], 2, 32) << 4
+    values = fields(blocks[:, :128], 4, 64) | fields(blocks[:, 128:192], 2, 32) << 4
     scales = blocks[:, 192:208].view(torch.int8).float()
-    return _scaled(values.float() - 32, _half(blocks, 208).float() * scales)
+    return scaled(values.float() - 32, half(blocks, 208).float() * scales)
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
-    return _iq4_values(blocks[:, _HALF:]) * _half(blocks, 0).float()
+    return _IQ4_VALUES[halves(blocks[:, HALF:]).int()] * half(blocks, 0).float()
 
 
 def _iq4_xs(blocks: Tensor) -> Tensor:
-    scales = _fields(blocks[:, 4:8], 4, 1) | _fields(blocks[:, 2:4], 2, 1) << 4
-    return _scaled(_iq4_values(blocks[:, 8:]), _half(blocks, 0).float() * (scales.float() - 32))
+    scales = fields(blocks[:, 4:8], 4, 1) | fields(blocks[:, 2:4], 2, 1) << 4
+    values = _IQ4_VALUES[fields(blocks[:, 8:], 4, 16).int()]
+    return scaled(values, half(blocks, 0).float() * (scales.float() - 32))
+
+
+def _mxfp4(blocks: Tensor) -> Tensor:
+    # The scale is a power of two; in float64, as the smallest has less than float32's exponents.
+    scales = torch.exp2(blocks[:, :1].double() - 128).float()
+    return _FP4_VALUES[halves(blocks[:, 1:]).int()] * scales
+
+
+def _tq1_0(blocks: Tensor) -> Tensor:
+    """Five digits of base three a byte, in the last four bytes four: times 3ⁿ, a byte has the nth in front."""
+    parts = (_digits(blocks[:, :32], 5), _digits(blocks[:, 32:48], 5), _digits(blocks[:, 48:52], 4))
+    return (torch.cat(parts, dim=1).float() - 1) * half(blocks, 52).float()
+
+
+def _tq2_0(blocks: Tensor) -> Tensor:
+    return (fields(blocks[:, :64], 2, 32).float() - 1) * half(blocks, 64).float()
 
 
 _READERS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -124,17 +144,17 @@ _READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q6_K": _q6_k,
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
+    "MXFP4": _mxfp4,
+    "TQ1_0": _tq1_0,
+    "TQ2_0": _tq2_0,
+    "IQ1_S": grid_blocks.iq1_s,
+    "IQ1_M": grid_blocks.iq1_m,
+    "IQ2_XXS": grid_blocks.iq2_xxs,
+    "IQ2_XS": grid_blocks.iq2_xs,
+    "IQ2_S": grid_blocks.iq2_s,
+    "IQ3_XXS": grid_blocks.iq3_xxs,
+    "IQ3_S": grid_blocks.iq3_s,
 }
-
-
-def _half(blocks: Tensor, at: int) -> Tensor:
-    """The float16 that begins at this byte: [n, 1]."""
-    return blocks[:, at : at + _HALF].contiguous().view(torch.float16)
-
-
-def _halves(packed: Tensor) -> Tensor:
-    """Bytes whose low halves are the first values, whose high ones the others: [n, 2 * bytes]."""
-    return torch.cat((packed & 15, packed >> 4), dim=1)
 
 
 def _fifth_bits(packed: Tensor) -> Tensor:
@@ -143,16 +163,10 @@ def _fifth_bits(packed: Tensor) -> Tensor:
     return ((packed.unsqueeze(-1) >> shifts & 1) << 4).flatten(1)
 
 
-def _fields(packed: Tensor, bits: int, width: int) -> Tensor:
-    """Runs of `width` bytes: the lowest `bits` of all of them, then the next, and so on: [n, bytes * 8 / bits]."""
-    shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
-    runs = packed.reshape(len(packed), -1, 1, width)
-    return (runs >> shifts & (1 << bits) - 1).flatten(1)
-
-
-def _iq4_values(packed: Tensor) -> Tensor:
-    """16 bytes have the values of 32 weights: [n, 2 * bytes] float32."""
-    return _IQ4_VALUES[_fields(packed, 4, 16).int()]
+def _digits(packed: Tensor, number: int) -> Tensor:
+    """The first of all bytes, then the second, and so on: [n, number * bytes] of 0, 1 and 2."""
+    powers = 3 ** torch.arange(number, dtype=torch.int32).view(1, -1, 1)
+    return ((packed.unsqueeze(1) * powers & 255) * 3 >> 8).flatten(1)
 
 
 def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
@@ -160,10 +174,4 @@ def _k_scales(blocks: Tensor) -> tuple[Tensor, Tensor]:
     low, middle, high = blocks[:, 4:16].reshape(len(blocks), 3, 4).unbind(1)
     scales = torch.cat((low & 63, (high & 15) | (low >> 2 & 48)), dim=1)
     minima = torch.cat((middle & 63, (high >> 4) | (middle >> 2 & 48)), dim=1)
-    return _half(blocks, 0).float() * scales.float(), _half(blocks, _HALF).float() * minima.float()
-
-
-def _scaled(values: Tensor, scales: Tensor, minima: Tensor | None = None) -> Tensor:
-    """Neighbours share a scale, and a minimum that is taken off: [n, size]; of both [n, num_groups]."""
-    groups = values.view(len(values), scales.shape[1], -1) * scales.unsqueeze(-1)
-    return (groups if minima is None else groups - minima.unsqueeze(-1)).flatten(1)
+    return half(blocks, 0).float() * scales.float(), half(blocks, HALF).float() * minima.float()

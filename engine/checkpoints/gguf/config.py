@@ -99,6 +99,29 @@ def _llama(fields: _Fields) -> Raw:
     }
 
 
+def _granite(fields: _Fields) -> Raw:
+    return {
+        "architectures": ["GraniteForCausalLM"],
+        "mlp_bias": fields.has("blk.0.ffn_gate.bias"),
+        "embedding_multiplier": fields.get("embedding_scale"),
+        "attention_multiplier": fields.get("attention.scale"),
+        "residual_multiplier": fields.get("residual_scale"),
+        "logits_scaling": fields.get("logit_scale"),
+    }
+
+
+def _smollm3(fields: _Fields) -> Raw:
+    # No field says which layers know no positions: it is every fourth.
+    return {"architectures": ["SmolLM3ForCausalLM"], "mlp_bias": fields.has("blk.0.ffn_gate.bias")}
+
+
+def _olmo2(fields: _Fields) -> Raw:
+    """OLMo 2 and 3, the second of which has windows."""
+    if not fields.get("attention.sliding_window"):
+        return {"architectures": ["Olmo2ForCausalLM"]}
+    return {"architectures": ["Olmo3ForCausalLM"], **_layer_types(fields)}
+
+
 def _qwen2(fields: _Fields) -> Raw:
     return {"architectures": ["Qwen2ForCausalLM"]}
 
@@ -150,12 +173,15 @@ def _gemma3(fields: _Fields) -> Raw:
         "rope_theta": float(fields.get("rope.freq_base", 1e6)),
         "rope_local_base_freq": float(fields.get("rope.freq_base_swa", 1e4)),
     }
+    return raw | _layer_types(fields)
+
+
+def _layer_types(fields: _Fields) -> Raw:
+    """Which layers have a window: a list of them, or every how many there is one without."""
     pattern = fields.get("attention.sliding_window_pattern")
     if isinstance(pattern, list):
-        raw["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in pattern]
-    elif pattern is not None:
-        raw["sliding_window_pattern"] = int(pattern)
-    return raw
+        return {"layer_types": ["sliding_attention" if slides else "full_attention" for slides in pattern]}
+    return {} if pattern is None else {"sliding_window_pattern": int(pattern)}
 
 
 def _gemma_scalar(fields: _Fields) -> float:
@@ -174,6 +200,9 @@ _ARCHITECTURES: dict[str, Callable[[_Fields], Raw]] = {
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
+    "granite": _granite,
+    "smollm3": _smollm3,
+    "olmo2": _olmo2,
 }
 
 

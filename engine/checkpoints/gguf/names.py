@@ -43,12 +43,20 @@ _MIXTRAL = {
     "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
     "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
 }
+_OLMO = {
+    **_MODULES,
+    "post_attention_norm": "post_attention_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _MODULES_OF = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "llama": _MIXTRAL,
+    "olmo2": _OLMO,
     "phi3": {**_MODULES, "ffn_up": "mlp.gate_up_proj"},
 }
+# Those whose queries and keys are rotated as Llama's were at first, neighbour by neighbour.
+_INTERLEAVED = ("llama", "granite", "smollm3")
 # Read with the metadata: what positions' frequencies are divided by.
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
@@ -92,12 +100,12 @@ def _named(model: GgufModel, info: TensorInfo) -> Iterator[tuple[str, Source]]:
     if "{}" in name:
         for expert in range(info.shape[0]):
             yield name.format(expert), replace(source, expert=expert)
-    elif architecture == "llama" and match["module"] in ("attn_q", "attn_k"):
-        yield name, replace(source, interleaved_heads=_num_heads(model, match["module"]))
+    elif architecture in _INTERLEAVED and match["module"] in ("attn_q", "attn_k"):
+        yield name, replace(source, interleaved_heads=_num_heads(model, architecture, match["module"]))
     else:
         yield name, source
 
 
-def _num_heads(model: GgufModel, module: str) -> int:
-    heads = model.metadata["llama.attention.head_count"]
-    return int(heads if module == "attn_q" else model.metadata.get("llama.attention.head_count_kv", heads))
+def _num_heads(model: GgufModel, architecture: str, module: str) -> int:
+    heads = model.metadata[f"{architecture}.attention.head_count"]
+    return int(heads if module == "attn_q" else model.metadata.get(f"{architecture}.attention.head_count_kv", heads))

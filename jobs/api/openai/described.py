@@ -15,5 +15,5 @@ COMPLETION_RESPONSES: _Responses = {
     404: {"model": ErrorBody, "description": "The model is not served here"},
     413: {"model": ErrorBody, "description": "The body is too large"},
     415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
-    503: {"model": ErrorBody, "description": "No worker serves the model, or Redis does not answer"},
+    503: {"model": ErrorBody, "description": "No worker serves the model (yet), or Redis does not answer"},
 }

@@ -12,54 +12,12 @@
 #include "attention_item.h"
 
 #ifdef HEADRACE_X86
-namespace attention {
-
-template <class Products>
-HEADRACE_AVX512 void run(const Call& call, const Plan& plan) {
-    const bool is_split = plan.num_splits > 1;
-    const std::int64_t part_stride = std::int64_t{plan.num_items} * plan.tiles_per_item;
-    const Buffer<Tile> parts = make_buffer<Tile>(is_split ? part_stride * plan.num_splits : 0);
-    const int num_tasks = plan.num_items * plan.num_splits;
-#pragma omp parallel num_threads(plan.num_threads)
-    {
-        Products::begin();
-#pragma omp for schedule(dynamic, 1)
-        for (int task = 0; task < num_tasks; ++task) {
-            // The last ones first: a long chunk's last queries have the most keys.
-            const int index = plan.num_items - 1 - task / plan.num_splits, split = task % plan.num_splits;
-            Item<Products> item(call, plan, index);
-            item.attend(split);
-            if (is_split) {
-                Tile* part = parts.get() + split * part_stride + index * plan.tiles_per_item;
-                std::copy_n(item.tiles(), item.num_tiles(), part);
-            } else {
-                item.write();
-            }
-        }
-        if (is_split) {
-#pragma omp for schedule(dynamic, 1)
-            for (int index = 0; index < plan.num_items; ++index) {
-                Item<Products> item(call, plan, index);
-                item.load(parts.get() + index * plan.tiles_per_item, plan.num_splits, part_stride);
-                item.write();
-            }
-        }
-        Products::end();
-    }
-}
-
-}  // namespace attention
-
 // Attention as kernels/paged_attention/native.py describes it.
-HEADRACE_API HEADRACE_AVX512 void headrace_paged_attention(const attention::Call* call) {
-    if (call->num_sequences == 0) {
-        return;
-    }
-    const attention::Plan plan(*call);
+HEADRACE_API void headrace_paged_attention(const attention::Call* call) {
     if (call->uses_amx) {
-        attention::run<attention::Amx>(*call, plan);
+        attention::run<attention::Item<attention::Amx>>(*call);
     } else {
-        attention::run<attention::Avx512>(*call, plan);
+        attention::run<attention::Item<attention::Avx512>>(*call);
     }
 }
 #endif

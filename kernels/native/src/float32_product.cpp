@@ -6,15 +6,13 @@
 // reading it is what takes the time.
 
 #include "avx2.h"
+#include "product_tiles.h"
 
 #ifdef HEADRACE_X86
-#include <omp.h>
-
-#include <algorithm>
-
 namespace float32 {
 
 using avx2::Pair;
+using product::Call;
 
 constexpr std::int64_t kBlock = 16;
 // Rows of x at a time: two sums for each fill the registers, with the weight's pair and x's element.
@@ -23,21 +21,7 @@ constexpr std::int64_t kMaxRows = 6;
 constexpr std::int64_t kCachedElements = 65536;
 // How far ahead the weight is fetched into the second-level cache, in bytes: with few rows memory is what limits.
 constexpr std::int64_t kAheadBytes = 8192;
-// More pieces than threads, so that they end together.
-constexpr std::int64_t kPiecesPerThread = 4;
 constexpr std::int64_t kWorkWorthThreads = 1 << 17;  // products of two elements
-
-// The same as `_Call` in kernels/linear/float32.py.
-struct Call {
-    const float* x;
-    const void* weight;  // packed as above, aligned to 64 bytes, its outputs padded to a multiple of 16
-    const float* bias;   // [outputs padded to 16]
-    float* output;       // [num_rows, num_outputs], dense
-    std::int64_t stride; // of x's rows, in elements
-    std::int64_t num_rows, num_outputs;
-    std::int64_t depth;  // a multiple of 8
-    std::int64_t is_narrow;  // the weight is of bfloat16
-};
 
 // Inputs that have sums of their own: a sum is not ready for the next product at once, and with few rows there are not
 // enough others to wait with.
@@ -47,7 +31,7 @@ constexpr int apart(int num_rows) { return num_rows == 1 ? 4 : num_rows <= 3 ? 2
 template <int kRows, bool kFetches, class Element>
 HEADRACE_AVX2 void multiply(const Call& call, std::int64_t row, std::int64_t column) {
     constexpr int kApart = apart(kRows);
-    const float* x = call.x + row * call.stride;
+    const float* x = static_cast<const float*>(call.x) + row * call.stride;
     const Element* weight = static_cast<const Element*>(call.weight) + column * call.depth;
     // All loops over them are unrolled early: else the compiler keeps some in memory.
     __m256 sums[kApart][kRows][2];
@@ -84,7 +68,7 @@ HEADRACE_AVX2 void multiply(const Call& call, std::int64_t row, std::int64_t col
             sum.low = _mm256_add_ps(sum.low, sums[i][r][0]);
             sum.high = _mm256_add_ps(sum.high, sums[i][r][1]);
         }
-        float* output = call.output + (row + r) * call.num_outputs + column;
+        float* output = static_cast<float*>(call.output) + (row + r) * call.num_outputs + column;
         alignas(32) float last[kBlock];
         float* target = count == kBlock ? output : last;
         _mm256_storeu_ps(target, sum.low);
@@ -105,35 +89,21 @@ constexpr Multiply kMultiply[kMaxRows + 1] = {
     multiply<4, kFetches, Element>, multiply<5, kFetches, Element>, multiply<6, kFetches, Element>,
 };
 
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
-
-// The rows from `first` to `last`, in tiles of about equal size: the first one brings the block into the cache.
 template <class Element>
-void multiply_block(const Call& call, std::int64_t first, std::int64_t last, std::int64_t column) {
-    const std::int64_t size = last - first, tiles = ceil_div(size, kMaxRows);
-    for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        const std::int64_t begin = first + size * tile / tiles, end = first + size * (tile + 1) / tiles;
-        (tile == 0 ? kMultiply<true, Element> : kMultiply<false, Element>)[end - begin](call, begin, column);
-    }
+void multiply_all(const Call& call) {
+    const std::int64_t cached_rows = std::max(kMaxRows, kCachedElements / call.depth);
+    const bool is_worth_threads = call.num_rows * call.num_outputs * call.depth > kWorkWorthThreads;
+    product::for_each_tile<kBlock, kMaxRows>(
+        call.num_rows, call.num_outputs, cached_rows, is_worth_threads,
+        [&](bool is_first, std::int64_t count, std::int64_t row, std::int64_t column) {
+            (is_first ? kMultiply<true, Element> : kMultiply<false, Element>)[count](call, row, column);
+        });
 }
 
 }  // namespace float32
 
 // output = x @ weightᵀ + bias.
-HEADRACE_API void headrace_float32_product(const float32::Call* given) {
-    using namespace float32;
-    const Call call = *given;
-    const std::int64_t num_rows = call.num_rows;
-    const std::int64_t blocks = ceil_div(call.num_outputs, kBlock);
-    const std::int64_t wanted = ceil_div(kPiecesPerThread * omp_get_max_threads(), blocks);
-    const std::int64_t cached_rows = std::max(kMaxRows, kCachedElements / call.depth);
-    const std::int64_t parts = std::max(ceil_div(num_rows, cached_rows), std::min(ceil_div(num_rows, kMaxRows), wanted));
-#pragma omp parallel for collapse(2) schedule(static) if (num_rows * call.num_outputs * call.depth > kWorkWorthThreads)
-    for (std::int64_t part = 0; part < parts; ++part) {
-        for (std::int64_t block = 0; block < blocks; ++block) {
-            const std::int64_t first = num_rows * part / parts, last = num_rows * (part + 1) / parts;
-            (call.is_narrow ? multiply_block<bf16> : multiply_block<float>)(call, first, last, block * kBlock);
-        }
-    }
+HEADRACE_API void headrace_float32_product(const product::Call* call) {
+    call->is_narrow ? float32::multiply_all<bf16>(*call) : float32::multiply_all<float>(*call);
 }
 #endif

@@ -8,12 +8,9 @@
 
 #include "avx2.h"
 #include "int8_call.h"
+#include "product_tiles.h"
 
 #ifdef HEADRACE_X86
-#include <omp.h>
-
-#include <algorithm>
-
 namespace int8_avx2 {
 
 using avx2::kLanes;
@@ -26,12 +23,8 @@ constexpr std::int64_t kMaxRows = 6;
 constexpr std::int64_t kCachedElements = 131072;
 // How far ahead the weight is fetched into the second-level cache, in bytes: with few rows memory is what limits.
 constexpr std::int64_t kAheadBytes = 8192;
-// More pieces than threads, so that they end together.
-constexpr std::int64_t kPiecesPerThread = 4;
 constexpr std::int64_t kWorkWorthThreads = 1 << 18;  // products of two elements
 constexpr std::int64_t kRowsWorthThreads = 1 << 14;  // elements to be quantised
-
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 // As both sides have them, zeros behind those that there are.
 std::int64_t padded_inputs(const Call& call) { return call.num_steps() * int8::kStep; }
@@ -140,35 +133,21 @@ constexpr Multiply kMultiply[kMaxRows + 1] = {
     multiply<4, kFetches>, multiply<5, kFetches>, multiply<6, kFetches>,
 };
 
-// The rows from `first` to `last`, in tiles of about equal size: the first one brings the block into the cache.
-void multiply_block(const Call& call, std::int64_t first, std::int64_t last, std::int64_t column) {
-    const std::int64_t size = last - first, tiles = ceil_div(size, kMaxRows);
-    for (std::int64_t tile = 0; tile < tiles; ++tile) {
-        const std::int64_t begin = first + size * tile / tiles, end = first + size * (tile + 1) / tiles;
-        (tile == 0 ? kMultiply<true> : kMultiply<false>)[end - begin](call, begin, column);
-    }
-}
-
 }  // namespace int8_avx2
 
 // output = input . weight' + bias, where each row of the input and each row of the weight is int8 times a scale.
-HEADRACE_API void headrace_int8_linear_avx2(const int8::Call* given) {
+HEADRACE_API void headrace_int8_linear_avx2(const int8::Call* call) {
     using namespace int8_avx2;
-    const Call call = *given;
-    const std::int64_t num_rows = call.num_rows, blocks = ceil_div(call.num_outputs, kBlock);
-    const std::int64_t wanted = ceil_div(kPiecesPerThread * omp_get_max_threads(), blocks);
-    const std::int64_t cached_rows = std::max(kMaxRows, kCachedElements / std::max<std::int64_t>(1, padded_inputs(call)));
-    const std::int64_t parts = std::max(ceil_div(num_rows, cached_rows), std::min(ceil_div(num_rows, kMaxRows), wanted));
-#pragma omp parallel for schedule(static) if (num_rows * call.num_inputs > kRowsWorthThreads)
+    const std::int64_t num_rows = call->num_rows, depth = std::max<std::int64_t>(1, padded_inputs(*call));
+#pragma omp parallel for schedule(static) if (num_rows * call->num_inputs > kRowsWorthThreads)
     for (std::int64_t row = 0; row < num_rows; ++row) {
-        call.row_scales[row] = quantize_row(call, row);
+        call->row_scales[row] = quantize_row(*call, row);
     }
-#pragma omp parallel for collapse(2) schedule(static) if (num_rows * call.num_outputs * call.num_inputs > kWorkWorthThreads)
-    for (std::int64_t part = 0; part < parts; ++part) {
-        for (std::int64_t block = 0; block < blocks; ++block) {
-            const std::int64_t first = num_rows * part / parts, last = num_rows * (part + 1) / parts;
-            multiply_block(call, first, last, block * kBlock);
-        }
-    }
+    product::for_each_tile<kBlock, kMaxRows>(
+        num_rows, call->num_outputs, std::max(kMaxRows, kCachedElements / depth),
+        num_rows * call->num_outputs * call->num_inputs > kWorkWorthThreads,
+        [=](bool is_first, std::int64_t count, std::int64_t row, std::int64_t column) {
+            (is_first ? kMultiply<true> : kMultiply<false>)[count](*call, row, column);
+        });
 }
 #endif

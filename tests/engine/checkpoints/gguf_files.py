@@ -22,7 +22,13 @@ ARCHITECTURES = {
     "phi3": "phi3",
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
+    "granite": "granite",
+    "smollm3": "smollm3",
+    "olmo2": "olmo2",
+    "olmo3": "olmo2",
 }
+# Of these llama.cpp rotates neighbours, not halves of a head.
+_INTERLEAVED = ("llama", "granite", "smollm3")
 Array = np.ndarray[Any, Any]
 # What is added to a writer beside the model itself, such as a vocabulary.
 Extra = Callable[[gguf.GGUFWriter], None]
@@ -35,7 +41,15 @@ _SCALES = {
     "Q6_K": (208,),
     "IQ4_NL": (0,),
     "IQ4_XS": (0,),
+    "IQ2_XXS": (0,),
+    "IQ2_XS": (0,),
+    "IQ2_S": (0,),
+    "IQ3_XXS": (0,),
+    "IQ3_S": (0,),
+    "IQ1_S": (0,),
 }
+# Of IQ1_M each of these bytes has four of the scale's bits, above four of another kind.
+_SCALE_NIBBLES = (49, 51, 53, 55)
 
 
 @dataclass
@@ -122,8 +136,13 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if window := config.get("sliding_window"):
         writer.add_sliding_window(window)
-    if config["model_type"] == "gemma3_text":
+    if config["model_type"] in ("gemma3_text", "olmo3"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if config["model_type"] == "granite":
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
     if config["model_type"] == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
@@ -188,7 +207,7 @@ def _merged_experts(tensors: dict[str, Array]) -> dict[str, Array]:
 
 def _heads(config: dict[str, Any], name: str) -> int | None:
     """How many heads' rows llama.cpp interleaves in this tensor."""
-    if ARCHITECTURES[config["model_type"]] != "llama":
+    if ARCHITECTURES[config["model_type"]] not in _INTERLEAVED:
         return None
     return {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(name.split(".")[-2])
 
@@ -213,16 +232,22 @@ def _as_trained(config: dict[str, Any], name: str, weight: Array) -> Array:
 
 def _blocks(weight: Array, number: Any) -> Array:
     """The package quantises to the simple types; of the others there are random blocks, of about the right size."""
-    if number.name not in _SCALES:
+    if number.name not in (*_SCALES, "IQ1_M"):
         return gguf.quantize(weight, number)
     generator = np.random.default_rng(weight.shape[-1])
     num_weights, num_bytes = gguf.GGML_QUANT_SIZES[number]
     blocks = generator.integers(0, 256, (weight.size // num_weights, num_bytes), dtype=np.uint8)
-    for at in _SCALES[number.name]:
-        blocks[:, at : at + 2] = np.float16(2e-5).reshape(1).view(np.uint8)
+    _set_scales(blocks, number.name, 2e-5)
     raw = blocks.reshape(*weight.shape[:-1], -1)
     # Scaled such that the weights are as large as those that they stand for.
     factor = weight.std() / gguf.dequantize(raw, number).std()
-    for at in _SCALES[number.name]:
-        blocks[:, at : at + 2] = np.float16(2e-5 * factor).reshape(1).view(np.uint8)
+    _set_scales(blocks, number.name, 2e-5 * factor)
     return raw
+
+
+def _set_scales(blocks: Array, kind: str, scale: float) -> None:
+    bits = np.float16(scale).reshape(1).view(np.uint16)
+    for at in _SCALES.get(kind, ()):
+        blocks[:, at : at + 2] = bits.view(np.uint8)
+    for place, at in enumerate(_SCALE_NIBBLES if kind == "IQ1_M" else ()):
+        blocks[:, at] = blocks[:, at] & 15 | (bits >> 4 * place & 15) << 4

@@ -15,8 +15,10 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     LlamaConfig,
+    Olmo2Config,
     Qwen2MoeConfig,
     Qwen3MoeConfig,
+    SmolLM3Config,
 )
 
 from headrace.engine.checkpoints.gguf.block_types import BLOCK_TYPES
@@ -36,7 +38,7 @@ from headrace.engine.sharding.ranks import ProcessRanks
 from headrace.kernels.linear import Int4Weight, StoredWeight
 
 from ..conftest import greedy, save_random_model
-from ..families import FAMILIES, ODD_SIZES
+from ..families import FAMILIES, ODD_SIZES, PHI3_TOKENS
 from ..running import greedy_params, run_all, token_ids
 from .gguf_files import GgufFile, write_gguf
 
@@ -51,6 +53,10 @@ CONFIGS: dict[str, Any] = {
     "qwen3": FAMILIES["qwen3"],
     "qwen3moe": Qwen3MoeConfig(**ODD_SIZES, **EXPERTS, norm_topk_prob=True, head_dim=20),
     "phi3": FAMILIES["phi3-longrope-long"],
+    "granite": FAMILIES["granite"],
+    "smollm3": SmolLM3Config(**ODD_SIZES | {"num_hidden_layers": 4}, **PHI3_TOKENS),
+    "olmo2": Olmo2Config(**ODD_SIZES, **PHI3_TOKENS),
+    "olmo3": FAMILIES["olmo3"],
     "gemma2": Gemma2Config(
         **ODD_SIZES,
         tie_word_embeddings=False,
@@ -127,6 +133,11 @@ def dequantized_model(folder: Path, file: GgufFile) -> Any:
         ("Q4_K", "Q5_K"),
         ("Q2_K", "Q3_K"),
         ("IQ4_XS", "IQ4_NL"),
+        ("IQ1_S", "IQ2_XXS"),
+        ("IQ1_M", "IQ2_XS"),
+        ("IQ3_XXS", "IQ2_S"),
+        ("IQ3_S", "MXFP4"),
+        ("TQ1_0", "TQ2_0"),
     ],
 )
 def test_every_type_answers_as_its_dequantized_weights(kinds, large, tmp_path):
@@ -138,7 +149,7 @@ def test_every_type_answers_as_its_dequantized_weights(kinds, large, tmp_path):
 def test_all_bytes_are_read_as_llama_cpp_reads_them(number):
     kind = BLOCK_TYPES[number]
     size = kind.num_bytes * 64 // min(kind.num_weights, 64)
-    raw = np.random.default_rng(number).integers(0, 256, (50, size), dtype=np.uint8)
+    raw = np.random.default_rng(number).integers(0, 256, (500, size), dtype=np.uint8)
     ours = dequantized(torch.from_numpy(raw), kind, torch.float32).numpy()
     # Scales are any bits too.
     with np.errstate(invalid="ignore", over="ignore"):
@@ -294,9 +305,9 @@ BROKEN: dict[str, tuple[Callable[[bytearray], Any], str]] = {
     "type": (
         replaced(
             b"blk.0.attn_v.weight" + struct.pack("<IQQI", 2, 256, 128, 2),
-            b"blk.0.attn_v.weight" + struct.pack("<IQQI", 2, 256, 128, 18),
+            b"blk.0.attn_v.weight" + struct.pack("<IQQI", 2, 256, 128, 40),
         ),
-        "tensor blk.0.attn_v.weight has the type IQ3_XXS; supported: F32, F16",
+        "tensor blk.0.attn_v.weight has the type NVFP4; supported: F32, F16",
     ),
     "tensor": (
         replaced(b"blk.1.ffn_up.weight", b"blk.1.ffn_ap.weight"),

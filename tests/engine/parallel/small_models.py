@@ -16,7 +16,8 @@ SIZES: dict[str, Any] = {
     "dtype": "float32",
     "eos_token_id": 1,
 }
-# By what is peculiar to each: biases, tied ends, norms of heads, windows and caps, two ropes, fused matrices, experts.
+# By what is peculiar to each: biases, tied ends, norms of heads, windows and caps, two ropes, fused matrices, scaled
+# parts, layers without positions, queries that grow, experts.
 MODELS: dict[str, dict[str, Any]] = {
     "llama-bias-tied": {
         "architectures": ["LlamaForCausalLM"],
@@ -34,6 +35,26 @@ MODELS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 16,
     },
     "phi3": {"architectures": ["Phi3ForCausalLM"]},
+    "granite": {
+        "architectures": ["GraniteForCausalLM"],
+        "embedding_multiplier": 2.0,
+        "attention_multiplier": 0.2,
+        "residual_multiplier": 0.5,
+        "logits_scaling": 3.0,
+    },
+    "smollm3": {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2, "tie_word_embeddings": False},
+    "ministral3-text": {
+        "architectures": ["Mistral3ForConditionalGeneration"],
+        "text_config": {
+            "model_type": "ministral3",
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "factor": 4.0,
+                "original_max_position_embeddings": 4,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    },
     "qwen2-moe": {
         "architectures": ["Qwen2MoeForCausalLM"],
         "moe_intermediate_size": 64,

@@ -6,7 +6,6 @@ import torch
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
-from headrace.engine.lora_request import LoRARequest
 from headrace.engine.sharding.shard import Shard
 from headrace.kernels.linear import supports_int8
 from headrace.kernels.native import has_avx512
@@ -69,8 +68,6 @@ def test_groups_of_a_quantised_weight_stay_whole(tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"enable_lora": True},
-        {"lora_modules": [LoRARequest("adapter", 1, "adapter")]},
         {"speculative_config": {"method": "draft_model", "model": "draft"}},
     ],
 )

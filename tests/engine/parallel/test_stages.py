@@ -14,7 +14,6 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
 from headrace.engine.execution.model_runner import ModelRunner
 from headrace.engine.execution.parts import num_parts, split
-from headrace.engine.lora_request import LoRARequest
 from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
 from headrace.engine.sharding.stages import own_model, require_parallel, stage_layers, stage_model
 from headrace.kernels.paged_attention import DecodeSeries, DecodeStep
@@ -166,8 +165,6 @@ def test_a_model_that_reads_images_is_left_whole(sizes, options, tmp_path):
 @pytest.mark.parametrize(
     "options",
     [
-        {"enable_lora": True},
-        {"lora_modules": [LoRARequest("adapter", 1, "adapter")]},
         {"speculative_config": {"method": "draft_model", "model": "draft"}},
         {"speculative_config": {"method": "medusa", "model": "heads"}},
     ],

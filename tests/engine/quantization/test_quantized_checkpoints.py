@@ -104,6 +104,13 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
         {"quant_method": "fp8", "activation_scheme": "static", "ignored_layers": ["model.layers.0.mlp.down_proj"]},
         r"model\.layers\.(?!0\.mlp\.down).*proj$",
     ),
+    # As transformers writes it, which says that there are no blocks.
+    "fp8 without blocks": (
+        "llama",
+        scaled(FP8, "tensor", "weight_scale_inv", activation_scale=torch.tensor(0.5)),
+        {"quant_method": "fp8", "activation_scheme": "static", "weight_block_size": None},
+        LAYERS,
+    ),
     "fp8 in blocks": (
         "llama",
         scaled(FP8, "block", "weight_scale_inv"),

@@ -324,6 +324,8 @@ def test_what_can_not_be_answered_is_refused(
         openai_client.chat.completions.create(**{"model": NAME, "messages": CHAT, **changes})
     assert (refused.value.param, refused.value.code) == (param, code)
     assert refused.value.type == "invalid_request_error"
+    # The words by which LiteLLM knows that another model is to be asked.
+    assert ("this model's maximum context length is" in refused.value.message) == (code == "context_length_exceeded")
 
 
 @pytest.mark.parametrize(

@@ -95,6 +95,28 @@ def test_a_row_of_a_job_that_was_cancelled(api: ApiServer, pool: ThreadPoolExecu
     assert end["error"]["code"] == "not_answered"
 
 
+def without_content(part: bytes) -> bytes:
+    return b""
+
+
+def with_a_damaged_footer(part: bytes) -> bytes:
+    """Which Arrow tells as an error of the disk."""
+    return part[:-40] + b"\xff" * 32 + part[-8:]
+
+
+@pytest.mark.parametrize("damaged", [without_content, with_a_damaged_footer])
+def test_a_row_whose_part_cannot_be_read(
+    api: ApiServer, wait_until_done: Wait, damaged: Callable[[bytes], bytes]
+) -> None:
+    job_id = submit(api, sampling={"max_tokens": 2})
+    wait_until_done(job_id)
+    for part in (api.data_dir / "outputs" / job_id).glob("part-*.parquet"):
+        part.write_bytes(damaged(part.read_bytes()))
+    (end,) = over_sse(api, job_id, 3)
+    assert end["error"]["code"] == "output_damaged"
+    assert end["error"]["message"] == f"a part of job {job_id} cannot be read"
+
+
 @pytest.mark.parametrize(
     ("path", "status"),
     [

@@ -110,6 +110,18 @@ def test_one_that_does_not_is_not_waited_for_long(
     assert refused.headers["Retry-After"] == "5"
 
 
+def test_while_a_model_is_loaded_clients_are_told_to_come_again(
+    server: InProcessServer, presence: WorkerPresence, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(presence_module, "TTL_SECONDS", 600.0)
+    presence.announce_loading(QUEUE, WORKER)
+    refused = ask(server)
+    assert (refused.status_code, refused.headers["Retry-After"]) == (503, "5")
+    error = refused.json()["error"]
+    assert (error["code"], error["type"]) == ("model_loading", "server_error")
+    assert error["message"] == "the model 'model' is being loaded: try again in some seconds"
+
+
 def test_whoever_leaves_waits_no_more(
     server: InProcessServer, looked_for: list[str], wait_until: Callable[..., None]
 ) -> None:

@@ -6,11 +6,14 @@ import time
 from dataclasses import dataclass, field
 
 import pytest
+from sqlalchemy import update
 
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.batches.validation import ServedElsewhere, Validation
+from headrace.jobs.errors import LaterVersion
 from headrace.storage.batch_records import BatchState
+from headrace.storage.tables import jobs
 
 from ..answers import WAIT_SECONDS
 from ..running import MODEL
@@ -100,3 +103,51 @@ def test_a_model_that_its_server_has_not_fails_it_whoever_looks(validation, othe
     ended = batches.get(batch.tenant, batch.id)
     (error,) = ended.errors
     assert (ended.state, error["code"], error["line"]) == (BatchState.FAILED, "model_not_found", 1)
+
+
+@dataclass(frozen=True)
+class Overtaken(Validation):
+    """While it reads the lines, a server of a later version makes the batch's job, of options that it alone knows."""
+
+    was_told: threading.Event = field(default_factory=threading.Event)
+
+    def run(self, batch, on_row):
+        later = Validation(self.client, self.models, self.store)
+        record = self.client.ledger.database.write
+
+        def on_line():
+            if not self.was_told.is_set():
+                self.was_told.set()
+                job = later.run(batch, lambda: None)
+                with record() as connection:
+                    changed = {"spec": {**job.spec, "beams": 4}, "fingerprint": "of another description"}
+                    connection.execute(update(jobs).where(jobs.c.id == job.id).values(**changed))
+            on_row()
+
+        return super().run(batch, on_line)
+
+
+def test_a_batch_of_a_later_version_s_server_is_left_to_it(validation):
+    batch = add_batch(validation, 2)
+    with pytest.raises(LaterVersion, match=r"of a later headrace \(beams: "):
+        Overtaken(validation.client, validation.models, validation.store).run(batch, lambda: None)
+
+
+@dataclass(frozen=True)
+class Older(Validation):
+    """Of a version that does not know what batches ask for by now."""
+
+    def run(self, batch, on_row):
+        raise LaterVersion("the job is of a later headrace: upgrade this one")
+
+
+def test_one_that_only_a_later_version_can_validate_waits_for_it_while_its_window_lasts(validation, wait_until):
+    batches = validation.client.ledger.batches
+    batch, late = (add_batch(validation, 2, within_seconds=seconds) for seconds in (3600, 0.2))
+    with keeper(Older(validation.client, validation.models, validation.store)) as first:
+        wait_until(lambda: batch.id in first._pauses, "it has been looked at")
+        wait_until(lambda: batches.get(late.tenant, late.id).state.has_ended, "the window of the other is over")
+    left, ended = batches.get(batch.tenant, batch.id), batches.get(late.tenant, late.id)
+    assert (left.state, left.errors) == (BatchState.VALIDATING, None)
+    assert (ended.state, [error["code"] for error in ended.errors]) == (BatchState.EXPIRED, ["batch_expired"])
+    assert "of a later headrace" in ended.errors[0]["message"]

@@ -4,7 +4,7 @@ import pytest
 import typer
 from typer.core import TyperGroup
 
-from headrace.jobs.cli.app import app
+from headrace.jobs.cli.app import command_line
 from headrace.jobs.cli.options import engine_config, engine_options
 
 from ..running import MODEL
@@ -31,7 +31,7 @@ def test_the_worker_takes_every_engine_option():
     )
     options = engine_options(engine)
     given = [option.split("=")[0] for option in options]
-    commands = typer.main.get_command(app)
+    commands = typer.main.get_command(command_line(["--help"]))
     assert isinstance(commands, TyperGroup)
     worker = commands.commands["worker"]
     assert set(given) <= {name for parameter in worker.params for name in parameter.opts}
@@ -48,7 +48,7 @@ def test_the_worker_takes_every_engine_option():
 
 @pytest.mark.parametrize("command", HEADINGS)
 def test_help_has_every_option_under_a_heading(headrace, tmp_path, command):
-    commands = typer.main.get_command(app)
+    commands = typer.main.get_command(command_line(["--help"]))
     assert isinstance(commands, TyperGroup)
     lines = headrace(tmp_path, command, "--help").out.splitlines()
     headings = [line.removesuffix(":") for line in lines if line.endswith(":") and not line.startswith(" ")]

@@ -15,11 +15,6 @@ def test_a_missing_file_is_refused(refused, tmp_path):
     refused(input=tmp_path / "nowhere.jsonl", words=["nowhere.jsonl", "does not exist"])
 
 
-def test_an_adapter_for_a_shared_model_is_refused(refused, tmp_path):
-    refused("--lora", f"kind={tmp_path}", "-tp", "2", words=["--lora and --tensor-parallel-size=2"])
-    refused("--lora", f"kind={tmp_path}", "-pp", "2", words=["--lora and --pipeline-parallel-size=2"])
-
-
 def test_a_model_that_cannot_be_shared_is_refused(refused):
     refused("-tp", "64", words=["tensor_parallel_size=64", "num_attention_heads"])
     refused("-pp", "64", words=["pipeline_parallel_size=64 must be at most num_hidden_layers"])

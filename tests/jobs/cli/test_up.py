@@ -29,10 +29,14 @@ def test_it_answers_survives_its_worker_and_ends(tmp_path: Path, wait_until: Cal
     command = ["up", "--model", str(MODEL), "--port", "0", "--dtype", "float32", "--max-num-seqs", "8"]
     with started(command, environment(data_dir), tmp_path) as up:
         out, err = tmp_path / "out", tmp_path / "err"
+        wait_until(lambda: "listening on" in out.read_text() or up.poll() is not None, "it listens", 120)
+        url = out.read_text().splitlines()[0].removeprefix("headrace: listening on ")
+        early = httpx2.post(f"{url}/v1/completions", json={"model": "model", "prompt": "Hello"}, timeout=60)
+        # It may be ready by now.
+        assert early.status_code == 200 or early.json()["error"]["code"] == "model_loading"
         wait_until(lambda: "try it:\n" in out.read_text() or up.poll() is not None, "it is ready", 120)
         assert up.poll() is None, err.read_text()
         lines = out.read_text().splitlines()
-        url = lines[0].removeprefix("headrace: listening on ")
         assert lines[1] == "headrace: model is ready"
         curl = shlex.split(lines[-1])
         answer = httpx2.post(curl[1], content=curl[-1], headers={"content-type": "application/json"}, timeout=60)

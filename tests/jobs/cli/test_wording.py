@@ -9,7 +9,7 @@ from headrace.jobs.api.wording import with_fields
 from headrace.jobs.cli.wording import with_options
 from headrace.jobs.errors import SpecError
 from headrace.jobs.schemas import JobSpec
-from headrace.storage.errors import Argument, OutputNotEmpty, SinkError
+from headrace.storage.errors import Argument, ManifestDamaged, OutputNotEmpty, SinkError
 from headrace.storage.output_dir import OutputMode
 
 OVERWRITE, PROMPT = OutputMode.OVERWRITE.argument, Argument("prompt")
@@ -24,7 +24,7 @@ OVERWRITE, PROMPT = OutputMode.OVERWRITE.argument, Argument("prompt")
         (SpecError(Argument("kv_cache_dtype"), ": no"), "kv_cache_dtype: no", "--kv-cache-dtype: no"),
         (SpecError(Argument("response_format"), ": no"), "response_format: no", "--json-schema: no"),
         (SpecError(Argument("stop_token_ids.1"), ": no"), "stop_token_ids.1: no", "stop_token_ids.1: no"),
-        (SpecError(Argument("webhook.secret"), ": no"), "webhook.secret: no", "--webhook-secret: no"),
+        (SpecError(Argument("webhook_secret"), ": no"), "webhook_secret: no", "--webhook-secret: no"),
         (ConfigError("max_num_seqs: no"), "max_num_seqs: no", "max_num_seqs: no"),
     ],
     ids=str,
@@ -38,6 +38,9 @@ def test_a_request_has_fields():
     assert with_fields(SpecError("none: pass ", Argument("prompt", '{a} "b"'))) == r'none: pass "prompt": "{a} \"b\""'
     assert with_fields(SinkError("choose another ", Argument("sink_table"))) == "choose another sink.table"
     assert with_fields(SinkError(Argument("sink"), " cannot be mysql")) == "sink.url cannot be mysql"
+    assert with_fields(SpecError(Argument("webhook"), " is no URL")) == "webhook.url is no URL"
+    assert with_fields(SpecError(Argument("webhook_secret"), ": no")) == "webhook.secret: no"
+    assert with_fields(ManifestDamaged("it is damaged", ": pass ", OVERWRITE, " to replace it")) == "it is damaged"
     assert with_fields(ConfigError("max_num_seqs: no")) == "max_num_seqs: no"
 
 

@@ -81,7 +81,6 @@ def test_what_processes_that_share_the_model_have_room_for(headrace, tickets, tm
     [
         (["-tp", "64"], ["tensor_parallel_size=64 must divide num_attention_heads"]),
         (["-pp", "64"], ["pipeline_parallel_size=64 must be at most num_hidden_layers"]),
-        (["-tp", "2", "--lora", "kind=."], ["--lora and --tensor-parallel-size=2 are not supported together"]),
     ],
 )
 def test_a_model_that_cannot_be_shared_so_is_refused(headrace, tickets, tmp_path, options, words):

@@ -50,14 +50,16 @@ class Planned:
 def plan(model, tmp_path) -> Callable[..., Planned]:
     """Plans an input given as lines of JSON, or as rows."""
 
-    def plan(rows: Sequence[Any], sort_memory_bytes: int = 10**8, **spec: Any) -> Planned:
+    def plan(
+        rows: Sequence[Any], sort_memory_bytes: int = 10**8, shard_rows: int | None = SHARD_ROWS, **spec: Any
+    ) -> Planned:
         path = tmp_path / "input.jsonl"
         path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
         job_planner = Planner(
             JobSpec.parse(model=str(model), **{"prompt": "{text}"} | spec),
             ModelConfig.from_pretrained(model),
             Tokenizer.from_pretrained(model),
-            SHARD_ROWS,
+            shard_rows,
             tmp_path / "sort",
             sort_memory_bytes,
         )
@@ -92,6 +94,10 @@ def test_shards_are_full_but_the_last(plan, count):
     shards = plan([{"text": "a"}] * count).shards
     assert [len(shard) for shard in shards[:-1]] == [SHARD_ROWS] * ((count - 1) // SHARD_ROWS)
     assert sum(map(len, shards)) == count
+
+
+def test_shards_have_256_rows_unless_the_settings_say(plan):
+    assert [len(shard) for shard in plan([{"text": "a"}] * 600, shard_rows=None).shards] == [256, 256, 88]
 
 
 def test_every_row_is_planned_once_with_its_number_and_values(plan):

@@ -7,7 +7,14 @@ from itertools import pairwise, takewhile
 
 import pytest
 
-from headrace.jobs.planning.shard_cutter import TOKEN_BYTES, Item, PrefixSharing, ShardCutter, common_prefix_bytes
+from headrace.jobs.planning.shard_cutter import (
+    TOKEN_BYTES,
+    Item,
+    PrefixSharing,
+    ShardCutter,
+    common_prefix_bytes,
+    shard_rows_of,
+)
 
 
 def item(tokens: Sequence[int], num_bytes: int = 0) -> Item:
@@ -91,3 +98,10 @@ def test_how_much_two_prompts_have_in_common(num_common):
     for one, other in (([], []), ([], [5]), ([256], [512, 1]), ([1] * 200, [1 + 2**24] * 200), ([7], [7, 8])):
         expected = num_common + len(list(takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))))
         assert common_prefix_bytes(item([*common, *one])[0], item([*common, *other])[0]) == expected * TOKEN_BYTES
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "expected"), [(0, 256), (4_000_000, 256), (8_388_608, 512), (16_777_216, 1024), (10**9, 1024)]
+)
+def test_shards_of_millions_of_rows_are_larger(num_rows, expected):
+    assert shard_rows_of(num_rows) == expected

@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -251,6 +252,7 @@ def test_a_retry_leaves_the_parts_of_another_job_alone(shop):
 
 def test_failed_rows_of_several_parts_are_tried_again(shop, wait_until):
     shop.create(ROWS, sampling={"max_tokens": 4})
+    shop.tools = replace(shop.tools, publish_seconds=0.0)
     shop.runner.close()
     with refused("no", 1, 4), ThreadPoolExecutor(1) as pool:
         run = pool.submit(shop.shard_runner().run, SHARD)

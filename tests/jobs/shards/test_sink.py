@@ -15,15 +15,13 @@ from headrace.storage.sinks import SinkSpec, SqlSink
 
 from ..attempts import ROWS
 from ..conftest import wait_until
-from ..shop import Shop
+from ..shop import JOB, Shop
 
 
 def sinking(shop: Shop, url: str) -> ShardAttempt:
     sink = SinkSpec.parse(url, "answers")
     SqlSink(sink, part_schema(shop.spec, ())).prepare()
-    attempt = shop.attempt()
-    attempt.job = replace(attempt.job, sink=sink.as_dict())
-    return attempt
+    return ShardAttempt(shop.tools, shop.claim(), replace(shop.ledger.job(JOB), sink=sink.as_dict()))
 
 
 def stored(url: str) -> list[dict[str, Any]]:

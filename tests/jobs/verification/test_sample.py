@@ -12,7 +12,7 @@ from headrace.jobs.planning.rendering import PromptTemplate
 from headrace.jobs.verification.sample import Sample
 from headrace.jobs.verification.stored_rows import StoredRows
 from headrace.storage import part_groups
-from headrace.storage.columns import SchemaUnifier, carried_names, input_names
+from headrace.storage.columns import SchemaUnifier, carried_names, custom_id_of, input_names
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.part_groups import PartGroups
 from headrace.storage.spool import PlannedRow, carried_fields, write_shard
@@ -106,6 +106,16 @@ def test_stored_rows_render_the_prompts_that_the_input_rendered(tmp_path):
     for row, values in zip(again[:2], VALUES[:2], strict=True):
         assert template.render(row.values) == template.render(values)
     assert stored.columns == ["custom_id", *again[0].values]
+
+
+def test_images_that_are_the_rows_ids_are_found_again():
+    given = [["a.png", "b.png"], {"bytes": None, "path": "c.png"}, "d.png", "[e].png", "7"]
+    ids = [custom_id_of({"custom_id": each}, row) for row, each in enumerate(given)]
+    table = pa.table({"row": range(len(given)), "custom_id": ids})
+    again = list(StoredRows("job_1", table, ids_are_images=True))
+    assert [row.values["custom_id"] for row in again] == given
+    assert [custom_id_of(row.values, row.row) for row in again] == ids
+    assert [row.values["custom_id"] for row in StoredRows("job_1", table)] == ids
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,118 @@
+"""What a decoder is made of, with the families' differences resolved into plain fields. Free of torch."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .quantization_config import QuantizationConfig
+from .rope_config import RopeConfig
+from .stage import WHOLE_MODEL, Stage
+from .vision_config import VisionConfig
+
+
+@dataclass(frozen=True)
+class MoeConfig:
+    """A mixture of experts: each token's MLP is the `num_experts_per_tok` that a router chooses.
+
+    `norm_topk_prob`: the chosen experts' shares sum to one. `shared_expert_intermediate_size`: one more expert that
+    every token has. `sparse_layers`: one entry a layer, false where it has an ordinary MLP. `naming`: whose names the
+    checkpoint's tensors have.
+    """
+
+    num_experts: int
+    num_experts_per_tok: int
+    intermediate_size: int
+    norm_topk_prob: bool
+    sparse_layers: tuple[bool, ...]
+    naming: Literal["mixtral", "qwen"]
+    shared_expert_intermediate_size: int | None = None
+
+
+@dataclass(frozen=True)
+class FalconConfig:
+    """How a Falcon's layer is built: `is_parallel` where attention and MLP have the same input, not one the other's.
+
+    `attention_norm`, `mlp_norm`: what a checkpoint calls the norms; None: the MLP has attention's.
+    """
+
+    is_parallel: bool
+    attention_norm: str
+    mlp_norm: str | None
+
+
+@dataclass(frozen=True)
+class QueryGrowth:
+    """Queries grow with the position: times 1 + beta · ln(1 + ⌊position / period⌋) (as in Llama 4)."""
+
+    beta: float
+    period: int
+
+
+@dataclass(frozen=True)
+class DecoderNames:
+    """What a checkpoint calls the parts of a decoder."""
+
+    embedding: str = "model.embed_tokens"
+    layers: str = "model.layers"
+    final_norm: str = "model.norm"
+    head: str = "lm_head"
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """A decoder's shape.
+
+    `decoder_layer` says how a layer's norms stand, as the families do that had it first; the fields from `qkv_bias`
+    on are what families add to a plain Llama.
+    """
+
+    path: Path
+    decoder_layer: Literal["llama", "gemma", "falcon", "olmo"]
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    rms_norm_eps: float
+    max_position_embeddings: int
+    tie_word_embeddings: bool
+    # What attention scores are multiplied by.
+    attention_scale: float
+    # One entry a layer: how its positions are rotated, and how many of the latest tokens it attends to (None: all).
+    ropes: tuple[RopeConfig, ...]
+    sliding_windows: tuple[int | None, ...]
+    # How many of each head's dimensions are rotated; the others carry no position.
+    rotary_dim: int
+    eos_token_ids: tuple[int, ...]
+    checkpoint_dtype: str
+    qkv_bias: bool = False
+    output_bias: bool = False
+    mlp_bias: bool = False
+    qk_norm: bool = False
+    activation: Literal["silu", "gelu_tanh"] = "silu"
+    # The checkpoint has q, k, v as one matrix, and gate and up as another.
+    has_fused_projections: bool = False
+    # A score or logit x becomes cap · tanh(x / cap).
+    attention_soft_cap: float | None = None
+    final_soft_cap: float | None = None
+    embedding_scale: float = 1.0
+    # What a layer adds to the residual stream is multiplied by one, logits are divided by the other.
+    residual_scale: float = 1.0
+    logits_scaling: float = 1.0
+    # What is added to the weights of norms.
+    norm_offset: float = 0.0
+    query_growth: QueryGrowth | None = None
+    moe: MoeConfig | None = None
+    falcon: FalconConfig | None = None
+    names: DecoderNames = DecoderNames()
+    # What tensors' names begin with that are not read: of a model that reads images too, what it sees them with.
+    unread_parts: tuple[str, ...] = ()
+    # Of a model that reads images: its eyes, and which of a head's frequencies turn by time, by height, by width.
+    vision: VisionConfig | None = None
+    mrope_section: tuple[int, int, int] | None = None
+    # Which of the checkpoint's weights are quantised, and how.
+    quantization: QuantizationConfig | None = None
+    # Which of the layers these are, where other processes have the others.
+    stage: Stage = WHOLE_MODEL

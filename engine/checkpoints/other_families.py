@@ -1,0 +1,160 @@
+"""The `config.json` of Gemma, OLMo and Falcon, and of decoders within models that read images too. Free of torch.
+
+Each reader raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..errors import ModelError
+from .llama_families import context_length, read_ministral3, read_mistral, read_plain, require_activation
+from .model_folder import Raw
+from .model_shape import DecoderNames, FalconConfig, ModelShape
+from .rope_config import RopeConfig, read_rope
+from .sliding_windows import read_windows, sliding_layers
+from .vision_config import decoder_fields
+
+
+def read_gemma2(folder: Path, raw: Raw) -> ModelShape:
+    require_activation(raw, "hidden_activation", "gelu_pytorch_tanh")
+    if raw.get("use_bidirectional_attention"):
+        raise ModelError("use_bidirectional_attention is set: a model that looks ahead cannot generate")
+    # The head's size does not follow from the others here.
+    raw = {"head_dim": 256, "tie_word_embeddings": True, "sliding_window": 4096, **raw}
+    bias = bool(raw.get("attention_bias", False))
+    return replace(
+        read_plain(folder, raw),
+        decoder_layer="gemma",
+        qkv_bias=bias,
+        output_bias=bias,
+        activation="gelu_tanh",
+        attention_scale=float(raw.get("query_pre_attn_scalar", 256)) ** -0.5,
+        attention_soft_cap=_optional_float(raw.get("attn_logit_softcapping", 50.0)),
+        final_soft_cap=_optional_float(raw.get("final_logit_softcapping", 30.0)),
+        embedding_scale=int(raw["hidden_size"]) ** 0.5,
+        norm_offset=1.0,
+        sliding_windows=read_windows(raw, sliding_layers(raw, lambda layer: layer % 2 == 0)),
+    )
+
+
+def read_gemma3(folder: Path, raw: Raw) -> ModelShape:
+    """As Gemma 2, with norms on q and k instead of caps, and a rope of their own for the layers with a window."""
+    pattern = int(raw.get("sliding_window_pattern", 6))
+    is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % pattern != 0)
+    local_theta = float(raw.get("rope_local_base_freq") or 1e4)
+    raw = {"sliding_window": 4096, "attn_logit_softcapping": None, "final_logit_softcapping": None, **raw}
+    return replace(
+        read_gemma2(folder, {**raw, "rope_parameters": None}),
+        qk_norm=True,
+        ropes=_ropes_by_window(raw, is_sliding, float(raw.get("rope_theta") or 1e6), local_theta),
+        sliding_windows=read_windows(raw, is_sliding),
+    )
+
+
+def _ropes_by_window(
+    raw: Raw, is_sliding: tuple[bool, ...], theta: float, local_theta: float
+) -> tuple[RopeConfig, ...]:
+    """One entry a layer: layers with a window have a rope of their own, which is not stretched with the others'."""
+    ropes = raw.get("rope_parameters") or {}
+    full = read_rope(ropes.get("full_attention") or raw.get("rope_scaling") or {}, theta, raw)
+    local = read_rope(ropes.get("sliding_attention") or {}, local_theta, raw)
+    return tuple(local if sliding else full for sliding in is_sliding)
+
+
+def read_olmo2(folder: Path, raw: Raw) -> ModelShape:
+    require_activation(raw, "hidden_act", "silu")
+    bias = bool(raw.get("attention_bias", False))
+    plain = read_plain(folder, raw, rms_norm_eps=1e-5, rope_theta=5e5)
+    return replace(plain, decoder_layer="olmo", qkv_bias=bias, output_bias=bias)
+
+
+def read_olmo3(folder: Path, raw: Raw) -> ModelShape:
+    """As OLMo 2, three of four layers with a window."""
+    is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % 4 != 0)
+    raw = {"sliding_window": 4096, **raw}
+    theta = float(raw.get("rope_theta") or 5e5)
+    ropes = _ropes_by_window(raw, is_sliding, theta, theta)
+    full = next((rope for rope, sliding in zip(ropes, is_sliding, strict=True) if not sliding), ropes[0])
+    return replace(
+        read_olmo2(folder, {**raw, "rope_parameters": None, "rope_scaling": None}),
+        ropes=ropes,
+        sliding_windows=read_windows(raw, is_sliding),
+        max_position_embeddings=context_length(raw, full),
+    )
+
+
+def read_falcon(folder: Path, raw: Raw) -> ModelShape:
+    """Of the first architecture (1B, 7B) and the new one (11B, 40B, 180B), which has groups of heads."""
+    if raw.get("alibi"):
+        raise ModelError("alibi is set: positions as ALiBi biases are not supported, use a Falcon with rotary ones")
+    if raw.get("quantization_config"):
+        raise ModelError("quantization_config is set: quantised Falcon models are not supported, use the plain ones")
+    require_activation(raw, "activation", "gelu")
+    hidden_size, heads, bias = int(raw["hidden_size"]), int(raw["num_attention_heads"]), bool(raw.get("bias", False))
+    is_new = bool(raw.get("new_decoder_architecture", False))
+    is_multi_query = bool(raw.get("multi_query", True)) and not is_new
+    filled = {
+        "intermediate_size": raw.get("ffn_hidden_size") or 4 * hidden_size,
+        "num_key_value_heads": 1 if is_multi_query else (raw.get("num_kv_heads") or heads) if is_new else heads,
+        "rms_norm_eps": raw.get("layer_norm_epsilon", 1e-5),
+        "max_position_embeddings": 2048,
+        "tie_word_embeddings": True,
+    }
+    return replace(
+        read_plain(folder, filled | raw),
+        decoder_layer="falcon",
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        has_fused_projections=True,
+        falcon=_falcon_layer(raw, is_new),
+        names=DecoderNames("transformer.word_embeddings", "transformer.h", "transformer.ln_f"),
+    )
+
+
+def _falcon_layer(raw: Raw, is_new: bool) -> FalconConfig:
+    num_norms = raw.get("num_ln_in_parallel_attn") or 2
+    if is_new and num_norms == 2:
+        return FalconConfig(True, "ln_attn", "ln_mlp")
+    is_parallel = is_new or bool(raw.get("parallel_attn", True))
+    return FalconConfig(is_parallel, "input_layernorm", None if is_parallel else "post_attention_layernorm")
+
+
+# What the decoder of a model that reads images too has in its `text_config`, by its type, and what it may leave out.
+_TEXT_READERS: dict[str, tuple[Callable[[Path, Raw], ModelShape], Raw]] = {
+    "gemma3_text": (
+        read_gemma3,
+        {
+            "vocab_size": 262_208,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "max_position_embeddings": 131_072,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "mistral": (read_mistral, {}),
+    "ministral3": (read_ministral3, {}),
+}
+
+
+def read_text_only(folder: Path, raw: Raw) -> ModelShape:
+    """The decoder of a model that reads images too, which are not supported: for text it is a model like others."""
+    text = raw["text_config"]
+    kind = text.get("model_type")
+    if kind not in _TEXT_READERS:
+        raise ModelError(f"unsupported text_config.model_type {kind!r}; supported: {', '.join(_TEXT_READERS)}")
+    read, defaults = _TEXT_READERS[kind]
+    language = "language_model.model"
+    return replace(
+        read(folder, decoder_fields({**raw, "text_config": {**defaults, **text}})),
+        names=DecoderNames(
+            f"{language}.embed_tokens", f"{language}.layers", f"{language}.norm", "language_model.lm_head"
+        ),
+        unread_parts=("vision_tower.", "multi_modal_projector."),
+    )
+
+
+def _optional_float(value: Any) -> float | None:
+    return None if value is None else float(value)

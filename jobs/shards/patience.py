@@ -1,0 +1,54 @@
+"""Trying again what a ledger, a sink or a folder refuses for now, until an attempt is told to stop."""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ...storage.errors import LedgerUnavailable, SinkUnavailable, StorageError
+from .trouble import Trouble
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+_RETRY_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Patience:
+    """Of one attempt. `write_seconds`: how long what cannot be written is kept."""
+
+    trouble: Trouble
+    stop: threading.Event
+    write_seconds: float
+
+    def with_ledger(self, call: Callable[[], T]) -> T:
+        """Try again while the database is away: finished rows are kept meanwhile."""
+        while True:
+            try:
+                result = call()
+            except LedgerUnavailable as error:
+                if isinstance(error, SinkUnavailable):
+                    self.trouble.note(error)
+                if self.stop.wait(_RETRY_SECONDS):
+                    raise
+                logger.warning("the ledger does not answer, trying again: %s", error)
+            else:
+                self.trouble.clear()
+                return result
+
+    def with_folder(self, write: Callable[[], None]) -> None:
+        """Try again while there is no room: rows that were given back at once would be generated in vain, again."""
+        deadline = time.monotonic() + self.write_seconds
+        while True:
+            try:
+                write()
+            except StorageError as error:
+                self.trouble.note(error)
+                if time.monotonic() >= deadline or self.stop.wait(_RETRY_SECONDS):
+                    raise
+                logger.warning("a part cannot be written, trying again: %s", error)
+            else:
+                return self.trouble.clear()

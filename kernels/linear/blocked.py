@@ -1,0 +1,60 @@
+"""Compiled products on a CPU whose weight lies in blocks of outputs."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from ..native import require_native_library
+from .product import Product
+
+
+class _Call(ctypes.Structure):
+    """The same as `Call` in kernels/native/src/product_tiles.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "output")),
+        *((name, ctypes.c_int64) for name in ("x_stride", "num_rows", "num_outputs", "depth", "is_narrow")),
+    )
+
+
+class BlockedProduct(Product):
+    """x @ weightᵀ + bias by the compiled function `kernel`. See `Product`.
+
+    weight: as the function reads it, made from one of `shape`, [out, in]; bias: [out] or None, which may be freed
+    afterwards; dtype: of x and of what is returned. To be called by one thread at a time.
+    """
+
+    def __init__(
+        self, kernel: str, weight: Tensor, bias: Tensor | None, shape: tuple[int, int], dtype: torch.dtype
+    ) -> None:
+        self._num_outputs, self._depth = shape
+        self._dtype = dtype
+        self._weight = weight
+        wide = torch.zeros(self._num_outputs) if bias is None else bias.float()
+        self._bias = pad(wide, (0, weight.numel() // self._depth - self._num_outputs))
+        # Filled but for what a call brings: with one row the host's time counts.
+        self._call = _Call(
+            weight=self._weight.data_ptr(),
+            bias=self._bias.data_ptr(),
+            num_outputs=self._num_outputs,
+            depth=self._depth,
+            is_narrow=weight.dtype == torch.bfloat16,
+        )
+        self._call_address = ctypes.addressof(self._call)
+        self._compute = getattr(require_native_library(), kernel)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        num_rows, depth = x.shape
+        assert depth == self._depth
+        assert x.dtype == self._dtype
+        x_stride, stride = x.stride()
+        if stride != 1:
+            x, x_stride = x.contiguous(), depth
+        output = torch.empty(num_rows, self._num_outputs, dtype=self._dtype)
+        call = self._call
+        call.x, call.x_stride, call.num_rows = x.data_ptr(), x_stride, num_rows
+        call.output = output.data_ptr()
+        self._compute(self._call_address)
+        return output
