@@ -193,11 +193,13 @@ def measure_headrace(options: argparse.Namespace, folder: Path, env: dict[str, s
 
 
 def wait_for_rows(job: Job, num_rows: int) -> None:
-    """Until so many are done. Raises TimeoutError when none is for too long."""
+    """Until so many are done. Raises TimeoutError when none is for too long, RuntimeError where no more will be."""
     done, deadline = -1, 0.0
-    while (now_done := job.progress().rows_done) < num_rows:
-        if now_done > done:
-            done, deadline = now_done, time.monotonic() + PATIENCE_SECONDS
+    while (progress := job.progress()).rows_done < num_rows:
+        if progress.state.has_ended:
+            raise RuntimeError(f"the job is {progress.state}: {progress.error}")
+        if progress.rows_done > done:
+            done, deadline = progress.rows_done, time.monotonic() + PATIENCE_SECONDS
         if time.monotonic() > deadline:
             raise TimeoutError(f"no row was done for {PATIENCE_SECONDS:.0f} s")
         time.sleep(0.2)

@@ -53,19 +53,19 @@ def get_results(
 
 @router.get("/{job_id}/results.parquet", response_class=Response, responses=_is(_PARQUET))
 def get_parquet(job_id: str, service: Service) -> Response:
-    """All rows finished by now as one Parquet file, in the order in which they were finished."""
+    """All rows finished by now as one Parquet file, about in the order in which they were finished."""
     return _file(service, job_id, _PARQUET)
 
 
 @router.get("/{job_id}/results.arrow", response_class=Response, responses=_is(_ARROW))
 def get_arrow(job_id: str, service: Service) -> Response:
-    """All rows finished by now as an Arrow IPC stream, in the order in which they were finished."""
+    """All rows finished by now as an Arrow IPC stream, about in the order in which they were finished."""
     return _file(service, job_id, _ARROW)
 
 
 @router.get("/{job_id}/results.jsonl", response_class=Response, responses=_is(_JSON_LINES))
 def get_json_lines(job_id: str, service: Service) -> Response:
-    """All rows finished by now, a JSON object a line, in the order in which they were finished."""
+    """All rows finished by now, a JSON object a line, about in the order in which they were finished."""
     return _file(service, job_id, _JSON_LINES)
 
 

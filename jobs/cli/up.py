@@ -6,6 +6,7 @@ import os
 import shlex
 import signal
 import sys
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from ..errors import WorkerFailedError
 from ..kept_worker import KeptWorker
 from ..lora import worker_options as lora_options
 from ..periodic import Periodic
-from ..presence import WorkerId, WorkerPresence
+from ..presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from ..settings import Settings
 from .interrupts import termination_as_interrupt
 from .model_checks import check_model
@@ -67,6 +68,7 @@ class _House:
         self.refusal: str | None = None
         self._presence = presence
         self._id = WorkerId.own()
+        self._announce_at = 0.0
         self._url: str | None = None
         self._models = serving.served.all
         self._to_come = list(self._models)
@@ -106,10 +108,13 @@ class _House:
             typer.echo(f"headrace: try it:\n  {_example(self._url, self._models[0])}")
 
     def _announce_loading(self) -> None:
-        """Of each model without a worker: its own is started, now or after a pause."""
+        """Of each model without a worker, now and then: its own is started, now or after a pause."""
+        if time.monotonic() < self._announce_at:
+            return
         for queue in {model.shard_queue for model in self._models}:
             if not self._presence.is_served(queue):
                 self._presence.announce_loading(queue, self._id)
+        self._announce_at = time.monotonic() + RENEW_SECONDS
 
     def _worker(self, model: "ServedModel", options: list[str], width: int) -> KeptWorker:
         prefix = model.name.ljust(width)

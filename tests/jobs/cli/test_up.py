@@ -30,6 +30,7 @@ def test_it_answers_survives_its_worker_and_ends(tmp_path: Path, wait_until: Cal
     with started(command, environment(data_dir), tmp_path) as up:
         out, err = tmp_path / "out", tmp_path / "err"
         wait_until(lambda: "listening on" in out.read_text() or up.poll() is not None, "it listens", 120)
+        assert up.poll() is None, err.read_text()
         url = out.read_text().splitlines()[0].removeprefix("headrace: listening on ")
         early = httpx2.post(f"{url}/v1/completions", json={"model": "model", "prompt": "Hello"}, timeout=60)
         # It may be ready by now.

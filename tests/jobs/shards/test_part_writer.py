@@ -49,14 +49,16 @@ on_disk = pytest.mark.parametrize("shop", ["disk"], indirect=True)
 def with_two_parts(shop: Shop, start: Callable[..., Any], attempt: ShardAttempt) -> Iterator["Future[JobState]"]:
     """An attempt that has committed two parts of a row each and waits for the engine, which is open after that."""
     shop.runner.close()
-    running: Future[JobState] = start(attempt.run)
-    shop.permit_rows(0)
-    wait_until(lambda: shop.num_committed() == 1, "the first row is committed")
-    shop.permit_rows(1)
-    wait_until(lambda: shop.num_committed() == 2, "the second row is committed")
-    assert len(shop.ledger.parts(JOB)) == 2
-    yield running
-    shop.runner.open()
+    try:
+        running: Future[JobState] = start(attempt.run)
+        shop.permit_rows(0)
+        wait_until(lambda: shop.num_committed() == 1, "the first row is committed")
+        shop.permit_rows(1)
+        wait_until(lambda: shop.num_committed() == 2, "the second row is committed")
+        assert len(shop.ledger.parts(JOB)) == 2
+        yield running
+    finally:
+        shop.runner.open()
 
 
 def rows_by_the_ledger(shop: Shop) -> list[int]:
@@ -121,15 +123,16 @@ def test_who_reads_the_folder_or_the_ledger_meanwhile_loses_no_row_and_sees_none
     attempt = shop.attempt(tools=replace(shop.tools, flush_seconds=0.001, publish_seconds=0.05))
     is_over = threading.Event()
 
-    def watch(read: Callable[[], list[int]]) -> int:
+    def watch(read: Callable[[], list[int]]) -> None:
         before: set[int] = set()
-        num_looks = 0
-        while not is_over.is_set():
+        while True:
+            was_over = is_over.is_set()
             found = read()
             assert len(found) == len(set(found))
             assert before <= set(found)
-            before, num_looks = set(found), num_looks + 1
-        return num_looks
+            if was_over:
+                return
+            before = set(found)
 
     def exported() -> list[int]:
         lines = b"".join(export(shop.ledger, shop.ledger.job(JOB), json_lines)).splitlines()
@@ -142,7 +145,8 @@ def test_who_reads_the_folder_or_the_ledger_meanwhile_loses_no_row_and_sees_none
         assert attempt.run() is JobState.COMPLETED
     finally:
         is_over.set()
-    assert min(reader.result(60) for reader in readers) > 0
+    for reader in readers:
+        reader.result(60)
     shop.assert_complete()
 
 
