@@ -163,6 +163,7 @@ class LLM:
         """
         request_id = str(next(self._ids))
         grammar = self._tokenizer.grammar(params.structured_outputs)
+        reasoning = self._tokenizer.reasoning(params.reasoning)
         return [
             Request(
                 # The first has the id, and with it the derived seed, that it has when `n` is 1.
@@ -170,12 +171,13 @@ class LLM:
                 prompt.token_ids,
                 params.of_sample(index),
                 choice_token_ids,
-                StopStrings.of(self._tokenizer, params),
+                StopStrings.of(self._tokenizer, params, prompt.token_ids),
                 grammar,
                 fork_of=request_id if index else None,
                 lora_request=lora,
                 output_kind=RequestOutputKind.FINAL_ONLY,
                 images=prompt.images,
+                reasoning=reasoning,
             )
             for index in range(params.n)
         ]

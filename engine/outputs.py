@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 from .logprobs import Logprob, TokenLogprobs
 from .request import Request, RequestEvent
-from .text.detokenizer import answer_text
+from .text.detokenizer import answer_text, reasoning_text
 from .text.tokenizer import Tokenizer
 
 
@@ -15,8 +15,8 @@ class CompletionOutput:
 
     With `SamplingParams.choices`, `probabilities` has each choice's. With `SamplingParams.logprobs`, `logprobs` has
     for each token a mapping of token ids to `Logprob` (its own first, then the likeliest), and `cumulative_logprob`
-    is the sum of the tokens' own. Otherwise they are None. `error` says what went wrong where `finish_reason` is
-    "error".
+    is the sum of the tokens' own. Otherwise they are None. With `SamplingParams.reasoning`, `reasoning` is what the
+    model thought before, which `text` leaves out. `error` says what went wrong where `finish_reason` is "error".
     """
 
     index: int
@@ -27,6 +27,7 @@ class CompletionOutput:
     cumulative_logprob: float | None = None
     logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
+    reasoning: str | None = None
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,11 @@ def completion(tokenizer: Tokenizer, index: int, request: Request, events: Seque
     last = events[-1]
     token_ids = tuple(token for event in events for token in event.new_token_ids)
     choices = request.params.choices
+    reasoning = reasoning_text(tokenizer, request, token_ids, last.finish_reason)
     if choices is not None and last.choice_probabilities is not None and last.choice_index is not None:
         probabilities = dict(zip(choices, last.choice_probabilities, strict=True))
-        return CompletionOutput(index, choices[last.choice_index], token_ids, str(last.finish_reason), probabilities)
+        text, reason = choices[last.choice_index], str(last.finish_reason)
+        return CompletionOutput(index, text, token_ids, reason, probabilities, reasoning=reasoning)
     logprobs = None
     if request.params.logprobs is not None:
         logprobs = decoded(tokenizer, [each for event in events for each in event.logprobs])
@@ -66,6 +69,7 @@ def completion(tokenizer: Tokenizer, index: int, request: Request, events: Seque
         cumulative_logprob=None if logprobs is None else _own_sum(token_ids, logprobs),
         logprobs=logprobs,
         error=last.error,
+        reasoning=reasoning,
     )
 
 

@@ -12,6 +12,7 @@ from .errors import InvalidRequestError
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .structured.grammar import Grammar
+from .structured.reasoning import ReasoningTokens
 from .structured.structured_outputs import StructuredOutputsParams
 from .vision.prompt_images import PromptImage
 
@@ -53,6 +54,10 @@ class SamplingParams:
     follows a grammar. It ends where the grammar leaves nothing to say, whatever `min_tokens`; where `max_tokens` end
     it before that, its finish reason is "length".
 
+    `reasoning`: the model thinks before it answers; `choices`, `structured_outputs` and `stop` are about what it says
+    then. After `thinking_token_budget` tokens the thinking is ended; `max_tokens` counts both, except that with
+    choices they bound the thinking, which is followed by a choice in any case.
+
     Raises `InvalidRequestError` naming the field that is out of range.
     """
 
@@ -76,6 +81,8 @@ class SamplingParams:
     logit_bias: Mapping[int, float] | None = None
     choices: Sequence[str] | None = None
     structured_outputs: StructuredOutputsParams | None = None
+    reasoning: bool = False
+    thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
         self._check_types()
@@ -95,6 +102,10 @@ class SamplingParams:
         _require(self.logprobs is None or self.logprobs >= 0, "logprobs", "≥ 0", self.logprobs)
         at_prompt = self.prompt_logprobs
         _require(at_prompt is None or at_prompt >= 0, "prompt_logprobs", "≥ 0", at_prompt)
+        budget = self.thinking_token_budget
+        _require(budget is None or budget >= 0, "thinking_token_budget", "≥ 0", budget)
+        if budget is not None and not self.reasoning:
+            raise InvalidRequestError("thinking_token_budget has no meaning without reasoning", "thinking_token_budget")
         _check_logit_bias(self.logit_bias)
         _check_stop(self.stop)
         _check_stop_token_ids(self.stop_token_ids)
@@ -138,10 +149,10 @@ class SamplingParams:
             _require(_is_number(getattr(self, name)), name, "a number", repr(getattr(self, name)))
         for name in ("n", "top_k", "min_tokens"):
             _require(_is_whole(getattr(self, name)), name, "a whole number", repr(getattr(self, name)))
-        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs"):
+        for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"):
             value = getattr(self, name)
             _require(value is None or _is_whole(value), name, "a whole number", repr(value))
-        for name in ("ignore_eos", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "reasoning"):
             _require(isinstance(getattr(self, name), bool), name, "true or false", repr(getattr(self, name)))
 
     def _check_structured_outputs(self) -> None:
@@ -232,7 +243,8 @@ class Request:
     token ids of each of `params.choices`, in order. `stop_checker`, called with each new token, ends the request when
     it says so: the place for `params.stop`, since it sees a stop in the step that completes it, and no token is
     computed in vain. It keeps the state of one run, so a request with one is added once. `grammar`:
-    `params.structured_outputs`, compiled. `logprobs_temperature` divides the logits of which `params.logprobs` are
+    `params.structured_outputs`, compiled. `reasoning`: between which tokens the model thinks, where `params.reasoning`.
+    `logprobs_temperature` divides the logits of which `params.logprobs` are
     reported.
 
     `priority`: a request of a lower value is served first; of equal ones the earlier. `fork_of` names a request with
@@ -244,7 +256,7 @@ class Request:
     place in the seed's sequence), so that the rest is what the undisturbed run would have given; events bring only
     that. The stop checker is told of them when the request is added. Where they complete the answer already nothing is
     computed. Such a request computes its prompt itself, whatever it is a `fork_of`. With choices, whose answers come
-    whole, they are one of the choices.
+    whole, they are one of the choices, after the thinking where there is one.
 
     `output_kind`: of an answer that nobody reads before it is complete no step need be told. `Engine.watch` has the
     rest of it told step by step all the same.
@@ -268,6 +280,7 @@ class Request:
     lora_request: LoRARequest | None = None
     images: Sequence[PromptImage] = ()
     output_kind: RequestOutputKind = RequestOutputKind.DELTA
+    reasoning: ReasoningTokens | None = None
 
     def of_row(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> "Request":
         """The same for another prompt, of a request without a stop checker: a job makes one for each of its rows."""

@@ -17,6 +17,7 @@ from ..storage.ledger import Ledger
 from ..storage.output_address import open_folder
 from ..storage.output_folder import OutputFolder
 from ..storage.records import JobRecord, JobState
+from .planned_shards import PlannedShards
 
 Result = TypeVar("Result")
 # Reading a part is waiting, for a disk or a store.
@@ -43,23 +44,30 @@ class FirstRows:
 class RowIndex:
     """Which committed part each row of a job is in, by the row's number: four bytes a row. Thread-safe.
 
-    Each part's rows are read once, when it is met first; a part that is gone is left out for as long as it is.
+    A part's rows are read once, when a row is wanted of the shard that it was written for; all at once where it is not
+    known which rows a shard has. A part that is gone is left out for as long as it is.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._planned: PlannedShards | None = None
+        # Of each row the part that it was found in, else ~ its shard.
         # By numbers of our own: the id of a part that is gone SQLite gives to the next one. 0 is no part's.
-        self._part_numbers = np.zeros(0, np.int32)
+        self._places = np.zeros(0, np.int32)
+        # The parts whose rows are known.
         self._names: dict[int, str] = {}
-        self._num_met = 0
-        self._gone: frozenset[str] = frozenset()
+        # The shards of all parts that were ever read, by their numbers.
+        self._shards_of_parts = [0]
+        # The other parts, and whose they are.
+        self._unread: dict[str, int] = {}
+        self._gone: dict[str, int] = {}
         # When the job completed whose parts these are: it has no others then.
         self._completed_at: float | None = None
 
     @property
     def num_rows(self) -> int:
         """Room for so many."""
-        return len(self._part_numbers)
+        return len(self._places)
 
     def first_rows(self, ledger: Ledger, job: JobRecord, limit: int, after_row: int | None = None) -> FirstRows:
         """The first `limit` rows committed so far, of those that follow the row `after_row`.
@@ -67,11 +75,11 @@ class RowIndex:
         Takes memory for them. Raises StorageError.
         """
         folder = open_folder(job.output_dir)
+        start = 0 if after_row is None else after_row + 1
         for _ in range(_MAX_LOOKS):
             with self._lock:
-                self._learn(ledger, job, folder)
-                found = self._find(0 if after_row is None else after_row + 1, limit + 1)
-                names = {part: self._names[part] for part in np.unique(self._part_numbers[found[:limit]]).tolist()}
+                found = self._committed(ledger, job, folder, start, limit + 1)
+                names = {part: self._names[part] for part in np.unique(self._places[found[:limit]]).tolist()}
             table, gone = _read(folder, names, found[:limit])
             if not gone:
                 break
@@ -79,56 +87,94 @@ class RowIndex:
             self._forget(gone)
         return FirstRows(table, len(found) > limit)
 
-    def _learn(self, ledger: Ledger, job: JobRecord, folder: OutputFolder) -> None:
-        if self._completed_at is not None and self._completed_at == job.finished_at:
-            return
-        # In this order: a job that had completed before has all its parts.
-        names = ledger.part_names(job.id)
+    def _committed(
+        self, ledger: Ledger, job: JobRecord, folder: OutputFolder, start: int, count: int
+    ) -> npt.NDArray[np.int64]:
+        """The first rows from `start` on that are in a part, which is known then."""
+        self._learn(ledger, job, folder)
         for _ in range(_MAX_LOOKS):
-            self._take_in(folder, names)
+            found = self._find(folder, start, count)
             # Removed by hand, unless others are in their place by now.
-            if not self._gone or self._gone <= set(names := ledger.part_names(job.id)):
+            if not self._gone or self._gone.keys() <= set(ledger.part_names(job.id)):
                 break
-        is_whole = job.state is JobState.COMPLETED and not self._gone
-        self._completed_at = job.finished_at if is_whole else None
+            self._learn(ledger, job, folder)
+        return found
 
-    def _take_in(self, folder: OutputFolder, names: Sequence[str]) -> None:
-        """Know these parts and no others."""
-        known, committed = set(self._names.values()), set(names)
+    def _learn(self, ledger: Ledger, job: JobRecord, folder: OutputFolder) -> None:
+        """Know which parts there are."""
+        if self._completed_at is not None and self._completed_at == job.finished_at and not self._gone:
+            return
+        if self._planned is None:
+            self._planned, of_rows = PlannedShards.of(ledger, job)
+            self._places = np.invert(of_rows, out=of_rows)
+        # In this order: a job that had completed before has all its parts.
+        self._take_in(self._planned, folder, ledger.part_names(job.id))
+        self._completed_at = job.finished_at if job.state is JobState.COMPLETED else None
+
+    def _take_in(self, planned: PlannedShards, folder: OutputFolder, names: Sequence[str]) -> None:
+        committed = set(names)
         self._names = {part: name for part, name in self._names.items() if name in committed}
-        new = [name for name in names if name not in known and name not in self._gone]
+        self._unread = {name: shard for name, shard in self._unread.items() if name in committed}
+        self._gone = {name: shard for name, shard in self._gone.items() if name in committed}
+        known = {*self._names.values(), *self._unread, *self._gone}
+        new = [name for name in names if name not in known]
         # One look for all of them: they may be thousands.
-        new += folder.find_parts(sorted(self._gone & committed))
-        for start in range(0, len(new), _PARTS_AT_ONCE):
-            self._read_rows(folder, new[start : start + _PARTS_AT_ONCE])
-        self._gone = frozenset(committed.difference(self._names.values()))
+        self._unread |= {name: self._gone.pop(name) for name in folder.find_parts(sorted(self._gone))}
+        self._unread |= zip(new, planned.of_parts(new), strict=True)
 
-    def _read_rows(self, folder: OutputFolder, new: Sequence[str]) -> None:
-        names = dict(enumerate(new, self._num_met + 1))
-        self._num_met += len(names)
-        for part, table in _read_all(folder, names, ["row"]):
-            if table is not None:
-                rows = table["row"].to_numpy()
-                self._make_room(int(rows.max(initial=-1)) + 1)
-                self._part_numbers[rows] = part
-                self._names[part] = names[part]
+    def _find(self, folder: OutputFolder, start: int, count: int) -> npt.NDArray[np.int64]:
+        """The first rows from `start` on that a known part has, after reading those that might have them."""
+        while True:
+            found = self._first(start, count)
+            shards = self._shards_of(found)
+            parts = [name for name, shard in self._unread.items() if shard in shards]
+            if not parts:
+                return found
+            for begin in range(0, len(parts), _PARTS_AT_ONCE):
+                self._read_rows(folder, parts[begin : begin + _PARTS_AT_ONCE])
 
-    def _make_room(self, num_rows: int) -> None:
-        if num_rows > len(self._part_numbers):
-            room = np.zeros(max(num_rows, len(self._part_numbers) * 9 // 8), np.int32)
-            room[: len(self._part_numbers)] = self._part_numbers
-            self._part_numbers = room
-
-    def _find(self, start: int, count: int) -> npt.NDArray[np.int64]:
-        """The first rows from `start` on that a known part has."""
-        known = np.fromiter(self._names, np.int32)
+    def _first(self, start: int, count: int) -> npt.NDArray[np.int64]:
+        """The first rows from `start` on that a known part has, or that one might have that is not read yet."""
+        assert self._planned is not None
+        is_unread = np.zeros(self._planned.num_shards, bool)
+        is_unread[list(self._unread.values())] = True
+        is_wanted = is_unread[self._shards_of_parts]
+        is_wanted[0] = False
+        is_wanted[list(self._names)] = True
+        # Places below 0 are counted from the end.
+        of_places = np.concatenate((is_wanted, is_unread[::-1]))
         found = np.zeros(0, np.int64)
-        for begin in range(start, len(self._part_numbers), _STEP_ROWS):
-            step = self._part_numbers[begin : begin + _STEP_ROWS]
-            found = np.concatenate((found, begin + np.flatnonzero(np.isin(step, known))))
+        for begin in range(start, len(self._places), _STEP_ROWS):
+            step = self._places[begin : begin + _STEP_ROWS]
+            found = np.concatenate((found, begin + np.flatnonzero(of_places[step])))
             if len(found) >= count:
                 break
         return found[:count]
+
+    def _shards_of(self, rows: npt.NDArray[np.int64]) -> set[int]:
+        """Of those rows that no known part has."""
+        places = set(self._places[rows].tolist()) - self._names.keys()
+        return {self._shards_of_parts[place] if place >= 0 else ~place for place in places}
+
+    def _read_rows(self, folder: OutputFolder, names: Sequence[str]) -> None:
+        parts = dict(enumerate(names, len(self._shards_of_parts)))
+        self._shards_of_parts += [self._unread[name] for name in names]
+        for part, table in _read_all(folder, parts, ["row"]):
+            name = parts[part]
+            shard = self._unread.pop(name)
+            if table is None:
+                self._gone[name] = shard
+            else:
+                rows = table["row"].to_numpy()
+                self._make_room(int(rows.max(initial=-1)) + 1)
+                self._places[rows] = part
+                self._names[part] = name
+
+    def _make_room(self, num_rows: int) -> None:
+        if num_rows > len(self._places):
+            room = np.full(max(num_rows, len(self._places) * 9 // 8), ~0, np.int32)
+            room[: len(self._places)] = self._places
+            self._places = room
 
     def _forget(self, parts: Iterable[int]) -> None:
         with self._lock:

@@ -29,6 +29,8 @@ MAX_SAMPLES = 1024
 # To `JobSpec`. Whoever adds an option adds it here: so do folders that are there stay resumable, and workers that have
 # not been upgraded yet go on with jobs that do without it.
 _ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image")
+# The same to `SamplingSpec`.
+_ADDED_TO_SAMPLING = ("prompt_logprobs", "reasoning", "thinking_token_budget")
 Texts = TypeVar("Texts", str, None, tuple[str, ...])
 Stored = TypeVar("Stored", bound=BaseModel)
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
@@ -40,7 +42,7 @@ class SamplingSpec(BaseModel):
     `seed` is the job's; each row draws with a seed of its own derived from it and its number, so that a row's
     answer depends neither on its neighbours nor on which attempt computed it. `n` answers each row that many times.
     `logprobs`, `top_logprobs` and `response_format` mean what they mean in OpenAI's chat API, `structured_outputs` what
-    it means in vLLM's. The others are `SamplingParams`'.
+    it means in vLLM's, as does `thinking_token_budget`. The others are `SamplingParams`'.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -65,6 +67,12 @@ class SamplingSpec(BaseModel):
     seed: Annotated[int, Field(ge=0, lt=2**63)] = 0
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
+    reasoning: Annotated[bool, Field(description="Whether the model thinks first, and the answer is what follows")] = (
+        False
+    )
+    thinking_token_budget: Annotated[int, Field(ge=0, description="After so many tokens it thinks no more")] | None = (
+        None
+    )
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -169,8 +177,13 @@ class JobSpec(BaseModel):
 
     @property
     def num_answers(self) -> int:
-        """How often the engine answers a row at most: of choices, a vote's samples are drawn from one answer."""
-        return 1 if self.vote and self.choices is not None else self.sampling.n
+        """How often the engine answers a row at most: of choices, a vote's samples may be drawn from one answer."""
+        return 1 if self.draws_votes else self.sampling.n
+
+    @property
+    def draws_votes(self) -> bool:
+        """Whether all votes come from one answer's probabilities, which do not depend on what was thought before."""
+        return self.vote and self.choices is not None and not self.sampling.reasoning
 
     @field_validator("model")
     @classmethod
@@ -228,7 +241,9 @@ class JobSpec(BaseModel):
         """What there has not been from the beginning and nobody asks for, as pydantic leaves it out."""
         fields = type(self).model_fields
         unasked: dict[str, Any] = {name: True for name in _ADDED if getattr(self, name) == fields[name].default}
-        return unasked if self.sampling.prompt_logprobs is not None else {**unasked, "sampling": {"prompt_logprobs"}}
+        fields = SamplingSpec.model_fields
+        later = {name for name in _ADDED_TO_SAMPLING if getattr(self.sampling, name) == fields[name].default}
+        return {**unasked, "sampling": later} if later else unasked
 
 
 def read_stored(kind: type[Stored], values: Mapping[str, Any] | str, what: str = "job") -> Stored:

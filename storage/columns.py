@@ -35,6 +35,8 @@ _FIRST_NAMES = frozenset(
 # What version 2 has beside that. A job's data set keeps the columns of the version that the job began with.
 RESERVED_NAMES = _FIRST_NAMES | {"margin", "entropy", "votes", "agreement", "receipt"}
 SCHEMA_VERSION = 2
+# What only a job with reasoning has beside that; its input may have no such columns.
+REASONING_NAMES = ("reasoning", "reasoning_tokens")
 # In front of a name of the input's that is one of these.
 _PREFIX = "input_"
 _ENCODING = b"headrace.encoding"

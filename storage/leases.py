@@ -100,7 +100,7 @@ class Leases:
         """Record a part whose file is synced under its temporary name. Raises LeaseLost.
 
         In the same transaction the parts `replacing` names go, each for what stays of it, written like the part, those
-        `merging` names go, of the same attempt, whose rows are in the part, and `also` is done, which has to bear
+        `merging` names go, of the same shard, whose rows are in the part, and `also` is done, which has to bear
         repetition.
         Calling it again for the same file changes nothing, so a call whose answer was lost can be repeated.
         """
@@ -286,8 +286,8 @@ def _replace_part(connection: Connection, claim: Claim, replacement: Replacement
 
 
 def _drop_merged(connection: Connection, claim: Claim, file_names: Collection[str]) -> None:
-    of_attempt = delete(parts).where(parts.c.job_id == claim.job_id, parts.c.attempt_id == claim.attempt_id)
-    num_gone = connection.execute(of_attempt.where(parts.c.file_name.in_(file_names))).rowcount
+    of_shard = delete(parts).where(parts.c.shard_id == claim.shard_id)
+    num_gone = connection.execute(of_shard.where(parts.c.file_name.in_(file_names))).rowcount
     assert num_gone == len(file_names)
 
 

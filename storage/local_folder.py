@@ -149,6 +149,9 @@ class LocalFolder(OutputFolder):
         hidden = (name for name in self.names() if name.startswith(".part-") and name.endswith(".tmp"))
         return [name.removeprefix(".").removesuffix(".tmp") for name in hidden]
 
+    def unpublished(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if self._hidden(name).exists()]
+
     def find_parts(self, names: Sequence[str]) -> list[str]:
         return [name for name in names if self._place(name) is not None]
 

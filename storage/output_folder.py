@@ -95,6 +95,10 @@ class OutputFolder(ABC):
         """The names of written parts of which the folder does not show that they are committed."""
 
     @abstractmethod
+    def unpublished(self, names: Sequence[str]) -> list[str]:
+        """Which of these committed parts are there but not seen in the folder yet."""
+
+    @abstractmethod
     def find_parts(self, names: Sequence[str]) -> list[str]:
         """Which of these committed parts are there."""
 

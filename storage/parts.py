@@ -25,6 +25,7 @@ _FINAL_NAME = re.compile(r"part-(?P<shard>\d+)-(?P<attempt>\d+)-\d+(-(?P<job>[0-
 _TOKEN = (pa.field("token", pa.string()), pa.field("token_id", pa.int32()), pa.field("logprob", pa.float64()))
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, pa.field("top", pa.list_(pa.struct(_TOKEN)))]))
 _DOUBT = (pa.field("margin", pa.float64()), pa.field("entropy", pa.float64()))
+_REASONING = (pa.field("reasoning", pa.string()), pa.field("reasoning_tokens", pa.int32()))
 _VOTE = pa.struct([("answer", pa.string()), ("count", pa.int32())])
 _VOTES = (pa.field("votes", pa.list_(_VOTE)), pa.field("agreement", pa.float64()))
 _RECEIPT = pa.struct(
@@ -80,6 +81,7 @@ def output_schema(
     with_prompt_logprobs: bool = False,
     with_from_cache: bool = False,
     with_votes: bool = False,
+    with_reasoning: bool = False,
     with_doubt_and_receipt: bool = False,
 ) -> pa.Schema:
     """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`.
@@ -99,6 +101,7 @@ def output_schema(
             *input_fields,
             pa.field("output", pa.string()),
             *([pa.field("outputs", pa.list_(pa.string()))] if with_outputs else []),
+            *(_REASONING if with_reasoning else []),
             pa.field("label", pa.string()),
             pa.field("confidence", pa.float64()),
             *(_DOUBT if with_doubt_and_receipt else []),
@@ -189,6 +192,13 @@ def parts_of(job_ids: Collection[str], names: Iterable[str]) -> list[WrittenPart
     matches = (_FINAL_NAME.fullmatch(name) for name in names)
     own = (match for match in matches if match and match["job"] in marks)
     return [WrittenPart(match[0], int(match["shard"]), int(match["attempt"])) for match in own]
+
+
+def shard_number_of(file_name: str) -> int:
+    """Of the shard whose attempt wrote a part, by its name; rows that were tried again have others than at first."""
+    match = _FINAL_NAME.fullmatch(file_name)
+    assert match is not None
+    return int(match["shard"])
 
 
 def _read_rows(folder: OutputFolder, file_name: str) -> list[int]:

@@ -116,6 +116,9 @@ class RemoteFolder(OutputFolder):
     def maybe_uncommitted(self) -> list[str]:
         return self.part_names()
 
+    def unpublished(self, names: Sequence[str]) -> list[str]:
+        return []
+
     def find_parts(self, names: Sequence[str]) -> list[str]:
         # One listing rather than a request for each.
         there = set(self.part_names()) if names else set()

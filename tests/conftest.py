@@ -32,6 +32,12 @@ settings.register_profile("same", deadline=None, derandomize=True, suppress_heal
 settings.load_profile("same")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: half of the tests wait for processes, leases and disks most of their time."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):
         # The cores are shared by the workers, who inherit this, and by what these start.
@@ -44,8 +50,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Building the wheel takes long: not at the end, where the other workers would wait for it."""
-    items.sort(key=lambda item: item.path.name != "test_house.py")
+    """What takes long in one piece: not at the end, where the other workers would wait for it."""
+    items.sort(key=lambda item: item.path.name not in ("test_house.py", "test_triton_compiles.py"))
 
 
 @pytest.hookimpl(wrapper=True)

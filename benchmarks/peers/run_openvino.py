@@ -9,20 +9,22 @@ import openvino as ov
 import openvino_genai as genai
 from protocol import Generate, Prompts, by_prefix, num_threads, serve
 
-PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": "int8 weights, bf16"}
+# Without its instructions it refuses keys and values in bfloat16.
+HAS_BFLOAT16 = "BF16" in ov.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "int8": f"int8 weights, {'bf16' if HAS_BFLOAT16 else 'f32'}"}
 # More than any workload fills.
 CACHE_GIB = 1
 
 
 def properties(precision: str) -> dict[str, Any]:
-    is_exact = precision == "float32"
+    activations = "bf16" if HAS_BFLOAT16 and precision != "float32" else "f32"
     return {
         "PERFORMANCE_HINT": "LATENCY",
         # With one thread, its bfloat16 layers for AMX divide by zero.
         "INFERENCE_NUM_THREADS": max(2, num_threads()),
-        "INFERENCE_PRECISION_HINT": "f32" if is_exact else "bf16",
+        "INFERENCE_PRECISION_HINT": activations,
         # Its default is 8 bits: W1 took 1.25 times as long with that on two cores of a Xeon with AMX, W2 as long.
-        "KV_CACHE_PRECISION": "f32" if is_exact else "bf16",
+        "KV_CACHE_PRECISION": activations,
     }
 
 

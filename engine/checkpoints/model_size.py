@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .model_config import ModelConfig, MoeConfig
-from .quantization_config import Int4Scheme, WeightScheme
+from .quantization_config import BlockScheme, Int4Scheme, WeightScheme
 
 _HALF_BYTES, _FLOAT_BYTES = 2, 4
 
@@ -38,6 +38,8 @@ class Projection:
             num_groups = self.copies * self.num_outputs * groups
             zero_bytes = _HALF_BYTES if scheme.has_minima else 1
             return self.num_weights // 2 + num_groups * (_HALF_BYTES + zero_bytes)
+        if isinstance(scheme, BlockScheme):
+            return self.num_weights + self.num_weights // scheme.group_size * _FLOAT_BYTES
         rows, columns = scheme.block
         scales = {
             "tensor": 1,

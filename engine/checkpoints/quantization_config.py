@@ -9,6 +9,9 @@ from ..errors import ModelError
 
 Raw = dict[str, Any]
 
+# Of GGUF's types, how many weights share a scale.
+_BYTE_GROUPS = {"Q5_0": 32, "Q8_0": 32, "Q6_K": 16}
+
 
 @dataclass(frozen=True)
 class Int4Scheme:
@@ -44,7 +47,15 @@ class ByteScheme:
     block: tuple[int, int] = (128, 128)
 
 
-WeightScheme = Int4Scheme | ByteScheme
+@dataclass(frozen=True)
+class BlockScheme:
+    """Up to a byte a weight, with a scale for each block of a row, of one of GGUF's types (W8A16 on some CPUs)."""
+
+    layout: Literal["Q5_0", "Q8_0", "Q6_K"]
+    group_size: int
+
+
+WeightScheme = Int4Scheme | ByteScheme | BlockScheme
 
 
 @dataclass(frozen=True)
@@ -214,12 +225,18 @@ def _compressed_bytes(name: str, weights: Raw) -> ByteScheme:
 
 
 def _gguf(raw: Raw) -> QuantizationConfig:
-    """The modules of a GGUF file that stay in four bits, by their type. See `gguf.config`."""
+    """The modules of a GGUF file that stay as they are, by their type. See `gguf.config`."""
     schemes = tuple(
-        ((re.compile(f"({'|'.join(map(re.escape, names))})$"),), Int4Scheme(kind, 32, is_symmetric=kind == "Q4_0"))
+        ((re.compile(f"({'|'.join(map(re.escape, names))})$"),), _of_blocks(kind))
         for kind, names in raw["modules"].items()
     )
     return QuantizationConfig("gguf", schemes, ())
+
+
+def _of_blocks(kind: Any) -> WeightScheme:
+    if kind in _BYTE_GROUPS:
+        return BlockScheme(kind, _BYTE_GROUPS[kind])
+    return Int4Scheme(kind, 32, is_symmetric=kind == "Q4_0")
 
 
 _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {

@@ -18,3 +18,10 @@ def keep_freed_memory() -> None:
     if mallopt is not None:
         mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
         mallopt(_M_TRIM_THRESHOLD, _LARGEST_INT)
+
+
+def give_back_freed_memory() -> None:
+    """Hand the system what was needed on the way only, such as to load a model."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if malloc_trim is not None:
+        malloc_trim(0)

@@ -26,7 +26,7 @@ from .batch import Batch
 from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
 from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
 from .gpu_checks import require_attention, warn_of_widened_weights
-from .host_memory import keep_freed_memory
+from .host_memory import give_back_freed_memory, keep_freed_memory
 from .memory_budget import NO_SECOND_MODEL, SecondModel, fitting, measured_num_blocks, stated_num_blocks
 from .parts import num_parts, split
 
@@ -65,6 +65,7 @@ class ModelRunner:
         with fitting("the model"):
             self._model = load_model(model_config, config, self.dtype, self.device, ranks)
             self._model.prepack(config.quantization)
+            give_back_freed_memory()
             self.adapters: InstalledAdapters | None = None
             self.loras: LoraAdapters | None = None
             if config.enable_lora:

@@ -5,7 +5,11 @@ from dataclasses import replace
 
 import torch
 
+from ...kernels.linear import supports_grouped
+from ..checkpoints.gguf.config import read_cpu_quantization
+from ..checkpoints.gguf.file import is_gguf
 from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.quantization_config import QuantizationConfig, read_quantization
 from ..checkpoints.weights import WeightSlot
 from ..config import EngineConfig
 from ..sharding.ranks import ALONE, Ranks
@@ -34,8 +38,9 @@ def load_model(
     `ranks`: of which this process is one and has a share. Raises `ModelError` when the checkpoint's weights do not fit
     the config, and `ConfigError` when the model cannot be shared so.
     """
-    if options.load_format == "dummy" or device.type == "cpu":
-        config = _dequantized_gguf(config)
+    if is_gguf(config.path) and (options.load_format == "dummy" or device.type == "cpu"):
+        keeps = options.load_format != "dummy" and supports_grouped(dtype, device) and ranks.size == 1
+        config = replace(config, quantization=_cpu_quantization(config) if keeps else None)
     max_model_len = options.max_model_len or config.max_position_embeddings
     make_layer = _LAYERS[config.decoder_layer]
     model = Decoder(config, max_model_len, make_layer, dtype, device, ranks)
@@ -57,10 +62,9 @@ def _outline(model: Decoder) -> list[WeightSlot]:
     return [replace(slot, destination=slot.destination.to(_NOWHERE)) for slot in model.weight_slots()]
 
 
-def _dequantized_gguf(config: ModelConfig) -> ModelConfig:
-    """A CPU's kernels take no four bits, and random bits are no GGUF blocks: they are dequantised as they are read."""
-    is_gguf = config.quantization is not None and config.quantization.method == "gguf"
-    return replace(config, quantization=None) if is_gguf else config
+def _cpu_quantization(config: ModelConfig) -> QuantizationConfig | None:
+    """What of a GGUF file a CPU's kernels take as it is. Ranks may cut within blocks, and random bits are none."""
+    return read_quantization(read_cpu_quantization(config.path))
 
 
 __all__ = ["Decoder", "load_model", "whole_parts"]

@@ -7,15 +7,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ...kernels.weight_memory import empty_weight
 from ..checkpoints.cut import WHOLE, Axes, Axis
 from ..checkpoints.gguf.block_types import BLOCK_TYPES, BlockType
-from ..checkpoints.gguf.blocks import q4_0, q4_1, q4_k
+from ..checkpoints.gguf.blocks import q4_0, q4_1, q4_k, q5_0, q6_k, q8_0
 from ..checkpoints.quantization_config import Int4Scheme
 
 _PER_WORD = 8
 # The columns that an AWQ word has, from its lowest four bits on: 0, 2, 4, 6, 1, 3, 5, 7. This is where each column is.
 _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 _SYMMETRIC_ZERO = 8
+# What is read is freed matrix by matrix: in memory that goes back to the system then.
+_HOST = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -135,15 +138,31 @@ class BlocksLayout:
     unpacked: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
     def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
-        shape = (num_outputs, num_inputs // self.kind.num_weights, self.kind.num_bytes)
-        axes = Axes(Axis(0), Axis(1, self.kind.num_weights))
-        return {"weight": StoredTensor(torch.empty(shape, dtype=torch.uint8), axes=axes)}
+        return _rows_of_blocks(self.kind, num_outputs, num_inputs)
 
     def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
         rows = tensors["weight"]
         values, *factors = self.unpacked(rows.flatten(0, 1))
         scales, zeros = (each.reshape(len(rows), -1).t() for each in factors)
         return Int4Values(values.view(len(rows), -1), scales, zeros)
+
+
+@dataclass(frozen=True)
+class ByteBlocksLayout:
+    """GGUF's blocks of up to eight bits a weight. `unpacked` gives values in int8 and scales of each."""
+
+    kind: BlockType
+    unpacked: Callable[[Tensor], tuple[Tensor, Tensor]]
+
+    def blank(self, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+        """What there is to fill, by the last part of the names."""
+        return _rows_of_blocks(self.kind, num_outputs, num_inputs)
+
+    def read(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Values [out, in] int8 and scales [out, num_groups] float32."""
+        rows = tensors["weight"]
+        values, scales = self.unpacked(rows.flatten(0, 1))
+        return values.reshape(len(rows), -1), scales.reshape(len(rows), -1)
 
 
 def _symmetric(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -166,6 +185,17 @@ INT4_LAYOUTS: dict[str, Int4Layout] = {
     "Q4_1": BlocksLayout(_BLOCK_TYPES["Q4_1"], q4_1),
     "Q4_K": BlocksLayout(_BLOCK_TYPES["Q4_K"], _rounded),
 }
+BYTE_LAYOUTS = {
+    "Q5_0": ByteBlocksLayout(_BLOCK_TYPES["Q5_0"], q5_0),
+    "Q8_0": ByteBlocksLayout(_BLOCK_TYPES["Q8_0"], q8_0),
+    "Q6_K": ByteBlocksLayout(_BLOCK_TYPES["Q6_K"], q6_k),
+}
+
+
+def _rows_of_blocks(kind: BlockType, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+    shape = (num_outputs, num_inputs // kind.num_weights, kind.num_bytes)
+    axes = Axes(Axis(0), Axis(1, kind.num_weights))
+    return {"weight": StoredTensor(empty_weight(shape, torch.uint8, _HOST), axes=axes)}
 
 
 def _num_groups(scheme: Int4Scheme, num_inputs: int) -> int:
@@ -178,7 +208,7 @@ def _groups(scheme: Int4Scheme, dim: int) -> Axis | None:
 
 
 def _words(rows: int, columns: int, axes: Axes) -> StoredTensor:
-    return StoredTensor(torch.empty(rows, columns, dtype=torch.int32), axes=axes)
+    return StoredTensor(empty_weight((rows, columns), torch.int32, _HOST), axes=axes)
 
 
 def _scales(num_inputs: int, rows: int, columns: int, axes: Axes) -> StoredTensor:

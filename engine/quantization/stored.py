@@ -9,10 +9,10 @@ from torch import Tensor
 
 from ...kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
 from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS, WHOLE, Axes, Axis
-from ..checkpoints.quantization_config import ByteScheme, Int4Scheme, WeightScheme
+from ..checkpoints.quantization_config import BlockScheme, ByteScheme, Int4Scheme, WeightScheme
 from ..checkpoints.weights import WeightSlot
 from ..errors import ModelError
-from .layouts import INT4_LAYOUTS, Int4Layout, Int4Values, StoredTensor
+from .layouts import BYTE_LAYOUTS, INT4_LAYOUTS, Int4Layout, Int4Values, StoredTensor
 
 _BYTE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -152,6 +152,18 @@ class StoredBytes(StoredModules[ByteScheme]):
         }
 
 
+class StoredBlocks(StoredModules[BlockScheme]):
+    """GGUF's blocks of up to eight bits a weight."""
+
+    def read(self) -> QuantizedWeight:
+        parts = [BYTE_LAYOUTS[self._scheme.layout].read(part) for _, part in self._tensors()]
+        values, scales = (torch.cat(each).to(self._device) for each in zip(*parts, strict=True))
+        return ScaledWeight(values, scales.t().contiguous(), self._scheme.group_size)
+
+    def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
+        return BYTE_LAYOUTS[self._scheme.layout].blank(size, self.shape[1])
+
+
 def stored_modules(
     scheme: WeightScheme,
     names: Sequence[str],
@@ -159,10 +171,12 @@ def stored_modules(
     num_inputs: int,
     dtype: torch.dtype,
     device: torch.device,
-) -> StoredInt4 | StoredBytes:
+) -> StoredInt4 | StoredBytes | StoredBlocks:
     """Modules of `sizes` outputs, quantised alike. Raises `ModelError` where the scheme has no room for these sizes."""
     if isinstance(scheme, Int4Scheme):
         return StoredInt4(scheme, names, sizes, num_inputs, dtype, device)
+    if isinstance(scheme, BlockScheme):
+        return StoredBlocks(scheme, names, sizes, num_inputs, dtype, device)
     return StoredBytes(scheme, names, sizes, num_inputs, dtype, device)
 
 

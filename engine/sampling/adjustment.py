@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...kernels.sampling import apply_bit_mask, penalize_
 from ..request import SamplingParams
-from ..structured.guide import Guide
+from ..structured.thinking_guide import AnyGuide
 from ..transfer import to_device
 
 
@@ -51,7 +51,7 @@ class Adjustment:
         params: SamplingParams,
         stop_token_ids: Sequence[int],
         num_prompt_tokens: int,
-        guide: Guide | None = None,
+        guide: AnyGuide | None = None,
     ) -> None:
         self.params = params
         self.guide = guide
@@ -68,7 +68,7 @@ class Adjustment:
         params: SamplingParams,
         stop_token_ids: Sequence[int],
         num_prompt_tokens: int,
-        guide: Guide | None = None,
+        guide: AnyGuide | None = None,
     ) -> Self | None:
         """The adjustment these parameters ask for, if any."""
         wanted = params.has_penalties or params.logit_bias or params.min_tokens or guide is not None

@@ -16,6 +16,8 @@ from ..lora.adapters import LoraAdapters
 from ..request import Request, SamplingParams
 from ..structured.choices import ChoiceTree, build_choice_tree
 from ..structured.guide import Guide
+from ..structured.reasoning import ThinkingStage
+from ..structured.thinking_guide import AnyGuide, ThinkingGuide
 from ..vision.prompt_images import PromptImages
 from .served_request import ServedRequest
 
@@ -45,15 +47,18 @@ class Admission:
         self._check(request)
         params = request.params
         room = self.max_model_len - len(request.prompt_token_ids)
+        tree = self._choice_tree(request)
+        guide = self._guide(request, tree)
         served = ServedRequest(
             request=request,
             arrival=arrival,
             seed=params.seed if params.seed is not None else self._derived_seed(request.request_id),
-            max_tokens=min(params.max_tokens or room, room),
+            # Of choices those bound the thinking, which the guide ends.
+            max_tokens=room if tree is not None else min(params.max_tokens or room, room),
             stop_token_ids=self._stop_token_ids(params),
             block_size=self.block_size,
-            tree=self._choice_tree(request),
-            guide=self._guide(request),
+            tree=tree,
+            guide=guide,
             end_token_id=self.eos_token_ids[0] if self.eos_token_ids else None,
             adapter=self._adapter(request),
             images=self._images(request),
@@ -107,7 +112,36 @@ class Admission:
             )
         return tree
 
-    def _guide(self, request: Request) -> Guide | None:
+    def _guide(self, request: Request, tree: ChoiceTree | None) -> AnyGuide | None:
+        grammar, params, thinking = self._grammar_guide(request), request.params, request.reasoning
+        is_held = grammar is not None or tree is not None
+        if thinking is None or not (is_held or params.thinking_token_budget is not None):
+            return grammar
+        if thinking.stage(request.prompt_token_ids) is ThinkingStage.DONE:
+            return grammar
+        budget = params.thinking_token_budget
+        if tree is not None:
+            budget = self._longest_thinking(request, tree)
+        prompt = request.prompt_token_ids
+        return ThinkingGuide(thinking, prompt, budget, is_held, grammar, self.eos_token_ids, self.vocab_size)
+
+    def _longest_thinking(self, request: Request, tree: ChoiceTree) -> int:
+        """How many tokens may come between the prompt and a choice, without those that the guide adds."""
+        assert request.reasoning is not None
+        params = request.params
+        # Both markers, and a choice's end.
+        added = 3 + len(request.reasoning.break_token_ids) + max(map(len, tree.choices))
+        room = self.max_model_len - len(request.prompt_token_ids) - added
+        if room < 0:
+            raise InvalidRequestError(
+                f"prompt of {len(request.prompt_token_ids)} tokens leaves no room for reasoning before a choice "
+                f"(max_model_len={self.max_model_len})",
+                "reasoning",
+            )
+        limits = (room, params.max_tokens, params.thinking_token_budget)
+        return min(limit for limit in limits if limit is not None)
+
+    def _grammar_guide(self, request: Request) -> Guide | None:
         if request.grammar is None:
             if request.params.structured_outputs is not None:
                 raise InvalidRequestError("structured_outputs need Request.grammar", "structured_outputs")
@@ -156,6 +190,11 @@ class Admission:
                 "(max_model_len): shorten it"
             )
         self._check_tokens(prompt)
+        if request.params.reasoning and request.reasoning is None:
+            raise InvalidRequestError("reasoning needs Request.reasoning", "reasoning")
+        if (thinking := request.reasoning) is not None:
+            markers = (thinking.start_token_id, thinking.end_token_id, *thinking.break_token_ids)
+            self._check_tokens(markers, "reasoning: ")
         if request.params.n != 1:
             raise InvalidRequestError(f"n must be 1 here, not {request.params.n}: add a request for each sample")
         if not isinstance(request.priority, int):

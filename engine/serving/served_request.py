@@ -1,7 +1,7 @@
 """What the engine knows of a request that it serves."""
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import count
 
@@ -14,7 +14,7 @@ from ..sampling.adjustment import Adjustment
 from ..sampling.sampler import pick_choice
 from ..scheduling.sequence import Sequence
 from ..structured.choices import ChoiceNode, ChoiceTree
-from ..structured.guide import Guide
+from ..structured.thinking_guide import AnyGuide, ThinkingGuide
 from ..vision.prompt_images import PromptImages
 
 
@@ -24,7 +24,8 @@ class ServedRequest:
 
     `followers` wait to share this one's prompt, `leader` is whom this one waits for. `ended`: why the answer was over
     before anything was computed, if the tokens it resumes from complete it. `guide`: where it stands in its grammar.
-    `forced`: the end token where the grammar leaves nothing else, so that no step is spent on it.
+    `forced`: the end token where the grammar leaves nothing else, so that no step is spent on it. `thought`: what was
+    said before the choices, once that is known; with choices only, and empty where nothing is.
     """
 
     request: Request
@@ -34,7 +35,7 @@ class ServedRequest:
     stop_token_ids: frozenset[int]
     block_size: int
     tree: ChoiceTree | None
-    guide: Guide | None = None
+    guide: AnyGuide | None = None
     end_token_id: int | None = None
     adapter: Adapter | None = None
     images: PromptImages | None = None
@@ -44,6 +45,7 @@ class ServedRequest:
     leader: "ServedRequest | None" = None
     ended: FinishReason | None = None
     forced: tuple[int, ...] = ()
+    thought: tuple[int, ...] | None = field(init=False)
     num_cached_tokens: int = 0
     # Whether each step's tokens are told; if not, the log-probabilities of those that are to be told at the end.
     tells_each_step: bool = field(init=False)
@@ -52,19 +54,25 @@ class ServedRequest:
     is_checked: bool = field(init=False)
     _node_logprobs: dict[ChoiceNode, list[float]] = field(default_factory=dict)
     _branches: Iterator[int] = field(default_factory=count)
+    _known_choice: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         request = self.request
         self.tells_each_step = request.output_kind is RequestOutputKind.DELTA
         wants_logprobs = request.params.logprobs is not None
         self.is_checked = request.stop_checker is not None or self.guide is not None or wants_logprobs
+        self.thought = None if self._thinks_first else ()
         num_prompt_tokens = len(self.request.prompt_token_ids)
         self.adjustment = Adjustment.of(self.request.params, tuple(self.stop_token_ids), num_prompt_tokens, self.guide)
 
     @property
+    def _thinks_first(self) -> bool:
+        return self.tree is not None and isinstance(self.guide, ThinkingGuide)
+
+    @property
     def is_decided(self) -> bool:
         """Whether the answer needs no computation: it is complete, or there is only one choice."""
-        return self.ended is not None or (self.tree is not None and not self.tree.nodes)
+        return self.ended is not None or (self.tree is not None and not self.tree.nodes and self.thought is not None)
 
     @property
     def waits_for_prompt(self) -> bool:
@@ -81,8 +89,7 @@ class ServedRequest:
         """
         known = tuple(self.request.resume_token_ids)
         if self.tree is not None:
-            if known and known not in self.tree.choices:
-                raise _cannot_resume("are none of the choices, and an answer with choices comes whole")
+            self._resume_choice(known)
             return
         for length, token in enumerate(known, 1):
             if self.forced and token in self.stop_token_ids:
@@ -93,11 +100,38 @@ class ServedRequest:
             else:
                 self.ended = self.finish_reason(token, length)
 
+    def _resume_choice(self, known: tuple[int, ...]) -> None:
+        assert self.tree is not None
+        num_thought = 0
+        while self.thought is None and num_thought < len(known):
+            self.guide_to(known[num_thought])
+            num_thought += 1
+            self.end_thinking_if_over(known[:num_thought])
+        if (choice := known[num_thought:]) and choice not in self.tree.choices:
+            raise _cannot_resume("are none of the choices, and an answer with choices comes whole")
+        self._known_choice = choice
+
+    def guide_to(self, token: int) -> None:
+        """Tell the guide of a token of the thinking before the choices."""
+        assert self.guide is not None
+        self.guide.advance(token)
+
+    def end_thinking_if_over(self, said: Iterable[int]) -> bool:
+        """Whether the choices come next, for the first time; then `said`, all of the answer so far, is the thought."""
+        is_over = self.thought is None and isinstance(self.guide, ThinkingGuide) and self.guide.is_over
+        if is_over:
+            self.thought = tuple(said)
+        return is_over
+
+    def first_sequence(self) -> Sequence:
+        """The one that a request begins with, or begins anew with after its thinking."""
+        return self.new_sequence(self.tree.nodes[0] if self.tree and self.thought is not None else None)
+
     def new_sequence(self, node: ChoiceNode | None = None) -> Sequence:
         """A further sequence of this request, at its beginning or at one of its choices' nodes."""
         prompt = self.request.prompt_token_ids
         token_ids = array("i", prompt)
-        token_ids.extend(node.path if node else self.request.resume_token_ids)
+        token_ids.extend((*(self.thought or ()), *node.path) if node else self.request.resume_token_ids)
         num_top = self.request.params.prompt_logprobs
         sequence = Sequence(
             request_id=self.request.request_id,
@@ -141,20 +175,25 @@ class ServedRequest:
 
     def _guided_end(self, token: int) -> FinishReason | None:
         assert self.guide is not None
-        assert self.end_token_id is not None
         self.guide.advance(token)
         # Its log-probability would have to be computed.
         if not self.guide.is_complete or self.request.params.logprobs is not None:
             return None
+        assert self.end_token_id is not None
         self.forced = (self.end_token_id,)
         return FinishReason.STOP
 
     def untold_token_ids(self) -> "array[int]":
-        """What was generated and no event has told of; of choices nothing, as they come whole."""
-        if self.tells_each_step or self.tree is not None or not self.sequences:
+        """What was generated and no event has told of; of choices only what was thought, as they come whole."""
+        num_known = len(self.request.resume_token_ids)
+        if self.tells_each_step:
             return array("i")
-        sequence = self.sequences[0]
-        return sequence.token_ids[sequence.num_prompt_tokens + len(self.request.resume_token_ids) :]
+        if self.tree is not None and self.thought is not None:
+            return array("i", self.thought[num_known:])
+        # Another thread may ask while they change.
+        for sequence in self.sequences[:1]:
+            return sequence.token_ids[sequence.num_prompt_tokens + num_known :]
+        return array("i")
 
     def event(
         self,
@@ -206,6 +245,11 @@ class ServedRequest:
         """Whether the sequence's last token is the first one that was computed for this request."""
         return sequence.num_output_tokens == len(self.request.resume_token_ids) + 1
 
+    def leave(self, thinking: Sequence) -> None:
+        """Forget the sequence that has come to the end of the thinking."""
+        self.sequences.remove(thinking)
+        self.num_cached_tokens = thinking.num_cached_tokens
+
     def reach(self, sequence: Sequence, logprobs: list[float]) -> list[Sequence]:
         """Note the scores at the choice node that ends `sequence`; returns the sequences that are wanted next.
 
@@ -217,7 +261,8 @@ class ServedRequest:
         self.sequences.remove(sequence)
         if sequence.choice_node is not self.tree.nodes[0]:
             return []
-        self.num_cached_tokens = sequence.num_cached_tokens
+        if not self.thought:
+            self.num_cached_tokens = sequence.num_cached_tokens
         return [self.new_sequence(node) for node in self.tree.nodes[1:]]
 
     def decide(self) -> RequestEvent:
@@ -225,12 +270,12 @@ class ServedRequest:
         if self.tree is None:
             return RequestEvent(self.request.request_id, self.forced, self.ended)
         probabilities = self.tree.probabilities(self._node_logprobs)
-        known = tuple(self.request.resume_token_ids)
+        known, untold = self._known_choice, tuple(self.untold_token_ids())
         # What was told to somebody already stands, even should it be computed otherwise here.
         chosen = self.tree.choices.index(known) if known else pick_choice(probabilities, self.request.params, self.seed)
         return RequestEvent(
             self.request.request_id,
-            () if known else self.tree.choices[chosen],
+            untold if known else (*untold, *self.tree.choices[chosen]),
             FinishReason.STOP,
             self.num_cached_tokens,
             chosen,

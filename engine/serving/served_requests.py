@@ -71,7 +71,7 @@ class ServedRequests:
         if served.is_decided:
             self._decided.append(served)
             return
-        sequence = served.new_sequence(served.tree.nodes[0] if served.tree else None)
+        sequence = served.first_sequence()
         if leader is not None:
             served.leader = leader
             leader.followers.append(served)

@@ -121,7 +121,19 @@ class StepEvents:
             logger.exception("request %s failed on its token %d", sequence.request_id, token)
             return self._requests.fail(served, one_line(error))
         event = served.event(sequence, token, logprobs, reason)
+        if served.end_thinking_if_over(sequence.token_ids[sequence.num_prompt_tokens :]):
+            return self._choose(served, sequence, event)
         return event if event is None or reason is None else self._requests.end(served, event)
+
+    def _choose(self, served: ServedRequest, thinking: Sequence, event: RequestEvent | None) -> RequestEvent | None:
+        """Go on from the thinking to the choices; what is told of that, with the thinking's last `event`."""
+        served.leave(thinking)
+        self._scheduler.finish(thinking)
+        if not served.is_decided:
+            self._scheduler.add(served.first_sequence())
+            return event
+        decided = self._requests.end(served, served.decide())
+        return decided if event is None else _joined([event, decided])[0]
 
     def _reach(self, sequence: Sequence, logprobs: list[float]) -> list[RequestEvent]:
         """Note a choice node's scores; the request's event when it was the last node."""

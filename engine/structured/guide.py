@@ -42,7 +42,7 @@ class Guide:
         self._vocab_size = vocab_size
         # llguidance's mask has a bit for each of the tokenizer's tokens and one for the grammar's end.
         self._scratch = numpy.zeros(_num_words(grammar.tokenizer_size + 1), dtype=numpy.int32)
-        self._words = numpy.zeros(_num_words(vocab_size), dtype=numpy.int32)
+        self._words = bit_words(vocab_size)
         self._is_fresh = False
 
     @property
@@ -78,7 +78,7 @@ class Guide:
         """Whether a token is allowed that is none of these."""
         words = self.mask.copy()
         for token in token_ids:
-            _set_bit(words, token, False)
+            set_bit(words, token, False)
         return bool(words.any())
 
     def _compute(self) -> None:
@@ -91,14 +91,14 @@ class Guide:
                 raise GrammarError(f"structured_outputs allow no next token: {reason_of(self._matcher)}")
         end = self._grammar.tokenizer_size
         may_end = _bit(scratch, end)
-        _set_bit(scratch, end, False)
+        set_bit(scratch, end, False)
         length = min(len(words), len(scratch))
         words[:length] = scratch[:length]
         if rest := self._vocab_size % _INT32_BITS:
             words[-1] &= (1 << rest) - 1
         # A tokenizer may take its end token for a text like any other.
         for token in self._end_token_ids:
-            _set_bit(words, token, may_end)
+            set_bit(words, token, may_end)
         if not words.any():
             raise GrammarError("structured_outputs allow no next token that the model's vocabulary has")
 
@@ -109,6 +109,11 @@ class Guide:
         self._matcher.consume_tokens(self._token_ids)
 
 
+def bit_words(num_bits: int) -> NDArray[numpy.int32]:
+    """So many bits, all of them 0."""
+    return numpy.zeros(_num_words(num_bits), dtype=numpy.int32)
+
+
 def _num_words(num_bits: int) -> int:
     return -(-num_bits // _INT32_BITS)
 
@@ -117,7 +122,7 @@ def _bit(words: NDArray[numpy.int32], index: int) -> bool:
     return bool(int(words[index // _INT32_BITS]) >> (index % _INT32_BITS) & 1)
 
 
-def _set_bit(words: NDArray[numpy.int32], index: int, value: bool) -> None:
+def set_bit(words: NDArray[numpy.int32], index: int, value: bool) -> None:
     bits = words.view(numpy.uint32)
     flag = numpy.uint32(1 << (index % _INT32_BITS))
     bits[index // _INT32_BITS] = bits[index // _INT32_BITS] | flag if value else bits[index // _INT32_BITS] & ~flag

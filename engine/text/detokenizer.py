@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from tokenizers.decoders import DecodeStream
 
 from ..request import FinishReason, Request, SamplingParams
+from ..structured.reasoning import ThinkingTracker
 from .tokenizer import Tokenizer
 
 # What decoders put where bytes make no character (yet).
@@ -35,10 +36,11 @@ class StopStrings:
     """A request's `stop_checker` for the texts of `params.stop`.
 
     The answer ends where the first stop string is complete, counted in characters: how the tokens cut the text makes
-    no difference.
+    no difference. What the model thinks before, as `thinking` tells, does not count.
     """
 
-    def __init__(self, tokenizer: Tokenizer, params: SamplingParams) -> None:
+    def __init__(self, tokenizer: Tokenizer, params: SamplingParams, thinking: ThinkingTracker | None = None) -> None:
+        self._thinking = thinking
         self._detokenizer = Detokenizer(tokenizer)
         self._params = params
         self._stops = params.stop_strings
@@ -50,12 +52,19 @@ class StopStrings:
         self.answer: str | None = None
 
     @classmethod
-    def of(cls, tokenizer: Tokenizer, params: SamplingParams) -> "StopStrings | None":
-        """The checker these parameters need, if any."""
-        return cls(tokenizer, params) if params.stop_strings else None
+    def of(
+        cls, tokenizer: Tokenizer, params: SamplingParams, prompt_token_ids: Sequence[int] = ()
+    ) -> "StopStrings | None":
+        """The checker these parameters need, if any. `prompt_token_ids`: wanted where they ask for reasoning."""
+        if not params.stop_strings:
+            return None
+        tokens = tokenizer.reasoning(params.reasoning)
+        return cls(tokenizer, params, None if tokens is None else ThinkingTracker(tokens, prompt_token_ids))
 
     def __call__(self, token_id: int) -> bool:
         self._num_tokens += 1
+        if self._thinking is not None and self._thinking.add(token_id):
+            return False
         self._pieces.append(self._detokenizer.add(token_id))
         num_seen, text = len(self._tail), self._tail + self._pieces[-1]
         may_stop = self._num_tokens > self._params.min_tokens
@@ -89,12 +98,44 @@ def first_stop(text: str, stops: Sequence[str], num_seen: int = 0) -> tuple[int,
 def answer_text(
     tokenizer: Tokenizer, request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None
 ) -> str:
-    """The text of a finished answer: up to its stop, and without a last character that was cut in half."""
-    checker, params = request.stop_checker, request.params
+    """The text of a finished answer: up to its stop, and without a last character that was cut in half.
+
+    What the model thought before is left out, where the request asks for that, with the line breaks that follow it.
+    """
+    checker = request.stop_checker
     if isinstance(checker, StopStrings) and checker.answer is not None:
-        return checker.answer
+        return checker.answer if request.reasoning is None else checker.answer.lstrip()
+    token_ids = _without_stop(request, token_ids, finish_reason)
+    if request.reasoning is None:
+        return _whole(tokenizer.decode(token_ids), finish_reason)
+    answer = request.reasoning.split(request.prompt_token_ids, token_ids).answer
+    return _whole(tokenizer.decode(answer), finish_reason).lstrip()
+
+
+def reasoning_text(
+    tokenizer: Tokenizer, request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None
+) -> str | None:
+    """What the model thought before it gave a finished answer; None where the request does not ask."""
+    if request.reasoning is None:
+        return None
+    if request.params.choices is None:
+        token_ids = _without_stop(request, token_ids, finish_reason)
+    thought = request.reasoning.split(request.prompt_token_ids, token_ids).reasoning
+    return _whole(tokenizer.decode(thought), finish_reason).strip()
+
+
+def num_reasoning_tokens(request: Request, token_ids: Sequence[int]) -> int:
+    """How many of an answer's tokens are what the model thought before; none where the request does not ask."""
+    if request.reasoning is None:
+        return 0
+    return request.reasoning.split(request.prompt_token_ids, token_ids).num_reasoning
+
+
+def _without_stop(request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:
     # It was a token that ended it, one of the request's or the model's; not every tokenizer knows that as special.
-    if finish_reason is FinishReason.STOP and not params.include_stop_str_in_output:
-        token_ids = token_ids[:-1]
-    text = tokenizer.decode(token_ids)
+    ends_with_token = finish_reason is FinishReason.STOP
+    return token_ids[:-1] if ends_with_token and not request.params.include_stop_str_in_output else token_ids
+
+
+def _whole(text: str, finish_reason: FinishReason | None) -> str:
     return text.rstrip(_REPLACEMENT) if finish_reason is FinishReason.LENGTH else text

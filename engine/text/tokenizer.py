@@ -15,6 +15,7 @@ from ..checkpoints.gguf.file import GgufModel, is_gguf
 from ..checkpoints.model_folder import read_json_object
 from ..errors import InvalidRequestError, ModelError
 from ..structured.grammar import Grammar, GrammarCompiler
+from ..structured.reasoning import MARKERS, ReasoningTokens
 from ..structured.structured_outputs import StructuredOutputsParams
 from .gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_config
 from .segments import SegmentEncoder
@@ -123,6 +124,35 @@ class Tokenizer:
     @cached_property
     def _grammars(self) -> GrammarCompiler:
         return GrammarCompiler(self.fast)
+
+    def reasoning(self, is_wanted: bool) -> ReasoningTokens | None:
+        """Between which tokens the model thinks, if that is wanted. Raises `InvalidRequestError` where it does not."""
+        if is_wanted and self._reasoning is None:
+            known = ", ".join(f"{start}…{end}" for start, end, _ in MARKERS)
+            problem = f"reasoning: the model does not think, its tokenizer has none of {known}: leave it out"
+            raise InvalidRequestError(problem, "reasoning")
+        return self._reasoning if is_wanted else None
+
+    def marker(self, token_id: int) -> str | None:
+        """What stands where the model begins or ends its thinking, if the token is such."""
+        return self._markers.get(token_id)
+
+    @cached_property
+    def _markers(self) -> Mapping[int, str]:
+        found = self._reasoning
+        ids = () if found is None else (found.start_token_id, found.end_token_id)
+        return {token: str(self._fast.id_to_token(token)) for token in ids}
+
+    @cached_property
+    def _reasoning(self) -> ReasoningTokens | None:
+        for start, end, line_breaks in MARKERS:
+            start_id, end_id = self._fast.token_to_id(start), self._fast.token_to_id(end)
+            if start_id is not None and end_id is not None:
+                tokens = self.encode(line_breaks, add_special_tokens=False) if line_breaks else []
+                # Not every vocabulary can write them.
+                breaks = tuple(tokens) if self.decode(tokens) == line_breaks else ()
+                return ReasoningTokens(start_id, end_id, breaks)
+        return None
 
     @property
     def has_chat_template(self) -> bool:

@@ -24,7 +24,7 @@ from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_compl
 from ..planning.batch_planner import TOO_LONG
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
 from .lines import CHAT, LineError
-from .requests import ECHO, ECHOES_ONLY, REQUEST_ERROR
+from .requests import ECHO, ECHOES_ONLY, OMIT_REASONING, REQUEST_ERROR
 
 logger = logging.getLogger(__name__)
 
@@ -116,7 +116,8 @@ class OutputWriter:
 
     def _write_answer(self, file: IncomingFile, row: Mapping[str, Any]) -> None:
         num_generated = 0 if row.get(ECHOES_ONLY) else row["completion_tokens"]
-        usage = Usage(row["prompt_tokens"], row["cached_tokens"], num_generated)
+        num_thought = row.get("reasoning_tokens") or 0
+        usage = Usage(row["prompt_tokens"], row["cached_tokens"], num_generated, num_thought)
         self._usage += usage
         self._num_completed += 1
         request_id = self._request_id(row)
@@ -202,13 +203,16 @@ class OutputWriter:
 
 def _answers(row: Mapping[str, Any]) -> list[Answer]:
     before = row.get(ECHO) or "", row.get("prompt_logprobs")
+    reasoning = None if row.get(OMIT_REASONING) else row.get("reasoning")
     if row.get(ECHOES_ONLY):
         return [Answer.of_prompt(*before) for _ in row["outputs"] or [row["output"]]]
     if row["outputs"] is None:
-        return [Answer(row["output"], row["finish_reason"], row["logprobs"], *before)]
+        return [Answer(row["output"], row["finish_reason"], row["logprobs"], *before, reasoning)]
     logprobs = row["outputs_logprobs"] or [None] * len(row["outputs"])
     columns = (row["outputs"], row["finish_reasons"], logprobs)
-    return [Answer(*answer, *before) for answer in zip(*columns, strict=True)]
+    first, *others = (Answer(*answer, *before) for answer in zip(*columns, strict=True))
+    # Of several answers a data set has the first one's.
+    return [replace(first, reasoning=reasoning), *others]
 
 
 def _response(status_code: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:

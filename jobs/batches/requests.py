@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from ...engine.errors import InvalidRequestError
+from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError
 from ..api.openai.body import parse_body
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import CompletionRequest
+from ..api.openai.reasoning import with_reasoning
 from ..api.openai.sampling_schemas import SamplingFields
 from ..live.prompt import LivePrompts
 from ..planning.rendering import TEMPLATE_KWARGS
@@ -20,10 +23,11 @@ from ..shards.row_sampling import RowSampling
 from .lines import CHAT, BatchLine, numbered_lines, parse_line
 
 # The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, the text that is to
-# stand in front of its answer, and whether there is to be none.
+# stand in front of its answer, whether there is to be none, and whether what was thought is left out.
 REQUEST_ERROR = "request_error"
 ECHO = "echo"
 ECHOES_ONLY = "echoes_only"
+OMIT_REASONING = "omit_reasoning"
 
 
 @dataclass(frozen=True)
@@ -36,18 +40,22 @@ class ModelLimits:
 
 @dataclass(frozen=True)
 class RequestReader:
-    """Turns request bodies into rows. `key` is what requests without a seed derive theirs from."""
+    """Turns request bodies into rows. `key` is what requests without a seed derive theirs from.
+
+    `tokenizer`: what knows how the model thinks.
+    """
 
     endpoint: str
     limits: ModelLimits
     key: str
+    tokenizer: Tokenizer | None = None
 
     @classmethod
     def of(cls, endpoint: str, spec: JobSpec) -> Self:
         """That of a batch's job, for which it makes the same rows each time. Raises `ModelError`."""
         prompts = LivePrompts.of(spec.model)
         limits = ModelLimits(prompts.context_length, prompts.vocab_size)
-        return cls(endpoint, limits, str(spec.sampling.seed))
+        return cls(endpoint, limits, str(spec.sampling.seed), prompts.tokenizer)
 
     def row(self, number: int, line: BatchLine) -> InputRow:
         """The row of a line; a request that can not be answered is an error row, its error as a body has it."""
@@ -75,6 +83,12 @@ class RequestReader:
 
     def _sampling(self, request: SamplingFields, number: int) -> RowSampling:
         sampling = request.sampling(self.limits.context_length, self._seed(number))
+        if isinstance(request, ChatCompletionRequest) and self.tokenizer is not None:
+            asked = request.include_reasoning, request.thinking_token_budget
+            try:
+                sampling = with_reasoning(sampling, self.tokenizer, *asked)
+            except InvalidRequestError as error:
+                raise ApiError(400, str(error), "invalid_value", error.field) from error
         for name, token_ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
             self._check_tokens(name, token_ids)
         return RowSampling(sampling=sampling, choices=request.choices)
@@ -82,7 +96,10 @@ class RequestReader:
     def _prompt(self, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
         if isinstance(request, ChatCompletionRequest):
             # As JSON: each request has names of its own.
-            told = {TEMPLATE_KWARGS: json.dumps(kwargs)} if (kwargs := request.chat_template_kwargs) else {}
+            kwargs = request.chat_template_kwargs
+            told: dict[str, Any] = {TEMPLATE_KWARGS: json.dumps(kwargs)} if kwargs else {}
+            if request.include_reasoning is False:
+                told[OMIT_REASONING] = True
             return {"messages": [message.for_template() for message in request.messages], **told}
         if len(request.prompt) != 1:
             raise ApiError(400, "prompt: a line of a batch has one prompt", "invalid_value", "prompt")

@@ -102,6 +102,13 @@ def asked(
         str | None,
         typer.Option("--logit-bias", metavar="ID:BIAS,...", help="Add to these tokens' logits, in [-100, 100]."),
     ] = None,
+    reasoning: Annotated[
+        bool, typer.Option("--reasoning", help="The model thinks first; its answer is what follows.")
+    ] = False,
+    thinking_token_budget: Annotated[
+        int | None,
+        typer.Option("--thinking-token-budget", metavar="N", help="With --reasoning: at most so many tokens of it."),
+    ] = None,
     n: Annotated[int, typer.Option("--n", help="Answers to each row, in the column 'outputs'.")] = 1,
     vote: Annotated[bool, typer.Option("--vote", help="With --n: the answer is what most of them say.")] = False,
     logprobs: Annotated[
@@ -166,6 +173,8 @@ def asked(
             "seed": seed,
             "response_format": None if json_schema is None else _response_format(json_schema),
             "structured_outputs": None if regex is None else {"regex": regex},
+            "reasoning": reasoning,
+            "thinking_token_budget": thinking_token_budget,
         },
         limit=limit,
         cache=cache,

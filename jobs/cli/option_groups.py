@@ -14,6 +14,7 @@ _GROUPS = {
         *("--max-tokens", "--min-tokens", "--temperature", "--top-p", "--top-k", "--min-p"),
         *("--presence-penalty", "--frequency-penalty", "--repetition-penalty", "--logit-bias"),
         *("--stop", "--stop-token-ids", "--ignore-eos", "--n", "--vote", "--seed", "--logprobs", "--top-logprobs"),
+        *("--reasoning", "--thinking-token-budget"),
     ),
     "Output": ("--output", "--resume", "--overwrite", "--sink", "--sink-table"),
     "Job": (

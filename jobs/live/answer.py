@@ -69,9 +69,12 @@ class LiveSample:
         return answer_text(self.tokenizer, self.request, token_ids, answer.finish_reason)
 
     def _last_texts(self, event: RequestEvent, whole: str) -> list[str]:
-        *others, _ = event.new_token_ids
+        *others, last = event.new_token_ids
         # A choice comes whole, and its tokens by themselves need not spell it as it was given.
-        texts = ["" if event.choice_index is not None else self.text.add(token) for token in others]
+        is_choice = event.choice_index is not None
+        texts = ["" if is_choice and not self.text.is_thinking else self.text.add(token) for token in others]
+        if self.text.is_thinking and event.finish_reason is not FinishReason.STOP:
+            return [*texts, self.text.add(last)]
         return [*texts, self.text.owed(whole)]
 
     def _append(self, event: RequestEvent, texts: list[str]) -> None:
@@ -141,6 +144,7 @@ class LiveAnswer:
         params = replace(asked.sampling.params(0, asked.choices), seed=asked.sampling.seed)
         choice_token_ids = tokenizer.encode_choices(asked.choices) if asked.choices else None
         grammar = tokenizer.grammar(params.structured_outputs)
+        reasoning = tokenizer.reasoning(params.reasoning)
         files = asked.image_files
         images = ImageReader.of_model(tokenizer.folder, public_name(asked.model)).images(files) if files else ()
         leader: str | None = None
@@ -154,16 +158,17 @@ class LiveAnswer:
                 asked.prompt_token_ids,
                 params.of_sample(index),
                 choice_token_ids,
-                StopStrings.of(tokenizer, params),
+                StopStrings.of(tokenizer, params, asked.prompt_token_ids),
                 grammar,
                 priority=PRIORITY,
                 fork_of=leader,
                 resume_token_ids=known.token_ids,
                 lora_request=None if asked.lora is None else asked.lora.request(),
                 images=images,
+                reasoning=reasoning,
             )
             leader = leader or request.request_id
-            text = GrowingText(tokenizer, params.stop_strings)
+            text = GrowingText.of(tokenizer, request)
             text.resume(known.token_ids, known.texts)
             publisher.open(stream_id, attempt, asked.reply_to, known)
             self.samples[request.request_id] = LiveSample(

@@ -84,10 +84,17 @@ def _observe(found: Forecast, shards: Iterator[list[PlannedRow]]) -> None:
 
 
 def _answer_tokens(spec: JobSpec, tokenizer: Tokenizer) -> int:
-    """A choice may be longer than `max_tokens`: it is never cut."""
+    """A choice may be longer than `max_tokens`: it is never cut. What is thought before it they bound."""
+    sampling = spec.sampling
     if spec.choices is None:
-        return spec.sampling.max_tokens
-    return max(map(len, tokenizer.encode_choices(spec.choices)))
+        return sampling.max_tokens
+    longest = max(map(len, tokenizer.encode_choices(spec.choices)))
+    if (thinking := tokenizer.reasoning(sampling.reasoning)) is None:
+        return longest
+    budget = sampling.thinking_token_budget
+    thought = sampling.max_tokens if budget is None else min(sampling.max_tokens, budget)
+    # With its markers.
+    return thought + 2 + len(thinking.break_token_ids) + longest
 
 
 def _kv_tokens(model: ModelConfig, dtype: str, parallel_sizes: tuple[int, int]) -> int:

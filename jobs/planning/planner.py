@@ -15,14 +15,17 @@ import pyarrow as pa
 
 from ...engine.checkpoints.hub import locate_model
 from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.errors import InvalidRequestError
 from ...engine.structured.choices import build_choice_tree
 from ...engine.text.tokenizer import Tokenizer
-from ...storage.columns import SchemaUnifier
-from ...storage.errors import StorageError
+from ...storage.columns import REASONING_NAMES, SchemaUnifier
+from ...storage.errors import Argument, StorageError
 from ...storage.external_sort import ExternalSorter
+from ...storage.planned_rows import planned_rows
 from ...storage.readers import InputRow, InputSource
 from ...storage.records import NewShard
 from ...storage.spool import PlannedRow
+from ..errors import SpecError
 from ..schemas import JobSpec
 from .batch_planner import BatchPlanner
 from .collector import leave_alone_what_is_there
@@ -70,12 +73,18 @@ class Plan:
         """
         shutil.rmtree(folder, ignore_errors=True)
         try:
-            return list(self._side_by_side.results(self._writes(folder)))
+            return list(self._spooled(folder))
         except (StorageError, OSError):
             # Of a disk that is full it has what is left, and a helper may be about to write more.
             self._side_by_side.end_helpers()
             shutil.rmtree(folder, ignore_errors=True)
             raise
+
+    def _spooled(self, folder: Path) -> Iterator[NewShard]:
+        with planned_rows(folder) as planned:
+            for spooled in self._side_by_side.results(self._writes(folder)):
+                planned.add(spooled.shard.number, spooled.rows)
+                yield spooled.shard
 
     def _writes(self, folder: Path) -> Iterator[WriteShard]:
         for number, items in enumerate(self._cutter.cut(self._sorted_rows)):
@@ -109,10 +118,22 @@ class Planner:
         Raises `SpecError`, `InputError`.
         """
         self.spec.sampling.check_vocabulary(self.model.vocab_size)
+        if self.spec.sampling.reasoning:
+            self._check_reasoning(_columns(source))
         if self.spec.choices is not None:
             end = self.model.eos_token_ids[0] if self.model.eos_token_ids else None
             build_choice_tree(self.tokenizer.encode_choices(self.spec.choices), end)
         return PromptRenderer(self.spec, self.tokenizer, _columns(source))
+
+    def _check_reasoning(self, columns: Sequence[str]) -> None:
+        option = Argument("reasoning")
+        try:
+            self.tokenizer.reasoning(True)
+        except InvalidRequestError as error:
+            raise SpecError(option, str(error).removeprefix(option.name), field="sampling.reasoning") from error
+        if taken := [name for name in columns if name.casefold() in REASONING_NAMES]:
+            problem = f" writes the column {taken[0]!r}, which the input has already: rename that"
+            raise SpecError(option, problem, field="sampling.reasoning")
 
     @contextmanager
     def plan(self, source: InputSource, renderer: PromptRenderer | None = None) -> Iterator[Plan]:

@@ -1,9 +1,10 @@
 """What planning a large input consists of: work that is done here or in another process, by whoever has time for it."""
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
@@ -41,6 +42,13 @@ def _rows_of(rows: Sequence[tuple[Any, ...]]) -> PlanRows:
     return PlanRows(list(map(InputRow._make, rows)))
 
 
+class WrittenShard(NamedTuple):
+    """`rows`: the numbers of its rows, of type "q"."""
+
+    shard: NewShard
+    rows: "array[int]"
+
+
 @dataclass(frozen=True)
 class WriteShard:
     """Spool a shard. `items`: its rows as they were sorted; `repeats`: theirs at least."""
@@ -52,7 +60,9 @@ class WriteShard:
     schema: pa.Schema
     with_sampling: bool
 
-    def done_by(self, planner: BatchPlanner) -> NewShard:
+    def done_by(self, planner: BatchPlanner) -> WrittenShard:
         """Raises StorageError."""
-        write_shard(self.path, self.repeats.rows(self.items), self.schema, self.with_sampling)
-        return NewShard(self.number, len(self.items), str(self.path))
+        rows = self.repeats.rows(self.items)
+        write_shard(self.path, rows, self.schema, self.with_sampling)
+        shard = NewShard(self.number, len(rows), str(self.path))
+        return WrittenShard(shard, array("q", (row.row for row in rows)))

@@ -19,7 +19,7 @@ from ...storage.errors import StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.parts import recover_shard
-from ...storage.records import AttemptRecord, Claim, JobRecord, JobState
+from ...storage.records import AttemptRecord, Claim, JobRecord, JobState, PartRecord
 from ...storage.sinks import SinkSpec
 from ...storage.spool import read_shard
 from ..engine_host import EngineHost
@@ -135,7 +135,7 @@ class ShardAttempt:
     def _repeated_fault(self, earlier: Sequence[AttemptRecord]) -> str | None:
         if len(earlier) <= MAX_FAULTS:
             return None
-        return repeated_fault(earlier, self.tools.ledger.parts(self.claim.job_id, self.claim.shard_number))
+        return repeated_fault(earlier, self._committed())
 
     def _answer_apart(self, table: pa.Table, history: CrashHistory) -> None:
         """Answer some rows at a time, with nothing else in the engine, so that a crash tells whose fault it was."""
@@ -182,7 +182,8 @@ class ShardAttempt:
         # Before the first attempt there was none; to look through a folder of thousands of parts takes its time.
         if self.claim.attempt_number == 1:
             return frozenset()
-        parts = self.tools.ledger.parts(self.claim.job_id, self.claim.shard_number)
+        self._parts.merge_left([part.file_name for part in self._committed()])
+        parts = self._committed()
         recovered = recover_shard(
             self._folder,
             self.claim.job_id,
@@ -195,6 +196,9 @@ class ShardAttempt:
             if part.file_name in recovered.missing:
                 self.tools.ledger.leases.drop_part(self.claim, part.id)
         return recovered.rows
+
+    def _committed(self) -> list[PartRecord]:
+        return self.tools.ledger.parts(self.claim.job_id, self.claim.shard_number)
 
     def _collect(self, batch: RowBatch) -> None:
         """Until every row has its outcome: gather them and commit what is finished every `flush_seconds`."""

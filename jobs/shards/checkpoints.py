@@ -167,7 +167,8 @@ class TokenCheckpoints:
     def _is_worth_it(self, request: Request) -> bool:
         max_tokens = request.params.max_tokens
         # Choices come whole.
-        return request.params.choices is None and (max_tokens is None or max_tokens > self._min_tokens)
+        grows = request.params.choices is None or request.params.reasoning
+        return grows and (max_tokens is None or max_tokens > self._min_tokens)
 
     def _save(self, kept: Iterable[Checkpoint], min_new: int) -> None:
         # One at a time: an attempt's last save may come while the others' is under way.

@@ -16,6 +16,7 @@ from ...storage.output_address import open_folder
 from ...storage.output_dir import Manifest, belongs_to_another, complete_manifest
 from ...storage.output_folder import OutputFolder
 from ...storage.parts import parts_of
+from ...storage.planned_rows import PLANNED_ROWS
 from ...storage.records import JobRecord, JobState, ShardRecord, ShardState
 from ...storage.spool import read_shard
 from ..batch_jobs import is_unwritten
@@ -134,7 +135,18 @@ def _remove_folder(job: JobRecord, spooled: Iterable[Path]) -> None:
     for folder in {path.parent for path in spooled}:
         # Whatever the ledger says, nothing else is removed.
         if folder.name == job.id:
-            shutil.rmtree(folder, ignore_errors=True)
+            _empty(folder)
+
+
+def _empty(folder: Path) -> None:
+    planned = folder / PLANNED_ROWS
+    if not planned.exists():
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    # Who reads the data set wants it for as long as the job is known.
+    with suppress(OSError):
+        for path in set(folder.iterdir()) - {planned}:
+            path.unlink(missing_ok=True)
 
 
 def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShard:

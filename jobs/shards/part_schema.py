@@ -19,5 +19,6 @@ def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:
         with_prompt_logprobs=spec.sampling.prompt_logprobs is not None or spec.endpoint == "/v1/completions",
         with_from_cache=spec.cache,
         with_votes=spec.vote,
+        with_reasoning=spec.sampling.reasoning or spec.samples_each_row,
         with_doubt_and_receipt=spec.schema_version > 1,
     )

@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...storage.database import InTransaction
-from ...storage.errors import LeaseLost, LedgerError, LedgerUnavailable, PartMissing, StorageError
+from ...storage.errors import LeaseLost, LedgerError, LedgerUnavailable, PartDamaged, PartMissing, StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_folder import OutputFolder
 from ...storage.parts import part_file_name, part_summary
@@ -73,6 +73,19 @@ class PartWriter:
         if is_due:
             self._publish()
 
+    def merge_left(self, names: Sequence[str]) -> None:
+        """Publish as one what an earlier attempt at the shard has committed and was killed before publishing.
+
+        What cannot be merged is left to who publishes each.
+        """
+        with suppress(PartMissing, PartDamaged):
+            left = {name: self.folder.read_part(name) for name in self.folder.unpublished(names)}
+            # A worker of another version may have written other columns.
+            if len(left) > 1 and len({str(table.schema) for table in left.values()}) == 1:
+                self._unpublished = left
+                self._merge(list(left.values()), None)
+                self._publish()
+
     def _is_due(self, waiting: Sequence[pa.Table]) -> bool:
         """Whether rows have waited or grown enough."""
         return time.monotonic() >= self._publish_at or sum(each.nbytes for each in waiting) >= _MAX_UNPUBLISHED_BYTES
@@ -92,7 +105,7 @@ class PartWriter:
             return False
         also = None if new is None else self._sink(new)
         before = list(self._unpublished)
-        self._record([name], (part_summary(name, merged), (), also, before))
+        self._record([name], (part_summary(name, merged), (), also, before), before)
         self._unpublished = {name: merged}
         self.folder.remove_merged(before)
         return True
@@ -109,11 +122,11 @@ class PartWriter:
             each.publish(self.folder)
         return name
 
-    def _record(self, written: Sequence[str], part: tuple[Any, ...]) -> None:
+    def _record(self, written: Sequence[str], part: tuple[Any, ...], merging: Sequence[str] = ()) -> None:
         try:
             self.patience.with_ledger(lambda: self.ledger.leases.commit_part(self.claim, *part))
         except LeaseLost:
-            self._discard_uncommitted(written)
+            self._discard_uncommitted(written, merging)
             raise
 
     def _sink(self, table: pa.Table) -> InTransaction | None:
@@ -127,12 +140,14 @@ class PartWriter:
         self.patience.with_ledger(upsert)
         return None
 
-    def _discard_uncommitted(self, names: Sequence[str]) -> None:
+    def _discard_uncommitted(self, names: Sequence[str], merging: Sequence[str]) -> None:
         # A commit whose answer was lost may have been followed by the loss of the lease.
         committed = set(self.ledger.part_names(self.claim.job_id))
         for name in names:
             if name not in committed:
                 self.folder.discard(name)
+        if committed.issuperset(names):
+            self.folder.remove_merged(merging)
 
     def _publish_what_is_left(self) -> None:
         """As the attempt ends before its shard. What cannot be done now whoever comes next does."""

@@ -5,7 +5,7 @@ from math import log
 from typing import Any
 
 from ...engine.request import Request
-from ...engine.text.detokenizer import answer_text
+from ...engine.text.detokenizer import answer_text, num_reasoning_tokens, reasoning_text
 from ...engine.text.tokenizer import Tokenizer
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..outcomes import Answer
@@ -32,6 +32,9 @@ def answer_columns(
     }
     if request.params.choices is not None:
         columns |= _label(request, answer)
+    if request.reasoning is not None:
+        columns["reasoning"] = reasoning_text(tokenizer, request, answer.token_ids, answer.finish_reason)
+        columns["reasoning_tokens"] = sum(num_reasoning_tokens(each, its.token_ids) for each, its in samples)
     if len(samples) > 1:
         columns["outputs"] = [text_of(tokenizer, *sample) for sample in samples]
         columns["completion_tokens"] = sum(len(each.token_ids) for _, each in samples)

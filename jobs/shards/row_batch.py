@@ -242,7 +242,7 @@ class RowBatch:
         if not self._spec.vote:
             return answer_columns(self._tokenizer, samples, self._spec.samples_each_row)
         request, answer = samples[0]
-        if request.params.choices is not None:
+        if self._spec.draws_votes:
             return drawn_columns(self._tokenizer, request, answer, self._spec.sampling.n)
         return voted_columns(self._tokenizer, samples)
 

@@ -71,7 +71,10 @@ class RowRequests:
     def anew(self, request: Request) -> Request:
         """The same, resumed from nothing."""
         self.resume_logprobs.pop(request.request_id, None)
-        return replace(request, resume_token_ids=(), stop_checker=StopStrings.of(self._tokenizer, request.params))
+        return replace(request, resume_token_ids=(), stop_checker=self._stops(request.params, request.prompt_token_ids))
+
+    def _stops(self, params: SamplingParams, token_ids: Sequence[int]) -> StopStrings | None:
+        return StopStrings.of(self._tokenizer, params, token_ids)
 
     def _samples(
         self, row: int, token_ids: Sequence[int], params: SamplingParams, choice_token_ids: TokenLists | None
@@ -82,13 +85,13 @@ class RowRequests:
             token_ids,
             params.of_sample(0),
             choice_token_ids,
-            StopStrings.of(self._tokenizer, params),
+            self._stops(params, token_ids),
             self._tokenizer.grammar(params.structured_outputs),
             lora_request=self._lora,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            reasoning=self._tokenizer.reasoning(params.reasoning),
         )
-        # Samples of choices are all drawn from what one request brings.
-        if params.n == 1 or (self._spec.vote and choice_token_ids is not None):
+        if params.n == 1 or self._spec.draws_votes:
             return [first]
         return [first, *(self._fork(first, sample, params) for sample in range(1, params.n))]
 
@@ -97,7 +100,7 @@ class RowRequests:
             first,
             request_id=f"{first.request_id}/{sample}",
             params=params.of_sample(sample),
-            stop_checker=StopStrings.of(self._tokenizer, params),
+            stop_checker=self._stops(params, first.prompt_token_ids),
             fork_of=first.request_id,
         )
 
@@ -105,7 +108,8 @@ class RowRequests:
         known = self._known.get(request.request_id.removeprefix(f"{self._prefix}/"))
         # The engine says nothing of tokens that it is given, nor of a prompt whose answer is complete with them.
         with_logprobs, wants_prompt = request.params.logprobs is not None, request.params.prompt_logprobs is not None
-        if not known or request.params.choices is not None or wants_prompt:
+        is_whole = request.params.choices is not None and not request.params.reasoning
+        if not known or is_whole or wants_prompt:
             return request
         if with_logprobs and len(known.logprobs) < len(known):
             return request
@@ -136,6 +140,7 @@ class RowRequests:
             grammar=grammar,
             lora_request=self._lora,
             output_kind=RequestOutputKind.FINAL_ONLY,
+            reasoning=self._tokenizer.reasoning(params.reasoning),
         )
 
     @cached_property

@@ -113,7 +113,7 @@ class RowStreams:
         # The attempt's id, not its number: a row that is tried again is another shard's.
         stream_id, attempt = row_stream_id(offer.claim.job_id, row), offer.claim.attempt_id
         self.publisher.open(stream_id, attempt)
-        text = GrowingText(self.tokenizer, request.params.stop_strings)
+        text = GrowingText.of(self.tokenizer, request)
         sample = LiveSample(stream_id, attempt, request, self.tokenizer, self.publisher, text, [])
         offer.samples[request.request_id] = sample
         tell = partial(self._tell, offer, request.request_id)

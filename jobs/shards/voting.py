@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ...engine.request import Request
 from ...engine.sampling.sampler import pick_choice
+from ...engine.text.detokenizer import num_reasoning_tokens
 from ...engine.text.tokenizer import Tokenizer
 from ..outcomes import Answer
 from .row_answers import Answered, answer_columns, text_of
@@ -44,7 +45,7 @@ def opinion(text: str) -> str:
 
 def voted_columns(tokenizer: Tokenizer, samples: Sequence[Answered]) -> dict[str, Any]:
     """The columns of a row whose answer is that of the majority. `samples`: those it took, in their order."""
-    votes = [Vote(opinion(text_of(tokenizer, *sample)), _log_likelihood(sample[1])) for sample in samples]
+    votes = [Vote(opinion(text_of(tokenizer, *sample)), _likelihood(*sample)) for sample in samples]
     chosen = _winner(votes)
     return answer_columns(tokenizer, samples, chosen=chosen) | _counted(votes, chosen)
 
@@ -63,8 +64,12 @@ def drawn_columns(tokenizer: Tokenizer, request: Request, answer: Answer, num_sa
     return columns | {"outputs": [vote.opinion for vote in votes]} | _counted(votes, chosen)
 
 
-def _log_likelihood(answer: Answer) -> float:
-    places = zip(answer.logprobs, answer.token_ids, strict=False)
+def _likelihood(request: Request, answer: Answer) -> float:
+    """Of the answer after what was thought: that only makes it the less likely the longer it is."""
+    if answer.choice_probabilities is not None and answer.choice_index is not None:
+        return answer.choice_probabilities[answer.choice_index]
+    begin = num_reasoning_tokens(request, answer.token_ids)
+    places = zip(answer.logprobs[begin:], answer.token_ids[begin:], strict=False)
     return sum(logprobs[token].logprob for logprobs, token in places)
 
 

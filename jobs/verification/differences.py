@@ -10,6 +10,7 @@ from typing import Any
 _EXACT = (
     "prompt_tokens",
     "error",
+    "reasoning",
     "label",
     "output",
     "outputs",

@@ -7,7 +7,9 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...storage.columns import input_names
+import pyarrow as pa
+
+from ...storage.columns import REASONING_NAMES, input_names
 from ...storage.local_folder import LocalFolder
 from ...storage.output_dir import OutputMode, read_report
 from ...storage.readers import InputSource
@@ -65,7 +67,7 @@ def verify(
         again = {row["row"]: row for row in job.results().to_pylist()}
         weights = client.job(job.id).record.weights
     # What a data set of before has of the input may have a name that is ours by now.
-    inputs = list(input_names(sample.table.column_names, spec.schema_version))
+    inputs = list(input_names(_without_reasoning(sample, spec).column_names, spec.schema_version))
     pairs = [(row, again[row["row"]]) for row in sample.table.drop_columns(inputs).to_pylist()]
     found = (first_difference(*pair, tolerance) for pair in pairs)
     differences = tuple(each for each in found if each is not None)
@@ -100,11 +102,18 @@ def _answered_again(
 def _source(client: Client, receipt: Receipt, sample: Sample, spec: JobSpec) -> InputSource:
     """What the sample's rows were made of. Raises `NotVerifiable`."""
     if receipt.batch is None:
-        return StoredRows(f"{receipt.job_id}, sample", sample.table, spec.schema_version, spec.image == "custom_id")
+        table = _without_reasoning(sample, spec)
+        return StoredRows(f"{receipt.job_id}, sample", table, spec.schema_version, spec.image == "custom_id")
     # Here, not above: what reads the API's requests takes half a second to load.
     from .batch_lines import asked_lines
 
     return asked_lines(client, receipt.batch, spec, sample.table["row"].to_pylist())
+
+
+def _without_reasoning(sample: Sample, spec: JobSpec) -> pa.Table:
+    """The sample's rows without what a job with reasoning adds to every job's columns."""
+    added = [name for name in sample.table.column_names if spec.sampling.reasoning and name in REASONING_NAMES]
+    return sample.table.drop_columns(added)
 
 
 def _wait_until_tidy(folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Products with a weight matrix, plain or quantised, in the layout the processor is fastest with."""
 
 from .adapted import AdaptedRows, Addition
+from .grouped import supports_grouped
 from .int8 import supports_int8
 from .linear import Linear, StoredWeight
 from .slotted import SlottedRows
@@ -15,5 +16,6 @@ __all__ = [
     "ScaledWeight",
     "SlottedRows",
     "StoredWeight",
+    "supports_grouped",
     "supports_int8",
 ]

@@ -9,9 +9,12 @@ from torch.nn.functional import pad
 from ..native import require_native_library
 from .product import Product
 
+# Outputs that any of the functions has in a block: biases are padded to that.
+_MOST_TOGETHER = 32
 
-class _Call(ctypes.Structure):
-    """The same as `Call` in kernels/native/src/product_tiles.h."""
+
+class Call(ctypes.Structure):
+    """The same as `Call` in kernels/native/src/product_tiles.h; that of a function may have more behind it."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("x", "weight", "bias", "output")),
@@ -22,26 +25,30 @@ class _Call(ctypes.Structure):
 class BlockedProduct(Product):
     """x @ weightᵀ + bias by the compiled function `kernel`. See `Product`.
 
-    weight: as the function reads it, made from one of `shape`, [out, in]; bias: [out] or None, which may be freed
-    afterwards; dtype: of x and of what is returned. To be called by one thread at a time.
+    weight: as the function reads it, blocks of outputs made from one of `shape`, [out, in]; bias: [out] or None, which
+    may be freed afterwards; dtype: of x and of what is returned; `call`: with what the function takes beside that. To
+    be called by one thread at a time.
     """
 
     def __init__(
-        self, kernel: str, weight: Tensor, bias: Tensor | None, shape: tuple[int, int], dtype: torch.dtype
+        self,
+        kernel: str,
+        weight: Tensor,
+        bias: Tensor | None,
+        shape: tuple[int, int],
+        dtype: torch.dtype,
+        call: Call | None = None,
     ) -> None:
         self._num_outputs, self._depth = shape
         self._dtype = dtype
         self._weight = weight
         wide = torch.zeros(self._num_outputs) if bias is None else bias.float()
-        self._bias = pad(wide, (0, weight.numel() // self._depth - self._num_outputs))
+        self._bias = pad(wide, (0, -self._num_outputs % _MOST_TOGETHER))
         # Filled but for what a call brings: with one row the host's time counts.
-        self._call = _Call(
-            weight=self._weight.data_ptr(),
-            bias=self._bias.data_ptr(),
-            num_outputs=self._num_outputs,
-            depth=self._depth,
-            is_narrow=weight.dtype == torch.bfloat16,
-        )
+        self._call = call or Call()
+        self._call.weight, self._call.bias = self._weight.data_ptr(), self._bias.data_ptr()
+        self._call.num_outputs, self._call.depth = shape
+        self._call.is_narrow = weight.dtype == torch.bfloat16
         self._call_address = ctypes.addressof(self._call)
         self._compute = getattr(require_native_library(), kernel)
 

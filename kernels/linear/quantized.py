@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ..device import runs_triton, supports_fp8
 from .gates import GATES
+from .grouped import GroupedProduct, can_take_grouped, supports_grouped
 from .int8 import Int8Product, supports_int8
 from .plain import plain_product
 from .product import Product
@@ -26,6 +27,8 @@ def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch
         return ScaledProduct(weight, bias)
     elif weight.values.dtype == torch.int8 and weight.num_groups == 1 and supports_int8(dtype, weight.values.device):
         return Int8Product(weight.values, bias, scales=weight.scales[0])
+    if supports_grouped(dtype, weight.scales.device) and can_take_grouped(weight):
+        return GroupedProduct(weight, bias)
     return plain_product(weight.dequantized(dtype), bias)
 
 

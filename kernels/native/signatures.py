@@ -13,6 +13,7 @@ SIGNATURES = {
     "headrace_linear": "pippppiii",
     "headrace_packed_product": "p",
     "headrace_float32_product": "p",
+    "headrace_grouped_product": "p",
     "headrace_argmax_bfloat16": "pipppii",
     "headrace_argmax_float32": "pipppii",
     "headrace_apply_bit_mask_float32": "pipiii",

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,16 @@ PROMPT_LENGTHS = (1, 7, 33, 61)
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A random model's folder, some prompts, and what transformers continues each with, greedily."""
+    """A random model's folder, some prompts, and the model as transformers has it."""
 
     folder: Path
     prompts: list[list[int]]
-    expected: list[list[int]]
+    model: Any
+
+    @cached_property
+    def expected(self) -> list[list[int]]:
+        """What transformers continues each prompt with, greedily."""
+        return [greedy(self.model, prompt) for prompt in self.prompts]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -47,7 +52,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -
         model = save_random_model(families(device)[name], folder)
         generator = torch.Generator().manual_seed(7)
         prompts = [torch.randint(0, VOCAB_SIZE, (length,), generator=generator).tolist() for length in PROMPT_LENGTHS]
-        return Checkpoint(folder, prompts, [greedy(model, prompt) for prompt in prompts])
+        return Checkpoint(folder, prompts, model)
 
     return make
 

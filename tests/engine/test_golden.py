@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -186,7 +186,7 @@ def test_nan_does_not_spread(checkpoint, tmp_path):
     weights = load_file(folder / "model.safetensors")
     weights["model.embed_tokens.weight"][broken] = torch.nan
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
-    engine = load(Checkpoint(folder, made.prompts, made.expected), block_size=8, num_gpu_blocks_override=40)
+    engine = load(replace(made, folder=folder), block_size=8, num_gpu_blocks_override=40)
     for turn in range(2):
         bad = Request(f"bad{turn}", [*made.prompts[1][:3], broken, *made.prompts[-1]], greedy_params(3))
         engine.add(bad)

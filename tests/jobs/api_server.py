@@ -35,9 +35,9 @@ class ApiServer:
         return self.http.get(path, params=query).raise_for_status().json()
 
 
-def start_api(data_dir: Path, log: Path, **settings: str) -> ApiServer:
+def start_api(data_dir: Path, log: Path, model: Path = MODEL, /, **settings: str) -> ApiServer:
     """A server that is listening; it logs into the file `log`."""
-    command = [*COMMAND, "serve", "--model", str(MODEL), "--port", "0", "--grpc-port", "0"]
+    command = [*COMMAND, "serve", "--model", str(model), "--port", "0", "--grpc-port", "0"]
     with log.open("w") as file:
         process = subprocess.Popen(
             command, env=environment(data_dir, **settings), stdout=subprocess.PIPE, stderr=file, text=True

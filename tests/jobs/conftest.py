@@ -22,8 +22,8 @@ from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
 from headrace.storage import leases
-from headrace.storage.ledger import Ledger
 
+from ..ledgers import new_ledger
 from ..shelf import install_for_workers
 from .answers import GatedRunner, hosted
 from .api_server import SETTINGS, ApiServer, start_api, stop_api
@@ -215,8 +215,7 @@ def lasting_presence(monkeypatch: pytest.MonkeyPatch) -> None:
 def shop(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shop]:
     """A job of one shard, once created, with an engine of its own; a shard that failed may be tried again at once."""
     monkeypatch.setattr(leases, "_FIRST_PAUSE_SECONDS", 0.0)
-    ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
-    ledger.migrate()
+    ledger = new_ledger(tmp_path / "ledger.db")
     runner = GatedRunner()
     with hosted(runner, max_num_seqs=1) as (host, _):
         yield Shop(tmp_path, model, ledger, runner, host, iter(range(100)))

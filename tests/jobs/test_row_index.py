@@ -1,6 +1,7 @@
 """Pages of a job's rows: each row once, in order, from the parts that hold it."""
 
 import random
+from array import array
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,20 +15,28 @@ from headrace.jobs.row_index import RowIndex, RowIndexes
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.parts import part_summary
+from headrace.storage.planned_rows import PLANNED_ROWS, planned_rows
 from headrace.storage.records import Claim, JobRecord, NewJob, NewPart, NewShard, PartRecord, Replacement
 
-NUM_ROWS, NUM_PARTS = 300, 20
+NUM_ROWS, NUM_PARTS, NUM_SHARDS = 300, 20, 5
+SHARD_ROWS = NUM_ROWS // NUM_SHARDS
 
 
 @dataclass
 class RunningJob:
-    """One whose rows are committed by hand, in parts of rows from anywhere in the input."""
+    """One whose rows are committed by hand, in parts of rows from anywhere in the input.
+
+    The rows of `left` are planned: each fifth of them is a shard.
+    """
 
     ledger: Ledger
     folder: LocalFolder
     claim: Claim
     left: list[int] = field(default_factory=lambda: random.Random(7).sample(range(NUM_ROWS), NUM_ROWS))
     num_parts: int = 0
+
+    def __post_init__(self) -> None:
+        self.shards = [self.left[start : start + SHARD_ROWS] for start in range(0, NUM_ROWS, SHARD_ROWS)]
 
     @property
     def record(self) -> JobRecord:
@@ -45,41 +54,58 @@ class RunningJob:
         self.folder.publish(part.file_name)
         return rows
 
-    def written(self, rows: list[int], text: str = "row") -> NewPart:
+    def written(self, rows: list[int], text: str = "row", shard: int | None = None) -> NewPart:
         self.num_parts += 1
-        name = f"part-00000-01-{self.num_parts:03d}.parquet"
+        if shard is None:
+            shard = next(number for number, planned in enumerate(self.shards) if rows[0] in planned)
+        name = f"part-{shard:05d}-01-{self.num_parts:03d}.parquet"
         tokens = {"prompt_tokens": rows, "cached_tokens": rows, "completion_tokens": rows}
         none = dict.fromkeys(("finish_reason", "error"), pa.nulls(len(rows), pa.string()))
         table = pa.table({"row": rows, "output": [f"{text} {row}" for row in rows], **tokens, **none})
         self.folder.write_part(name, table)
         return part_summary(name, table)
 
-    def retry(self, old: PartRecord) -> list[int]:
+    def retry(self, old: PartRecord, shard: int | None = None) -> list[int]:
         """Two rows of a part are answered again, it gives way to one without them; returns these rows."""
         again, rest = self.rows_of(old)[:2], self.rows_of(old)[2:]
-        answered, remaining = self.written(again, "again"), self.written(rest)
+        answered, remaining = self.written(again, "again", shard), self.written(rest, shard=shard)
         self.ledger.leases.commit_part(self.claim, answered, [Replacement(old.id, remaining)])
         self.folder.withdraw(old.file_name)
         self.folder.publish(remaining.file_name)
         self.folder.publish(answered.file_name)
         return again
 
+    def complete(self) -> None:
+        claim: Claim | None = self.claim
+        while claim is not None:
+            self.ledger.leases.finish_shard(claim)
+            claim = self.ledger.leases.claim_next("bulk", "worker", 3600)
+
     def rows_of(self, part: PartRecord) -> list[int]:
         rows: list[int] = pq.read_table(self.folder.path / part.file_name)["row"].to_pylist()
         return rows
 
 
-@pytest.fixture
-def job(tmp_path: Path) -> Iterator[RunningJob]:
+@pytest.fixture(params=["planned", "unplanned"])
+def job(tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[RunningJob]:
     ledger = Ledger(f"sqlite:///{tmp_path / 'ledger.db'}")
     ledger.migrate()
     folder = LocalFolder(tmp_path / "out")
     folder.make()
     new = NewJob("job_1", "bulk", "tiny", str(folder), "abc", NUM_ROWS, {"max_tokens": 1}, 0)
-    ledger.create_job(new, [NewShard(0, NUM_ROWS, "/spool/0.parquet")])
+    spool = tmp_path / "spool"
+    spool.mkdir()
+    shards = [NewShard(number, SHARD_ROWS, str(spool / f"{number}.parquet")) for number in range(NUM_SHARDS)]
+    ledger.create_job(new, shards)
     claim = ledger.leases.claim_next("bulk", "worker", 3600)
     assert claim is not None
-    yield RunningJob(ledger, folder, claim)
+    job = RunningJob(ledger, folder, claim)
+    if request.param == "planned":
+        monkeypatch.setattr("headrace.storage.planned_rows._FEW_SHARDS", 0)
+        with planned_rows(spool) as planned:
+            for number, rows in enumerate(job.shards):
+                planned.add(number, array("q", rows))
+    yield job
     ledger.close()
 
 
@@ -118,7 +144,7 @@ def test_pages_have_what_is_committed_by_now(job: RunningJob, limit: int) -> Non
         committed += job.commit()
         if len(committed) % 75 == 0:
             assert pages(index, job, limit) == sorted(committed)
-    job.ledger.leases.finish_shard(job.claim)
+    job.complete()
     assert pages(index, job, limit) == list(range(NUM_ROWS))
 
 
@@ -126,8 +152,8 @@ def test_a_page_reads_the_parts_that_hold_it(job: RunningJob, opened: list[str])
     index = RowIndex()
     for _ in range(NUM_PARTS):
         job.commit()
-    job.ledger.leases.finish_shard(job.claim)
-    index.first_rows(job.ledger, job.record, 3)
+    job.complete()
+    assert pages(index, job, 50) == list(range(NUM_ROWS))
     for after in (0, 99, 200):
         opened.clear()
         found = index.first_rows(job.ledger, job.record, 3, after)
@@ -135,11 +161,59 @@ def test_a_page_reads_the_parts_that_hold_it(job: RunningJob, opened: list[str])
         assert len(opened) <= 3
 
 
+@pytest.mark.parametrize("job", ["planned"], indirect=True)
+def test_the_first_page_reads_no_part_of_other_shards(job: RunningJob, opened: list[str]) -> None:
+    for _ in range(NUM_PARTS):
+        job.commit()
+    job.complete()
+    index = RowIndex()
+    for row in (0, 150, 299):
+        opened.clear()
+        found = index.first_rows(job.ledger, job.record, 1, row - 1)
+        assert found.table["row"].to_pylist() == [row]
+        wanted = [number for number, rows in enumerate(job.shards) if {row, row + 1}.intersection(rows)]
+        assert {int(name.split("-")[1]) for name in opened} <= set(wanted)
+
+
+@pytest.mark.parametrize("job", ["planned"], indirect=True)
+@pytest.mark.parametrize("damage", [b"", b"no Parquet", None])
+def test_where_the_plan_cannot_be_read_all_parts_are(job: RunningJob, damage: bytes | None, tmp_path: Path) -> None:
+    (plan,) = tmp_path.rglob(PLANNED_ROWS)
+    if damage is None:
+        plan.unlink()
+    else:
+        plan.write_bytes(damage)
+    committed = [row for _ in range(3) for row in job.commit()]
+    assert pages(RowIndex(), job, 7) == sorted(committed)
+
+
+def test_rows_that_another_shard_tries_again_are_those_of_the_first(job: RunningJob) -> None:
+    """The number in its parts' names is its own."""
+    for _ in range(NUM_PARTS):
+        job.commit()
+    job.complete()
+    index = RowIndex()
+    assert pages(index, job, 50) == list(range(NUM_ROWS))
+    old = job.parts[2]
+    retried = int(old.file_name.split("-")[1])
+    new = NewShard(NUM_SHARDS, 2, "/spool/0.parquet", retry_of=retried)
+    assert job.ledger.retry_job("job_1", [new])
+    claim = job.ledger.leases.claim_next("bulk", "worker", 3600)
+    assert claim is not None
+    job.claim = claim
+    again = job.retry(old, claim.shard_number)
+    job.complete()
+    for pages_of in (index, RowIndex()):
+        assert pages(pages_of, job, 50) == list(range(NUM_ROWS))
+        found = pages_of.first_rows(job.ledger, job.record, 1, min(again) - 1)
+        assert found.table["output"].to_pylist() == [f"again {min(again)}"]
+
+
 def test_a_part_that_was_removed_by_hand_is_left_out(job: RunningJob) -> None:
     index = RowIndex()
     for _ in range(NUM_PARTS):
         job.commit()
-    job.ledger.leases.finish_shard(job.claim)
+    job.complete()
     assert pages(index, job, 50) == list(range(NUM_ROWS))
     gone = set(job.rows_of(job.parts[3]))
     (job.folder.path / job.parts[3].file_name).unlink()
@@ -152,7 +226,7 @@ def test_a_part_that_is_back_is_read_again(job: RunningJob) -> None:
     index = RowIndex()
     for _ in range(NUM_PARTS):
         job.commit()
-    job.ledger.leases.finish_shard(job.claim)
+    job.complete()
     path = job.folder.path / job.parts[3].file_name
     away = path.rename(job.folder.path / "away")
     assert len(pages(index, job, 50)) < NUM_ROWS
@@ -208,7 +282,7 @@ def test_who_watches_a_row_finds_it_in_a_part_that_was_committed_out_of_turn(
     watched = StoredRow(StoredRows(job.ledger), job.record.id, row)
     monkeypatch.setattr(StoredRows, "output", lambda rows, job_id: _Output(job.record, job.parts[1:]))
     assert watched.find() == (None, True)
-    job.ledger.leases.finish_shard(job.claim)
+    job.complete()
     monkeypatch.setattr(StoredRows, "output", StoredRows._read)
     found, may_come = watched.find()
     assert found is not None

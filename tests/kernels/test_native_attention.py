@@ -28,10 +28,15 @@ class Batch:
     context_lens: tuple[int, ...]
     prefixes: tuple[str, ...] = ()
 
+    def num_blocks(self, block_size: int) -> int:
+        """How many a cache has: half of them at most are some sequence's."""
+        return 2 * sum(-(-length // block_size) for length in self.context_lens)
+
     def tables(self, block_size: int) -> list[list[int]]:
         """Block tables: prefixes by their tokens' blocks, the rest each sequence's own."""
         known: dict[tuple[str, int], int] = {}
-        fresh = iter(torch.randperm(2000, generator=torch.Generator().manual_seed(1)).tolist())
+        shuffled = torch.randperm(self.num_blocks(block_size), generator=torch.Generator().manual_seed(1))
+        fresh = iter(shuffled.tolist())
         tables = []
         for index, length in enumerate(self.context_lens):
             prefix = self.prefixes[index] if self.prefixes else ""
@@ -82,8 +87,9 @@ class Case:
         num_heads, num_kv_heads, head_dim = heads
         generator = torch.Generator().manual_seed(2)
         metadata = AttentionMetadata(batch.query_lens, batch.context_lens, batch.tables(block_size), block_size)
-        caches = torch.randn(2, 2000, block_size, num_kv_heads, head_dim, generator=generator).to(dtype)
-        caches[:, ~_owned(metadata, 2000)] = float("nan")
+        sizes = batch.num_blocks(block_size), block_size, num_kv_heads, head_dim
+        caches = torch.randn(2, *sizes, generator=generator).to(dtype)
+        caches[:, ~_owned(metadata, sizes[0])] = float("nan")
         query = torch.randn(metadata.num_tokens, num_heads, head_dim, generator=generator).to(dtype)
         return cls(query, caches[0], caches[1], metadata)
 
@@ -224,7 +230,7 @@ def test_blocks_that_slid_out_of_the_window_are_not_read(instructions):
     lens = zip(case.metadata.query_lens, case.metadata.context_lens, strict=True)
     freed = [max(0, context - query + 1 - 60) // 8 for query, context in lens]
     used = set().union(*case.metadata.block_tables)
-    other = next(block for block in range(2000) if block not in used)
+    other = next(block for block in range(len(case.key_cache)) if block not in used)
     tables = [
         [other] * count + list(table[count:]) for count, table in zip(freed, case.metadata.block_tables, strict=True)
     ]
@@ -236,7 +242,7 @@ def test_queries_and_caches_may_be_parts_of_larger_tensors(instructions):
     case = Case.build(BATCHES["mixed"], instructions)
     wide = torch.zeros(case.query.shape[0], 15, 64, dtype=case.query.dtype)
     wide[:, 2:11] = case.query
-    caches = torch.zeros(2000, 16, 3, 2, 64, dtype=case.query.dtype)
+    caches = torch.zeros(*case.key_cache.shape[:3], 2, 64, dtype=case.query.dtype)
     caches[..., 0, :], caches[..., 1, :] = case.key_cache, case.value_cache
     part = Case(wide[:, 2:11], caches[..., 0, :], caches[..., 1, :], case.metadata)
     assert torch.equal(part.run(instructions), case.run(instructions))

@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from sqlalchemy.engine import make_url
 
 from headrace.storage.ledger import Ledger
 from headrace.storage.output_address import open_folder
 from headrace.storage.output_folder import OutputFolder
 from headrace.storage.records import NewJob, NewShard
 
+from ..ledgers import new_ledger
 from ..postgres import new_schema, postgres_binaries, running_postgres
 from ..shelf import make_bucket
 
@@ -45,7 +47,8 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str
 
 @pytest.fixture
 def ledger(database_url: str) -> Iterator[Ledger]:
-    ledger = Ledger(database_url)
+    file = make_url(database_url).database or ""
+    ledger = new_ledger(Path(file)) if database_url.startswith("sqlite") else Ledger(database_url)
     ledger.migrate()
     yield ledger
     ledger.close()

@@ -50,6 +50,23 @@ def q4_k(blocks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return fields(blocks[:, 16:], 4, 32), *_k_scales(blocks)
 
 
+def q5_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Values [n, 32] int8, scales [n, 1] float32: a weight is value * scale."""
+    values = halves(blocks[:, HALF + 4 :]) | _fifth_bits(blocks[:, HALF : HALF + 4])
+    return values.view(torch.int8) - 16, half(blocks, 0).float()
+
+
+def q8_0(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """As `q5_0`."""
+    return blocks[:, HALF:].view(torch.int8), half(blocks, 0).float()
+
+
+def q6_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Values [n, 256] int8, scales [n, 16] float32, each of 16 weights."""
+    values = fields(blocks[:, :128], 4, 64) | fields(blocks[:, 128:192], 2, 32) << 4
+    return values.view(torch.int8) - 32, half(blocks, 208).float() * blocks[:, 192:208].view(torch.int8).float()
+
+
 def _q4_0(blocks: Tensor) -> Tensor:
     values, scales = q4_0(blocks)
     return (values.float() - 8) * scales.float()
@@ -60,18 +77,14 @@ def _q4_1(blocks: Tensor) -> Tensor:
     return scaled(values.float(), scales.float(), minima.float())
 
 
-def _q5_0(blocks: Tensor) -> Tensor:
-    values = halves(blocks[:, HALF + 4 :]) | _fifth_bits(blocks[:, HALF : HALF + 4])
-    return (values.float() - 16) * half(blocks, 0).float()
+def _symmetric(unpacked: tuple[Tensor, Tensor]) -> Tensor:
+    values, scales = unpacked
+    return scaled(values.float(), scales)
 
 
 def _q5_1(blocks: Tensor) -> Tensor:
     values = halves(blocks[:, 2 * HALF + 4 :]) | _fifth_bits(blocks[:, 2 * HALF : 2 * HALF + 4])
     return values.float() * half(blocks, 0).float() + half(blocks, HALF).float()
-
-
-def _q8_0(blocks: Tensor) -> Tensor:
-    return blocks[:, HALF:].view(torch.int8).float() * half(blocks, 0).float()
 
 
 def _q2_k(blocks: Tensor) -> Tensor:
@@ -97,12 +110,6 @@ def _q4_k(blocks: Tensor) -> Tensor:
 def _q5_k(blocks: Tensor) -> Tensor:
     values = fields(blocks[:, 48:], 4, 32) | fields(blocks[:, 16:48], 1, 32) << 4
     return scaled(values.float(), *_k_scales(blocks))
-
-
-def _q6_k(blocks: Tensor) -> Tensor:
-    values = fields(blocks[:, :128], 4, 64) | fields(blocks[:, 128:192], 2, 32) << 4
-    scales = blocks[:, 192:208].view(torch.int8).float()
-    return scaled(values.float() - 32, half(blocks, 208).float() * scales)
 
 
 def _iq4_nl(blocks: Tensor) -> Tensor:
@@ -134,14 +141,14 @@ def _tq2_0(blocks: Tensor) -> Tensor:
 _READERS: dict[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0,
     "Q4_1": _q4_1,
-    "Q5_0": _q5_0,
+    "Q5_0": lambda blocks: _symmetric(q5_0(blocks)),
     "Q5_1": _q5_1,
-    "Q8_0": _q8_0,
+    "Q8_0": lambda blocks: _symmetric(q8_0(blocks)),
     "Q2_K": _q2_k,
     "Q3_K": _q3_k,
     "Q4_K": _q4_k,
     "Q5_K": _q5_k,
-    "Q6_K": _q6_k,
+    "Q6_K": lambda blocks: _symmetric(q6_k(blocks)),
     "IQ4_NL": _iq4_nl,
     "IQ4_XS": _iq4_xs,
     "MXFP4": _mxfp4,

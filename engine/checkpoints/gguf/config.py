@@ -1,6 +1,6 @@
 """What a GGUF file's metadata says of its model, as a `config.json` would say it. Free of torch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +15,9 @@ Raw = dict[str, Any]
 
 # Modules that are multiplied as one: kept in four bits together, or not at all.
 _FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
-# Those that the kernels for four bits take as they are.
+# Those that the kernels for four bits take as they are, and those that a CPU's take beside them.
 _FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
+_CPU_BITS = (*_FOUR_BITS, "Q5_0", "Q8_0", "Q6_K")
 # Gemma's largest divide attention scores by something else than the others.
 _LARGEST_GEMMA_LAYERS = {"gemma2": 46, "gemma3": 62}
 
@@ -85,7 +86,7 @@ def _common(fields: _Fields) -> Raw:
         "eos_token_id": stop_token_ids(fields.model.metadata),
         "dtype": _dtype(fields.model),
     }
-    return raw | _quantization(fields.model)
+    return raw | _quantization(fields.model, _FOUR_BITS)
 
 
 def _llama(fields: _Fields) -> Raw:
@@ -241,16 +242,23 @@ def _dtype(model: GgufModel) -> str:
     return "float16" if kinds <= {"F32", "F16"} else "bfloat16"
 
 
-def _quantization(model: GgufModel) -> Raw:
-    """A `quantization_config` for what stays in four bits; all else is dequantised."""
+def read_cpu_quantization(path: Path) -> Raw:
+    """The `quantization_config` for what kernels of a CPU take as it is; of `read_gguf_config` it is a GPU's."""
+    return _quantization(GgufModel.open(path), _CPU_BITS)
+
+
+def _quantization(model: GgufModel, kept: Sequence[str]) -> Raw:
+    """A `quantization_config` for what stays in the types `kept`; all else is dequantised."""
     kinds = {
         name.removesuffix(".weight"): source.info.type.name
         for name, source in checkpoint_tensors(model).items()
         if name.endswith(".weight")
     }
     modules: dict[str, list[str]] = {}
+    # An embedding is looked up, and multiplied by where it is the head as well.
+    is_head = kept == _CPU_BITS and "output.weight" not in model.tensors
     for module, kind in kinds.items():
-        if kind in _FOUR_BITS and "embed_tokens" not in module and _is_like_its_neighbours(module, kinds):
+        if kind in kept and (is_head or "embed_tokens" not in module) and _is_like_its_neighbours(module, kinds):
             modules.setdefault(kind, []).append(module)
     return {"quantization_config": {"quant_method": "gguf", "modules": modules}} if modules else {}
 

@@ -15,6 +15,7 @@ from ..live_answers import UNAVAILABLE, LiveAnswers
 from .asking import Asked
 from .bodies import Answer, Usage
 from .chunks import DONE, to_json
+from .reasoning import ThoughtEvent
 from .running_usage import RunningUsage
 
 T = TypeVar("T")
@@ -67,7 +68,9 @@ def _answer(asked: Asked, choice: int, collected: Sequence[Sequence[StreamEvent]
         return Answer.of_prompt(echo, prompt_logprobs)
     text = "".join(event.text for event in events)
     entries = [entry for event in events for entry in event.logprobs or ()] if asked.has_logprobs else None
-    return Answer(text, str(events[-1].finish_reason), entries, echo, prompt_logprobs)
+    thought = "".join(event.reasoning for event in events if isinstance(event, ThoughtEvent))
+    reasoning = thought if asked.parsers and asked.parsers[choice].is_told else None
+    return Answer(text, str(events[-1].finish_reason), entries, echo, prompt_logprobs, reasoning)
 
 
 async def chunk_stream(
@@ -114,7 +117,7 @@ async def choice_events(answers: LiveAnswers, asked: Asked) -> AsyncGenerator[tu
                 if event.error != UNAVAILABLE:
                     asked.open_choices.discard(choice)
                 expect_proper(event)
-            yield choice, event
+            yield choice, asked.parsed(choice, event)
     timer.end()
 
 
@@ -159,6 +162,8 @@ def _usage(asked: Asked, choice: int, event: StreamEvent) -> Usage:
     if event.usage is None:
         return Usage()
     usage = Usage(**asdict(event.usage))
+    if asked.parsers:
+        usage = replace(usage, reasoning_tokens=asked.parsers[choice].num_tokens)
     if choice % asked.samples:
-        usage = Usage(completion_tokens=usage.completion_tokens)
+        usage = Usage(completion_tokens=usage.completion_tokens, reasoning_tokens=usage.reasoning_tokens)
     return replace(usage, completion_tokens=0) if asked.echoes_only else usage

@@ -10,12 +10,14 @@ from starlette.requests import HTTPConnection
 
 from ...live.prompt import LivePrompt
 from ...live.requests import LiveRequest, new_seed
+from ...streams.events import StreamEvent
 from ..admission import Admission, LiveAdmission
 from ..caller import tenant_of
 from ..live_answers import LiveAnswers
 from ..models import ServedModel, ServedModels
 from .chat_schemas import ChatCompletionRequest
 from .completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
+from .reasoning import ReasoningParser, with_reasoning
 from .sampling_schemas import SamplingFields
 
 
@@ -24,7 +26,8 @@ class Asked:
     """What is handed to workers for one response. Choice `i` is sample `i % n` of request `i // n`.
 
     `submitted`: that it was, or why not. `echoes`: for each choice, the text that stands in front of it, if one does;
-    `echoes_only`: what is generated is left out. `admissions`: closed when the response has ended. `open_choices`:
+    `echoes_only`: what is generated is left out. `parsers`: for each choice, what parts the thinking from the answer.
+    `admissions`: closed when the response has ended. `open_choices`:
     those whose answer has not. `arrived_at`: when the request came, as `time.perf_counter` has it.
     """
 
@@ -34,6 +37,7 @@ class Asked:
     cancel_on_disconnect: bool
     echoes: Sequence[str] = ()
     echoes_only: bool = False
+    parsers: Sequence[ReasoningParser] = ()
     admissions: ExitStack = field(default_factory=ExitStack)
     open_choices: set[int] = field(default_factory=set)
     arrived_at: float = field(default_factory=time.perf_counter)
@@ -67,6 +71,10 @@ class Asked:
     def echo(self, choice: int) -> str:
         return self.echoes[choice] if self.echoes else ""
 
+    def parsed(self, choice: int, event: StreamEvent) -> StreamEvent:
+        """The next event of a choice, without what is thought in it where that is to be parted."""
+        return self.parsers[choice].add(event) if self.parsers else event
+
     @property
     def open_answers(self) -> list[tuple[LiveRequest, int]]:
         """The request and the sample of each choice whose answer has not ended."""
@@ -95,7 +103,14 @@ class Asker:
         model = self.models.model(body.model)
         messages = [message.for_template() for message in body.messages]
         prompt = model.prompts.chat(messages, body.chat_template_kwargs)
-        return self._submit(model, [self._request(model, prompt, body, model.prompts.context_length)], body)
+        thinks = body.include_reasoning, body.thinking_token_budget
+        request = self._request(model, prompt, body, model.prompts.context_length, *thinks)
+        asked = self._submit(model, [request], body)
+        if request.sampling.reasoning:
+            tokenizer, is_told = model.prompts.tokenizer, body.include_reasoning is not False
+            parsers = (ReasoningParser(tokenizer, prompt.token_ids, is_told) for _ in range(asked.num_choices))
+            asked.parsers = tuple(parsers)
+        return asked
 
     def completions(self, body: CompletionRequest) -> Asked:
         model = self.models.model(body.model)
@@ -108,11 +123,18 @@ class Asker:
         return asked
 
     def _request(
-        self, model: ServedModel, prompt: LivePrompt, body: SamplingFields, default_max_tokens: int
+        self,
+        model: ServedModel,
+        prompt: LivePrompt,
+        body: SamplingFields,
+        default_max_tokens: int,
+        include_reasoning: bool | None = None,
+        thinking_token_budget: int | None = None,
     ) -> LiveRequest:
         room = model.prompts.context_length - len(prompt.token_ids)
         # At least one: a prompt that leaves no room is refused for what it is.
         sampling = body.sampling(max(1, min(default_max_tokens, room)), new_seed())
+        sampling = with_reasoning(sampling, model.prompts.tokenizer, include_reasoning, thinking_token_budget)
         model.prompts.check(prompt.token_ids, sampling)
         return LiveRequest.new(
             queue=model.live_queue,

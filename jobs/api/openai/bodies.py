@@ -20,6 +20,7 @@ class Answer:
     """One choice, complete. `logprobs`: an entry a token (see `logprobs.LogprobEntries`) where they were asked for.
 
     `echo`: the prompt, where it is to stand in front; `prompt_logprobs`: likewise an entry for each token of it.
+    `reasoning`: what the model thought before, where that is told.
     """
 
     text: str
@@ -27,6 +28,7 @@ class Answer:
     logprobs: LogprobEntries | None = None
     echo: str = ""
     prompt_logprobs: LogprobEntries | None = None
+    reasoning: str | None = None
 
     @classmethod
     def of_prompt(cls, echo: str, prompt_logprobs: LogprobEntries | None) -> "Answer":
@@ -41,12 +43,14 @@ class Usage:
     prompt_tokens: int = 0
     cached_tokens: int = 0
     completion_tokens: int = 0
+    reasoning_tokens: int = 0
 
     def __add__(self, other: "Usage") -> "Usage":
         return Usage(
             self.prompt_tokens + other.prompt_tokens,
             self.cached_tokens + other.cached_tokens,
             self.completion_tokens + other.completion_tokens,
+            self.reasoning_tokens + other.reasoning_tokens,
         )
 
     def body(self) -> dict[str, Any]:
@@ -56,7 +60,7 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
             # Programs read it without a look at whether it is there.
-            "completion_tokens_details": {"reasoning_tokens": 0},
+            "completion_tokens_details": {"reasoning_tokens": self.reasoning_tokens},
         }
 
 
@@ -108,12 +112,20 @@ def text_completion(head: Head, answers: Sequence[Answer], usage: Usage) -> dict
 
 
 def _chat_choice(index: int, answer: Answer) -> Mapping[str, Any]:
+    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []}
+    if answer.reasoning is not None:
+        message |= reasoning_fields(answer.reasoning)
     return {
         "index": index,
-        "message": {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []},
+        "message": message,
         "logprobs": None if answer.logprobs is None else chat_logprobs(answer.logprobs),
         "finish_reason": answer.finish_reason,
     }
+
+
+def reasoning_fields(text: str) -> dict[str, str]:
+    """Under the name that vLLM has by now, and the one before, which DeepSeek's, SGLang's and many clients read."""
+    return {"reasoning": text, "reasoning_content": text}
 
 
 def _text_choice(index: int, answer: Answer) -> Mapping[str, Any]:

@@ -6,8 +6,9 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from ...streams.events import StreamEvent
-from .bodies import Head, Usage
+from .bodies import Head, Usage, reasoning_fields
 from .logprobs import chat_logprobs
+from .reasoning import ThoughtEvent
 from .running_usage import RunningUsage
 
 CHAT_CHUNK = "chat.completion.chunk"
@@ -57,6 +58,8 @@ class ChatChunks:
         yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
 
     def add(self, index: int, event: StreamEvent) -> Iterator[bytes]:
+        if isinstance(event, ThoughtEvent) and event.reasoning:
+            yield self._chunk(index, reasoning_fields(event.reasoning))
         logprobs = chat_logprobs(event.logprobs) if self._has_logprobs and event.logprobs else None
         if logprobs:
             yield self._chunk(index, {"content": event.text}, logprobs)

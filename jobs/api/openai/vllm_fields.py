@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator
+from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
 from .body import Body, Unsupported, only
@@ -46,5 +46,11 @@ class VllmChatFields(VllmFields):
     continue_final_message: Annotated[_Untold, AfterValidator(only(False))] = None
     documents: Annotated[_Untold, AfterValidator(only([]))] = None
     echo: Annotated[_Untold, AfterValidator(only(False))] = None
-    include_reasoning: Annotated[_Untold, AfterValidator(only(True))] = None
+    include_reasoning: Annotated[
+        bool | None,
+        Field(description="true: what the model thinks first comes in `reasoning` of its own; false: it is left out"),
+    ] = None
     mm_processor_kwargs: Annotated[_Untold, AfterValidator(only({}))] = None
+    thinking_token_budget: Annotated[int, Field(ge=0, description="After so many tokens it thinks no more")] | None = (
+        None
+    )

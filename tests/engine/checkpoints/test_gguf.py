@@ -36,6 +36,8 @@ from headrace.engine.models.llama import LlamaLayer
 from headrace.engine.request import Request
 from headrace.engine.sharding.ranks import ProcessRanks
 from headrace.kernels.linear import Int4Weight, StoredWeight
+from headrace.kernels.linear.grouped import GroupedProduct
+from headrace.kernels.native import InstructionSet, instruction_set
 
 from ..conftest import greedy, save_random_model
 from ..families import FAMILIES, ODD_SIZES, PHI3_TOKENS
@@ -178,6 +180,42 @@ def test_four_bits_stay_four_bits_where_kernels_take_them(kind, large, tmp_path)
             # The scales of Q4_K are rounded, to eleven bits.
             tolerance = 2.0**-11 * float(expected.abs().max()) if kind == "Q4_K" else 0.0
             torch.testing.assert_close(rows, expected, rtol=0, atol=tolerance)
+
+
+@pytest.mark.skipif(instruction_set() is not InstructionSet.AVX2, reason="for processors with AVX2 and no AVX-512")
+@pytest.mark.parametrize(
+    ("kind", "bits"), [("Q4_0", 4.5), ("Q4_1", 5), ("Q4_K", 5), ("Q5_0", 8.5), ("Q8_0", 8.5), ("Q6_K", 10)]
+)
+def test_a_cpu_multiplies_blocks_as_they_are(kind, bits, large, tmp_path):
+    file = write_gguf(large, tmp_path / "model.gguf", kind, kinds={"layers.1.self_attn.v_proj": "F16"})
+    model = load_model(ModelConfig.from_pretrained(file.path), EngineConfig(), torch.float32, CPU)
+    model.prepack()
+    for name, part in model.parts.items():
+        product = part.linear._product
+        is_kept = "layers.1.self_attn" not in name or "o_proj" in name
+        assert isinstance(product, GroupedProduct) == is_kept, name
+        if isinstance(product, GroupedProduct):
+            num_bytes = sum(each.nbytes for each in (product._weight, *product._factors))
+            padded = part.linear.num_outputs + -part.linear.num_outputs % 16
+            assert num_bytes * 8 == bits * padded * part.linear.num_inputs, name
+        x = torch.randn(3, part.linear.num_inputs)
+        weight = torch.from_numpy(file.dequantized[f"{name}.weight"])
+        found = part.linear(x)[:, part.start : part.start + part.size]
+        # The scales of Q4_K are rounded, to eleven bits.
+        tolerance = 2.0**-11 * float((x.abs() @ weight.abs().t()).max()) if kind == "Q4_K" else 2e-5
+        torch.testing.assert_close(found, x @ weight.t(), rtol=0, atol=tolerance)
+
+
+@pytest.mark.skipif(instruction_set() is not InstructionSet.AVX2, reason="for processors with AVX2 and no AVX-512")
+def test_an_embedding_that_is_the_head_is_multiplied_as_it_is(tmp_path):
+    trained = save_random_model(LlamaConfig(**LARGE.to_dict() | {"tie_word_embeddings": True}), tmp_path)
+    file = write_gguf(tmp_path, tmp_path / "model.gguf", "Q8_0")
+    model = load_model(ModelConfig.from_pretrained(file.path), EngineConfig(), torch.float32, CPU)
+    model.prepack()
+    assert isinstance(model._head.matrix._product, GroupedProduct)
+    weights = {name: torch.from_numpy(weight) for name, weight in file.dequantized.items()}
+    trained.load_state_dict(weights, strict=False)
+    assert generated(file.path) == greedy(trained, PROMPT)
 
 
 def bytes_of(part: LinearPart) -> int:

@@ -2,10 +2,12 @@
 
 import random
 from collections.abc import Sequence
+from functools import partial
 
 import pytest
 
 from headrace.engine.request import FinishReason, Request, SamplingParams
+from headrace.engine.structured.reasoning import ReasoningTokens
 from headrace.engine.text.detokenizer import StopStrings, answer_text
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.live.text import GrowingText
@@ -75,3 +77,26 @@ def test_what_may_become_a_stop_waits(tokenizer):
     assert text.held == "EN"
     assert "".join(text.add(token) for token in tokenizer.encode("Dx", add_special_tokens=False)[:0]) == ""
     assert text.owed("see EN") == "EN"
+
+
+@pytest.mark.parametrize("stops", [(), ("END",), ("x\n",)])
+def test_what_is_thought_comes_with_its_markers_whatever_the_stops(stops):
+    tokenizer = Tokenizer.from_pretrained(MODEL)
+    # Two of its special tokens stand for the markers.
+    start, end = 1, 2
+    tokenizer._reasoning = tokens = ReasoningTokens(start, end)
+    markers = {token: tokenizer.fast.id_to_token(token) for token in (start, end)}
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    said = [start, *encode("first x\nEND of it\n"), end, *encode("\n\nthe answer END")]
+    params = SamplingParams(stop=stops, reasoning=True)
+    # The last token's text is owed.
+    for cut in range(len(said)):
+        request = Request("r", (5, 6, 7), params, reasoning=tokens)
+        text = GrowingText.of(tokenizer, request)
+        before = [text.add(token) for token in said[:cut]]
+        text = GrowingText.of(tokenizer, request)
+        text.resume(said[:cut], before)
+        given = "".join([*before, *(text.add(token) for token in said[cut:-1])])
+        answer = "the answer " if "END" in stops else "the answer END"
+        whole = f"{markers[start]}first x\nEND of it\n{markers[end]}{answer}"
+        assert given + text.owed(answer) == whole

@@ -11,6 +11,7 @@ from headrace.jobs.planning.dry_run import Forecast
 from headrace.jobs.schemas import JobSpec
 from headrace.storage.overview import Pace
 
+from ...engine.thinking import thinking_copy
 from ..running import LABELS, MODEL, assert_refused, label_arguments
 
 
@@ -128,3 +129,11 @@ def test_choices_are_as_long_as_they_are_whatever_max_tokens_says(headrace, tick
     """The longest choice is what a prompt needs room for."""
     options = ["--model", MODEL, "--prompt", "{text}", "--limit", "3", "--max-tokens", "2040", "--choices", "a,b"]
     assert planned(headrace(tmp_path / "data", "dry-run", tickets, *options))["context"].endswith("all fit")
+
+
+def test_what_is_thought_before_a_choice_counts(headrace, tickets, tmp_path):
+    model = thinking_copy(MODEL, tmp_path / "thinker")
+    options = ["--model", model, "--prompt", "{text}", "--limit", "3", "--max-tokens", "2040", "--choices", "a,b"]
+    plan = [tmp_path / "data", "dry-run", tickets, *options, "--reasoning"]
+    assert not planned(headrace(*plan))["context"].endswith("all fit")
+    assert planned(headrace(*plan, "--thinking-token-budget", "10"))["context"].endswith("all fit")

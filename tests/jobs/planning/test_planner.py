@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.checkpoints.model_config import ModelConfig
@@ -16,13 +17,14 @@ from headrace.engine.errors import InvalidRequestError
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.errors import SpecError
 from headrace.jobs.planning import custom_ids, planner
-from headrace.jobs.planning.planner import Planner
+from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.planning.shard_cutter import PrefixSharing
 from headrace.jobs.schemas import JobSpec
 from headrace.storage.columns import SchemaUnifier
 from headrace.storage.errors import InputError
+from headrace.storage.planned_rows import PLANNED_ROWS
 from headrace.storage.readers import InputRow, open_input
-from headrace.storage.spool import PlannedRow
+from headrace.storage.spool import PlannedRow, read_shard
 
 from ...engine.fakes import CONTEXT
 from ..models import write_model_folder
@@ -307,3 +309,16 @@ def test_what_a_cut_parts_is_not_counted_as_shared(plan):
     assert [len(shard) for shard in result.shards] == [8, 1]
     # One neighbour is beyond the cut.
     assert result.sharing == PrefixSharing(prompt_tokens=9 * 33, shareable_tokens=8 * 32, shared_tokens=7 * 32)
+
+
+def test_where_each_row_was_planned_is_written_down(model, tmp_path):
+    path = tmp_path / "input.jsonl"
+    path.write_text("".join(json.dumps({"text": f"{row * 7919 % 140} says"}) + "\n" for row in range(140)))
+    job_planner = make_planner(JobSpec.parse(model=str(model), prompt="{text}"), 2, tmp_path / "sort")
+    with job_planner.plan(open_input(path)) as plan:
+        shards = plan.spool(tmp_path / "spool")
+    table = pq.read_table(tmp_path / "spool" / PLANNED_ROWS)
+    spooled = {row: shard.number for shard in shards for row in read_shard(Path(shard.spool_path))["row"].to_pylist()}
+    assert len(shards) > 64
+    assert dict(zip(table["row"].to_pylist(), table["shard"].to_pylist(), strict=True)) == spooled
+    assert sorted(spooled) == list(range(140))

@@ -170,6 +170,32 @@ def test_an_answer_is_that_of_an_undisturbed_run(shop, tools, redis, start, opti
     assert num_resumed_steps < shop.host.stats.num_steps - before
 
 
+@pytest.mark.parametrize("choices", [("a", "b", "c d"), None], ids=["choices", "free"])
+def test_thinking_goes_on_where_it_was_cut(shop, checkpoints, redis, start, tmp_path, choices):
+    shop.model = write_model_folder(tmp_path / "thinker", words=("<end>", *"abcdefg", "<think>", "</think>", "j"))
+    tools = replace(shop.tools, checkpoints=checkpoints)
+    rows = ask((1, 2, 8), (3, 5, 8), (4, 5, 6, 8))
+    spec = {"choices": choices, "sampling": {"max_tokens": 12, "temperature": 1.0, "seed": 8, "reasoning": True}}
+    shop.create(rows, **spec)
+    first = shop.attempt(shop.claim(), tools)
+    running = begin(shop, first, start, 6)
+    end(shop, first, running)
+    shop.ledger.leases.release(first.claim)
+    assert saved(redis)
+    before = shop.host.stats.num_steps
+    resumed = outputs(shop, tools)
+    num_resumed_steps = shop.host.stats.num_steps - before
+    assert all(resumed["reasoning_tokens"])
+    shop.ledger.delete_job(JOB)
+    for path in shop.output.iterdir():
+        path.unlink()
+    shop.output.rmdir()
+    shop.create(rows, **spec)
+    before = shop.host.stats.num_steps
+    assert resumed == outputs(shop, shop.tools)
+    assert num_resumed_steps < shop.host.stats.num_steps - before
+
+
 def test_without_redis_or_its_content_a_row_begins_again(shop, tools, checkpoints, redis, start):
     shop.create(ROWS, sampling=LONG_ANSWERS)
     first = shop.attempt(shop.claim(), tools)

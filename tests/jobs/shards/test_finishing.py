@@ -18,6 +18,7 @@ from headrace.storage import ledger as ledger_module
 from headrace.storage.batch_records import NewBatch
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, read_report, write_manifest
+from headrace.storage.planned_rows import PLANNED_ROWS
 from headrace.storage.records import JobState, NewJob, NewShard
 from headrace.storage.tables import jobs, shards
 
@@ -171,6 +172,15 @@ def test_no_folder_is_removed_but_the_jobs_own(shop):
     finish_all_left(shop.ledger, QUEUE)
     assert other.exists()
     assert shop.ledger.job(JOB).tidy_at is None
+
+
+def test_where_the_rows_are_is_known_for_as_long_as_the_job(shop):
+    planned = shop.folder / "jobs" / JOB / PLANNED_ROWS
+    planned.write_bytes(b"")
+    assert len(spools(shop)) > 1
+    shop.shard_runner().run(SHARD)
+    assert shop.ledger.job(JOB).state is JobState.COMPLETED
+    assert spools(shop) == [planned]
 
 
 def test_what_a_batch_is_to_read_of_a_cancelled_job_stays_until_it_has_ended(shop, wait_until):

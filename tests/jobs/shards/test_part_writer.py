@@ -192,6 +192,60 @@ def test_wherever_it_is_killed_each_row_is_there_once(shop, start, monkeypatch, 
     assert shop.runner.num_sequences_started - started <= 2 * len(ROWS) - len(committed)
 
 
+@on_disk
+def test_what_a_killed_attempt_has_left_becomes_one_part(shop, start, monkeypatch):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    with monkeypatch.context() as patch:
+        with with_two_parts(shop, start, shop.attempt(shop.claim(lease_seconds=OVER))) as running:
+            kill_at(patch, "write")
+        with pytest.raises(Killed):
+            running.result(60)
+    left = rows_by_the_ledger(shop)
+    attempt = shop.attempt(tools=replace(shop.tools, flush_seconds=LONG))
+    attempt.run()
+    shop.assert_complete()
+    by_part = [pq.read_table(path)["row"].to_pylist() for path in shop.output.glob("*.parquet")]
+    assert sorted(map(sorted, by_part)) == sorted([left, [row for row in ALL if row not in left]])
+    assert {part.attempt_id for part in shop.ledger.parts(JOB)} == {attempt.claim.attempt_id}
+
+
+@on_disk
+def test_what_workers_of_other_versions_have_left_stays_as_it_is(shop, start, monkeypatch):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    with monkeypatch.context() as patch:
+        with with_two_parts(shop, start, shop.attempt(shop.claim(lease_seconds=OVER))) as running:
+            kill_at(patch, "write")
+        with pytest.raises(Killed):
+            running.result(60)
+    older, *others = list(shop.output.glob(".part-*.tmp"))
+    pq.write_table(pq.read_table(older).drop_columns(["receipt"]), older)
+    shop.attempt(tools=replace(shop.tools, flush_seconds=LONG)).run()
+    assert sorted(rows_in_the_folder(shop)) == ALL
+    assert len(list(shop.output.glob("*.parquet"))) == len(others) + 2
+
+
+@on_disk
+def test_a_merge_whose_answer_is_lost_with_the_lease_leaves_nothing_else(shop, start, monkeypatch):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    commit = Leases.commit_part
+
+    def cancelled(leases: Leases, claim: Any, part: Any, *others: Any) -> None:
+        commit(leases, claim, part, *others)
+        if part.num_rows == len(ROWS):
+            monkeypatch.setattr(Leases, "commit_part", commit)
+            # The worker asks again, as it would have to after a connection that was reset.
+            shop.ledger.cancel_job(JOB)
+            raise LedgerUnavailable("the connection was reset")
+
+    monkeypatch.setattr(Leases, "commit_part", cancelled)
+    with with_two_parts(shop, start, shop.attempt()) as running:
+        pass
+    with pytest.raises(LeaseLost):
+        running.result(60)
+    assert rows_by_the_ledger(shop) == ALL == sorted(rows_in_the_folder(shop))
+    assert not list(shop.output.glob(".part*"))
+
+
 @pytest.mark.parametrize("takes_effect", [False, True], ids=["not done", "done but not answered"])
 def test_a_merge_whose_answer_is_lost_is_made_once(shop, start, monkeypatch, takes_effect):
     shop.create(ROWS, sampling={"max_tokens": 4})

@@ -1,0 +1,85 @@
+"""A thinking model's answer in two: what it thought, and what it says then."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+from ....engine.errors import InvalidRequestError
+from ....engine.structured.reasoning import ThinkingTracker
+from ....engine.text.tokenizer import Tokenizer
+from ...schemas import SamplingSpec
+from ...streams.events import StreamEvent
+
+
+@dataclass(frozen=True)
+class ThoughtEvent(StreamEvent):
+    """An event whose `text` and `logprobs` are those of what is said alone. `reasoning`: what is thought in it."""
+
+    reasoning: str = ""
+
+
+class ReasoningParser:
+    """Parts a choice's events, one after the other, each once.
+
+    `is_told`: whether what is thought is to be handed on. `num_tokens`: how many tokens that was so far.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], is_told: bool) -> None:
+        tokens = tokenizer.reasoning(True)
+        assert tokens is not None
+        self._markers = (tokens.start_token_id, tokens.end_token_id)
+        self._thinking = ThinkingTracker(tokens, prompt_token_ids)
+        self.is_told = is_told
+        self._has_begun = False
+        # Blanks that nothing has followed yet.
+        self._held = ""
+        self.num_tokens = 0
+
+    def add(self, event: StreamEvent) -> ThoughtEvent:
+        are_thought = [self._thinking.add(token) for token in event.token_ids]
+        self.num_tokens += sum(are_thought)
+        # Its end has a text without tokens.
+        texts, are_texts_thought = (event.texts, are_thought) if are_thought else ((event.text,), [self.is_thinking])
+        thought, said = [], []
+        for index, (text, is_thought) in enumerate(zip(texts, are_texts_thought, strict=True)):
+            if not is_thought:
+                said.append(text)
+            elif not are_thought or event.token_ids[index] not in self._markers:
+                thought.append(text)
+        logprobs = event.logprobs
+        if logprobs is not None:
+            logprobs = tuple(each for each, skip in zip(logprobs, are_thought, strict=True) if not skip)
+        given = {each.name: getattr(event, each.name) for each in fields(StreamEvent)}
+        given |= {"text": "".join(said), "logprobs": logprobs}
+        return ThoughtEvent(**given, reasoning=self._trimmed("".join(thought)))
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether what is said is still to come."""
+        return self._thinking.is_thinking
+
+    def _trimmed(self, text: str) -> str:
+        """Without blanks in front of all, and at its end."""
+        text = self._held + text if self._has_begun else text.lstrip()
+        trimmed = text.rstrip()
+        self._held = text[len(trimmed) :]
+        self._has_begun |= bool(trimmed)
+        return trimmed if self.is_told else ""
+
+
+def with_reasoning(
+    sampling: SamplingSpec, tokenizer: Tokenizer, include_reasoning: bool | None, thinking_token_budget: int | None
+) -> SamplingSpec:
+    """The sampling of a chat that says so, where its model thinks.
+
+    Some clients send vLLM's default whatever the model, and it parts nothing of one that does not think. Raises
+    `InvalidRequestError` where the thinking of such a model is to be bounded.
+    """
+    if include_reasoning is None and thinking_token_budget is None:
+        return sampling
+    try:
+        tokenizer.reasoning(True)
+    except InvalidRequestError as error:
+        if thinking_token_budget is None:
+            return sampling
+        raise InvalidRequestError(f"thinking_token_budget: {error}", "thinking_token_budget") from error
+    return sampling.model_copy(update={"reasoning": True, "thinking_token_budget": thinking_token_budget})

@@ -1,0 +1,40 @@
+"""Whose rows a part of a data set may have: those of the shard that it was written for."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from ..storage.ledger import Ledger
+from ..storage.parts import shard_number_of
+from ..storage.planned_rows import read_planned_shards, retries
+from ..storage.records import JobRecord
+
+
+@dataclass
+class PlannedShards:
+    """Of a job of which it is not known, all rows and parts are shard 0's."""
+
+    ledger: Ledger
+    job_id: str
+    is_known: bool
+    num_shards: int
+    # The shards that try others' rows again, and those others.
+    _retries: dict[int, int] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, ledger: Ledger, job: JobRecord) -> tuple["PlannedShards", npt.NDArray[np.int32]]:
+        """A job's, and each row's shard. Raises `LedgerError`."""
+        shards = read_planned_shards(ledger.database, job.id, job.num_rows)
+        of_rows = np.zeros(job.num_rows, np.int32) if shards is None else shards
+        return cls(ledger, job.id, shards is not None, int(of_rows.max(initial=0)) + 1), of_rows
+
+    def of_parts(self, names: Iterable[str]) -> list[int]:
+        """Whose rows these parts have: for rows that were tried again, those of the first. Raises `LedgerError`."""
+        if not self.is_known:
+            return [0 for _ in names]
+        numbers = list(map(shard_number_of, names))
+        if not self._retries.keys() >= {number for number in numbers if number >= self.num_shards}:
+            self._retries = retries(self.ledger.database, self.job_id)
+        return [self._retries.get(number, number) for number in numbers]

@@ -1,0 +1,191 @@
+// x @ weightᵀ in float32 with a weight of four or eight bits, on a processor with AVX2 and no AVX-512 (W4A16, W8A16).
+//
+// The weight is packed as that of float32_product.cpp, blocks of 16 outputs, [outputs / 16, inputs, 16], but that a lane
+// of 32 bits holds several inputs of an output, the first in its lowest bits. A weight is value * scale - minimum in
+// float32, rounded once, with a scale and a minimum for each group of inputs and each output. With few rows, which
+// memory limits, it is widened in registers; with more, once for all of them.
+
+#include <cstdlib>
+#include <memory>
+
+#include "float32_tile.h"
+
+#ifdef HEADRACE_X86
+#define HEADRACE_F16C __attribute__((target("avx2,fma,f16c")))
+#define HEADRACE_F16C_INLINE HEADRACE_F16C static inline __attribute__((always_inline))
+
+namespace grouped {
+
+using avx2::Pair;
+using float32::kBlock;
+using float32::kMaxRows;
+
+// The same as `_Call` in kernels/linear/grouped.py.
+struct Call {
+    product::Call product;  // its weight: [outputs / 16, inputs / inputs of a lane, 16] of 32 bits
+    const void* scales;     // [outputs / 16, groups, 16] of float16 or float32, aligned to 32 bytes
+    const void* zeros;      // the same, of values or of weights; null: every zero is half of what the values' bits hold
+    std::int64_t group_size;  // a multiple of eight
+    std::int64_t num_bits;
+    std::int64_t has_minima;  // zeros are minima: else a weight is (value - zero) * scale
+    std::int64_t has_half_scales;
+};
+
+struct Half {
+    std::uint16_t bits;
+};
+
+// Rows of x up to which a weight is widened for each of them.
+constexpr std::int64_t kFewRows = 3;
+// Of x so many elements stay in the caches while all blocks pass by: more than of float32_product.cpp, as each part of the
+// rows has the weight widened for itself.
+constexpr std::int64_t kCachedElements = 262144;
+constexpr std::int64_t kWorkWorthThreads = 1 << 16;  // products of two elements
+
+HEADRACE_F16C_INLINE Pair load_pair(const float* source) { return avx2::load_pair(source); }
+
+HEADRACE_F16C_INLINE Pair load_pair(const Half* source) {
+    const __m128i* halves = reinterpret_cast<const __m128i*>(source);
+    return {_mm256_cvtph_ps(_mm_load_si128(halves)), _mm256_cvtph_ps(_mm_load_si128(halves + 1))};
+}
+
+// What a group's values are multiplied by, and what is added then.
+struct Factors {
+    Pair scale, start;
+};
+
+template <int kBits, class Scale>
+HEADRACE_F16C_INLINE Factors factors_of(const Call& call, std::int64_t at) {
+    const Pair scale = load_pair(static_cast<const Scale*>(call.scales) + at);
+    const __m256 middle = _mm256_set1_ps(1 << (kBits - 1)), sign = _mm256_set1_ps(-0.0f);
+    Pair zero = {middle, middle};
+    if (call.zeros != nullptr) {
+        zero = load_pair(static_cast<const Scale*>(call.zeros) + at);
+    }
+    if (!call.has_minima) {
+        zero = {_mm256_mul_ps(zero.low, scale.low), _mm256_mul_ps(zero.high, scale.high)};
+    }
+    return {scale, {_mm256_xor_ps(zero.low, sign), _mm256_xor_ps(zero.high, sign)}};
+}
+
+// The i-th weights of lanes of values.
+template <int kBits>
+HEADRACE_F16C_INLINE __m256 widen(__m256i lanes, int i, __m256 scale, __m256 start) {
+    const __m256i mask = _mm256_set1_epi32((1 << kBits) - 1);
+    const __m256i values = _mm256_and_si256(_mm256_srli_epi32(lanes, kBits * i), mask);
+    return _mm256_fmadd_ps(_mm256_cvtepi32_ps(values), scale, start);
+}
+
+// Where the block of outputs from `column` on begins, of the weight and of the groups' factors.
+template <int kBits, class Scale>
+struct Block {
+    static constexpr int kTogether = 32 / kBits;
+
+    const Call& call;
+    const __m256i* lanes;
+    std::int64_t factors;
+
+    Block(const Call& call, std::int64_t column)
+        : call(call),
+          lanes(static_cast<const __m256i*>(call.product.weight) + column / kBlock * (call.product.depth / kTogether) * 2),
+          factors(column * product::ceil_div(call.product.depth, call.group_size)) {}
+};
+
+// See float32::multiply.
+template <int kRows, int kBits, class Scale>
+HEADRACE_F16C void multiply(const Call& call, std::int64_t row, std::int64_t column) {
+    constexpr int kApart = float32::apart(kRows);
+    const Block<kBits, Scale> block(call, column);
+    const float* x = static_cast<const float*>(call.product.x) + row * call.product.stride;
+    const __m256i* lanes = block.lanes;
+    std::int64_t at = block.factors;
+    float32::Sums<kRows> sums;
+    float32::clear<kRows>(sums);
+    for (std::int64_t first = 0; first < call.product.depth; first += call.group_size, at += kBlock) {
+        const Factors factors = factors_of<kBits, Scale>(call, at);
+        const std::int64_t end = std::min(first + call.group_size, call.product.depth);
+        for (std::int64_t k = first; k < end; k += block.kTogether, lanes += 2) {
+            _mm_prefetch(reinterpret_cast<const char*>(lanes) + float32::kAheadBytes, _MM_HINT_T1);
+            const __m256i low = _mm256_load_si256(lanes), high = _mm256_load_si256(lanes + 1);
+#pragma GCC unroll 8
+            for (int i = 0; i < block.kTogether; ++i) {
+                const Pair pair = {widen<kBits>(low, i, factors.scale.low, factors.start.low),
+                                   widen<kBits>(high, i, factors.scale.high, factors.start.high)};
+                float32::add<kRows>(sums, i % kApart, pair, x + k + i, call.product.stride);
+            }
+        }
+    }
+    float32::finish<kRows>(call.product, sums, row, column);
+}
+
+// The block of outputs from `column` on as float32::multiply reads it: [inputs, 16].
+template <int kBits, class Scale>
+HEADRACE_F16C void widen_block(const Call& call, std::int64_t column, float* target) {
+    const Block<kBits, Scale> block(call, column);
+    const __m256i* lanes = block.lanes;
+    std::int64_t at = block.factors;
+    for (std::int64_t first = 0; first < call.product.depth; first += call.group_size, at += kBlock) {
+        const Factors factors = factors_of<kBits, Scale>(call, at);
+        const std::int64_t end = std::min(first + call.group_size, call.product.depth);
+        for (std::int64_t k = first; k < end; k += block.kTogether, lanes += 2) {
+            _mm_prefetch(reinterpret_cast<const char*>(lanes) + float32::kAheadBytes, _MM_HINT_T1);
+            const __m256i low = _mm256_load_si256(lanes), high = _mm256_load_si256(lanes + 1);
+#pragma GCC unroll 8
+            for (int i = 0; i < block.kTogether; ++i, target += kBlock) {
+                _mm256_store_ps(target, widen<kBits>(low, i, factors.scale.low, factors.start.low));
+                _mm256_store_ps(target + avx2::kLanes, widen<kBits>(high, i, factors.scale.high, factors.start.high));
+            }
+        }
+    }
+}
+
+// Of a thread, kept for its next product.
+float* widened(std::int64_t depth) {
+    struct Aligned {
+        void operator()(float* memory) const { std::free(memory); }
+    };
+    thread_local std::unique_ptr<float, Aligned> memory;
+    thread_local std::int64_t size = 0;
+    if (size < depth) {
+        memory.reset(static_cast<float*>(std::aligned_alloc(64, depth * kBlock * sizeof(float))));
+        size = depth;
+    }
+    return memory.get();
+}
+
+template <int kBits, class Scale>
+void multiply_all(const Call& call) {
+    using Few = void (*)(const Call&, std::int64_t, std::int64_t);
+    constexpr Few kFew[kFewRows + 1] = {
+        nullptr, multiply<1, kBits, Scale>, multiply<2, kBits, Scale>, multiply<3, kBits, Scale>};
+    const product::Call& product = call.product;
+    const bool is_few = product.num_rows <= kFewRows;
+    const std::int64_t cached_rows = std::max(kMaxRows, kCachedElements / product.depth);
+    const bool is_worth_threads = product.num_rows * product.num_outputs * product.depth > kWorkWorthThreads;
+    product::for_each_tile<kBlock, kMaxRows>(
+        product.num_rows, product.num_outputs, cached_rows, is_worth_threads,
+        [&](bool is_first, std::int64_t count, std::int64_t row, std::int64_t column) {
+            if (is_few) {
+                kFew[count](call, row, column);
+                return;
+            }
+            float* block = widened(product.depth);
+            if (is_first) {
+                widen_block<kBits, Scale>(call, column, block);
+            }
+            float32::kMultiply<false, float>[count](product, block, row, column);
+        });
+}
+
+template <class Scale>
+void multiply_all(const Call& call) {
+    call.num_bits == 4 ? multiply_all<4, Scale>(call) : multiply_all<8, Scale>(call);
+}
+
+}  // namespace grouped
+
+// output = x @ weightᵀ + bias.
+HEADRACE_API void headrace_grouped_product(const grouped::Call* call) {
+    call->has_half_scales ? grouped::multiply_all<grouped::Half>(*call) : grouped::multiply_all<float>(*call);
+}
+#endif

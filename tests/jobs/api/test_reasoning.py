@@ -1,0 +1,164 @@
+"""A model that thinks, as users have it: jobs, their verification, chats and batches with the official client."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openai import BadRequestError, OpenAI
+
+from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.client import Client
+from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.presence import WorkerPresence
+from headrace.jobs.settings import Settings
+
+from ...engine.thinking import thinking_copy
+from ..api_server import start_api, stop_api
+from ..conftest import wait_until
+from ..running import LABELS, MODEL, Result, environment, results, started
+from .batch_lines import chat_line, create, file_lines, wait_for
+
+CHAT: list[Any] = [{"role": "user", "content": "I was charged twice this month."}]
+
+
+@dataclass(frozen=True)
+class Thinker:
+    """A server and a worker of a model that thinks."""
+
+    data_dir: Path
+    model: Path
+    openai: OpenAI
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
+    data_dir = tmp_path_factory.mktemp("thinker")
+    model = thinking_copy(MODEL, data_dir / "thinking-model")
+    settings = Settings.from_environment(environment(data_dir))
+    command = ["worker", "--model", str(model), "--parent-pid", str(os.getpid())]
+    with ExitStack() as stack:
+        urls = stack.enter_context(redis_urls(settings))
+        presence = stack.enter_context(WorkerPresence(urls.redis))
+        worker = stack.enter_context(started(command, environment(data_dir), data_dir / "worker"))
+        api = start_api(data_dir, data_dir / "api.log", model)
+        stack.callback(stop_api, api, data_dir / "api.log")
+        queue = shard_queue(str(model), "auto")
+        wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 120)
+        client = OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=90)
+        yield Thinker(data_dir, model, stack.enter_context(client))
+
+
+def test_a_chat_is_parted(thinker: Thinker) -> None:
+    for options in ({"guided_choice": list(LABELS)}, {"structured_outputs": {"regex": "[0-9]{3,5}"}}):
+        extra = {"include_reasoning": True, "thinking_token_budget": 9, **options}
+        name = thinker.model.name
+        answer = thinker.openai.chat.completions.create(
+            model=name, messages=CHAT, temperature=0, max_tokens=40, extra_body=extra
+        )
+        message: Any = answer.choices[0].message
+        assert message.reasoning == message.reasoning_content != ""
+        assert message.content in LABELS or (message.content.isdigit() and len(message.content) in (3, 4, 5))
+        usage: Any = answer.usage
+        # With its markers.
+        assert usage.completion_tokens_details.reasoning_tokens == 11
+        assert usage.completion_tokens > 11
+        chunks = list(
+            thinker.openai.chat.completions.create(
+                model=name,
+                messages=CHAT,
+                temperature=0,
+                max_tokens=40,
+                stream=True,
+                stream_options={"include_usage": True},
+                extra_body=extra,
+            )
+        )
+        deltas: list[Any] = [chunk.choices[0].delta for chunk in chunks if chunk.choices]
+        assert "".join(getattr(delta, "reasoning", "") for delta in deltas) == message.reasoning
+        assert "".join(getattr(delta, "reasoning_content", "") for delta in deltas) == message.reasoning
+        assert "".join(delta.content or "" for delta in deltas) == message.content
+        assert chunks[-1].usage == usage
+        hidden: Any = thinker.openai.chat.completions.create(
+            model=name,
+            messages=CHAT,
+            temperature=0,
+            max_tokens=40,
+            extra_body={**extra, "include_reasoning": False},
+        )
+        assert hidden.choices[0].message.content == message.content
+        assert not hasattr(hidden.choices[0].message, "reasoning")
+
+
+def test_a_model_that_does_not_think_has_nothing_to_part(openai_client: OpenAI) -> None:
+    options: Any = {"model": MODEL.name, "messages": CHAT, "temperature": 0}
+    plain = openai_client.chat.completions.create(**options)
+    asked = openai_client.chat.completions.create(**options, extra_body={"include_reasoning": True})
+    assert asked.choices[0].message == plain.choices[0].message
+    with pytest.raises(BadRequestError, match="the model does not think"):
+        openai_client.chat.completions.create(**options, extra_body={"thinking_token_budget": 3})
+
+
+def test_a_batch_writes_both(thinker: Thinker) -> None:
+    extra = {"model": thinker.model.name, "max_tokens": 30, "thinking_token_budget": 5}
+    lines = [
+        chat_line("told", "Where is it?", **extra, include_reasoning=True),
+        chat_line("hidden", "Where is it?", **extra, include_reasoning=False),
+        chat_line("plain", "Where is it?", model=thinker.model.name, max_tokens=5, ignore_eos=True),
+    ]
+    done = wait_for(thinker.openai, create(thinker.openai, lines))
+    bodies = {name: line["response"]["body"] for name, line in file_lines(thinker.openai, done.output_file_id).items()}
+    messages = {name: body["choices"][0]["message"] for name, body in bodies.items()}
+    assert messages["told"]["reasoning"]
+    assert "reasoning" not in messages["hidden"]
+    assert "reasoning" not in messages["plain"]
+    counts = {name: body["usage"]["completion_tokens_details"]["reasoning_tokens"] for name, body in bodies.items()}
+    assert counts == {"told": 7, "hidden": 7, "plain": 0}
+
+
+@pytest.mark.parametrize("options", [("--choices", ",".join(LABELS)), ("--regex", "[a-z]{3,8}"), ()])
+def test_a_job_is_made_again_as_it_was(
+    thinker: Thinker, headrace: Callable[..., Result], few: Path, tmp_path: Path, options: tuple[str, ...]
+) -> None:
+    output = tmp_path / "out"
+    sampling = ("--max-tokens", "40", "--temperature", "0.8", "--reasoning", "--thinking-token-budget", "12")
+    arguments = (few, "--model", thinker.model, "--prompt", "{text}", *options, *sampling)
+    ran = headrace(thinker.data_dir, "run", *arguments, "--output", output)
+    assert ran.status == 0, ran
+    rows = results(output).to_pylist()
+    assert len(rows) == 12
+    for row in rows:
+        # A free answer may end in the thinking.
+        assert row["reasoning"] or not options
+        assert row["reasoning_tokens"] <= 14
+        assert "think>" not in row["output"]
+        if options[:1] == ("--choices",):
+            assert row["label"] in LABELS
+        elif options:
+            assert row["output"].isalpha()
+    verified = headrace(thinker.data_dir, "verify", output, "--rows", "12")
+    assert verified.status == 0, verified
+
+
+def test_a_stream_shows_what_is_thought(thinker: Thinker) -> None:
+    settings = Settings.from_environment(environment(thinker.data_dir))
+    with Client(settings) as client:
+        options: dict[str, Any] = {"reasoning": True, "thinking_token_budget": 4, "max_tokens": 9}
+        text = client.generate("Where is it?", thinker.model, **options).text
+    assert text.startswith("<think>")
+    assert "</think>" in text
+
+
+def test_the_python_face_takes_it_too(thinker: Thinker, tmp_path: Path) -> None:
+    settings = Settings.from_environment(environment(thinker.data_dir))
+    with Client(settings) as client:
+        rows = [{"text": "Where is it?"}]
+        options: dict[str, Any] = {"reasoning": True, "max_tokens": 20, "choices": LABELS}
+        job = client.submit(rows, thinker.model, tmp_path / "out", prompt="{text}", **options)
+        job.wait(120, start_worker=False)
+        [row] = job.results().to_pylist()
+    assert row["reasoning"]
+    assert row["completion_tokens"] > row["reasoning_tokens"] > 0
