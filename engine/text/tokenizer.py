@@ -154,6 +154,10 @@ class Tokenizer:
                 return ReasoningTokens(start_id, end_id, breaks)
         return None
 
+    def template_has(self, text: str) -> bool:
+        """Whether the chat template's source has this text in it."""
+        return text in (self._template_source or "")
+
     @property
     def has_chat_template(self) -> bool:
         return self._template_source is not None
@@ -194,11 +198,15 @@ class Tokenizer:
         return {name: _token_text(self._config.get(name)) for name in ("bos_token", "eos_token", "pad_token")}
 
     def apply_chat_template(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] = _NOTHING
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] = _NOTHING,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str:
         """The prompt for a chat, ending where the assistant's answer begins.
 
-        `template_kwargs`: what else the template is told, such as `enable_thinking`. The text carries the model's
+        `template_kwargs`: what else the template is told, such as `enable_thinking`; `tools`: the functions that the
+        model may call. The text carries the model's
         special tokens: encode it with `add_special_tokens=False`. Raises `InvalidRequestError` when the messages do not
         fit the template, `ModelError` when there is none.
         """
@@ -206,7 +214,7 @@ class Tokenizer:
             raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
         template = self._template
         try:
-            ours = {"messages": list(messages), "add_generation_prompt": True, "tools": None}
+            ours = {"messages": list(messages), "add_generation_prompt": True, "tools": list(tools) or None}
             text = template.render({**self._template_tokens, **template_kwargs, **ours})
         # A template is the model's own code: whatever it raises is about these messages.
         except Exception as error:

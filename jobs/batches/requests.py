@@ -73,6 +73,9 @@ class RequestReader:
         request: ChatCompletionRequest | CompletionRequest
         if self.endpoint == CHAT:
             request = parse_body(ChatCompletionRequest, body)
+            if request.tools:
+                message = "tools: are not supported in batches: leave them out, or ask for an answer live"
+                raise ApiError(400, message, "unsupported_parameter", "tools")
         else:
             request = parse_body(CompletionRequest, body)
         if request.stream:

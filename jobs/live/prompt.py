@@ -59,11 +59,14 @@ class LivePrompts:
         return _prompts_of(model)
 
     def chat(
-        self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any] | None = None
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> LivePrompt:
         """A conversation, up to where the assistant's answer begins.
 
-        `template_kwargs`: what else the model's chat template is told.
+        `template_kwargs`: what else the model's chat template is told; `tools`: the functions that it shows the model.
         """
         if not self.tokenizer.has_chat_template:
             raise InvalidRequestError("the model has no chat template for messages: send a prompt", "messages")
@@ -72,8 +75,8 @@ class LivePrompts:
             raise InvalidRequestError(f"messages {problem}", "messages")
         try:
             if has_images(messages):
-                return self._illustrated(messages, template_kwargs or {})
-            text = self.tokenizer.apply_chat_template(with_plain_texts(messages), template_kwargs or {})
+                return self._illustrated(messages, template_kwargs or {}, tools)
+            text = self.tokenizer.apply_chat_template(with_plain_texts(messages), template_kwargs or {}, tools)
         except ContextLengthExceeded:
             raise
         except InvalidRequestError as error:
@@ -81,13 +84,18 @@ class LivePrompts:
         # A chat template writes the special tokens itself.
         return LivePrompt(self.tokenizer.encode(text, add_special_tokens=False))
 
-    def _illustrated(self, messages: Sequence[Mapping[str, Any]], template_kwargs: Mapping[str, Any]) -> LivePrompt:
+    def _illustrated(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        template_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]],
+    ) -> LivePrompt:
         split, pictures = self._images.split(with_plain_texts(messages))
         files = tuple(each for each in pictures if isinstance(each, bytes))
         if len(files) < len(pictures):
             raise InvalidRequestError("an image must be a data URL: data:image/png;base64,...", "messages")
         grids = self._images.grids(files)
-        text = self.tokenizer.apply_chat_template(split, template_kwargs)
+        text = self.tokenizer.apply_chat_template(split, template_kwargs, tools)
         token_ids = self.tokenizer.encode(text, add_special_tokens=False)
         self._check_length(num_expanded(token_ids, grids))
         return LivePrompt(self._images.expanded(token_ids, grids).tolist(), files)

@@ -17,6 +17,7 @@ from .bodies import Answer, Usage
 from .chunks import DONE, to_json
 from .reasoning import ThoughtEvent
 from .running_usage import RunningUsage
+from .tool_calls import merged_calls
 
 T = TypeVar("T")
 # Events of several choices that wait for a slow client; more stay in Redis.
@@ -70,7 +71,8 @@ def _answer(asked: Asked, choice: int, collected: Sequence[Sequence[StreamEvent]
     entries = [entry for event in events for entry in event.logprobs or ()] if asked.has_logprobs else None
     thought = "".join(event.reasoning for event in events if isinstance(event, ThoughtEvent))
     reasoning = thought if asked.parsers and asked.parsers[choice].is_told else None
-    return Answer(text, str(events[-1].finish_reason), entries, echo, prompt_logprobs, reasoning)
+    end = str(events[-1].finish_reason)
+    return Answer(text, end, entries, echo, prompt_logprobs, reasoning, merged_calls(events))
 
 
 async def chunk_stream(

@@ -19,6 +19,7 @@ from .chat_schemas import ChatCompletionRequest
 from .completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from .reasoning import ReasoningParser, with_reasoning
 from .sampling_schemas import SamplingFields
+from .tool_calls import ToolCallParser, tool_call_parser
 
 
 @dataclass
@@ -26,8 +27,8 @@ class Asked:
     """What is handed to workers for one response. Choice `i` is sample `i % n` of request `i // n`.
 
     `submitted`: that it was, or why not. `echoes`: for each choice, the text that stands in front of it, if one does;
-    `echoes_only`: what is generated is left out. `parsers`: for each choice, what parts the thinking from the answer.
-    `admissions`: closed when the response has ended. `open_choices`:
+    `echoes_only`: what is generated is left out. `parsers`: for each choice, what parts the thinking from the answer;
+    `call_parsers`: likewise the calls of tools. `admissions`: closed when the response has ended. `open_choices`:
     those whose answer has not. `arrived_at`: when the request came, as `time.perf_counter` has it.
     """
 
@@ -38,6 +39,7 @@ class Asked:
     echoes: Sequence[str] = ()
     echoes_only: bool = False
     parsers: Sequence[ReasoningParser] = ()
+    call_parsers: Sequence[ToolCallParser] = ()
     admissions: ExitStack = field(default_factory=ExitStack)
     open_choices: set[int] = field(default_factory=set)
     arrived_at: float = field(default_factory=time.perf_counter)
@@ -72,8 +74,9 @@ class Asked:
         return self.echoes[choice] if self.echoes else ""
 
     def parsed(self, choice: int, event: StreamEvent) -> StreamEvent:
-        """The next event of a choice, without what is thought in it where that is to be parted."""
-        return self.parsers[choice].add(event) if self.parsers else event
+        """The next event of a choice, without what is thought and called in it where that is to be parted."""
+        event = self.parsers[choice].add(event) if self.parsers else event
+        return self.call_parsers[choice].add(event) if self.call_parsers else event
 
     @property
     def open_answers(self) -> list[tuple[LiveRequest, int]]:
@@ -102,7 +105,9 @@ class Asker:
     def chat(self, body: ChatCompletionRequest) -> Asked:
         model = self.models.model(body.model)
         messages = [message.for_template() for message in body.messages]
-        prompt = model.prompts.chat(messages, body.chat_template_kwargs)
+        new_call_parser = tool_call_parser(body, model.prompts.tokenizer)
+        tools = [tool.for_template() for tool in body.tools or ()]
+        prompt = model.prompts.chat(messages, body.chat_template_kwargs, tools)
         thinks = body.include_reasoning, body.thinking_token_budget
         request = self._request(model, prompt, body, model.prompts.context_length, *thinks)
         asked = self._submit(model, [request], body)
@@ -110,6 +115,8 @@ class Asker:
             tokenizer, is_told = model.prompts.tokenizer, body.include_reasoning is not False
             parsers = (ReasoningParser(tokenizer, prompt.token_ids, is_told) for _ in range(asked.num_choices))
             asked.parsers = tuple(parsers)
+        if new_call_parser is not None:
+            asked.call_parsers = tuple(new_call_parser() for _ in range(asked.num_choices))
         return asked
 
     def completions(self, body: CompletionRequest) -> Asked:

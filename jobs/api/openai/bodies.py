@@ -20,7 +20,8 @@ class Answer:
     """One choice, complete. `logprobs`: an entry a token (see `logprobs.LogprobEntries`) where they were asked for.
 
     `echo`: the prompt, where it is to stand in front; `prompt_logprobs`: likewise an entry for each token of it.
-    `reasoning`: what the model thought before, where that is told.
+    `reasoning`: what the model thought before, where that is told. `tool_calls`: as a message
+    has them.
     """
 
     text: str
@@ -29,6 +30,7 @@ class Answer:
     echo: str = ""
     prompt_logprobs: LogprobEntries | None = None
     reasoning: str | None = None
+    tool_calls: Sequence[Mapping[str, Any]] = ()
 
     @classmethod
     def of_prompt(cls, echo: str, prompt_logprobs: LogprobEntries | None) -> "Answer":
@@ -115,6 +117,8 @@ def _chat_choice(index: int, answer: Answer) -> Mapping[str, Any]:
     message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []}
     if answer.reasoning is not None:
         message |= reasoning_fields(answer.reasoning)
+    if answer.tool_calls:
+        message |= {"content": answer.text or None, "tool_calls": answer.tool_calls}
     return {
         "index": index,
         "message": message,

@@ -2,15 +2,20 @@
 
 import json
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ...messages import template_kwargs_problem
+from ...response_format import StructuredOutputs
+from ...schemas import SamplingSpec
+from ..errors import ApiError
 from ..schemas import Text
 from .body import UNSUPPORTED, Body, Ignored, Unsupported, misfit, only
 from .sampling_schemas import SamplingFields
+from .tools import NamedTool, Tool, ToolChoice, forced_call
 from .vllm_fields import VllmChatFields
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -119,9 +124,6 @@ def _can_be_told(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
     return kwargs
 
 
-_NO_TOOLS = "leave it out, and ask for an answer of a given form with response_format"
-
-
 class ChatCompletionRequest(SamplingFields, VllmChatFields):
     """A conversation to be answered; as in OpenAI's API, with vLLM's further sampling parameters."""
 
@@ -134,6 +136,9 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields):
         AfterValidator(_can_be_told),
         Field(description="What the model's chat template is told, such as `enable_thinking`"),
     ] = None
+    tools: list[Tool] | None = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
 
     metadata: Ignored = None
     store: Ignored = None
@@ -142,14 +147,11 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields):
     prompt_cache_key: Ignored = None
     prompt_cache_options: Ignored = None
     prompt_cache_retention: Ignored = None
-    parallel_tool_calls: Ignored = None
     prediction: Ignored = None
     modalities: Annotated[Any, AfterValidator(only(["text"]))] = None
     reasoning_effort: Annotated[Any, AfterValidator(only("none"))] = None
     verbosity: Annotated[Any, AfterValidator(only("medium"))] = None
-    tools: Annotated[Any, AfterValidator(only([], instead=_NO_TOOLS))] = None
-    tool_choice: Annotated[Any, AfterValidator(only("none", "auto"))] = None
-    functions: Annotated[Any, AfterValidator(only([], instead=_NO_TOOLS))] = None
+    functions: Annotated[Any, AfterValidator(only([], instead="say tools"))] = None
     function_call: Annotated[Any, AfterValidator(only("none", "auto"))] = None
     audio: Unsupported = None
     moderation: Unsupported = None
@@ -161,11 +163,35 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields):
             raise misfit("top_logprobs", "top_logprobs has no meaning without logprobs: say true for them too")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise misfit("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of the two")
+        if self.forced_call is not None and (self.choices or self.response_format or self.structured_outputs):
+            raise misfit("tool_choice", "tool_choice says what the answer is: leave out what else gives it a form")
         return self
 
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens or self.max_completion_tokens
 
-    def _logprobs(self) -> dict[str, Any]:
-        return {"logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0}
+    @property
+    def calls(self) -> ToolChoice:
+        """Which tools are to be called; "none" where there are none."""
+        return (self.tool_choice or "auto") if self.tools else "none"
+
+    @cached_property
+    def forced_call(self) -> StructuredOutputs | None:
+        """The form of an answer that has to call a tool."""
+        if not self.tools and (self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)):
+            raise misfit("tool_choice", "tool_choice needs tools")
+        return forced_call(self.tools or (), self.calls, self.parallel_tool_calls is not False)
+
+    def sampling(self, default_max_tokens: int, default_seed: int) -> SamplingSpec:
+        try:
+            return super().sampling(default_max_tokens, default_seed)
+        except ApiError as error:
+            if self.forced_call is None or not (error.param or "").startswith("structured_outputs"):
+                raise
+            # Under the name that the request has it.
+            raise ApiError(400, f"tools: {error.detail}", "invalid_value", "tools") from error
+
+    def _of_its_own(self) -> dict[str, Any]:
+        form = {} if self.forced_call is None else {"structured_outputs": self.forced_call}
+        return {"logprobs": bool(self.logprobs), "top_logprobs": self.top_logprobs or 0, **form}

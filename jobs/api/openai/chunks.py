@@ -10,6 +10,7 @@ from .bodies import Head, Usage, reasoning_fields
 from .logprobs import chat_logprobs
 from .reasoning import ThoughtEvent
 from .running_usage import RunningUsage
+from .tool_calls import CallEvent
 
 CHAT_CHUNK = "chat.completion.chunk"
 DONE = b"data: [DONE]\n\n"
@@ -65,6 +66,8 @@ class ChatChunks:
             yield self._chunk(index, {"content": event.text}, logprobs)
         elif event.text:
             yield self._text_chunk(index, event.text)
+        if isinstance(event, CallEvent) and event.calls:
+            yield self._chunk(index, {"tool_calls": [call.body() for call in event.calls]})
         if event.is_final:
             yield self._chunk(index, {}, finish_reason=event.finish_reason)
 

@@ -73,7 +73,7 @@ class CompletionRequest(SamplingFields):
         # The engine answers with one token at least.
         return None if self.max_tokens is None else max(1, self.max_tokens)
 
-    def _logprobs(self) -> dict[str, Any]:
+    def _of_its_own(self) -> dict[str, Any]:
         prompt_logprobs = self.logprobs if self.echo else None
         return {
             "logprobs": self.logprobs is not None,

@@ -119,11 +119,11 @@ class SamplingFields(VllmFields, ABC):
         given["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         # What vLLM's clients say for the whole vocabulary.
         given["top_k"] = 0 if self.top_k == -1 else self.top_k or 0
-        return checked_sampling(given | self._logprobs(), self.choices)
+        return checked_sampling(given | self._of_its_own(), self.choices)
 
     @abstractmethod
-    def _logprobs(self) -> dict[str, Any]:
-        """`logprobs` and `top_logprobs` as the chat API has them."""
+    def _of_its_own(self) -> dict[str, Any]:
+        """`logprobs` and `top_logprobs` as the chat API has them, and what else is asked for elsewhere."""
 
 
 _SAME_NAME = (

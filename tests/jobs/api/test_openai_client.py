@@ -276,7 +276,11 @@ def test_logprobs_of_a_completion(openai_client: OpenAI, llm: LLM) -> None:
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str, str]] = {
-    "tools": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools", "unsupported_parameter"),
+    "tools that the template does not know": (
+        {"tools": [{"type": "function", "function": {"name": "f"}}]},
+        "tools",
+        "invalid_value",
+    ),
     "functions": ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
     "audio": ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
     "unknown field": ({"extra_body": {"temprature": 1}}, "temprature", "unknown_parameter"),

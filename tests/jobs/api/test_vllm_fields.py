@@ -62,8 +62,8 @@ def test_anything_else_is_refused_by_name(field: str, value: Any, instead: str) 
 
 def test_what_only_conversations_have() -> None:
     refused_by(ChatCompletionRequest, CHAT | {"continue_final_message": True}, "continue_final_message", "leave it out")
-    tools = [{"type": "function", "function": {"name": "f"}}]
-    refused_by(ChatCompletionRequest, CHAT | {"tools": tools}, "tools", "response_format")
+    functions = [{"name": "f"}]
+    refused_by(ChatCompletionRequest, CHAT | {"functions": functions}, "functions", "say tools")
 
 
 @pytest.mark.parametrize(
