@@ -78,15 +78,17 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         lora_request: LoraChoice = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
     ) -> list[RequestOutput]:
         """Answer each conversation through the model's chat template, which is told `chat_template_kwargs`.
 
+        `tools`: functions as OpenAI's API describes them, for the template to show; the model's calls are in its text.
         Images are parts of messages, `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`, or
         `{"type": "image_pil", "image_pil": ...}`.
         """
         first = messages[0] if messages else None
         many = [messages] if isinstance(first, Mapping) else messages
-        read = self._prompts.chats(many, chat_template_kwargs or {})  # type: ignore[arg-type]
+        read = self._prompts.chats(many, chat_template_kwargs or {}, tools or ())  # type: ignore[arg-type]
         return self._run(read, _one_each(sampling_params, len(read)), _loras(lora_request, len(read)))
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:

@@ -7,6 +7,8 @@ from typing import Any
 from ..engine.vision.reading import has_images
 
 EMPTY = "are empty"
+# A message's fields that have to do with calls of tools.
+_OF_CALLS = ("tool_calls", "tool_call_id", "name")
 # What a template is told by us.
 _OURS = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -51,6 +53,38 @@ def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str,
         else message
         for message in messages
     ]
+
+
+def with_calls_for_template(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages as templates read the calls of tools in them: the arguments of each as an object.
+
+    OpenAI's messages have them as JSON, which templates would write as a text. Where columns have a type, messages
+    without calls have fields that are null, and templates ask whether they are there: those are left out.
+    """
+    return [_with_calls_for_template(message) for message in messages]
+
+
+def _with_calls_for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    absent = [name for name in _OF_CALLS if name in message and not message[name]]
+    calls = message.get("tool_calls")
+    if not absent and not calls:
+        return message
+    told = {name: value for name, value in message.items() if name not in absent}
+    if isinstance(calls, list) and calls:
+        told["tool_calls"] = [_with_read_arguments(call) for call in calls]
+    return told
+
+
+def _with_read_arguments(call: Any) -> Any:
+    """The call with its arguments as an object; what is no JSON stays a text."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def template_kwargs_problem(kwargs: Any) -> str | None:

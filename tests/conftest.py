@@ -32,12 +32,6 @@ settings.register_profile("same", deadline=None, derandomize=True, suppress_heal
 settings.load_profile("same")
 
 
-@pytest.hookimpl(optionalhook=True)
-def pytest_xdist_auto_num_workers() -> int:
-    """One more than there are cores: half of the tests wait for processes, leases and disks most of their time."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_configure(config: pytest.Config) -> None:
     if config.getoption("numprocesses", None):
         # The cores are shared by the workers, who inherit this, and by what these start.

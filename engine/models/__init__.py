@@ -39,7 +39,7 @@ def load_model(
     the config, and `ConfigError` when the model cannot be shared so.
     """
     if is_gguf(config.path) and (options.load_format == "dummy" or device.type == "cpu"):
-        keeps = options.load_format != "dummy" and supports_grouped(dtype, device) and ranks.size == 1
+        keeps = _keeps_blocks(options, dtype, device, ranks)
         config = replace(config, quantization=_cpu_quantization(config) if keeps else None)
     max_model_len = options.max_model_len or config.max_position_embeddings
     make_layer = _LAYERS[config.decoder_layer]
@@ -62,8 +62,17 @@ def _outline(model: Decoder) -> list[WeightSlot]:
     return [replace(slot, destination=slot.destination.to(_NOWHERE)) for slot in model.weight_slots()]
 
 
+def _keeps_blocks(options: EngineConfig, dtype: torch.dtype, device: torch.device, ranks: Ranks) -> bool:
+    """Whether a GGUF file's blocks are multiplied as they are on a CPU.
+
+    Ranks may cut within blocks, random bits are none, and what is to be int8 is quantised anew.
+    """
+    is_plain = options.load_format != "dummy" and options.quantization is None
+    return is_plain and supports_grouped(dtype, device) and ranks.size == 1
+
+
 def _cpu_quantization(config: ModelConfig) -> QuantizationConfig | None:
-    """What of a GGUF file a CPU's kernels take as it is. Ranks may cut within blocks, and random bits are none."""
+    """What of a GGUF file a CPU's kernels take as it is."""
     return read_quantization(read_cpu_quantization(config.path))
 
 

@@ -16,7 +16,7 @@ MAX_GRAMMAR_BYTES = 128 * 1024
 _MAX_DEPTH = 64
 _WAYS = ("json", "json_object", "regex", "choice", "grammar")
 # Bounded: a model may otherwise write nothing but blanks until its tokens are used up.
-_WHITESPACE = r"\x20|\r?\n[\x20\t]{0,20}"
+WHITESPACE = r"\x20|\r?\n[\x20\t]{0,20}"
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class StructuredOutputsParams:
         if self.disable_any_whitespace:
             options: dict[str, Any] = {"whitespace_flexible": False}
         else:
-            options = {"whitespace_pattern": _WHITESPACE}
+            options = {"whitespace_pattern": WHITESPACE}
         schema = '{"type": "object"}' if self.json is None else _schema_text(self.json)
         return GrammarSource("json_schema", schema, json_module.dumps(options))
 

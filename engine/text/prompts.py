@@ -64,10 +64,15 @@ class InputProcessor:
             return self._with_images(None, list(given["prompt_token_ids"]), _pictures(given))
         raise InvalidRequestError('a prompt must be a text or an object with "prompt" or "prompt_token_ids"')
 
-    def chats(self, chats: Sequence[Messages], template_kwargs: Mapping[str, Any]) -> list[ReadPrompt]:
-        """The prompts of conversations, through the model's chat template."""
+    def chats(
+        self,
+        chats: Sequence[Messages],
+        template_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> list[ReadPrompt]:
+        """The prompts of conversations, through the model's chat template, which is told of `tools`."""
         split = [self.images.split(chat) if has_images(chat) else (chat, []) for chat in chats]
-        texts = [self.tokenizer.apply_chat_template(chat, template_kwargs) for chat, _ in split]
+        texts = [self.tokenizer.apply_chat_template(chat, template_kwargs, tools) for chat, _ in split]
         encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return [
             self._with_images(text, token_ids, pictures)

@@ -158,6 +158,10 @@ class Tokenizer:
         """Whether the chat template's source has this text in it."""
         return text in (self._template_source or "")
 
+    def is_special(self, text: str) -> bool:
+        """Whether the text is a special token, which `decode` leaves out."""
+        return any(token.special and token.content == text for token in self._fast.get_added_tokens_decoder().values())
+
     @property
     def has_chat_template(self) -> bool:
         return self._template_source is not None

@@ -21,10 +21,13 @@ from ...storage.output_folder import OutputFolder
 from ...storage.records import JobRecord, JobState, PartRecord, ShardRecord
 from ...storage.spool import read_shard
 from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
+from ..api.openai.tool_calls import CallFormat, merged_calls
 from ..planning.batch_planner import TOO_LONG
+from ..planning.rendering import TOOLS
+from ..streams.events import StreamEvent
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
 from .lines import CHAT, LineError
-from .requests import ECHO, ECHOES_ONLY, OMIT_REASONING, REQUEST_ERROR
+from .requests import CALL_FORMAT, ECHO, ECHOES_ONLY, OMIT_REASONING, REQUEST_ERROR
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +101,7 @@ class OutputWriter:
     def _part_rows(self, part: PartRecord) -> Iterator[dict[str, Any]]:
         # Parts are as small as shards.
         try:
-            table = _read_part(open_folder(self.job.output_dir), part.file_name, ("messages", "prompt"))
+            table = _read_part(open_folder(self.job.output_dir), part.file_name, ("messages", "prompt", TOOLS))
         except PartMissing as error:
             self._lose(part, error)
             return
@@ -122,6 +125,9 @@ class OutputWriter:
         self._num_completed += 1
         request_id = self._request_id(row)
         answers = _answers(row)
+        if (calls := row.get(CALL_FORMAT)) is not None:
+            form = CallFormat.from_json(calls)
+            answers = [_with_calls(answer, form, f"{request_id}/{index}") for index, answer in enumerate(answers)]
         if self.batch.endpoint == CHAT:
             body = chat_completion(self._head(Head.chat, request_id), answers, usage)
         else:
@@ -213,6 +219,12 @@ def _answers(row: Mapping[str, Any]) -> list[Answer]:
     first, *others = (Answer(*answer, *before) for answer in zip(*columns, strict=True))
     # Of several answers a data set has the first one's.
     return [replace(first, reasoning=reasoning), *others]
+
+
+def _with_calls(answer: Answer, form: CallFormat, key: str) -> Answer:
+    """The answer whose text has calls of tools, parted from it."""
+    event = form.parser(key).add(StreamEvent(1, text=answer.text, finish_reason=answer.finish_reason))
+    return replace(answer, text=event.text, finish_reason=str(event.finish_reason), tool_calls=merged_calls([event]))
 
 
 def _response(status_code: int, request_id: str, body: dict[str, Any]) -> dict[str, Any]:

@@ -16,18 +16,21 @@ from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import CompletionRequest
 from ..api.openai.reasoning import with_reasoning
 from ..api.openai.sampling_schemas import SamplingFields
+from ..api.openai.tool_calls import CallFormat
 from ..live.prompt import LivePrompts
-from ..planning.rendering import TEMPLATE_KWARGS
+from ..planning.rendering import TEMPLATE_KWARGS, TOOLS
 from ..schemas import JobSpec
 from ..shards.row_sampling import RowSampling
 from .lines import CHAT, BatchLine, numbered_lines, parse_line
 
 # The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, the text that is to
-# stand in front of its answer, whether there is to be none, and whether what was thought is left out.
+# stand in front of its answer, whether there is to be none, whether what was thought is left out, and how its calls of
+# tools are to be found.
 REQUEST_ERROR = "request_error"
 ECHO = "echo"
 ECHOES_ONLY = "echoes_only"
 OMIT_REASONING = "omit_reasoning"
+CALL_FORMAT = "call_format"
 
 
 @dataclass(frozen=True)
@@ -73,9 +76,6 @@ class RequestReader:
         request: ChatCompletionRequest | CompletionRequest
         if self.endpoint == CHAT:
             request = parse_body(ChatCompletionRequest, body)
-            if request.tools:
-                message = "tools: are not supported in batches: leave them out, or ask for an answer live"
-                raise ApiError(400, message, "unsupported_parameter", "tools")
         else:
             request = parse_body(CompletionRequest, body)
         if request.stream:
@@ -103,6 +103,7 @@ class RequestReader:
             told: dict[str, Any] = {TEMPLATE_KWARGS: json.dumps(kwargs)} if kwargs else {}
             if request.include_reasoning is False:
                 told[OMIT_REASONING] = True
+            told |= self._tools(request)
             return {"messages": [message.for_template() for message in request.messages], **told}
         if len(request.prompt) != 1:
             raise ApiError(400, "prompt: a line of a batch has one prompt", "invalid_value", "prompt")
@@ -114,6 +115,18 @@ class RequestReader:
         if request.echo:
             raise ApiError(400, "echo: needs a prompt that is a text in a batch", "unsupported_parameter", "echo")
         return {"prompt": list(prompt)}
+
+    def _tools(self, request: ChatCompletionRequest) -> dict[str, Any]:
+        if not request.tools or self.tokenizer is None:
+            return {}
+        try:
+            calls = CallFormat.of(request, self.tokenizer)
+        except InvalidRequestError as error:
+            raise ApiError(400, str(error), "invalid_value", error.field) from error
+        told = {} if calls is None else {CALL_FORMAT: calls.to_json()}
+        if self.tokenizer.template_has(TOOLS):
+            told[TOOLS] = json.dumps([tool.for_template() for tool in request.tools])
+        return told
 
     def _check_tokens(self, name: str, token_ids: Any) -> None:
         for token in token_ids:

@@ -14,7 +14,7 @@ from ...engine.vision.image_size import Grid
 from ...engine.vision.reading import ImageReader, has_images
 from ...storage.errors import Argument
 from ..errors import SpecError
-from ..messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts
+from ..messages import EMPTY, messages_problem, template_kwargs_problem, with_calls_for_template, with_plain_texts
 from ..row_images import row_images
 from ..schemas import JobSpec
 
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 # The column of a row that has the chat template told more.
 TEMPLATE_KWARGS = "chat_template_kwargs"
+TOOLS = "tools"
 _PROMPT, _IMAGE = Argument("prompt"), Argument("image")
 
 
@@ -134,10 +135,10 @@ class PromptRenderer:
             return values["prompt"]  # type: ignore[no-any-return]
         own_kwargs = _template_kwargs(values)
         if self._template is None:
-            messages = _messages(values, self._system)
+            messages, tools = _messages(values, self._system), self._tools(values)
             if self.image_column is not None or has_images(messages):
-                return self._illustrated(messages, values, own_kwargs)
-            return self._chat(messages, own_kwargs)
+                return self._illustrated(messages, values, own_kwargs, tools)
+            return self._chat(messages, own_kwargs, tools)
         text = self._template.render(values)
         if not text.strip():
             raise RowError("prompt is empty")
@@ -156,8 +157,18 @@ class PromptRenderer:
         """A chat template writes the special tokens itself."""
         return self._is_raw or not self._tokenizer.has_chat_template
 
+    def _tools(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        tools = _tools(values)
+        if tools and not self._tokenizer.template_has(TOOLS):
+            raise RowError(f"column {TOOLS!r}: the chat template of the model has no tools")
+        return tools
+
     def _illustrated(
-        self, messages: list[Mapping[str, Any]], values: Mapping[str, Any], own_kwargs: Mapping[str, Any]
+        self,
+        messages: list[Mapping[str, Any]],
+        values: Mapping[str, Any],
+        own_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
     ) -> str | IllustratedPrompt:
         """The prompt of messages some of which have images, or whose images a column has."""
         try:
@@ -172,12 +183,17 @@ class PromptRenderer:
             grids = self.images.grids(files)
         except InvalidRequestError as error:
             raise RowError(str(error)) from error
-        text = self._chat(split, own_kwargs)
+        text = self._chat(split, own_kwargs, tools)
         return IllustratedPrompt(text, files, grids) if files else text
 
-    def _chat(self, messages: Sequence[Mapping[str, Any]], own_kwargs: Mapping[str, Any]) -> str:
+    def _chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        own_kwargs: Mapping[str, Any],
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         try:
-            return self._tokenizer.apply_chat_template(messages, {**self._template_kwargs, **own_kwargs})
+            return self._tokenizer.apply_chat_template(messages, {**self._template_kwargs, **own_kwargs}, tools)
         except InvalidRequestError as error:
             raise RowError(str(error)) from error
 
@@ -216,6 +232,28 @@ def _template_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
     return {name: value for name, value in kwargs.items() if value is not None}
 
 
+def _tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The functions that a row's conversation may call, as a list of OpenAI's objects or as JSON."""
+    tools = values.get(TOOLS)
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError) as error:
+            raise RowError(f"column {TOOLS!r} is not valid JSON: {error}") from error
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RowError(f'column {TOOLS!r} must hold a list of objects: {{"type": "function", "function": {{…}}}}')
+    # As with what the template is told.
+    return [_without_nulls(tool) for tool in tools]
+
+
+def _without_nulls(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
 def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str, Any]]:
     """A row's conversation; the job's system text goes in front unless the row brings its own."""
     messages = values.get("messages")
@@ -228,7 +266,7 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
     if problem is not None:
         raise RowError("prompt is empty" if problem == EMPTY else f"column 'messages' {problem}")
     assert isinstance(messages, list)
-    messages = with_plain_texts(messages)
+    messages = with_calls_for_template(with_plain_texts(messages))
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     return messages

@@ -48,7 +48,8 @@ def can_take_grouped(weight: QuantizedWeight) -> bool:
 class GroupedProduct(BlockedProduct):
     """x @ weightᵀ + bias. weight: one that `can_take_grouped`; bias: [out] or None. See `BlockedProduct`.
 
-    The sums are those of `Float32Product` with the dequantised weight, bit for bit where float16 holds its scales.
+    The sums are those of `Float32Product` with the dequantised weight, bit for bit where float16 holds its scales; of
+    more than 4096 inputs they may be of another order, as rows are cut into other parts.
     """
 
     def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:

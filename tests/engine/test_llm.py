@@ -1,5 +1,6 @@
 """The offline face, used as vLLM's users use theirs."""
 
+import json
 import re
 from pathlib import Path
 from shutil import copytree
@@ -83,6 +84,15 @@ def test_chat_with_the_example_model():
     llm = LLM(TICKETS_MODEL, dtype="float32", num_gpu_blocks_override=128)
     model = AutoModelForCausalLM.from_pretrained(TICKETS_MODEL, dtype=torch.float32).eval()
     check_chat(llm, AutoTokenizer.from_pretrained(TICKETS_MODEL), model)
+
+
+def test_a_chat_shows_the_model_its_tools(chat_folder, tmp_path):
+    folder = copytree(chat_folder, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ tools | tojson }}")
+    llm = LLM(folder, num_gpu_blocks_override=64, max_num_seqs=1)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    [output] = llm.chat([{"role": "user", "content": "a"}], GREEDY, tools=tools)
+    assert output.prompt == json.dumps(tools)
 
 
 def check_chat(llm: LLM, tokenizer, model) -> None:

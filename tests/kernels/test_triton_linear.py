@@ -247,6 +247,7 @@ def test_a_product_quantises_its_rows(triton_dtype, device):
 def test_a_gpu_multiplies_what_it_has_a_kernel_for(monkeypatch, device):
     """Groups of other sizes are dequantised, and on older GPUs 8-bit floats."""
     monkeypatch.setattr(quantized, "runs_triton", lambda tensor: True)
+    monkeypatch.setattr(quantized, "supports_grouped", lambda dtype, where: False)
     plain = type(plain_product(torch.zeros(16, 256, device=device), None))
     for is_new, fp8_product in ((True, ScaledProduct), (False, plain)):
         monkeypatch.setattr(quantized, "supports_fp8", lambda where, is_new=is_new: is_new)
@@ -262,8 +263,9 @@ def test_a_gpu_multiplies_what_it_has_a_kernel_for(monkeypatch, device):
 
 
 @BYTES
-def test_without_a_kernel_bytes_are_dequantised(byte_dtype):
+def test_without_a_kernel_bytes_are_dequantised(monkeypatch, byte_dtype):
     """As on a CPU: in groups for either, and as one group for fp8."""
+    monkeypatch.setattr(quantized, "supports_grouped", lambda dtype, where: False)
     weight, x = scaled_weight(40, 256, 128, byte_dtype, torch.device("cpu")), normal(5, 256)
     expected = x @ weight.dequantized(torch.float32).t()
     assert_close(quantized_product(weight, None, torch.float32)(x), expected)

@@ -19,7 +19,7 @@ from .chat_schemas import ChatCompletionRequest
 from .completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from .reasoning import ReasoningParser, with_reasoning
 from .sampling_schemas import SamplingFields
-from .tool_calls import ToolCallParser, tool_call_parser
+from .tool_calls import CallFormat, ToolCallParser
 
 
 @dataclass
@@ -105,7 +105,7 @@ class Asker:
     def chat(self, body: ChatCompletionRequest) -> Asked:
         model = self.models.model(body.model)
         messages = [message.for_template() for message in body.messages]
-        new_call_parser = tool_call_parser(body, model.prompts.tokenizer)
+        calls = CallFormat.of(body, model.prompts.tokenizer)
         tools = [tool.for_template() for tool in body.tools or ()]
         prompt = model.prompts.chat(messages, body.chat_template_kwargs, tools)
         thinks = body.include_reasoning, body.thinking_token_budget
@@ -115,8 +115,8 @@ class Asker:
             tokenizer, is_told = model.prompts.tokenizer, body.include_reasoning is not False
             parsers = (ReasoningParser(tokenizer, prompt.token_ids, is_told) for _ in range(asked.num_choices))
             asked.parsers = tuple(parsers)
-        if new_call_parser is not None:
-            asked.call_parsers = tuple(new_call_parser() for _ in range(asked.num_choices))
+        if calls is not None:
+            asked.call_parsers = tuple(calls.parser(f"{asked.id}/{choice}") for choice in range(asked.num_choices))
         return asked
 
     def completions(self, body: CompletionRequest) -> Asked:

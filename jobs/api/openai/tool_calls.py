@@ -1,11 +1,10 @@
 """An answer's events with the calls in it parted from its text. Formats: vLLM's tool parsers of these names."""
 
 import json
-import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from hashlib import blake2b
+from typing import Any, Literal, Protocol, Self
 
 from ....engine.errors import InvalidRequestError
 from ....engine.text.tokenizer import Tokenizer
@@ -15,6 +14,13 @@ from .reasoning import ThoughtEvent
 from .tools import NamedTool
 
 HERMES_BEGIN, HERMES_END = "<tool_call>", "</tool_call>"
+# In templates of models that write nothing but JSON: Mistral, Granite, Llama 3. No text has the first two, which are
+# special tokens.
+_JSON_SIGNS = ("[TOOL_CALLS]", "<|tool_call|>", '"parameters"')
+# Of templates with these marks, but with other than JSON behind them, as Mistral's later ones have a name there.
+_OTHER_SIGNS = ("<function=", "<arg_key>", "[ARGS]")
+# Letters and digits: Mistral's templates take no other number.
+_ID_LENGTH = 9
 
 
 @dataclass(frozen=True)
@@ -50,22 +56,24 @@ class ToolCallParser(Protocol):
 class NamedCallParser:
     """Of an answer that is one function's arguments and nothing else. As with OpenAI it ends with "stop"."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, key: str, name: str) -> None:
+        self._key = key
         self._name = name
         self._has_begun = False
 
     def add(self, event: StreamEvent) -> CallEvent:
         if not event.text:
             return _parted(event, event.text)
-        delta = CallDelta(0, event.text) if self._has_begun else CallDelta(0, event.text, new_call_id(), self._name)
+        first = {} if self._has_begun else {"id": _call_id(self._key, 0), "name": self._name}
         self._has_begun = True
-        return _parted(event, "", (delta,))
+        return _parted(event, "", (CallDelta(0, event.text, **first),))
 
 
 class RequiredCallParser:
     """Of an answer that is a list of calls. What was cut short is no list: it stays text."""
 
-    def __init__(self) -> None:
+    def __init__(self, key: str) -> None:
+        self._key = key
         self._held = ""
 
     def add(self, event: StreamEvent) -> CallEvent:
@@ -73,7 +81,34 @@ class RequiredCallParser:
         if not event.is_final:
             return _parted(event, "")
         calls = _calls(_decoded(self._held))
-        return _ended(event, "" if calls else self._held, [] if calls is None else calls)
+        return _ended(event, "" if calls else self._held, calls or (), self._key)
+
+
+class JsonParser:
+    """Of an answer that is calls and nothing else, in a list or parted by semicolons: Llama 3's, Mistral's, Granite's.
+
+    Any other is text, and so is what follows `most` calls.
+    """
+
+    def __init__(self, key: str, most: int | None = None) -> None:
+        self._key = key
+        self._most = most
+        self._held = ""
+        self._is_text = False
+
+    def add(self, event: StreamEvent) -> CallEvent:
+        if self._is_text:
+            return _parted(event, event.text)
+        self._held += event.text
+        begin = self._held.lstrip()
+        if event.is_final:
+            values = _decoded_all(begin)
+            calls = (_calls(values) or ())[: self._most]
+            rest = values[len(calls) :] if calls else []
+            text = json.dumps(rest, ensure_ascii=False) if rest else "" if calls else self._held
+            return _ended(event, text, calls, self._key)
+        self._is_text = bool(begin) and begin[0] not in "{["
+        return _parted(event, self._held if self._is_text else "")
 
 
 class HermesParser:
@@ -83,7 +118,8 @@ class HermesParser:
     nothing of it is lost.
     """
 
-    def __init__(self, most: int | None = None) -> None:
+    def __init__(self, key: str, most: int | None = None) -> None:
+        self._key = key
         self._most = most
         self._num_calls = 0
         # Text of which it is not known yet what it is.
@@ -99,7 +135,7 @@ class HermesParser:
                 calls.append(call)
         first = self._num_calls
         self._num_calls += len(calls)
-        return _ended(event, "".join(text), calls, first)
+        return _ended(event, "".join(text), calls, self._key, first)
 
     def _pieces(self, is_final: bool) -> Iterator[tuple[str, Mapping[str, Any] | None]]:
         """What is known by now, each a text and the call after it."""
@@ -124,29 +160,61 @@ class HermesParser:
         yield given, None
 
 
-def tool_call_parser(body: ChatCompletionRequest, tokenizer: Tokenizer) -> Callable[[], ToolCallParser] | None:
-    """What makes the parser of one answer to `body`; None where no tool may be called.
+@dataclass(frozen=True)
+class CallFormat:
+    """How calls stand in an answer's text. `name`: the function whose arguments it is; `most`: so many are taken."""
 
-    Raises `InvalidRequestError` where the model is to decide and its format is none that is known.
-    """
-    if isinstance(body.calls, NamedTool):
-        return partial(NamedCallParser, body.calls.function.name)
-    if body.calls == "none":
-        return None
-    if body.calls == "required":
-        return RequiredCallParser
-    if not tokenizer.template_has(HERMES_BEGIN):
-        raise InvalidRequestError(
-            f"tools: the model's chat template has no {HERMES_BEGIN}, so that nothing is known of how the model calls "
-            'them by itself: say tool_choice "required", a function or "none"',
-            "tools",
-        )
-    return partial(HermesParser, 1 if body.parallel_tool_calls is False else None)
+    kind: Literal["named", "required", "hermes", "json"]
+    name: str = ""
+    most: int | None = None
+
+    @classmethod
+    def of(cls, body: ChatCompletionRequest, tokenizer: Tokenizer) -> Self | None:
+        """That of answers to `body`; None where no tool may be called.
+
+        Raises `InvalidRequestError` where the model is to decide and its format is none that is known.
+        """
+        if isinstance(body.calls, NamedTool):
+            return cls("named", body.calls.function.name)
+        if body.calls == "none":
+            return None
+        if body.calls == "required":
+            return cls("required")
+        return cls(_own_kind(tokenizer), most=1 if body.parallel_tool_calls is False else None)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    def parser(self, key: str) -> ToolCallParser:
+        """For one answer. The ids of its calls are made of `key`."""
+        if self.kind == "named":
+            return NamedCallParser(key, self.name)
+        if self.kind == "required":
+            return RequiredCallParser(key)
+        return (HermesParser if self.kind == "hermes" else JsonParser)(key, self.most)
 
 
-def new_call_id() -> str:
-    """As OpenAI's look."""
-    return f"call_{uuid.uuid4().hex[:24]}"
+def _own_kind(tokenizer: Tokenizer) -> Literal["hermes", "json"]:
+    """How a model calls tools by itself, as its chat template shows it."""
+    if tokenizer.template_has("tools") and not any(map(tokenizer.template_has, _OTHER_SIGNS)):
+        if tokenizer.template_has(HERMES_BEGIN):
+            # As a special token no text has it, and calls are all that is seen.
+            return "json" if tokenizer.is_special(HERMES_BEGIN) else "hermes"
+        if any(map(tokenizer.template_has, _JSON_SIGNS)):
+            return "json"
+    raise InvalidRequestError(
+        f"tools: the model's chat template has neither {HERMES_BEGIN} nor another form of calls that is known, so that "
+        'they could not be found in its answer: say tool_choice "required", a function or "none"',
+        "tools",
+    )
+
+
+def _call_id(key: str, index: int) -> str:
+    return blake2b(f"{key}/{index}".encode()).hexdigest()[:_ID_LENGTH]
 
 
 def merged_calls(events: Sequence[StreamEvent]) -> list[dict[str, Any]]:
@@ -159,9 +227,9 @@ def merged_calls(events: Sequence[StreamEvent]) -> list[dict[str, Any]]:
     return merged
 
 
-def _ended(event: StreamEvent, text: str, calls: Sequence[Mapping[str, Any]], first: int = 0) -> CallEvent:
+def _ended(event: StreamEvent, text: str, calls: Sequence[Mapping[str, Any]], key: str, first: int = 0) -> CallEvent:
     deltas = tuple(
-        CallDelta(index, json.dumps(call["arguments"], ensure_ascii=False), new_call_id(), call["name"])
+        CallDelta(index, json.dumps(call["arguments"], ensure_ascii=False), _call_id(key, index), call["name"])
         for index, call in enumerate(calls, first)
     )
     return _parted(event, text, deltas, "tool_calls" if first + len(deltas) else None)
@@ -174,6 +242,20 @@ def _parted(
     if instead_of_stop is not None and event.finish_reason == "stop":
         given["finish_reason"] = instead_of_stop
     return CallEvent(**given)
+
+
+def _decoded_all(text: str) -> list[Any]:
+    """The items of a list, or the values that semicolons part; none where there is anything else."""
+    values: list[Any] = []
+    while text:
+        try:
+            _, end = json.JSONDecoder().raw_decode(text)
+        except (ValueError, RecursionError):
+            return []
+        value = _decoded(text[:end])
+        values.extend(value if isinstance(value, list) else [value])
+        text = text[end:].lstrip("; \t\r\n")
+    return values
 
 
 def _decoded(text: str) -> Any:

@@ -1,17 +1,17 @@
 """The functions that a chat's model may call, as OpenAI's API says them, and what an answer must be to call one."""
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ....engine.structured.structured_outputs import WHITESPACE
 from ...response_format import StructuredOutputs
 from .body import Body, misfit
 
 # What a function without parameters takes.
 _NOTHING = {"type": "object", "properties": {}, "additionalProperties": False}
-# Where the parts of a schema are that it refers to from its root.
-_SHARED = ("$defs", "definitions")
 
 
 class FunctionDefinition(Body):
@@ -62,10 +62,7 @@ def forced_call(tools: Sequence[Tool], choice: ToolChoice, is_parallel: bool) ->
         return StructuredOutputs(json_=_named(tools, choice.function.name), disable_any_whitespace=True)
     if choice != "required":
         return None
-    calls = [_call_schema(tool.function) for tool in tools]
-    most = {} if is_parallel else {"maxItems": 1}
-    schema = {"type": "array", "items": {"anyOf": calls}, "minItems": 1, **most, **_shared(tools)}
-    return StructuredOutputs(json_=schema, disable_any_whitespace=True)
+    return StructuredOutputs(grammar=_calls_grammar([tool.function for tool in tools], is_parallel))
 
 
 def _named(tools: Sequence[Tool], name: str) -> dict[str, Any]:
@@ -75,24 +72,14 @@ def _named(tools: Sequence[Tool], name: str) -> dict[str, Any]:
     raise misfit("tool_choice", f"tool_choice names {name!r}, which is none of the tools")
 
 
-def _call_schema(function: FunctionDefinition) -> dict[str, Any]:
-    own = {key: value for key, value in function.schema_of_arguments.items() if key not in _SHARED}
-    return {
-        "type": "object",
-        "properties": {"name": {"const": function.name}, "parameters": own},
-        "required": ["name", "parameters"],
-        "additionalProperties": False,
-    }
-
-
-def _shared(tools: Sequence[Tool]) -> dict[str, Any]:
-    """What the functions' schemas refer to, at the root of the one that has them all."""
-    shared: dict[str, dict[str, Any]] = {}
-    for tool in tools:
-        for key in _SHARED:
-            parts: Mapping[str, Any] = tool.function.schema_of_arguments.get(key) or {}
-            known = shared.setdefault(key, {})
-            for name, part in parts.items():
-                if known.setdefault(name, part) != part:
-                    raise misfit("tools", f"tools have different {key} of the name {name!r}: rename one of them")
-    return {key: parts for key, parts in shared.items() if parts}
+def _calls_grammar(functions: Sequence[FunctionDefinition], is_parallel: bool) -> str:
+    """`[{"name": …, "parameters": …}, …]`, in Lark. Each schema is a document of its own: its `$ref`s stay in it."""
+    further = ' (", " call)*' if is_parallel else ""
+    rules = [f'start: "[" call{further} "]"']
+    rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(functions))))
+    for index, function in enumerate(functions):
+        # Lark's strings are JSON's.
+        head = json.dumps(f'{{"name": {json.dumps(function.name)}, "parameters": ')
+        schema = {**function.schema_of_arguments, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        rules.append(f'call_{index}: {head} %json {json.dumps(schema)} "}}"')
+    return "\n".join(rules)

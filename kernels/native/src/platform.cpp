@@ -11,6 +11,13 @@ namespace {
 constexpr int kArchRequestPermission = 0x1023;
 constexpr int kAmxTileData = 18;
 
+// Not every compiler's `__builtin_cpu_supports` knows it. What has AVX2 has it too, but for some emulators.
+bool has_f16c() {
+    unsigned eax = 1, ebx = 0, ecx = 0, edx = 0;
+    __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
+    return ecx >> 29 & 1;
+}
+
 // Linux hands out AMX's tile registers on request, once a process.
 bool request_amx() {
 #ifdef __linux__
@@ -23,11 +30,11 @@ bool request_amx() {
 }  // namespace
 #endif
 
-// 0: nothing these kernels can use. 1: AVX2 with FMA. 2: AVX-512 with bfloat16 and VNNI. 3: AMX tiles for bfloat16 and
-// int8 as well.
+// 0: nothing these kernels can use. 1: AVX2 with FMA and F16C. 2: AVX-512 with bfloat16 and VNNI. 3: AMX tiles for
+// bfloat16 and int8 as well.
 HEADRACE_API int headrace_instruction_set() {
 #ifdef HEADRACE_X86
-    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) {
+    if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c()) {
         return 0;
     }
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||

@@ -35,8 +35,9 @@ from headrace.engine.models.blocks import LinearPart
 from headrace.engine.models.llama import LlamaLayer
 from headrace.engine.request import Request
 from headrace.engine.sharding.ranks import ProcessRanks
-from headrace.kernels.linear import Int4Weight, StoredWeight
+from headrace.kernels.linear import Int4Weight, StoredWeight, supports_int8
 from headrace.kernels.linear.grouped import GroupedProduct
+from headrace.kernels.linear.int8 import Int8Product
 from headrace.kernels.native import InstructionSet, instruction_set
 
 from ..conftest import greedy, save_random_model
@@ -216,6 +217,16 @@ def test_an_embedding_that_is_the_head_is_multiplied_as_it_is(tmp_path):
     weights = {name: torch.from_numpy(weight) for name, weight in file.dequantized.items()}
     trained.load_state_dict(weights, strict=False)
     assert generated(file.path) == greedy(trained, PROMPT)
+
+
+@pytest.mark.skipif(not supports_int8(torch.float32, CPU), reason="needs the compiled kernels")
+def test_blocks_become_int8_where_that_is_asked_for(large, tmp_path):
+    file = write_gguf(large, tmp_path / "model.gguf", "Q8_0")
+    options = EngineConfig(quantization="int8")
+    model = load_model(ModelConfig.from_pretrained(file.path), options, torch.float32, CPU)
+    model.prepack(options.quantization)
+    products = {name: part.linear._product for name, part in model.parts.items() if name != "lm_head"}
+    assert {name for name, product in products.items() if not isinstance(product, Int8Product)} == set()
 
 
 def bytes_of(part: LinearPart) -> int:

@@ -34,11 +34,11 @@ def test_freed_memory_is_kept():
 
 
 GIVEN_BACK = """
-import torch
+import resource, torch
 from headrace.engine.execution.host_memory import give_back_freed_memory, keep_freed_memory
 def resident_bytes():
     with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * 4096
+        return int(file.read().split()[1]) * resource.getpagesize()
 keep_freed_memory()
 held = [torch.empty(2**20, dtype=torch.uint8).fill_(1) for _ in range(200)]
 most = resident_bytes()

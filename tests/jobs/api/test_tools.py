@@ -9,25 +9,25 @@ from typing import Any
 import pytest
 from openai import BadRequestError, OpenAI
 
+from headrace.engine.errors import InvalidRequestError
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.api.errors import ApiError
 from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
 from headrace.jobs.api.openai.tool_calls import (
     CallEvent,
+    CallFormat,
     HermesParser,
+    JsonParser,
     NamedCallParser,
     RequiredCallParser,
     ToolCallParser,
     merged_calls,
-    tool_call_parser,
 )
-from headrace.jobs.batches.lines import CHAT as ENDPOINT
-from headrace.jobs.batches.lines import BatchLine
-from headrace.jobs.batches.requests import ModelLimits, RequestReader
 from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.streams.events import StreamEvent
 
 from ..running import MODEL
+from .batch_lines import chat_line, create, file_lines, wait_for
 
 CHAT: list[Any] = [{"role": "user", "content": "I was charged twice this month."}]
 KIND = {"type": "object", "properties": {"kind": {"$ref": "#/$defs/Kind"}}, "required": ["kind"]}
@@ -77,24 +77,24 @@ HERMES: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
 def test_hermes_calls_are_found_however_they_come(case: str) -> None:
     written, text, calls = HERMES[case]
     wanted = text, calls, "tool_calls" if calls else "stop"
-    assert parsed(HermesParser(), list(written)) == wanted
+    assert parsed(HermesParser(""), list(written)) == wanted
     for cut in range(len(written) + 1):
-        assert parsed(HermesParser(), [written[:cut], written[cut:]]) == wanted
+        assert parsed(HermesParser(""), [written[:cut], written[cut:]]) == wanted
 
 
 def test_calls_beyond_the_most_stay_text() -> None:
     for pieces in ([F + G], [F, G], list(F + G)):
-        assert parsed(HermesParser(1), pieces) == (G, [("f", {"a": 1})], "tool_calls")
+        assert parsed(HermesParser("", 1), pieces) == (G, [("f", {"a": 1})], "tool_calls")
 
 
 def test_text_comes_before_a_call_is_complete() -> None:
-    parser = HermesParser()
+    parser = HermesParser("")
     assert parser.add(StreamEvent(1, text="Let me see.\n<tool_call>")).text == "Let me see."
 
 
 def test_a_forced_call_that_is_cut_short_stays_what_it_is() -> None:
-    assert parsed(RequiredCallParser(), ['[{"name"', ': "f'], "length") == ('[{"name": "f', [], "length")
-    parser = NamedCallParser("f")
+    assert parsed(RequiredCallParser(""), ['[{"name"', ': "f'], "length") == ('[{"name": "f', [], "length")
+    parser = NamedCallParser("", "f")
     events = [parser.add(StreamEvent(1, text='{"a')), parser.add(StreamEvent(1, finish_reason="length"))]
     assert [call["function"]["arguments"] for call in merged_calls(events)] == ['{"a']
     assert events[-1].finish_reason == "length"
@@ -120,7 +120,8 @@ def test_a_stream_brings_the_same_call(openai_client: OpenAI, choice: Any) -> No
     [call] = calls
     assert [piece.index for piece in pieces] == [0] * len(pieces)
     assert pieces[0].id is not None
-    assert pieces[0].id.startswith("call_")
+    # Mistral's templates take no others back.
+    assert (len(pieces[0].id), pieces[0].id.isalnum()) == (9, True)
     assert "".join(piece.function.arguments for piece in pieces) == call.function.arguments
     assert not any(chunk.delta.content for chunk in chunks)
     assert chunks[-1].finish_reason == whole.finish_reason == ("tool_calls" if choice == "required" else "stop")
@@ -129,7 +130,7 @@ def test_a_stream_brings_the_same_call(openai_client: OpenAI, choice: Any) -> No
 def test_what_cannot_be_is_refused(openai_client: OpenAI) -> None:
     nobody = {"type": "function", "function": {"name": "nobody"}}
     refusals: dict[str, dict[str, Any]] = {
-        "has no <tool_call>": {},
+        "has neither <tool_call>": {},
         "none of the tools": {"tool_choice": nobody},
         "tool_choice needs tools": {"tools": [], "tool_choice": "required"},
         "what else gives it a form": {"tool_choice": "required", "response_format": {"type": "json_object"}},
@@ -141,10 +142,28 @@ def test_what_cannot_be_is_refused(openai_client: OpenAI) -> None:
     assert plain.choices[0].message.tool_calls is None
 
 
-def test_tools_whose_shared_parts_differ_are_refused() -> None:
-    other = {"type": "function", "function": {"name": "o", "parameters": {"$defs": {"Kind": {"type": "string"}}}}}
-    with pytest.raises(ValueError, match=r"different \$defs of the name 'Kind'"):
-        request(tools=[*TOOLS, other], tool_choice="required")
+def test_each_tool_has_its_own_definitions() -> None:
+    other = {**PARAMETERS, "$defs": {"Kind": {"const": "other"}}}
+    tools = [*TOOLS[:1], {"type": "function", "function": {"name": "other", "parameters": other}}]
+    tokenizer = Tokenizer.from_pretrained(MODEL)
+
+    def fits(text: str, is_parallel: bool = True) -> bool:
+        form = request(tools=tools, tool_choice="required", parallel_tool_calls=is_parallel).forced_call
+        assert form is not None
+        grammar = tokenizer.grammar(form.params)
+        assert grammar is not None
+        matcher = grammar.start.deep_copy()
+        token_ids = tokenizer.encode(text, add_special_tokens=False)
+        return bool(matcher.try_consume_tokens(token_ids) == len(token_ids) and matcher.is_accepting())
+
+    billing, own = (
+        f'{{"name": "{n}", "parameters": {{"kind": "{k}"}}}}' for n, k in (("route", "billing"), ("other",) * 2)
+    )
+    assert fits(f"[{billing}]")
+    assert fits(f"[{billing}, {own}]")
+    assert not fits(f"[{billing}, {own}]", is_parallel=False)
+    assert not fits("[" + billing.replace("billing", "other") + "]")
+    assert not fits("[" + own.replace('"kind": "other"', '"kind": "billing"') + "]")
 
 
 def test_a_schema_at_fault_is_named() -> None:
@@ -165,13 +184,99 @@ def test_a_template_is_told_of_tools_and_its_format_is_known(tmp_path: Path) -> 
     shown = prompts.tokenizer.apply_chat_template(CHAT, tools=tools)
     assert json.loads(shown.removeprefix("<tool_call>").removesuffix(CHAT[0]["content"])) == TOOLS
     assert len(prompts.chat(CHAT, None, tools).token_ids) > len(prompts.chat(CHAT).token_ids)
-    new_parser = tool_call_parser(request(parallel_tool_calls=False), Tokenizer.from_pretrained(folder))
-    assert new_parser is not None
-    assert parsed(new_parser(), [F + G]) == (G, [("f", {"a": 1})], "tool_calls")
+    calls = CallFormat.of(request(parallel_tool_calls=False), Tokenizer.from_pretrained(folder))
+    assert calls is not None
+    assert CallFormat.from_json(calls.to_json()) == calls
+    assert parsed(calls.parser(""), [F + G]) == (G, [("f", {"a": 1})], "tool_calls")
 
 
-def test_a_batch_refuses_tools() -> None:
-    line = BatchLine(1, "a", {"model": "m", "messages": CHAT, "tools": TOOLS})
-    row = RequestReader(ENDPOINT, ModelLimits(100, 100), "key").row(0, line)
-    assert row.error is not None
-    assert row.error.startswith("tools: are not supported in batches")
+@pytest.mark.parametrize(
+    ("template", "kind"),
+    [
+        ("{% for tool in tools %}{{ tool }}{% endfor %}<tool_call>", "hermes"),
+        ("{% if tools %}[TOOL_CALLS]{% endif %}", "json"),
+        ('{% if tools %}{"name": "f", "parameters": {}}{% endif %}', "json"),
+        ("{% if tools %}<tool_call><function=f>{% endif %}", None),
+        ("{% if tools %}[TOOL_CALLS]f[ARGS]{}{% endif %}", None),
+        ("{{ messages }}", None),
+    ],
+)
+def test_how_a_model_calls_is_read_off_its_template(tmp_path: Path, template: str, kind: str | None) -> None:
+    folder = copytree(MODEL, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(template)
+    tokenizer = Tokenizer.from_pretrained(folder)
+    if kind is None:
+        with pytest.raises(InvalidRequestError, match="the model's chat template has neither"):
+            CallFormat.of(request(), tokenizer)
+    else:
+        assert CallFormat.of(request(), tokenizer) == CallFormat(kind)  # type: ignore[arg-type]
+
+
+def test_marks_that_no_text_has_are_not_looked_for(tmp_path: Path) -> None:
+    folder = copytree(MODEL, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ tools }}<tool_call>")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "content": "<tool_call>"}
+    tokenizer["added_tokens"].append({**token, "id": 100_000, "special": True})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    calls = CallFormat.of(request(), Tokenizer.from_pretrained(folder))
+    assert calls == CallFormat("json")
+    assert parsed(calls.parser(""), [f"{P}\n{Q}"]) == ("", [("f", {"a": 1}), ("g", {"b": "é<"})], "tool_calls")
+
+
+def json_call(name: str, key: str = "arguments", **arguments: Any) -> str:
+    return json.dumps({"name": name, key: arguments})
+
+
+P, Q = json_call("f", a=1), json_call("g", "parameters", b="é<")
+JSON: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
+    "text": ("Hello.\n", "Hello.\n", []),
+    "one": (f" {P}\n", "", [("f", {"a": 1})]),
+    "a list": (f"[{P}, {Q}]", "", [("f", {"a": 1}), ("g", {"b": "é<"})]),
+    "semicolons": (f"{P}; {Q}", "", [("f", {"a": 1}), ("g", {"b": "é<"})]),
+    "another object": ('{"name": "Ada"}', '{"name": "Ada"}', []),
+    "text behind": (f"{P} done", f"{P} done", []),
+    "cut short": (P[:-3], P[:-3], []),
+    "a bracket": ("[sic] Hello", "[sic] Hello", []),
+}
+
+
+@pytest.mark.parametrize("case", JSON)
+def test_calls_in_json_are_found_however_they_come(case: str) -> None:
+    written, text, calls = JSON[case]
+    wanted = text, calls, "tool_calls" if calls else "stop"
+    assert parsed(JsonParser(""), list(written)) == wanted
+    for cut in range(len(written) + 1):
+        assert parsed(JsonParser(""), [written[:cut], written[cut:]]) == wanted
+    # What is too much stays, as JSON.
+    text, calls, _ = parsed(JsonParser("", 1), [f"{P};{Q}"])
+    assert (json.loads(text), calls) == ([json.loads(Q)], [("f", {"a": 1})])
+
+
+def test_a_batch_calls_too(openai_client: OpenAI) -> None:
+    options: dict[str, Any] = {"tools": TOOLS, "max_tokens": 100, "parallel_tool_calls": False}
+    lines = [
+        chat_line("named", **options, tool_choice=NAMED),
+        chat_line("required", **options, tool_choice="required"),
+        chat_line("again", **options, tool_choice="required"),
+        chat_line("none", tools=TOOLS, tool_choice="none"),
+        chat_line("auto", **options),
+    ]
+    done = wait_for(openai_client, create(openai_client, lines))
+    bodies = {name: line["response"]["body"] for name, line in file_lines(openai_client, done.output_file_id).items()}
+    assert bodies.keys() == {"named", "required", "again", "none"}
+    [named] = bodies["named"]["choices"]
+    assert (named["finish_reason"], named["message"]["content"]) == ("stop", None)
+    assert [call["function"]["name"] for call in named["message"]["tool_calls"]] == ["route"]
+    ids = set()
+    for name in ("required", "again"):
+        [choice] = bodies[name]["choices"]
+        [call] = choice["message"]["tool_calls"]
+        assert choice["finish_reason"] == "tool_calls"
+        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+        ids.add(call["id"])
+    assert len(ids) == 2
+    assert "tool_calls" not in bodies["none"]["choices"][0]["message"]
+    # The model's template shows nothing of how it would call.
+    error = file_lines(openai_client, done.error_file_id)["auto"]["response"]
+    assert (error["status_code"], error["body"]["error"]["param"]) == (400, "tools")

@@ -35,6 +35,27 @@ def say(role: str, content: Any) -> dict[str, Any]:
     return {"role": role, "content": content}
 
 
+def test_calls_in_a_conversation_are_shown_as_objects(tmp_path):
+    folder = write_model_folder(tmp_path / "caller")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.role }}{% if 'tool_calls' in m %}{% for c in m.tool_calls %}"
+        "{{ c.function.arguments | tojson }}{% endfor %}{% endif %}"
+        "{% if 'tool_call_id' in m %}{{ m.tool_call_id }}{% endif %}{% endfor %}"
+    )
+    caller = Tokenizer.from_pretrained(folder)
+    function = {"name": "f", "arguments": '{"a": "é"}'}
+    calls = [{"id": "1", "type": "function", "function": function}, {"function": {**function, "arguments": "no"}}]
+    # As a column with a type has them.
+    typed = {"tool_calls": None, "tool_call_id": None}
+    messages = [
+        {**say("user", "a"), **typed},
+        {**say("assistant", None), **typed, "tool_calls": calls},
+        {**say("tool", "b"), "tool_calls": [], "tool_call_id": "1"},
+    ]
+    for own in (messages, json.dumps(messages)):
+        assert render(caller, {"messages": own}) == 'userassistant{"a": "é"}"no"tool1'
+
+
 @pytest.mark.parametrize(
     ("template", "expected"),
     [
@@ -85,6 +106,30 @@ def test_the_template_is_told_what_the_job_and_the_row_say(thinking, prompt):
     for wrong, words in (("{", "is not valid JSON"), ([1], "must be an object"), ({"tools": []}, "'tools'")):
         with pytest.raises(RowError, match=f"column 'chat_template_kwargs' .*({words})"):
             render(thinking, row | {"chat_template_kwargs": wrong}, prompt=prompt)
+
+
+def test_a_conversation_has_the_rows_tools(tmp_path, thinking):
+    folder = write_model_folder(tmp_path / "caller")
+    (folder / "chat_template.jinja").write_text("{{ (tools or []) | tojson }}{{ messages[0]['content'] }}")
+    caller = Tokenizer.from_pretrained(folder)
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
+    row: dict[str, Any] = {"messages": [say("user", "a")]}
+    # Where columns have a type, a row has all the names that any row has.
+    typed = [
+        {"type": "function", "function": {"name": "f", "strict": None, "parameters": {"type": "object", "x": None}}}
+    ]
+    for own in (tools, json.dumps(tools), typed):
+        assert json.loads(render(caller, row | {"tools": own}).removesuffix("a")) == tools
+    nothing: tuple[dict[str, Any], ...] = ({}, {"tools": None}, {"tools": []})
+    for none in nothing:
+        assert render(caller, row | none) == "[]a"
+    # A template over the columns has what it names.
+    assert render(caller, row | {"text": "b", "tools": "hammer"}, prompt="{text}") == "[]b"
+    for wrong, words in (("{", "is not valid JSON"), ("{}", "must hold a list"), (["f"], "must hold a list")):
+        with pytest.raises(RowError, match=f"column 'tools' .*{words}"):
+            render(caller, row | {"tools": wrong})
+    with pytest.raises(RowError, match="column 'tools': the chat template of the model has no tools"):
+        render(thinking, row | {"tools": tools})
 
 
 def test_a_model_without_a_template_is_told_nothing(plain):
