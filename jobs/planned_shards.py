@@ -37,4 +37,6 @@ class PlannedShards:
         numbers = list(map(shard_number_of, names))
         if not self._retries.keys() >= {number for number in numbers if number >= self.num_shards}:
             self._retries = retries(self.ledger.database, self.job_id)
-        return [self._retries.get(number, number) for number in numbers]
+        shards = (self._retries.get(number, number) for number in numbers)
+        # Of a retry that has been deleted meanwhile nothing is known.
+        return [shard if shard < self.num_shards else 0 for shard in shards]

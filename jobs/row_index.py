@@ -158,10 +158,11 @@ class RowIndex:
 
     def _read_rows(self, folder: OutputFolder, names: Sequence[str]) -> None:
         parts = dict(enumerate(names, len(self._shards_of_parts)))
-        self._shards_of_parts += [self._unread[name] for name in names]
         for part, table in _read_all(folder, parts, ["row"]):
             name = parts[part]
             shard = self._unread.pop(name)
+            # One at a time: those behind one that is damaged are tried again, with other numbers.
+            self._shards_of_parts.append(shard)
             if table is None:
                 self._gone[name] = shard
             else:

@@ -146,7 +146,8 @@ def _empty(folder: Path) -> None:
     # Who reads the data set wants it for as long as the job is known.
     with suppress(OSError):
         for path in set(folder.iterdir()) - {planned}:
-            path.unlink(missing_ok=True)
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
 
 
 def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShard:

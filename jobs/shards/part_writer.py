@@ -83,8 +83,11 @@ class PartWriter:
             # A worker of another version may have written other columns.
             if len(left) > 1 and len({str(table.schema) for table in left.values()}) == 1:
                 self._unpublished = left
-                self._merge(list(left.values()), None)
-                self._publish()
+                try:
+                    self._merge(list(left.values()), None)
+                    self._publish()
+                finally:
+                    self._unpublished = {}
 
     def _is_due(self, waiting: Sequence[pa.Table]) -> bool:
         """Whether rows have waited or grown enough."""
