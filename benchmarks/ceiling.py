@@ -74,12 +74,14 @@ def _packed(weight: Tensor, tokens: int) -> Product:
 
 
 def _quantized(weight: Tensor, tokens: int) -> Product:
-    """8 bits times 8 bits with a scale for each output, to bfloat16."""
+    """8 bits times 8 bits with a scale for each output."""
     outputs, inputs = weight.shape
     packed = torch.ops.onednn.qlinear_prepack(weight, [tokens, inputs])
     scales, zero_points = torch.ones(outputs), torch.zeros(outputs, dtype=torch.int64)
+    # Where oneDNN lays out no bfloat16 it writes it by its reference code.
+    output = torch.bfloat16 if torch.ops.mkldnn._is_mkldnn_bf16_supported() else torch.float32
     return lambda x: torch.ops.onednn.qlinear_pointwise(
-        x, 1.0, 0, packed, scales, zero_points, None, 1.0, 0, torch.bfloat16, "none", [], ""
+        x, 1.0, 0, packed, scales, zero_points, None, 1.0, 0, output, "none", [], ""
     )
 
 

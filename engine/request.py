@@ -123,6 +123,11 @@ class SamplingParams:
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
     @property
+    def holds_answer(self) -> bool:
+        """Whether the answer is held to choices or a grammar."""
+        return self.choices is not None or self.structured_outputs is not None
+
+    @property
     def has_penalties(self) -> bool:
         return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
 

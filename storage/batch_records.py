@@ -90,6 +90,7 @@ class BatchRecord:
     prompt_tokens: int | None
     cached_tokens: int | None
     completion_tokens: int | None
+    reasoning_tokens: int | None
     lease_owner: str | None
     lease_expires_at: float | None
 
@@ -105,7 +106,10 @@ class DueBatch:
 
 @dataclass(frozen=True)
 class BatchTotals:
-    """What has become of a batch's requests: `num_failed` are the lines of its error file."""
+    """What has become of a batch's requests: `num_failed` are the lines of its error file.
+
+    `completion_tokens` include `reasoning_tokens`.
+    """
 
     num_total: int
     num_completed: int
@@ -113,6 +117,7 @@ class BatchTotals:
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int
+    reasoning_tokens: int
 
 
 @dataclass(frozen=True)

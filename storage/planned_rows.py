@@ -38,27 +38,36 @@ class PlannedRows:
     _writer: pq.ParquetWriter | None = None
 
     def add(self, shard: int, rows: "array[int]") -> None:
-        """`rows`: their numbers, of type "q". Raises OSError."""
+        """`rows`: their numbers, of type "q". Raises StorageError."""
         self._num_shards += 1
         self._rows.extend(rows)
         self._shards.extend(repeat(shard, len(rows)))
         if len(self._rows) >= _GROUP_ROWS and self._num_shards > _FEW_SHARDS:
-            self._write()
+            with self._writing():
+                self._write()
 
     def finish(self) -> None:
-        """Have it all on the disk. Raises OSError."""
+        """Have it all on the disk. Raises StorageError."""
         if self._num_shards <= _FEW_SHARDS:
             return
-        self._write()
-        self.close()
-        with self.path.open("rb") as file:
-            os.fsync(file.fileno())
-        sync_folder(self.path.parent)
+        with self._writing():
+            self._write()
+            self.close()
+            with self.path.open("rb") as file:
+                os.fsync(file.fileno())
+            sync_folder(self.path.parent)
 
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StorageError(f"cannot write {self.path}: {error.strerror or error}") from error
 
     def _write(self) -> None:
         if self._writer is None:
@@ -79,8 +88,6 @@ def planned_rows(folder: Path) -> Iterator[PlannedRows]:
     try:
         yield rows
         rows.finish()
-    except OSError as error:
-        raise StorageError(f"cannot write {rows.path}: {error.strerror or error}") from error
     finally:
         # The disk that was full may be so still.
         with suppress(OSError):

@@ -8,7 +8,7 @@ from sqlalchemy import UniqueConstraint as Unique
 from .records import AttemptOutcome, JobState, ShardState, WebhookState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0012"
+SCHEMA_REVISION = "0013"
 
 metadata = MetaData(
     naming_convention={
@@ -207,6 +207,7 @@ batches = Table(
     Column("prompt_tokens", BigInteger),
     Column("cached_tokens", BigInteger),
     Column("completion_tokens", BigInteger),
+    Column("reasoning_tokens", BigInteger),
     # Who validates or finalizes it at the moment.
     Column("lease_owner", String(64)),
     Column("lease_expires_at", Double),

@@ -122,8 +122,10 @@ class Admission:
         budget = params.thinking_token_budget
         if tree is not None:
             budget = self._longest_thinking(request, tree)
-        prompt = request.prompt_token_ids
-        return ThinkingGuide(thinking, prompt, budget, is_held, grammar, self.eos_token_ids, self.vocab_size)
+        ends = {*self.eos_token_ids, *params.stop_token_ids} - {thinking.end_token_id}
+        return ThinkingGuide(
+            thinking, request.prompt_token_ids, budget, is_held, grammar, sorted(ends), self.vocab_size
+        )
 
     def _longest_thinking(self, request: Request, tree: ChoiceTree) -> int:
         """How many tokens may come between the prompt and a choice, without those that the guide adds."""

@@ -261,7 +261,8 @@ class ServedRequest:
         self.sequences.remove(sequence)
         if sequence.choice_node is not self.tree.nodes[0]:
             return []
-        if not self.thought:
+        # Of what was thought here the sequence that did has told.
+        if len(self.thought or ()) <= len(self.request.resume_token_ids):
             self.num_cached_tokens = sequence.num_cached_tokens
         return [self.new_sequence(node) for node in self.tree.nodes[1:]]
 

@@ -57,8 +57,11 @@ class ReasoningTokens:
                 return ThinkingStage.DONE
         return ThinkingStage.NOT_BEGUN
 
-    def split(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int]) -> Split:
-        """Part the tokens of an answer. One that ends before the thinking does is nothing but thinking."""
+    def split(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int], is_held: bool = False) -> Split:
+        """Part the tokens of an answer. One that ends before the thinking does is nothing but thinking.
+
+        `is_held`: the answer is held to choices or a grammar; the break before it is of neither part.
+        """
         tokens, stage = tuple(token_ids), self.stage(prompt_token_ids)
         if stage is ThinkingStage.DONE:
             return Split((), tokens, 0)
@@ -71,15 +74,25 @@ class ReasoningTokens:
         if self.end_token_id not in tokens[first:]:
             return Split(tokens[first:], (), len(tokens))
         end = tokens.index(self.end_token_id, first)
-        return Split(tokens[first:end], tokens[end + 1 :], end + 1)
+        begin = end + 1 + (len(self.break_token_ids) if is_held else 0)
+        return Split(tokens[first:end], tokens[begin:], end + 1)
 
 
 class ThinkingTracker:
-    """Says of an answer's tokens, one after the other, what `ReasoningTokens.split` says of all."""
+    """Says of an answer's tokens, one after the other, what `ReasoningTokens.split` says of all.
 
-    def __init__(self, tokens: ReasoningTokens, prompt_token_ids: Sequence[int]) -> None:
+    `num_reasoning`: how many tokens came up to the last that was of the thinking. `is_between`: whether the newest is
+    of the break before an answer that is held to choices or a grammar.
+    """
+
+    def __init__(self, tokens: ReasoningTokens, prompt_token_ids: Sequence[int], is_held: bool = False) -> None:
         self._tokens = tokens
+        self._is_held = is_held
+        self.num_reasoning = 0
+        self.is_between = False
+        self._num_seen = 0
         stage = tokens.stage(prompt_token_ids)
+        self._num_between = len(tokens.break_token_ids) if is_held and stage is not ThinkingStage.DONE else 0
         self.is_thinking = stage is ThinkingStage.OPEN
         # How many more tokens may begin it.
         self._num_left = 0 if stage is ThinkingStage.DONE else 1 + _MOST_AFTER_MARKER
@@ -87,6 +100,15 @@ class ThinkingTracker:
     def add(self, token_id: int) -> bool:
         """Whether the next token is of the thinking, its markers included."""
         self._num_left -= 1
+        self._num_seen += 1
+        if self._is_thought(token_id):
+            self.num_reasoning = self._num_seen
+            return True
+        self.is_between = self._num_between > 0
+        self._num_between -= 1
+        return False
+
+    def _is_thought(self, token_id: int) -> bool:
         if self.is_thinking:
             self.is_thinking = token_id != self._tokens.end_token_id
             if not self.is_thinking:
@@ -96,3 +118,7 @@ class ThinkingTracker:
             self.is_thinking, self._num_left = True, 0
             return True
         return False
+
+    def beginning(self, text: str) -> str:
+        """What of the answer's first text counts: blanks after the thinking do not, unless a grammar has them there."""
+        return text if self._is_held else text.lstrip()

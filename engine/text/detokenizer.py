@@ -59,13 +59,13 @@ class StopStrings:
         if not params.stop_strings:
             return None
         tokens = tokenizer.reasoning(params.reasoning)
-        return cls(tokenizer, params, None if tokens is None else ThinkingTracker(tokens, prompt_token_ids))
+        thinking = None if tokens is None else ThinkingTracker(tokens, prompt_token_ids, params.holds_answer)
+        return cls(tokenizer, params, thinking)
 
     def __call__(self, token_id: int) -> bool:
         self._num_tokens += 1
-        if self._thinking is not None and self._thinking.add(token_id):
+        if not self._takes(token_id):
             return False
-        self._pieces.append(self._detokenizer.add(token_id))
         num_seen, text = len(self._tail), self._tail + self._pieces[-1]
         may_stop = self._num_tokens > self._params.min_tokens
         found = first_stop(text, self._stops, num_seen) if may_stop else None
@@ -77,6 +77,18 @@ class StopStrings:
         whole = "".join(self._pieces)
         self.answer = whole[: len(whole) - surplus]
         return True
+
+    def _takes(self, token_id: int) -> bool:
+        """Add the token's text; whether it has any of the answer."""
+        thinking = self._thinking
+        if thinking is not None and (thinking.add(token_id) or thinking.is_between):
+            return False
+        piece = self._detokenizer.add(token_id)
+        if thinking is not None and not self._pieces:
+            piece = thinking.beginning(piece)
+        if piece:
+            self._pieces.append(piece)
+        return bool(piece)
 
 
 def first_stop(text: str, stops: Sequence[str], num_seen: int = 0) -> tuple[int, int] | None:
@@ -104,12 +116,14 @@ def answer_text(
     """
     checker = request.stop_checker
     if isinstance(checker, StopStrings) and checker.answer is not None:
-        return checker.answer if request.reasoning is None else checker.answer.lstrip()
+        return checker.answer
     token_ids = _without_stop(request, token_ids, finish_reason)
     if request.reasoning is None:
         return _whole(tokenizer.decode(token_ids), finish_reason)
-    answer = request.reasoning.split(request.prompt_token_ids, token_ids).answer
-    return _whole(tokenizer.decode(answer), finish_reason).lstrip()
+    is_held = request.params.holds_answer
+    answer = request.reasoning.split(request.prompt_token_ids, token_ids, is_held).answer
+    text = _whole(tokenizer.decode(answer), finish_reason)
+    return text if is_held else text.lstrip()
 
 
 def reasoning_text(
@@ -121,11 +135,12 @@ def reasoning_text(
     if request.params.choices is None:
         token_ids = _without_stop(request, token_ids, finish_reason)
     thought = request.reasoning.split(request.prompt_token_ids, token_ids).reasoning
-    return _whole(tokenizer.decode(thought), finish_reason).strip()
+    # A budget may have cut its last character in half.
+    return tokenizer.decode(thought).rstrip(_REPLACEMENT).strip()
 
 
 def num_reasoning_tokens(request: Request, token_ids: Sequence[int]) -> int:
-    """How many of an answer's tokens are what the model thought before; none where the request does not ask."""
+    """How many of an answer's tokens, its first, the model thought; none where the request does not ask."""
     if request.reasoning is None:
         return 0
     return request.reasoning.split(request.prompt_token_ids, token_ids).num_reasoning

@@ -43,7 +43,7 @@ _LANES = 3
 _LONGEST_PAUSE_SECONDS = 30.0
 # A batch that has not had to wait again by then was brought further, perhaps by another server.
 _FORGET_SECONDS = 600.0
-_NOTHING = BatchTotals(0, 0, 0, 0, 0, 0)
+_NOTHING = BatchTotals(0, 0, 0, 0, 0, 0, 0)
 
 
 class _Abandoned(Exception):

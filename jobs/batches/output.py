@@ -85,6 +85,7 @@ class OutputWriter:
                 prompt_tokens=self._usage.prompt_tokens,
                 cached_tokens=self._usage.cached_tokens,
                 completion_tokens=self._usage.completion_tokens,
+                reasoning_tokens=self._usage.reasoning_tokens,
             )
             files = self._keep(output, "output"), self._keep(error, "error")
             return BatchOutput(*files, totals, self._has_expired_rows, self._lost)

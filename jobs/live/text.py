@@ -32,7 +32,8 @@ class GrowingText:
     def of(cls, tokenizer: Tokenizer, request: Request) -> "GrowingText":
         """That of a request's answer."""
         tokens = request.reasoning
-        thinking = None if tokens is None else ThinkingTracker(tokens, request.prompt_token_ids)
+        is_held = request.params.holds_answer
+        thinking = None if tokens is None else ThinkingTracker(tokens, request.prompt_token_ids, is_held)
         return cls(tokenizer, request.params.stop_strings, thinking)
 
     @property
@@ -58,10 +59,12 @@ class GrowingText:
         """What may be given out now that this token is known."""
         if self._thinking is not None and self._thinking.add(token_id):
             return self._thought(token_id)
+        if self._thinking is not None and self._thinking.is_between:
+            self._given.append("")
+            return ""
         text = self._held + self._detokenizer.add(token_id)
-        # Line breaks after the thinking are none of the answer's.
         if self._thinking is not None and not any(self._given):
-            text = text.lstrip()
+            text = self._thinking.beginning(text)
         keep = self._num_held(text)
         self._held = text[len(text) - keep :]
         given = text[: len(text) - keep]

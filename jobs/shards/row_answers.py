@@ -40,14 +40,13 @@ def answer_columns(
         columns["completion_tokens"] = sum(len(each.token_ids) for _, each in samples)
     num_top = request.params.logprobs
     if num_top is not None:
-        columns["logprobs"] = logprob_entries(tokenizer, answer.token_ids, answer.logprobs, num_top)
+        columns["logprobs"] = _logprobs(tokenizer, request, answer, num_top)
     if first.prompt_logprobs is not None:
         columns["prompt_logprobs"] = prompt_logprob_entries(tokenizer, request, first.prompt_logprobs)
     if with_all_answers and len(samples) > 1:
         columns["finish_reasons"] = [str(each.finish_reason) for _, each in samples]
         if num_top is not None:
-            others = (logprob_entries(tokenizer, each.token_ids, each.logprobs, num_top) for _, each in samples[1:])
-            columns["outputs_logprobs"] = [columns["logprobs"], *others]
+            columns["outputs_logprobs"] = [_logprobs(tokenizer, *sample, num_top) for sample in samples]
     return columns
 
 
@@ -61,6 +60,12 @@ def text_of(tokenizer: Tokenizer, request: Request, answer: Answer) -> str:
     if choices is not None and index is not None:
         return choices[index]
     return answer_text(tokenizer, request, answer.token_ids, answer.finish_reason)
+
+
+def _logprobs(tokenizer: Tokenizer, request: Request, answer: Answer, num_top: int) -> list[dict[str, Any]]:
+    """Of the tokens that follow the thinking."""
+    begin = num_reasoning_tokens(request, answer.token_ids)
+    return logprob_entries(tokenizer, answer.token_ids[begin:], answer.logprobs[begin:], num_top)
 
 
 def _label(request: Request, answer: Answer) -> dict[str, Any]:

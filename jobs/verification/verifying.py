@@ -111,8 +111,9 @@ def _source(client: Client, receipt: Receipt, sample: Sample, spec: JobSpec) -> 
 
 
 def _without_reasoning(sample: Sample, spec: JobSpec) -> pa.Table:
-    """The sample's rows without what a job with reasoning adds to every job's columns."""
-    added = [name for name in sample.table.column_names if spec.sampling.reasoning and name in REASONING_NAMES]
+    """The sample's rows without what a job with reasoning, or a batch, adds to every job's columns."""
+    has_reasoning = spec.sampling.reasoning or spec.samples_each_row
+    added = [name for name in sample.table.column_names if has_reasoning and name in REASONING_NAMES]
     return sample.table.drop_columns(added)
 
 

@@ -8,7 +8,7 @@ from headrace.storage.file_records import NewFile
 from headrace.storage.ledger import Ledger
 
 LONG, OVER = 60.0, -1.0
-TOTALS = BatchTotals(3, 2, 1, 30, 20, 10)
+TOTALS = BatchTotals(3, 2, 1, 30, 20, 10, 4)
 
 
 @pytest.fixture
@@ -68,6 +68,7 @@ def test_a_batch_ends_with_its_files_at_once_and_only_once(batches, ledger):
     assert (done.state, done.output_file_id, done.error_file_id) == (BatchState.COMPLETED, "o", "e")
     assert (done.num_total, done.num_completed, done.num_failed) == (3, 2, 1)
     assert (done.prompt_tokens, done.cached_tokens, done.completion_tokens) == (30, 20, 10)
+    assert done.reasoning_tokens == 4
     assert done.created_at <= done.in_progress_at <= done.finalizing_at <= done.completed_at
     assert done.lease_owner is None
     assert batches.claim("b", "two", LONG) is None

@@ -85,3 +85,8 @@ def test_a_full_disk_is_told(tmp_path: Path) -> None:
 
 def test_whose_rows_are_tried_again(ledger: Ledger) -> None:
     assert retries(ledger.database, "job_1") == {NUM_SHARDS: 7}
+
+
+def test_what_goes_wrong_elsewhere_meanwhile_is_not_its_fault(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionResetError), planned_rows(tmp_path):
+        raise ConnectionResetError("the input's server")

@@ -171,7 +171,7 @@ def _usage(batch: BatchRecord, progress: Progress | None) -> BatchUsage | None:
         input_tokens=tokens.prompt_tokens,
         input_tokens_details=InputDetails(cached_tokens=tokens.cached_tokens or 0),
         output_tokens=tokens.completion_tokens,
-        output_tokens_details=OutputDetails(),
+        output_tokens_details=OutputDetails(reasoning_tokens=batch.reasoning_tokens or 0),
         total_tokens=tokens.prompt_tokens + tokens.completion_tokens,
     )
 

@@ -20,7 +20,7 @@ class ThoughtEvent(StreamEvent):
 class ReasoningParser:
     """Parts a choice's events, one after the other, each once.
 
-    `is_told`: whether what is thought is to be handed on. `num_tokens`: how many tokens that was so far.
+    `is_told`: whether what is thought is to be handed on.
     """
 
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], is_told: bool) -> None:
@@ -32,11 +32,9 @@ class ReasoningParser:
         self._has_begun = False
         # Blanks that nothing has followed yet.
         self._held = ""
-        self.num_tokens = 0
 
     def add(self, event: StreamEvent) -> ThoughtEvent:
         are_thought = [self._thinking.add(token) for token in event.token_ids]
-        self.num_tokens += sum(are_thought)
         # Its end has a text without tokens.
         texts, are_texts_thought = (event.texts, are_thought) if are_thought else ((event.text,), [self.is_thinking])
         thought, said = [], []
@@ -51,6 +49,11 @@ class ReasoningParser:
         given = {each.name: getattr(event, each.name) for each in fields(StreamEvent)}
         given |= {"text": "".join(said), "logprobs": logprobs}
         return ThoughtEvent(**given, reasoning=self._trimmed("".join(thought)))
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens the thinking took so far."""
+        return self._thinking.num_reasoning
 
     @property
     def is_thinking(self) -> bool:

@@ -56,6 +56,19 @@ def test_an_answer_parts_where_the_thinking_ends(prompt, tokens, expected):
     tracker = ThinkingTracker(TOKENS, prompt)
     answer = tuple(token for token in tokens if not tracker.add(token))
     assert answer[len(answer) - len(expected.answer) :] == expected.answer
+    assert tracker.num_reasoning == expected.num_reasoning
+
+
+@pytest.mark.parametrize(("prompt", "begin"), [((1, START), ()), ((1,), (START,))])
+@pytest.mark.parametrize("num_tokens", range(6))
+def test_the_break_before_a_held_answer_is_of_neither_part(prompt, begin, num_tokens):
+    tokens = (*begin, 2, END, BREAK, BREAK, BREAK, 4)[: len(begin) + num_tokens]
+    num_reasoning = min(len(begin) + 2, len(tokens))
+    expected = Split((2,)[:num_tokens], (BREAK, 4)[: max(0, num_tokens - 4)], num_reasoning)
+    assert TOKENS.split(prompt, tokens, is_held=True) == expected
+    tracker = ThinkingTracker(TOKENS, prompt, is_held=True)
+    answer = tuple(token for token in tokens if not tracker.add(token) and not tracker.is_between)
+    assert (answer, tracker.num_reasoning) == (expected.answer, num_reasoning)
 
 
 @pytest.mark.parametrize("budget", [None, 0, 1, 4])
@@ -122,6 +135,27 @@ def test_one_choice_alone_needs_no_scoring():
         events = run_all(make_engine()[0], [request])["r"]
         assert token_ids(events)[-5:] == [END, BREAK, BREAK, 5, 6]
         assert events[-1].choice_probabilities == (1.0,)
+
+
+def test_a_stop_token_does_not_end_the_thinking_before_a_held_answer():
+    free = token_ids(run_all(make_engine()[0], [choosing("r", PROMPTS[4])])["r"])
+    stops = sorted({*free[: free.index(END)]})
+    assert stops
+    params = replace(CHOOSING, stop_token_ids=tuple(stops))
+    events = run_all(make_engine()[0], [choosing("r", PROMPTS[4], params)])["r"]
+    said = token_ids(events)
+    assert not {*stops} & {*said[: said.index(END)]}
+    assert tuple(said[said.index(END) + 3 :]) == chosen(events[-1])
+
+
+def test_what_was_cached_is_told_of_an_answer_that_goes_on_after_its_thinking():
+    engine, _ = make_engine()
+    whole = run_all(engine, [choosing("r", PROMPTS[4])])["r"]
+    said = token_ids(whole)
+    num_thought = len(said) - len(chosen(whole[-1]))
+    for cut in (num_thought - 1, num_thought):
+        request = choosing("r", PROMPTS[4], resume_token_ids=said[:cut])
+        assert run_all(engine, [request])["r"][-1].num_cached_tokens > 0
 
 
 def test_a_prompt_that_has_ended_the_thinking_is_followed_by_the_choice():

@@ -15,7 +15,9 @@ from tokenizers import decoders, models, pre_tokenizers
 from headrace.engine.engine import Engine
 from headrace.engine.llm import LLM
 from headrace.engine.request import FinishReason, Request, SamplingParams
-from headrace.engine.text.detokenizer import Detokenizer, StopStrings, answer_text, first_stop
+from headrace.engine.structured.reasoning import ReasoningTokens
+from headrace.engine.structured.structured_outputs import StructuredOutputsParams
+from headrace.engine.text.detokenizer import Detokenizer, StopStrings, answer_text, first_stop, reasoning_text
 from headrace.engine.text.tokenizer import Tokenizer
 
 TEXTS = ["plain words", "héllo wörld", "日本語のテキスト", "a 🙂 in 👩‍👩‍👧 between", "\n\ttabs  and   spaces ", "ﷺ́"]
@@ -242,3 +244,47 @@ def test_a_request_ends_when_its_checker_says_so_and_frees_its_memory(llm):
     assert [event.new_token_ids[0] for event in events] == seen
     assert [event.finish_reason for event in events] == [None, None, FinishReason.STOP]
     assert engine.stats.num_running == 0
+
+
+def thinker() -> tuple[Tokenizer, ReasoningTokens]:
+    """A tokenizer of single bytes, two of whose special tokens are markers."""
+    made = Tokenizer(Path(), byte_level(), {})
+    made._reasoning = ReasoningTokens(0, 1, tuple(made.encode("\n\n")))
+    return made, made._reasoning
+
+
+@pytest.mark.parametrize("blanks", ["", "\n\n", " \n"])
+@pytest.mark.parametrize(("stop", "expected"), [("\n", "ab"), ("b", "a"), ("\n\n", "ab\nc"), ("x", "ab\nc")])
+def test_a_stop_is_looked_for_from_where_the_answer_begins(blanks, stop, expected):
+    made, tokens = thinker()
+    params = SamplingParams(stop=stop, reasoning=True)
+    checker = StopStrings.of(made, params, [5])
+    request = Request("r", [5], params, stop_checker=checker, reasoning=tokens)
+    assert checker is not None
+    said = []
+    for token in [0, *made.encode("x\n\n"), 1, *made.encode(f"{blanks}ab\nc")]:
+        said.append(token)
+        if checker(token):
+            break
+    assert answer_text(made, request, said, FinishReason.LENGTH) == expected
+
+
+@pytest.mark.parametrize(("is_held", "expected"), [(True, " \n a"), (False, "a")])
+@pytest.mark.parametrize("stop", [None, "b"])
+def test_blanks_that_a_grammar_asks_for_are_kept(is_held, expected, stop):
+    made, tokens = thinker()
+    shape = StructuredOutputsParams(regex="[ \n]+a") if is_held else None
+    params = SamplingParams(stop=stop, reasoning=True, structured_outputs=shape)
+    checker = StopStrings.of(made, params, [5])
+    request = Request("r", [5], params, stop_checker=checker, reasoning=tokens)
+    said = [0, *made.encode("x"), 1, *made.encode("\n\n \n a"), *made.encode("b" if stop else "")]
+    ends = [checker(token) for token in said] if checker is not None else []
+    assert ends == [False] * (len(said) - 1) + [True] or not stop
+    assert answer_text(made, request, said, FinishReason.LENGTH) == expected
+
+
+def test_half_a_character_that_a_budget_cut_off_is_left_out():
+    made, tokens = thinker()
+    request = Request("r", [5], SamplingParams(reasoning=True), reasoning=tokens)
+    said = [0, *made.encode("xé")[:-1], 1, *made.encode("a")]
+    assert reasoning_text(made, request, said, FinishReason.STOP) == "x"

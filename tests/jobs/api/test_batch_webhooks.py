@@ -18,7 +18,7 @@ from .conftest import ApiServer
 from .receiver import Receiver
 
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
-NOTHING = BatchTotals(0, 0, 0, 0, 0, 0)
+NOTHING = BatchTotals(0, 0, 0, 0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(

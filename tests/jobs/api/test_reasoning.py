@@ -102,10 +102,10 @@ def test_a_model_that_does_not_think_has_nothing_to_part(openai_client: OpenAI) 
         openai_client.chat.completions.create(**options, extra_body={"thinking_token_budget": 3})
 
 
-def test_a_batch_writes_both(thinker: Thinker) -> None:
+def test_a_batch_writes_both(thinker: Thinker, headrace: Callable[..., Result]) -> None:
     extra = {"model": thinker.model.name, "max_tokens": 30, "thinking_token_budget": 5}
     lines = [
-        chat_line("told", "Where is it?", **extra, include_reasoning=True),
+        chat_line("told", "Where is it?", **extra, include_reasoning=True, logprobs=True),
         chat_line("hidden", "Where is it?", **extra, include_reasoning=False),
         chat_line("plain", "Where is it?", model=thinker.model.name, max_tokens=5, ignore_eos=True),
     ]
@@ -117,6 +117,12 @@ def test_a_batch_writes_both(thinker: Thinker) -> None:
     assert "reasoning" not in messages["plain"]
     counts = {name: body["usage"]["completion_tokens_details"]["reasoning_tokens"] for name, body in bodies.items()}
     assert counts == {"told": 7, "hidden": 7, "plain": 0}
+    assert done.usage.output_tokens_details.reasoning_tokens == 14
+    # Of what is said, as in a chat.
+    said = bodies["told"]["choices"][0]["logprobs"]["content"]
+    assert len(said) == bodies["told"]["usage"]["completion_tokens"] - 7
+    verified = headrace(thinker.data_dir, "verify", done.id)
+    assert verified.status == 0, verified
 
 
 @pytest.mark.parametrize("options", [("--choices", ",".join(LABELS)), ("--regex", "[a-z]{3,8}"), ()])

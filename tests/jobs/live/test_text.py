@@ -8,6 +8,7 @@ import pytest
 
 from headrace.engine.request import FinishReason, Request, SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens
+from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.text.detokenizer import StopStrings, answer_text
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.live.text import GrowingText
@@ -100,3 +101,23 @@ def test_what_is_thought_comes_with_its_markers_whatever_the_stops(stops):
         answer = "the answer " if "END" in stops else "the answer END"
         whole = f"{markers[start]}first x\nEND of it\n{markers[end]}{answer}"
         assert given + text.owed(answer) == whole
+
+
+@pytest.mark.parametrize(("is_held", "expected"), [(True, " \n 12"), (False, "12")])
+def test_blanks_that_a_grammar_asks_for_are_streamed(is_held, expected):
+    tokenizer = Tokenizer.from_pretrained(MODEL)
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    tokenizer._reasoning = tokens = ReasoningTokens(1, 2, tuple(encode("\n\n")))
+    shape = StructuredOutputsParams(regex="[ \n]+[0-9]+") if is_held else None
+    params = SamplingParams(reasoning=True, structured_outputs=shape)
+    request = Request("r", (5, 6, 7), params, reasoning=tokens)
+    said = [1, *encode("x"), 2, *tokens.break_token_ids, *encode(" \n 12")]
+    answer = answer_text(tokenizer, request, said, FinishReason.LENGTH)
+    for cut in range(len(said)):
+        text = GrowingText.of(tokenizer, request)
+        before = [text.add(token) for token in said[:cut]]
+        text = GrowingText.of(tokenizer, request)
+        text.resume(said[:cut], before)
+        given = "".join([*before, *(text.add(token) for token in said[cut:])])
+        assert given.partition(str(tokenizer.fast.id_to_token(2)))[2] == expected
+    assert answer == expected
