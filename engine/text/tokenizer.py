@@ -129,8 +129,8 @@ class Tokenizer:
         """Between which tokens the model thinks, if that is wanted. Raises `InvalidRequestError` where it does not."""
         if is_wanted and self._reasoning is None:
             known = ", ".join(f"{start}…{end}" for start, end, _ in MARKERS)
-            problem = f"reasoning: the model does not think, its tokenizer has none of {known}: leave it out"
-            raise InvalidRequestError(problem, "reasoning")
+            problem = f"the model does not think, its tokenizer or chat template has none of {known}: leave it out"
+            raise InvalidRequestError(f"reasoning: {problem}", "reasoning")
         return self._reasoning if is_wanted else None
 
     def marker(self, token_id: int) -> str | None:
@@ -146,6 +146,9 @@ class Tokenizer:
     @cached_property
     def _reasoning(self) -> ReasoningTokens | None:
         for start, end, line_breaks in MARKERS:
+            # Vocabularies have them too whose models do not think, as Qwen3's later instructed ones.
+            if self.has_chat_template and not (self.template_has(start) or self.template_has(end)):
+                continue
             start_id, end_id = self._fast.token_to_id(start), self._fast.token_to_id(end)
             if start_id is not None and end_id is not None:
                 tokens = self.encode(line_breaks, add_special_tokens=False) if line_breaks else []

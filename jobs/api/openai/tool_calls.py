@@ -157,7 +157,8 @@ class HermesParser:
             yield (whole, None) if not calls else (before.rstrip(), calls[0])
         keep = 0 if is_final else _num_held(self._held)
         given, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        yield given, None
+        # Blanks after the last call are none of the text's either.
+        yield "" if is_final and num_calls and not given.strip() else given, None
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
+from headrace.engine.text.tokenizer import Tokenizer
 
 from ..thinking import thinking_copy
 
@@ -94,3 +95,18 @@ def test_a_model_without_markers_does_not_think():
     llm = LLM(MODEL, max_num_seqs=2, num_gpu_blocks_override=16)
     with pytest.raises(InvalidRequestError, match="the model does not think"):
         llm.chat(chats(PROMPTS[0]), SamplingParams(reasoning=True))
+
+
+def test_a_model_whose_template_never_mentions_it_does_not_think(tmp_path):
+    """As Qwen3's later instructed ones, whose vocabulary has the markers."""
+    folder = thinking_copy(MODEL, tmp_path / "thinker")
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    plain = "{% for message in messages %}{{ '<|user|>' + message['content'] + '<|end|>' }}{% endfor %}"
+    for template in (plain, None, plain + "{{ '</think>' }}"):
+        (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+        tokenizer = Tokenizer.from_pretrained(folder)
+        if template is plain:
+            with pytest.raises(InvalidRequestError, match="reasoning: the model does not think"):
+                tokenizer.reasoning(True)
+        else:
+            assert tokenizer.reasoning(True) is not None

@@ -63,6 +63,7 @@ HERMES: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
     "one": (F, "", [("f", {"a": 1})]),
     "two after a text": (f"Let me see.\n\n{F}\n{G}", "Let me see.", [("f", {"a": 1}), ("g", {"b": "é<"})]),
     "text behind": (f"{F} done", " done", [("f", {"a": 1})]),
+    "blanks behind": (f"{F}\n{G} \n", "", [("f", {"a": 1}), ("g", {"b": "é<"})]),
     "no end": (F.removesuffix("</tool_call>"), "", [("f", {"a": 1})]),
     "no JSON": (" <tool_call>f(1)</tool_call>", " <tool_call>f(1)</tool_call>", []),
     "no arguments": ('<tool_call>{"name": "f"}</tool_call>', '<tool_call>{"name": "f"}</tool_call>', []),
