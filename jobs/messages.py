@@ -55,36 +55,17 @@ def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str,
     ]
 
 
-def with_calls_for_template(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages as templates read the calls of tools in them: the arguments of each as an object.
+def without_absent_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages without fields of calls that are null, as templates ask whether they are there.
 
-    OpenAI's messages have them as JSON, which templates would write as a text. Where columns have a type, messages
-    without calls have fields that are null, and templates ask whether they are there: those are left out.
+    Where columns have a type, messages without calls have them.
     """
-    return [_with_calls_for_template(message) for message in messages]
+    return [_without_absent_calls(message) for message in messages]
 
 
-def _with_calls_for_template(message: Mapping[str, Any]) -> Mapping[str, Any]:
+def _without_absent_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
     absent = [name for name in _OF_CALLS if name in message and not message[name]]
-    calls = message.get("tool_calls")
-    if not absent and not calls:
-        return message
-    told = {name: value for name, value in message.items() if name not in absent}
-    if isinstance(calls, list) and calls:
-        told["tool_calls"] = [_with_read_arguments(call) for call in calls]
-    return told
-
-
-def _with_read_arguments(call: Any) -> Any:
-    """The call with its arguments as an object; what is no JSON stays a text."""
-    function = call.get("function") if isinstance(call, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(function.get("arguments"), str):
-        return call
-    try:
-        arguments = json.loads(function["arguments"])
-    except (ValueError, RecursionError):
-        return call
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {name: value for name, value in message.items() if name not in absent} if absent else message
 
 
 def template_kwargs_problem(kwargs: Any) -> str | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from ..engine.checkpoints.gguf.file import is_gguf, parts_of
 from ..engine.checkpoints.hub import LocatedModel
+from ..engine.errors import ModelError
 from ..engine.lora.adapter_folder import adapter_identity
 from .lora import LoraModule
 
@@ -19,32 +20,43 @@ class ModelWeights:
     """One a worker; thread-safe. Files are read in a thread of its own, as those of a large model take a while."""
 
     def __init__(self, model: LocatedModel) -> None:
-        self._identity: Future[str] = Future()
+        self._model = model
         self._adapters: dict[str, str] = {}
         self._reading = threading.Lock()
-        threading.Thread(target=self._identify, args=(model,), name="weights", daemon=True).start()
+        self._identity = self._read()
 
     def identity(self, lora: LoraModule | None = None) -> str:
-        """What tells these weights from others, wherever they lie; waits until it is known. Raises OSError.
+        """What tells these weights from others, wherever they lie; waits until it is known.
 
-        With an adapter they are others. One is read once: a worker refuses it when it has changed.
+        With an adapter they are others. One is read once: a worker refuses it when it has changed. Raises OSError where
+        the files cannot be read; the next call reads them again.
         """
-        if lora is None:
-            return self._identity.result()
         with self._reading:
-            if lora.path not in self._adapters:
+            if self._identity.done() and self._identity.exception() is not None:
+                self._identity = self._read()
+            if lora is not None and lora.path not in self._adapters:
                 self._adapters[lora.path] = adapter_identity(Path(lora.path))
-        return f"{self._identity.result()}+lora:{self._adapters[lora.path]}"
+            identity = self._identity
+        return identity.result() + (f"+lora:{self._adapters[lora.path]}" if lora is not None else "")
 
-    def _identify(self, model: LocatedModel) -> None:
-        # A Hugging Face model is named with its commit; what is in a folder may be replaced.
-        if not Path(model.name).is_absolute():
-            self._identity.set_result(model.name)
-            return
-        try:
-            self._identity.set_result((gguf_identity if is_gguf(model.folder) else folder_identity)(model.folder))
-        except OSError as error:
-            self._identity.set_exception(error)
+    def _read(self) -> "Future[str]":
+        identity: Future[str] = Future()
+        threading.Thread(target=_identify, args=(self._model, identity), name="weights", daemon=True).start()
+        return identity
+
+
+def _identify(model: LocatedModel, identity: "Future[str]") -> None:
+    # A Hugging Face model is named with its commit; what is in a folder may be replaced.
+    if not Path(model.name).is_absolute():
+        identity.set_result(model.name)
+        return
+    try:
+        identity.set_result((gguf_identity if is_gguf(model.folder) else folder_identity)(model.folder))
+    except OSError as error:
+        identity.set_exception(error)
+    except ModelError as error:
+        # A part of the file has gone since it was loaded.
+        identity.set_exception(FileNotFoundError(str(error)))
 
 
 def folder_identity(folder: Path) -> str:

@@ -59,6 +59,12 @@ class Leases:
         with self._database.read() as connection:
             return connection.scalar(queued.where(of_running_job()).limit(1)) is not None
 
+    def has_unexpired(self, job_id: str) -> bool:
+        """Whether an attempt at one of the job's shards holds a lease that has not run out, by the database's clock."""
+        held = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.state == ShardState.RUNNING)
+        with self._database.read() as connection:
+            return connection.scalar(held.where(shards.c.lease_expires_at > now()).limit(1)) is not None
+
     def renew(self, owner: str, attempt_ids: Collection[int], lease_seconds: float) -> set[int]:
         """Extend the leases of `attempt_ids` from now; returns the ids of those that `owner` still holds.
 

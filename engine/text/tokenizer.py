@@ -17,6 +17,7 @@ from ..errors import InvalidRequestError, ModelError
 from ..structured.grammar import Grammar, GrammarCompiler
 from ..structured.reasoning import MARKERS, ReasoningTokens
 from ..structured.structured_outputs import StructuredOutputsParams
+from .earlier_calls import with_read_arguments
 from .gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_config
 from .segments import SegmentEncoder
 from .token_lengths import characters_per_token
@@ -213,15 +214,18 @@ class Tokenizer:
         """The prompt for a chat, ending where the assistant's answer begins.
 
         `template_kwargs`: what else the template is told, such as `enable_thinking`; `tools`: the functions that the
-        model may call. The text carries the model's
-        special tokens: encode it with `add_special_tokens=False`. Raises `InvalidRequestError` when the messages do not
-        fit the template, `ModelError` when there is none.
+        model may call. The text carries the model's special tokens: encode it with `add_special_tokens=False`. Raises
+        `InvalidRequestError` when the messages do not fit the template, `ModelError` when there is none.
         """
         if not self.has_chat_template:
             raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
         template = self._template
         try:
-            ours = {"messages": list(messages), "add_generation_prompt": True, "tools": list(tools) or None}
+            ours = {
+                "messages": with_read_arguments(messages),
+                "add_generation_prompt": True,
+                "tools": list(tools) or None,
+            }
             text = template.render({**self._template_tokens, **template_kwargs, **ours})
         # A template is the model's own code: whatever it raises is about these messages.
         except Exception as error:

@@ -23,7 +23,7 @@ from .description import describe
 from .errors import answer_errors
 from .live_answers import LiveAnswers
 from .models import ServedModels
-from .openai import batches, chat, completions, files
+from .openai import batches, chat, completions, files, responses
 from .openai import models as openai_models
 from .openai.route import asking_turns
 from .rate_limits import RateLimits
@@ -35,6 +35,7 @@ _OPEN_PATHS = frozenset(("/", "/health", "/ready", docs.PATH))
 _ROUTERS = (
     chat.router,
     completions.router,
+    responses.router,
     health.router,
     metrics.router,
     routes.router,

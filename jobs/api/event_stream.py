@@ -89,8 +89,8 @@ async def _disconnected(receive: Receive) -> None:
 class EventStreamResponse(Response):
     """Sends what `body` yields, and a comment whenever it has been silent for a while.
 
-    `on_close` is awaited at the end whatever has happened, told whether the body was sent whole. `farewell` is sent
-    where the server stops before.
+    `on_close` is awaited at the end whatever has happened, told whether the body was sent whole. What `farewell` makes
+    is sent where the server stops before.
     """
 
     media_type = "text/event-stream"
@@ -101,7 +101,7 @@ class EventStreamResponse(Response):
         stopping: asyncio.Event,
         *,
         on_close: Callable[[], Awaitable[None]] | None = None,
-        farewell: bytes = b"",
+        farewell: Callable[[], bytes] = bytes,
         headers: Mapping[str, str] | None = None,
         heartbeat_seconds: float = HEARTBEAT_SECONDS,
     ) -> None:
@@ -122,7 +122,7 @@ class EventStreamResponse(Response):
         except ClientGone:
             return
         except ServerStops:
-            await sender.send(self._farewell)
+            await sender.send(self._farewell())
             await sender.end()
         else:
             await sender.end()

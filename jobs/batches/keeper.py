@@ -19,7 +19,7 @@ from redis.exceptions import RedisError
 from ...storage.batch_records import BatchRecord, BatchState, BatchTotals, DueBatch
 from ...storage.errors import JobEnded, StorageError, UnknownJob
 from ...storage.quotas import QuotaExceeded
-from ...storage.records import JobRecord, JobState, ShardState
+from ...storage.records import JobRecord, JobState
 from ..api.models import ServedModels
 from ..batch_jobs import batch_job_key
 from ..client import Client
@@ -211,17 +211,12 @@ class BatchKeeper:
             self._ledger.batches.end_early(batch.id, self._owner, BatchState.EXPIRED)
         with suppress(JobEnded):
             self._ledger.pause_job(job.id)
-        if self._is_in_flight(job):
+        # An attempt may be about to hand back its shard: leases of a paused job are not renewed.
+        if self._ledger.leases.has_unexpired(job.id):
             return False
         with suppress(UnknownJob):
             self._ledger.cancel_job(job.id)
         return True
-
-    def _is_in_flight(self, job: JobRecord) -> bool:
-        """Whether an attempt may be about to hand back its shard: leases of a paused job are not renewed."""
-        now = time.time()
-        running = (shard for shard in self._ledger.shards(job.id) if shard.state is ShardState.RUNNING)
-        return any(shard.lease_expires_at is not None and shard.lease_expires_at > now for shard in running)
 
     def _finish(self, batch: BatchRecord, job: JobRecord) -> None:
         if batch.state is BatchState.IN_PROGRESS:

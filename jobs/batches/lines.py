@@ -15,7 +15,10 @@ from ...storage.readers.json_lines import BadRow, parse_object
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
-ENDPOINTS = (CHAT, COMPLETIONS)
+RESPONSES = "/v1/responses"
+ENDPOINTS = (CHAT, COMPLETIONS, RESPONSES)
+# Of which rows are conversations.
+CHATS = (CHAT, RESPONSES)
 
 # A list of a million errors helps nobody.
 _MAX_ERRORS = 1000

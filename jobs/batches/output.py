@@ -21,13 +21,15 @@ from ...storage.output_folder import OutputFolder
 from ...storage.records import JobRecord, JobState, PartRecord, ShardRecord
 from ...storage.spool import read_shard
 from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
-from ..api.openai.tool_calls import CallFormat, merged_calls
+from ..api.openai.call_formats import CallFormat
+from ..api.openai.response_bodies import response
+from ..api.openai.tool_calls import merged_calls
 from ..planning.batch_planner import TOO_LONG
 from ..planning.rendering import TOOLS
 from ..streams.events import StreamEvent
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
-from .lines import CHAT, LineError
-from .requests import CALL_FORMAT, ECHO, ECHOES_ONLY, OMIT_REASONING, REQUEST_ERROR
+from .lines import CHAT, RESPONSES, LineError
+from .requests import CALL_FORMAT, ECHO, ECHOES_ONLY, OMIT_REASONING, REQUEST_ERROR, TOLD_AGAIN
 
 logger = logging.getLogger(__name__)
 
@@ -131,6 +133,9 @@ class OutputWriter:
             answers = [_with_calls(answer, form, f"{request_id}/{index}") for index, answer in enumerate(answers)]
         if self.batch.endpoint == CHAT:
             body = chat_completion(self._head(Head.chat, request_id), answers, usage)
+        elif self.batch.endpoint == RESPONSES:
+            told_again = json.loads(row[TOLD_AGAIN])
+            body = response(self._head(Head.response, request_id), told_again, answers[0], usage)
         else:
             body = text_completion(self._head(Head.text, request_id), answers, usage)
         self._write(file, row, {"response": _response(200, request_id, body), "error": None})
@@ -161,7 +166,7 @@ class OutputWriter:
         if (known := row.get(REQUEST_ERROR)) is not None:
             fault: dict[str, Any] = json.loads(known)
             return fault
-        prompt = "messages" if self.batch.endpoint == CHAT else "prompt"
+        prompt = {CHAT: "messages", RESPONSES: "input"}.get(self.batch.endpoint, "prompt")
         code = "context_length_exceeded" if _TOO_LONG.match(row["error"]) else "invalid_value"
         return {"message": row["error"], "param": prompt, "code": code}
 

@@ -3,6 +3,7 @@
 import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -12,25 +13,27 @@ from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError
 from ..api.openai.body import parse_body
+from ..api.openai.call_formats import CallFormat
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import CompletionRequest
 from ..api.openai.reasoning import with_reasoning
+from ..api.openai.response_schemas import ResponsesRequest, renamed
 from ..api.openai.sampling_schemas import SamplingFields
-from ..api.openai.tool_calls import CallFormat
 from ..live.prompt import LivePrompts
 from ..planning.rendering import TEMPLATE_KWARGS, TOOLS
 from ..schemas import JobSpec
 from ..shards.row_sampling import RowSampling
-from .lines import CHAT, BatchLine, numbered_lines, parse_line
+from .lines import CHAT, CHATS, RESPONSES, BatchLine, numbered_lines, parse_line
 
 # The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, the text that is to
-# stand in front of its answer, whether there is to be none, whether what was thought is left out, and how its calls of
-# tools are to be found.
+# stand in front of its answer, whether there is to be none, whether what was thought is left out, how its calls of
+# tools are to be found, and what a response says of its request.
 REQUEST_ERROR = "request_error"
 ECHO = "echo"
 ECHOES_ONLY = "echoes_only"
 OMIT_REASONING = "omit_reasoning"
 CALL_FORMAT = "call_format"
+TOLD_AGAIN = "told_again"
 
 
 @dataclass(frozen=True)
@@ -64,25 +67,31 @@ class RequestReader:
         """The row of a line; a request that can not be answered is an error row, its error as a body has it."""
         values: dict[str, Any] = {"custom_id": line.custom_id}
         try:
-            request = self._parse(line.body)
-            sampling = self._sampling(request, number)
-            values |= self._prompt(request)
+            with renamed() if self.endpoint == RESPONSES else nullcontext():
+                request, told = self._parse(line.body)
+                sampling = self._sampling(request, number)
+                values |= self._prompt(request) | told
         except ApiError as error:
             values[REQUEST_ERROR] = {"message": str(error.detail), "param": error.param, "code": error.code}
             return InputRow(number, values, str(error.detail))
         return InputRow(number, values, sampling=sampling.to_json())
 
-    def _parse(self, body: Mapping[str, Any]) -> ChatCompletionRequest | CompletionRequest:
+    def _parse(self, body: Mapping[str, Any]) -> tuple[ChatCompletionRequest | CompletionRequest, dict[str, Any]]:
+        """The request, and columns that only its kind has."""
         request: ChatCompletionRequest | CompletionRequest
+        told: dict[str, Any] = {}
         if self.endpoint == CHAT:
             request = parse_body(ChatCompletionRequest, body)
+        elif self.endpoint == RESPONSES:
+            asked = parse_body(ResponsesRequest, body)
+            request, told = asked.as_chat(), {TOLD_AGAIN: json.dumps(asked.told_again())}
         else:
             request = parse_body(CompletionRequest, body)
         if request.stream:
             raise ApiError(
                 400, "stream: answers of a batch can not be streamed: leave it out", "invalid_value", "stream"
             )
-        return request
+        return request, told
 
     def _sampling(self, request: SamplingFields, number: int) -> RowSampling:
         sampling = request.sampling(self.limits.context_length, self._seed(number))
@@ -159,7 +168,7 @@ class BatchInput(InputSource):
         self._sha256 = sha256
         self._reader = reader
         self._on_row = on_row
-        self._columns = {"custom_id": None, "messages" if reader.endpoint == CHAT else "prompt": None}
+        self._columns = {"custom_id": None, "messages" if reader.endpoint in CHATS else "prompt": None}
 
     def fingerprint(self) -> str:
         return self._sha256

@@ -26,7 +26,7 @@ from ..lora import asked_model
 from ..planning.producer import Terms
 from ..schemas import JobSpec, SamplingSpec
 from .files import FileStore
-from .lines import LineError, check_lines
+from .lines import CHAT, CHATS, LineError, check_lines
 from .requests import BatchInput, RequestReader
 
 logger = logging.getLogger(__name__)
@@ -114,7 +114,8 @@ class Validation:
         sampling = SamplingSpec(seed=int.from_bytes(digest) >> 1)
         return JobSpec.parse(
             model=model.exact_name,
-            endpoint=batch.endpoint,
+            # Workers know conversations and texts.
+            endpoint=CHAT if batch.endpoint in CHATS else batch.endpoint,
             sampling=sampling.model_dump(),
             lora=model.lora,
             **model.precision._asdict(),

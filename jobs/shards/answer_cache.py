@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,12 +13,14 @@ from ..schemas import JobSpec
 from ..weights import ModelWeights
 from .row_batch import RowBatch
 
+logger = logging.getLogger(__name__)
+
 # To be raised when answers or their columns change.
 _VERSION = 2
 
 
 class AnswerCache:
-    """One a worker; thread-safe. Never raises for Redis' sake."""
+    """One a worker; thread-safe. Never raises: it is empty without Redis, and without weights that can be read."""
 
     def __init__(self, cache: ResultCache, weights: ModelWeights) -> None:
         self._cache = cache
@@ -28,7 +31,11 @@ class AnswerCache:
 
         A tenant gets answers of its own jobs only: from another's it could learn what that has asked.
         """
-        about_all = self._about_all(spec, tenant)
+        try:
+            about_all = self._about_all(spec, tenant)
+        except OSError as error:
+            logger.warning("doing without the result cache, as the weights are not known: %s", error)
+            return {}
         keys = {index: _key(about_all, requests) for index, requests in batch.open_rows().items()}
         found = self._cache.get_many(list(dict.fromkeys(keys.values())))
         batch.answer({index: _columns(found[key]) for index, key in keys.items() if key in found})

@@ -87,6 +87,20 @@ def test_takeover_of_an_expired_lease(ledger: Ledger, create_job: CreateJob) -> 
     assert outcomes(ledger, "job-1/00000") == [AttemptOutcome.RELEASED, AttemptOutcome.DONE]
 
 
+@pytest.mark.parametrize(("lease_seconds", "is_held"), [(60, True), (-1, False)])
+def test_whether_an_attempt_may_still_hand_back_its_shard(
+    ledger: Ledger, create_job: CreateJob, lease_seconds: float, is_held: bool
+) -> None:
+    create_job(num_shards=1)
+    assert not ledger.leases.has_unexpired("job-1")
+    claim = claimed(ledger, "job-1/00000", lease_seconds=lease_seconds)
+    ledger.pause_job("job-1")
+    assert ledger.leases.has_unexpired("job-1") is is_held
+    assert not ledger.leases.has_unexpired("job-2")
+    ledger.leases.release(claim)
+    assert not ledger.leases.has_unexpired("job-1")
+
+
 def test_expired_lease_that_nobody_took_still_commits(ledger: Ledger, create_job: CreateJob) -> None:
     create_job(num_shards=1)
     claim = claimed(ledger, "job-1/00000", lease_seconds=-1)

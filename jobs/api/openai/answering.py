@@ -10,11 +10,10 @@ from anyio import create_memory_object_stream
 from anyio.streams.memory import MemoryObjectSendStream
 
 from ...streams.events import StreamError, StreamEvent
-from ..errors import ApiError, error_body
+from ..errors import ApiError
 from ..live_answers import UNAVAILABLE, LiveAnswers
 from .asking import Asked
 from .bodies import Answer, Usage
-from .chunks import DONE, to_json
 from .reasoning import ThoughtEvent
 from .running_usage import RunningUsage
 from .tool_calls import merged_calls
@@ -44,11 +43,14 @@ class AnswerFailed(ApiError):
 
 
 class Chunks(Protocol):
-    """How one kind of response is written in chunks."""
+    """How one kind of response is written in chunks; `done` is the last of all."""
+
+    done: bytes
 
     def begin(self, index: int) -> Iterator[bytes]: ...
     def add(self, index: int, event: StreamEvent) -> Iterator[bytes]: ...
     def usage(self, usage: Usage) -> bytes: ...
+    def error(self, error: ApiError) -> bytes: ...
 
 
 async def collect(answers: LiveAnswers, asked: Asked) -> tuple[list[Answer], Usage]:
@@ -95,16 +97,12 @@ async def chunk_stream(
                 for chunk in chunks.add(choice, event):
                     yield chunk
     except AnswerFailed as error:
-        yield error_chunk(error)
+        yield chunks.error(error)
         return
     if includes_usage:
         yield chunks.usage(usage)
-    yield DONE
-
-
-def error_chunk(error: ApiError) -> bytes:
-    """An error within a stream, as OpenAI's clients know it."""
-    return f"data: {to_json(error_body(error))}\n\n".encode()
+    if chunks.done:
+        yield chunks.done
 
 
 async def choice_events(answers: LiveAnswers, asked: Asked) -> AsyncGenerator[tuple[int, StreamEvent], None]:

@@ -15,11 +15,13 @@ from ..admission import Admission, LiveAdmission
 from ..caller import tenant_of
 from ..live_answers import LiveAnswers
 from ..models import ServedModel, ServedModels
+from .call_formats import CallFormat
 from .chat_schemas import ChatCompletionRequest
 from .completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
 from .reasoning import ReasoningParser, with_reasoning
+from .response_schemas import ResponsesRequest, renamed
 from .sampling_schemas import SamplingFields
-from .tool_calls import CallFormat, ToolCallParser
+from .tool_calls import ToolCallParser
 
 
 @dataclass
@@ -118,6 +120,10 @@ class Asker:
         if calls is not None:
             asked.call_parsers = tuple(calls.parser(f"{asked.id}/{choice}") for choice in range(asked.num_choices))
         return asked
+
+    def response(self, body: ResponsesRequest) -> Asked:
+        with renamed():
+            return self.chat(body.as_chat())
 
     def completions(self, body: CompletionRequest) -> Asked:
         model = self.models.model(body.model)

@@ -37,7 +37,7 @@ class BatchRequest(Body):
     """
 
     input_file_id: Name
-    endpoint: Literal["/v1/chat/completions", "/v1/completions"]
+    endpoint: Literal["/v1/chat/completions", "/v1/completions", "/v1/responses"]
     completion_window: Annotated[str, AfterValidator(_window), Field(examples=["24h"])]
     metadata: Metadata | None = None
     output_expires_after: ExpiresAfter | None = None

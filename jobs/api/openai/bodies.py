@@ -83,6 +83,10 @@ class Head:
     def text(cls, request_id: str, model: str, exact_model: str) -> "Head":
         return cls(f"cmpl-{request_id.removeprefix(_REQUEST_PREFIX)}", model, system_fingerprint(exact_model))
 
+    @classmethod
+    def response(cls, request_id: str, model: str, exact_model: str) -> "Head":
+        return cls(f"resp_{request_id.removeprefix(_REQUEST_PREFIX)}", model, system_fingerprint(exact_model))
+
     def body(self, kind: str) -> dict[str, Any]:
         return {
             "id": self.id,

@@ -1,6 +1,5 @@
 """The body of `POST /v1/chat/completions`."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from typing import Annotated, Any, Literal, Self
@@ -98,7 +97,7 @@ class Message(Body):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
         if self.tool_calls:
-            message["tool_calls"] = [_template_call(call) for call in self.tool_calls]
+            message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         return message
 
     @staticmethod
@@ -109,19 +108,17 @@ class Message(Body):
         return [part.model_dump(include={"type", part.type}) for part in parts]
 
 
-def _template_call(call: ToolCall) -> dict[str, Any]:
-    """Templates want the arguments as an object; what is none stays a text."""
-    try:
-        arguments = json.loads(call.function.arguments)
-    except (ValueError, RecursionError):
-        arguments = call.function.arguments
-    return {"id": call.id, "type": call.type, "function": {"name": call.function.name, "arguments": arguments}}
-
-
 def _can_be_told(kwargs: dict[str, Any] | None) -> dict[str, Any] | None:
     if kwargs is not None and (problem := template_kwargs_problem(kwargs)) is not None:
         raise PydanticCustomError("template_kwargs", "{problem}", {"problem": problem})
     return kwargs
+
+
+ChatTemplateKwargs = Annotated[
+    dict[str, Any] | None,
+    AfterValidator(_can_be_told),
+    Field(description="What the model's chat template is told, such as `enable_thinking`"),
+]
 
 
 class ChatCompletionRequest(SamplingFields, VllmChatFields):
@@ -131,11 +128,7 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields):
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
-    chat_template_kwargs: Annotated[
-        dict[str, Any] | None,
-        AfterValidator(_can_be_told),
-        Field(description="What the model's chat template is told, such as `enable_thinking`"),
-    ] = None
+    chat_template_kwargs: ChatTemplateKwargs = None
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None

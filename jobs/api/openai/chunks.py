@@ -6,6 +6,7 @@ from json.encoder import encode_basestring
 from typing import Any
 
 from ...streams.events import StreamEvent
+from ..errors import ApiError, error_body
 from .bodies import Head, Usage, reasoning_fields
 from .logprobs import chat_logprobs
 from .reasoning import ThoughtEvent
@@ -41,6 +42,11 @@ class ChunkWriter:
             tail = f',"usage":{to_json(self._running.body(index))}}}\n\n'
         return f'data: {self._head},"choices":[{choice}]{tail}'.encode()
 
+    @staticmethod
+    def error(error: ApiError) -> bytes:
+        """An error within a stream, as OpenAI's clients know it."""
+        return f"data: {to_json(error_body(error))}\n\n".encode()
+
     def usage(self, usage: Usage) -> bytes:
         """The last chunk where usage was asked for."""
         return f'data: {self._head},"choices":[],"usage":{to_json(usage.body())}}}\n\n'.encode()
@@ -48,6 +54,9 @@ class ChunkWriter:
 
 class ChatChunks:
     """The chunks of a chat's choices, told one stream event after the other."""
+
+    done = DONE
+    error = staticmethod(ChunkWriter.error)
 
     def __init__(
         self, head: Head, includes_usage: bool, has_logprobs: bool, running: RunningUsage | None = None

@@ -9,7 +9,7 @@ from starlette.responses import JSONResponse, Response
 from ..errors import ApiError
 from ..event_stream import ClientGone, EventStreamResponse, ServerStops, while_wanted
 from ..live_answers import LiveAnswers
-from .answering import Chunks, chunk_stream, collect, error_chunk
+from .answering import Chunks, chunk_stream, collect
 from .asking import Asked
 from .bodies import Answer, Usage
 from .running_usage import RunningUsage
@@ -45,7 +45,7 @@ def respond_in_chunks(
         chunk_stream(answers, asked, chunks, includes_usage, running),
         request.app.state.stopping,
         on_close=lambda: close(answers, asked),
-        farewell=error_chunk(server_stops(asked)),
+        farewell=lambda: chunks.error(server_stops(asked)),
         headers=request_headers(asked),
     )
 

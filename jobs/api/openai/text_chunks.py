@@ -6,7 +6,7 @@ from typing import Any
 from ...streams.events import StreamEvent
 from .asking import Asked
 from .bodies import TEXT_COMPLETION, Head, Usage
-from .chunks import ChunkWriter
+from .chunks import DONE, ChunkWriter
 from .logprobs import LogprobEntries, text_logprobs
 from .running_usage import RunningUsage
 
@@ -17,6 +17,9 @@ class TextChunks:
     The log-probabilities of an echoed prompt come with the first tokens of its first choice: until then all of its
     choices wait.
     """
+
+    done = DONE
+    error = staticmethod(ChunkWriter.error)
 
     def __init__(self, head: Head, includes_usage: bool, asked: Asked, running: RunningUsage | None = None) -> None:
         self._writer = ChunkWriter(head, TEXT_COMPLETION, includes_usage, running)

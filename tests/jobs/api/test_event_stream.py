@@ -70,7 +70,7 @@ def respond(
 def test_a_body_is_sent_whole() -> None:
     async def run() -> None:
         source, connection, closed = Source(), Connection(), list[str]()
-        task = respond(source, connection, asyncio.Event(), closed, farewell=b"stopped")
+        task = respond(source, connection, asyncio.Event(), closed, farewell=lambda: b"stopped")
         await connection.wait_for(b"first ")
         source.go_on.set()
         await task
@@ -82,7 +82,7 @@ def test_a_body_is_sent_whole() -> None:
 def test_when_the_client_leaves_the_body_is_closed() -> None:
     async def run() -> None:
         source, connection, closed = Source(), Connection(), list[str]()
-        task = respond(source, connection, asyncio.Event(), closed, farewell=b"stopped")
+        task = respond(source, connection, asyncio.Event(), closed, farewell=lambda: b"stopped")
         await connection.wait_for(b"first ")
         connection.gone.set()
         await task
@@ -94,7 +94,7 @@ def test_when_the_client_leaves_the_body_is_closed() -> None:
 def test_when_the_server_stops_the_client_is_told() -> None:
     async def run() -> None:
         source, connection, stopping, closed = Source(), Connection(), asyncio.Event(), list[str]()
-        task = respond(source, connection, stopping, closed, farewell=b"stopped")
+        task = respond(source, connection, stopping, closed, farewell=lambda: b"stopped")
         await connection.wait_for(b"first ")
         stopping.set()
         await task

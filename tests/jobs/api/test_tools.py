@@ -12,17 +12,10 @@ from openai import BadRequestError, OpenAI
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.api.errors import ApiError
+from headrace.jobs.api.openai.call_formats import CallFormat, Kind
 from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
-from headrace.jobs.api.openai.tool_calls import (
-    CallEvent,
-    CallFormat,
-    HermesParser,
-    JsonParser,
-    NamedCallParser,
-    RequiredCallParser,
-    ToolCallParser,
-    merged_calls,
-)
+from headrace.jobs.api.openai.tool_calls import CallEvent, ToolCallParser, merged_calls
+from headrace.jobs.api.openai.written_calls import no_texts
 from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.streams.events import StreamEvent
 
@@ -78,24 +71,24 @@ HERMES: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
 def test_hermes_calls_are_found_however_they_come(case: str) -> None:
     written, text, calls = HERMES[case]
     wanted = text, calls, "tool_calls" if calls else "stop"
-    assert parsed(HermesParser(""), list(written)) == wanted
+    assert parsed(CallFormat("hermes").parser(""), list(written)) == wanted
     for cut in range(len(written) + 1):
-        assert parsed(HermesParser(""), [written[:cut], written[cut:]]) == wanted
+        assert parsed(CallFormat("hermes").parser(""), [written[:cut], written[cut:]]) == wanted
 
 
 def test_calls_beyond_the_most_stay_text() -> None:
     for pieces in ([F + G], [F, G], list(F + G)):
-        assert parsed(HermesParser("", 1), pieces) == (G, [("f", {"a": 1})], "tool_calls")
+        assert parsed(CallFormat("hermes", most=1).parser(""), pieces) == (G, [("f", {"a": 1})], "tool_calls")
 
 
 def test_text_comes_before_a_call_is_complete() -> None:
-    parser = HermesParser("")
+    parser = CallFormat("hermes").parser("")
     assert parser.add(StreamEvent(1, text="Let me see.\n<tool_call>")).text == "Let me see."
 
 
 def test_a_forced_call_that_is_cut_short_stays_what_it_is() -> None:
-    assert parsed(RequiredCallParser(""), ['[{"name"', ': "f'], "length") == ('[{"name": "f', [], "length")
-    parser = NamedCallParser("", "f")
+    assert parsed(CallFormat("required").parser(""), ['[{"name"', ': "f'], "length") == ('[{"name": "f', [], "length")
+    parser = CallFormat("named", "f").parser("")
     events = [parser.add(StreamEvent(1, text='{"a')), parser.add(StreamEvent(1, finish_reason="length"))]
     assert [call["function"]["arguments"] for call in merged_calls(events)] == ['{"a']
     assert events[-1].finish_reason == "length"
@@ -197,8 +190,11 @@ def test_a_template_is_told_of_tools_and_its_format_is_known(tmp_path: Path) -> 
         ("{% for tool in tools %}{{ tool }}{% endfor %}<tool_call>", "hermes"),
         ("{% if tools %}[TOOL_CALLS]{% endif %}", "json"),
         ('{% if tools %}{"name": "f", "parameters": {}}{% endif %}', "json"),
-        ("{% if tools %}<tool_call><function=f>{% endif %}", None),
-        ("{% if tools %}[TOOL_CALLS]f[ARGS]{}{% endif %}", None),
+        ("{% if tools %}<tool_call><function=f>{% endif %}", "qwen3_coder"),
+        ("{% if tools %}<tool_call>f<arg_key>a</arg_key>{% endif %}", "glm45"),
+        ("{% if tools %}[TOOL_CALLS]f[ARGS]{}{% endif %}", "mistral"),
+        ("{% if tools %}<other:tool_call><function=f>{% endif %}", None),
+        ('{% if tools %}<|START_ACTION|>{"tool_name": "f", "parameters": {}}{% endif %}', None),
         ("{{ messages }}", None),
     ],
 )
@@ -210,7 +206,11 @@ def test_how_a_model_calls_is_read_off_its_template(tmp_path: Path, template: st
         with pytest.raises(InvalidRequestError, match="the model's chat template has neither"):
             CallFormat.of(request(), tokenizer)
     else:
-        assert CallFormat.of(request(), tokenizer) == CallFormat(kind)  # type: ignore[arg-type]
+        calls = CallFormat.of(request(), tokenizer)
+        assert calls is not None
+        assert calls.kind == kind
+        assert calls.functions == ({} if kind in ("hermes", "json") else {"route": [], "close": []})
+        assert CallFormat.from_json(calls.to_json()) == calls
 
 
 def test_marks_that_no_text_has_are_not_looked_for(tmp_path: Path) -> None:
@@ -246,12 +246,122 @@ JSON: dict[str, tuple[str, str, list[tuple[str, Any]]]] = {
 def test_calls_in_json_are_found_however_they_come(case: str) -> None:
     written, text, calls = JSON[case]
     wanted = text, calls, "tool_calls" if calls else "stop"
-    assert parsed(JsonParser(""), list(written)) == wanted
+    assert parsed(CallFormat("json").parser(""), list(written)) == wanted
     for cut in range(len(written) + 1):
-        assert parsed(JsonParser(""), [written[:cut], written[cut:]]) == wanted
+        assert parsed(CallFormat("json").parser(""), [written[:cut], written[cut:]]) == wanted
     # What is too much stays, as JSON.
-    text, calls, _ = parsed(JsonParser("", 1), [f"{P};{Q}"])
+    text, calls, _ = parsed(CallFormat("json", most=1).parser(""), [f"{P};{Q}"])
     assert (json.loads(text), calls) == ([json.loads(Q)], [("f", {"a": 1})])
+
+
+# Which of the functions' parameters are no texts.
+FUNCTIONS = {"f": ["a", "on"], "g": []}
+
+
+def function(name: str, **arguments: str) -> str:
+    written = "".join(f"<parameter={key}>\n{value}\n</parameter>\n" for key, value in arguments.items())
+    return f"<tool_call>\n<function={name}>\n{written}</function>\n</tool_call>"
+
+
+def pairs(name: str, **arguments: str) -> str:
+    written = "".join(f"\n<arg_key>{key}</arg_key>\n<arg_value>{each}</arg_value>" for key, each in arguments.items())
+    return f"<tool_call>{name}{written}\n</tool_call>"
+
+
+# Each as its model writes it, the text of it, its calls.
+OWN: dict[tuple[Kind, str], tuple[str, str, list[tuple[str, Any]]]] = {}
+XML: tuple[tuple[Kind, Any], ...] = (("qwen3_coder", function), ("glm45", pairs))
+for kind, write in XML:
+    one, two = write("f", a='{"b": [1]}', on="True", c="3"), write("g", text="é\n</x>\n 1")
+    both: list[tuple[str, Any]] = [
+        ("f", {"a": {"b": [1]}, "on": True, "c": "3"}),
+        ("g", {"text": "é\n</x>\n 1"}),
+    ]
+    OWN |= {
+        (kind, "two after a text"): (f"Let me see.\n{one}\n{two}\n", "Let me see.", both),
+        (kind, "nothing given"): (write("g"), "", [("g", {})]),
+        (kind, "no JSON"): (write("f", a="[1", on="null"), "", [("f", {"a": "[1", "on": None})]),
+        (kind, "text behind"): (f"{two} done", " done", both[1:]),
+        (kind, "no call"): ("<tool_call>one two</tool_call>", "<tool_call>one two</tool_call>", []),
+        (kind, "cut short"): (one[: one.index("</", 60)], one[: one.index("</", 60)], []),
+    }
+OWN |= {
+    ("glm45", "cut between"): (pairs("g", b="1")[:-13], pairs("g", b="1")[:-13], []),
+    ("mistral", "one"): ('f{"a": 1}', "", [("f", {"a": 1})]),
+    ("mistral", "two"): ('f{"a": 1}g{"b": "}{"}', "", [("f", {"a": 1}), ("g", {"b": "}{"})]),
+    ("mistral", "with its marks"): (
+        '[TOOL_CALLS]f[CALL_ID]abcdefgh1[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}',
+        "",
+        [("f", {"a": 1}), ("g", {})],
+    ),
+    ("mistral", "numbered"): ('fabcdefgh1{"a": 1}', "", [("f", {"a": 1})]),
+    ("mistral", "text"): ("good morning, {all}", "good morning, {all}", []),
+    ("mistral", "text behind"): ('f{"a": 1} done', "done", [("f", {"a": 1})]),
+    ("mistral", "another name"): ('h{"a": 1}', 'h{"a": 1}', []),
+    ("mistral", "cut short"): ('f{"a": ', 'f{"a": ', []),
+}
+
+
+@pytest.mark.parametrize("case", OWN, ids=" ".join)
+def test_other_forms_are_found_however_they_come(case: tuple[Kind, str]) -> None:
+    written, text, calls = OWN[case]
+    wanted = text, calls, "tool_calls" if calls else "stop"
+    form = CallFormat(case[0], functions=FUNCTIONS)
+    assert parsed(form.parser(""), list(written)) == wanted
+    for cut in range(len(written) + 1):
+        assert parsed(form.parser(""), [written[:cut], written[cut:]]) == wanted
+    most = CallFormat(case[0], most=1, functions=FUNCTIONS)
+    for pieces in ([written], list(written)):
+        text, one, _ = parsed(most.parser(""), pieces)
+        assert one == calls[:1]
+        assert bool(text) or len(calls) < 2
+
+
+def test_text_that_cannot_become_a_call_comes_at_once() -> None:
+    parser = CallFormat("mistral", functions=FUNCTIONS).parser("")
+    assert [parser.add(StreamEvent(number, text=text)).text for number, text in enumerate("Hey", 1)] == ["H", "e", "y"]
+
+
+def test_what_a_parameter_may_be_is_read_off_its_schema() -> None:
+    schema = {
+        "$defs": {"Size": {"enum": [1, 2]}, "Name": {"type": ["string", "null"]}},
+        "properties": {
+            "number": {"type": "integer"},
+            "size": {"$ref": "#/$defs/Size"},
+            "name": {"$ref": "#/$defs/Name"},
+            "maybe": {"anyOf": [{"type": "object"}, {"type": "null"}]},
+            "either": {"anyOf": [{"type": "object"}, {"type": "string"}]},
+            "any": {},
+            "true": True,
+            "none": {"const": None},
+            "list": {"type": "array"},
+            "lost": {"$ref": "#/$defs/Nothing"},
+        },
+    }
+    assert no_texts(schema) == ["number", "size", "maybe", "none", "list"]
+    assert no_texts({}) == []
+
+
+@pytest.mark.parametrize("end", ["stop", "length"])
+def test_required_calls_are_told_as_they_come(end: str) -> None:
+    one, two = '{"a": "}]\\\\", "b": [{"c": "\\"{"}]}', "{}"
+    written = f'[{{"name": "f", "parameters": {one}}}, {{"name": "g\\"", "parameters": {two}}}]'
+    calls = [("f", json.loads(one)), ('g"', {})]
+    for pieces in ([written], list(written), *([written[:cut], written[cut:]] for cut in range(len(written)))):
+        wanted = "tool_calls" if end == "stop" else end
+        assert parsed(CallFormat("required").parser(""), pieces, end) == ("", calls, wanted)
+    parser, told = CallFormat("required").parser(""), ""
+    for place, character in enumerate(written, 1):
+        event = parser.add(StreamEvent(place, text=character))
+        told += "".join(delta.arguments for delta in event.calls)
+        # What is known of the arguments is told at once.
+        if place <= written.index(one) + len(one):
+            assert told == one[: max(0, place - written.index(one))]
+    cut = CallFormat("required").parser("")
+    events = [cut.add(StreamEvent(1, text=written[:40])), cut.add(StreamEvent(2, finish_reason="length"))]
+    [call] = merged_calls(events)
+    assert one.startswith(call["function"]["arguments"])
+    assert events[-1].finish_reason == "length"
 
 
 def test_a_batch_calls_too(openai_client: OpenAI) -> None:

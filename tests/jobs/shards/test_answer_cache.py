@@ -136,3 +136,18 @@ def test_a_folder_is_known_by_its_content(model, tmp_path):
     assert folder_identity(shutil.copytree(copy, tmp_path / "elsewhere")) == identity
     (copy / "model.safetensors").write_bytes(b"weighty")
     assert folder_identity(copy) != identity
+
+
+def test_without_weights_that_can_be_read_rows_are_generated(shop: Shop, tools: AttemptTools) -> None:
+    config = (shop.model / "config.json").rename(shop.model / "away")
+    (shop.model / "config.json").mkdir()
+    assert tools.answers is not None
+    weights = ModelWeights(LocatedModel(str(shop.model), shop.model))
+    away = replace(tools, answers=AnswerCache(tools.answers._cache, weights))
+    first = run(shop, away, cache=True)
+    assert first["steps"]
+    assert not any(first["error"])
+    (shop.model / "config.json").rmdir()
+    config.rename(shop.model / "config.json")
+    assert run(shop, away, cache=True)["steps"]
+    assert not run(shop, away, cache=True)["steps"]

@@ -1,0 +1,297 @@
+"""The body of `POST /v1/responses`, and the chat that it asks for. Source: OpenAI's Responses API."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
+
+from ..errors import ApiError
+from ..schemas import Text
+from .batch_schemas import Metadata
+from .body import UNSUPPORTED, Body, Ignored, Unsupported, misfit, only, parse_body
+from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, Role
+from .sampling_schemas import Seed
+from .tools import FunctionDefinition
+
+_LOGPROBS = "message.output_text.logprobs"
+# Which of a chat's fields a request's become.
+_NAMES = {
+    "messages": "input",
+    "max_completion_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "logprobs": "top_logprobs",
+}
+_KEPT_ELSEWHERE = "nothing is kept here: send the whole conversation as input"
+
+
+class InputPart(Body):
+    """A piece of an item's content: text, however it came about, or an image in a data URL."""
+
+    type: Literal["input_text", "output_text", "reasoning_text", "text", "refusal", "input_image"]
+    text: Text | None = None
+    refusal: Text | None = None
+    image_url: Text | None = None
+    file_id: Unsupported = None
+    detail: Ignored = None
+    annotations: Ignored = None
+    logprobs: Ignored = None
+    prompt_cache_breakpoint: Ignored = None
+
+    @model_validator(mode="after")
+    def _has_what_it_is(self) -> Self:
+        name = {"input_image": "image_url", "refusal": "refusal"}.get(self.type, "text")
+        if getattr(self, name) is None:
+            raise ValueError(f"a part of type {self.type} must have {name!r}")
+        return self
+
+    def for_chat(self) -> dict[str, Any]:
+        if self.type == "input_image":
+            return {"type": "image_url", "image_url": {"url": self.image_url}}
+        return {"type": "text", "text": self.refusal if self.type == "refusal" else self.text}
+
+
+def _parts(content: Any) -> Any:
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+
+
+Parts = Annotated[list[InputPart], BeforeValidator(_parts, json_schema_input_type=str | list[InputPart])]
+# What each type of item has to have.
+_REQUIRED: Mapping[str, Sequence[str]] = {
+    "message": ("role", "content"),
+    "function_call": ("call_id", "name", "arguments"),
+    "function_call_output": ("call_id", "output"),
+    "reasoning": (),
+}
+
+
+class InputItem(Body):
+    """A turn of the conversation. What an earlier response had as `output` may be sent back as it came."""
+
+    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
+    role: Role | None = None
+    content: Parts | None = None
+    call_id: Text | None = None
+    name: Text | None = None
+    arguments: Text | None = None
+    output: Parts | None = None
+    id: Ignored = None
+    status: Ignored = None
+    phase: Ignored = None
+    summary: Ignored = None
+    encrypted_content: Ignored = None
+    namespace: Unsupported = None
+    caller: Ignored = None
+
+    @model_validator(mode="after")
+    def _has_what_it_is(self) -> Self:
+        if missing := next((name for name in _REQUIRED[self.type] if getattr(self, name) is None), None):
+            raise ValueError(f"an item of type {self.type} must have {missing!r}")
+        return self
+
+
+@contextmanager
+def renamed() -> Iterator[None]:
+    """Errors about a chat's fields become such about the fields that they were made of."""
+    try:
+        yield
+    except ApiError as error:
+        top, dot, rest = (error.param or "").partition(".")
+        top, bracket, index = top.partition("[")
+        if top not in _NAMES:
+            raise
+        param = f"{_NAMES[top]}{bracket}{index}{dot}{rest}".replace(".json_schema.", ".")
+        detail = str(error.detail).replace(str(error.param), param)
+        raise ApiError(error.status_code, detail, error.code, param) from error
+
+
+def _items(given: Any) -> Any:
+    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+
+
+class FunctionTool(FunctionDefinition):
+    """A function that the caller can run. Tools that OpenAI runs by itself are not here."""
+
+    type: Literal["function"]
+    defer_loading: Annotated[Any, AfterValidator(only(False))] = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _is_function(cls, given: Any) -> Any:
+        kind = given.get("type") if isinstance(given, Mapping) else None
+        if isinstance(kind, str) and kind != "function":
+            words = {"kind": kind[:40]}
+            raise PydanticCustomError(UNSUPPORTED, "{kind} is not run here: only your own functions are called", words)
+        return given
+
+    def for_chat(self) -> dict[str, Any]:
+        return {"type": "function", "function": self.model_dump(exclude_none=True, exclude={"type", "defer_loading"})}
+
+
+class NamedFunctionTool(Body):
+    """The one function that is to be called."""
+
+    type: Literal["function"]
+    name: Text
+
+
+class TextFormat(Body):
+    """Any text, any JSON object, or JSON that follows a schema, whether `strict` or not."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    name: Text | None = None
+    description: Text | None = None
+    schema_: Annotated[dict[str, Any] | None, Field(alias="schema")] = None
+    strict: bool | None = None
+
+    @model_validator(mode="after")
+    def _has_a_schema(self) -> Self:
+        if (self.type == "json_schema") != (self.schema_ is not None):
+            raise ValueError(f"type {self.type} {'lacks' if self.schema_ is None else 'has no use for'} a schema")
+        return self
+
+    def for_chat(self) -> dict[str, Any]:
+        if self.type != "json_schema":
+            return {"type": self.type}
+        return {"type": self.type, "json_schema": self.model_dump(by_alias=True, exclude_none=True, exclude={"type"})}
+
+
+class TextOptions(Body):
+    format: TextFormat | None = None
+    verbosity: Annotated[Any, AfterValidator(only("medium"))] = None
+
+
+class ReasoningOptions(Body):
+    """`effort`: "none" tells the chat template so (`enable_thinking`); models here know no other."""
+
+    effort: Annotated[Any, AfterValidator(only("none"))] = None
+    summary: Annotated[Any, AfterValidator(only("auto"))] = None
+    generate_summary: Annotated[Any, AfterValidator(only("auto"))] = None
+
+
+class ResponsesRequest(Body):
+    """A conversation to be answered. What is thought is an item of its own, of models that think."""
+
+    model: Text
+    input: Annotated[
+        list[InputItem],
+        BeforeValidator(_items, json_schema_input_type=str | list[InputItem]),
+        Field(min_length=1),
+    ]
+    instructions: Text | None = None
+    max_output_tokens: Annotated[int, Field(ge=1)] | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
+    include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
+    text: TextOptions | None = None
+    tools: list[FunctionTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning: ReasoningOptions | None = None
+    stream: bool | None = None
+    stream_options: Ignored = None
+    metadata: Metadata | None = None
+    truncation: Annotated[Any, AfterValidator(only("disabled"))] = None
+
+    seed: Seed | None = None
+    chat_template_kwargs: ChatTemplateKwargs = None
+    thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
+    cancel_on_disconnect: bool | None = None
+
+    previous_response_id: Annotated[Any, AfterValidator(only(instead=_KEPT_ELSEWHERE))] = None
+    conversation: Annotated[Any, AfterValidator(only(instead=_KEPT_ELSEWHERE))] = None
+    background: Annotated[Any, AfterValidator(only(False, instead="send it in a batch"))] = None
+    prompt: Unsupported = None
+    max_tool_calls: Unsupported = None
+    context_management: Unsupported = None
+    moderation: Unsupported = None
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+    user: Ignored = None
+
+    @model_validator(mode="after")
+    def _can_be_done(self) -> Self:
+        if isinstance(self.tool_choice, NamedFunctionTool) and not self.tools:
+            raise misfit("tool_choice", "tool_choice needs tools")
+        return self
+
+    @property
+    def has_logprobs(self) -> bool:
+        return bool(self.top_logprobs) or _LOGPROBS in (self.include or ())
+
+    def as_chat(self) -> ChatCompletionRequest:
+        """The same as a chat. Raises `ApiError` (400), naming the field at fault as it is called here."""
+        form = self.text.format if self.text is not None else None
+        named = self.tool_choice if isinstance(self.tool_choice, NamedFunctionTool) else None
+        kwargs = dict(self.chat_template_kwargs or {})
+        if self.reasoning is not None and self.reasoning.effort == "none":
+            kwargs = {"enable_thinking": False, **kwargs}
+        given = {
+            "model": self.model,
+            "messages": self._messages(),
+            "max_completion_tokens": self.max_output_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "logprobs": self.has_logprobs or None,
+            "top_logprobs": self.top_logprobs if self.has_logprobs else None,
+            "response_format": None if form is None or form.type == "text" else form.for_chat(),
+            "tools": None if self.tools is None else [tool.for_chat() for tool in self.tools],
+            "tool_choice": self.tool_choice
+            if named is None
+            else {"type": "function", "function": {"name": named.name}},
+            "parallel_tool_calls": self.parallel_tool_calls,
+            "stream": self.stream,
+            "seed": self.seed,
+            "chat_template_kwargs": kwargs or None,
+            "include_reasoning": True,
+            "thinking_token_budget": self.thinking_token_budget,
+            "cancel_on_disconnect": self.cancel_on_disconnect,
+        }
+        with renamed():
+            return parse_body(ChatCompletionRequest, given)
+
+    def _messages(self) -> list[dict[str, Any]]:
+        messages: list[dict[str, Any]] = []
+        if self.instructions is not None:
+            messages.append({"role": "system", "content": self.instructions})
+        for item in self.input:
+            if item.type == "message":
+                messages.append({"role": item.role, "content": [part.for_chat() for part in item.content or ()]})
+            elif item.type == "function_call_output":
+                output = [part.for_chat() for part in item.output or ()]
+                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
+            elif item.type == "function_call":
+                # Calls of one turn are of one message, with what was said before them.
+                if not messages or messages[-1]["role"] != "assistant":
+                    messages.append({"role": "assistant", "content": None})
+                function = {"name": item.name, "arguments": item.arguments}
+                call = {"id": item.call_id, "type": "function", "function": function}
+                messages[-1].setdefault("tool_calls", []).append(call)
+        return messages
+
+    def told_again(self) -> dict[str, Any]:
+        """What a response says of its request."""
+        form = self.text.format if self.text is not None and self.text.format is not None else TextFormat(type="text")
+        choice = self.tool_choice or "auto"
+        return {
+            "instructions": self.instructions,
+            "max_output_tokens": self.max_output_tokens,
+            "metadata": self.metadata or {},
+            "parallel_tool_calls": self.parallel_tool_calls is not False,
+            "previous_response_id": None,
+            "reasoning": {"effort": self.reasoning.effort if self.reasoning is not None else None, "summary": None},
+            "store": False,
+            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "text": {"format": form.model_dump(by_alias=True, exclude_none=True)},
+            "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
+            "tools": [tool.model_dump(exclude={"defer_loading"}) for tool in self.tools or ()],
+            "top_logprobs": self.top_logprobs or 0,
+            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "truncation": "disabled",
+        }

@@ -1,0 +1,30 @@
+"""Calls that a conversation has had reach its template with their arguments as objects."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+
+from headrace.engine.text.tokenizer import Tokenizer
+
+MODEL = Path(__file__).parents[3] / "examples/tickets/model"
+TEMPLATE = (
+    "{% for message in messages %}{% for call in message.tool_calls or () %}"
+    "{{ call.id }}{{ call.function.name }}{{ call.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "written"),
+    [('{"a": "é"}', '{"a": "é"}'), ({"a": 1}, '{"a": 1}'), ("no JSON", '"no JSON"'), (None, "null")],
+)
+def test_arguments_are_objects_where_they_are_json(tmp_path: Path, arguments: Any, written: str) -> None:
+    folder = copytree(MODEL, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": arguments}}
+    chat: list[Any] = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call, call]}]
+    before = json.dumps(chat)
+    assert Tokenizer.from_pretrained(folder).apply_chat_template(chat) == f"1f{written}" * 2
+    assert json.dumps(chat) == before
