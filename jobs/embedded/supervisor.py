@@ -64,6 +64,10 @@ class Supervisor:
         if not self._becomes_ready() and self._set_unreadable_data_aside():
             self._start_server()
             self._becomes_ready()
+        # By somebody's hand, or for want of memory: it may be well the next time.
+        while self._was_killed() and not self._dies_too_often():
+            self._start_server()
+            self._becomes_ready()
         if self._server_exited():
             raise ServerFailedError("the server exited at its start")
         if not answers(self._paths.socket):
@@ -124,6 +128,9 @@ class Supervisor:
 
     def _server_exited(self) -> bool:
         return self._server is None or self._server.poll() is not None
+
+    def _was_killed(self) -> bool:
+        return self._server is not None and self._server.poll() == -signal.SIGKILL
 
     def _becomes_ready(self) -> bool:
         deadline = time.monotonic() + START_SECONDS

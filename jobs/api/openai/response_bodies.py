@@ -7,6 +7,7 @@ from .bodies import Answer, Head, Usage
 from .logprobs import LogprobEntries, chat_logprobs
 
 RESPONSE = "response"
+COMPLETED = "completed"
 
 
 def response(head: Head, told_again: Mapping[str, Any], answer: Answer, usage: Usage) -> dict[str, Any]:
@@ -34,11 +35,11 @@ def begun(head: Head, told_again: Mapping[str, Any]) -> dict[str, Any]:
 def ended(
     head: Head, told_again: Mapping[str, Any], output: Sequence[Mapping[str, Any]], finish_reason: str, usage: Usage
 ) -> dict[str, Any]:
-    is_cut = finish_reason == "length"
+    status = last_status(finish_reason)
     return {
         **begun(head, told_again),
-        "status": "incomplete" if is_cut else "completed",
-        "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+        "status": status,
+        "incomplete_details": None if status == COMPLETED else {"reason": "max_output_tokens"},
         "output": output,
         "usage": {
             "input_tokens": usage.prompt_tokens,
@@ -53,17 +54,22 @@ def ended(
 def items(head: Head, answer: Answer) -> list[dict[str, Any]]:
     """What was thought, what was said, and which tools are to be called."""
     found: list[dict[str, Any]] = []
-    status = "incomplete" if answer.finish_reason == "length" else "completed"
     if answer.reasoning:
-        found.append(reasoning_item(item_id(head, 0), answer.reasoning, status))
+        found.append(reasoning_item(item_id(head, 0), answer.reasoning, COMPLETED))
     if answer.text or not (found or answer.tool_calls):
         part = text_part(answer.text, answer.logprobs)
-        found.append(message_item(item_id(head, len(found)), [part], status))
+        found.append(message_item(item_id(head, len(found)), [part], COMPLETED))
     for call in answer.tool_calls:
         function = call["function"]
-        told = item_id(head, len(found)), call["id"], function["name"], function["arguments"], status
+        told = item_id(head, len(found)), call["id"], function["name"], function["arguments"], COMPLETED
         found.append(call_item(*told))
+    found[-1]["status"] = last_status(answer.finish_reason)
     return found
+
+
+def last_status(finish_reason: str) -> str:
+    """That of a response, and of its last item."""
+    return "incomplete" if finish_reason == "length" else COMPLETED
 
 
 def item_id(head: Head, index: int) -> str:

@@ -12,10 +12,12 @@ from .chunks import to_json
 from .logprobs import LogprobEntries
 from .reasoning import ThoughtEvent
 from .response_bodies import (
+    COMPLETED,
     begun,
     call_item,
     ended,
     item_id,
+    last_status,
     message_item,
     reasoning_item,
     text_logprobs,
@@ -133,7 +135,7 @@ class ResponseEvents:
         if event.is_final:
             if self._open is None:
                 yield from self._turn_to(OpenMessage(self._next_id()))
-            yield from self._close("incomplete" if event.finish_reason == "length" else "completed")
+            yield from self._close(last_status(str(event.finish_reason)))
             self._finish_reason = str(event.finish_reason)
 
     def usage(self, usage: Usage) -> bytes:
@@ -166,7 +168,7 @@ class ResponseEvents:
         """Close the item before, unless it is the same."""
         if item is self._open:
             return
-        yield from self._close("completed")
+        yield from self._close(COMPLETED)
         self._open = item
         told = {"output_index": len(self._output), "item": item.item("in_progress")}
         yield self._event("response.output_item.added", told)

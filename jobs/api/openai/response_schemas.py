@@ -23,7 +23,7 @@ _NAMES = {
     "response_format": "text.format",
     "logprobs": "top_logprobs",
 }
-_KEPT_ELSEWHERE = "nothing is kept here: send the whole conversation as input"
+_NOT_KEPT = "nothing is kept here: send the whole conversation as input"
 
 
 class InputPart(Body):
@@ -89,21 +89,6 @@ class InputItem(Body):
         if missing := next((name for name in _REQUIRED[self.type] if getattr(self, name) is None), None):
             raise ValueError(f"an item of type {self.type} must have {missing!r}")
         return self
-
-
-@contextmanager
-def renamed() -> Iterator[None]:
-    """Errors about a chat's fields become such about the fields that they were made of."""
-    try:
-        yield
-    except ApiError as error:
-        top, dot, rest = (error.param or "").partition(".")
-        top, bracket, index = top.partition("[")
-        if top not in _NAMES:
-            raise
-        param = f"{_NAMES[top]}{bracket}{index}{dot}{rest}".replace(".json_schema.", ".")
-        detail = str(error.detail).replace(str(error.param), param)
-        raise ApiError(error.status_code, detail, error.code, param) from error
 
 
 def _items(given: Any) -> Any:
@@ -200,8 +185,8 @@ class ResponsesRequest(Body):
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     cancel_on_disconnect: bool | None = None
 
-    previous_response_id: Annotated[Any, AfterValidator(only(instead=_KEPT_ELSEWHERE))] = None
-    conversation: Annotated[Any, AfterValidator(only(instead=_KEPT_ELSEWHERE))] = None
+    previous_response_id: Annotated[Any, AfterValidator(only(instead=_NOT_KEPT))] = None
+    conversation: Annotated[Any, AfterValidator(only(instead=_NOT_KEPT))] = None
     background: Annotated[Any, AfterValidator(only(False, instead="send it in a batch"))] = None
     prompt: Unsupported = None
     max_tool_calls: Unsupported = None
@@ -295,3 +280,20 @@ class ResponsesRequest(Body):
             "top_p": 1.0 if self.top_p is None else self.top_p,
             "truncation": "disabled",
         }
+
+
+@contextmanager
+def renamed() -> Iterator[None]:
+    """Errors about a chat's fields become such about the fields that they were made of."""
+    try:
+        yield
+    except ApiError as error:
+        given = error.param or ""
+        name = next((name for name in _NAMES if given == name or given.startswith((f"{name}.", f"{name}["))), None)
+        if name is None:
+            raise
+        # Messages are counted otherwise than items.
+        rest = "" if name == "messages" else given.removeprefix(name).removeprefix(".json_schema")
+        param = _NAMES[name] + rest
+        detail = str(error.detail).replace(given, param)
+        raise ApiError(error.status_code, detail, error.code, param) from error

@@ -15,6 +15,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from headrace.jobs.embedded.supervisor import ServerFailedError, Supervisor
 from headrace.jobs.embedded.valkey import (
     EmbeddedValkey,
     EmbeddedValkeyError,
@@ -277,6 +278,35 @@ def test_a_server_that_does_not_start_says_why(tmp_path):
     assert message.startswith("embedded Valkey: the server exited at its start")
     assert f"(log: {folder}/valkey.log)" in message
     assert "append-only dir" in message
+
+
+@pytest.mark.parametrize("num_kills", [1, 3, 100])
+def test_a_server_that_is_killed_at_its_start_is_started_again(tmp_path, monkeypatch, num_kills):
+    kills = iter(range(num_kills))
+    becomes_ready = Supervisor._becomes_ready
+
+    def is_killed_first(supervisor):
+        if next(kills, None) is not None:
+            supervisor._server.kill()
+            supervisor._server.wait()
+        return becomes_ready(supervisor)
+
+    monkeypatch.setattr(Supervisor, "_becomes_ready", is_killed_first)
+    paths = ValkeyPaths.of(tmp_path)
+    paths.create()
+    supervisor = Supervisor(paths)
+    try:
+        if num_kills > 9:
+            with pytest.raises(ServerFailedError, match="the server exited at its start"):
+                supervisor.start()
+        else:
+            supervisor.start()
+            assert answers(paths.socket)
+    finally:
+        supervisor._stop_server()
+        paths.remove_short_folder()
+        for descriptor in supervisor._locks.values():
+            os.close(descriptor)
 
 
 def test_a_missing_binary_is_named(tmp_path, monkeypatch):
