@@ -37,9 +37,9 @@ from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.live.asking import new_request
 from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.outcomes import Outcome
-from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
 from headrace.jobs.streams.reader import follow
+from headrace.jobs.workers.presence import WorkerPresence
 
 MODEL = ROOT / "examples" / "tickets" / "model"
 WARM_UP = 10

@@ -40,7 +40,7 @@ from headrace.jobs.client import Client, Job
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.planning.side_by_side import num_cores
 from headrace.jobs.settings import Settings
-from headrace.jobs.worker import WorkerOptions, serve
+from headrace.jobs.workers.worker import WorkerOptions, serve
 from headrace.storage.readers import open_input
 from headrace.storage.records import JobState
 

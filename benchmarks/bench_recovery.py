@@ -22,8 +22,8 @@ from pathlib import Path
 from report import ROOT, print_result, spread
 
 from headrace.jobs.client import Client, Job
-from headrace.jobs.presence import WorkerId
 from headrace.jobs.settings import Settings
+from headrace.jobs.workers.presence import WorkerId
 from headrace.storage.records import AttemptRecord, JobState
 
 MODEL = ROOT / "examples" / "tickets" / "model"

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-from headrace.jobs.presence import WorkerPresence
+from headrace.jobs.workers.presence import WorkerPresence
 
 if __name__ == "__main__":
     with WorkerPresence(os.environ["HEADRACE_REDIS_URL"]) as presence:

@@ -28,7 +28,7 @@ from .live.requests import LiveRequest, LiveRequests
 from .lora import as_fields, worker_options
 from .planning.producer import NO_TERMS, Producer, Terms
 from .precision import Precision
-from .row_events import RowEvents, StoredRow, StoredRows
+from .results.row_events import RowEvents, StoredRow, StoredRows
 from .schemas import JobSpec
 from .streams.events import StreamEvent
 from .streams.keys import is_request

@@ -9,11 +9,11 @@ from celery import Celery
 
 from .celery_app import create_app, send_shards
 from .embedded.valkey import redis_urls
-from .local_worker import LocalWorker
 from .open_ledger import open_ledger
 from .precision import Precision
-from .presence import WorkerPresence
 from .settings import Settings
+from .workers.local_worker import LocalWorker
+from .workers.presence import WorkerPresence
 
 
 class Connections:

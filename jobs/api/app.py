@@ -12,7 +12,7 @@ from ..batches.files import FileStore
 from ..batches.lines import ENDPOINTS
 from ..client import Client
 from ..live.requests import LiveRequests
-from ..row_events import StoredRows
+from ..results.row_events import StoredRows
 from ..settings import Settings
 from ..streams.row_watch import RowWatch
 from . import docs, health, metrics, requests, result_routes, routes, row_routes, status

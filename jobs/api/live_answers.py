@@ -19,11 +19,11 @@ from ..embedded.valkey import EmbeddedValkeyError
 from ..live.cancellations import Cancellations
 from ..live.in_batches import InBatches
 from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
-from ..presence import RENEW_SECONDS, Worker, WorkerPresence
 from ..rare_warnings import RareWarnings
 from ..streams.events import StreamError, StreamEvent
 from ..streams.frames import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
+from ..workers.presence import RENEW_SECONDS, Worker, WorkerPresence
 from .errors import ApiError
 from .latencies import Latencies
 from .models import ServedModel

@@ -19,7 +19,7 @@ from ...storage.errors import LedgerError
 from ...storage.overview import Overview, Totals, Waiting
 from ..client import Client
 from ..embedded.valkey import EmbeddedValkeyError
-from ..presence import Worker, WorkerPresence
+from ..workers.presence import Worker, WorkerPresence
 from .latencies import Latencies
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ from typing import Any
 from ...storage.ledger import Ledger
 from ...storage.records import JobRecord
 from ..planning.json_lines import json_rows
-from ..row_index import RowIndex
+from ..results.row_index import RowIndex
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from anyio.to_thread import run_sync
 from fastapi import APIRouter, Path, Request, Response, WebSocket
 from starlette.requests import HTTPConnection
 
-from ..row_events import RowEvents, StoredRow
+from ..results.row_events import RowEvents, StoredRow
 from ..streams.events import StreamEvent
 from ..streams.frames import StreamHub
 from .errors import ApiError

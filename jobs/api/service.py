@@ -38,7 +38,7 @@ from ..batches.files import FileStore
 from ..client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError
 from ..planning.producer import Terms, new_job_id
-from ..row_index import RowIndexes
+from ..results.row_index import RowIndexes
 from ..schemas import JobSpec
 from .errors import ApiError, try_later
 from .inputs import Inputs

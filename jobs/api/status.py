@@ -7,7 +7,7 @@ from pydantic import BaseModel
 
 from ...engine.checkpoints.hub import public_name
 from ...storage.overview import Overview, Waiting
-from ..presence import Worker
+from ..workers.presence import Worker
 from .live_answers import LiveAnswers
 from .models import ServedModels
 from .pages import Page

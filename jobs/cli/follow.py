@@ -9,7 +9,7 @@ from ...storage.errors import LedgerUnavailable
 from ...storage.overview import Ahead, Overview
 from ...storage.records import JobState, Progress
 from ..client import Client, Job
-from ..stored_results import first_error
+from ..results.stored_results import first_error
 from .display import Pace, RunDisplay, counted, summary
 
 

@@ -17,10 +17,10 @@ from ...storage.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.sinks import SinkSpec
 from ..open_ledger import open_ledger
 from ..planning.json_lines import json_rows, openai_lines
-from ..row_index import RowIndex
+from ..results.row_index import RowIndex
+from ..results.stored_results import num_readable, sorted_lines
 from ..settings import Settings
 from ..shards.finishing import finish_what_is_left
-from ..stored_results import num_readable, sorted_lines
 from .cost import GpuHourPrice, cost
 from .display import counted
 from .tables import time_text

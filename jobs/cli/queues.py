@@ -9,7 +9,7 @@ import typer
 
 from ...storage.overview import Overview, Waiting
 from ..client import Client
-from ..presence import WorkerPresence
+from ..workers.presence import WorkerPresence
 from .display import duration
 from .keys import AsJson
 from .tables import print_table

@@ -16,11 +16,11 @@ from redis.exceptions import RedisError
 from ...engine.config import EngineConfig
 from ..embedded.valkey import redis_urls
 from ..errors import WorkerFailedError
-from ..kept_worker import KeptWorker
 from ..lora import worker_options as lora_options
 from ..periodic import Periodic
-from ..presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from ..settings import Settings
+from ..workers.kept_worker import KeptWorker
+from ..workers.presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .interrupts import termination_as_interrupt
 from .model_checks import check_model
 from .options import engine_config, engine_options

@@ -39,7 +39,7 @@ def worker(
     logging.getLogger("headrace").setLevel(settings.log_level)
     # Here, not above: loading torch takes a second that no other command should wait for.
     with importing():
-        from ..worker import WorkerOptions, serve
+        from ..workers.worker import WorkerOptions, serve
 
     loras = parse_loras(lora_modules or ())
     for lora in loras:

@@ -17,9 +17,9 @@ from redis.exceptions import RedisError
 
 from headrace.jobs.celery_app import create_app, live_queue, send_request, send_shards
 from headrace.jobs.embedded.valkey import redis_urls
-from headrace.jobs.presence import WorkerId
 from headrace.jobs.processes import is_alive
 from headrace.jobs.streams.keys import tokens_key
+from headrace.jobs.workers.presence import WorkerId
 from headrace.storage.records import ShardRecord, ShardState
 
 from ..jobs.conftest import wait_until

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs import presence as presence_module
 from headrace.jobs.embedded.valkey import EmbeddedValkey
-from headrace.jobs.presence import WorkerId, WorkerPresence
+from headrace.jobs.workers import presence as presence_module
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 SCRIPT = Path(__file__).parents[2] / "deploy/worker_health.py"
 QUEUE = "headrace.bulk.0123456789ab"

@@ -14,13 +14,13 @@ import pytest
 from openai import OpenAI
 
 from headrace import LLM
-from headrace.jobs import presence as presence_module
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.cli import main
 from headrace.jobs.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
-from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
+from headrace.jobs.workers import presence as presence_module
+from headrace.jobs.workers.presence import WorkerPresence
 from headrace.storage import leases
 
 from ..ledgers import new_ledger

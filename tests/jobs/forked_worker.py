@@ -31,13 +31,13 @@ from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.batch import Batch
-from headrace.jobs import worker as worker_module
 from headrace.jobs.processes import die_with_parent
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards import sweeper as sweeper_module
 from headrace.jobs.shards.checkpoints import TokenCheckpoints
 from headrace.jobs.shards.part_writer import PartWriter
-from headrace.jobs.worker import WorkerOptions, serve
+from headrace.jobs.workers import worker as worker_module
+from headrace.jobs.workers.worker import WorkerOptions, serve
 from headrace.storage.errors import LedgerUnavailable
 
 from ..engine.fakes import CONTEXT, FakeRunner, fake_engine

@@ -12,8 +12,8 @@ import threading
 from pathlib import Path
 
 from headrace.jobs.celery_app import RUN_SHARD, create_app
-from headrace.jobs.celery_worker import Bells, run_worker
 from headrace.jobs.embedded.valkey import EmbeddedValkey
+from headrace.jobs.workers.celery_worker import Bells, run_worker
 
 logging.basicConfig(level=logging.INFO)
 logging.getLogger("headrace").setLevel(logging.DEBUG)

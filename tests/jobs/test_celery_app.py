@@ -238,7 +238,8 @@ def test_half_an_answer_makes_no_worker_deaf(broker):
     """The rest of it never comes, on a connection that stays open."""
     code = """
 import sys
-from headrace.jobs import celery_app, celery_worker
+from headrace.jobs import celery_app
+from headrace.jobs.workers import celery_worker
 celery_app._REPLY_SECONDS = 0.5
 _, address, queue = sys.argv
 app = celery_app.create_app(f"redis://{address}")
@@ -329,7 +330,7 @@ def test_a_second_ctrl_c_ends_a_shard_that_does_not_listen(broker):
     code = f"""
 import threading
 from headrace.jobs.celery_app import RUN_SHARD, create_app
-from headrace.jobs.celery_worker import run_worker
+from headrace.jobs.workers.celery_worker import run_worker
 app = create_app({broker.valkey.broker_url!r})
 @app.task(name=RUN_SHARD)
 def run_shard(shard_id):

@@ -20,8 +20,8 @@ from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
-from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
+from headrace.jobs.workers.presence import WorkerPresence
 
 from ..engine.vision.seeing import picture, png
 from .conftest import wait_until

@@ -11,7 +11,7 @@ from headrace.jobs.celery_app import create_app, send_shards
 from headrace.jobs.embedded.valkey import EmbeddedValkey, broker_url
 from headrace.jobs.redis_access import check_access
 from headrace.jobs.settings import Settings, SettingsError
-from headrace.jobs.worker import WorkerOptions, serve
+from headrace.jobs.workers.worker import WorkerOptions, serve
 
 from .running import MODEL, assert_refused, write_lines
 

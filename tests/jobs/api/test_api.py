@@ -14,7 +14,7 @@ import pytest
 from headrace import LLM, SamplingParams
 from headrace.jobs.api.results import read_page
 from headrace.jobs.client import Client
-from headrace.jobs.row_index import RowIndex
+from headrace.jobs.results.row_index import RowIndex
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder

@@ -17,11 +17,11 @@ from headrace.jobs.live import asking, cancellations
 from headrace.jobs.live.asking import GenerationError
 from headrace.jobs.live.cancellations import Cancellations
 from headrace.jobs.live.requests import LiveRequest
-from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.settings import Settings
 from headrace.jobs.streams.events import StreamUsage
 from headrace.jobs.streams.publisher import StreamPublisher
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 from ..full_disk import full_disk
 from ..running import MODEL, environment

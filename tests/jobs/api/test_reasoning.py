@@ -13,8 +13,8 @@ from openai import BadRequestError, OpenAI
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
-from headrace.jobs.presence import WorkerPresence
 from headrace.jobs.settings import Settings
+from headrace.jobs.workers.presence import WorkerPresence
 
 from ...engine.thinking import thinking_copy
 from ..api_server import start_api, stop_api

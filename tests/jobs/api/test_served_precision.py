@@ -14,8 +14,8 @@ from headrace.jobs.celery_app import live_queue, shard_queue
 from headrace.jobs.client import Client
 from headrace.jobs.live.requests import LiveRequests
 from headrace.jobs.precision import Precision
-from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.settings import Settings
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 from ..running import MODEL, environment
 

@@ -13,8 +13,8 @@ from websockets.sync.client import connect
 
 from headrace.jobs.celery_app import live_queue, shard_queue
 from headrace.jobs.client import Client
-from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.settings import Settings
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 from ..running import MODEL, environment
 from .in_process import InProcessServer, in_process_server

@@ -10,12 +10,12 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.jobs import presence as presence_module
 from headrace.jobs.api import live_answers
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client import Client
-from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.settings import Settings
+from headrace.jobs.workers import presence as presence_module
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 from ..running import MODEL, environment
 from .in_process import InProcessServer, in_process_server

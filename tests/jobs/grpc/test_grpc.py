@@ -14,7 +14,6 @@ import grpc
 import pytest
 from fastapi import FastAPI
 
-from headrace.jobs import presence as presence_module
 from headrace.jobs.api import live_answers
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
@@ -26,9 +25,10 @@ from headrace.jobs.grpc.health_pb2 import HealthCheckRequest, HealthCheckRespons
 from headrace.jobs.grpc.health_pb2_grpc import HealthStub
 from headrace.jobs.grpc.server import grpc_server
 from headrace.jobs.live.requests import LiveRequests
-from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.settings import Settings
 from headrace.jobs.streams.keys import stream_key
+from headrace.jobs.workers import presence as presence_module
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 from ..api.live_desk import LiveDesk
 from ..api_server import ApiServer

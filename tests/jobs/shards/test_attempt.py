@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from headrace.jobs.errors import Stopped
+from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.attempt import ShardAttempt
-from headrace.jobs.stored_results import read_results
 from headrace.storage.errors import LeaseLost
 from headrace.storage.records import AttemptOutcome, JobState, ShardState
 from headrace.storage.spool import PlannedRow

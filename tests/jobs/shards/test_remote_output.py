@@ -3,8 +3,8 @@
 import pyarrow as pa
 import pytest
 
+from headrace.jobs.results.stored_results import first_error, read_results
 from headrace.jobs.shards.finishing import remove_strays
-from headrace.jobs.stored_results import first_error, read_results
 from headrace.jobs.verbs import delete_job, retry_job
 from headrace.storage.errors import OutputNotEmpty
 from headrace.storage.output_address import open_folder

@@ -14,8 +14,8 @@ import pytest
 from headrace.engine.request import Request
 from headrace.jobs.errors import NotRetriable
 from headrace.jobs.outcomes import Outcome, Refusal
+from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.row_batch import RowBatch
-from headrace.jobs.stored_results import read_results
 from headrace.jobs.verbs import retry_job
 from headrace.storage.errors import LeaseLost, LedgerUnavailable
 from headrace.storage.leases import Leases

@@ -9,12 +9,12 @@ from typing import Any, TypeVar
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..storage.errors import PartDamaged
-from ..storage.external_sort import ExternalSorter
-from ..storage.ledger import Ledger
-from ..storage.output_address import open_folder
-from ..storage.part_groups import PartGroups
-from ..storage.records import JobRecord, PartRecord
+from ...storage.errors import PartDamaged
+from ...storage.external_sort import ExternalSorter
+from ...storage.ledger import Ledger
+from ...storage.output_address import open_folder
+from ...storage.part_groups import PartGroups
+from ...storage.records import JobRecord, PartRecord
 
 T = TypeVar("T")
 _SORT_MEMORY_BYTES = 256 * 1024**2

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
-from .errors import WorkerFailedError
+from ..errors import WorkerFailedError
 from .presence import WorkerPresence
 from .worker_process import REFUSED, start_worker, stop_worker
 

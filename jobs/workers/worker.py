@@ -14,39 +14,39 @@ from typing import Self
 from celery import Celery
 from redis.exceptions import RedisError
 
-from ..engine.checkpoints.hub import LocatedModel
-from ..engine.checkpoints.model_config import ModelConfig
-from ..engine.config import EngineConfig
-from ..engine.engine import Engine
-from ..engine.text.tokenizer import Tokenizer
-from ..storage.ledger import Ledger
-from ..storage.result_cache import ResultCache
-from .celery_app import RUN_SHARD, create_app, live_queue, send_shards, shard_queue
+from ...engine.checkpoints.hub import LocatedModel
+from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.config import EngineConfig
+from ...engine.engine import Engine
+from ...engine.text.tokenizer import Tokenizer
+from ...storage.ledger import Ledger
+from ...storage.result_cache import ResultCache
+from ..celery_app import RUN_SHARD, create_app, live_queue, send_shards, shard_queue
+from ..embedded.valkey import RedisUrls, redis_urls
+from ..engine_host import EngineHost
+from ..live.cancels import CancelListener
+from ..live.claims import LiveClaims
+from ..live.runner import LiveRunner
+from ..open_ledger import open_ledger
+from ..periodic import Periodic
+from ..precision import Precision
+from ..redis_access import check_access
+from ..settings import Settings
+from ..shards.adapters import FittingAdapters
+from ..shards.answer_cache import AnswerCache
+from ..shards.attempt import AttemptTools
+from ..shards.checkpoints import TokenCheckpoints
+from ..shards.finishing import finish_all_left
+from ..shards.receipts import Computation, Receipts
+from ..shards.row_streams import LOOK_SECONDS, RowStreams
+from ..shards.runner import ShardRunner
+from ..shards.sweeper import SWEEP_SECONDS, Sweeper
+from ..streams.publisher import StreamPublisher
+from ..streams.row_watch import RowWatch
+from ..webhooks import SEND_SECONDS, WebhookSender
+from ..weights import ModelWeights
 from .celery_worker import Bells, run_worker
-from .embedded.valkey import RedisUrls, redis_urls
-from .engine_host import EngineHost
-from .live.cancels import CancelListener
-from .live.claims import LiveClaims
-from .live.runner import LiveRunner
-from .open_ledger import open_ledger
-from .periodic import Periodic
-from .precision import Precision
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
-from .redis_access import check_access
-from .settings import Settings
-from .shards.adapters import FittingAdapters
-from .shards.answer_cache import AnswerCache
-from .shards.attempt import AttemptTools
-from .shards.checkpoints import TokenCheckpoints
-from .shards.finishing import finish_all_left
-from .shards.receipts import Computation, Receipts
-from .shards.row_streams import LOOK_SECONDS, RowStreams
-from .shards.runner import ShardRunner
-from .shards.sweeper import SWEEP_SECONDS, Sweeper
-from .streams.publisher import StreamPublisher
-from .streams.row_watch import RowWatch
-from .webhooks import SEND_SECONDS, WebhookSender
-from .weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from headrace.jobs import presence as presence_module
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.errors import WorkerFailedError
-from headrace.jobs.local_worker import LocalWorker
-from headrace.jobs.presence import WorkerId, WorkerPresence
+from headrace.jobs.workers import presence as presence_module
+from headrace.jobs.workers.local_worker import LocalWorker
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 QUEUE = "headrace.bulk.0123456789ab"
 

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs import kept_worker
-from headrace.jobs.kept_worker import KeptWorker
+from headrace.jobs.workers import kept_worker
+from headrace.jobs.workers.kept_worker import KeptWorker
 
 # Says how often it was started.
 COUNT = 'echo start >> "$0.starts"; wc -l < "$0.starts"; '

@@ -12,13 +12,13 @@ from redis.exceptions import RedisError
 from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ModelError
-from headrace.jobs import presence as presence_module
 from headrace.jobs.embedded.valkey import EmbeddedValkey
-from headrace.jobs.presence import WorkerId, WorkerPresence
 from headrace.jobs.settings import Settings
-from headrace.jobs.worker import WorkerOptions, serve
+from headrace.jobs.workers import presence as presence_module
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
+from headrace.jobs.workers.worker import WorkerOptions, serve
 
-from .running import MODEL
+from ..running import MODEL
 
 QUEUE = "headrace.bulk.0123456789ab"
 

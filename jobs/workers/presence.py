@@ -11,8 +11,8 @@ from typing import Self
 from redis import Redis
 from redis.exceptions import RedisError
 
-from .processes import is_alive
-from .redis_clock import server_time
+from ..processes import is_alive
+from ..redis_clock import server_time
 
 TTL_SECONDS = 5.0
 RENEW_SECONDS = 1.0

@@ -12,11 +12,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ..storage.errors import PartMissing
-from ..storage.ledger import Ledger
-from ..storage.output_address import open_folder
-from ..storage.output_folder import OutputFolder
-from ..storage.records import JobRecord, JobState
+from ...storage.errors import PartMissing
+from ...storage.ledger import Ledger
+from ...storage.output_address import open_folder
+from ...storage.output_folder import OutputFolder
+from ...storage.records import JobRecord, JobState
 from .planned_shards import PlannedShards
 
 Result = TypeVar("Result")

@@ -10,8 +10,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs.row_events import StoredRow, StoredRows, _Output
-from headrace.jobs.row_index import RowIndex, RowIndexes
+from headrace.jobs.results.row_events import StoredRow, StoredRows, _Output
+from headrace.jobs.results.row_index import RowIndex, RowIndexes
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.parts import part_summary
