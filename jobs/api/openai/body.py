@@ -44,6 +44,17 @@ Unsupported = Annotated[Any, AfterValidator(only())]
 Ignored = Any
 
 
+class HostedFields(Body):
+    """What chats and responses alike have of that kind."""
+
+    store: Ignored = None
+    service_tier: Ignored = None
+    safety_identifier: Ignored = None
+    prompt_cache_key: Ignored = None
+    prompt_cache_options: Ignored = None
+    prompt_cache_retention: Ignored = None
+
+
 def parse_body(kind: type[BodyType], values: Any) -> BodyType:
     """A request's JSON, already decoded, as its schema. Raises `ApiError` (400) naming the field at fault."""
     try:

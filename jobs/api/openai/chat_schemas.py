@@ -12,7 +12,7 @@ from ...response_format import StructuredOutputs
 from ...schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
-from .body import UNSUPPORTED, Body, Ignored, Unsupported, misfit, only
+from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only
 from .sampling_schemas import SamplingFields
 from .tools import NamedTool, Tool, ToolChoice, forced_call
 from .vllm_fields import VllmChatFields
@@ -121,7 +121,7 @@ ChatTemplateKwargs = Annotated[
 ]
 
 
-class ChatCompletionRequest(SamplingFields, VllmChatFields):
+class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
     """A conversation to be answered; as in OpenAI's API, with vLLM's further sampling parameters."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
@@ -134,12 +134,6 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields):
     parallel_tool_calls: bool | None = None
 
     metadata: Ignored = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
     prediction: Ignored = None
     modalities: Annotated[Any, AfterValidator(only(["text"]))] = None
     reasoning_effort: Annotated[Any, AfterValidator(only("none"))] = None

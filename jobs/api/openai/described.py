@@ -17,3 +17,10 @@ COMPLETION_RESPONSES: _Responses = {
     415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
     503: {"model": ErrorBody, "description": "No worker serves the model (yet), or Redis does not answer"},
 }
+RESPONSE_RESPONSES: _Responses = {
+    **COMPLETION_RESPONSES,
+    200: {
+        "description": "OpenAI's response, or its events as server-sent events, of which the last has the whole of it",
+        "content": {"application/json": {}, "text/event-stream": {}},
+    },
+}

@@ -1,4 +1,4 @@
-"""What the routes of chat and of plain completions do alike once a request is with the workers."""
+"""What the routes of chats, responses and plain completions do alike once a request is with the workers."""
 
 from collections.abc import Callable, Sequence
 from typing import Any

@@ -10,7 +10,7 @@ from pydantic_core import PydanticCustomError
 from ..errors import ApiError
 from ..schemas import Text
 from .batch_schemas import Metadata
-from .body import UNSUPPORTED, Body, Ignored, Unsupported, misfit, only, parse_body
+from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, parse_body
 from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, Role
 from .sampling_schemas import Seed
 from .tools import FunctionDefinition
@@ -155,7 +155,7 @@ class ReasoningOptions(Body):
     generate_summary: Annotated[Any, AfterValidator(only("auto"))] = None
 
 
-class ResponsesRequest(Body):
+class ResponsesRequest(HostedFields):
     """A conversation to be answered. What is thought is an item of its own, of models that think."""
 
     model: Text
@@ -192,12 +192,6 @@ class ResponsesRequest(Body):
     max_tool_calls: Unsupported = None
     context_management: Unsupported = None
     moderation: Unsupported = None
-    store: Ignored = None
-    service_tier: Ignored = None
-    safety_identifier: Ignored = None
-    prompt_cache_key: Ignored = None
-    prompt_cache_options: Ignored = None
-    prompt_cache_retention: Ignored = None
     user: Ignored = None
 
     @model_validator(mode="after")

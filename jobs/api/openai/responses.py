@@ -4,7 +4,7 @@ from fastapi import APIRouter, Depends, Request, Response
 
 from ..json_body import expect_json
 from .bodies import Head
-from .described import COMPLETION_RESPONSES
+from .described import RESPONSE_RESPONSES
 from .respond import respond, respond_in_chunks
 from .response_bodies import response
 from .response_events import ResponseEvents
@@ -14,7 +14,7 @@ from .route import OpenAIRoute, asker_of, in_turn
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
 
 
-@router.post("/responses", dependencies=[Depends(expect_json)], responses=COMPLETION_RESPONSES)
+@router.post("/responses", dependencies=[Depends(expect_json)], responses=RESPONSE_RESPONSES)
 async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation, at once or in events (`stream`). Nothing is kept: each request has the whole of it."""
     asked = await in_turn(request, asker_of(request).response, body)
