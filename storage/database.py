@@ -15,6 +15,15 @@ from .errors import LedgerError, LedgerUnavailable
 InTransaction = Callable[[Connection], None]
 BUSY_TIMEOUT_SECONDS = 30
 _IDLE_SECONDS = 10
+# Of libpq, which these drivers hand them to. A host or a firewall between may vanish without a word: by the system's
+# defaults who waits for an answer then waits for a quarter of an hour, or for two hours, and renews no lease meanwhile.
+_POSTGRES_LIVENESS = {
+    "connect_timeout": "10",
+    "keepalives_idle": "5",
+    "keepalives_interval": "2",
+    "keepalives_count": "3",
+    "tcp_user_timeout": "10000",
+}
 _BEGIN = "headrace_sqlite_begin"
 
 
@@ -71,6 +80,16 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
+def noticing_lost_peers(url: URL) -> URL:
+    """The same database; of PostgreSQL a connection whose other end has vanished fails after some ten seconds.
+
+    What the URL says itself of keepalives and timeouts stays.
+    """
+    if url.get_backend_name() != "postgresql" or url.get_driver_name() not in ("psycopg", "psycopg2"):
+        return url
+    return url.set(query={**_POSTGRES_LIVENESS, **url.query})
+
+
 def _parse(text: str) -> URL:
     try:
         url = make_url(text)
@@ -92,7 +111,7 @@ def _create_engine(url: URL) -> Engine:
         return _sqlite_engine(url)
     try:
         # A server that was restarted is noticed before a statement is tried on a dead connection.
-        engine = create_engine(url, pool_pre_ping=True, connect_args={"connect_timeout": 10})
+        engine = create_engine(noticing_lost_peers(url), pool_pre_ping=True)
     except ModuleNotFoundError as error:
         raise LedgerError(f"{error.name} is missing: install headrace with its postgres extra") from error
     except NoSuchModuleError as error:

@@ -47,7 +47,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
-from .database import reason_of
+from .database import noticing_lost_peers, reason_of
 from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
 
@@ -236,9 +236,9 @@ def _normal(url: URL) -> URL:
 
 
 def _engine(url: str) -> Engine:
-    options = {"connect_timeout": 10} if url.startswith("postgresql") else {"timeout": 30}
+    options = {} if url.startswith("postgresql") else {"timeout": 30}
     try:
-        return create_engine(url, poolclass=NullPool, connect_args=options)
+        return create_engine(noticing_lost_peers(make_url(url)), poolclass=NullPool, connect_args=options)
     except ModuleNotFoundError as error:
         raise SinkError(f"{error.name} is missing: install headrace with its postgres extra") from error
     except NoSuchModuleError as error:

@@ -50,8 +50,9 @@ class AttemptTools:
 
     `flush_seconds`: how long a finished row waits to be committed at most. `publish_seconds`: how long the folder may
     hide a committed one, while others of its shard come to share a file with it. `write_seconds`: how long one that
-    cannot be written, as the disk is full, is kept before the shard is handed back. `max_failures`: after how many
-    attempts that ended in an engine failure the shard's open rows become error rows. `room`: who may use the engine.
+    cannot be written, as the disk is full, is kept before the shard is handed back, `store_seconds`: one that an object
+    store does not take. `max_failures`: after how many attempts that ended in an engine failure the shard's open rows
+    become error rows. `room`: who may use the engine.
     `row_streams`: for rows that somebody watches. `checkpoints`: for long rows, whose tokens outlive the worker.
     `answers`: those of earlier jobs, for jobs that want them. `receipts`: what answers are stored with.
     """
@@ -63,6 +64,7 @@ class AttemptTools:
     publish_seconds: float = 60.0
     max_failures: int = 3
     write_seconds: float = 10.0
+    store_seconds: float = 600.0
     room: EngineRoom = field(default_factory=EngineRoom)
     row_streams: RowStreams | None = None
     checkpoints: TokenCheckpoints | None = None
@@ -90,7 +92,7 @@ class ShardAttempt:
         self._checkpoint = Checkpoint(self.claim)
         self._deadline = Deadline.of(self.claim)
         trouble = Trouble(self.tools.ledger, self.claim)
-        self._patience = Patience(trouble, self._stop, self.tools.write_seconds)
+        self._patience = Patience(trouble, self._stop, self.tools.write_seconds, self.tools.store_seconds)
         self._parts = PartWriter(
             self.tools.ledger, self.claim, self._folder, self._retrial, self._patience, SinkSpec.of(self.job.sink)
         )

@@ -3,26 +3,32 @@
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...storage.errors import LedgerUnavailable, SinkUnavailable, StorageError
+from ...storage.errors import LedgerUnavailable, SinkUnavailable, StorageError, StoreUnavailable
 from .trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.5
+_LONGEST_RETRY_SECONDS = 8.0
 
 
 @dataclass(frozen=True)
 class Patience:
-    """Of one attempt. `write_seconds`: how long what cannot be written is kept."""
+    """Of one attempt.
+
+    `write_seconds`: how long what cannot be written is kept. `store_seconds`: the same where the folder is an object
+    store, which is away for other workers too.
+    """
 
     trouble: Trouble
     stop: threading.Event
     write_seconds: float
+    store_seconds: float
 
     def with_ledger(self, call: Callable[[], T]) -> T:
         """Try again while the database is away: finished rows are kept meanwhile."""
@@ -41,14 +47,23 @@ class Patience:
 
     def with_folder(self, write: Callable[[], None]) -> None:
         """Try again while there is no room: rows that were given back at once would be generated in vain, again."""
-        deadline = time.monotonic() + self.write_seconds
+        began = time.monotonic()
+        pauses = _pauses()
         while True:
             try:
                 write()
             except StorageError as error:
                 self.trouble.note(error)
-                if time.monotonic() >= deadline or self.stop.wait(_RETRY_SECONDS):
+                patience = self.store_seconds if isinstance(error, StoreUnavailable) else self.write_seconds
+                if time.monotonic() - began >= patience or self.stop.wait(next(pauses)):
                     raise
                 logger.warning("a part cannot be written, trying again: %s", error)
             else:
                 return self.trouble.clear()
+
+
+def _pauses() -> Iterator[float]:
+    seconds = _RETRY_SECONDS
+    while True:
+        yield seconds
+        seconds = min(2 * seconds, _LONGEST_RETRY_SECONDS)

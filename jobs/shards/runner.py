@@ -175,8 +175,8 @@ class ShardRunner:
         """Renewals come every third of a lease: one that takes as long leaves none to spare."""
         if seconds > self.lease_seconds / 3:
             logger.warning(
-                "the ledger took %.1f s to renew leases of %g s, after which others take the shards: raise "
-                "HEADRACE_LEASE_SECONDS, for all workers alike, to %d or more",
+                "the ledger took %.1f s to renew leases of %g s, after which others take the shards: if it does again, "
+                "raise HEADRACE_LEASE_SECONDS, for all workers alike, to %d or more",
                 seconds,
                 self.lease_seconds,
                 math.ceil(6 * seconds),

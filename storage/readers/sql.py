@@ -13,7 +13,7 @@ from sqlalchemy.engine import URL, CursorResult, make_url
 from sqlalchemy.exc import ArgumentError, NoSuchModuleError, SQLAlchemyError
 
 from ..columns import as_text
-from ..database import reason_of
+from ..database import noticing_lost_peers, reason_of
 from ..errors import Argument, InputError
 from .source import InputRow, InputSource, refuse_duplicates
 
@@ -33,10 +33,10 @@ class SqlQuery(InputSource):
         super().__init__("of the query", limit)
         self._query = query
         try:
-            self._engine: Engine = create_engine(url)
+            self._url = make_url(url)
+            self._engine: Engine = create_engine(noticing_lost_peers(self._url))
         except (ArgumentError, NoSuchModuleError, ImportError) as error:
             raise InputError(_SQL, f" is not a database that can be opened: {reason_of(error)}") from error
-        self._url = make_url(url)
         if _is_missing_file(self._url):
             # To connect would make an empty one.
             raise InputError(_SQL, f": there is no file {self._url.database!r}: check the path")

@@ -59,7 +59,7 @@ class Shop:
     @cached_property
     def tools(self) -> AttemptTools:
         tokenizer = Tokenizer.from_pretrained(self.model)
-        return AttemptTools(self.ledger, self.host, tokenizer, flush_seconds=0.01, write_seconds=0.0)
+        return AttemptTools(self.ledger, self.host, tokenizer, flush_seconds=0.01, write_seconds=0.0, store_seconds=0.0)
 
     def create(
         self,

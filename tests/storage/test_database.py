@@ -6,6 +6,7 @@ from collections import deque
 from contextlib import ExitStack
 from pathlib import Path
 
+import psycopg
 import pytest
 from sqlalchemy import select, text
 
@@ -62,6 +63,18 @@ def _fail_in_the_middle(database: Database) -> None:
         connection.execute(text("CREATE TABLE u (x INTEGER)"))
         connection.execute(text("INSERT INTO t VALUES (1)"))
         raise ZeroDivisionError
+
+
+def test_postgres_connections_notice_that_their_other_end_has_vanished(postgres_server: str) -> None:
+    """Which nothing here can show: a host that is cut off does not say so, and the kernel's patience is hours."""
+    database = Database(postgres_server + "&keepalives_idle=7")
+    with database.read() as connection:
+        driver_connection = connection.connection.driver_connection
+        assert isinstance(driver_connection, psycopg.Connection)
+        told = driver_connection.info.get_parameters()
+    database.close()
+    assert told["tcp_user_timeout"] == "10000"
+    assert (told["keepalives_idle"], told["keepalives_interval"], told["keepalives_count"]) == ("7", "2", "3")
 
 
 def test_clock_is_the_hosts(database_url: str) -> None:

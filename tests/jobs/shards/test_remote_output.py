@@ -1,5 +1,7 @@
 """Shards whose parts go to an object store: what attempts leave there that end early, late or in vain."""
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pytest
 
@@ -15,6 +17,7 @@ from headrace.storage.records import JobState, NewShard
 
 from ...shelf import keys
 from ..attempts import ROWS, ask, in_store, replace_job, stop_after
+from ..conftest import wait_until
 from ..shop import JOB, OVER, SHARD, Shop
 
 
@@ -143,6 +146,19 @@ def test_a_store_that_refuses_is_named_as_what_the_job_waits_for(shop, folder, m
     shop.ledger.messages.due_retries("q")
     shop.shard_runner().run(SHARD)
     shop.assert_complete()
+
+
+def test_rows_that_a_store_does_not_take_are_kept_until_it_does(shop, folder, start, monkeypatch, caplog):
+    """Other workers could not write them either."""
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    with monkeypatch.context() as patch:
+        patch.setenv("SHELF_ROOT", "/nowhere")
+        running = start(shop.attempt(tools=replace(shop.tools, store_seconds=120.0)).run)
+        wait_until(lambda: "cannot be written" in caplog.text, "it was tried in vain")
+        assert "bucket" in (shop.ledger.progress(JOB).error or "")
+    assert running.result(60) is JobState.COMPLETED
+    shop.assert_complete()
+    assert shop.runner.num_sequences_started == len(ROWS)
 
 
 def test_errors_are_read_and_tried_again_from_the_store(shop, folder):
