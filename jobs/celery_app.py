@@ -5,13 +5,17 @@ sweeper, a doubled one by the ledger's lease, and no visibility timeout has to o
 """
 
 import hashlib
+import logging
 from collections.abc import Sequence
 
 from celery import Celery
 from kombu.entity import Exchange, Queue
 from kombu.exceptions import BatchPublishError, ChannelError, OperationalError
+from redis.exceptions import RedisError
 
 from .precision import Precision
+
+logger = logging.getLogger(__name__)
 
 RUN_SHARD = "headrace.run_shard"
 # On Redis 0 is the highest priority: what the sweeper puts back goes ahead of what waits.
@@ -86,6 +90,17 @@ def send_shards(app: Celery, queue: str, shard_ids: Sequence[str], priority: int
                 app.send_task(RUN_SHARD, args=[shard_id], queue=target, priority=priority, producer=producer)
     except BatchPublishError as error:
         raise OperationalError(str(error.__cause__)) from error
+
+
+def ring_for_shards(app: Celery, queue: str, shard_ids: Sequence[str]) -> None:
+    """As `send_shards`, for shards that the ledger has already.
+
+    What Redis does not take is only told of: a worker's sweeper finds whatever was not rung for.
+    """
+    try:
+        send_shards(app, queue, shard_ids)
+    except (OperationalError, RedisError) as error:
+        logger.warning("queued all the same, for workers to find: Redis took no message of %s: %s", shard_ids, error)
 
 
 def send_request(app: Celery, queue: str, *request_ids: str) -> None:

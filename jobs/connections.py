@@ -7,7 +7,7 @@ from typing import Self
 
 from celery import Celery
 
-from .celery_app import create_app, send_shards
+from .celery_app import create_app, ring_for_shards
 from .embedded.valkey import redis_urls
 from .open_ledger import open_ledger
 from .precision import Precision
@@ -58,9 +58,9 @@ class Connections:
         return self.settings.data_dir / "jobs"
 
     def ring(self, queue: str, shard_ids: Sequence[str]) -> None:
-        """Send workers a message for each of these shards of a job. Raises kombu's `OperationalError`."""
+        """Send workers a message for each of these shards of a job, where Redis takes them."""
         self.ensure_redis()
-        send_shards(self._app, queue, shard_ids)
+        ring_for_shards(self._app, queue, shard_ids)
 
     def worker_for(
         self, queue: str, model: str, precision: Precision, options: Sequence[str], name: str

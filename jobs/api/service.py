@@ -3,12 +3,10 @@
 import logging
 import re
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Self
-
-from kombu.exceptions import OperationalError
 
 from ...engine.errors import EngineError
 from ...storage.errors import (
@@ -139,12 +137,13 @@ class JobService:
 
     def resume(self, job_id: str) -> JobAnswer:
         """Raises `ApiError` (404), `JobEnded`."""
-        return self._rung_for(job_id, Job.resume)
+        Job(self.client, self.record(job_id)).resume()
+        return self.job(job_id)
 
     def retry(self, job_id: str) -> JobAnswer:
         """Raises `ApiError` (404, 507), `JobError` when there is nothing to retry, `PartMissing` and its like."""
         try:
-            return self._rung_for(job_id, Job.retry)
+            Job(self.client, self.record(job_id)).retry()
         except (ManifestDamaged, PartMissing, PartDamaged, SpoolDamaged, StoreUnavailable, LedgerError):
             raise
         except StorageError as error:
@@ -170,13 +169,6 @@ class JobService:
     def webhooks(self, job_id: str) -> WebhookList:
         """Raises `ApiError` (404)."""
         return WebhookList.of(Webhooks(self.client.ledger.database).of_job(self.record(job_id).id))
-
-    def _rung_for(self, job_id: str, verb: Callable[[Job], None]) -> JobAnswer:
-        try:
-            verb(Job(self.client, self.record(job_id)))
-        except OperationalError as error:
-            logger.warning("job %s waits for a sweeper, Redis does not answer: %s", job_id, error)
-        return self.job(job_id)
 
     def results(self, job_id: str, after_row: int | None, limit: int) -> ResultPage:
         """Raises `ApiError` (404)."""
@@ -235,10 +227,6 @@ class JobService:
         except (EngineError, JobError, InputError, SinkError, QuotaExceeded):
             shutil.rmtree(output, ignore_errors=True)
             raise
-        except OperationalError as error:
-            # The messages are the last of a submission: the job is recorded, and a worker's sweeper finds it.
-            logger.warning("job %s waits for a sweeper, Redis does not answer: %s", job_id, error)
-            return job_id
         except LedgerError:
             raise
         except (StorageError, OSError) as error:

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import typer
 from kombu.exceptions import OperationalError
-from redis.exceptions import RedisError
+from redis.exceptions import RedisError, ResponseError
 
 from ...engine.errors import EngineError
 from ...storage.errors import LedgerUnavailable, SinkError, StorageError
@@ -40,12 +40,11 @@ def as_failure(error: Exception) -> Failure | None:
         case LedgerUnavailable() | WorkerFailedError() | EmbeddedValkeyError():
             return Failure(str(error), _FAILED)
         case RedisError() | OperationalError():
-            refused = refusal(error)
-            return (
-                Failure(f"Redis does not answer: {error}", _FAILED)
-                if refused is None
-                else Failure(str(refused), _REFUSED)
-            )
+            if (refused := refusal(error)) is not None:
+                return Failure(str(refused), _REFUSED)
+            # Such as one whose memory is full.
+            what = "refuses" if isinstance(error, ResponseError) else "does not answer"
+            return Failure(f"Redis {what}: {error}", _FAILED)
         case EngineError() | JobError() | StorageError() | SettingsError() | StreamIdError():
             return Failure(with_options(error), _REFUSED)
         case OSError():

@@ -31,10 +31,10 @@ from ...storage.output_dir import (
 from ...storage.output_folder import OutputFolder
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource
-from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState
+from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState, shard_id_of
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.spool import carried_fields
-from ..celery_app import send_shards, shard_queue
+from ..celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError
 from ..row_images import images_fingerprint
 from ..schemas import JobSpec, read_stored
@@ -226,7 +226,7 @@ class Producer:
             return
         # It may end at this moment.
         with suppress(JobEnded):
-            send_shards(self.app, job.queue, self.ledger.resume_job(job.id))
+            ring_for_shards(self.app, job.queue, self.ledger.resume_job(job.id))
 
     def _create(self, taken: _Taken, fingerprint: str, spec: JobSpec, plan: Plan, terms: Terms) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, who resumes finds it consistent."""
@@ -262,7 +262,7 @@ class Producer:
             if first.id != taken.job_id:
                 taken.give_back()
                 return first
-        send_shards(self.app, queue, [shard.id for shard in self.ledger.shards(taken.job_id)])
+        ring_for_shards(self.app, queue, [shard_id_of(taken.job_id, shard.number) for shard in shards])
         return self.ledger.job(taken.job_id)
 
 

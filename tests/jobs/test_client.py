@@ -8,6 +8,7 @@ from typing import Any
 
 import pyarrow.dataset as ds
 import pytest
+from redis import Redis
 from sqlalchemy import update
 
 from headrace.jobs import job as job_module
@@ -205,6 +206,18 @@ def test_a_jobs_end_can_be_told(unserved, rows, tmp_path):
     job.cancel()
     (told,) = webhooks.claim_due(10)
     assert (told.url, told.secret, told.event_type) == ("https://example.com/", "s", "job.cancelled")
+
+
+def test_a_job_is_queued_though_redis_has_no_room_for_its_messages(unserved, rows, tmp_path, caplog, wait_until):
+    """It is in the ledger, where workers' sweepers find what nobody rang for."""
+    with Redis.from_url(unserved.redis_url) as redis:
+        redis.config_set("maxmemory", 1)
+        job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
+        job.pause()
+        job.resume()
+        redis.config_set("maxmemory", 0)
+    assert [each.levelname for each in caplog.records if "Redis took no message" in each.message] == ["WARNING"] * 2
+    assert job.progress().state is JobState.RUNNING
 
 
 def test_waiting_has_an_end(unserved, rows, tmp_path):
