@@ -98,10 +98,15 @@ class Ledger:
         return JobRecord(**row._mapping)
 
     def note_weights(self, job_id: str, weights: str) -> None:
-        """Record what a job is answered with, unless that is recorded."""
-        unknown = update(jobs).where(jobs.c.id == job_id, jobs.c.weights.is_(None))
+        """Record what a job is answered with, beside what is recorded already."""
+        others = func.coalesce(jobs.c.other_weights, "")
+        first = update(jobs).where(jobs.c.id == job_id, jobs.c.weights.is_(None))
+        another = update(jobs).where(
+            jobs.c.id == job_id, jobs.c.weights != weights, ~others.contains(weights, autoescape=True)
+        )
         with self._database.write() as connection:
-            connection.execute(unknown.values(weights=weights))
+            connection.execute(first.values(weights=weights))
+            connection.execute(another.values(other_weights=others + weights + "\n"))
 
     def check_quota(self, tenant: str, quota: Quota) -> None:
         """Raises QuotaExceeded when not even a job without tokens could be recorded now."""

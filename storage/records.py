@@ -125,6 +125,7 @@ class JobRecord:
     """`error` says why the job waits: the last reason for which a shard was handed back.
 
     `weights` tells those it is answered with from others, once a worker has begun; jobs of before that have None.
+    `other_weights`: those of later workers that had others under the same name, one a line.
     `tidy_at`: of one that has ended and is not tidy yet, when somebody else may see to it.
     """
 
@@ -151,7 +152,14 @@ class JobRecord:
     tenant: str
     priority: int
     weights: str | None
+    other_weights: str | None
     tidy_at: float | None
+
+    @property
+    def all_weights(self) -> list[str]:
+        """What its workers have had; more than one means that rows may be answered by different models."""
+        others = (self.other_weights or "").split("\n")
+        return [weights for weights in (self.weights, *others) if weights]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from sqlalchemy import UniqueConstraint as Unique
 from .records import AttemptOutcome, JobState, ShardState, WebhookState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0013"
+SCHEMA_REVISION = "0014"
 
 metadata = MetaData(
     naming_convention={
@@ -62,6 +62,8 @@ jobs = Table(
     Column("priority", Integer, nullable=False, server_default="0"),
     # Of the worker that took up its first shard; unknown of jobs from before that was noted.
     Column("weights", Text),
+    # Those of later workers that had others, one a line.
+    Column("other_weights", Text),
     # Of one that has completed and is not tidy yet: when the next may see to it, if nobody does.
     Column("tidy_at", Double, index=True),
     Index(None, "tenant", "created_at"),

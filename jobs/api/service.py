@@ -149,6 +149,7 @@ class JobService:
         except StorageError as error:
             # It is noted first that the data set is no longer complete, so that nothing has changed.
             raise _no_room(error) from error
+        return self.job(job_id)
 
     def set_priority(self, job_id: str, priority: int) -> JobAnswer:
         """Raises `ApiError` (404), `JobEnded`."""

@@ -42,6 +42,8 @@ def follow(
                     _look(pace, is_at_work=ahead is None and job.is_served)
         pace.end()
     typer.echo(summary(pace, progress, job.record.output_dir, gpu_hour_price))
+    if num_others := len(client.ledger.job(job.id).all_weights[1:]):
+        typer.echo(f"weights     {num_others + 1} kinds: workers had different files of the model, see the receipts")
     if progress.rows_failed:
         typer.echo(f"first error {first_error(client.ledger, job.record)}")
     return progress

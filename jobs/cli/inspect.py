@@ -113,7 +113,7 @@ def _description(job: JobRecord, progress: Progress, price: float | None) -> lis
         ("finished", time_text(job.finished_at) if job.finished_at is not None else "-"),
         *([("cost", _cost(price, job, progress))] if price is not None else []),
         ("output", job.output_dir),
-        *([("weights", job.weights)] if job.weights is not None else []),
+        *(("weights", weights) for weights in job.all_weights),
         *([("sink", str(SinkSpec.of(job.sink)))] if job.sink is not None else []),
     ]
     options = [(name, _clipped(value)) for name, value in job.spec.items() if value is not None]

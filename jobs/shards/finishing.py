@@ -183,6 +183,7 @@ def _report(ledger: Ledger, job_id: str) -> dict[str, Any]:
         "model": name,
         "revision": revision or None,
         "weights": job.weights,
+        **({"other_weights": job.all_weights[1:]} if job.other_weights else {}),
         "options": job.spec,
         "versions": {package: version(package) for package in ("headrace", "torch")},
     }

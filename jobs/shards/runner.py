@@ -134,9 +134,10 @@ class ShardRunner:
 
     def _note_weights(self, job: JobRecord, lora: LoraModule | None, weights: ModelWeights) -> None:
         try:
-            if job.weights is None:
-                self.tools.ledger.note_weights(job.id, weights.identity(lora))
-            elif job.weights != weights.identity(lora):
+            if (here := weights.identity(lora)) in job.all_weights:
+                return
+            self.tools.ledger.note_weights(job.id, here)
+            if job.weights is not None:
                 logger.warning("job %s was begun with other weights of %s than are here", job.id, job.model)
         except OSError as error:
             logger.warning("the weights of job %s are not noted: %s", job.id, error)

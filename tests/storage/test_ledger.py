@@ -250,12 +250,15 @@ def test_the_parts_and_attempts_of_a_shard_and_its_retries(ledger: Ledger, creat
     assert ledger.retrying_attempts("job-1", 1) == {other.attempt_id}
 
 
-def test_a_job_keeps_the_weights_that_were_noted_first(ledger: Ledger, create_job: CreateJob) -> None:
+def test_a_job_keeps_the_weights_that_were_noted_first_and_each_of_the_others_once(
+    ledger: Ledger, create_job: CreateJob
+) -> None:
     create_job()
-    assert ledger.job("job-1").weights is None
-    ledger.note_weights("job-1", "blake2b:1")
-    ledger.note_weights("job-1", "blake2b:2")
+    assert ledger.job("job-1").all_weights == []
+    for weights in ("blake2b:1", "blake2b:2", "blake2b:1", "org/name@1_%", "blake2b:2", "org/name@1_%"):
+        ledger.note_weights("job-1", weights)
     assert ledger.job("job-1").weights == "blake2b:1"
+    assert ledger.job("job-1").all_weights == ["blake2b:1", "blake2b:2", "org/name@1_%"]
 
 
 def test_progress_counts_answers_of_earlier_jobs(ledger: Ledger, create_job: CreateJob) -> None:

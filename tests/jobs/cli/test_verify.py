@@ -140,6 +140,15 @@ def test_other_weights_are_told_from_those_of_the_run(served, headrace, labelled
     assert " of 8 rows made again differ" in result.out
 
 
+def test_who_follows_a_job_is_told_that_it_was_answered_by_two_models_of_one_name(served, headrace, labelled):
+    with Client(Settings.from_environment(environment(served))) as client:
+        job = client.jobs(1)[0]
+        client.ledger.note_weights(job.id, "blake2b:of another host")
+    assert "\nweights     2 kinds: workers had different files" in headrace(served, "watch", job.id).out
+    shown = headrace(served, "show", job.id).out
+    assert len([line for line in shown.splitlines() if line.startswith("weights ")]) == 2
+
+
 def test_answers_from_the_cache_are_counted_apart(served, headrace, few, tmp_path):
     for name in ("first", "second"):
         assert headrace(served, *label_arguments(few, tmp_path / name), "--cache", "--limit", 8).status == 0

@@ -14,10 +14,12 @@ from headrace.jobs.schemas import JobSpec, row_seed
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
 from headrace.jobs.shards.receipts import Computation, Receipts
 from headrace.jobs.weights import ModelWeights, folder_identity
+from headrace.storage.local_folder import LocalFolder
+from headrace.storage.output_dir import Manifest, read_report, write_manifest
 from headrace.storage.spool import PlannedRow
 
 from ..attempts import ROWS, stop_after
-from ..shop import JOB, Shop
+from ..shop import JOB, SHARD, Shop
 
 DRAWN = {"max_tokens": 4, "temperature": 1.0, "seed": 7}
 
@@ -46,6 +48,18 @@ def test_each_answer_has_one(shop, tools, start):
             "kv_cache_dtype": "float32",
             "device": "cpu",
         }
+
+
+def test_a_job_says_which_other_weights_its_workers_had(shop, tools):
+    """Of the same name, on another host or before they were replaced."""
+    shop.create(ROWS, sampling=DRAWN)
+    write_manifest(LocalFolder(shop.output), Manifest(JOB, "f"))
+    shop.ledger.note_weights(JOB, "blake2b:others")
+    weights = ModelWeights(LocatedModel(str(shop.model), shop.model))
+    replace(shop.shard_runner(), tools=tools, weights=weights).run(SHARD)
+    report = read_report(LocalFolder(shop.output))
+    assert report is not None
+    assert (report["weights"], report["other_weights"]) == ("blake2b:others", [folder_identity(shop.model)])
 
 
 def test_a_greedy_answer_has_no_seed_and_sql_reads_it(shop, tools):
