@@ -16,7 +16,7 @@ from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.part_groups import PartGroups
 from ...storage.records import JobRecord
-from ..planning.json_lines import json_rows
+from ..results.json_lines import json_rows
 from ..schemas import JobSpec, read_stored
 from ..shards.part_schema import part_schema
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from ...storage.ledger import Ledger
 from ...storage.records import JobRecord
-from ..planning.json_lines import json_rows
+from ..results.json_lines import json_rows
 from ..results.row_index import RowIndex
 
 

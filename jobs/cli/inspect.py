@@ -16,7 +16,7 @@ from ...storage.ledger import Ledger
 from ...storage.records import DEFAULT_TENANT, JobRecord, Progress
 from ...storage.sinks import SinkSpec
 from ..open_ledger import open_ledger
-from ..planning.json_lines import json_rows, openai_lines
+from ..results.json_lines import json_rows, openai_lines
 from ..results.row_index import RowIndex
 from ..results.stored_results import num_readable, sorted_lines
 from ..settings import Settings

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from headrace.engine.vision.reading import data_url_bytes
-from headrace.jobs.planning.json_lines import json_rows, openai_lines
+from headrace.jobs.results.json_lines import json_rows, openai_lines
 from headrace.storage.ledger import Ledger
 from headrace.storage.parts import output_schema
 from headrace.storage.records import JobRecord, NewJob
