@@ -8,7 +8,7 @@ if TYPE_CHECKING:
     from .engine.llm import LLM as LLM
     from .engine.lora_request import LoRARequest as LoRARequest
     from .engine.request import SamplingParams as SamplingParams
-    from .jobs.client import Client as Client
+    from .jobs.client.client import Client as Client
 
     __version__: str
 
@@ -19,7 +19,7 @@ _HOMES = {
     "LLM": ".engine.llm",
     "LoRARequest": ".engine.lora_request",
     "SamplingParams": ".engine.request",
-    "Client": ".jobs.client",
+    "Client": ".jobs.client.client",
 }
 
 

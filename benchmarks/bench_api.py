@@ -31,7 +31,7 @@ from headrace.engine.engine import Engine
 from headrace.engine.request import Request, RequestEvent
 from headrace.engine.text.detokenizer import answer_text
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.live.asking import new_request
 from headrace.jobs.outcomes import Answer, Outcome

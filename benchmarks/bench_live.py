@@ -32,7 +32,7 @@ from sse_client import stream_one
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, RequestEvent, SamplingParams
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.live.asking import new_request
 from headrace.jobs.live.requests import LiveRequest

@@ -20,7 +20,7 @@ from report import ROOT, print_result
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.planning.planner import Planner
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import open_input
 from headrace.storage.spool import write_shard
 

@@ -36,7 +36,7 @@ from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
-from headrace.jobs.client import Client, Job
+from headrace.jobs.client.client import Client, Job
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.planning.side_by_side import num_cores
 from headrace.jobs.settings import Settings

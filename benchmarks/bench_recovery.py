@@ -21,7 +21,7 @@ from pathlib import Path
 
 from report import ROOT, print_result, spread
 
-from headrace.jobs.client import Client, Job
+from headrace.jobs.client.client import Client, Job
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers.presence import WorkerId
 from headrace.storage.records import AttemptRecord, JobState

@@ -24,7 +24,7 @@ from redis import Redis
 from report import ROOT, print_result
 from services import PATIENCE_SECONDS, new_key, server, worker
 
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 
 MODEL = ROOT / "examples" / "tickets" / "model"

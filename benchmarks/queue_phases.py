@@ -15,9 +15,9 @@ from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.outcomes import Outcome
 from headrace.jobs.planning.planner import Planner, make_planner
-from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.receipts import Computation, Receipts
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.weights import ModelWeights
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder

@@ -9,7 +9,7 @@ from ..engine.checkpoints.gguf.file import is_gguf, parts_of
 from ..engine.checkpoints.hub import LocatedModel
 from ..engine.errors import ModelError
 from ..engine.lora.adapter_folder import adapter_identity
-from .lora import LoraModule
+from .spec.lora import LoraModule
 
 # What an answer depends on, beside the weights: the tokenizer, the model's description.
 _MODEL_FILES = ("*.json", "*.jinja", "*.safetensors")

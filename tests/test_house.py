@@ -111,7 +111,7 @@ def test_the_wheel_installs_and_tells_its_version(wheel, tmp_path):
         "import headrace",
         "from headrace.jobs.cli.app import command_line; command_line(['--help'])",
         "import headrace.jobs.planning.producer",
-        "import headrace.jobs.client",
+        "import headrace.jobs.client.client",
     ],
 )
 def test_producers_never_import_torch(statement):

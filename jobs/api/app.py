@@ -10,7 +10,7 @@ from starlette.datastructures import State
 
 from ..batches.files import FileStore
 from ..batches.lines import ENDPOINTS
-from ..client import Client
+from ..client.client import Client
 from ..live.requests import LiveRequests
 from ..results.row_events import StoredRows
 from ..settings import Settings

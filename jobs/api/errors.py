@@ -30,7 +30,7 @@ from ...storage.errors import (
 from ...storage.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import LaterVersion, NotRetriable, SpecError
-from ..schemas import problem
+from ..spec.schemas import problem
 from .wording import with_fields
 
 logger = logging.getLogger(__name__)

@@ -17,8 +17,8 @@ from ...storage.output_address import open_folder
 from ...storage.part_groups import PartGroups
 from ...storage.records import JobRecord
 from ..results.json_lines import json_rows
-from ..schemas import JobSpec, read_stored
 from ..shards.part_schema import part_schema
+from ..spec.schemas import JobSpec, read_stored
 
 # A row group of the Parquet file, a batch of the Arrow stream.
 _GROUP_ROWS = 16384

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from redis.exceptions import RedisError
 
 from ...storage.errors import LedgerError
-from ..client import Client
+from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from .schemas import Readiness
 

@@ -8,8 +8,8 @@ from ...storage.records import NewWebhook
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
 from ..outside import AddressRefused, check_prefix
-from ..precision import Precision
-from ..schemas import KvCacheDType, SamplingSpec
+from ..spec.precision import Precision
+from ..spec.schemas import KvCacheDType, SamplingSpec
 from ..webhooks import parse_webhook
 from .models import ServedModel
 from .schemas import Name, Text

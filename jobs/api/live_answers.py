@@ -14,7 +14,7 @@ from anyio.to_thread import run_sync
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from ..client import Client
+from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..live.cancellations import Cancellations
 from ..live.in_batches import InBatches

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...storage.errors import LedgerError
 from ...storage.overview import Overview, Totals, Waiting
-from ..client import Client
+from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..workers.presence import Worker, WorkerPresence
 from .latencies import Latencies

@@ -10,8 +10,8 @@ from ...storage.errors import Argument
 from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
-from ..lora import LORA_MODULES, LoraModule, ServedLora
-from ..precision import Precision
+from ..spec.lora import LORA_MODULES, LoraModule, ServedLora
+from ..spec.precision import Precision
 from .errors import ApiError
 
 _MODEL = Argument("model")

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
 from ...storage.records import JobRecord, JobState, Progress, WebhookState
-from ..lora import asked_model
+from ..spec.lora import asked_model
 
 _EXAMPLE: dict[str, JsonValue] = {
     "id": "job_9f8b2c6d1e3a4b57",

@@ -16,7 +16,7 @@ import uvicorn
 from ...storage.errors import Argument
 from ...storage.ledger import Ledger
 from ..batches.keeper import BatchKeeper
-from ..client import Client
+from ..client.client import Client
 from ..errors import JobError, SpecError
 from ..periodic import Periodic
 from ..settings import Settings

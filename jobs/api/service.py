@@ -33,11 +33,11 @@ from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, Progress
 from ...storage.webhooks import Webhooks
 from ..batch_jobs import JOB_KEY_START
 from ..batches.files import FileStore
-from ..client import Client, Job
+from ..client.client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError
 from ..planning.producer import Terms, new_job_id
 from ..results.row_index import RowIndexes
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 from .errors import ApiError, try_later
 from .inputs import Inputs
 from .job_requests import JobOptions, JobRequest

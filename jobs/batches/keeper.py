@@ -22,7 +22,7 @@ from ...storage.quotas import QuotaExceeded
 from ...storage.records import JobRecord, JobState
 from ..api.models import ServedModels
 from ..batch_jobs import batch_job_key
-from ..client import Client
+from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import LaterVersion
 from ..periodic import Periodic

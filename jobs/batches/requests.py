@@ -21,8 +21,8 @@ from ..api.openai.response_schemas import ResponsesRequest, renamed
 from ..api.openai.sampling_schemas import SamplingFields
 from ..live.prompt import LivePrompts
 from ..planning.rendering import TEMPLATE_KWARGS, TOOLS
-from ..schemas import JobSpec
 from ..shards.row_sampling import RowSampling
+from ..spec.schemas import JobSpec
 from .lines import CHAT, CHATS, RESPONSES, BatchLine, numbered_lines, parse_line
 
 # The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, the text that is to

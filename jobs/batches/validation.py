@@ -20,11 +20,11 @@ from ..api.errors import ApiError
 from ..api.models import ServedModel, ServedModels
 from ..api.wording import with_fields
 from ..batch_jobs import batch_job_key
-from ..client import Client
+from ..client.client import Client
 from ..errors import JobError, LaterVersion
-from ..lora import asked_model
 from ..planning.producer import Terms
-from ..schemas import JobSpec, SamplingSpec
+from ..spec.lora import asked_model
+from ..spec.schemas import JobSpec, SamplingSpec
 from .files import FileStore
 from .lines import CHAT, CHATS, LineError, check_lines
 from .requests import BatchInput, RequestReader

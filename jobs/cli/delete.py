@@ -10,10 +10,10 @@ import typer
 from ...storage.errors import LedgerError, StorageError, UnknownJob
 from ...storage.webhooks import Webhooks
 from ..batch_jobs import is_unwritten
-from ..client import Client, Job
-from ..durations import parse_duration
+from ..client.client import Client, Job
+from ..client.verbs import delete_job
 from ..errors import SpecError
-from ..verbs import delete_job
+from ..spec.durations import parse_duration
 from .display import counted
 from .tables import time_text
 from .wording import with_options

@@ -9,8 +9,8 @@ from ...storage.database import Database
 from ...storage.errors import LedgerError
 from ...storage.overview import Overview, Pace
 from ..planning.dry_run import Forecast, forecast
-from ..schemas import JobSpec, read_stored
 from ..settings import Settings
+from ..spec.schemas import JobSpec, read_stored
 from .cost import GpuHourPrice, cost
 from .display import counted, duration
 from .job_options import Asked, asked

@@ -8,7 +8,7 @@ import typer
 from ...storage.errors import LedgerUnavailable
 from ...storage.overview import Ahead, Overview
 from ...storage.records import JobState, Progress
-from ..client import Client, Job
+from ..client.client import Client, Job
 from ..results.stored_results import first_error
 from .display import Pace, RunDisplay, counted, summary
 

@@ -16,11 +16,11 @@ from ...storage.errors import Argument
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
-from ..durations import parse_duration
 from ..errors import SpecError
-from ..lora import parse_lora
 from ..planning.producer import Terms
-from ..schemas import JobSpec
+from ..spec.durations import parse_duration
+from ..spec.lora import parse_lora
+from ..spec.schemas import JobSpec
 from ..webhooks import parse_webhook
 from .inputs import file_text, hint_at_file, opened_source, text_or_file
 from .options import DType, KvCacheDType, Model, Quantization, Revision

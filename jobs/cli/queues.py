@@ -8,7 +8,7 @@ from typing import Any
 import typer
 
 from ...storage.overview import Overview, Waiting
-from ..client import Client
+from ..client.client import Client
 from ..workers.presence import WorkerPresence
 from .display import duration
 from .keys import AsJson

@@ -13,7 +13,7 @@ from ...storage.errors import ManifestDamaged, UnknownJob
 from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode, read_manifest
 from ...storage.records import Progress
-from ..client import Client, Job
+from ..client.client import Client, Job
 from .cost import GpuHourPrice
 from .follow import exit_status, follow, opening
 from .interrupts import termination_as_interrupt

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ..imports import importing
-from ..lora import parse_loras
 from ..open_ledger import open_ledger
 from ..settings import Settings
+from ..spec.lora import parse_loras
 from .options import DType, KvCacheDType, LoraModules, Quantization
 from .signatures import takes
 

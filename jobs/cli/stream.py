@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..client import Client
+from ..client.client import Client
 from ..streams.events import StreamEvent
 
 StreamId = Annotated[

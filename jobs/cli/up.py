@@ -16,9 +16,9 @@ from redis.exceptions import RedisError
 from ...engine.config import EngineConfig
 from ..embedded.valkey import redis_urls
 from ..errors import WorkerFailedError
-from ..lora import worker_options as lora_options
 from ..periodic import Periodic
 from ..settings import Settings
+from ..spec.lora import worker_options as lora_options
 from ..workers.kept_worker import KeptWorker
 from ..workers.presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .interrupts import termination_as_interrupt

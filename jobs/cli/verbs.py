@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ..client import Client, Job
+from ..client.client import Client, Job
 from .inspect import JobId
 
 

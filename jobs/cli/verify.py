@@ -9,7 +9,7 @@ import typer
 
 from ...engine.checkpoints.hub import model_name
 from ...engine.config import EngineConfig
-from ..client import Client
+from ..client.client import Client
 from ..errors import SpecError
 from ..verification import verifying
 from ..verification.receipts import Receipt

@@ -14,7 +14,7 @@ from rich.table import Table
 from ...storage.errors import LedgerUnavailable, UnknownJob
 from ...storage.overview import Overview
 from ...storage.records import Progress
-from ..client import Client
+from ..client.client import Client
 from .display import behind, can_redraw, duration
 from .follow import exit_status, follow, opening
 from .tables import print_table

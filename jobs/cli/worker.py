@@ -13,9 +13,9 @@ from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.config import EngineConfig
 from ...engine.text.guessers import check_guessing
 from ..imports import importing
-from ..lora import parse_loras
 from ..processes import die_with_parent
 from ..settings import Settings
+from ..spec.lora import parse_loras
 from .options import DType, KvCacheDType, LoraModules, Model, Quantization, Revision, engine_config
 from .signatures import takes
 

@@ -10,8 +10,8 @@ from ...engine.checkpoints.hub import locate_model
 from ...engine.lora_request import LoRARequest
 from ..celery_app import live_queue
 from ..errors import JobError
-from ..lora import as_fields
-from ..schemas import JobSpec
+from ..spec.lora import as_fields
+from ..spec.schemas import JobSpec
 from ..streams.events import StreamEvent, StreamUsage
 from ..streams.reader import StreamTimeout, afollow, follow
 from .prompt import LivePrompt, LivePrompts

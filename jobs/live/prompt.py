@@ -11,8 +11,8 @@ from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader, has_images, num_expanded
 from ..errors import SpecError
-from ..messages import messages_problem, with_plain_texts
-from ..schemas import SamplingSpec
+from ..spec.messages import messages_problem, with_plain_texts
+from ..spec.schemas import SamplingSpec
 
 # They are a hundred bytes each, and Redis gets all of a prompt's in one entry.
 MAX_PROMPT_LOGPROBS = 2**18

@@ -20,10 +20,10 @@ from redis.exceptions import RedisError
 
 from ..celery_app import send_request
 from ..errors import JobError
-from ..lora import LoraModule
 from ..rare_warnings import RareWarnings
 from ..redis_clock import server_time
-from ..schemas import SamplingSpec, read_stored
+from ..spec.lora import LoraModule
+from ..spec.schemas import SamplingSpec, read_stored
 from ..streams.connections import UNREACHABLE
 from .keys import CANCEL_CHANNEL, PROBE_KEY, open_key, request_key, tenant_key
 from .scripts import CANCEL, REGISTER

@@ -13,7 +13,7 @@ from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputSource
 from ...storage.spool import PlannedRow
 from ..celery_app import shard_queue
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 from .planner import make_planner
 from .shard_cutter import PrefixSharing
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from ...engine.text.tokenizer import Tokenizer
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 from .ahead import map_ahead
 from .batch_planner import BatchPlanner
 from .collector import YOUNG_OBJECTS

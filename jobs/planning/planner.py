@@ -26,7 +26,7 @@ from ...storage.readers import InputRow, InputSource
 from ...storage.records import NewShard
 from ...storage.spool import PlannedRow
 from ..errors import SpecError
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 from .batch_planner import BatchPlanner
 from .collector import leave_alone_what_is_there
 from .custom_ids import CustomIds, Repeats

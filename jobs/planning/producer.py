@@ -36,10 +36,10 @@ from ...storage.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.spool import carried_fields
 from ..celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError
-from ..row_images import images_fingerprint
-from ..schemas import JobSpec, read_stored
 from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
+from ..spec.row_images import images_fingerprint
+from ..spec.schemas import JobSpec, read_stored
 from .planner import Plan, make_planner
 
 _OVERWRITE = OutputMode.OVERWRITE.argument

@@ -14,9 +14,9 @@ from ...engine.vision.image_size import Grid
 from ...engine.vision.reading import ImageReader, has_images
 from ...storage.errors import Argument
 from ..errors import SpecError
-from ..messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts, without_absent_calls
-from ..row_images import row_images
-from ..schemas import JobSpec
+from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts, without_absent_calls
+from ..spec.row_images import row_images
+from ..spec.schemas import JobSpec
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.

@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...storage.records import JobRecord
-from ..lora import asked_model
+from ..spec.lora import asked_model
 
 _SERVER_FAULTS = ("engine failed", "worker_crashed")
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError, ModelError
 from ...storage.errors import StorageError
-from ..lora import LoraModule
+from ..spec.lora import LoraModule
 
 
 class AdapterNotHeld(StorageError):

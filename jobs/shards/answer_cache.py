@@ -9,7 +9,7 @@ from typing import Any
 
 from ...engine.request import Request
 from ...storage.result_cache import ResultCache
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 from ..weights import ModelWeights
 from .row_batch import RowBatch
 

@@ -25,7 +25,7 @@ from ...storage.spool import read_shard
 from ..engine_host import EngineHost
 from ..errors import Stopped
 from ..outcomes import Outcome
-from ..schemas import JobSpec, read_stored
+from ..spec.schemas import JobSpec, read_stored
 from .answer_cache import AnswerCache
 from .checkpoints import Checkpoint, TokenCheckpoints
 from .deadline import NOT_ANSWERED, Deadline, expire

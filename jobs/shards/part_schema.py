@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from ...storage.parts import output_schema
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 
 
 def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:

@@ -12,7 +12,7 @@ from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.config import EngineConfig
 from ...engine.execution.devices import resolve_device, resolve_dtype
 from ...engine.request import SamplingParams
-from ..lora import LoraModule
+from ..spec.lora import LoraModule
 from ..weights import ModelWeights
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from ...engine.request import Request, SamplingParams
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, without_images
 from ..outcomes import Answer, EngineFailure, Outcome, Refusal
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 from .begun import Begun
 from .part_schema import part_schema
 from .receipts import receipt, receipts

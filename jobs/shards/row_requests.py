@@ -11,7 +11,7 @@ from ...engine.request import Request, RequestOutputKind, SamplingParams
 from ...engine.text.detokenizer import StopStrings
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
-from ..schemas import JobSpec, read_stored, row_seed
+from ..spec.schemas import JobSpec, read_stored, row_seed
 from .begun import Begun
 from .row_sampling import RowSampling
 

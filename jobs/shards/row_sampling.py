@@ -5,7 +5,7 @@ from dataclasses import replace
 from pydantic import BaseModel, ConfigDict
 
 from ...engine.request import SamplingParams
-from ..schemas import SamplingSpec
+from ..spec.schemas import SamplingSpec
 
 
 class RowSampling(BaseModel):

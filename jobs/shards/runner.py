@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from ...storage.errors import JobEnded, LeaseLost, LedgerUnavailable
 from ...storage.records import Claim, JobRecord, JobState
 from ..errors import LaterVersion, Stopped
-from ..lora import LoraModule
+from ..spec.lora import LoraModule
 from ..weights import ModelWeights
 from .adapters import AdapterNotHeld, FittingAdapters
 from .attempt import AttemptTools, ShardAttempt

@@ -6,8 +6,8 @@ import pyarrow as pa
 
 from ...storage.columns import carried_values, input_names
 from ...storage.spool import input_fields
-from ..row_images import carried_images
-from ..schemas import JobSpec
+from ..spec.row_images import carried_images
+from ..spec.schemas import JobSpec
 
 
 class ShownImages:

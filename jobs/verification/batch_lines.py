@@ -6,9 +6,9 @@ from ...storage.batch_records import BatchRecord
 from ...storage.errors import UnknownFile
 from ..batches.files import FileStore
 from ..batches.requests import BatchInput, RequestReader
-from ..client import Client
+from ..client.client import Client
 from ..errors import NotVerifiable
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 
 
 def asked_lines(client: Client, batch: BatchRecord, spec: JobSpec, rows: Collection[int]) -> BatchInput:

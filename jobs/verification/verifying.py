@@ -14,10 +14,10 @@ from ...storage.local_folder import LocalFolder
 from ...storage.output_dir import OutputMode, read_report
 from ...storage.readers import InputSource
 from ...storage.records import JobState
-from ..client import Client, Job
+from ..client.client import Client, Job
 from ..errors import NotVerifiable
 from ..planning.producer import Terms
-from ..schemas import JobSpec
+from ..spec.schemas import JobSpec
 from .circumstances import Change, changes
 from .differences import Difference, first_difference
 from .receipts import Receipt

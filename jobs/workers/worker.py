@@ -29,7 +29,6 @@ from ..live.claims import LiveClaims
 from ..live.runner import LiveRunner
 from ..open_ledger import open_ledger
 from ..periodic import Periodic
-from ..precision import Precision
 from ..redis_access import check_access
 from ..settings import Settings
 from ..shards.adapters import FittingAdapters
@@ -41,6 +40,7 @@ from ..shards.receipts import Computation, Receipts
 from ..shards.row_streams import LOOK_SECONDS, RowStreams
 from ..shards.runner import ShardRunner
 from ..shards.sweeper import SWEEP_SECONDS, Sweeper
+from ..spec.precision import Precision
 from ..streams.publisher import StreamPublisher
 from ..streams.row_watch import RowWatch
 from ..webhooks import SEND_SECONDS, WebhookSender

@@ -16,9 +16,9 @@ from redis.exceptions import RedisError
 
 from headrace.engine.request import Request
 from headrace.jobs.celery_app import live_queue
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, UnknownRequest
-from headrace.jobs.schemas import SamplingSpec
+from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent
 
 from ..engine.fakes import fake_answer

@@ -20,7 +20,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.client import Client, Job
+from headrace.jobs.client.client import Client, Job
 from headrace.jobs.processes import is_alive
 from headrace.jobs.settings import Settings
 from headrace.storage.errors import LedgerUnavailable

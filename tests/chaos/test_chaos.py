@@ -23,7 +23,7 @@ import pyarrow.dataset as ds
 import pytest
 
 from headrace.engine.request import Request
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.records import JobState
 
 from ..engine.fakes import fake_answer

@@ -16,7 +16,7 @@ from openai import OpenAI
 from headrace import LLM
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.cli import main
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers import presence as presence_module

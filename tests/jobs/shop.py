@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost
-from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
 from headrace.jobs.shards.runner import ShardRunner
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import Claim, JobState, NewJob, NewShard
 from headrace.storage.spool import PlannedRow, write_shard

@@ -12,7 +12,7 @@ import pandas as pd
 import psycopg
 import pytest
 
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.records import JobState
 

@@ -8,7 +8,7 @@ from huggingface_hub import constants
 from headrace.engine.checkpoints.hub import public_name
 from headrace.jobs.api.errors import ApiError
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 
 from .running import MODEL, assert_refused, environment, label_arguments

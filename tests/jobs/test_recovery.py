@@ -14,7 +14,7 @@ import psutil
 import pyarrow.dataset as ds
 import pytest
 
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
 from headrace.storage.records import JobState

@@ -13,7 +13,7 @@ from fastapi.testclient import TestClient
 
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.errors import StorageError
 from headrace.storage.output_address import open_folder

@@ -7,7 +7,7 @@ from pydantic import AfterValidator, BaseModel, Field
 
 from ....storage.batch_records import BatchRecord, BatchState
 from ....storage.records import Progress
-from ...durations import parse_duration
+from ...spec.durations import parse_duration
 from ..job_requests import WebhookRequest
 from ..schemas import Name
 from .body import Body

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ...messages import template_kwargs_problem
-from ...response_format import StructuredOutputs
-from ...schemas import SamplingSpec
+from ...spec.messages import template_kwargs_problem
+from ...spec.response_format import StructuredOutputs
+from ...spec.schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
 from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only

@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from ....engine.errors import InvalidRequestError
 from ....engine.structured.reasoning import ThinkingTracker
 from ....engine.text.tokenizer import Tokenizer
-from ...schemas import SamplingSpec
+from ...spec.schemas import SamplingSpec
 from ...streams.events import StreamEvent
 
 

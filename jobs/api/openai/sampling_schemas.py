@@ -8,8 +8,8 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
 from ....engine.errors import InvalidRequestError
-from ...response_format import ResponseFormat, StructuredOutputs
-from ...schemas import SamplingSpec
+from ...spec.response_format import ResponseFormat, StructuredOutputs
+from ...spec.schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
 from .body import Body, Ignored, misfit, refusal

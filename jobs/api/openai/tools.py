@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from ....engine.structured.structured_outputs import WHITESPACE
-from ...response_format import StructuredOutputs
+from ...spec.response_format import StructuredOutputs
 from .body import Body, misfit
 
 # What a function without parameters takes.

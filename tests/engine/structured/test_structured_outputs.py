@@ -293,7 +293,7 @@ def test_without_llguidance_it_is_named_and_all_else_works(monkeypatch):
     monkeypatch.setitem(sys.modules, "llguidance", None)
     with pytest.raises(InvalidRequestError, match="need the package llguidance, which is not installed"):
         check_grammar(StructuredOutputsParams(regex="never checked before"))
-    code = "import sys; sys.modules['llguidance'] = None; import headrace.engine.llm, headrace.jobs.schemas"
+    code = "import sys; sys.modules['llguidance'] = None; import headrace.engine.llm, headrace.jobs.spec.schemas"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

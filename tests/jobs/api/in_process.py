@@ -10,7 +10,7 @@ import uvicorn
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.server import Server
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 
 from ..running import MODEL
 

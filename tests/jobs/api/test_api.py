@@ -13,7 +13,7 @@ import pytest
 
 from headrace import LLM, SamplingParams
 from headrace.jobs.api.results import read_page
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.results.row_index import RowIndex
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger import Ledger

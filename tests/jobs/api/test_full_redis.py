@@ -12,13 +12,13 @@ import pytest
 from headrace.jobs import rare_warnings
 from headrace.jobs.api import live_answers
 from headrace.jobs.celery_app import shard_queue
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.live import asking, cancellations
 from headrace.jobs.live.asking import GenerationError
 from headrace.jobs.live.cancellations import Cancellations
 from headrace.jobs.live.requests import LiveRequest
-from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.events import StreamUsage
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence

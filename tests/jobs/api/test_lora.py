@@ -12,8 +12,8 @@ from headrace.engine.errors import ModelError
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.errors import SpecError
-from headrace.jobs.lora import parse_loras
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.lora import parse_loras
 
 from ...engine.lora.adapters import save_adapter
 from ..conftest import wait_until

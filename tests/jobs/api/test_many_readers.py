@@ -7,10 +7,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
-from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.publisher import StreamPublisher
 
 from ..running import environment

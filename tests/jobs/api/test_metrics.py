@@ -16,7 +16,7 @@ from headrace.jobs.api.app import create_app
 from headrace.jobs.api.latencies import Latencies
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import shard_queue
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.jobs.streams.events import StreamEvent
 from headrace.storage.ledger import Ledger

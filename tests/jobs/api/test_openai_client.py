@@ -20,7 +20,7 @@ from openai.types.chat import ChatCompletionChunk
 from pydantic import BaseModel
 
 from headrace import LLM, SamplingParams
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 
 from ..running import LABELS, MODEL, ROOT, environment

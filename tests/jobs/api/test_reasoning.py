@@ -11,7 +11,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from headrace.jobs.celery_app import shard_queue
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers.presence import WorkerPresence

@@ -14,10 +14,10 @@ from websockets.sync.client import connect
 
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
-from headrace.jobs.schemas import SamplingSpec
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.keys import stream_key
 
 from ..running import MODEL, environment

@@ -11,10 +11,10 @@ from headrace.engine.errors import ConfigError
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import live_queue, shard_queue
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequests
-from headrace.jobs.precision import Precision
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 from ..running import MODEL, environment

@@ -12,7 +12,7 @@ from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
 from headrace.jobs.celery_app import live_queue, shard_queue
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 

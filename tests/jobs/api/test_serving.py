@@ -16,7 +16,7 @@ from headrace.jobs.api import health
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.server import _listen
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger import Ledger

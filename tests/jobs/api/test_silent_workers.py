@@ -12,7 +12,7 @@ import pytest
 
 from headrace.jobs.api import live_answers
 from headrace.jobs.celery_app import shard_queue
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers import presence as presence_module
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence

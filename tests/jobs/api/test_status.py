@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 
 from ..running import LABELS, MODEL
 from .conftest import ApiServer

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 
 from ..running import LABELS, MODEL
 from .conftest import ApiServer

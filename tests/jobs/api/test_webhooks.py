@@ -12,7 +12,7 @@ from openai import InvalidWebhookSignatureError, OpenAI
 from sqlalchemy import select, update
 
 from headrace.jobs import webhooks as sending
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
 from headrace.jobs.settings import Settings
 from headrace.jobs.webhooks import WebhookSender, parse_webhook

@@ -7,7 +7,7 @@ import pytest
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.batches.files import FileStore
 from headrace.jobs.batches.validation import Validation
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.batch_records import NewBatch
 from headrace.storage.file_records import NewFile

@@ -6,7 +6,7 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.batches.files import FileStore
 from headrace.jobs.batches.validation import InvalidBatch, Validation, model_of
 from headrace.jobs.celery_app import shard_queue
-from headrace.jobs.lora import parse_loras
+from headrace.jobs.spec.lora import parse_loras
 
 from ...engine.lora.adapters import save_adapter
 from ..running import MODEL

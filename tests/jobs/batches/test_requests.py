@@ -4,7 +4,7 @@ from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.batches.lines import CHAT, BatchLine
 from headrace.jobs.batches.requests import ModelLimits, RequestReader
 from headrace.jobs.planning.rendering import PromptRenderer
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 
 from ..models import write_model_folder
 

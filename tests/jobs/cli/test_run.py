@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from headrace.jobs.cli import run as run_module
-from headrace.jobs.client import Job
+from headrace.jobs.client.client import Job
 
 from ..running import LABELS, MODEL, label_arguments, results, write_lines
 

@@ -11,9 +11,9 @@ import pyarrow.parquet as pq
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from headrace.jobs.client import Client
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import OutputMode, read_report
 from headrace.storage.readers import open_input

@@ -7,7 +7,7 @@ import pytest
 
 from headrace.jobs.cli import display
 from headrace.jobs.cli.follow import follow
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 
 from ..running import LABELS, MODEL, Result, environment, started
 

@@ -8,7 +8,7 @@ from headrace.engine.errors import ConfigError
 from headrace.jobs.api.wording import with_fields
 from headrace.jobs.cli.wording import with_options
 from headrace.jobs.errors import SpecError
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.errors import Argument, ManifestDamaged, OutputNotEmpty, SinkError
 from headrace.storage.output_dir import OutputMode
 

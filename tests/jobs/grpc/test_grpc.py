@@ -18,7 +18,7 @@ from headrace.jobs.api import live_answers
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import shard_queue
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.grpc.headrace_pb2 import GenerateRequest, GenerateResponse, Message, ResponseFormat, StreamRequest
 from headrace.jobs.grpc.headrace_pb2_grpc import HeadraceStub
 from headrace.jobs.grpc.health_pb2 import HealthCheckRequest, HealthCheckResponse

@@ -6,7 +6,7 @@ import pytest
 
 from headrace.jobs.planning.batch_planner import BatchPlanner, planned_row
 from headrace.jobs.planning.helper import Recipe
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow
 
 MODEL = Path(__file__).parents[3] / "examples" / "tickets" / "model"

@@ -6,7 +6,7 @@ from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.planning.batch_planner import BatchPlanner
 from headrace.jobs.planning.custom_ids import Repeats
 from headrace.jobs.planning.rendering import PromptRenderer
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow
 
 NUM_ROWS = 1000

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.client import Client, Job
+from headrace.jobs.client.client import Client, Job
 from headrace.jobs.errors import JobMismatchError
 from headrace.jobs.planning import work
 from headrace.jobs.planning.producer import Terms
-from headrace.jobs.schemas import JobSpec
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.errors import InputError, LedgerUnavailable, OutputNotEmpty, SinkError, StorageError
 from headrace.storage.ledger import Ledger
 from headrace.storage.output_address import open_folder

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.records import JobState
 

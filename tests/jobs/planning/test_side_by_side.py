@@ -20,7 +20,7 @@ from headrace.jobs.planning.helper import Helper, Recipe
 from headrace.jobs.planning.planner import Planner
 from headrace.jobs.planning.side_by_side import SideBySide
 from headrace.jobs.planning.work import PlanRows
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow, open_input
 from headrace.storage.spool import read_shard
 

@@ -9,10 +9,10 @@ from sqlalchemy import update
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.lora import LoraModule
 from headrace.jobs.shards import runner
 from headrace.jobs.shards.adapters import AdapterNotHeld, FittingAdapters
 from headrace.jobs.shards.faults import is_fault
+from headrace.jobs.spec.lora import LoraModule
 from headrace.storage.errors import LedgerUnavailable
 from headrace.storage.leases import Leases
 from headrace.storage.ledger import Ledger

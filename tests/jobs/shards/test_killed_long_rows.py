@@ -10,7 +10,7 @@ import pytest
 from redis import Redis
 
 from headrace.engine.request import Request, SamplingParams
-from headrace.jobs.client import Client, Job
+from headrace.jobs.client.client import Client, Job
 from headrace.jobs.shards.begun import bytes_of_token
 from headrace.jobs.shards.checkpoints import MIN_TOKENS
 from headrace.jobs.streams.keys import tokens_key

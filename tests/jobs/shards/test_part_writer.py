@@ -12,12 +12,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.jobs.api.exports import export, json_lines
+from headrace.jobs.client.verbs import cancel_job, delete_job
 from headrace.jobs.errors import Stopped
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards import part_writer
 from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.shards.part_schema import part_schema
-from headrace.jobs.verbs import cancel_job, delete_job
 from headrace.storage.errors import LeaseLost, LedgerUnavailable, StorageError
 from headrace.storage.leases import Leases
 from headrace.storage.local_folder import LocalFolder

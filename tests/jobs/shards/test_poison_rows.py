@@ -7,7 +7,7 @@ from random import Random
 import pytest
 
 from headrace.engine.request import Request
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.storage.records import JobState
 
 from ...engine.fakes import CONTEXT, fake_answer

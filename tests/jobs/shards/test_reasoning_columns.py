@@ -11,7 +11,7 @@ from headrace.engine.request import Request
 from headrace.engine.structured.reasoning import ReasoningTokens
 from headrace.jobs.errors import SpecError
 from headrace.jobs.planning.planner import make_planner
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import open_input
 
 from ...engine.fakes import CONTEXT, fake_answer, make_engine

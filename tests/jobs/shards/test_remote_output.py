@@ -5,9 +5,9 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
+from headrace.jobs.client.verbs import delete_job, retry_job
 from headrace.jobs.results.stored_results import first_error, read_results
 from headrace.jobs.shards.finishing import remove_strays
-from headrace.jobs.verbs import delete_job, retry_job
 from headrace.storage.errors import OutputNotEmpty
 from headrace.storage.output_address import open_folder
 from headrace.storage.output_dir import Manifest, read_report, write_manifest

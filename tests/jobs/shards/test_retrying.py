@@ -12,11 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.engine.request import Request
+from headrace.jobs.client.verbs import retry_job
 from headrace.jobs.errors import NotRetriable
 from headrace.jobs.outcomes import Outcome, Refusal
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.row_batch import RowBatch
-from headrace.jobs.verbs import retry_job
 from headrace.storage.errors import LeaseLost, LedgerUnavailable
 from headrace.storage.leases import Leases
 from headrace.storage.local_folder import LocalFolder

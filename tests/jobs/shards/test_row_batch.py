@@ -9,11 +9,11 @@ import pytest
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.outcomes import Answer, EngineFailure, Refusal
-from headrace.jobs.schemas import JobSpec, SamplingSpec
 from headrace.jobs.shards.begun import Begun
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.shards.row_sampling import RowSampling
+from headrace.jobs.spec.schemas import JobSpec, SamplingSpec
 
 from ..models import write_model_folder
 

@@ -10,8 +10,8 @@ import pytest
 from headrace.engine.request import Request
 from headrace.engine.sampling.sampler import pick_choice
 from headrace.jobs.errors import SpecError, Stopped
-from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.voting import num_wanted, opinion
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.records import JobState
 
 from ...engine.fakes import CONTEXT, fake_answer, fake_logits

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs.errors import NotVerifiable
-from headrace.jobs.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.verification.receipts import Receipt
 from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import UnknownBatch, UnknownJob

@@ -11,7 +11,7 @@ from fastapi.testclient import TestClient
 
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.storage.ledger import Ledger
 from headrace.storage.tables import metadata

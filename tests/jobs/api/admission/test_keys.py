@@ -21,7 +21,7 @@ from headrace.jobs.api import authentication, health
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.server import is_loopback
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.settings import Settings
 from headrace.jobs.ttl_cache import TtlCache

@@ -20,9 +20,9 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.openai.asking import Asked
 from headrace.jobs.api.openai.respond import close
 from headrace.jobs.api.rate_limits import RateLimits
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest
-from headrace.jobs.schemas import SamplingSpec
+from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.storage.records import NewJob, NewShard
 

@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from ..engine.config import EngineConfig
+from ...engine.config import EngineConfig
 
 
 class Precision(NamedTuple):

@@ -18,10 +18,10 @@ from headrace.jobs.cli.wording import with_options
 from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.errors import SpecError
 from headrace.jobs.outcomes import Outcome
-from headrace.jobs.schemas import JobSpec
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.spec.schemas import JobSpec
 
-from .running import MODEL
+from ..running import MODEL
 
 SCHEMA: dict[str, Any] = {
     "type": "object",

@@ -15,12 +15,12 @@ from fastapi.testclient import TestClient
 from grpc import StatusCode
 from sqlalchemy import update
 
-from headrace.jobs import verbs
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
+from headrace.jobs.client import verbs
+from headrace.jobs.client.verbs import delete_job
 from headrace.jobs.errors import JobMismatchError, LaterVersion, NotRetriable
 from headrace.jobs.grpc.statuses import status_of
-from headrace.jobs.verbs import delete_job
 from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import JobEnded, UnknownJob
 from headrace.storage.output_address import open_folder
@@ -30,7 +30,7 @@ from headrace.storage.records import JobState, NewJob, NewWebhook, ShardState
 from headrace.storage.tables import jobs
 from headrace.storage.webhooks import Webhooks
 
-from .running import LABELS, MODEL, Result, assert_refused, label_arguments, listed_jobs
+from ..running import LABELS, MODEL, Result, assert_refused, label_arguments, listed_jobs
 
 SECONDS = 120.0
 FAST: dict[str, Any] = {"prompt": "{text}", "choices": LABELS}

@@ -14,19 +14,19 @@ import pytest
 
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.engine.vision.reading import ImageReader
-from headrace.jobs.client import Client
+from headrace.jobs.client.client import Client
 from headrace.jobs.planning.batch_planner import BatchPlanner, PlannedBatch, planned_row
 from headrace.jobs.planning.planner import make_planner
 from headrace.jobs.planning.rendering import PromptRenderer
 from headrace.jobs.planning.shard_cutter import ShardCutter
-from headrace.jobs.row_images import images_fingerprint, row_images
-from headrace.jobs.schemas import JobSpec
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.spec.row_images import images_fingerprint, row_images
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow, InputSource, open_input, open_sql
 from headrace.storage.spool import prompt_images, read_shard, without_images, write_shard
 
-from ..engine.vision.seeing import IMAGE_TOKEN, picture, png
+from ...engine.vision.seeing import IMAGE_TOKEN, picture, png
 
 # The same sizes: nothing but the pixels differs.
 FILES = [png(picture(200, 130, seed)) for seed in range(2)]

@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..engine.vision.reading import has_images
+from ...engine.vision.reading import has_images
 
 EMPTY = "are empty"
 # A message's fields that have to do with calls of tools.

@@ -7,13 +7,13 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 from pydantic_core import PydanticCustomError
 
-from ..engine.checkpoints.hub import model_name
-from ..engine.errors import InvalidRequestError
-from ..engine.request import SamplingParams
-from ..engine.structured.structured_outputs import StructuredOutputsParams
-from ..storage.columns import SCHEMA_VERSION
-from ..storage.errors import Argument
-from .errors import LaterVersion, SpecError
+from ...engine.checkpoints.hub import model_name
+from ...engine.errors import InvalidRequestError
+from ...engine.request import SamplingParams
+from ...engine.structured.structured_outputs import StructuredOutputsParams
+from ...storage.columns import SCHEMA_VERSION
+from ...storage.errors import Argument
+from ..errors import LaterVersion, SpecError
 from .lora import LoraModule
 from .messages import template_kwargs_problem
 from .precision import Precision

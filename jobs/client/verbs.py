@@ -4,15 +4,15 @@ import logging
 import shutil
 from pathlib import Path
 
-from ..storage.errors import JobEnded, StorageError
-from ..storage.ledger import Ledger
-from ..storage.output_address import open_folder
-from ..storage.output_dir import Manifest, complete_manifest, expect_removable, read_manifest, remove_output_dir
-from ..storage.output_folder import OutputFolder
-from ..storage.parts import parts_of
-from ..storage.records import JobRecord, JobState, NewShard, shard_id_of
-from .errors import NotRetriable
-from .shards.finishing import finish_job, publish_committed, retriable_shards
+from ...storage.errors import JobEnded, StorageError
+from ...storage.ledger import Ledger
+from ...storage.output_address import open_folder
+from ...storage.output_dir import Manifest, complete_manifest, expect_removable, read_manifest, remove_output_dir
+from ...storage.output_folder import OutputFolder
+from ...storage.parts import parts_of
+from ...storage.records import JobRecord, JobState, NewShard, shard_id_of
+from ..errors import NotRetriable
+from ..shards.finishing import finish_job, publish_committed, retriable_shards
 
 logger = logging.getLogger(__name__)
 

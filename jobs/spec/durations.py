@@ -2,7 +2,7 @@
 
 import re
 
-from .errors import SpecError
+from ..errors import SpecError
 
 _DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd])")
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}

@@ -8,33 +8,33 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-from ..engine.checkpoints.hub import model_name
-from ..engine.lora_request import LoRARequest
-from ..storage.columns import as_text
-from ..storage.errors import StorageError
-from ..storage.files import write_lines
-from ..storage.output_address import open_folder
-from ..storage.output_dir import OutputMode
-from ..storage.readers import InputSource, open_input
-from ..storage.sinks import DEFAULT_TABLE, SinkSpec
-from .celery_app import shard_queue
+from ...engine.checkpoints.hub import model_name
+from ...engine.lora_request import LoRARequest
+from ...storage.columns import as_text
+from ...storage.errors import StorageError
+from ...storage.files import write_lines
+from ...storage.output_address import open_folder
+from ...storage.output_dir import OutputMode
+from ...storage.readers import InputSource, open_input
+from ...storage.sinks import DEFAULT_TABLE, SinkSpec
+from ..celery_app import shard_queue
+from ..errors import SpecError
+from ..live.asking import Generated, LiveStreams, Messages, new_request
+from ..live.cancellations import Cancellations
+from ..live.requests import LiveRequest, LiveRequests
+from ..planning.producer import NO_TERMS, Producer, Terms
+from ..results.row_events import RowEvents, StoredRow, StoredRows
+from ..spec.lora import as_fields, worker_options
+from ..spec.precision import Precision
+from ..spec.schemas import JobSpec
+from ..streams.events import StreamEvent
+from ..streams.keys import is_request
+from ..streams.reader import afollow
+from ..streams.row_watch import RowWatch
+from ..webhooks import expect_public_receiver, parse_webhook
 from .connections import Connections
-from .errors import SpecError
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
-from .live.asking import Generated, LiveStreams, Messages, new_request
-from .live.cancellations import Cancellations
-from .live.requests import LiveRequest, LiveRequests
-from .lora import as_fields, worker_options
-from .planning.producer import NO_TERMS, Producer, Terms
-from .precision import Precision
-from .results.row_events import RowEvents, StoredRow, StoredRows
-from .schemas import JobSpec
-from .streams.events import StreamEvent
-from .streams.keys import is_request
-from .streams.reader import afollow
-from .streams.row_watch import RowWatch
-from .webhooks import expect_public_receiver, parse_webhook
 
 
 class Client(Connections):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs.errors import LaterVersion, SpecError
-from headrace.jobs.schemas import JobSpec, read_stored, row_seed
+from headrace.jobs.spec.schemas import JobSpec, read_stored, row_seed
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ import pytest
 from redis import Redis
 from sqlalchemy import update
 
-from headrace.jobs import job as job_module
-from headrace.jobs.client import Job, JobTimeoutError
+from headrace.jobs.client import job as job_module
+from headrace.jobs.client.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
 from headrace.jobs.planning.producer import new_job_id
 from headrace.storage.errors import InputError, OutputNotEmpty, SinkError, UnknownJob
@@ -23,7 +23,7 @@ from headrace.storage.records import JobState, ShardRecord, WebhookState
 from headrace.storage.tables import jobs
 from headrace.storage.webhooks import Webhooks
 
-from .running import LABELS, MODEL
+from ..running import LABELS, MODEL
 
 SECONDS = 120.0
 # So hot that every token is as likely as the one that ends: a few rows are short, most take their thousand tokens.

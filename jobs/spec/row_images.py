@@ -7,9 +7,9 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..engine.errors import InvalidRequestError
-from ..engine.vision.reading import data_url_bytes, has_images, shortened, split_images
-from ..storage.readers import InputSource
+from ...engine.errors import InvalidRequestError
+from ...engine.vision.reading import data_url_bytes, has_images, shortened, split_images
+from ...storage.readers import InputSource
 from .schemas import JobSpec
 
 _KINDS = 'bytes, {"bytes": ..., "path": ...}, the path of a file, a data URL, or a list of these'

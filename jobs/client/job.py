@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from ..storage.errors import LedgerUnavailable
-from ..storage.records import JobRecord, JobState, Progress
+from ...storage.errors import LedgerUnavailable
+from ...storage.records import JobRecord, JobState, Progress
+from ..errors import JobError
+from ..results.stored_results import read_results
+from ..shards.finishing import finish_what_is_left
+from ..spec.schemas import JobSpec, read_stored
+from ..workers.local_worker import LocalWorker
 from .connections import Connections
-from .errors import JobError
-from .results.stored_results import read_results
-from .schemas import JobSpec, read_stored
-from .shards.finishing import finish_what_is_left
 from .verbs import cancel_job, delete_job, retry_job
-from .workers.local_worker import LocalWorker
 
 _POLL_SECONDS = 0.25
 # For each second that the ledger took to answer.

@@ -7,13 +7,13 @@ from typing import Self
 
 from celery import Celery
 
-from .celery_app import create_app, ring_for_shards
-from .embedded.valkey import redis_urls
-from .open_ledger import open_ledger
-from .precision import Precision
-from .settings import Settings
-from .workers.local_worker import LocalWorker
-from .workers.presence import WorkerPresence
+from ..celery_app import create_app, ring_for_shards
+from ..embedded.valkey import redis_urls
+from ..open_ledger import open_ledger
+from ..settings import Settings
+from ..spec.precision import Precision
+from ..workers.local_worker import LocalWorker
+from ..workers.presence import WorkerPresence
 
 
 class Connections:

@@ -6,13 +6,13 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from ..engine.checkpoints.hub import public_name
-from ..engine.lora.adapter_folder import AdapterConfig
-from ..engine.lora_request import LoRARequest
-from ..engine.paths import absolute_path
-from ..storage.errors import Argument
-from ..storage.records import JobRecord
-from .errors import SpecError
+from ...engine.checkpoints.hub import public_name
+from ...engine.lora.adapter_folder import AdapterConfig
+from ...engine.lora_request import LoRARequest
+from ...engine.paths import absolute_path
+from ...storage.errors import Argument
+from ...storage.records import JobRecord
+from ..errors import SpecError
 
 LORA_MODULES = Argument("lora_modules")
 

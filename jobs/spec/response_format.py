@@ -5,9 +5,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from ..engine.errors import InvalidRequestError
-from ..engine.structured.grammar import check_grammar
-from ..engine.structured.structured_outputs import StructuredOutputsParams
+from ...engine.errors import InvalidRequestError
+from ...engine.structured.grammar import check_grammar
+from ...engine.structured.structured_outputs import StructuredOutputsParams
 
 _FROZEN = ConfigDict(
     frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True

@@ -1,0 +1,1 @@
+"""What users ask for: a job's description and its parts, each checked once."""
