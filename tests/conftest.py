@@ -43,6 +43,12 @@ def pytest_configure(config: pytest.Config) -> None:
         _triton_interpreter("interpret_triton")
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One more than there are cores: many tests wait for processes that they have started."""
+    return (os.cpu_count() or 1) + 1
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long in one piece: not at the end, where the other workers would wait for it."""
     items.sort(key=lambda item: item.path.name not in ("test_house.py", "test_triton_compiles.py"))
@@ -55,6 +61,7 @@ def pytest_collection() -> Generator[None, object, object]:
     try:
         return (yield)
     finally:
+        gc.freeze()
         gc.enable()
         if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
             _triton_interpreter("hasten_interpreter")
