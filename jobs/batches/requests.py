@@ -108,7 +108,7 @@ class RequestReader:
     def _prompt(self, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
         if isinstance(request, ChatCompletionRequest):
             # As JSON: each request has names of its own.
-            kwargs = request.chat_template_kwargs
+            kwargs = request.told_template
             told: dict[str, Any] = {TEMPLATE_KWARGS: json.dumps(kwargs)} if kwargs else {}
             if request.include_reasoning is False:
                 told[OMIT_REASONING] = True

@@ -109,7 +109,7 @@ class Asker:
         messages = [message.for_template() for message in body.messages]
         calls = CallFormat.of(body, model.prompts.tokenizer)
         tools = [tool.for_template() for tool in body.tools or ()]
-        prompt = model.prompts.chat(messages, body.chat_template_kwargs, tools)
+        prompt = model.prompts.chat(messages, body.told_template, tools)
         thinks = body.include_reasoning, body.thinking_token_budget
         request = self._request(model, prompt, body, model.prompts.context_length, *thinks)
         asked = self._submit(model, [request], body)

@@ -121,6 +121,12 @@ ChatTemplateKwargs = Annotated[
 ]
 
 
+ReasoningEffort = Annotated[
+    Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
+    Field(description='The chat template is told: `reasoning_effort`, of "none" `enable_thinking: false`'),
+]
+
+
 class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
     """A conversation to be answered; as in OpenAI's API, with vLLM's further sampling parameters."""
 
@@ -132,11 +138,11 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
     tools: list[Tool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+    reasoning_effort: ReasoningEffort = None
 
     metadata: Ignored = None
     prediction: Ignored = None
     modalities: Annotated[Any, AfterValidator(only(["text"]))] = None
-    reasoning_effort: Annotated[Any, AfterValidator(only("none"))] = None
     verbosity: Annotated[Any, AfterValidator(only("medium"))] = None
     functions: Annotated[Any, AfterValidator(only([], instead="say tools"))] = None
     function_call: Annotated[Any, AfterValidator(only("none", "auto"))] = None
@@ -157,6 +163,13 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
     @property
     def token_limit(self) -> int | None:
         return self.max_tokens or self.max_completion_tokens
+
+    @property
+    def told_template(self) -> dict[str, Any]:
+        """What the chat template is told beside messages and tools; what it does not know it leaves aside."""
+        effort = self.reasoning_effort
+        told = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort} if effort else {}
+        return told | (self.chat_template_kwargs or {})
 
     @property
     def calls(self) -> ToolChoice:

@@ -11,7 +11,7 @@ from ..errors import ApiError
 from ..schemas import Text
 from .batch_schemas import Metadata
 from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, parse_body
-from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, Role
+from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, ReasoningEffort, Role
 from .sampling_schemas import Seed
 from .tools import FunctionDefinition
 
@@ -148,9 +148,9 @@ class TextOptions(Body):
 
 
 class ReasoningOptions(Body):
-    """`effort`: "none" tells the chat template so (`enable_thinking`); models here know no other."""
+    """`effort`: as a chat's `reasoning_effort`."""
 
-    effort: Annotated[Any, AfterValidator(only("none"))] = None
+    effort: ReasoningEffort = None
     summary: Annotated[Any, AfterValidator(only("auto"))] = None
     generate_summary: Annotated[Any, AfterValidator(only("auto"))] = None
 
@@ -208,9 +208,6 @@ class ResponsesRequest(HostedFields):
         """The same as a chat. Raises `ApiError` (400), naming the field at fault as it is called here."""
         form = self.text.format if self.text is not None else None
         named = self.tool_choice if isinstance(self.tool_choice, NamedFunctionTool) else None
-        kwargs = dict(self.chat_template_kwargs or {})
-        if self.reasoning is not None and self.reasoning.effort == "none":
-            kwargs = {"enable_thinking": False, **kwargs}
         given = {
             "model": self.model,
             "messages": self._messages(),
@@ -227,7 +224,8 @@ class ResponsesRequest(HostedFields):
             "parallel_tool_calls": self.parallel_tool_calls,
             "stream": self.stream,
             "seed": self.seed,
-            "chat_template_kwargs": kwargs or None,
+            "chat_template_kwargs": self.chat_template_kwargs,
+            "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
             "include_reasoning": True,
             "thinking_token_budget": self.thinking_token_budget,
             "cancel_on_disconnect": self.cancel_on_disconnect,

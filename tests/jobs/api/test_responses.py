@@ -191,7 +191,7 @@ def test_a_batch_has_responses(openai_client: OpenAI, api: ApiServer, headrace: 
             "text.format",
             "no",
         ),
-        ({"reasoning": {"effort": "high"}}, "reasoning.effort", "not supported"),
+        ({"reasoning": {"effort": "great"}}, "reasoning.effort", "'minimal'"),
         ({"max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
         ({"no": 1}, "no", "Unrecognized"),
     ],
@@ -231,7 +231,8 @@ def test_turns_become_messages() -> None:
     assert [each["id"] for each in messages[2]["tool_calls"]] == ["1", "2"]
     assert (messages[1]["content"], messages[2]["content"], messages[3]["content"]) == ("a\nb", "c", "d")
     assert messages[5]["content"][0]["type"] == "image_url"
-    assert chat.chat_template_kwargs == {"enable_thinking": False, "b": 1}
+    assert chat.told_template == {"enable_thinking": False, "b": 1}
+    assert asked(input="a", reasoning={"effort": "low"}).as_chat().told_template == {"reasoning_effort": "low"}
     assert chat.include_reasoning is True
 
 
