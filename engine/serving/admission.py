@@ -119,6 +119,12 @@ class Admission:
             return grammar
         if thinking.stage(request.prompt_token_ids) is ThinkingStage.DONE:
             return grammar
+        if is_held and thinking.end_token_id in params.stop_token_ids:
+            raise InvalidRequestError(
+                f"stop_token_ids: {thinking.end_token_id} ends the reasoning, and an answer that is held to a form "
+                "follows it: leave it out",
+                "stop_token_ids",
+            )
         budget = params.thinking_token_budget
         if tree is not None:
             budget = self._longest_thinking(request, tree)

@@ -146,6 +146,14 @@ def num_reasoning_tokens(request: Request, token_ids: Sequence[int]) -> int:
     return request.reasoning.split(request.prompt_token_ids, token_ids).num_reasoning
 
 
+def num_tokens_before(request: Request, token_ids: Sequence[int]) -> int:
+    """How many of a finished answer's tokens, its first, are no part of what it says: the thinking, and the break."""
+    if request.reasoning is None:
+        return 0
+    split = request.reasoning.split(request.prompt_token_ids, token_ids, request.params.holds_answer)
+    return len(token_ids) - len(split.answer)
+
+
 def _without_stop(request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:
     # It was a token that ended it, one of the request's or the model's; not every tokenizer knows that as special.
     ends_with_token = finish_reason is FinishReason.STOP

@@ -16,7 +16,7 @@ from .row_batch import RowBatch
 logger = logging.getLogger(__name__)
 
 # To be raised when answers or their columns change.
-_VERSION = 3
+_VERSION = 4
 
 
 class AnswerCache:

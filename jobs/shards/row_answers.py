@@ -5,7 +5,7 @@ from math import log
 from typing import Any
 
 from ...engine.request import Request
-from ...engine.text.detokenizer import answer_text, num_reasoning_tokens, reasoning_text
+from ...engine.text.detokenizer import answer_text, num_reasoning_tokens, num_tokens_before, reasoning_text
 from ...engine.text.tokenizer import Tokenizer
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..outcomes import Answer
@@ -63,8 +63,8 @@ def text_of(tokenizer: Tokenizer, request: Request, answer: Answer) -> str:
 
 
 def _logprobs(tokenizer: Tokenizer, request: Request, answer: Answer, num_top: int) -> list[dict[str, Any]]:
-    """Of the tokens that follow the thinking."""
-    begin = num_reasoning_tokens(request, answer.token_ids)
+    """Of the tokens of what is said, after the thinking and the break."""
+    begin = num_tokens_before(request, answer.token_ids)
     return logprob_entries(tokenizer, answer.token_ids[begin:], answer.logprobs[begin:], num_top)
 
 

@@ -115,8 +115,9 @@ class Asker:
         asked = self._submit(model, [request], body)
         if request.sampling.reasoning:
             tokenizer, is_told = model.prompts.tokenizer, body.include_reasoning is not False
-            parsers = (ReasoningParser(tokenizer, prompt.token_ids, is_told) for _ in range(asked.num_choices))
-            asked.parsers = tuple(parsers)
+            is_held = request.choices is not None or request.sampling.structured_outputs is not None
+            told = tokenizer, prompt.token_ids, is_told, is_held
+            asked.parsers = tuple(ReasoningParser(*told) for _ in range(asked.num_choices))
         if calls is not None:
             asked.call_parsers = tuple(calls.parser(f"{asked.id}/{choice}") for choice in range(asked.num_choices))
         return asked

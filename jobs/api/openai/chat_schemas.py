@@ -122,8 +122,8 @@ ChatTemplateKwargs = Annotated[
 
 
 ReasoningEffort = Annotated[
-    Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None,
-    Field(description='The chat template is told: `reasoning_effort`, of "none" `enable_thinking: false`'),
+    Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
+    Field(description='The chat template is told: `reasoning_effort`, and `enable_thinking`, false for "none"'),
 ]
 
 
@@ -168,7 +168,7 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
     def told_template(self) -> dict[str, Any]:
         """What the chat template is told beside messages and tools; what it does not know it leaves aside."""
         effort = self.reasoning_effort
-        told = {"enable_thinking": False} if effort == "none" else {"reasoning_effort": effort} if effort else {}
+        told = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         return told | (self.chat_template_kwargs or {})
 
     @property

@@ -20,21 +20,26 @@ class ThoughtEvent(StreamEvent):
 class ReasoningParser:
     """Parts a choice's events, one after the other, each once.
 
-    `is_told`: whether what is thought is to be handed on.
+    `is_told`: whether what is thought is to be handed on. `is_held`: whether the answer is held to choices or a
+    grammar, so that a break comes before it, of neither part.
     """
 
-    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], is_told: bool) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], is_told: bool, is_held: bool) -> None:
         tokens = tokenizer.reasoning(True)
         assert tokens is not None
         self._markers = (tokens.start_token_id, tokens.end_token_id)
-        self._thinking = ThinkingTracker(tokens, prompt_token_ids)
+        self._thinking = ThinkingTracker(tokens, prompt_token_ids, is_held)
         self.is_told = is_told
         self._has_begun = False
         # Blanks that nothing has followed yet.
         self._held = ""
 
     def add(self, event: StreamEvent) -> ThoughtEvent:
-        are_thought = [self._thinking.add(token) for token in event.token_ids]
+        are_thought, are_said = [], []
+        for token in event.token_ids:
+            is_thought = self._thinking.add(token)
+            are_thought.append(is_thought)
+            are_said.append(not is_thought and not self._thinking.is_between)
         # Its end has a text without tokens.
         texts, are_texts_thought = (event.texts, are_thought) if are_thought else ((event.text,), [self.is_thinking])
         thought, said = [], []
@@ -45,7 +50,7 @@ class ReasoningParser:
                 thought.append(text)
         logprobs = event.logprobs
         if logprobs is not None:
-            logprobs = tuple(each for each, skip in zip(logprobs, are_thought, strict=True) if not skip)
+            logprobs = tuple(each for each, is_said in zip(logprobs, are_said, strict=True) if is_said)
         given = {each.name: getattr(event, each.name) for each in fields(StreamEvent)}
         given |= {"text": "".join(said), "logprobs": logprobs}
         return ThoughtEvent(**given, reasoning=self._trimmed("".join(thought)))

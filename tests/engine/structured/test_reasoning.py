@@ -148,6 +148,15 @@ def test_a_stop_token_does_not_end_the_thinking_before_a_held_answer():
     assert tuple(said[said.index(END) + 3 :]) == chosen(events[-1])
 
 
+def test_a_stop_token_that_ends_the_thinking_leaves_no_room_for_a_held_answer():
+    engine, _ = make_engine()
+    with pytest.raises(InvalidRequestError, match="stop_token_ids: 9 ends the reasoning"):
+        engine.add(choosing("r", PROMPTS[4], replace(CHOOSING, stop_token_ids=(END,))))
+    free = replace(CHOOSING, choices=None, stop_token_ids=(END,), max_tokens=40)
+    said = token_ids(run_all(engine, [Request("r", PROMPTS[4], free, reasoning=TOKENS)])["r"])
+    assert END not in said[:-1]
+
+
 def test_what_was_cached_is_told_of_an_answer_that_goes_on_after_its_thinking():
     engine, _ = make_engine()
     whole = run_all(engine, [choosing("r", PROMPTS[4])])["r"]

@@ -93,6 +93,21 @@ def test_a_chat_is_parted(thinker: Thinker) -> None:
         assert not hasattr(hidden.choices[0].message, "reasoning")
 
 
+def test_logprobs_of_a_held_answer_are_those_of_its_text(thinker: Thinker) -> None:
+    """Not of the line breaks that are written between the thinking and the answer."""
+    name = thinker.model.name
+    extra = {"include_reasoning": True, "thinking_token_budget": 9, "structured_outputs": {"regex": "[0-9]{3,5}"}}
+    asked: dict[str, Any] = {"temperature": 0, "max_tokens": 40, "logprobs": True}
+    done = wait_for(thinker.openai, create(thinker.openai, [chat_line("held", "Where?", model=name, **asked, **extra)]))
+    (choice,) = file_lines(thinker.openai, done.output_file_id)["held"]["response"]["body"]["choices"]
+    said = "".join(each["token"] for each in choice["logprobs"]["content"])
+    assert said.startswith(choice["message"]["content"])
+    live = thinker.openai.chat.completions.create(model=name, messages=CHAT, **asked, extra_body=extra).choices[0]
+    assert live.logprobs is not None
+    said = "".join(each.token for each in live.logprobs.content or ())
+    assert said.startswith(live.message.content or "none")
+
+
 def test_a_model_that_does_not_think_has_nothing_to_part(openai_client: OpenAI) -> None:
     options: Any = {"model": MODEL.name, "messages": CHAT, "temperature": 0}
     plain = openai_client.chat.completions.create(**options)

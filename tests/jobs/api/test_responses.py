@@ -231,8 +231,9 @@ def test_turns_become_messages() -> None:
     assert [each["id"] for each in messages[2]["tool_calls"]] == ["1", "2"]
     assert (messages[1]["content"], messages[2]["content"], messages[3]["content"]) == ("a\nb", "c", "d")
     assert messages[5]["content"][0]["type"] == "image_url"
-    assert chat.told_template == {"enable_thinking": False, "b": 1}
-    assert asked(input="a", reasoning={"effort": "low"}).as_chat().told_template == {"reasoning_effort": "low"}
+    assert chat.told_template == {"reasoning_effort": "none", "enable_thinking": False, "b": 1}
+    low = asked(input="a", reasoning={"effort": "low"}).as_chat()
+    assert low.told_template == {"reasoning_effort": "low", "enable_thinking": True}
     assert chat.include_reasoning is True
 
 

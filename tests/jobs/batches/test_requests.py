@@ -35,4 +35,4 @@ def test_what_a_line_has_the_chat_template_told(tmp_path):
         row = reader.row(0, BatchLine(1, "x", body))
         assert row.error is None
         prompts.append(renderer.render(row.values))
-    assert prompts == ["a d", "a", "a", "a d", "a", "a high"]
+    assert prompts == ["a d", "a", "a", "a d none", "a none", "a high"]
