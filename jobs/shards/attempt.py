@@ -185,6 +185,7 @@ class ShardAttempt:
         if self.claim.attempt_number == 1:
             return frozenset()
         self._parts.merge_left([part.file_name for part in self._committed()])
+        # Others by now, where some were merged.
         parts = self._committed()
         recovered = recover_shard(
             self._folder,

@@ -83,7 +83,7 @@ private:
         const int count = lanes.end - lanes.begin;
         float* scores = scratch_.scores;
         if (count <= kMaxFew) {
-            kScoreFew[count](keys_, num_rows, query_rows_[index], lanes.begin, head_dim_, scores);
+            kScoreFew[count](keys_, values_, num_rows, query_rows_[index], lanes.begin, head_dim_, scores);
         } else {
             score(keys_, num_rows, scratch_.queries[index], head_dim_, lanes, scores);
         }

@@ -19,6 +19,9 @@ constexpr int kChunk = 64;  // keys that scores are held of at a time
 constexpr int kStep = 4;    // rows whose sums are in registers together: all of a chunk are a multiple of that
 // With at most so many queries of a tile at work, lanes are dimensions instead.
 constexpr int kMaxFew = 6;
+// How many keys ahead of those at work are fetched there.
+constexpr int kRowsAhead = 8;
+constexpr int kElementsPerLine = 16;
 
 // The queries of a tile at work: those from lane `begin` to before `end`.
 struct Lanes {
@@ -81,11 +84,22 @@ HEADRACE_AVX2 inline void add_values(const float* const* values, int num_rows, c
     }
 }
 
-// The same scores for `kCount` queries from lane `first` on, one pointer a query.
+HEADRACE_AVX2_INLINE void fetch(const float* row, int head_dim) {
+    for (int dim = 0; dim < head_dim; dim += kElementsPerLine) {
+        _mm_prefetch(reinterpret_cast<const char*>(row + dim), _MM_HINT_T0);
+    }
+}
+
+// The same scores for `kCount` queries from lane `first` on, one pointer a query. A token's keys and values lie anywhere,
+// so the processor cannot guess which are next: keys some rows ahead are fetched meanwhile, and the values of these rows.
 template <int kCount>
-HEADRACE_AVX2 void score_few(const float* const* keys, int num_rows, const float* const* queries, int first,
-                             int head_dim, float* scores) {
+HEADRACE_AVX2 void score_few(const float* const* keys, const float* const* values, int num_rows,
+                             const float* const* queries, int first, int head_dim, float* scores) {
     for (int row = 0; row < num_rows; row += 2) {
+        for (int i = row; i < row + 2; ++i) {
+            fetch(keys[i + kRowsAhead < num_rows ? i + kRowsAhead : i], head_dim);
+            fetch(values[i], head_dim);
+        }
         __m256 sums[kCount][2];
 #pragma GCC unroll 6
         for (int query = 0; query < kCount; ++query) {
@@ -135,7 +149,7 @@ HEADRACE_AVX2 void add_values_few(const float* const* values, int num_rows, cons
     }
 }
 
-using ScoreFew = void (*)(const float* const*, int, const float* const*, int, int, float*);
+using ScoreFew = void (*)(const float* const*, const float* const*, int, const float* const*, int, int, float*);
 using AddValuesFew = void (*)(const float* const*, int, const float*, int, int, Tile&);
 
 // By the number of queries.
