@@ -100,7 +100,10 @@ def ring_for_shards(app: Celery, queue: str, shard_ids: Sequence[str]) -> None:
     try:
         send_shards(app, queue, shard_ids)
     except (OperationalError, RedisError) as error:
-        logger.warning("queued all the same, for workers to find: Redis took no message of %s: %s", shard_ids, error)
+        # By their number: a large job has thousands.
+        logger.warning(
+            "queued all the same, for workers to find: Redis took no message of %d shards: %s", len(shard_ids), error
+        )
 
 
 def send_request(app: Celery, queue: str, *request_ids: str) -> None:

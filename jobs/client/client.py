@@ -136,7 +136,7 @@ class Client(Connections):
         """Queue a job that is described already; see `submit`."""
         if terms.webhook is not None:
             expect_public_receiver(terms.webhook, self.settings)
-        # Before anything is written: a job that cannot be rung for would lie there until somebody resumes it.
+        # Before anything is written: without Redis nobody could work on it.
         self.ping_redis()
         producer = Producer(self.ledger, self._app, self.jobs_folder, self.settings.shard_rows)
         return Job(self, producer.submit(source, spec, open_folder(output), mode, job_id, terms))
