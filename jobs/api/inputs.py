@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 import httpx2
 
 from ...storage.errors import InputError
-from ...storage.readers import InputSource, open_input
+from ...storage.readers import FORMATS, InputSource, open_input
 from ..errors import SpecError
 from ..outside import AddressRefused, check_prefix, is_web_url, outside_client
 from ..settings import Settings
@@ -30,7 +30,7 @@ _RETRY_SECONDS = 5.0
 _downloads = threading.BoundedSemaphore(_MAX_DOWNLOADS)
 # A compression of the way would be taken off, one of the file not, and senders mix them up.
 _AS_IT_IS = {"Accept-Encoding": "identity"}
-_ENDINGS = frozenset((".jsonl", ".ndjson", ".csv", ".parquet", ".gz", ".zst"))
+_ENDINGS = frozenset((*FORMATS, ".gz", ".zst"))
 
 
 class Inputs:
@@ -45,14 +45,14 @@ class Inputs:
         with self._local(name, format) as path:
             with path.open("wb") as copy:
                 shutil.copyfileobj(file, copy, _PIECE_BYTES)
-            yield _opened(path, name, limit)
+            yield open_input(path, limit, name)
 
     @contextmanager
     def stored(self, name: str, path: Path, format: str | None, limit: int | None) -> Iterator[InputSource]:
         """A file of our own that a client knows by a name. Raises `InputError`, which calls it by that name."""
         with self._local(name, format) as link:
             link.symlink_to(path)
-            yield _opened(link, name, limit)
+            yield open_input(link, limit, name)
 
     @contextmanager
     def at(self, url: str, format: str | None, limit: int | None) -> Iterator[InputSource]:
@@ -67,7 +67,7 @@ class Inputs:
         with self._local(url, format) as path:
             with _a_download():
                 asyncio.run(self._download(url, path))
-            yield _opened(path, "input_url", limit)
+            yield open_input(path, limit, "input_url")
 
     async def _download(self, url: str, path: Path) -> None:
         try:
@@ -122,13 +122,3 @@ def _ending(name: str, format: str | None) -> str:
         return f".{format}"
     suffixes = PurePosixPath(urlsplit(name).path if "://" in name else name).suffixes[-2:]
     return "".join(suffix.lower() for suffix in suffixes if suffix.lower() in _ENDINGS)
-
-
-def _opened(path: Path, name: str, limit: int | None) -> InputSource:
-    """With errors that do not tell where it lies."""
-    try:
-        source = open_input(path, limit)
-    except InputError as error:
-        raise InputError(str(error).replace(str(path), name)) from error
-    source.name = name
-    return source

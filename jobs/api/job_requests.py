@@ -37,7 +37,9 @@ Priority = Annotated[
     int,
     Field(ge=-MAX_PRIORITY, le=MAX_PRIORITY, description="Jobs with a higher one are worked on first."),
 ]
-InputFormat = Literal["jsonl", "ndjson", "csv", "jsonl.gz", "csv.gz", "jsonl.zst", "csv.zst", "parquet"]
+_PlainFormat = Literal["jsonl", "ndjson", "json", "csv", "tsv", "parquet"]
+_CompressedFormat = Literal["jsonl.gz", "json.gz", "csv.gz", "tsv.gz", "jsonl.zst", "json.zst", "csv.zst", "tsv.zst"]
+InputFormat = Literal[_PlainFormat, _CompressedFormat]
 
 
 # The first bad row is enough: a message for each of a million helps nobody.

@@ -38,7 +38,7 @@ def opened_source(
         yield open_sql(sql, text_or_file("--query", query), limit)
     elif address == _STDIN:
         with _spooled_stdin(input_format, folder) as path:
-            yield open_input(path, limit)
+            yield open_input(path, limit, name="-")
     elif address is not None:
         yield open_input(address, limit)
 
@@ -61,12 +61,14 @@ def text_or_file(option: str, value: str) -> str:
     return value
 
 
-def hint_at_file(option: str, value: str, instead: str) -> None:
-    """Say so where an option's text is the name of a file, which may have been meant."""
+def hint_at_file(option: str, value: str, instead: str) -> bool:
+    """Say so where an option's text is the name of a file, which may have been meant; returns whether it is."""
     # Unlike `Path.is_file`, false for a text that is too long to be a name.
-    if os.path.isfile(value.removeprefix("@")):
-        hint = f"{option} is the text {value!r}, not the file of that name: pass {instead} for its content"
-        typer.echo(f"headrace: {hint}", err=True)
+    if not os.path.isfile(value.removeprefix("@")):
+        return False
+    hint = f"{option} is the text {value!r}, not the file of that name: pass {instead} for its content"
+    typer.echo(f"headrace: {hint}", err=True)
+    return True
 
 
 def file_text(option: str, value: str) -> str:

@@ -49,7 +49,7 @@ def asked(
         str | None,
         typer.Argument(
             metavar="INPUT",
-            help="JSONL, CSV (both also .gz, .zst) or Parquet: a file, a folder of files or a URL; - reads a pipe.",
+            help="JSONL, JSON, CSV, TSV (also .gz, .zst), Parquet: a file, a folder of them or a URL; - reads a pipe.",
         ),
     ] = None,
     input_format: Annotated[
@@ -141,7 +141,9 @@ def asked(
     """Raises `SpecError`, `ConfigError`."""
     if prompt is not None:
         # No @ for a template.
-        hint_at_file("--prompt", prompt, f'--prompt "$(cat {shlex.quote(prompt.removeprefix("@"))})"')
+        instead = f'--prompt "$(cat {shlex.quote(prompt.removeprefix("@"))})"'
+        if not hint_at_file("--prompt", prompt, instead) and image is None:
+            _hint_at_columns(prompt)
     if sum(given is not None for given in (choices, json_schema, regex)) > 1:
         raise SpecError("--choices, --json-schema and --regex exclude each other: pass one")
     spec = JobSpec.parse(
@@ -185,6 +187,11 @@ def asked(
     # A worker for it has to be possible.
     spec.precision.check()
     return Asked(spec, functools.partial(opened_source, input, input_format, sql, query, limit))
+
+
+def _hint_at_columns(prompt: str) -> None:
+    if "{" not in prompt.replace("{{", ""):
+        typer.echo("headrace: --prompt names no column, as {text} would: all rows are asked the same", err=True)
 
 
 def target(

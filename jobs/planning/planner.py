@@ -19,7 +19,7 @@ from ...engine.errors import InvalidRequestError
 from ...engine.structured.choices import build_choice_tree
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.columns import REASONING_NAMES, SchemaUnifier
-from ...storage.errors import Argument, StorageError
+from ...storage.errors import Argument, InputError, StorageError
 from ...storage.external_sort import ExternalSorter
 from ...storage.planned_rows import planned_rows
 from ...storage.readers import InputRow, InputSource
@@ -123,7 +123,8 @@ class Planner:
         if self.spec.choices is not None:
             end = self.model.eos_token_ids[0] if self.model.eos_token_ids else None
             build_choice_tree(self.tokenizer.encode_choices(self.spec.choices), end)
-        return PromptRenderer(self.spec, self.tokenizer, _columns(source))
+        with _told_from_another_format(source):
+            return PromptRenderer(self.spec, self.tokenizer, _columns(source))
 
     def _check_reasoning(self, columns: Sequence[str]) -> None:
         option = Argument("reasoning")
@@ -197,6 +198,19 @@ def _columns(source: InputSource) -> list[str]:
     if not source.has_fixed_columns:
         deque(islice(source, _BATCH_ROWS), maxlen=0)
     return source.columns
+
+
+@contextmanager
+def _told_from_another_format(source: InputSource) -> Iterator[None]:
+    """Without a column because no row could be read, an input is not what its name says: raises `InputError` then."""
+    try:
+        yield
+    except SpecError:
+        first = next(iter(source), None)
+        if not source.columns and first is not None and first.error is not None:
+            hint = "write a JSON object a line, or an array of them into a .json"
+            raise InputError(f"input {source.name} has no row that can be read, {first.error}: {hint}") from None
+        raise
 
 
 def _observed(

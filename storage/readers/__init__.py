@@ -7,27 +7,43 @@ from ..errors import Argument, InputError
 from .arrow import Parquet, SavedDataset
 from .csv_lines import Csv
 from .folder import Concatenated, files_of_one_format
+from .json_array import JsonArray, is_json_array
 from .json_lines import JsonLines
 from .location import Location
 from .source import InputRow, InputSource, readable
 from .sql import SqlQuery
 
+
+def _open_json(location: Location, limit: int | None) -> InputSource:
+    """Both kinds of text go by this name: one array of objects, and an object a line."""
+    return JsonArray(location, limit) if is_json_array(location) else JsonLines(location, limit)
+
+
+def _open_tsv(location: Location, limit: int | None) -> InputSource:
+    return Csv(location, limit, "\t")
+
+
 _TEXT_FORMATS: dict[str, Callable[[Location, int | None], InputSource]] = {
     ".jsonl": JsonLines,
     ".ndjson": JsonLines,
+    ".json": _open_json,
     ".csv": Csv,
+    ".tsv": _open_tsv,
 }
-_FORMATS = (*_TEXT_FORMATS, ".parquet")
+# Extensions of files that can be read, a compression's not among them.
+FORMATS = (*_TEXT_FORMATS, ".parquet")
 
 
-def open_input(address: str | Path, limit: int | None = None) -> InputSource:
+def open_input(address: str | Path, limit: int | None = None, name: str | None = None) -> InputSource:
     """The input at a path or URL by its extension, of its first `limit` rows. Raises InputError, in one line.
 
-    A file (.jsonl, .ndjson or .csv, also with .gz or .zst after it; .parquet), a folder of such files, or a folder
-    that Hugging Face's `datasets` saved. The header and the first row are read, so that what is empty or unreadable
-    is refused here.
+    `name`: what the user calls it, where that is not the address; errors do not tell where it lies then.
+
+    A file (.jsonl, .ndjson, .json, .csv or .tsv, also with .gz or .zst after it; .parquet), a folder of such files,
+    or a folder that Hugging Face's `datasets` saved. The header and the first row are read, so that what is empty or
+    unreadable is refused here.
     """
-    location = Location(str(address))
+    location = Location(str(address), name)
     if not location.exists():
         raise InputError(f"input {location.name} does not exist: check the path")
     with readable(location.name):
@@ -68,10 +84,10 @@ def _open_folder(folder: Location, limit: int | None) -> InputSource:
         raise InputError(f"input {folder.name} is a data set of several splits: name one of {splits}")
     if {"state.json", "dataset_info.json"} <= names:
         return SavedDataset(folder, limit)
-    files = files_of_one_format(folder, _FORMATS)
+    files = files_of_one_format(folder, FORMATS)
     if files[0].format == ".parquet":
         return Parquet(folder.name, files, limit)
     return Concatenated(folder.name, [_open_file(file, None) for file in files], limit)
 
 
-__all__ = ["InputRow", "InputSource", "open_input", "open_sql", "readable"]
+__all__ = ["FORMATS", "InputRow", "InputSource", "open_input", "open_sql", "readable"]

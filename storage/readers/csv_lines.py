@@ -1,4 +1,4 @@
-"""Comma-separated values."""
+"""Comma- and tab-separated values."""
 
 import csv
 import io
@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 class Csv(InputSource):
     """RFC 4180: commas, double quotes, a header. UTF-8. Every value is text, as CSV has no types."""
 
-    def __init__(self, location: Location, limit: int | None) -> None:
+    def __init__(self, location: Location, limit: int | None, delimiter: str = ",") -> None:
         super().__init__(location.name, limit)
         self._location = location
+        self._delimiter = delimiter
         refuse_utf16(location)
         with self._lines() as lines:
             self._columns = dict.fromkeys(self._header(lines))
@@ -57,9 +58,8 @@ class Csv(InputSource):
         csv.field_size_limit(sys.maxsize)
         # Bytes that are not UTF-8 spoil their own row only: they come through, and are found there.
         with self._location.open() as file:
-            yield csv.reader(
-                io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline=""), strict=True
-            )
+            text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+            yield csv.reader(text, delimiter=self._delimiter, strict=True)
 
     def _header(self, lines: "CsvLines") -> list[str]:
         try:

@@ -49,6 +49,8 @@ class Concatenated(InputSource):
 def files_of_one_format(folder: Location, formats: Sequence[str]) -> list[Location]:
     """The files of a folder in a known format. Raises InputError when there is none, or files of two formats."""
     files = [child for child in folder.children() if child.format in formats]
+    # One beside files of another format describes them: `dataset_info.json`, `metadata.json`.
+    files = [file for file in files if file.format != ".json"] or files
     if not files:
         raise InputError(f"input folder {folder.name} has no file that ends in {', '.join(formats)}")
     found = sorted({file.format for file in files})

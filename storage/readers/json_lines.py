@@ -1,4 +1,4 @@
-"""JSON lines."""
+"""JSON lines, and what they have in common with an array's objects."""
 
 import codecs
 import json
@@ -14,8 +14,8 @@ _MAX_DEPTH = 200
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
-class JsonLines(InputSource):
-    """One JSON object a line, UTF-8. Blank lines are no rows."""
+class JsonRows(InputSource):
+    """Rows that are JSON objects, each with columns of its own."""
 
     has_fixed_columns = False
 
@@ -27,6 +27,19 @@ class JsonLines(InputSource):
     def fingerprint(self) -> str:
         return self._location.fingerprint()
 
+    def _row(self, row: int, line_number: int, text: bytes) -> InputRow:
+        try:
+            values = parse_object(text)
+        except BadRow as error:
+            return InputRow(row, {}, f"line {line_number}: {error}")
+        if not values.keys() <= self._columns.keys():
+            self._columns.update(dict.fromkeys(values))
+        return InputRow(row, values)
+
+
+class JsonLines(JsonRows):
+    """One JSON object a line, UTF-8. Blank lines are no rows."""
+
     def _rows(self) -> Iterator[InputRow]:
         row = 0
         with self._location.open() as file:
@@ -37,22 +50,13 @@ class JsonLines(InputSource):
                 yield self._row(row, line_number, line)
                 row += 1
 
-    def _row(self, row: int, line_number: int, line: bytes) -> InputRow:
-        try:
-            values = parse_object(line)
-        except BadRow as error:
-            return InputRow(row, {}, f"line {line_number}: {error}")
-        if not values.keys() <= self._columns.keys():
-            self._columns.update(dict.fromkeys(values))
-        return InputRow(row, values)
-
 
 class BadRow(Exception):
-    """A line that is no JSON object; the message says why."""
+    """A text that is no JSON object; the message says why."""
 
 
 def parse_object(line: bytes) -> dict[str, Any]:
-    """A line's object. Raises BadRow."""
+    """A line's object, or an array's element. Raises BadRow."""
     try:
         value = _decoded(line.rstrip().decode())
     except UnicodeDecodeError as error:

@@ -24,6 +24,8 @@ class Location:
     """A file or a folder; `address` is a path or a URL such as s3://bucket/rows.jsonl.zst."""
 
     address: str
+    # What the user calls it, where that is not the address.
+    called: str | None = None
 
     @property
     def is_remote(self) -> bool:
@@ -31,7 +33,9 @@ class Location:
 
     @property
     def name(self) -> str:
-        """The address as it may be shown: without the password that a URL can hold."""
+        """What it is called; of a URL without the password that it can hold."""
+        if self.called is not None:
+            return self.called
         if not self.is_remote:
             return self.address
         parts = urlsplit(self.address)

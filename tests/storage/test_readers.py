@@ -99,6 +99,14 @@ def test_csv(tmp_path: Path) -> None:
     ]
 
 
+def test_tabs(tmp_path: Path) -> None:
+    path = write(tmp_path, "a.tsv", 'text\tn\n"one, two"\t1\nx\n')
+    assert rows(path) == [
+        InputRow(0, {"text": "one, two", "n": "1"}),
+        InputRow(1, {}, "line 3: number of fields is 1, the header has 2"),
+    ]
+
+
 def test_bad_csv_record_is_an_error_row_with_its_line(tmp_path: Path) -> None:
     content = b'a,b\n1,"x\ny"\n\n1\n1,2,3\n"a"b,2\n\xff,1\n3,4\n5,"never closed\n6,7\n'
     problems = [(row.row, row.error) for row in rows(write(tmp_path, "a.csv", content)) if row.error]
@@ -145,7 +153,12 @@ def test_parquet_of_several_batches(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", "x", "the format '.txt' is not known: use .jsonl, .ndjson, .csv (also with .gz or .zst) or .parquet"),
+        (
+            "a.txt",
+            "x",
+            "the format '.txt' is not known: use .jsonl, .ndjson, .json, .csv, .tsv (also with .gz or .zst) or "
+            ".parquet",
+        ),
         ("a", "x", "a file without an extension is not known"),
         ("a.txt.gz", "x", "the format '.txt' is not known"),
         ("a.gz", "x", "a file without an extension is not known"),
@@ -176,7 +189,9 @@ def test_unusable_input(name: str, content: str | bytes, message: str, tmp_path:
 def test_input_that_is_no_file(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="does not exist: check the path"):
         open_input(tmp_path / "missing.csv")
-    with pytest.raises(InputError, match=r"has no file that ends in \.jsonl, \.ndjson, \.csv, \.parquet"):
+    with pytest.raises(
+        InputError, match=r"has no file that ends in \.jsonl, \.ndjson, \.json, \.csv, \.tsv, \.parquet"
+    ):
         open_input(tmp_path)
 
 

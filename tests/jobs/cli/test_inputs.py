@@ -1,6 +1,7 @@
 """Any input gives the same rows, and a row at fault spoils no other."""
 
 import gzip
+import io
 import json
 import sqlite3
 import sys
@@ -98,6 +99,10 @@ def test_rows_from_a_pipe_and_from_a_query(served, headrace, few, shop_database,
     with few.open() as piped, monkeypatch.context() as patch:
         patch.setattr(sys, "stdin", piped)
         assert labels("pipe", "-") == expected
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO()))
+        assert_refused(
+            headrace(served, "run", "-", "--model", MODEL, "--output", tmp_path / "x"), "input - has no rows"
+        )
     query = write_lines(tmp_path / "query.sql", "select ticket_id, text from tickets order by rowid")
     assert labels("query", "--sql", shop_database, "--query", f"@{query}") == expected
     assert not list((served / "inputs").glob("*"))

@@ -61,6 +61,13 @@ def test_help_has_every_option_under_a_heading(headrace, tmp_path, command):
     assert lines[lines.index("  --help  Show this message and exit.") + 1] == ""
 
 
+@pytest.mark.parametrize("prompt", ["Is it urgent?", "{{text}}"])
+def test_a_prompt_that_asks_all_rows_the_same_is_remarked_on(prompt, headrace, few, tmp_path):
+    asked = headrace(tmp_path / "data", "dry-run", few, "--model", MODEL, "--limit", "2", "--prompt", prompt)
+    assert asked.status == 0
+    assert asked.err == "headrace: --prompt names no column, as {text} would: all rows are asked the same\n"
+
+
 def test_a_text_that_is_a_files_name_is_said_to_be_text(headrace, few, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my prompt.txt").write_text("Label it: {text}")
@@ -73,7 +80,7 @@ def test_a_text_that_is_a_files_name_is_said_to_be_text(headrace, few, tmp_path,
         "headrace: --system is the text 'my prompt.txt', not the file of that name: "
         "pass --system '@my prompt.txt' for its content",
     ]
-    silent = headrace(tmp_path / "data", *command, "--system", "@my prompt.txt", "--prompt", "x" * 5000)
+    silent = headrace(tmp_path / "data", *command, "--system", "@my prompt.txt", "--prompt", "{text}" + "x" * 5000)
     assert (silent.status, silent.err) == (0, "")
 
 

@@ -272,6 +272,18 @@ def test_a_column_that_no_row_has_is_refused(plan):
         plan([{"text": "a"}], prompt="{txet}")
 
 
+@pytest.mark.parametrize(
+    ("lines", "error"),
+    [
+        (["{", '  "text": "a"', "}"], "line 1: not valid JSON: Expecting property name"),
+        (['[{"text": "a"}]'], "line 1: not a JSON object but an array"),
+    ],
+)
+def test_lines_of_another_format_are_told_from_a_missing_column(plan, lines, error):
+    with pytest.raises(InputError, match=f"has no row that can be read, {error}.*: write a JSON object a line"):
+        plan(lines)
+
+
 @pytest.mark.parametrize(("choices", "problem"), [(("a", "k"), None), (("j", "k"), "different"), (("a", " "), "empty")])
 def test_choices_that_the_model_cannot_tell_apart_are_refused(plan, choices, problem):
     """The fake vocabulary reads k as j."""
