@@ -190,7 +190,8 @@ def asked(
 
 
 def _hint_at_columns(prompt: str) -> None:
-    if "{" not in prompt.replace("{{", ""):
+    # A brace by itself is a mistake of another kind, which is named where the template is read.
+    if not set("{}") & set(prompt.replace("{{", "").replace("}}", "")):
         typer.echo("headrace: --prompt names no column, as {text} would: all rows are asked the same", err=True)
 
 
