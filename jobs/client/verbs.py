@@ -12,7 +12,8 @@ from ...storage.output_folder import OutputFolder
 from ...storage.parts import parts_of
 from ...storage.records import JobRecord, JobState, NewShard, shard_id_of
 from ..errors import NotRetriable
-from ..shards.finishing import finish_job, publish_committed, retriable_shards
+from ..shards.finishing import finish_job, publish_committed
+from ..shards.retriable import retriable_shards
 
 logger = logging.getLogger(__name__)
 

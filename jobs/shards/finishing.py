@@ -4,11 +4,7 @@ import logging
 import shutil
 from collections.abc import Iterable
 from contextlib import suppress
-from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from ...storage.errors import LedgerError, PartMissing, StorageError
 from ...storage.ledger import Ledger
@@ -17,21 +13,12 @@ from ...storage.output_dir import Manifest, belongs_to_another, complete_manifes
 from ...storage.output_folder import OutputFolder
 from ...storage.parts import parts_of
 from ...storage.planned_rows import PLANNED_ROWS
-from ...storage.records import JobRecord, JobState, ShardRecord, ShardState
-from ...storage.spool import read_shard
+from ...storage.records import JobRecord, JobState, ShardState
 from ..batch_jobs import is_unwritten
-from .retrying import unretriable_rows
+from .manifest_report import manifest_report
+from .retriable import retriable_shards
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class SpooledShard:
-    """A spooled shard some of whose rows are error rows in the data set though they could be asked."""
-
-    number: int
-    path: Path
-    num_retriable: int
 
 
 def finish_job(ledger: Ledger, job: JobRecord) -> None:
@@ -47,7 +34,7 @@ def finish_job(ledger: Ledger, job: JobRecord) -> None:
         remove_strays(ledger, job.id, folder)
         remove_spool(ledger, job)
         # Without a manifest the folder may be on a disk that is gone for now.
-        if complete_manifest(folder, Manifest(job.id, job.fingerprint), lambda: _report(ledger, job.id)):
+        if complete_manifest(folder, Manifest(job.id, job.fingerprint), lambda: manifest_report(ledger, job.id)):
             ledger.tidying.done(job)
         else:
             ledger.tidying.put_off(job)
@@ -111,16 +98,6 @@ def remove_strays(ledger: Ledger, job_id: str, folder: OutputFolder) -> None:
             folder.discard(part.file_name)
 
 
-def retriable_shards(ledger: Ledger, job: JobRecord) -> list[SpooledShard]:
-    """The spooled shards with rows to try again. Raises StorageError when a spool or a part cannot be read."""
-    failed = {part.shard_id for part in ledger.parts(job.id) if part.num_failed}
-    shards = ledger.shards(job.id)
-    roots = {shard.number: shard for shard in shards if shard.retry_of is None}
-    numbers = {_root(shard) for shard in shards if shard.id in failed}
-    found = (_retriable(ledger, job, roots[number]) for number in sorted(numbers))
-    return [shard for shard in found if shard.num_retriable]
-
-
 def remove_spool(ledger: Ledger, job: JobRecord) -> None:
     """Remove the spooled shards of a completed job, but for those with rows that can be tried again."""
     spooled = {Path(shard.spool_path) for shard in ledger.shards(job.id)}
@@ -148,50 +125,3 @@ def _empty(folder: Path) -> None:
         for path in set(folder.iterdir()) - {planned}:
             with suppress(OSError):
                 path.unlink(missing_ok=True)
-
-
-def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShard:
-    path = Path(root.spool_path)
-    if not path.exists():
-        # Removed when the job completed, as none of its rows could be tried again.
-        return SpooledShard(root.number, path, 0)
-    table = read_shard(path)
-    left = unretriable_rows(table, open_folder(job.output_dir), ledger.retried_parts(job.id, root.number))
-    return SpooledShard(root.number, path, table.num_rows - len(left))
-
-
-def _report(ledger: Ledger, job_id: str) -> dict[str, Any]:
-    job, progress = ledger.job(job_id), ledger.progress(job_id)
-    # A folder's path has no revision, whatever characters it has.
-    name, _, revision = (job.model, "", "") if Path(job.model).is_absolute() else job.model.partition("@")
-    return {
-        "state": str(progress.state),
-        "created_at": _utc(job.created_at),
-        "started_at": _utc(job.started_at),
-        "finished_at": _utc(job.finished_at),
-        "rows": {
-            "total": progress.rows_total,
-            "done": progress.rows_done,
-            "failed": progress.rows_failed,
-            **({"from_cache": progress.rows_from_cache} if job.spec.get("cache") else {}),
-        },
-        "tokens": {
-            "prompt": progress.prompt_tokens,
-            "cached": progress.cached_tokens,
-            "completion": progress.completion_tokens,
-        },
-        "model": name,
-        "revision": revision or None,
-        "weights": job.weights,
-        **({"other_weights": job.all_weights[1:]} if job.other_weights else {}),
-        "options": job.spec,
-        "versions": {package: version(package) for package in ("headrace", "torch")},
-    }
-
-
-def _utc(seconds: float | None) -> str | None:
-    return None if seconds is None else datetime.fromtimestamp(seconds, UTC).isoformat(timespec="milliseconds")
-
-
-def _root(shard: ShardRecord) -> int:
-    return shard.number if shard.retry_of is None else shard.retry_of

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...storage.errors import PartMissing
 from ...storage.ledger import Ledger
 from ...storage.output_folder import OutputFolder
 from ...storage.parts import part_summary, published_by, settle
 from ...storage.records import Claim, NewPart, PartRecord, Replacement
+from .retriable import read_part, unretriable_rows
 
 
 @dataclass(frozen=True)
@@ -93,25 +93,5 @@ class Retrial:
         return [part for part in family if part.shard_id != self.claim.shard_id]
 
 
-def unretriable_rows(spooled: pa.Table, folder: OutputFolder, parts: Collection[PartRecord]) -> frozenset[int]:
-    """The rows of a spooled shard that these parts answer, or that cannot be asked. Raises StorageError."""
-    refused = spooled.filter(spooled["plan_error"].is_valid())["row"].to_pylist()
-    answered = [row for part in parts for row in _answered_rows(folder, part)]
-    return frozenset((*refused, *answered))
-
-
-def _answered_rows(folder: OutputFolder, part: PartRecord) -> list[int]:
-    table = read_part(folder, part, ["row", "error"])
-    rows: list[int] = table.filter(table["error"].is_null())["row"].to_pylist()
-    return rows
-
-
 def _column(folder: OutputFolder, part: PartRecord, name: str) -> pa.ChunkedArray:
     return read_part(folder, part, [name])[name]
-
-
-def read_part(folder: OutputFolder, part: PartRecord, columns: list[str] | None = None) -> pa.Table:
-    try:
-        return folder.read_part(part.file_name, columns)
-    except PartMissing as error:
-        raise PartMissing(f"{error}: submit the job again, to overwrite its output") from error

@@ -1,0 +1,68 @@
+"""Which rows of a job can be tried again: those whose asking failed, of which the spool still has the prompts."""
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+
+from ...storage.errors import PartMissing
+from ...storage.ledger import Ledger
+from ...storage.output_address import open_folder
+from ...storage.output_folder import OutputFolder
+from ...storage.records import JobRecord, PartRecord, ShardRecord
+from ...storage.spool import read_shard
+
+
+@dataclass(frozen=True)
+class SpooledShard:
+    """A spooled shard some of whose rows are error rows in the data set though they could be asked."""
+
+    number: int
+    path: Path
+    num_retriable: int
+
+
+def retriable_shards(ledger: Ledger, job: JobRecord) -> list[SpooledShard]:
+    """The spooled shards with rows to try again. Raises StorageError when a spool or a part cannot be read."""
+    failed = {part.shard_id for part in ledger.parts(job.id) if part.num_failed}
+    shards = ledger.shards(job.id)
+    roots = {shard.number: shard for shard in shards if shard.retry_of is None}
+    numbers = {_root(shard) for shard in shards if shard.id in failed}
+    found = (_retriable(ledger, job, roots[number]) for number in sorted(numbers))
+    return [shard for shard in found if shard.num_retriable]
+
+
+def _root(shard: ShardRecord) -> int:
+    return shard.number if shard.retry_of is None else shard.retry_of
+
+
+def _retriable(ledger: Ledger, job: JobRecord, root: ShardRecord) -> SpooledShard:
+    path = Path(root.spool_path)
+    if not path.exists():
+        # Removed when the job completed, as none of its rows could be tried again.
+        return SpooledShard(root.number, path, 0)
+    table = read_shard(path)
+    left = unretriable_rows(table, open_folder(job.output_dir), ledger.retried_parts(job.id, root.number))
+    return SpooledShard(root.number, path, table.num_rows - len(left))
+
+
+def unretriable_rows(spooled: pa.Table, folder: OutputFolder, parts: Collection[PartRecord]) -> frozenset[int]:
+    """The rows of a spooled shard that these parts answer, or that cannot be asked. Raises StorageError."""
+    refused = spooled.filter(spooled["plan_error"].is_valid())["row"].to_pylist()
+    answered = [row for part in parts for row in _answered_rows(folder, part)]
+    return frozenset((*refused, *answered))
+
+
+def _answered_rows(folder: OutputFolder, part: PartRecord) -> list[int]:
+    table = read_part(folder, part, ["row", "error"])
+    rows: list[int] = table.filter(table["error"].is_null())["row"].to_pylist()
+    return rows
+
+
+def read_part(folder: OutputFolder, part: PartRecord, columns: list[str] | None = None) -> pa.Table:
+    """A part, or some of its columns. Raises StorageError; one that is gone says what to do."""
+    try:
+        return folder.read_part(part.file_name, columns)
+    except PartMissing as error:
+        raise PartMissing(f"{error}: submit the job again, to overwrite its output") from error
