@@ -1,13 +1,12 @@
 """From logits to tokens, repeatable by seed and counter."""
 
-import torch
 from torch import Tensor
 
 from ..device import runs_triton
-from ..native import has_avx512
+from ..native import runs_native
 from .bit_mask import apply_bit_mask
 from .cpu import sample_tokens_cpu
-from .native import likeliest_tokens_native
+from .native import likeliest_tokens_native, sample_tokens_native
 from .penalties import penalize_
 from .philox import philox_uniform
 from .reference import Likeliest, likeliest_tokens_reference, sample_tokens_reference
@@ -18,7 +17,7 @@ def likeliest_tokens(logits: Tensor, with_log_sum_exp: bool = False) -> Likelies
 
     logits: [n, vocab] float32 or bfloat16. A token's log-probability is its logit less the row's log-sum-exp.
     """
-    if _is_native(logits):
+    if runs_native(logits):
         return likeliest_tokens_native(logits, with_log_sum_exp)
     if runs_triton(logits):
         from .triton import likeliest_tokens_triton
@@ -49,17 +48,10 @@ def sample_tokens(
         from .triton import sample_tokens_triton
 
         return sample_tokens_triton(logits, temperature, top_k, top_p, min_p, uniforms, likeliest)
+    if runs_native(logits):
+        return sample_tokens_native(logits, temperature, top_k, top_p, min_p, uniforms)
     draw = sample_tokens_cpu if logits.device.type == "cpu" else sample_tokens_reference
     return draw(logits, temperature, top_k, top_p, min_p, uniforms)
-
-
-def _is_native(logits: Tensor) -> bool:
-    return (
-        has_avx512()
-        and logits.device.type == "cpu"
-        and logits.dtype in (torch.bfloat16, torch.float32)
-        and logits.stride(1) == 1
-    )
 
 
 __all__ = ["Likeliest", "apply_bit_mask", "likeliest_tokens", "penalize_", "philox_uniform", "sample_tokens"]

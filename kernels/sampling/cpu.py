@@ -1,4 +1,4 @@
-"""Drawing tokens on a CPU without sorting the vocabulary: the likeliest few nearly always settle what is kept."""
+"""Drawing tokens with torch on a CPU, unsorted: the likeliest few nearly always settle what is kept."""
 
 import numpy
 import torch

@@ -3,19 +3,17 @@
 import torch
 from torch import Tensor
 
-from ..native import require_native_library
+from ..native import native_kernel, require_native_library
 from .reference import Likeliest
 
 
 def likeliest_tokens_native(logits: Tensor, with_log_sum_exp: bool) -> Likeliest:
     """See `likeliest_tokens`; a row's elements are next to each other. Reads the logits once and widens no copy."""
     num_rows, vocab_size = logits.shape
-    library = require_native_library()
-    reduce = library.headrace_argmax_bfloat16 if logits.dtype == torch.bfloat16 else library.headrace_argmax_float32
     tokens = torch.empty(num_rows, dtype=torch.int64)
     maxima = torch.empty(num_rows)
     log_sum_exps = torch.empty(num_rows) if with_log_sum_exp else None
-    reduce(
+    native_kernel("argmax", logits.dtype)(
         logits.data_ptr(),
         logits.stride(0),
         tokens.data_ptr(),
@@ -25,6 +23,25 @@ def likeliest_tokens_native(logits: Tensor, with_log_sum_exp: bool) -> Likeliest
         vocab_size,
     )
     return Likeliest(tokens, maxima, log_sum_exps)
+
+
+def sample_tokens_native(
+    logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
+) -> Tensor:
+    """See `sample_tokens`; a row's elements are next to each other. Computes in float32, sums in float64."""
+    num_rows, vocab_size = logits.shape
+    tokens = torch.empty(num_rows, dtype=torch.int64)
+    columns = [temperature.double(), top_k, top_p.double(), min_p.double(), uniforms.double()]
+    columns = [column.contiguous() for column in columns]
+    native_kernel("draw", logits.dtype)(
+        logits.data_ptr(),
+        logits.stride(0),
+        *(column.data_ptr() for column in columns),
+        tokens.data_ptr(),
+        num_rows,
+        vocab_size,
+    )
+    return tokens
 
 
 def apply_bit_mask_native(logits: Tensor, bit_mask: Tensor) -> None:

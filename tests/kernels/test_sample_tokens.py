@@ -1,13 +1,18 @@
-"""Drawing tokens: the quick way against the obvious one, and nothing in a row's token that its neighbours decide."""
+"""Drawing tokens: the quick ways against the obvious one, and nothing in a row's token that its neighbours decide."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
+from headrace.kernels.native import native_library
 from headrace.kernels.sampling import sample_tokens
+from headrace.kernels.sampling.cpu import sample_tokens_cpu
+from headrace.kernels.sampling.native import sample_tokens_native
 from headrace.kernels.sampling.reference import sample_tokens_reference
+
+Draw = Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], Tensor]
 
 FILTERS: dict[str, dict[str, float]] = {
     "none": {},
@@ -30,6 +35,13 @@ VOCABULARIES = (1, 5, 127, 128, 1000, 5003)
 ROWS = 40
 
 
+@pytest.fixture(params=[sample_tokens_cpu, sample_tokens_native])
+def draw(request) -> Draw:
+    if request.param is sample_tokens_native and native_library() is None:
+        pytest.skip("needs the compiled kernels")
+    return request.param
+
+
 def random_logits(rows: int, vocab: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """In bfloat16 many are equal."""
     generator = torch.Generator().manual_seed(vocab)
@@ -50,16 +62,22 @@ def arguments(rows: int, *filters: dict[str, float]) -> tuple[Tensor, Tensor, Te
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("name", FILTERS)
-def test_the_quick_way_draws_what_the_obvious_one_draws(name, vocab, dtype):
+def test_the_quick_way_draws_what_the_obvious_one_draws(draw, name, vocab, dtype):
     logits, given = random_logits(ROWS, vocab, dtype), arguments(ROWS, FILTERS[name])
-    assert sample_tokens(logits, *given).equal(sample_tokens_reference(logits, *given))
+    assert draw(logits, *given).equal(sample_tokens_reference(logits, *given))
 
 
-def test_rows_of_every_kind_are_drawn_together():
+def test_rows_of_every_kind_are_drawn_together(draw):
     logits, given = random_logits(90, 1000), arguments(90, *FILTERS.values())
     before = logits.clone()
-    assert sample_tokens(logits, *given).equal(sample_tokens_reference(logits, *given))
+    assert draw(logits, *given).equal(sample_tokens_reference(logits, *given))
     assert logits.equal(before)
+
+
+def test_whichever_way_there_is_is_taken():
+    for logits in (random_logits(30, 5003), random_logits(30, 5003)[:, 7:4100], random_logits(5003, 30).t()):
+        given = arguments(30, *FILTERS.values())
+        assert sample_tokens(logits, *given).equal(sample_tokens_reference(logits, *given))
 
 
 @pytest.fixture(params=[1, 2])
@@ -71,27 +89,27 @@ def threads(request) -> Iterator[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_rows_token_is_the_same_in_every_company(dtype, threads):
+def test_a_rows_token_is_the_same_in_every_company(draw, dtype, threads):
     """Large enough for torch to share out one row's work, as it does when a row is alone."""
     rows, vocab = 24, 70_003
     logits = random_logits(rows, vocab, dtype)
     temperature, top_k, top_p, min_p, uniforms = given = arguments(rows, *FILTERS.values())
-    together = sample_tokens(logits, *given)
+    together = draw(logits, *given)
     for chosen in (slice(0, 1), slice(3, 4), slice(14, 15), slice(2, 11), slice(None, None, 5)):
         part = (temperature[chosen], top_k[chosen], top_p[chosen], min_p[chosen], uniforms[chosen])
-        assert sample_tokens(logits[chosen], *part).equal(together[chosen])
-    turned = sample_tokens(logits.flip(0), *(column.flip(0) for column in given))
+        assert draw(logits[chosen], *part).equal(together[chosen])
+    turned = draw(logits.flip(0), *(column.flip(0) for column in given))
     assert turned.flip(0).equal(together)
 
 
-def test_of_equally_likely_tokens_all_or_none_are_kept():
+def test_of_equally_likely_tokens_all_or_none_are_kept(draw):
     logits = torch.tensor([[0.0, 3.0, 1.0, 3.0, 2.0, 2.0, 2.0, 0.0]])
     uniforms = (torch.arange(64, dtype=torch.float64) + 0.5) / 64
 
     def drawn(**filters: float) -> set[int]:
         temperature, top_k, top_p, min_p, _ = arguments(64, filters)
         given = (temperature, top_k, top_p, min_p, uniforms)
-        tokens = [draw(logits.expand(64, -1), *given) for draw in (sample_tokens, sample_tokens_reference)]
+        tokens = [choose(logits.expand(64, -1), *given) for choose in (draw, sample_tokens_reference)]
         assert tokens[0].equal(tokens[1])
         return set(tokens[0].tolist())
 
@@ -100,18 +118,29 @@ def test_of_equally_likely_tokens_all_or_none_are_kept():
     assert drawn(top_k=6) == {1, 2, 3, 4, 5, 6}
 
 
-def test_a_masked_token_is_never_drawn():
+def test_a_masked_token_is_never_drawn(draw):
     logits = torch.full((64, 300), -torch.inf)
     logits[:, [7, 250]] = 0.0
     for filters in FILTERS.values():
         given = arguments(64, filters)
-        assert set(sample_tokens(logits, *given).tolist()) == {7, 250}
+        assert set(draw(logits, *given).tolist()) == {7, 250}
 
 
-def test_the_extreme_uniform_numbers_stay_within_what_is_kept():
+def test_the_extreme_uniform_numbers_stay_within_what_is_kept(draw):
     logits = random_logits(2, 1000)
     temperature, top_k, top_p, min_p, _ = arguments(2, {"top_k": 9})
     uniforms = torch.tensor([2.0**-33, 1 - 2.0**-33], dtype=torch.float64)
-    tokens = sample_tokens(logits, temperature, top_k, top_p, min_p, uniforms).tolist()
+    tokens = draw(logits, temperature, top_k, top_p, min_p, uniforms).tolist()
     kept = logits.topk(9).indices
     assert tokens == [int(kept[0].min()), int(kept[1].max())]
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf, -torch.inf])
+def test_a_row_that_is_not_finite_has_some_token_and_spoils_no_other(draw, bad):
+    logits = random_logits(45, 1000)
+    expected = draw(logits, *arguments(45, *FILTERS.values()))
+    # A single token of minus infinity is only a masked one.
+    logits[::3, :: 1 if bad == -torch.inf else 7] = bad
+    tokens = draw(logits, *arguments(45, *FILTERS.values()))
+    assert tokens.clamp(0, 999)[1::3].equal(expected[1::3])
+    assert tokens[2::3].equal(expected[2::3])

@@ -12,10 +12,6 @@ HEADRACE_INLINE __m512 load_or(const bf16* source, __mmask16 mask, __m512 other)
     return _mm512_mask_mov_ps(other, mask, load(source, mask));
 }
 
-HEADRACE_INLINE __m512 load_or(const float* source, __mmask16 mask, __m512 other) {
-    return _mm512_mask_loadu_ps(other, mask, source);
-}
-
 // The largest element of sixteen columns each, and where it is.
 struct Largest {
     __m512 values;
@@ -23,8 +19,7 @@ struct Largest {
     __mmask16 has_nan;
 };
 
-template <typename Element>
-HEADRACE_INLINE void look_at(Largest& largest, const Element* row, std::int64_t begin, std::int64_t end) {
+HEADRACE_INLINE void look_at(Largest& largest, const bf16* row, std::int64_t begin, std::int64_t end) {
     const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
     const __m512i steps = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
     for (std::int64_t i = begin; i < end; i += 16) {
@@ -39,8 +34,7 @@ HEADRACE_INLINE void look_at(Largest& largest, const Element* row, std::int64_t 
 }
 
 // Adds e^(row[i] - maximum) to the sums of sixteen columns.
-template <typename Element>
-HEADRACE_INLINE __m512 add_exponentials(__m512 sums, const Element* row, std::int64_t begin, std::int64_t end,
+HEADRACE_INLINE __m512 add_exponentials(__m512 sums, const bf16* row, std::int64_t begin, std::int64_t end,
                                         float maximum) {
     const __m512 lowest = _mm512_set1_ps(-__builtin_inff());
     for (std::int64_t i = begin; i < end; i += 16) {
@@ -50,8 +44,7 @@ HEADRACE_INLINE __m512 add_exponentials(__m512 sums, const Element* row, std::in
     return sums;
 }
 
-template <typename Element>
-HEADRACE_AVX512 void reduce_row(const Element* row, std::int64_t size, std::int64_t* token, float* maximum,
+HEADRACE_AVX512 void reduce_row(const bf16* row, std::int64_t size, std::int64_t* token, float* maximum,
                                 float* log_sum_exp) {
     Largest largest{_mm512_set1_ps(-__builtin_inff()), _mm512_setzero_si512(), 0};
     __m512 sums = _mm512_setzero_ps();
@@ -78,8 +71,7 @@ HEADRACE_AVX512 void reduce_row(const Element* row, std::int64_t size, std::int6
     }
 }
 
-template <typename Element>
-HEADRACE_AVX512 void reduce_rows(const Element* logits, std::int64_t stride, std::int64_t* tokens, float* maxima,
+HEADRACE_AVX512 void reduce_rows(const bf16* logits, std::int64_t stride, std::int64_t* tokens, float* maxima,
                                  float* log_sum_exps, std::int64_t num_rows, std::int64_t size) {
 #pragma omp parallel for schedule(static) if (num_rows > 1)
     for (std::int64_t row = 0; row < num_rows; ++row) {
@@ -92,15 +84,9 @@ HEADRACE_AVX512 void reduce_rows(const Element* logits, std::int64_t stride, std
 
 // Of each row, `stride` elements apart, `size` long: the place of its largest element, the first of equals; that
 // element, or NaN where the row has one; and unless log_sum_exps is null the log of the sum of the exponentials.
-HEADRACE_API HEADRACE_AVX512 void headrace_argmax_bfloat16(const bf16* logits, std::int64_t stride,
-                                                           std::int64_t* tokens, float* maxima, float* log_sum_exps,
-                                                           std::int64_t num_rows, std::int64_t size) {
-    reduce_rows(logits, stride, tokens, maxima, log_sum_exps, num_rows, size);
-}
-
-HEADRACE_API HEADRACE_AVX512 void headrace_argmax_float32(const float* logits, std::int64_t stride,
-                                                          std::int64_t* tokens, float* maxima, float* log_sum_exps,
-                                                          std::int64_t num_rows, std::int64_t size) {
+HEADRACE_API HEADRACE_AVX512 void headrace_argmax(const bf16* logits, std::int64_t stride, std::int64_t* tokens,
+                                                  float* maxima, float* log_sum_exps, std::int64_t num_rows,
+                                                  std::int64_t size) {
     reduce_rows(logits, stride, tokens, maxima, log_sum_exps, num_rows, size);
 }
 #endif
