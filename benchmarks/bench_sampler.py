@@ -25,6 +25,7 @@ from headrace.engine.sampling.sampler import LogprobRow, SampleRow, sample, toke
 
 BATCHES = (64, 256)
 VOCABULARIES = (49_152, 151_936)
+KINDS = ("bfloat16", "float32", "bfloat16 flat", "float32 flat")
 HISTORY = 1_000
 MAX_ROUNDS, MAX_SECONDS = 7, 1.0
 GREEDY = SamplingParams(temperature=0)
@@ -91,7 +92,7 @@ def measure(num_rows: int, vocab: int, kind: str) -> dict[str, float]:
 def main() -> None:
     figures: list[dict[str, Any]] = []
     print(f"{'rows':>5}{'vocabulary':>12}{'logits':>16}{'case':>14}{'ms':>9}")
-    for num_rows, vocab, kind in product(BATCHES, VOCABULARIES, ("bfloat16", "float32", "bfloat16 flat", "float32 flat")):
+    for num_rows, vocab, kind in product(BATCHES, VOCABULARIES, KINDS):
         for case, took in measure(num_rows, vocab, kind).items():
             figures.append({"rows": num_rows, "vocab": vocab, "logits": kind, "case": case, "ms": round(took, 2)})
             print(f"{num_rows:>5}{vocab:>12}{kind:>16}{case:>14}{took:>9.2f}", flush=True)

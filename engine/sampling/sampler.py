@@ -9,7 +9,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from ...kernels.sampling import likeliest_tokens, philox_uniform, sample_tokens
+from ...kernels.sampling import likeliest_tokens, philox_uniform, sample_tokens, token_ranks
 from ..logprobs import Logprob
 from ..request import SamplingParams
 from ..structured.choices import ChoiceNode
@@ -156,7 +156,7 @@ def launch_logprobs(logits: Tensor, tokens: Tensor, queries: Sequence[LogprobQue
             index = to_device(members, logits.device)
             part, own = logits[index], tokens[index]
         part = part if temperature == 1 else part.float() / temperature
-        groups.append(ReportedLogprobs(members, *_reported(part, own.unsqueeze(1), num)))
+        groups.append(ReportedLogprobs(members, *_reported(part, own, num)))
     return groups
 
 
@@ -176,13 +176,13 @@ def read_logprobs(
 
 
 def _reported(logits: Tensor, own: Tensor, num: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Ids and log-probabilities ([n, 1 + num]) of each row's own token ([n, 1]) and likeliest, and the own's rank."""
-    own_logits = logits.gather(1, own)
+    """Ids and log-probabilities ([n, 1 + num]) of each row's own token ([n]) and likeliest, and the own's rank."""
+    place = own.unsqueeze(1)
     top = logits.topk(min(num, logits.shape[1]), dim=-1)
-    ids, values = torch.cat([own, top.indices], 1), torch.cat([own_logits, top.values], 1).float()
+    ids, values = torch.cat([place, top.indices], 1), torch.cat([logits.gather(1, place), top.values], 1).float()
     log_sum_exps = likeliest_tokens(logits, with_log_sum_exp=True).log_sum_exps
     assert log_sum_exps is not None
-    return ids, values - log_sum_exps.unsqueeze(1), (logits >= own_logits).sum(-1)
+    return ids, values - log_sum_exps.unsqueeze(1), token_ranks(logits, own)
 
 
 def score_choices(logits: Tensor, nodes: Sequence[ChoiceNode]) -> list[list[float]]:

@@ -6,10 +6,10 @@ from ..device import runs_triton
 from ..native import runs_native
 from .bit_mask import apply_bit_mask
 from .cpu import sample_tokens_cpu
-from .native import likeliest_tokens_native, sample_tokens_native
+from .native import likeliest_tokens_native, sample_tokens_native, token_ranks_native
 from .penalties import penalize_
 from .philox import philox_uniform
-from .reference import Likeliest, likeliest_tokens_reference, sample_tokens_reference
+from .reference import Likeliest, likeliest_tokens_reference, sample_tokens_reference, token_ranks_reference
 
 
 def likeliest_tokens(logits: Tensor, with_log_sum_exp: bool = False) -> Likeliest:
@@ -24,6 +24,16 @@ def likeliest_tokens(logits: Tensor, with_log_sum_exp: bool = False) -> Likelies
 
         return likeliest_tokens_triton(logits, with_log_sum_exp)
     return likeliest_tokens_reference(logits, with_log_sum_exp)
+
+
+def token_ranks(logits: Tensor, tokens: Tensor) -> Tensor:
+    """How many tokens of each row are at least as likely as its token in `tokens` ([n] int64), itself included.
+
+    logits: [n, vocab] of any float type. Returns [n] int64.
+    """
+    if runs_native(logits):
+        return token_ranks_native(logits, tokens)
+    return token_ranks_reference(logits, tokens)
 
 
 def sample_tokens(
@@ -54,4 +64,12 @@ def sample_tokens(
     return draw(logits, temperature, top_k, top_p, min_p, uniforms)
 
 
-__all__ = ["Likeliest", "apply_bit_mask", "likeliest_tokens", "penalize_", "philox_uniform", "sample_tokens"]
+__all__ = [
+    "Likeliest",
+    "apply_bit_mask",
+    "likeliest_tokens",
+    "penalize_",
+    "philox_uniform",
+    "sample_tokens",
+    "token_ranks",
+]

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from ..device import runs_triton
-from ..native import has_avx512
+from ..native import runs_native
 from .native import apply_bit_mask_native
 
 
@@ -19,17 +19,12 @@ def apply_bit_mask(logits: Tensor, bit_mask: Tensor) -> None:
         from .triton import apply_bit_mask_triton
 
         apply_bit_mask_triton(logits, bit_mask)
-    elif _is_native(logits):
+    elif logits.dtype == torch.float32 and runs_native(logits):
         apply_bit_mask_native(logits, bit_mask)
     elif logits.device.type == "cpu":
         apply_bit_mask_cpu(logits, bit_mask)
     else:
         apply_bit_mask_reference(logits, bit_mask)
-
-
-def _is_native(logits: Tensor) -> bool:
-    is_dense = logits.device.type == "cpu" and logits.dtype == torch.float32 and logits.stride(1) == 1
-    return is_dense and has_avx512()
 
 
 def apply_bit_mask_cpu(logits: Tensor, bit_mask: Tensor) -> None:

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..native import native_kernel, require_native_library
+from ..native import native_kernel
 from .reference import Likeliest
 
 
@@ -44,10 +44,20 @@ def sample_tokens_native(
     return tokens
 
 
+def token_ranks_native(logits: Tensor, tokens: Tensor) -> Tensor:
+    """See `token_ranks`; a row's elements are next to each other."""
+    num_rows, vocab_size = logits.shape
+    ranks = torch.empty(num_rows, dtype=torch.int64)
+    native_kernel("rank", logits.dtype)(
+        logits.data_ptr(), logits.stride(0), tokens.contiguous().data_ptr(), ranks.data_ptr(), num_rows, vocab_size
+    )
+    return ranks
+
+
 def apply_bit_mask_native(logits: Tensor, bit_mask: Tensor) -> None:
     """See `apply_bit_mask`; float32 logits, a row's elements next to each other. Writes only what is not allowed."""
     num_rows, vocab_size = logits.shape
-    require_native_library().headrace_apply_bit_mask_float32(
+    native_kernel("apply_bit_mask", logits.dtype)(
         logits.data_ptr(),
         logits.stride(0),
         bit_mask.contiguous().data_ptr(),

@@ -25,6 +25,11 @@ def likeliest_tokens_reference(logits: Tensor, with_log_sum_exp: bool) -> Likeli
     return Likeliest(logits.argmax(-1), logits.amax(-1).float(), log_sum_exps)
 
 
+def token_ranks_reference(logits: Tensor, tokens: Tensor) -> Tensor:
+    """See `token_ranks`."""
+    return (logits >= logits.gather(1, tokens.unsqueeze(1))).sum(-1)
+
+
 def sample_tokens_reference(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, uniforms: Tensor
 ) -> Tensor:

@@ -1,6 +1,4 @@
-// What the kernels for float32 use: registers of eight, and the compiler's target.
-//
-// They are for processors without AVX-512, and run on all that have AVX2.
+// What the kernels for float32 use: registers of eight, and the compiler's target. They run on all that have AVX2.
 #pragma once
 
 #include "common.h"
@@ -12,6 +10,27 @@
 namespace avx2 {
 
 constexpr int kLanes = 8;
+
+// Elements of a row as float32.
+HEADRACE_AVX2_INLINE __m256 load(const float* source) {
+    return _mm256_loadu_ps(source);
+}
+
+HEADRACE_AVX2_INLINE __m256 load(const bf16* source) {
+    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(packed), 16));
+}
+
+inline float widened(float x) {
+    return x;
+}
+
+inline float widened(bf16 x) {
+    const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
+    float wide;
+    std::memcpy(&wide, &bits, sizeof wide);
+    return wide;
+}
 
 // Sixteen elements of a packed weight as float32.
 struct Pair {

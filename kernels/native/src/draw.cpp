@@ -8,6 +8,8 @@
 namespace {
 
 using avx2::kLanes;
+using avx2::load;
+using avx2::widened;
 
 // Tokens whose weights are summed up before the one that was drawn is looked for among them.
 constexpr std::int64_t kBlock = 128;
@@ -18,26 +20,6 @@ constexpr float kLeastWeight = 1.17549435e-38f;
 // The largest weight is 1. Tokens above the first of these are nearly always all that top-k and top-p keep.
 constexpr float kBounds[] = {1e-3f, 1e-6f, kLeastWeight};
 constexpr float kLowest = -__builtin_inff();
-
-HEADRACE_AVX2_INLINE __m256 load(const float* source) {
-    return _mm256_loadu_ps(source);
-}
-
-HEADRACE_AVX2_INLINE __m256 load(const bf16* source) {
-    const __m128i packed = _mm_loadu_si128(reinterpret_cast<const __m128i*>(source));
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(packed), 16));
-}
-
-inline float widened(float x) {
-    return x;
-}
-
-inline float widened(bf16 x) {
-    const std::uint32_t bits = static_cast<std::uint32_t>(x) << 16;
-    float wide;
-    std::memcpy(&wide, &bits, sizeof wide);
-    return wide;
-}
 
 HEADRACE_AVX2_INLINE float largest_of(__m256 x) {
     float lanes[kLanes], largest = kLowest;
