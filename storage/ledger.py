@@ -1,11 +1,11 @@
 """The ledger: which jobs there are, who may work on which shard, and which rows are done. The only truth."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, ScalarSelect, Select, case, delete, func, insert, or_, select, true, update
+from sqlalchemy import Connection, ScalarSelect, Select, Update, case, delete, func, insert, or_, select, true, update
 
 from .api_keys import ApiKeys
 from .batch_records import BatchRecords
@@ -152,8 +152,13 @@ class Ledger:
 
         A job that has ended stays as it is. Raises UnknownJob.
         """
+        running = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.state == ShardState.RUNNING)
         cancelled = {"state": JobState.CANCELLED, "finished_at": now(), "tidy_at": now() + TIDY_SECONDS}
-        return self._change_state(job_id, OPEN, **cancelled)
+        with self._database.write() as connection:
+            # Commits that are under way hold their shards: they are waited for. A job is locked after its shards.
+            connection.execute(running.order_by(shards.c.id).with_for_update(key_share=True))
+            connection.execute(_changed(job_id, OPEN, cancelled))
+        return self.job(job_id).state
 
     def pause_job(self, job_id: str) -> None:
         """Stop the claims and renewals of a running job; what its attempts have finished may still be committed.
@@ -201,7 +206,7 @@ class Ledger:
     def _change_state(self, job_id: str, before: Collection[JobState], **values: Any) -> JobState:
         """Change a job that is in one of the states `before`; returns the state it then has. Raises UnknownJob."""
         with self._database.write() as connection:
-            connection.execute(update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(before)).values(**values))
+            connection.execute(_changed(job_id, before, values))
         return self.job(job_id).state
 
     def progress(self, job_id: str) -> Progress:
@@ -249,6 +254,10 @@ class Ledger:
         of_family = select(attempts.c.id).where(attempts.c.shard_id.in_(_family(job_id, retry_of)))
         with self._database.read() as connection:
             return set(connection.scalars(of_family))
+
+
+def _changed(job_id: str, before: Collection[JobState], values: Mapping[str, Any]) -> Update:
+    return update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(before)).values(**values)
 
 
 def _unknown(job_id: str) -> UnknownJob:

@@ -1,11 +1,14 @@
 """Who may work on a shard and commit to it, on both databases."""
 
 import threading
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
+from headrace.storage import leases
 from headrace.storage.errors import LeaseLost, LedgerError
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import (
@@ -43,6 +46,31 @@ def test_commit_and_finish_can_be_repeated(ledger: Ledger, create_job: CreateJob
     assert [ledger.leases.finish_shard(claim) for _ in range(2)] == [JobState.COMPLETED] * 2
     with pytest.raises(LeaseLost):
         ledger.leases.commit_part(claim, PART)
+
+
+def test_a_cancellation_waits_for_the_commit_that_is_under_way(
+    ledger: Ledger, create_job: CreateJob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_job()
+    claim = claimed(ledger, "job-1/00000")
+    insert_part = leases._insert_part
+
+    def parts_when_cancelled() -> list[str]:
+        ledger.cancel_job("job-1")
+        return ledger.part_names("job-1")
+
+    with ThreadPoolExecutor(1) as pool:
+        cancelling: list[Future[list[str]]] = []
+
+        def insert_while_it_is_cancelled(*args: Any) -> None:
+            insert_part(*args)
+            cancelling.append(pool.submit(parts_when_cancelled))
+            with suppress(TimeoutError):
+                cancelling[0].result(timeout=0.5)
+
+        monkeypatch.setattr(leases, "_insert_part", insert_while_it_is_cancelled)
+        ledger.leases.commit_part(claim, PART)
+        assert cancelling[0].result() == [PART.file_name]
 
 
 def test_a_part_takes_the_place_of_those_that_are_merged_into_it(ledger: Ledger, create_job: CreateJob) -> None:
