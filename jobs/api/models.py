@@ -7,14 +7,16 @@ from typing import Self
 
 from ...engine.checkpoints.hub import locate_model, public_name
 from ...storage.errors import Argument
+from ...storage.records import JobRecord
 from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
-from ..spec.lora import LORA_MODULES, LoraModule, ServedLora
+from ..spec.lora import LORA_MODULES, LoraModule, ServedLora, asked_model
 from ..spec.precision import Precision
 from .errors import ApiError
 
 _MODEL = Argument("model")
+SERVED_MODEL_NAME = Argument("served_model_name")
 
 
 @dataclass(frozen=True)
@@ -73,19 +75,23 @@ class ServedModels:
         quantization: str | None = None,
         kv_cache_dtype: str = "auto",
         lora_modules: Sequence[ServedLora] = (),
+        served_model_name: str | None = None,
     ) -> Self:
         """Check the models and name them; the rest is their workers' precision, and adapters of them.
 
-        Raises `ModelError`, `ConfigError`, or `SpecError` when two have the same name.
+        `served_model_name`: what a model that is the only one is called instead of its own name. Raises `ModelError`,
+        `ConfigError`, or `SpecError` when two have the same name.
         """
         precision = Precision(dtype, quantization, kv_cache_dtype)
         precision.check()
+        if served_model_name is not None and len(models) > 1:
+            raise SpecError(SERVED_MODEL_NAME, f" {served_model_name} is for one ", _MODEL, ": pass a single one")
         exact_names: dict[str, str] = {}
         for model in models:
             located = locate_model(model, with_weights=False)
             # Also has its tokenizer ready for the first request.
             LivePrompts.of(located.name)
-            name = public_name(located.name)
+            name = served_model_name or public_name(located.name)
             if (other := exact_names.setdefault(name, located.name)) != located.name:
                 problem = f" {located.name} and {other} share a name: link one under another"
                 raise SpecError(_MODEL, problem)
@@ -111,6 +117,14 @@ class ServedModels:
                 return served
         known = ", ".join(served.name for served in self._models)
         raise ApiError(404, f"model {model!r} is not served here: use {known}", "model_not_found", "model")
+
+    def name_of(self, job: JobRecord) -> str:
+        """What clients call the model, or the adapter, that a job was asked of; it need not be served any more."""
+        if not job.spec.get("lora"):
+            for served in self._models:
+                if served.lora is None and served.exact_name == job.model:
+                    return served.name
+        return asked_model(job)
 
     def exact_name(self, model: str) -> str:
         """What the queues call a model that a client names. Raises `ApiError` (404)."""

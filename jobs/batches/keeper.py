@@ -30,7 +30,7 @@ from ..shards.finishing import finish_job
 from .files import FileStore
 from .lines import LineError
 from .output import OutputWriter
-from .validation import InvalidBatch, ServedElsewhere, Validation, model_of
+from .validation import InvalidBatch, ServedElsewhere, Validation
 
 logger = logging.getLogger(__name__)
 
@@ -187,7 +187,7 @@ class BatchKeeper:
             never = LineError("batch_expired", f"The batch was not begun in time: {error}.")
             self._ledger.batches.expire(batch.id, self._owner, [never.as_dict()])
         else:
-            self._ledger.batches.begin(batch.id, self._owner, job.id, model_of(job))
+            self._ledger.batches.begin(batch.id, self._owner, job.id, self._validation.models.name_of(job))
 
     def _checker(self, batch: BatchRecord) -> Callable[[], None]:
         held = self._held[batch.id]

@@ -23,7 +23,6 @@ from ..batch_jobs import batch_job_key
 from ..client.client import Client
 from ..errors import JobError, LaterVersion
 from ..planning.producer import Terms
-from ..spec.lora import asked_model
 from ..spec.schemas import JobSpec, SamplingSpec
 from .files import FileStore
 from .lines import CHAT, CHATS, LineError, check_lines
@@ -138,11 +137,6 @@ class Validation:
         )
         output = _outputs(self.client) / job_id
         return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).record
-
-
-def model_of(job: JobRecord) -> str:
-    """What clients call a job's model."""
-    return asked_model(job)
 
 
 def _warn_of_another_model(batch: BatchRecord, name: str, model: str) -> None:

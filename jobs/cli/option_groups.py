@@ -6,7 +6,10 @@ from typing import Any
 from typer.core import TyperCommand
 
 _GROUPS = {
-    "Model": ("--model", "--revision", "--dtype", "--quantization", "--kv-cache-dtype", "--lora", "--lora-modules"),
+    "Model": (
+        *("--model", "--revision", "--dtype", "--quantization", "--kv-cache-dtype"),
+        *("--lora", "--lora-modules", "--served-model-name"),
+    ),
     "Input": ("--input-format", "--sql", "--query", "--limit"),
     "Prompt": ("--prompt", "--system", "--image", "--chat-template-kwargs"),
     "Structured output": ("--choices", "--json-schema", "--regex"),

@@ -54,6 +54,10 @@ LoraModules = Annotated[
         help="LoRA adapter that requests may name as their model; repeatable. Also as JSON, with base_model_name.",
     ),
 ]
+ServedModelName = Annotated[
+    str | None,
+    typer.Option("--served-model-name", metavar="NAME", help="What requests call the model; default: its own name."),
+]
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="On a GPU: launch each step without CUDA graphs.")]
 SpeculativeConfigJson = Annotated[
     str | None,

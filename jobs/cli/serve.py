@@ -12,7 +12,7 @@ from ..imports import importing
 from ..open_ledger import open_ledger
 from ..settings import Settings
 from ..spec.lora import parse_loras
-from .options import DType, KvCacheDType, LoraModules, Quantization
+from .options import DType, KvCacheDType, LoraModules, Quantization, ServedModelName
 from .signatures import takes
 
 if TYPE_CHECKING:
@@ -32,6 +32,7 @@ class Serving:
     grpc_port: int | None
     allow_anonymous: bool
     lora_modules: Sequence[str] = ()
+    served_model_name: str | None = None
 
     def serve(self, settings: Settings, on_listening: Callable[[str], None]) -> None:
         """Until SIGTERM or SIGINT. Raises what `api.server.serve` raises, and `AnonymousError`."""
@@ -51,7 +52,8 @@ class Serving:
         from ..api.models import ServedModels
 
         loras = parse_loras(self.lora_modules)
-        return ServedModels.of(self.models, self.dtype, self.quantization, self.kv_cache_dtype, loras)
+        precision = (self.dtype, self.quantization, self.kv_cache_dtype)
+        return ServedModels.of(self.models, *precision, loras, self.served_model_name)
 
 
 def serving(
@@ -74,11 +76,11 @@ def serving(
         bool, typer.Option("--allow-anonymous", help="Listen beyond this machine although there is no API key.")
     ] = False,
     lora_modules: LoraModules = None,
+    served_model_name: ServedModelName = None,
 ) -> Serving:
     """The options of a server."""
-    return Serving(
-        model, dtype, quantization, kv_cache_dtype, host, port, grpc_port, allow_anonymous, lora_modules or ()
-    )
+    precision, loras = (dtype, quantization, kv_cache_dtype), lora_modules or ()
+    return Serving(model, *precision, host, port, grpc_port, allow_anonymous, loras, served_model_name)
 
 
 @takes(serving)

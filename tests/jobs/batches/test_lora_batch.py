@@ -4,7 +4,7 @@ import pytest
 
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.batches.files import FileStore
-from headrace.jobs.batches.validation import InvalidBatch, Validation, model_of
+from headrace.jobs.batches.validation import InvalidBatch, Validation
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.spec.lora import parse_loras
 
@@ -24,7 +24,7 @@ def test_its_job(validation, tmp_path):
     job = validation.run(add_batch(validation, 2, model="kind"), lambda: None)
     assert job.spec["lora"] == {"name": "kind", "path": str(tmp_path / "kind")}
     assert (job.model, job.queue) == (str(MODEL), shard_queue(str(MODEL), "auto"))
-    assert model_of(job) == "kind"
+    assert validation.models.name_of(job) == "kind"
 
 
 def test_other_models(validation):
