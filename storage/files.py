@@ -27,12 +27,15 @@ def write_parquet(path: Path, table: pa.Table) -> None:
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """Write a text file, which is there only once it is whole. Raises StorageError."""
+    """Write and sync a text file, which is there only once it is whole. Raises StorageError."""
     temporary = path.with_name(f".{path.name}.tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:
             file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
         temporary.rename(path)
+        sync_folder(path.parent)
     except OSError as error:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     finally:

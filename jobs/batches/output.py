@@ -43,6 +43,12 @@ _NEVER_RAN = {
 }
 
 
+def request_number(line: bytes) -> int:
+    """Which request of its batch, from 0 on, a line of an output or error file is about."""
+    number: str = json.loads(line)["id"].rpartition("-")[2]
+    return int(number)
+
+
 @dataclass
 class BatchOutput:
     """What was written: the files to be recorded, and the sums. `lost`: what could not be, as a batch's errors."""

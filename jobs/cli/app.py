@@ -15,7 +15,7 @@ _INTERRUPTED = 130
 
 # Each in the module of its name, but for those of `_MODULES`. Only the one that is asked for is imported.
 _COMMANDS = (
-    *("run", "submit", "dry-run", "size", "watch", "jobs", "queues", "show", "results", "verify"),
+    *("run", "run-batch", "submit", "dry-run", "size", "watch", "jobs", "queues", "show", "results", "verify"),
     *("pause", "resume", "cancel", "priority", "retry", "delete", "stream", "worker", "serve", "up"),
     *("keys", "tenants"),
 )
@@ -25,7 +25,7 @@ _MODULES = {
     **dict.fromkeys(("pause", "resume", "cancel", "priority", "retry"), "verbs"),
 }
 # Those with so many options that they stand under headings.
-_GROUPED = ("run", "submit", "dry-run", "size", "verify", "worker", "serve", "up")
+_GROUPED = ("run", "run-batch", "submit", "dry-run", "size", "verify", "worker", "serve", "up")
 
 
 def command_line(arguments: Sequence[str]) -> typer.Typer:

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
+from typing import Any
 
 import typer
 
@@ -23,6 +25,14 @@ def opening(job: Job, progress: Progress) -> str:
     )
 
 
+def at_first(job: Job) -> Progress:
+    """A new job's progress, of which workers that are there may have made some by now: that is this run's."""
+    sums = ("rows_done", "rows_failed", "rows_from_cache", "shards_done")
+    tokens = ("prompt_tokens", "cached_tokens", "completion_tokens")
+    nothing: dict[str, Any] = dict.fromkeys((*sums, *tokens), 0)
+    return replace(job.progress(), **nothing)
+
+
 def follow(
     client: Client, job: Job, first: Progress, act: Callable[[Progress], None], gpu_hour_price: float | None = None
 ) -> Progress:
@@ -30,6 +40,13 @@ def follow(
 
     What was done at `first` is said to be from before.
     """
+    pace, progress = accompany(client, job, first, act)
+    conclude(client, job, pace, progress, job.record.output_dir, gpu_hour_price)
+    return progress
+
+
+def accompany(client: Client, job: Job, first: Progress, act: Callable[[Progress], None]) -> tuple[Pace, Progress]:
+    """As `follow`, but for the summary."""
     pace = Pace(first)
     overview = Overview(client.ledger.database)
     with RunDisplay(pace) as display:
@@ -41,12 +58,18 @@ def follow(
                 if pace.ready_at is None:
                     _look(pace, is_at_work=ahead is None and job.is_served)
         pace.end()
-    typer.echo(summary(pace, progress, job.record.output_dir, gpu_hour_price))
+    return pace, progress
+
+
+def conclude(
+    client: Client, job: Job, pace: Pace, progress: Progress, output: str, gpu_hour_price: float | None
+) -> None:
+    """The summary of a job that has ended; its answers are in `output`."""
+    typer.echo(summary(pace, progress, output, gpu_hour_price))
     if num_others := len(client.ledger.job(job.id).all_weights[1:]):
         typer.echo(f"weights     {num_others + 1} kinds: workers had different files of the model, see the receipts")
     if progress.rows_failed:
         typer.echo(f"first error {first_error(client.ledger, job.record)}")
-    return progress
 
 
 def _look(pace: Pace, is_at_work: bool) -> None:

@@ -3,8 +3,6 @@
 import shlex
 import sys
 from contextlib import suppress
-from dataclasses import replace
-from typing import Any
 
 import typer
 
@@ -15,7 +13,7 @@ from ...storage.output_dir import OutputMode, read_manifest
 from ...storage.records import Progress
 from ..client.client import Client, Job
 from .cost import GpuHourPrice
-from .follow import exit_status, follow, opening
+from .follow import at_first, exit_status, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
 from .model_checks import check_model
@@ -35,7 +33,7 @@ def run(asked: Asked, target: Target, engine: EngineConfig, gpu_hour_price: GpuH
         try:
             known = _known(client, target)
             job = _submitted(client, asked, target)
-            first = known if known is not None and known.job_id == job.id else _at_first(job)
+            first = known if known is not None and known.job_id == job.id else at_first(job)
             typer.echo(opening(job, first), err=True)
             with job.local_worker(engine_options(engine)) as worker:
                 progress = follow(client, job, first, lambda progress: worker.tick(progress.rows_done), gpu_hour_price)
@@ -70,14 +68,6 @@ def _known(client: Client, target: Target) -> Progress | None:
         if target.mode is OutputMode.RESUME and (manifest := read_manifest(folder)) is not None:
             return client.ledger.progress(manifest.job_id)
     return None
-
-
-def _at_first(job: Job) -> Progress:
-    """A new job's progress, of which workers that are there may have made some by now: that is this run's."""
-    sums = ("rows_done", "rows_failed", "rows_from_cache", "shards_done")
-    tokens = ("prompt_tokens", "cached_tokens", "completion_tokens")
-    nothing: dict[str, Any] = dict.fromkeys((*sums, *tokens), 0)
-    return replace(job.progress(), **nothing)
 
 
 def _submitted(client: Client, asked: Asked, target: Target) -> Job:

@@ -211,6 +211,8 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
         return None
     if "prompt" in columns:
         return PromptTemplate("{prompt}")
+    if {"custom_id", "url", "body"} <= set(columns):
+        raise SpecError("the input has requests of OpenAI's Batch API: `headrace run-batch` answers them")
     example = Argument("prompt", f"{{{columns[0]}}}") if columns else _PROMPT
     problem = f"the input has neither a 'messages' nor a 'prompt' column, but {', '.join(columns)}"
     raise SpecError(problem, ": pass ", example, field="prompt")
