@@ -76,7 +76,14 @@ def asked(
         str | None, typer.Option("--json-schema", metavar="FILE|JSON", help="Answer with JSON that follows it.")
     ] = None,
     regex: Annotated[str | None, typer.Option("--regex", help="Answer with a text that matches it as a whole.")] = None,
-    max_tokens: Annotated[int, typer.Option("--max-tokens", help="Most tokens of an answer.")] = 256,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            "--max-tokens",
+            help="Most tokens of an answer, those of its thinking too; default: 256, with --reasoning "
+            "256 beyond its budget, or 32768.",
+        ),
+    ] = None,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option("--top-p", help="Nucleus sampling, in (0, 1].")] = 1.0,
     top_k: Annotated[int, typer.Option("--top-k", help="Draw from the k likeliest tokens; 0 is all.")] = 0,
@@ -166,7 +173,7 @@ def asked(
             "stop": stop or (),
             "stop_token_ids": _numbers(stop_token_ids),
             "ignore_eos": ignore_eos,
-            "max_tokens": max_tokens,
+            **({} if max_tokens is None else {"max_tokens": max_tokens}),
             "min_tokens": min_tokens,
             "logit_bias": _biases(logit_bias),
             "n": n,
@@ -186,6 +193,7 @@ def asked(
     )
     # A worker for it has to be possible.
     spec.precision.check()
+    _hint_at_thinking(spec)
     return Asked(spec, functools.partial(opened_source, input, input_format, sql, query, limit))
 
 
@@ -193,6 +201,14 @@ def _hint_at_columns(prompt: str) -> None:
     # A brace by itself is a mistake of another kind, which is named where the template is read.
     if not set("{}") & set(prompt.replace("{{", "").replace("}}", "")):
         typer.echo("headrace: --prompt names no column, as {text} would: all rows are asked the same", err=True)
+
+
+def _hint_at_thinking(spec: JobSpec) -> None:
+    budget, max_tokens = spec.sampling.thinking_token_budget, spec.sampling.max_tokens
+    # A choice always comes.
+    if budget is not None and spec.choices is None and budget >= max_tokens:
+        left = f"--thinking-token-budget {budget} leaves nothing of --max-tokens {max_tokens} for the answer"
+        typer.echo(f"headrace: {left}", err=True)
 
 
 def target(

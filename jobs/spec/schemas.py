@@ -31,6 +31,8 @@ MAX_SAMPLES = 1024
 _ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image")
 # The same to `SamplingSpec`.
 _ADDED_TO_SAMPLING = ("prompt_logprobs", "reasoning", "thinking_token_budget")
+# What an answer may have where nothing is said, and with all that is thought before it.
+_ANSWER_TOKENS, _THINKING_TOKENS = 256, 32_768
 Texts = TypeVar("Texts", str, None, tuple[str, ...])
 Stored = TypeVar("Stored", bound=BaseModel)
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
@@ -58,7 +60,14 @@ class SamplingSpec(BaseModel):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
-    max_tokens: Annotated[int, Field(ge=1)] = 256
+    max_tokens: Annotated[
+        int,
+        Field(
+            ge=1,
+            description="With what is thought before it; if not given 256, with reasoning 256 more than its budget or "
+            "32,768",
+        ),
+    ] = _ANSWER_TOKENS
     min_tokens: int = 0
     logit_bias: dict[int, float] = Field(default={}, description="What is added to the logits of these token ids")
     logprobs: bool = False
@@ -214,7 +223,7 @@ class JobSpec(BaseModel):
     def parse(cls, **values: Any) -> "JobSpec":
         """Check a new job's description. Raises `SpecError` naming the first field that is off."""
         try:
-            spec = cls(**{"schema_version": SCHEMA_VERSION, **values})
+            spec = cls(**{"schema_version": SCHEMA_VERSION, **values})._with_room_to_think()
             spec.sampling.params(0, spec.choices)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
@@ -224,6 +233,15 @@ class JobSpec(BaseModel):
         except InvalidRequestError as error:
             raise _refusal(error) from error
         return spec
+
+    def _with_room_to_think(self) -> "JobSpec":
+        """Where nobody has said how long an answer may be, the thinking does not use it up."""
+        sampling = self.sampling
+        if not sampling.reasoning or "max_tokens" in sampling.model_fields_set:
+            return self
+        budget = sampling.thinking_token_budget
+        max_tokens = _THINKING_TOKENS if budget is None else budget + _ANSWER_TOKENS
+        return self.model_copy(update={"sampling": sampling.model_copy(update={"max_tokens": max_tokens})})
 
     def fingerprint(self, input_fingerprint: str) -> str:
         """The same for the same work: the input's content and every option that can change an answer."""

@@ -7,6 +7,7 @@ from typer.core import TyperGroup
 from headrace.jobs.cli.app import command_line
 from headrace.jobs.cli.options import engine_config, engine_options
 
+from ...engine.thinking import thinking_copy
 from ..running import MODEL
 
 HEADINGS = {
@@ -66,6 +67,17 @@ def test_a_prompt_that_asks_all_rows_the_same_is_remarked_on(prompt, headrace, f
     asked = headrace(tmp_path / "data", "dry-run", few, "--model", MODEL, "--limit", "2", "--prompt", prompt)
     assert asked.status == 0
     assert asked.err == "headrace: --prompt names no column, as {text} would: all rows are asked the same\n"
+
+
+def test_a_budget_that_leaves_nothing_for_the_answer_is_remarked_on(headrace, few, tmp_path):
+    model = thinking_copy(MODEL, tmp_path / "thinker")
+    command = [tmp_path / "data", "dry-run", few, "--model", model, "--limit", "2", "--prompt", "{text}", "--reasoning"]
+    asked = headrace(*command, "--thinking-token-budget", "300", "--max-tokens", "300")
+    assert asked.status == 0
+    assert asked.err == "headrace: --thinking-token-budget 300 leaves nothing of --max-tokens 300 for the answer\n"
+    for enough in (["--thinking-token-budget", "300"], ["--thinking-token-budget", "300", "--choices", "a,b"]):
+        silent = headrace(*command, *enough)
+        assert (silent.status, silent.err) == (0, "")
 
 
 def test_a_text_that_is_a_files_name_is_said_to_be_text(headrace, few, tmp_path, monkeypatch):

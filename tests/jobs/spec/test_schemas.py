@@ -70,6 +70,24 @@ def test_more_likeliest_tokens_than_the_api_knows_are_refused():
         JobSpec.parse(model="m", sampling={"logprobs": True, "top_logprobs": 21})
 
 
+@pytest.mark.parametrize(
+    ("asked", "max_tokens"),
+    [
+        ({}, 256),
+        ({"reasoning": True}, 32_768),
+        ({"reasoning": True, "thinking_token_budget": 1000}, 1256),
+        ({"reasoning": True, "max_tokens": 256}, 256),
+        ({"reasoning": True, "thinking_token_budget": 1000, "max_tokens": 500}, 500),
+    ],
+    ids=str,
+)
+def test_an_answer_has_room_for_what_is_thought_before_it(asked, max_tokens):
+    spec = JobSpec.parse(model="m", sampling=asked)
+    assert spec.sampling.max_tokens == max_tokens
+    # As it was decided then, whatever is the default later.
+    assert read_stored(JobSpec, spec.stored()) == spec
+
+
 @pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
 def test_token_ids_are_checked_against_the_models_vocabulary(name):
     value = {6: 1.0, 7: 1.0} if name == "logit_bias" else [6, 7]
