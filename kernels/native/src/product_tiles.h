@@ -2,10 +2,9 @@
 #pragma once
 
 #include "common.h"
+#include "pieces.h"
 
 #ifdef HEADRACE_X86
-#include <omp.h>
-
 #include <algorithm>
 
 namespace product {
@@ -24,8 +23,6 @@ struct Call {
 
 // More pieces than threads, so that they end together.
 constexpr std::int64_t kPiecesPerThread = 4;
-// From so many rows on a piece takes long enough to be asked for when a thread is free: none waits for a slower one.
-constexpr std::int64_t kRowsWorthSharing = 32;
 
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
@@ -38,25 +35,15 @@ void for_each_tile(std::int64_t num_rows, std::int64_t num_outputs, std::int64_t
     const std::int64_t blocks = ceil_div(num_outputs, kBlock);
     const std::int64_t wanted = ceil_div(kPiecesPerThread * omp_get_max_threads(), blocks);
     const std::int64_t parts = std::max(ceil_div(num_rows, cached_rows), std::min(ceil_div(num_rows, kMaxRows), wanted));
-    const auto piece = [&](std::int64_t part, std::int64_t block) {
+    pieces::share(parts * blocks, is_worth_threads, [&](std::int64_t piece) {
+        const std::int64_t part = piece / blocks, block = piece % blocks;
         const std::int64_t first = num_rows * part / parts, size = num_rows * (part + 1) / parts - first;
         const std::int64_t tiles = ceil_div(size, kMaxRows);
         for (std::int64_t tile = 0; tile < tiles; ++tile) {
             const std::int64_t begin = size * tile / tiles, end = size * (tile + 1) / tiles;
             multiply(tile == 0, end - begin, first + begin, block * kBlock);
         }
-    };
-    if (num_rows < kRowsWorthSharing) {
-#pragma omp parallel for collapse(2) schedule(static) if (is_worth_threads)
-        for (std::int64_t part = 0; part < parts; ++part) {
-            for (std::int64_t block = 0; block < blocks; ++block) piece(part, block);
-        }
-    } else {
-#pragma omp parallel for collapse(2) schedule(dynamic) if (is_worth_threads)
-        for (std::int64_t part = 0; part < parts; ++part) {
-            for (std::int64_t block = 0; block < blocks; ++block) piece(part, block);
-        }
-    }
+    });
 }
 
 }  // namespace product
