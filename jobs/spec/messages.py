@@ -7,6 +7,7 @@ from typing import Any
 from ...engine.vision.reading import has_images
 
 EMPTY = "are empty"
+_NO_CONTENT = "must hold objects with 'role' and 'content'"
 # A message's fields that have to do with calls of tools.
 _OF_CALLS = ("tool_calls", "tool_call_id", "name")
 # What a template is told by us.
@@ -19,13 +20,15 @@ def messages_problem(messages: Any) -> str | None:
         return "must be a non-empty list"
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            return "must hold objects with 'role' and 'content'"
+            return _NO_CONTENT
         if not _is_content(message.get("content")):
             return "can have as 'content' a text, or parts of type 'text' or 'image_url', and nothing else"
     if has_images(messages):
         return None
     has_text = any(str(message.get("content") or "").strip() for message in with_plain_texts(messages))
-    return None if has_text else EMPTY
+    if has_text:
+        return None
+    return EMPTY if all("content" in message for message in messages) else _NO_CONTENT
 
 
 def _is_content(content: Any) -> bool:

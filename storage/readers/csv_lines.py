@@ -15,6 +15,8 @@ from .text import refuse_utf16
 if TYPE_CHECKING:
     from _csv import Reader as CsvLines
 
+_DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
+
 
 class Csv(InputSource):
     """RFC 4180: commas, double quotes, a header. UTF-8. Every value is text, as CSV has no types."""
@@ -70,6 +72,10 @@ class Csv(InputSource):
             self._refuse("has no header: put the columns' names into the first line")
         if not all(is_unicode(name) for name in header):
             self._refuse("is not UTF-8: save it as UTF-8")
+        others = [name for each, name in _DELIMITERS.items() if each != self._delimiter and each in header[0]]
+        if len(header) == 1 and others:
+            problem = f"has one column, {header[0]!r}: separate fields by {_DELIMITERS[self._delimiter]}"
+            self._refuse(f"{problem}, not by {others[0]}")
         names = [name or f"column_{number}" for number, name in enumerate(header, start=1)]
         refuse_duplicates(self.name, names)
         return names

@@ -167,6 +167,8 @@ def test_parquet_of_several_batches(tmp_path: Path) -> None:
         ("a.jsonl", "", "has no rows"),
         ("a.jsonl", "\n \n", "has no rows"),
         ("a.csv", "", "has no header"),
+        ("a.csv", "text;label\nhello;a\n", "has one column, 'text;label': separate fields by commas, not by semi"),
+        ("a.tsv", "text,label\nhello,a\n", "has one column, 'text,label': separate fields by tabs, not by commas"),
         ("a.csv", "a,b\n", "has no rows"),
         ("a.csv", "a,b,a\n1,2,3\n", "has 2 columns named 'a': rename all but one"),
         ("a.csv", 'a,"b\n1,2\n', "check its quotes"),

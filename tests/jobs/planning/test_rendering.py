@@ -232,6 +232,7 @@ def test_a_template_goes_before_messages(chat):
         (["hello"], "must hold objects with 'role' and 'content'"),
         ([{"content": "a"}], "must hold objects with 'role' and 'content'"),
         ([{"role": 1, "content": "a"}], "must hold objects with 'role' and 'content'"),
+        ([{"role": "user"}], "must hold objects with 'role' and 'content'"),
         ([say("user", 5)], "can have as 'content' a text"),
         ([say("user", [{"type": "image_url", "image_url": {"url": "x"}}])], "reads no images: leave them out"),
         ([say("user", [{"type": "text", "text": None}])], "can have as 'content' a text"),
