@@ -26,7 +26,6 @@ OUR_COLOURS = ("#D55E00", "#E69F00")
 PEER_COLOURS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9")
 MARKERS = ("o", "s", "^", "D")
 SHORT = {"float32": "f32", "bfloat16": "bf16"}
-PEERS_SHOWN = 3
 
 Series = dict[int, dict[str, float]]
 
@@ -38,19 +37,25 @@ def series_of(contender: dict[str, Any], sweep: str) -> Series:
     return {value: figures["rows_per_second"] for value, figures in found.items() if "rows_per_second" in figures}
 
 
+def fastest(contender: dict[str, Any]) -> float:
+    """The most rows a second that the contender reached anywhere."""
+    medians = [one["median"] for sweep in SWEEPS for one in series_of(contender, sweep).values()]
+    return max(medians, default=0.0)
+
+
+def styled(contenders: list[dict[str, Any]]) -> list[tuple[dict[str, Any], str, str]]:
+    """Each contender with its colour and marker, the same in every picture: ours, then the fastest peers."""
+    ours = [one for one in contenders if one["engine"] == OURS]
+    peers = sorted((one for one in contenders if one["engine"] != OURS), key=fastest, reverse=True)
+    return [*zip(ours, OUR_COLOURS, MARKERS, strict=False), *zip(peers, PEER_COLOURS, MARKERS, strict=False)]
+
+
 def shown(contenders: list[dict[str, Any]], sweep: str) -> list[tuple[str, str, str, Series]]:
-    """Label, colour, marker and series: ours, then the fastest peers at the sweep's end."""
-    lines = [(one, series) for one in contenders if (series := series_of(one, sweep))]
-    ours = [line for line in lines if line[0]["engine"] == OURS]
-    peers = sorted(
-        (line for line in lines if line[0]["engine"] != OURS),
-        key=lambda line: (max(line[1]), line[1][max(line[1])]["median"]),
-        reverse=True,
-    )[:PEERS_SHOWN]
-    styled = [*zip(ours, OUR_COLOURS, MARKERS, strict=False), *zip(peers, PEER_COLOURS, MARKERS, strict=False)]
+    """Label, colour, marker and series of those that the sweep has figures of."""
     return [
         (f"{one['engine']} {SHORT.get(one['precision'], one['precision'])}", colour, marker, series)
-        for (one, series), colour, marker in styled
+        for one, colour, marker in styled(contenders)
+        if (series := series_of(one, sweep))
     ]
 
 
