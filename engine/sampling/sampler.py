@@ -1,7 +1,7 @@
 """Logits to tokens, and to the probabilities of choices."""
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
 
@@ -17,6 +17,9 @@ from ..transfer import Readback, to_device
 from .adjustment import Adjustment, adjust_
 
 Key = TypeVar("Key", bound=Hashable)
+
+# Bytes of the copies that a CPU adjusts and samples at a time: they stay in its caches, and in memory that is there.
+_PIECE = 8 * 2**20
 
 
 class SampleRow(NamedTuple):
@@ -47,15 +50,26 @@ def launch_sample(logits: Tensor, rows: Sequence[SampleRow], likeliest: Tensor |
         return PlainSampling.of(rows, logits.device).sample(logits, likeliest)
     tokens = torch.zeros(len(rows), dtype=torch.int64, device=logits.device)
     plain = [index for index, row in enumerate(rows) if row.adjustment is None]
-    for members in (plain, adjusted):
+    for members in (plain, *_pieces(adjusted, logits)):
+        if not members:
+            continue
         chosen = [rows[index] for index in members]
-        index = to_device(members, logits.device)
+        # A slice where that is the same: it copies nothing.
+        are_neighbours = members[-1] - members[0] + 1 == len(members)
+        index = slice(members[0], members[-1] + 1) if are_neighbours else to_device(members, logits.device)
         part, known = logits[index], likeliest[index] if likeliest is not None else None
-        if members is adjusted:
-            part, known = part.float(), None
+        if members is not plain:
+            part, known = part.to(torch.float32, copy=True), None
             adjust_(part, {place: row.adjustment for place, row in enumerate(chosen) if row.adjustment is not None})
         tokens[index] = PlainSampling.of(chosen, logits.device).sample(part, known)
     return tokens
+
+
+def _pieces(rows: Sequence[int], logits: Tensor) -> Iterator[Sequence[int]]:
+    """The rows as they are to be copied as float32: on a CPU few at a time."""
+    fitting = max(torch.get_num_threads(), _PIECE // (4 * logits.shape[1]))
+    size = fitting if logits.device.type == "cpu" else len(rows)
+    return (rows[start : start + size] for start in range(0, len(rows), size))
 
 
 class PlainSampling:

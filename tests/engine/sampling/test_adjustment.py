@@ -12,6 +12,7 @@ from torch import Tensor
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
+from headrace.engine.sampling import sampler
 from headrace.engine.sampling.adjustment import Adjustment, adjust_
 from headrace.engine.sampling.sampler import SampleRow, sample
 
@@ -97,20 +98,26 @@ def test_an_adjustment_that_grew_with_its_sequence_is_as_one_made_at_once():
         assert logits[0].equal(logits[1])
 
 
-def test_a_sample_does_not_depend_on_the_adjustments_of_its_batch_mates():
+@pytest.mark.parametrize("piece", [0, 2**30], ids=["in pieces", "at once"])
+@pytest.mark.parametrize("every_plain", [3, 40], ids=["some", "nearly all"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_a_sample_does_not_depend_on_the_adjustments_of_its_batch_mates(monkeypatch, dtype, every_plain, piece):
+    monkeypatch.setattr(sampler, "_PIECE", piece)
     outputs = [(), (5,), (7, 7), (8, 9, 8), (3, 3, 3, 3, 3)]
-    logits = random_logits(40)
+    logits = random_logits(40).to(dtype)
+    before = logits.clone()
     names = list(PARAMS)
 
     def row(index: int) -> SampleRow:
-        params = PLAIN if index % 3 == 0 else PARAMS[names[index % len(names)]]
+        params = PLAIN if index % every_plain == 0 else PARAMS[names[index % len(names)]]
         output = outputs[index % len(outputs)]
         return SampleRow(params, index * 31, len(output), adjustment(params, output))
 
-    together = sample(logits.clone(), [row(index) for index in range(40)])
-    alone = [sample(logits[index : index + 1].clone(), [row(index)])[0] for index in range(40)]
+    together = sample(logits, [row(index) for index in range(40)])
+    alone = [sample(logits[index : index + 1], [row(index)])[0] for index in range(40)]
     turned = sample(logits.flip(0), [row(index) for index in range(39, -1, -1)])[::-1]
     assert together == alone == turned
+    assert logits.equal(before)
 
 
 @pytest.fixture(scope="module")
