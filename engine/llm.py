@@ -4,11 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .checkpoints.hub import locate_model
 from .checkpoints.model_config import ModelConfig
+from .checkpoints.sampling_defaults import read_sampling_defaults
 from .config import EngineConfig
 from .engine import Engine
 from .errors import EngineError, InvalidRequestError
@@ -33,16 +34,26 @@ class LLM:
 
     `model` is a model folder, a GGUF file or a Hugging Face id, whose `revision` is a branch, a tag or a commit; the
     options are those of `EngineConfig`. With `skip_tokenizer_init` the model needs no tokenizer: prompts are token
-    ids, and the outputs' text is empty. Raises `ModelError` or `ConfigError`, one line that says what to do.
+    ids, and the outputs' text is empty. Prompts that come without `SamplingParams` are sampled as the model's
+    `generation_config.json` has it, or with "vllm" for `generation_config` as vLLM does without such a file. Raises
+    `ModelError` or `ConfigError`, one line that says what to do.
     """
 
     def __init__(
-        self, model: str | Path, *, revision: str | None = None, skip_tokenizer_init: bool = False, **options: Any
+        self,
+        model: str | Path,
+        *,
+        revision: str | None = None,
+        skip_tokenizer_init: bool = False,
+        generation_config: Literal["auto", "vllm"] = "auto",
+        **options: Any,
     ) -> None:
         self._config = _engine_config(options)
         folder = locate_model(model, revision, with_weights=self._config.load_format != "dummy").folder
         # Before the weights: a missing tokenizer is known at once, a large checkpoint takes minutes.
         model_config = ModelConfig.from_pretrained(folder)
+        defaults = read_sampling_defaults(folder) if generation_config == "auto" else {}
+        self._default_params = SamplingParams(**defaults)
         self._end_token_ids = model_config.eos_token_ids
         self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else Tokenizer.from_pretrained(folder)
         self._prompts = InputProcessor(self._tokenizer, ImageReader(model_config.vision, str(model)))
@@ -51,6 +62,10 @@ class LLM:
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Those of prompts that come without."""
+        return self._default_params
 
     @property
     def engine(self) -> Engine:
@@ -65,12 +80,13 @@ class LLM:
         """Complete each prompt; the results come in the prompts' order.
 
         A model that reads images takes them as `{"prompt": ..., "multi_modal_data": {"image": ...}}`.
-        `sampling_params` and `lora_request`, the LoRA adapter to answer with, are one for all or one each. Raises
-        `InvalidRequestError` naming the prompt that can not run; then none does.
+        `sampling_params` (default: `get_default_sampling_params()`) and `lora_request`, the LoRA adapter to answer
+        with, are one for all or one each. Raises `InvalidRequestError` naming the prompt that can not run; then none
+        does.
         """
         many = [prompts] if is_one(prompts) else prompts
         read = [self._read(position, prompt) for position, prompt in enumerate(many)]
-        return self._run(read, _one_each(sampling_params, len(many)), _loras(lora_request, len(many)))
+        return self._run(read, self._one_each(sampling_params, len(many)), _loras(lora_request, len(many)))
 
     def chat(
         self,
@@ -89,7 +105,7 @@ class LLM:
         first = messages[0] if messages else None
         many = [messages] if isinstance(first, Mapping) else messages
         read = self._prompts.chats(many, chat_template_kwargs or {}, tools or ())  # type: ignore[arg-type]
-        return self._run(read, _one_each(sampling_params, len(read)), _loras(lora_request, len(read)))
+        return self._run(read, self._one_each(sampling_params, len(read)), _loras(lora_request, len(read)))
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.
@@ -124,6 +140,17 @@ class LLM:
 
     def _with_text(self, beam: BeamSearchSequence) -> BeamSearchSequence:
         return replace(beam, text=self._tokenizer.decode(beam.tokens), logprobs=decoded(self._tokenizer, beam.logprobs))
+
+    def _one_each(
+        self, params: SamplingParams | Sequence[SamplingParams] | None, number: int
+    ) -> Sequence[SamplingParams]:
+        if params is None:
+            params = self._default_params
+        if isinstance(params, SamplingParams):
+            return [params] * number
+        if len(params) != number:
+            raise InvalidRequestError(f"{len(params)} sampling_params for {number} prompts: give one, or one each")
+        return params
 
     def _read(self, position: int, prompt: Prompt) -> ReadPrompt:
         try:
@@ -234,16 +261,6 @@ def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
         if name not in known:
             raise TypeError(f"LLM got an unknown option {name!r}; known: {', '.join(known)}")
     return EngineConfig(**options)
-
-
-def _one_each(params: SamplingParams | Sequence[SamplingParams] | None, number: int) -> Sequence[SamplingParams]:
-    if params is None:
-        params = SamplingParams()
-    if isinstance(params, SamplingParams):
-        return [params] * number
-    if len(params) != number:
-        raise InvalidRequestError(f"{len(params)} sampling_params for {number} prompts: give one, or one each")
-    return params
 
 
 def _loras(chosen: LoraChoice, number: int) -> Sequence[LoRARequest | None]:

@@ -41,10 +41,15 @@ def read_config(folder: Path) -> Raw:
     return read_json_object(file)
 
 
+def read_generation_config(folder: Path) -> Raw:
+    """What `generation_config.json` holds; nothing where there is none."""
+    file = folder / "generation_config.json"
+    return read_json_object(file) if file.is_file() else {}
+
+
 def read_stop_ids(folder: Path, raw: Raw) -> list[Any]:
     """`generation_config.json` may list more stop ids than `config.json`, as chat models do."""
-    file = folder / "generation_config.json"
-    generation = read_json_object(file) if file.is_file() else {}
+    generation = read_generation_config(folder)
     ids: list[Any] = []
     for value in (generation.get("eos_token_id"), raw.get("eos_token_id")):
         ids += value if isinstance(value, list) else [value]

@@ -2,10 +2,11 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self
 
 from ...engine.checkpoints.hub import locate_model, public_name
+from ...engine.checkpoints.sampling_defaults import SamplingDefaults
 from ...storage.errors import Argument
 from ...storage.records import JobRecord
 from ..celery_app import live_queue, shard_queue
@@ -15,6 +16,7 @@ from ..spec.lora import LORA_MODULES, LoraModule, ServedLora, asked_model
 from ..spec.precision import Precision
 from .errors import ApiError
 
+GenerationConfig = Literal["auto", "vllm"]
 _MODEL = Argument("model")
 SERVED_MODEL_NAME = Argument("served_model_name")
 
@@ -24,13 +26,15 @@ class ServedModel:
     """A model by the `name` that clients use, and by what `headrace worker` and the queues call it.
 
     `precision`: what its workers were started with; requests that name none go to these. One with a `lora` is an
-    adapter by its own name; all but that is its base model's.
+    adapter by its own name; all but that is its base model's. `sampling_defaults`: what requests do not say of how they
+    are sampled.
     """
 
     name: str
     exact_name: str
     precision: Precision
     lora: LoraModule | None = None
+    sampling_defaults: SamplingDefaults = field(default_factory=dict)
 
     @property
     def live_queue(self) -> str:
@@ -76,11 +80,13 @@ class ServedModels:
         kv_cache_dtype: str = "auto",
         lora_modules: Sequence[ServedLora] = (),
         served_model_name: str | None = None,
+        generation_config: GenerationConfig = "auto",
     ) -> Self:
         """Check the models and name them; the rest is their workers' precision, and adapters of them.
 
-        `served_model_name`: what a model that is the only one is called instead of its own name. Raises `ModelError`,
-        `ConfigError`, or `SpecError` when two have the same name.
+        `served_model_name`: what a model that is the only one is called instead of its own name. `generation_config`:
+        whether models are sampled as their authors would have it where requests say nothing ("auto"), or as OpenAI's
+        API has it ("vllm"). Raises `ModelError`, `ConfigError`, or `SpecError` when two have the same name.
         """
         precision = Precision(dtype, quantization, kv_cache_dtype)
         precision.check()
@@ -95,7 +101,10 @@ class ServedModels:
             if (other := exact_names.setdefault(name, located.name)) != located.name:
                 problem = f" {located.name} and {other} share a name: link one under another"
                 raise SpecError(_MODEL, problem)
-        bases = [ServedModel(*names, precision) for names in exact_names.items()]
+        bases = [
+            ServedModel(*names, precision, sampling_defaults=_sampling_defaults(names[1], generation_config))
+            for names in exact_names.items()
+        ]
         return cls([*bases, *(_adapted(lora, bases) for lora in lora_modules)])
 
     @property
@@ -129,6 +138,10 @@ class ServedModels:
     def exact_name(self, model: str) -> str:
         """What the queues call a model that a client names. Raises `ApiError` (404)."""
         return self.model(model).exact_name
+
+
+def _sampling_defaults(exact_name: str, generation_config: GenerationConfig) -> SamplingDefaults:
+    return LivePrompts.of(exact_name).sampling_defaults if generation_config == "auto" else {}
 
 
 def _adapted(lora: ServedLora, bases: Sequence[ServedModel]) -> ServedModel:

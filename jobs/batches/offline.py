@@ -20,7 +20,7 @@ from ...storage.readers import readable
 from ...storage.readers.json_lines import BadRow, parse_object
 from ...storage.readers.location import Location
 from ...storage.records import DEFAULT_TENANT
-from ..api.models import ServedModels
+from ..api.models import ServedModel, ServedModels
 from ..client.client import Client
 from .files import FileStore, new_file_id
 from .lines import CHAT, ENDPOINTS, numbered_lines
@@ -100,7 +100,9 @@ class OfflineBatches:
     def _digest(self, sha256: str, output: Path) -> str:
         """What tells one call's batch from all others."""
         asked = [sha256, str(absolute_path(output))]
-        asked += [f"{served.name}={served.answers_as}|{served.precision}" for served in self.models.all]
+        asked += [
+            f"{served.name}={served.answers_as}|{served.precision}{_sampled(served)}" for served in self.models.all
+        ]
         return hashlib.sha256("\n".join(asked).encode()).hexdigest()
 
     def _begun(self, mark: dict[str, str]) -> BatchRecord | None:
@@ -125,6 +127,11 @@ class OfflineBatches:
         while page := self.client.ledger.batches.page(DEFAULT_TENANT, _PAGE, after):
             yield from page
             after = page[-1].id
+
+
+def _sampled(served: ServedModel) -> str:
+    """What else tells two calls apart whose requests do not say how they are sampled."""
+    return f"|{sorted(served.sampling_defaults.items())}" if served.sampling_defaults else ""
 
 
 def _answer_files(batch: BatchRecord) -> list[str]:

@@ -4,10 +4,11 @@ import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ...engine.checkpoints.sampling_defaults import SamplingDefaults
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputRow, InputSource
@@ -48,53 +49,58 @@ class ModelLimits:
 class RequestReader:
     """Turns request bodies into rows. `key` is what requests without a seed derive theirs from.
 
-    `tokenizer`: what knows how the model thinks.
+    `tokenizer`: what knows how the model thinks. `defaults`: what requests do not say of how they are sampled.
     """
 
     endpoint: str
     limits: ModelLimits
     key: str
     tokenizer: Tokenizer | None = None
+    defaults: SamplingDefaults = field(default_factory=dict)
 
     @classmethod
     def of(cls, endpoint: str, spec: JobSpec) -> Self:
         """That of a batch's job, for which it makes the same rows each time. Raises `ModelError`."""
         prompts = LivePrompts.of(spec.model)
         limits = ModelLimits(prompts.context_length, prompts.vocab_size)
-        return cls(endpoint, limits, str(spec.sampling.seed), prompts.tokenizer)
+        return cls(endpoint, limits, str(spec.sampling.seed), prompts.tokenizer, spec.sampling_defaults)
 
     def row(self, number: int, line: BatchLine) -> InputRow:
         """The row of a line; a request that can not be answered is an error row, its error as a body has it."""
         values: dict[str, Any] = {"custom_id": line.custom_id}
         try:
             with renamed() if self.endpoint == RESPONSES else nullcontext():
-                request, told = self._parse(line.body)
+                request, response = self._parse(line.body)
                 sampling = self._sampling(request, number)
-                values |= self._prompt(request) | told
+                values |= self._prompt(request)
+                if response is not None:
+                    values[TOLD_AGAIN] = json.dumps(response.told_again(sampling.sampling))
         except ApiError as error:
             values[REQUEST_ERROR] = {"message": str(error.detail), "param": error.param, "code": error.code}
             return InputRow(number, values, str(error.detail))
         return InputRow(number, values, sampling=sampling.to_json())
 
-    def _parse(self, body: Mapping[str, Any]) -> tuple[ChatCompletionRequest | CompletionRequest, dict[str, Any]]:
-        """The request, and columns that only its kind has."""
+    def _parse(
+        self, body: Mapping[str, Any]
+    ) -> tuple[ChatCompletionRequest | CompletionRequest, ResponsesRequest | None]:
+        """The request, and what it was made of where it asks for a response."""
         request: ChatCompletionRequest | CompletionRequest
-        told: dict[str, Any] = {}
+        response = None
         if self.endpoint == CHAT:
             request = parse_body(ChatCompletionRequest, body)
         elif self.endpoint == RESPONSES:
-            asked = parse_body(ResponsesRequest, body)
-            request, told = asked.as_chat(), {TOLD_AGAIN: json.dumps(asked.told_again())}
+            response = parse_body(ResponsesRequest, body)
+            request = response.as_chat()
         else:
             request = parse_body(CompletionRequest, body)
         if request.stream:
             raise ApiError(
                 400, "stream: answers of a batch can not be streamed: leave it out", "invalid_value", "stream"
             )
-        return request, told
+        return request, response
 
     def _sampling(self, request: SamplingFields, number: int) -> RowSampling:
-        sampling = request.sampling(self.limits.context_length, self._seed(number))
+        sampling = request.sampling(self.limits.context_length, self._seed(number), self.defaults)
         if isinstance(request, ChatCompletionRequest) and self.tokenizer is not None:
             asked = request.include_reasoning, request.thinking_token_budget
             try:

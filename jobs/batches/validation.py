@@ -116,6 +116,7 @@ class Validation:
             # Workers know conversations and texts.
             endpoint=CHAT if batch.endpoint in CHATS else batch.endpoint,
             sampling=sampling.model_dump(),
+            sampling_defaults=dict(model.sampling_defaults),
             lora=model.lora,
             **model.precision._asdict(),
         )

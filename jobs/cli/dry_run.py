@@ -11,6 +11,7 @@ from ...storage.overview import Overview, Pace
 from ..planning.dry_run import Forecast, forecast
 from ..settings import Settings
 from ..spec.schemas import JobSpec, read_stored
+from .advice import sampling_advice
 from .cost import GpuHourPrice, cost
 from .display import counted, duration
 from .job_options import Asked, asked
@@ -61,10 +62,19 @@ def described(found: Forecast, spec: JobSpec, pace: Pace | None, price: float | 
         ),
         ("context", _fit(found.context_tokens, longest, max_tokens)),
         ("KV memory", f"{_fit(found.kv_tokens, longest, max_tokens)} (by default, {_where(found)})"),
+        ("sampling", _sampling(spec)),
         ("time", _time(found, spec, pace)),
         *([("cost", _cost(price, found, spec, pace))] if price is not None else []),
         *((f"row {row}", error) for row, error in found.errors),
     ]
+
+
+def _sampling(spec: JobSpec) -> str:
+    sampling = spec.sampling
+    if sampling.temperature > 0:
+        return f"temperature {sampling.temperature:g}"
+    advice = sampling_advice(spec) if spec.choices is None or sampling.reasoning else None
+    return "greedy" if advice is None else f"greedy; the model's authors advise {advice}"
 
 
 def _time(found: Forecast, spec: JobSpec, pace: Pace | None) -> str:

@@ -8,7 +8,7 @@ from typer.core import TyperCommand
 _GROUPS = {
     "Model": (
         *("--model", "--revision", "--dtype", "--quantization", "--kv-cache-dtype"),
-        *("--lora", "--lora-modules", "--served-model-name"),
+        *("--lora", "--lora-modules", "--served-model-name", "--generation-config"),
     ),
     "Input": ("--input-format", "--sql", "--query", "--limit"),
     "Prompt": ("--prompt", "--system", "--image", "--chat-template-kwargs"),

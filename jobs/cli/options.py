@@ -1,7 +1,7 @@
 """Options that several commands share."""
 
 import json
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -57,6 +57,14 @@ LoraModules = Annotated[
 ServedModelName = Annotated[
     str | None,
     typer.Option("--served-model-name", metavar="NAME", help="What requests call the model; default: its own name."),
+]
+GenerationConfig = Annotated[
+    Literal["auto", "vllm"],
+    typer.Option(
+        "--generation-config",
+        help="Where requests do not say how they are sampled: as the model's generation_config.json does, or as "
+        "OpenAI's API does.",
+    ),
 ]
 EnforceEager = Annotated[bool, typer.Option("--enforce-eager", help="On a GPU: launch each step without CUDA graphs.")]
 SpeculativeConfigJson = Annotated[

@@ -12,6 +12,8 @@ from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode, read_manifest
 from ...storage.records import Progress
 from ..client.client import Client, Job
+from ..spec.schemas import JobSpec
+from .advice import sampling_advice
 from .cost import GpuHourPrice
 from .follow import at_first, exit_status, follow, opening
 from .interrupts import termination_as_interrupt
@@ -71,9 +73,16 @@ def _known(client: Client, target: Target) -> Progress | None:
 
 
 def _submitted(client: Client, asked: Asked, target: Target) -> Job:
+    _hint_at_sampling(asked.spec)
     inputs = client.settings.data_dir / "inputs"
     with asked.open_source(inputs) as source:
         return client.submit_spec(source, asked.spec, target.output, target.mode, terms=target.terms)
+
+
+def _hint_at_sampling(spec: JobSpec) -> None:
+    # Greedily some models think in circles.
+    if spec.sampling.reasoning and (advice := sampling_advice(spec)) is not None:
+        typer.echo(f"headrace: the model thinks greedily; its authors advise {advice}", err=True)
 
 
 def _worker_command(job: Job) -> str:

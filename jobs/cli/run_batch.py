@@ -26,6 +26,7 @@ from .interrupts import termination_as_interrupt
 from .model_checks import check_model
 from .options import (
     DType,
+    GenerationConfig,
     KvCacheDType,
     LoraModules,
     Model,
@@ -77,6 +78,7 @@ def run_batch(
     engine: EngineConfig,
     model: Model,
     served_model_name: ServedModelName = None,
+    generation_config: GenerationConfig = "auto",
     revision: Revision = None,
     dtype: DType = "auto",
     quantization: Quantization = None,
@@ -99,7 +101,7 @@ def run_batch(
     precision, loras = (dtype, quantization, kv_cache_dtype), parse_loras(lora_modules or ())
     for lora in loras:
         lora.check(engine.max_lora_rank)
-    models = ServedModels.of([model], *precision, loras, served_model_name)
+    models = ServedModels.of([model], *precision, loras, served_model_name, generation_config)
     with termination_as_interrupt(), Client() as client:
         batches = OfflineBatches(client, models, FileStore.of(client.settings, client.ledger))
         job = None

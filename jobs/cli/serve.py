@@ -12,7 +12,7 @@ from ..imports import importing
 from ..open_ledger import open_ledger
 from ..settings import Settings
 from ..spec.lora import parse_loras
-from .options import DType, KvCacheDType, LoraModules, Quantization, ServedModelName
+from .options import DType, GenerationConfig, KvCacheDType, LoraModules, Quantization, ServedModelName
 from .signatures import takes
 
 if TYPE_CHECKING:
@@ -33,6 +33,7 @@ class Serving:
     allow_anonymous: bool
     lora_modules: Sequence[str] = ()
     served_model_name: str | None = None
+    generation_config: GenerationConfig = "auto"
 
     def serve(self, settings: Settings, on_listening: Callable[[str], None]) -> None:
         """Until SIGTERM or SIGINT. Raises what `api.server.serve` raises, and `AnonymousError`."""
@@ -53,7 +54,7 @@ class Serving:
 
         loras = parse_loras(self.lora_modules)
         precision = (self.dtype, self.quantization, self.kv_cache_dtype)
-        return ServedModels.of(self.models, *precision, loras, self.served_model_name)
+        return ServedModels.of(self.models, *precision, loras, self.served_model_name, self.generation_config)
 
 
 def serving(
@@ -77,10 +78,12 @@ def serving(
     ] = False,
     lora_modules: LoraModules = None,
     served_model_name: ServedModelName = None,
+    generation_config: GenerationConfig = "auto",
 ) -> Serving:
     """The options of a server."""
     precision, loras = (dtype, quantization, kv_cache_dtype), lora_modules or ()
-    return Serving(model, *precision, host, port, grpc_port, allow_anonymous, loras, served_model_name)
+    names = served_model_name, generation_config
+    return Serving(model, *precision, host, port, grpc_port, allow_anonymous, loras, *names)
 
 
 @takes(serving)

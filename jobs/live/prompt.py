@@ -1,12 +1,13 @@
 """From what a user sends to the tokens of a prompt, in the producer's process. Free of torch."""
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.checkpoints.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader, has_images, num_expanded
@@ -48,10 +49,16 @@ class LivePrompts:
     def __init__(self, folder: Path, name: str = "") -> None:
         """`name`: what users call the model. Raises `ModelError`."""
         config = ModelConfig.from_pretrained(folder)
+        self._folder = folder
         self.context_length = config.max_position_embeddings
         self.vocab_size = config.vocab_size
         self.tokenizer = Tokenizer.from_pretrained(folder)
         self._images = ImageReader(config.vision, name or folder.name)
+
+    @cached_property
+    def sampling_defaults(self) -> SamplingDefaults:
+        """How the model's authors would have it sampled. Raises `ModelError`."""
+        return read_sampling_defaults(self._folder)
 
     @classmethod
     def of(cls, model: str) -> "LivePrompts":

@@ -28,7 +28,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_SAMPLES = 1024
 # To `JobSpec`. Whoever adds an option adds it here: so do folders that are there stay resumable, and workers that have
 # not been upgraded yet go on with jobs that do without it.
-_ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image")
+_ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image", "sampling_defaults")
 # The same to `SamplingSpec`.
 _ADDED_TO_SAMPLING = ("prompt_logprobs", "reasoning", "thinking_token_budget")
 # What an answer may have where nothing is said, and with all that is thought before it.
@@ -149,10 +149,11 @@ class JobSpec(BaseModel):
     `prompt` is a template over the input's columns (`{text}`); without one each row brings `messages`, or a
     `prompt` column of plain text. `choices` restricts every answer to one of them. With an `endpoint` of OpenAI's API
     each row brings the `body` of a request to it instead, and that says how the row is sampled; `sampling.seed` is
-    then what rows without a seed derive theirs from. With `cache` answers that earlier such jobs have given to the same
-    prompts are taken, and new ones kept for later jobs. With `vote` the answer is what most of `sampling.n` say.
-    `chat_template_kwargs`: what the model's chat template is told; a row's own column of that name goes before it.
-    `lora`: the adapter that the model answers with. `image`: the column of a row's image, or images.
+    then what rows without a seed derive theirs from, and `sampling_defaults` what else they do not say. With `cache`
+    answers that earlier such jobs have given to the same prompts are taken, and new ones kept for later jobs. With
+    `vote` the answer is what most of `sampling.n` say. `chat_template_kwargs`: what the model's chat template is told;
+    a row's own column of that name goes before it. `lora`: the adapter that the model answers with. `image`: the column
+    of a row's image, or images.
     `schema_version`: which columns the data set has, as docs/data-set.md tells; jobs of before it was noted have 1.
     """
 
@@ -173,6 +174,7 @@ class JobSpec(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
     lora: LoraModule | None = None
     image: str | None = None
+    sampling_defaults: dict[str, int | float] = {}
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = 1
 
     @property

@@ -147,7 +147,7 @@ class Asker:
     ) -> LiveRequest:
         room = model.prompts.context_length - len(prompt.token_ids)
         # At least one: a prompt that leaves no room is refused for what it is.
-        sampling = body.sampling(max(1, min(default_max_tokens, room)), new_seed())
+        sampling = body.sampling(max(1, min(default_max_tokens, room)), new_seed(), model.sampling_defaults)
         sampling = with_reasoning(sampling, model.prompts.tokenizer, include_reasoning, thinking_token_budget)
         model.prompts.check(prompt.token_ids, sampling)
         return LiveRequest.new(

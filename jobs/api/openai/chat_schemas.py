@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from ....engine.checkpoints.sampling_defaults import SamplingDefaults
 from ...spec.messages import template_kwargs_problem
 from ...spec.response_format import StructuredOutputs
 from ...spec.schemas import SamplingSpec
@@ -183,9 +184,9 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
             raise misfit("tool_choice", "tool_choice needs tools")
         return forced_call(self.tools or (), self.calls, self.parallel_tool_calls is not False)
 
-    def sampling(self, default_max_tokens: int, default_seed: int) -> SamplingSpec:
+    def sampling(self, default_max_tokens: int, default_seed: int, defaults: SamplingDefaults) -> SamplingSpec:
         try:
-            return super().sampling(default_max_tokens, default_seed)
+            return super().sampling(default_max_tokens, default_seed, defaults)
         except ApiError as error:
             if self.forced_call is None or not (error.param or "").startswith("structured_outputs"):
                 raise

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from ...spec.schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
 from .batch_schemas import Metadata
@@ -252,8 +253,8 @@ class ResponsesRequest(HostedFields):
                 messages[-1].setdefault("tool_calls", []).append(call)
         return messages
 
-    def told_again(self) -> dict[str, Any]:
-        """What a response says of its request."""
+    def told_again(self, sampling: SamplingSpec) -> dict[str, Any]:
+        """What a response says of its request, which is sampled so."""
         form = self.text.format if self.text is not None and self.text.format is not None else TextFormat(type="text")
         choice = self.tool_choice or "auto"
         return {
@@ -264,12 +265,12 @@ class ResponsesRequest(HostedFields):
             "previous_response_id": None,
             "reasoning": {"effort": self.reasoning.effort if self.reasoning is not None else None, "summary": None},
             "store": False,
-            "temperature": 1.0 if self.temperature is None else self.temperature,
+            "temperature": sampling.temperature,
             "text": {"format": form.model_dump(by_alias=True, exclude_none=True)},
             "tool_choice": choice if isinstance(choice, str) else choice.model_dump(),
             "tools": [tool.model_dump(exclude={"defer_loading"}) for tool in self.tools or ()],
             "top_logprobs": self.top_logprobs or 0,
-            "top_p": 1.0 if self.top_p is None else self.top_p,
+            "top_p": sampling.top_p,
             "truncation": "disabled",
         }
 

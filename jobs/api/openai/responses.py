@@ -19,7 +19,7 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     """Answer a conversation, at once or in events (`stream`). Nothing is kept: each request has the whole of it."""
     asked = await in_turn(request, asker_of(request).response, body)
     head = Head.response(asked.id, asked.model.name, asked.model.answers_as)
-    told_again = body.told_again()
+    told_again = body.told_again(asked.requests[0].sampling)
     if body.stream:
         return respond_in_chunks(request, asked, ResponseEvents(head, told_again), True, None)
     return await respond(request, asked, lambda answers, usage: response(head, told_again, answers[0], usage))

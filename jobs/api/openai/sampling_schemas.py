@@ -7,6 +7,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
+from ....engine.checkpoints.sampling_defaults import SamplingDefaults
 from ....engine.errors import InvalidRequestError
 from ...spec.response_format import ResponseFormat, StructuredOutputs
 from ...spec.schemas import SamplingSpec
@@ -110,15 +111,22 @@ class SamplingFields(VllmFields, ABC):
         """The most tokens an answer may have, where the request says so."""
         return self.max_tokens
 
-    def sampling(self, default_max_tokens: int, default_seed: int) -> SamplingSpec:
-        """The same for the engine, checked in itself. Raises `ApiError` (400) naming the field out of range."""
-        given = {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
-        given["temperature"] = given.get("temperature", 1.0)
+    def sampling(self, default_max_tokens: int, default_seed: int, defaults: SamplingDefaults) -> SamplingSpec:
+        """The same for the engine, checked in itself. Raises `ApiError` (400) naming the field out of range.
+
+        `defaults`: the model's own, which go before OpenAI's.
+        """
+        given = {"temperature": 1.0, **defaults}
+        if self.choices is not None:
+            # Among whole texts it has no meaning.
+            given.pop("repetition_penalty", None)
+        given |= {name: value for name in _SAME_NAME if (value := getattr(self, name)) is not None}
         given["max_tokens"] = self.token_limit or default_max_tokens
         given["seed"] = (default_seed if self.seed is None else self.seed) & _SEED_MASK
         given["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         # What vLLM's clients say for the whole vocabulary.
-        given["top_k"] = 0 if self.top_k == -1 else self.top_k or 0
+        if given.get("top_k") == -1:
+            given["top_k"] = 0
         return checked_sampling(given | self._of_its_own(), self.choices)
 
     @abstractmethod
@@ -130,6 +138,7 @@ _SAME_NAME = (
     "n",
     "temperature",
     "top_p",
+    "top_k",
     "presence_penalty",
     "frequency_penalty",
     "stop",

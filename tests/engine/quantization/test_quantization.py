@@ -5,6 +5,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def test_logprobs_are_near_those_of_the_checkpoint(checkpoint: Callable[[str], C
     assert 0 < error < 0.15
 
 
-def logprobs(made: Checkpoint, **options: str | None) -> torch.Tensor:
+def logprobs(made: Checkpoint, **options: Any) -> torch.Tensor:
     """Of every token that the prompts have."""
     llm = LLM(made.folder, skip_tokenizer_init=True, dtype="float32", num_gpu_blocks_override=64, **options)
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)

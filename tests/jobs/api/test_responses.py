@@ -16,6 +16,7 @@ from headrace.jobs.api.openai.response_bodies import response
 from headrace.jobs.api.openai.response_events import ResponseEvents
 from headrace.jobs.api.openai.response_schemas import ResponsesRequest, renamed
 from headrace.jobs.api.openai.tool_calls import CallDelta, CallEvent
+from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent
 
 from ..running import MODEL, Result
@@ -198,7 +199,7 @@ def test_a_batch_has_responses(openai_client: OpenAI, api: ApiServer, headrace: 
 )
 def test_what_cannot_be_is_named_as_the_request_has_it(fields: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(ApiError) as caught, renamed():
-        asked(**fields).as_chat().sampling(9, 0)
+        asked(**fields).as_chat().sampling(9, 0, {})
     assert caught.value.param == param
     assert words in str(caught.value.detail)
 
@@ -240,7 +241,8 @@ def test_turns_become_messages() -> None:
 @pytest.mark.parametrize("end", ["stop", "length"])
 def test_events_are_of_items_one_after_the_other(end: str) -> None:
     head = Head("resp_1", "m", "fp", 1)
-    events = ResponseEvents(head, asked().told_again())
+    told_again = asked().told_again(SamplingSpec(temperature=0.6, top_p=0.9))
+    events = ResponseEvents(head, told_again)
     thought, text = ThoughtEvent(1, reasoning="hm"), CallEvent.of(StreamEvent(2, text="So."), "So.")
     calls = [CallDelta.first("k", index, name, "{") for index, name in enumerate("fg")]
     called = CallEvent.of(StreamEvent(3), "", [calls[0], CallDelta(0, "}"), calls[1], CallDelta(1, "}")])
@@ -259,9 +261,10 @@ def test_events_are_of_items_one_after_the_other(end: str) -> None:
     assert [each["output_index"] for each in told if each["type"] == "response.output_item.added"] == [0, 1, 2, 3]
     # The same as that of a request that was not streamed.
     merged = [{"id": each.id, "type": "function", "function": {"name": each.name, "arguments": "{}"}} for each in calls]
-    whole = response(head, asked().told_again(), Answer("So.", end, reasoning="hm", tool_calls=merged), usage)
+    whole = response(head, told_again, Answer("So.", end, reasoning="hm", tool_calls=merged), usage)
     assert told[-1]["response"] == whole
     assert whole["usage"]["output_tokens_details"] == {"reasoning_tokens": 2}
+    assert (whole["temperature"], whole["top_p"]) == (0.6, 0.9)
     failed = [
         json.loads(each.partition("data: ")[2])
         for each in events.error(ApiError(503, "gone", "x")).decode().split("\n\n")[:-1]

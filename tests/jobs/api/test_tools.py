@@ -163,7 +163,7 @@ def test_each_tool_has_its_own_definitions() -> None:
 def test_a_schema_at_fault_is_named() -> None:
     bad = {"type": "function", "function": {"name": "o", "parameters": {"type": "nothing"}}}
     with pytest.raises(ApiError) as caught:
-        request(tools=[bad], tool_choice="required").sampling(9, 0)
+        request(tools=[bad], tool_choice="required").sampling(9, 0, {})
     assert caught.value.param == "tools"
 
 

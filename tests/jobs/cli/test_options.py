@@ -80,6 +80,37 @@ def test_a_budget_that_leaves_nothing_for_the_answer_is_remarked_on(headrace, fe
         assert (silent.status, silent.err) == (0, "")
 
 
+def test_what_a_models_authors_advise_is_told_of_where_a_job_is_greedy(headrace, few, tmp_path):
+    model = thinking_copy(MODEL, tmp_path / "thinker")
+    (model / "generation_config.json").write_text('{"eos_token_id": 4, "top_k": 20, "temperature": 0.6}')
+    options = ["--model", model, "--limit", "2", "--prompt", "{text}"]
+    advised = "advise --temperature 0.6 --top-k 20"
+
+    def sampling(*more: str) -> str:
+        plan = headrace(tmp_path / "data", "dry-run", few, *options, *more)
+        assert (plan.status, plan.err) == (0, "")
+        return next(line[16:] for line in plan.out.splitlines() if line.startswith("sampling"))
+
+    assert sampling() == f"greedy; the model's authors {advised}"
+    assert sampling("--reasoning", "--choices", "a,b") == f"greedy; the model's authors {advised}"
+    assert sampling("--choices", "a,b") == "greedy"
+    assert sampling("--temperature", "0.25") == "temperature 0.25"
+    submit = ["submit", few, *options, "--output"]
+    thinks = headrace(tmp_path / "data", *submit, tmp_path / "out", "--reasoning")
+    assert thinks.err.splitlines()[0] == f"headrace: the model thinks greedily; its authors {advised}"
+    for number, silent in enumerate((["--reasoning", "--temperature", "0.6"], [])):
+        assert advised not in headrace(tmp_path / "data", *submit, tmp_path / f"out{number}", *silent).err
+
+
+@pytest.mark.parametrize("said", ['{"top_p": 7}', "{}", '{"temperature": 0, "top_k": 3}'])
+def test_a_job_goes_without_advice_that_there_is_not(said, headrace, few, tmp_path):
+    model = thinking_copy(MODEL, tmp_path / "thinker")
+    (model / "generation_config.json").write_text(said)
+    plan = headrace(tmp_path / "data", "dry-run", few, "--model", model, "--limit", "2", "--prompt", "{text}")
+    assert plan.status == 0, plan.err
+    assert "sampling        greedy\n" in plan.out
+
+
 def test_a_text_that_is_a_files_name_is_said_to_be_text(headrace, few, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my prompt.txt").write_text("Label it: {text}")
