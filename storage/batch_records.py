@@ -1,6 +1,6 @@
 """Batches of the OpenAI-compatible API: what each is, how far it is, and who brings it further."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
@@ -38,7 +38,7 @@ _OPEN = [state for state in BatchState if not state.has_ended]
 class NewBatch:
     """A batch to record. It expires `within_seconds` after that; its end is told to its `webhook`.
 
-    `served_models`: what its requests may name, where the server that takes it says so.
+    `served_models`: what its requests may name, where the server that takes it says so, and what it means by each.
     """
 
     id: str
@@ -50,12 +50,13 @@ class NewBatch:
     metadata: dict[str, str] | None = None
     output_expires_seconds: int | None = None
     webhook: NewWebhook | None = None
-    served_models: list[str] | None = None
+    served_models: Mapping[str, Mapping[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
 class BatchRecord:
     """Times are seconds since the epoch. `ending`: why it ends before its job does, once that is decided.
+    Of `served_models` earlier versions have noted the names alone.
 
     Counts and tokens are known once it has ended; until then its job's progress says.
     """
@@ -65,7 +66,7 @@ class BatchRecord:
     state: BatchState
     endpoint: str
     input_file_id: str
-    served_models: list[str] | None
+    served_models: dict[str, dict[str, Any]] | list[str] | None
     completion_window: str
     metadata: dict[str, str] | None
     output_expires_seconds: int | None

@@ -1,9 +1,9 @@
 """Which models a request may name: those the operator has listed, never a path of the client's choice."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.checkpoints.sampling_defaults import SamplingDefaults
@@ -35,6 +35,27 @@ class ServedModel:
     precision: Precision
     lora: LoraModule | None = None
     sampling_defaults: SamplingDefaults = field(default_factory=dict)
+
+    @classmethod
+    def read(cls, noted: Mapping[str, Any]) -> Self:
+        """From what `as_noted` gave."""
+        return cls(
+            noted["name"],
+            noted["model"],
+            Precision(**noted["precision"]),
+            None if noted["lora"] is None else LoraModule.model_validate(noted["lora"]),
+            noted["sampling_defaults"],
+        )
+
+    def as_noted(self) -> dict[str, Any]:
+        """What the ledger keeps of it."""
+        return {
+            "name": self.name,
+            "model": self.exact_name,
+            "precision": self.precision._asdict(),
+            "lora": None if self.lora is None else self.lora.model_dump(),
+            "sampling_defaults": dict(self.sampling_defaults),
+        }
 
     @property
     def live_queue(self) -> str:
@@ -115,6 +136,10 @@ class ServedModels:
     def names(self) -> list[str]:
         """All that requests may say, each once."""
         return list(dict.fromkeys(name for served in self._models for name in (served.name, served.exact_name)))
+
+    def as_noted(self) -> dict[str, dict[str, Any]]:
+        """What the ledger keeps of them, for those that are to know what this server means by a name."""
+        return {name: self.model(name).as_noted() for name in self.names}
 
     def adapters_of(self, base: ServedModel) -> list[LoraModule]:
         return [each.lora for each in self._models if each.lora is not None and each.exact_name == base.exact_name]

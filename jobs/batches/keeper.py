@@ -187,7 +187,7 @@ class BatchKeeper:
             never = LineError("batch_expired", f"The batch was not begun in time: {error}.")
             self._ledger.batches.expire(batch.id, self._owner, [never.as_dict()])
         else:
-            self._ledger.batches.begin(batch.id, self._owner, job.id, self._validation.models.name_of(job))
+            self._ledger.batches.begin(batch.id, self._owner, job.id, self._validation.name_of(batch, job))
 
     def _checker(self, batch: BatchRecord) -> Callable[[], None]:
         held = self._held[batch.id]

@@ -69,7 +69,7 @@ class OfflineBatches:
             tenant=DEFAULT_TENANT,
             endpoint=_endpoint(self.store.path(stored)),
             input_file_id=stored.id,
-            served_models=self.models.names,
+            served_models=self.models.as_noted(),
             completion_window=_WINDOW,
             within_seconds=_WINDOW_SECONDS,
             metadata=mark,

@@ -1,7 +1,6 @@
 """From a new batch to its job: check the lines, submit them. Taken up again by whoever comes, if it was cut short."""
 
 import hashlib
-import logging
 import shutil
 import time
 import uuid
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from ...engine.errors import EngineError
+from ...engine.errors import EngineError, ModelError
 from ...storage.batch_records import BatchRecord
 from ...storage.errors import InputError, UnknownFile
 from ...storage.output_dir import OutputMode
@@ -27,8 +26,6 @@ from ..spec.schemas import JobSpec, SamplingSpec
 from .files import FileStore
 from .lines import CHAT, CHATS, LineError, check_lines
 from .requests import BatchInput, RequestReader
-
-logger = logging.getLogger(__name__)
 
 
 class InvalidBatch(JobError):
@@ -83,11 +80,10 @@ class Validation:
             if found.errors:
                 raise InvalidBatch(*found.errors)
             assert found.model is not None
-            spec = self._spec(batch, self.models.model(found.model))
-            source = BatchInput(path, file.sha256, RequestReader.of(batch.endpoint, spec), on_row)
-            job = self._queue(batch, spec, source)
-            _warn_of_another_model(batch, found.model, spec.model)
-            return job
+            model = self._model(batch, found.model)
+            spec = _spec(batch, model)
+            source = BatchInput(path, file.sha256, self._reader(batch, model, spec), on_row)
+            return self._queue(batch, spec, source)
         except (InvalidBatch, LaterVersion):
             raise
         except QuotaExceeded as error:
@@ -107,19 +103,26 @@ class Validation:
             raise ServedElsewhere(model)
         return True
 
-    def _spec(self, batch: BatchRecord, model: ServedModel) -> JobSpec:
-        # Another batch of the same requests is sampled anew; the same batch, validated again, is not.
-        digest = hashlib.blake2b(batch.id.encode(), digest_size=8).digest()
-        sampling = SamplingSpec(seed=int.from_bytes(digest) >> 1)
-        return JobSpec.parse(
-            model=model.exact_name,
-            # Workers know conversations and texts.
-            endpoint=CHAT if batch.endpoint in CHATS else batch.endpoint,
-            sampling=sampling.model_dump(),
-            sampling_defaults=dict(model.sampling_defaults),
-            lora=model.lora,
-            **model.precision._asdict(),
-        )
+    def _model(self, batch: BatchRecord, name: str) -> ServedModel:
+        """What the server that took the batch means by the name, where it has said so."""
+        noted = batch.served_models
+        return ServedModel.read(noted[name]) if isinstance(noted, dict) else self.models.model(name)
+
+    def _reader(self, batch: BatchRecord, model: ServedModel, spec: JobSpec) -> RequestReader:
+        try:
+            return RequestReader.of(batch.endpoint, spec)
+        except ModelError as error:
+            if model.exact_name in self.models.names:
+                raise
+            # Another model of that name.
+            raise ServedElsewhere(model.exact_name) from error
+
+    def name_of(self, batch: BatchRecord, job: JobRecord) -> str:
+        """What the server that took the batch calls the model that its job was asked of."""
+        noted = batch.served_models if isinstance(batch.served_models, dict) else {}
+        asked = job.model, job.spec.get("lora")
+        names = (str(each["name"]) for each in noted.values() if (each["model"], each["lora"]) == asked)
+        return next(names, None) or self.models.name_of(job)
 
     def _quota(self, batch: BatchRecord) -> Quota:
         tenant = self.client.ledger.tenants.get(batch.tenant)
@@ -140,16 +143,19 @@ class Validation:
         return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).record
 
 
-def _warn_of_another_model(batch: BatchRecord, name: str, model: str) -> None:
-    """Of two servers with one name for different models, either validates what the other one has taken."""
-    if batch.served_models is not None and model not in batch.served_models:
-        logger.warning(
-            "batch %s was taken by a server whose %r is another model, and is answered by %s: servers that share a "
-            "ledger need a name for each model",
-            batch.id,
-            name,
-            model,
-        )
+def _spec(batch: BatchRecord, model: ServedModel) -> JobSpec:
+    # Another batch of the same requests is sampled anew; the same batch, validated again, is not.
+    digest = hashlib.blake2b(batch.id.encode(), digest_size=8).digest()
+    sampling = SamplingSpec(seed=int.from_bytes(digest) >> 1)
+    return JobSpec.parse(
+        model=model.exact_name,
+        # Workers know conversations and texts.
+        endpoint=CHAT if batch.endpoint in CHATS else batch.endpoint,
+        sampling=sampling.model_dump(),
+        sampling_defaults=dict(model.sampling_defaults),
+        lora=model.lora,
+        **model.precision._asdict(),
+    )
 
 
 def _job_prefix(batch: BatchRecord) -> str:

@@ -72,7 +72,7 @@ def create_batch(
         tenant=tenant,
         endpoint=body.endpoint,
         input_file_id=file.id,
-        served_models=models.names,
+        served_models=models.as_noted(),
         completion_window=body.completion_window,
         within_seconds=body.within_seconds,
         metadata=body.metadata,

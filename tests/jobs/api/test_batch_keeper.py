@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError, NotFoundError, OpenAI
 
+from headrace.jobs.api.models import ServedModel
 from headrace.jobs.batches.files import FileStore
 from headrace.storage.batch_records import BatchRecord
 from headrace.storage.errors import UnknownFile
@@ -85,7 +86,12 @@ def test_what_nobody_works_on_expires_in_time(ours: Any) -> None:
 def test_what_was_not_begun_can_be_cancelled(ours: Any, data_dir: Path, wait_until: Callable[..., None]) -> None:
     batch = wait_for(ours, create(ours, [chat_line("a"), chat_line("b")]), "in_progress")
     # By this other servers know that it is not theirs to judge.
-    assert stored(data_dir, batch.id).served_models == [MODEL.name, str(MODEL)]
+    noted = stored(data_dir, batch.id).served_models
+    assert isinstance(noted, dict)
+    assert {name: ServedModel.read(each).exact_name for name, each in noted.items()} == {
+        MODEL.name: str(MODEL),
+        str(MODEL): str(MODEL),
+    }
     done = wait_for(ours, ours.batches.cancel(batch.id))
     assert (done.status, done.output_file_id) == ("cancelled", None)
     assert {line["error"]["code"] for line in file_lines(ours, done.error_file_id).values()} == {"batch_cancelled"}

@@ -1,6 +1,5 @@
 """Servers with different models over one ledger: each validates what it has taken, whoever looks first."""
 
-import logging
 import threading
 import time
 from dataclasses import dataclass, field
@@ -12,9 +11,12 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.batches.validation import ServedElsewhere, Validation
 from headrace.jobs.errors import LaterVersion
+from headrace.jobs.spec.lora import parse_loras
+from headrace.jobs.spec.schemas import JobSpec, read_stored
 from headrace.storage.batch_records import BatchState
 from headrace.storage.tables import jobs
 
+from ...engine.lora.adapters import save_adapter
 from ..answers import WAIT_SECONDS
 from ..running import MODEL
 from .conftest import add_batch
@@ -54,7 +56,7 @@ def keeper(validation):
 
 def test_a_batch_is_left_to_the_server_that_has_its_model(validation, other, wait_until):
     batches = validation.client.ledger.batches
-    batch = add_batch(validation, 2, served_models=validation.models.names)
+    batch = add_batch(validation, 2, served_models=validation.models.as_noted())
     with keeper(other) as first:
         assert other.has_left.wait(WAIT_SECONDS)
         wait_until(lambda: batch.id in first._pauses, "it is not looked at all the time")
@@ -65,16 +67,38 @@ def test_a_batch_is_left_to_the_server_that_has_its_model(validation, other, wai
     assert batches.get(batch.tenant, batch.id).model == "model"
 
 
-def test_one_name_for_two_models_is_said_when_it_matters(validation, tmp_path, caplog):
-    """The same model at another path is another one: nobody knows better."""
+def test_a_name_means_what_it_does_to_the_server_that_has_taken_the_batch(validation, tmp_path):
+    """The same model at another path, in another precision or with an adapter is another one."""
     (namesake := tmp_path / MODEL.name).symlink_to(MODEL)
-    other = Validation(validation.client, ServedModels.of([str(namesake)]), validation.store)
-    with caplog.at_level(logging.WARNING, "headrace.jobs.batches"):
-        for models in (other.models, None, validation.models):
-            served = None if models is None else models.names
-            other.run(add_batch(validation, 1, served_models=served, model=MODEL.name), lambda: None)
-    (said,) = (record.getMessage() for record in caplog.records)
-    assert f"whose '{MODEL.name}' is another model, and is answered by {namesake}: " in said
+    folder = save_adapter(MODEL, tmp_path / "kind")
+    loras = parse_loras([f"kind={folder}"])
+    for taker, asked, expected in (
+        (ServedModels.of([str(MODEL)], quantization="int8"), MODEL.name, (str(MODEL), "int8", None)),
+        (ServedModels.of([str(MODEL)], lora_modules=loras), "kind", (str(MODEL), None, str(folder))),
+        (ServedModels.of([str(MODEL)], served_model_name="kind"), "kind", (str(MODEL), None, None)),
+        (ServedModels.of([str(namesake)]), MODEL.name, (str(namesake), None, None)),
+        # Of an earlier version, which has noted less.
+        (None, MODEL.name, (str(namesake), None, None)),
+    ):
+        batch = add_batch(validation, 1, served_models=taker and taker.as_noted(), model=asked)
+        seen = Validation(validation.client, ServedModels.of([str(namesake)], lora_modules=loras), validation.store)
+        job = seen.run(batch, lambda: None)
+        spec = read_stored(JobSpec, job.spec)
+        assert (spec.model, spec.quantization, spec.lora and spec.lora.path) == expected
+        assert seen.name_of(batch, job) == asked
+
+
+def test_a_batch_of_an_earlier_version_has_the_names_alone(validation):
+    batch = add_batch(validation, 1, served_models=validation.models.names)
+    job = validation.run(batch, lambda: None)
+    assert (job.model, validation.name_of(batch, job)) == (str(MODEL), MODEL.name)
+
+
+def test_what_another_server_means_by_a_name_is_left_to_it_where_it_cannot_be_read(validation, tmp_path):
+    taken = validation.models.as_noted()
+    taken[MODEL.name]["model"] = str(tmp_path / "elsewhere" / MODEL.name)
+    with pytest.raises(ServedElsewhere, match="elsewhere"):
+        validation.run(add_batch(validation, 1, served_models=taken), lambda: None)
 
 
 def test_pauses_that_were_over_long_ago_are_forgotten(validation):
@@ -86,7 +110,7 @@ def test_pauses_that_were_over_long_ago_are_forgotten(validation):
 
 def test_one_whose_server_never_comes_back_ends_with_its_window(validation, other, wait_until):
     batches = validation.client.ledger.batches
-    batch = add_batch(validation, 2, within_seconds=0.2, served_models=validation.models.names)
+    batch = add_batch(validation, 2, within_seconds=0.2, served_models=validation.models.as_noted())
     with keeper(other):
         wait_until(lambda: batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")
     ended = batches.get(batch.tenant, batch.id)
@@ -97,7 +121,7 @@ def test_one_whose_server_never_comes_back_ends_with_its_window(validation, othe
 @pytest.mark.parametrize("is_its_own", [True, False])
 def test_a_model_that_its_server_has_not_fails_it_whoever_looks(validation, other, wait_until, is_its_own):
     batches = validation.client.ledger.batches
-    batch = add_batch(validation, 1, served_models=validation.models.names, model="other")
+    batch = add_batch(validation, 1, served_models=validation.models.as_noted(), model="other")
     with keeper(validation if is_its_own else other):
         wait_until(lambda: batches.get(batch.tenant, batch.id).state.has_ended, "the batch has ended")
     ended = batches.get(batch.tenant, batch.id)
