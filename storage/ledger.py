@@ -295,6 +295,7 @@ def _progress_of(job_id: str) -> Select[Any]:
         "rows_done": parts.c.num_rows,
         "rows_failed": parts.c.num_failed,
         "rows_from_cache": parts.c.num_from_cache,
+        "rows_truncated": parts.c.num_truncated,
         "prompt_tokens": parts.c.prompt_tokens,
         "cached_tokens": parts.c.cached_tokens,
         "completion_tokens": parts.c.completion_tokens,

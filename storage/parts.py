@@ -131,6 +131,7 @@ def part_summary(file_name: str, table: pa.Table) -> NewPart:
         cached_tokens=_sum(table, "cached_tokens"),
         completion_tokens=_sum(table, "completion_tokens"),
         num_from_cache=_sum(table, "from_cache") if "from_cache" in table.column_names else 0,
+        num_truncated=int(pc.sum(pc.equal(table["finish_reason"], "length")).as_py() or 0),
     )
 
 

@@ -108,7 +108,7 @@ class NewShard:
 class NewPart:
     """A part file that is written and synced under its temporary name; `num_rows` includes `num_failed`.
 
-    `num_from_cache`: the rows whose answers are earlier jobs'.
+    `num_from_cache`: the rows whose answers are earlier jobs'. `num_truncated`: those whose answers a limit cut off.
     """
 
     file_name: str
@@ -118,6 +118,7 @@ class NewPart:
     cached_tokens: int = 0
     completion_tokens: int = 0
     num_from_cache: int = 0
+    num_truncated: int = 0
 
 
 @dataclass(frozen=True)
@@ -212,6 +213,7 @@ class PartRecord:
     cached_tokens: int
     completion_tokens: int
     num_from_cache: int
+    num_truncated: int
     committed_at: float
 
 
@@ -249,7 +251,9 @@ class Claim:
 
 @dataclass(frozen=True)
 class Progress:
-    """Sums over the committed parts of a job; `rows_done` includes `rows_failed` and `rows_from_cache`.
+    """Sums over the committed parts of a job; `rows_done` includes the other kinds of rows.
+
+    `rows_truncated`: those whose answers a limit of tokens cut off; parts of before that was counted have none.
 
     `error`: why shards of it wait, or attempts at them that run, while some do.
     """
@@ -260,6 +264,7 @@ class Progress:
     rows_done: int
     rows_failed: int
     rows_from_cache: int
+    rows_truncated: int
     prompt_tokens: int
     cached_tokens: int
     completion_tokens: int

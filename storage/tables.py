@@ -8,7 +8,7 @@ from sqlalchemy import UniqueConstraint as Unique
 from .records import AttemptOutcome, JobState, ShardState, WebhookState
 
 # Compared with the database before Alembic is imported: most processes find the schema as it should be.
-SCHEMA_REVISION = "0014"
+SCHEMA_REVISION = "0015"
 
 metadata = MetaData(
     naming_convention={
@@ -126,6 +126,7 @@ parts = Table(
     Column("cached_tokens", Integer, nullable=False),
     Column("completion_tokens", Integer, nullable=False),
     Column("num_from_cache", Integer, nullable=False, server_default="0"),
+    Column("num_truncated", Integer, nullable=False, server_default="0"),
     Column("committed_at", Double, nullable=False),
     Unique("job_id", "file_name"),
 )

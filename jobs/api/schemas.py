@@ -21,7 +21,7 @@ _EXAMPLE: dict[str, JsonValue] = {
     "started_at": 1767225601.5,
     "finished_at": None,
     "deadline_at": None,
-    "rows": {"total": 1000, "done": 256, "failed": 1, "from_cache": 0},
+    "rows": {"total": 1000, "done": 256, "failed": 1, "from_cache": 0, "truncated": 12},
     "shards": {"total": 4, "done": 1},
     "tokens": {"prompt": 61440, "cached": 46080, "completion": 1280, "cached_share": 0.75},
     "rows_per_second": 64.0,
@@ -52,17 +52,25 @@ Name = Annotated[Text, AfterValidator(_refuse_nul)]
 
 
 class RowCounts(BaseModel):
-    """`done` includes `failed`, and `from_cache`: rows with the answers of earlier jobs."""
+    """`done` includes the others. `from_cache`: rows with the answers of earlier jobs; `truncated`: with answers that a
+    limit of tokens cut off.
+    """
 
     total: int
     done: int
     failed: int
     from_cache: int
+    truncated: int
 
     @classmethod
     def of(cls, progress: Progress) -> Self:
-        done, failed, from_cache = progress.rows_done, progress.rows_failed, progress.rows_from_cache
-        return cls(total=progress.rows_total, done=done, failed=failed, from_cache=from_cache)
+        return cls(
+            total=progress.rows_total,
+            done=progress.rows_done,
+            failed=progress.rows_failed,
+            from_cache=progress.rows_from_cache,
+            truncated=progress.rows_truncated,
+        )
 
 
 class ShardCounts(BaseModel):

@@ -158,6 +158,7 @@ def summary(pace: Pace, progress: Progress, output: str, gpu_hour_price: float |
             f"job         {progress.job_id} {progress.state}",
             f"rows        {progress.rows_done:,} of {progress.rows_total:,}: {_origins(pace.first, progress)}, "
             f"{progress.rows_failed:,} failed",
+            *([f"truncated   {_truncated(progress)}"] if progress.rows_truncated else []),
             f"time        {pace.seconds:.1f} s, of which {pace.working_seconds:.1f} s with the model loaded",
             f"rate        {pace.rows_per_second(progress):,.1f} rows/s, "
             f"{pace.tokens_per_second(progress):,.0f} tokens/s (prompt and completion)",
@@ -173,6 +174,11 @@ def _cost(price: float, pace: Pace, now: Progress) -> str:
     first = pace.first
     prompt, completion = now.prompt_tokens - first.prompt_tokens, now.completion_tokens - first.completion_tokens
     return cost(price, pace.working_seconds, prompt, completion)
+
+
+def _truncated(progress: Progress) -> str:
+    answers = counted(progress.rows_truncated, "answer")
+    return f"{answers} ended at max_tokens, or with the context (finish_reason 'length')"
 
 
 def _origins(first: Progress, now: Progress) -> str:

@@ -129,7 +129,8 @@ def _cost(price: float, job: JobRecord, progress: Progress) -> str:
 
 def _kinds(progress: Progress) -> str:
     cached = f", {progress.rows_from_cache:,} from the result cache" if progress.rows_from_cache else ""
-    return f"{progress.rows_failed:,} failed{cached}"
+    truncated = f", {progress.rows_truncated:,} truncated" if progress.rows_truncated else ""
+    return f"{progress.rows_failed:,} failed{cached}{truncated}"
 
 
 def _clipped(value: Any) -> str:

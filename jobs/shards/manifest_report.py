@@ -22,6 +22,7 @@ def manifest_report(ledger: Ledger, job_id: str) -> dict[str, Any]:
             "total": progress.rows_total,
             "done": progress.rows_done,
             "failed": progress.rows_failed,
+            "truncated": progress.rows_truncated,
             **({"from_cache": progress.rows_from_cache} if job.spec.get("cache") else {}),
         },
         "tokens": {

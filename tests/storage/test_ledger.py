@@ -261,8 +261,10 @@ def test_a_job_keeps_the_weights_that_were_noted_first_and_each_of_the_others_on
     assert ledger.job("job-1").all_weights == ["blake2b:1", "blake2b:2", "org/name@1_%"]
 
 
-def test_progress_counts_answers_of_earlier_jobs(ledger: Ledger, create_job: CreateJob) -> None:
+def test_progress_counts_kinds_of_answers(ledger: Ledger, create_job: CreateJob) -> None:
     create_job()
-    ledger.leases.commit_part(claimed(ledger, "job-1/00000"), NewPart("a", num_rows=2, num_from_cache=2))
-    ledger.leases.commit_part(claimed(ledger, "job-1/00001"), NewPart("b", num_rows=2, num_from_cache=1))
-    assert ledger.progress("job-1").rows_from_cache == 3
+    parts = (NewPart("a", 2, num_from_cache=2), NewPart("b", 2, num_from_cache=1, num_truncated=2))
+    for number, part in enumerate(parts):
+        ledger.leases.commit_part(claimed(ledger, f"job-1/{number:05d}"), part)
+    progress = ledger.progress("job-1")
+    assert (progress.rows_from_cache, progress.rows_truncated) == (3, 2)

@@ -68,7 +68,7 @@ def test_a_job_from_submission_to_its_results(
         wait_until(lambda: own.job(job["id"])["state"] != "running", "the job has ended")
         job = own.job(job["id"])
         assert (job["state"], job["model"], job["error"]) == ("completed", "model", None)
-        assert job["rows"] == {"total": 20, "done": 20, "failed": 0, "from_cache": 0}
+        assert job["rows"] == {"total": 20, "done": 20, "failed": 0, "from_cache": 0, "truncated": 0}
         assert job["shards"] == {"total": 3, "done": 3}
         assert job["created_at"] <= job["started_at"] <= job["finished_at"]
         assert job["rows_per_second"] == pytest.approx(20 / (job["finished_at"] - job["started_at"]), rel=1e-2)

@@ -47,7 +47,7 @@ def files() -> Iterator[Receiver]:
 def done(api: ApiServer, wait_until_done: Callable[[str], dict[str, Any]]) -> str:
     """A job that has completed."""
     job = api.post("/jobs", **OPTIONS, rows=ROWS)
-    assert wait_until_done(job["id"])["rows"] == {"total": 40, "done": 40, "failed": 0, "from_cache": 0}
+    assert wait_until_done(job["id"])["rows"] == {"total": 40, "done": 40, "failed": 0, "from_cache": 0, "truncated": 0}
     return job["id"]
 
 
@@ -106,7 +106,7 @@ def test_a_file_uploaded_before(api: ApiServer, wait_until_done: Callable[[str],
     form: dict[str, Any] = {"data": {"purpose": "batch"}, "files": {"file": ("tickets.jsonl", lines)}}
     file_id = api.http.post("/v1/files", **form).raise_for_status().json()["id"]
     job = api.post("/jobs", **OPTIONS, input_file_id=file_id)
-    assert wait_until_done(job["id"])["rows"] == {"total": 5, "done": 5, "failed": 0, "from_cache": 0}
+    assert wait_until_done(job["id"])["rows"] == {"total": 5, "done": 5, "failed": 0, "from_cache": 0, "truncated": 0}
     refused(api.http.post("/jobs", json={**OPTIONS, "input_file_id": "file-none"}), 404, "input_file_id")
     refused(api.http.post("/jobs", json={**OPTIONS, "input_file_id": "../../x"}), 404, "input_file_id")
 
@@ -195,7 +195,7 @@ def test_answers_of_an_earlier_job_are_taken_on_request(
     jobs = [api.post("/jobs", **OPTIONS, rows=ROWS[:3], cache=cache)["id"] for cache in (True, False)]
     assert [wait_until_done(job_id)["rows"]["from_cache"] for job_id in jobs] == [0, 0]
     again = api.post("/jobs", **OPTIONS, rows=ROWS[:3], cache=True)["id"]
-    assert wait_until_done(again)["rows"] == {"total": 3, "done": 3, "failed": 0, "from_cache": 3}
+    assert wait_until_done(again)["rows"] == {"total": 3, "done": 3, "failed": 0, "from_cache": 3, "truncated": 0}
 
 
 def test_progress_of_a_job_that_has_ended(api: ApiServer, done: str) -> None:

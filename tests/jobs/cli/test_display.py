@@ -7,7 +7,7 @@ from headrace.jobs.cli.display import Pace, RunDisplay, summary
 from headrace.storage.records import JobState, Progress
 
 
-def progress(done: int, failed: int = 0, from_cache: int = 0, total: int = 10) -> Progress:
+def progress(done: int, failed: int = 0, from_cache: int = 0, total: int = 10, truncated: int = 0) -> Progress:
     return Progress(
         job_id="job_a",
         state=JobState.RUNNING,
@@ -15,6 +15,7 @@ def progress(done: int, failed: int = 0, from_cache: int = 0, total: int = 10) -
         rows_done=done,
         rows_failed=failed,
         rows_from_cache=from_cache,
+        rows_truncated=truncated,
         prompt_tokens=0,
         cached_tokens=0,
         completion_tokens=0,
@@ -38,6 +39,14 @@ def test_each_row_is_counted_once():
     pace = Pace(progress(4, failed=1))
     said = summary(pace, progress(10, failed=3, from_cache=2), "out")
     assert "10 of 10: 2 generated, 2 from the result cache, 3 kept from before, 3 failed" in said
+    assert "truncated" not in said
+
+
+def test_answers_that_were_cut_off_are_told_of():
+    pace = Pace(progress(0))
+    for number, answers in ((1, "1 answer"), (1200, "1,200 answers")):
+        lines = summary(pace, progress(2000, truncated=number, total=2000), "out").splitlines()
+        assert lines[2] == f"truncated   {answers} ended at max_tokens, or with the context (finish_reason 'length')"
 
 
 @pytest.mark.parametrize("term", ["dumb", "xterm"])

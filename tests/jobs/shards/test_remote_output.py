@@ -48,7 +48,7 @@ def test_a_completed_folder_holds_committed_parts_and_the_manifest(shop, folder)
     shop.shard_runner().run(SHARD)
     assert keys("out") == ["_headrace.json", *committed(shop)]
     report = read_report(folder) or {}
-    assert (report["state"], report["rows"]) == ("completed", {"total": 5, "done": 5, "failed": 0})
+    assert (report["state"], report["rows"]) == ("completed", {"total": 5, "done": 5, "failed": 0, "truncated": 3})
     assert read_results(shop.ledger, shop.ledger.job(JOB)).equals(shop.table())
 
 

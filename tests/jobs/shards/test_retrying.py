@@ -186,7 +186,7 @@ def test_the_manifest_says_how_the_job_went(shop):
     shop.shard_runner().run(RETRY)
     written = json.loads((shop.output / "_headrace.json").read_text())
     assert written["state"] == "completed"
-    assert written["rows"] == {"total": 5, "done": 5, "failed": 1}
+    assert written["rows"] == {"total": 5, "done": 5, "failed": 1, "truncated": 2}
     assert written["tokens"]["completion"] == sum(shop.table()["completion_tokens"].to_pylist())
     assert written["model"] == str(shop.model)
     assert written["options"]["sampling"]["max_tokens"] == 4
