@@ -9,7 +9,6 @@ from typing import Any, Literal
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .checkpoints.hub import locate_model
 from .checkpoints.model_config import ModelConfig
-from .checkpoints.sampling_defaults import read_sampling_defaults
 from .config import EngineConfig
 from .engine import Engine
 from .errors import EngineError, InvalidRequestError
@@ -17,6 +16,7 @@ from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .outputs import RequestOutput, completion, decoded, prompt_logprobs
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
+from .sampling.defaults import read_sampling_defaults
 from .text.detokenizer import StopStrings
 from .text.prompts import InputProcessor, Messages, Prompt, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer

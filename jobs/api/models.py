@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal, Self
 
 from ...engine.checkpoints.hub import locate_model, public_name
-from ...engine.checkpoints.sampling_defaults import SamplingDefaults
+from ...engine.sampling.defaults import SamplingDefaults
 from ...storage.errors import Argument
 from ...storage.records import JobRecord
 from ..celery_app import live_queue, shard_queue

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ...engine.checkpoints.sampling_defaults import SamplingDefaults
 from ...engine.errors import InvalidRequestError
+from ...engine.sampling.defaults import SamplingDefaults
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError

@@ -3,8 +3,8 @@
 from contextlib import suppress
 
 from ...engine.checkpoints.hub import locate_model
-from ...engine.checkpoints.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from ...engine.errors import ModelError
+from ...engine.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ..spec.schemas import JobSpec
 
 

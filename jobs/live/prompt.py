@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.checkpoints.model_config import ModelConfig
-from ...engine.checkpoints.sampling_defaults import SamplingDefaults, read_sampling_defaults
 from ...engine.errors import InvalidRequestError
+from ...engine.sampling.defaults import SamplingDefaults, read_sampling_defaults
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader, has_images, num_expanded
 from ..errors import SpecError

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
-from ....engine.checkpoints.sampling_defaults import SamplingDefaults
+from ....engine.sampling.defaults import SamplingDefaults
 from ...spec.messages import template_kwargs_problem
 from ...spec.response_format import StructuredOutputs
 from ...spec.schemas import SamplingSpec

@@ -7,8 +7,8 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, model_validator
 
-from ....engine.checkpoints.sampling_defaults import SamplingDefaults
 from ....engine.errors import InvalidRequestError
+from ....engine.sampling.defaults import SamplingDefaults
 from ...spec.response_format import ResponseFormat, StructuredOutputs
 from ...spec.schemas import SamplingSpec
 from ..errors import ApiError

@@ -7,10 +7,10 @@ from typing import Any
 import gguf
 import pytest
 
-from headrace.engine.checkpoints.sampling_defaults import read_sampling_defaults
 from headrace.engine.errors import ModelError
 from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
+from headrace.engine.sampling.defaults import read_sampling_defaults
 
 # Qwen2.5-Instruct's.
 QWEN = {

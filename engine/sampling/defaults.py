@@ -4,10 +4,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..checkpoints.gguf.file import GgufModel, is_gguf
+from ..checkpoints.model_folder import read_generation_config
 from ..errors import InvalidRequestError, ModelError
 from ..request import SamplingParams
-from .gguf.file import GgufModel, is_gguf
-from .model_folder import read_generation_config
 
 # Numbers, by the names of the fields of `SamplingParams` that they are for.
 SamplingDefaults = Mapping[str, Any]
