@@ -13,6 +13,15 @@ from .product import Product
 _MOST_TOGETHER = 32
 
 
+# The bits of a float32 that bfloat16 does not have.
+_LOWER_BITS = 0xFFFF
+
+
+def fits_bfloat16(weight: Tensor) -> bool:
+    """Whether bfloat16 can hold a weight of float32 as it is, as one that a checkpoint has in bfloat16."""
+    return not bool((weight.view(torch.int32) & _LOWER_BITS).any())
+
+
 class Call(ctypes.Structure):
     """The same as `Call` in kernels/native/src/product_tiles.h; that of a function may have more behind it."""
 

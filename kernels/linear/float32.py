@@ -6,12 +6,10 @@ from torch.nn.functional import pad
 
 from ..native import InstructionSet, instruction_set, native_library
 from ..weight_memory import empty_weight
-from .blocked import BlockedProduct
+from .blocked import BlockedProduct, fits_bfloat16
 
 # Outputs that lie together, how many of them a register holds, and what the number of inputs must be a multiple of.
 _BLOCK, _LANES, _DEPTH_STEP = 16, 8, 8
-# The bits of a float32 that bfloat16 does not have.
-_LOWER_BITS = 0xFFFF
 
 
 def takes_float32(weight: Tensor) -> bool:
@@ -20,7 +18,7 @@ def takes_float32(weight: Tensor) -> bool:
 
 
 def can_take_float32(weight: Tensor) -> bool:
-    """Whether `Float32Product` can multiply by this weight: with AVX-512 torch's own product is the faster one."""
+    """Whether `Float32Product` can multiply by this weight: with AVX-512 `PackedProduct` is the faster one."""
     return (
         weight.device.type == "cpu"
         and weight.dtype == torch.float32
@@ -39,9 +37,8 @@ class Float32Product(BlockedProduct):
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         num_outputs, depth = weight.shape
-        is_narrow = not (weight.view(torch.int32) & _LOWER_BITS).any()
         padded = pad(weight, (0, 0, 0, -num_outputs % _BLOCK))
-        packed = _pairs(padded) if is_narrow else _blocks(padded)
+        packed = _pairs(padded) if fits_bfloat16(weight) else _blocks(padded)
         super().__init__("headrace_float32_product", packed, bias, (num_outputs, depth), torch.float32)
 
 

@@ -16,11 +16,9 @@ _TYPICAL_ROWS = 64
 def plain_product(weight: Tensor, bias: Tensor | None) -> Product:
     """What is fastest here for this weight.
 
-    In bfloat16 on a CPU that is one of the compiled kernels. With AMX it reads the weight as it is: with few rows it
-    is the fastest, and with thousands the plain product is as fast as oneDNN's packed one. With AVX-512 alone it has a
-    layout of its own; oneDNN's is for where there is no such kernel.
-    In float32 a processor without AVX-512 has a kernel of ours; with it the layouts measured alike
-    (`docs/decisions.md`), and the weight stays as it is.
+    On a CPU that is one of the compiled kernels. In bfloat16 with AMX it reads the weight as it is: with few rows it is
+    the fastest, and with thousands the plain product is as fast as oneDNN's packed one. With AVX-512 alone, and in
+    float32, it has a layout of its own; oneDNN's is for where there is no such kernel.
     """
     if takes_weight(weight):
         return NativeProduct(weight, bias)

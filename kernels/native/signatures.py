@@ -13,6 +13,7 @@ SIGNATURES = {
     "headrace_linear": "pippppiii",
     "headrace_packed_product": "p",
     "headrace_float32_product": "p",
+    "headrace_packed_float32_product": "p",
     "headrace_grouped_product": "p",
     "headrace_argmax": "pipppii",
     "headrace_float32_argmax": "pipppii",
