@@ -1,18 +1,17 @@
-"""The compiled product with weights of four or eight bits in groups, for float32 on a CPU with AVX2 and no AVX-512."""
+"""The compiled products with weights of four or eight bits in groups, on a CPU: float32 and, with AVX-512, bfloat16."""
 
 import ctypes
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..native import InstructionSet, instruction_set, native_library
+from ..native import InstructionSet, instruction_set
 from ..weight_memory import empty_weight
 from .blocked import BlockedProduct, Call
 from .weights import Int4Weight, QuantizedWeight
 
-# Outputs that lie together, and what the number of inputs and of those in a group must be a multiple of.
-_BLOCK, _DEPTH_STEP = 16, 8
 # Values are kept unsigned.
 _NIBBLE_ZERO, _BYTE_ZERO = 8, 128
 
@@ -26,39 +25,74 @@ class _Call(Call):
     )
 
 
+@dataclass(frozen=True)
+class _Layout:
+    """How a function of kernels/native/src reads the weight: `block` outputs together, and inputs in runs of `run`."""
+
+    kernel: str
+    block: int
+    run: int
+
+    @property
+    def depth_step(self) -> int:
+        """What the number of inputs and of those in a group must be a multiple of."""
+        return 8 * self.run
+
+
+_AVX2 = _Layout("headrace_grouped_product", 16, 1)
+_AVX512 = {
+    torch.float32: _Layout("headrace_packed_float32_grouped_product", 32, 1),
+    torch.bfloat16: _Layout("headrace_packed_grouped_product", 32, 2),
+}
+
+
 def supports_grouped(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether `GroupedProduct` is there, and the fastest for activations of this dtype, on this processor."""
-    return dtype == torch.float32 and device.type == "cpu" and instruction_set() is InstructionSet.AVX2
+    """Whether `GroupedProduct` is there, and the fastest for activations of this dtype, on this processor.
+
+    In bfloat16 AMX multiplies many rows faster by the dequantised weight.
+    """
+    has_other = dtype == torch.bfloat16 and instruction_set() >= InstructionSet.AMX
+    return device.type == "cpu" and not has_other and _layout(dtype) is not None
 
 
-def can_take_grouped(weight: QuantizedWeight) -> bool:
-    """Whether `GroupedProduct` can multiply by this weight."""
+def can_take_grouped(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+    """Whether `GroupedProduct` can multiply activations of this dtype by this weight, on this processor."""
     values = weight.packed if isinstance(weight, Int4Weight) else weight.values
     num_inputs = weight.num_inputs if isinstance(weight, Int4Weight) else values.shape[1]
+    layout = _layout(dtype)
     return (
-        values.device.type == "cpu"
+        layout is not None
+        and values.device.type == "cpu"
         and values.dtype in (torch.uint8, torch.int8)
-        and num_inputs % _DEPTH_STEP == 0
-        and (weight.group_size % _DEPTH_STEP == 0 or weight.group_size >= num_inputs)
+        and num_inputs % layout.depth_step == 0
+        and (weight.group_size % layout.depth_step == 0 or weight.group_size >= num_inputs)
         and values.numel() > 0
-        and native_library() is not None
     )
 
 
 class GroupedProduct(BlockedProduct):
     """x @ weightᵀ + bias. weight: one that `can_take_grouped`; bias: [out] or None. See `BlockedProduct`.
 
-    The sums are those of `Float32Product` with the dequantised weight, bit for bit where float16 holds its scales; of
-    more than 4096 inputs they may be of another order, as rows are cut into other parts.
+    dtype: of x and of what is returned. instructions: to compute with less than the processor has. The sums are those
+    of the product with the dequantised weight, `Float32Product` or `PackedProduct`, bit for bit where float16 holds its
+    scales; of more than 4096 inputs they may be of another order, as rows are cut into other parts.
     """
 
-    def __init__(self, weight: QuantizedWeight, bias: Tensor | None) -> None:
+    def __init__(
+        self,
+        weight: QuantizedWeight,
+        bias: Tensor | None,
+        dtype: torch.dtype,
+        instructions: InstructionSet | None = None,
+    ) -> None:
+        layout = _layout(dtype, instructions)
+        assert layout is not None
         values, zeros, num_bits = _plain(weight)
         num_outputs, depth = values.shape
         factors = [weight.scales] if zeros is None else [weight.scales, zeros]
-        dtype = torch.half if all(map(_is_half, factors)) else torch.float
+        factor_dtype = torch.half if all(map(_is_half, factors)) else torch.float
         # Kept: the call has their addresses alone.
-        self._factors = [_blocks(each, dtype) for each in factors]
+        self._factors = [_blocks(each, factor_dtype, layout) for each in factors]
         self._order = weight.order if isinstance(weight, Int4Weight) else None
         call = _Call(
             scales=self._factors[0].data_ptr(),
@@ -66,13 +100,20 @@ class GroupedProduct(BlockedProduct):
             group_size=min(weight.group_size, depth),
             num_bits=num_bits,
             has_minima=zeros is not None and zeros.is_floating_point(),
-            has_half_scales=dtype == torch.half,
+            has_half_scales=factor_dtype == torch.half,
         )
-        lanes = _lanes(values, num_bits)
-        super().__init__("headrace_grouped_product", lanes, bias, (num_outputs, depth), torch.float32, call)
+        lanes = _lanes(values, num_bits, layout)
+        super().__init__(layout.kernel, lanes, bias, (num_outputs, depth), dtype, call)
 
     def __call__(self, x: Tensor) -> Tensor:
         return super().__call__(x if self._order is None else x[:, self._order])
+
+
+def _layout(dtype: torch.dtype, instructions: InstructionSet | None = None) -> _Layout | None:
+    instructions = instructions or instruction_set()
+    if instructions is InstructionSet.AVX2:
+        return _AVX2 if dtype == torch.float32 else None
+    return _AVX512.get(dtype) if instructions >= InstructionSet.AVX512_BF16 else None
 
 
 def _plain(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, int]:
@@ -88,16 +129,22 @@ def _is_half(factors: Tensor) -> bool:
     return torch.equal(factors.half().float(), factors.float())
 
 
-def _blocks(factors: Tensor, dtype: torch.dtype) -> Tensor:
-    """[groups, out] to [out / 16, groups, 16]."""
-    blocks = pad(factors.to(dtype), (0, -factors.shape[1] % _BLOCK)).view(len(factors), -1, _BLOCK).transpose(0, 1)
+def _blocks(factors: Tensor, dtype: torch.dtype, layout: _Layout) -> Tensor:
+    """[groups, out] to [blocks, groups, outputs of a block]."""
+    padded = pad(factors.to(dtype), (0, -factors.shape[1] % layout.block))
+    blocks = padded.view(len(factors), -1, layout.block).transpose(0, 1)
     return empty_weight(blocks.shape, dtype, factors.device).copy_(blocks)
 
 
-def _lanes(values: Tensor, num_bits: int) -> Tensor:
-    """[out, in] uint8 to [out / 16, in / inputs of a lane, 16, 4]: a lane's four bytes have neighbours' values."""
-    padded = pad(values, (0, 0, 0, -len(values) % _BLOCK))
+def _lanes(values: Tensor, num_bits: int, layout: _Layout) -> Tensor:
+    """[out, in] uint8 to lanes of four bytes: [blocks, inputs / those of `run` lanes, outputs of a block, run, 4].
+
+    The `run` lanes of an output have inputs in turns, the first in the lowest bits.
+    """
+    together = 32 // num_bits
+    padded = pad(values, (0, 0, 0, -len(values) % layout.block))
+    turns = padded.view(-1, layout.block, values.shape[1] // (together * layout.run), together, layout.run)
+    lanes = turns.permute(0, 2, 1, 4, 3)
     if num_bits == 4:
-        padded = padded[:, ::2] | padded[:, 1::2] << 4
-    lanes = padded.view(len(padded) // _BLOCK, _BLOCK, -1, 4).transpose(1, 2)
+        lanes = lanes[..., ::2] | lanes[..., 1::2] << 4
     return empty_weight(lanes.shape, lanes.dtype, lanes.device).copy_(lanes)

@@ -27,8 +27,8 @@ def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch
         return ScaledProduct(weight, bias)
     elif weight.values.dtype == torch.int8 and weight.num_groups == 1 and supports_int8(dtype, weight.values.device):
         return Int8Product(weight.values, bias, scales=weight.scales[0])
-    if supports_grouped(dtype, weight.scales.device) and can_take_grouped(weight):
-        return GroupedProduct(weight, bias)
+    if supports_grouped(dtype, weight.scales.device) and can_take_grouped(weight, dtype):
+        return GroupedProduct(weight, bias, dtype)
     return plain_product(weight.dequantized(dtype), bias)
 
 

@@ -15,6 +15,8 @@ SIGNATURES = {
     "headrace_float32_product": "p",
     "headrace_packed_float32_product": "p",
     "headrace_grouped_product": "p",
+    "headrace_packed_grouped_product": "p",
+    "headrace_packed_float32_grouped_product": "p",
     "headrace_argmax": "pipppii",
     "headrace_float32_argmax": "pipppii",
     "headrace_draw": "pippppppii",

@@ -59,7 +59,7 @@ def run(*command: str | Path, **environment: str) -> str:
         (
             InstructionSet.AVX512_BF16,
             "pairs or avx512 or (close_to_float32 and gemma)",
-            ("kernels/test_linear.py", "engine/models/test_models.py"),
+            ("kernels/test_linear.py", "kernels/test_grouped_linear.py", "engine/models/test_models.py"),
         ),
         (
             InstructionSet.AMX,

@@ -9,7 +9,8 @@ from torch import Tensor
 from headrace.kernels.linear import Int4Weight, Linear, QuantizedWeight, ScaledWeight
 from headrace.kernels.linear.float32 import Float32Product
 from headrace.kernels.linear.grouped import GroupedProduct, can_take_grouped, supports_grouped
-from headrace.kernels.native import InstructionSet, instruction_set, native_library
+from headrace.kernels.linear.packed import PackedProduct
+from headrace.kernels.native import InstructionSet, has_avx512, instruction_set, native_library
 
 from .tolerances import assert_close
 
@@ -19,7 +20,14 @@ pytestmark = [
 ]
 
 # Outputs, inputs and group size: tails of both, one group of all, groups that the last one is a part of.
-SHAPES = [(72, 136, 32), (16, 64, 64), (1, 8, 8), (40, 168, 128), (33, 96, 96)]
+SHAPES = [(72, 144, 32), (16, 64, 64), (1, 16, 16), (40, 176, 128), (33, 96, 96), (24, 136, 32)]
+needs_avx512 = pytest.mark.skipif(not has_avx512(), reason="needs AVX-512")
+# Of activations, with what instructions.
+KINDS = [
+    pytest.param(torch.float32, InstructionSet.AVX2, id="avx2"),
+    pytest.param(torch.float32, InstructionSet.AVX512_BF16, marks=needs_avx512, id="avx512"),
+    pytest.param(torch.bfloat16, InstructionSet.AVX512_BF16, marks=needs_avx512, id="avx512-bfloat16"),
+]
 
 
 def numbers(*shape: int, seed: int = 0) -> Tensor:
@@ -57,45 +65,61 @@ def eight_bits(outputs: int, inputs: int, group_size: int, dtype: torch.dtype = 
 
 
 @pytest.mark.parametrize("threads", [1, 3])
-@pytest.mark.parametrize("rows", [*range(8), 13, 200, 700])
+@pytest.mark.parametrize(("dtype", "instructions"), KINDS)
 @pytest.mark.parametrize(("outputs", "inputs", "group_size"), SHAPES)
 @pytest.mark.parametrize("make", [zeros, minima, symmetric, eight_bits])
-def test_products_are_those_of_the_weight_it_stands_for(make, outputs, inputs, group_size, rows, threads, request):
+def test_products_are_those_of_the_weight_it_stands_for(
+    make, outputs, inputs, group_size, dtype, instructions, threads, request
+):
     """Bit for bit: the same sums of the same weights."""
     request.addfinalizer(partial(torch.set_num_threads, torch.get_num_threads()))
     torch.set_num_threads(threads)
-    weight = make(outputs, inputs, group_size)
-    bias, x = numbers(outputs, seed=3), numbers(rows, inputs + 4, seed=4)[:, 2:-2]
-    assert can_take_grouped(weight)
-    product = GroupedProduct(weight, bias)(x)
-    assert torch.equal(product, Float32Product(weight.dequantized(torch.float32), bias)(x))
-    assert_close(product, (x.double() @ weight.dequantized(torch.float64).t() + bias).float())
+    weight, bias = make(outputs, inputs, group_size), numbers(outputs, seed=3)
+    if dtype == torch.bfloat16 and inputs % 16:
+        assert not can_take_grouped(weight, dtype)
+        return
+    product = GroupedProduct(weight, bias, dtype, instructions)
+    dequantized = weight.dequantized(dtype)
+    plain = (Float32Product if instructions is InstructionSet.AVX2 else PackedProduct)(dequantized, bias)
+    for rows in (*range(14), 200, 700):
+        x = numbers(rows, inputs + 4, seed=4)[:, 2:-2].to(dtype)
+        result = product(x)
+        assert torch.equal(result, plain(x)), rows
+        assert_close(result, (x.double() @ dequantized.double().t() + bias).to(dtype))
 
 
+@pytest.mark.parametrize(("dtype", "instructions"), KINDS)
 @pytest.mark.parametrize("make", [zeros, minima, symmetric, eight_bits])
-def test_scales_that_float16_does_not_hold(make):
-    weight, x = make(40, 96, 32, torch.float32), numbers(5, 96)
-    assert_close(GroupedProduct(weight, None)(x), (x.double() @ weight.dequantized(torch.float64).t()).float())
+def test_scales_that_float16_does_not_hold(make, dtype, instructions):
+    weight, x = make(40, 96, 32, torch.float32), numbers(5, 96).to(dtype)
+    product = GroupedProduct(weight, None, dtype, instructions)
+    assert_close(product(x), (x.double() @ weight.dequantized(dtype).double().t()).to(dtype))
 
 
-def test_inputs_in_another_order():
+@pytest.mark.parametrize(("dtype", "instructions"), KINDS)
+def test_inputs_in_another_order(dtype, instructions):
     order = torch.randperm(96)
     weight = four_bits(24, 96, 32, torch.half, torch.ones_like, order)
     for rows in (1, 9):
-        x = numbers(rows, 96)
-        assert_close(GroupedProduct(weight, None)(x), x @ weight.dequantized(torch.float32).t())
+        x = numbers(rows, 96).to(dtype)
+        product = GroupedProduct(weight, None, dtype, instructions)
+        assert_close(product(x), (x.double() @ weight.dequantized(dtype).double().t()).to(dtype))
 
 
-@pytest.mark.skipif(instruction_set() is not InstructionSet.AVX2, reason="for processors with AVX2 and no AVX-512")
-def test_a_linear_keeps_its_bits():
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_keeps_its_bits(dtype):
     class Stored:
-        shape, dtype = (64, 256), torch.float32
+        shape = (64, 256)
+
+        def __init__(self, dtype: torch.dtype) -> None:
+            self.dtype = dtype
 
         def read(self) -> QuantizedWeight:
             return zeros(64, 256, 128)
 
-    assert supports_grouped(torch.float32, torch.device("cpu"))
-    linear = Linear(Stored())
+    if not supports_grouped(dtype, torch.device("cpu")):
+        pytest.skip("another product is the faster on this processor")
+    linear = Linear(Stored(dtype))
     linear.prepack()
     product = linear._product
     assert isinstance(product, GroupedProduct)
@@ -104,7 +128,10 @@ def test_a_linear_keeps_its_bits():
 
 
 def test_what_it_does_not_take():
-    assert not can_take_grouped(ScaledWeight(torch.zeros(4, 12, dtype=torch.int8), torch.ones(1, 4), 12))
-    assert not can_take_grouped(ScaledWeight(torch.zeros(4, 16, dtype=torch.float8_e4m3fn), torch.ones(1, 4), 16))
-    assert not supports_grouped(torch.bfloat16, torch.device("cpu"))
+    assert supports_grouped(torch.float32, torch.device("cpu"))
+    assert not can_take_grouped(ScaledWeight(torch.zeros(4, 12, dtype=torch.int8), torch.ones(1, 4), 12), torch.float32)
+    fp8 = ScaledWeight(torch.zeros(4, 16, dtype=torch.float8_e4m3fn), torch.ones(1, 4), 16)
+    assert not can_take_grouped(fp8, torch.float32)
+    assert not can_take_grouped(symmetric(4, 16, 16), torch.float16)
+    assert supports_grouped(torch.bfloat16, torch.device("cpu")) == (instruction_set() is InstructionSet.AVX512_BF16)
     assert not supports_grouped(torch.float32, torch.device("cuda"))

@@ -1,14 +1,10 @@
 // x @ weightᵀ in float32 with a weight of four or eight bits, on a processor with AVX2 and no AVX-512 (W4A16, W8A16).
 //
-// The weight is packed as that of float32_product.cpp, blocks of 16 outputs, [outputs / 16, inputs, 16], but that a lane
-// of 32 bits holds several inputs of an output, the first in its lowest bits. A weight is value * scale - minimum in
-// float32, rounded once, with a scale and a minimum for each group of inputs and each output. With few rows, which
-// memory limits, it is widened in registers; with more, once for all of them.
-
-#include <cstdlib>
-#include <memory>
+// A block of 16 outputs is widened to what float32_tile.h reads: with few rows, which memory limits, in registers, with
+// more, where memory does not limit, once for all of them. Lanes are [outputs / 16, inputs / inputs of a lane, 16].
 
 #include "float32_tile.h"
+#include "grouped_call.h"
 
 #ifdef HEADRACE_X86
 #define HEADRACE_F16C __attribute__((target("avx2,fma,f16c")))
@@ -19,17 +15,6 @@ namespace grouped {
 using avx2::Pair;
 using float32::kBlock;
 using float32::kMaxRows;
-
-// The same as `_Call` in kernels/linear/grouped.py.
-struct Call {
-    product::Call product;  // its weight: [outputs / 16, inputs / inputs of a lane, 16] of 32 bits
-    const void* scales;     // [outputs / 16, groups, 16] of float16 or float32, aligned to 32 bytes
-    const void* zeros;      // the same, of values or of weights; null: every zero is half of what the values' bits hold
-    std::int64_t group_size;  // a multiple of eight
-    std::int64_t num_bits;
-    std::int64_t has_minima;  // zeros are minima: else a weight is (value - zero) * scale
-    std::int64_t has_half_scales;
-};
 
 struct Half {
     std::uint16_t bits;
@@ -139,20 +124,6 @@ HEADRACE_F16C void widen_block(const Call& call, std::int64_t column, float* tar
     }
 }
 
-// Of a thread, kept for its next product.
-float* widened(std::int64_t depth) {
-    struct Aligned {
-        void operator()(float* memory) const { std::free(memory); }
-    };
-    thread_local std::unique_ptr<float, Aligned> memory;
-    thread_local std::int64_t size = 0;
-    if (size < depth) {
-        memory.reset(static_cast<float*>(std::aligned_alloc(64, depth * kBlock * sizeof(float))));
-        size = depth;
-    }
-    return memory.get();
-}
-
 template <int kBits, class Scale>
 void multiply_all(const Call& call) {
     using Few = void (*)(const Call&, std::int64_t, std::int64_t);
@@ -169,7 +140,7 @@ void multiply_all(const Call& call) {
                 kFew[count](call, row, column);
                 return;
             }
-            float* block = widened(product.depth);
+            auto* block = reinterpret_cast<float*>(widened(product.depth * kBlock * sizeof(float)));
             if (is_first) {
                 widen_block<kBits, Scale>(call, column, block);
             }

@@ -131,6 +131,7 @@ inline Ints add_products(Ints sums, Ints a, Ints b, bool is_signed) {
 
 // Nothing is taken from it: minus zero plus zero would be zero.
 inline __m512 _mm512_set1_ps(float x) { return x - __m512{}; }
+#define _mm512_setr_ps(...) (__m512{__VA_ARGS__})
 inline __m512i _mm512_set1_epi32(int x) { return (__m512i)(emulated::Ints{} + x); }
 inline __m512 _mm512_setzero_ps() { return __m512{}; }
 inline __m512i _mm512_setzero_si512() { return __m512i{}; }
@@ -275,6 +276,11 @@ inline __m512i _mm512_cvtps_epi32(__m512 x) {
 inline __m512 _mm512_cvtepi32_ps(__m512i x) { return __builtin_convertvector((emulated::Ints)x, __m512); }
 inline __m512i _mm512_cvtepu16_epi32(__m256i x) {
     return (__m512i)__builtin_convertvector((VectorOf<std::uint16_t, 16>::type)x, emulated::Bits);
+}
+// Of finite numbers.
+inline __m512 _mm512_cvtph_ps(__m256i x) {
+    const emulated::Bits bits = (emulated::Bits)_mm512_cvtepu16_epi32(x);
+    return (__m512)(((bits & 0x8000u) << 16) | ((bits & 0x7fffu) << 13)) * 0x1p112f;
 }
 inline __m256i _mm512_cvtepi32_epi16(__m512i x) {
     return (__m256i)__builtin_convertvector((emulated::Ints)x, VectorOf<std::int16_t, 16>::type);
