@@ -189,8 +189,8 @@ def wants_graphs(model_config: ModelConfig, config: EngineConfig, device: torch.
     if config.world_size > 1:
         logger.info("no CUDA graphs with %s", config.parallel_options)
         return False
-    if model_config.moe is not None:
-        logger.info("no CUDA graphs: the host chooses which experts of %s are computed", model_config.path)
+    if model_config.moe is not None and model_config.quantization is not None:
+        logger.info("no CUDA graphs: the host calls the quantised experts of %s", model_config.path)
         return False
     return True
 

@@ -6,11 +6,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ...kernels.device import runs_triton
 from ...kernels.linear import Linear
-from ...kernels.moe import choose_experts, mix_experts
+from ...kernels.linear.gates import GATES
+from ...kernels.moe import StackedExperts, choose_experts, mix_experts, mix_stacked_experts
 from ..checkpoints.model_config import MoeConfig
 from ..checkpoints.weights import WeightSlot
-from .blocks import BlankWeights, GatedMlp, MlpNames, linear_slots
+from .blocks import ACTIVATIONS, BlankWeights, GatedMlp, MlpNames, linear_slots
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,9 @@ _NAMINGS = {
 class ExpertsMlp:
     """Σ share · expert(x) over the experts chosen, and gate · shared expert(x) where there is one.
 
-    `name` is what checkpoints call it where an ordinary layer has its `mlp`.
+    `name` is what checkpoints call it where an ordinary layer has its `mlp`. On a GPU the experts' matrices are one
+    tensor, and who has which token is known there alone; elsewhere, and where they are quantised, each is called with
+    its tokens.
     """
 
     def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
@@ -42,8 +46,12 @@ class ExpertsMlp:
         hidden_size = blank.config.hidden_size
         # Small, and a rounding here would change who computes: never in int8.
         self.router = blank.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False)
+        self._stacked = _stacked(blank, moe) if _takes_stacked(self.router, blank) else None
+        matrices = [(None, None)] * moe.num_experts if self._stacked is None else self._stacked.matrices
         self.experts = [
-            GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True)
+            GatedMlp(
+                blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True, matrices=matrices[index]
+            )
             for index in range(moe.num_experts)
         ]
         shared_size = moe.shared_expert_intermediate_size
@@ -52,7 +60,10 @@ class ExpertsMlp:
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
         ids, shares = choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob)
-        mixed = mix_experts(x, self.experts, ids, shares)
+        if self._stacked is None:
+            mixed = mix_experts(x, self.experts, ids, shares)
+        else:
+            mixed = mix_stacked_experts(x, self._stacked, ids, shares)
         return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))
 
     def projections(self) -> Iterator[Linear]:
@@ -68,6 +79,19 @@ class ExpertsMlp:
             yield from expert.weight_slots(f"{prefix}.experts.{index}")
         if self.shared is not None:
             yield from self.shared.weight_slots(f"{prefix}.shared_expert")
+
+
+def _takes_stacked(router: Linear, blank: BlankWeights) -> bool:
+    return blank.config.quantization is None and runs_triton(router.weight)
+
+
+def _stacked(blank: BlankWeights, moe: MoeConfig) -> StackedExperts:
+    hidden_size, inner_size = blank.config.hidden_size, moe.intermediate_size
+    return StackedExperts(
+        blank.matrix(moe.num_experts * 2 * inner_size, hidden_size).view(moe.num_experts, -1, hidden_size),
+        blank.matrix(moe.num_experts * hidden_size, inner_size).view(moe.num_experts, -1, inner_size),
+        GATES[ACTIVATIONS[blank.config.activation]],
+    )
 
 
 class SharedExpert:

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from ..device import runs_triton
 from .reference import mix_experts_reference
+from .stacked_experts import StackedExperts
 
 Expert = Callable[[Tensor], Tensor]
 
@@ -14,8 +16,13 @@ def choose_experts(router_logits: Tensor, num_chosen: int, normalise: bool) -> t
     """The likeliest experts of each token, and their shares.
 
     router_logits: [num_tokens, num_experts]. Returns expert ids [num_tokens, num_chosen] int64 and shares
-    [num_tokens, num_chosen] float32: probabilities among all experts, or with `normalise` among the chosen.
+    [num_tokens, num_chosen] float32: probabilities among all experts, or with `normalise` among the chosen. Changes
+    nothing.
     """
+    if runs_triton(router_logits):
+        from .triton import choose_experts_triton
+
+        return choose_experts_triton(router_logits, num_chosen, normalise)
     shares, ids = router_logits.float().softmax(-1).topk(num_chosen, dim=-1)
     return ids, shares / shares.sum(-1, keepdim=True) if normalise else shares
 
@@ -39,4 +46,21 @@ def mix_experts(x: Tensor, experts: Sequence[Expert], ids: Tensor, shares: Tenso
     return torch.bmm(shares.to(x.dtype).unsqueeze(1), outputs.view(num_tokens, num_chosen, -1)).squeeze(1)
 
 
-__all__ = ["Expert", "choose_experts", "mix_experts", "mix_experts_reference"]
+def mix_stacked_experts(x: Tensor, experts: StackedExperts, ids: Tensor, shares: Tensor) -> Tensor:
+    """As `mix_experts`, with the experts' matrices side by side on a GPU: the host neither waits nor chooses.
+
+    Of x's dtype, which the matrices have too. Raises `ValueError` naming the argument that does not fit.
+    """
+    from .triton import mix_stacked_experts_triton
+
+    return mix_stacked_experts_triton(x, experts, ids, shares)
+
+
+__all__ = [
+    "Expert",
+    "StackedExperts",
+    "choose_experts",
+    "mix_experts",
+    "mix_experts_reference",
+    "mix_stacked_experts",
+]

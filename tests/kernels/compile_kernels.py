@@ -31,6 +31,8 @@ from headrace.kernels.linear import triton as linear
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.lora import AdapterMatrices, TokenTiles
 from headrace.kernels.lora import triton as lora
+from headrace.kernels.moe import StackedExperts
+from headrace.kernels.moe import triton as moe
 from headrace.kernels.norm_rotary import triton as norm_rotary
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention import triton as attention
@@ -210,6 +212,21 @@ def compile_lora(card: Card) -> None:
         lora.add_low_rank_triton(output, x, matrices, tiles)
 
 
+def compile_moe(card: Card) -> None:
+    """A decode of few rows, one of many, and a prefill: in sizes of whole tiles (Qwen3-30B-A3B's), and in others."""
+    for dtype, size, inner, all_tokens in (
+        (BF16, 2048, 768, (1, 1024, 8192)),
+        (F16, 200, 100, (40,)),
+        (F32, 64, 72, (9,)),
+    ):
+        experts = StackedExperts(
+            torch.empty(128, 2 * inner, size, dtype=dtype), torch.empty(128, size, inner, dtype=dtype), Gate.SILU
+        )
+        for num_tokens in all_tokens:
+            ids, shares = moe.choose_experts_triton(torch.empty(num_tokens, 128, dtype=dtype), 8, True)
+            moe.mix_stacked_experts_triton(torch.empty(num_tokens, size, dtype=dtype), experts, ids, shares)
+
+
 @dataclass(frozen=True)
 class Model:
     """What kernels are compiled for of a published model."""
@@ -241,6 +258,7 @@ def compile_models(card: Card) -> None:
     compile_products(4096, 14336)
     compile_products(3072, 576)
     compile_lora(card)
+    compile_moe(card)
 
 
 def compile_rows(model: Model) -> None:
@@ -283,6 +301,7 @@ PARTS = {
     "heads": compile_heads,
     "linear": compile_linear,
     "lora": compile_lora,
+    "moe": compile_moe,
     "rest": compile_the_rest,
 }
 
@@ -293,7 +312,7 @@ def main() -> None:
     parser.add_argument("--cards", default="H200", help="of " + ", ".join(CARDS))
     parser.add_argument("--report", action="store_true", help="registers, stack, programs a processor, instructions")
     arguments = parser.parse_args()
-    for module in (activation, attention, kv_cache, layer_norm, linear, lora, norm_rotary, sampling):
+    for module in (activation, attention, kv_cache, layer_norm, linear, lora, moe, norm_rotary, sampling):
         # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.
         vars(module)["check_launch"] = lambda name, tensor, kernel: None
     for card in (CARDS[name] for name in arguments.cards.split(",")):

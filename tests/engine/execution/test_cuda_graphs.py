@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from transformers import LlamaConfig, MixtralConfig, Qwen2Config
 pytest.importorskip("triton", reason="graphs launch the Triton kernels")
 
 from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.checkpoints.quantization_config import QuantizationConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution import cuda_graphs, model_runner
@@ -205,7 +206,7 @@ def test_a_capture_that_fails_is_the_last_one(folders, options, expected, caplog
 @pytest.mark.usefixtures("in_triton")
 def test_what_the_host_decides_cannot_be_captured(folders, options, caplog, device):
     if device.type == "cuda":
-        pytest.skip("on a GPU a mixture is not even tried")
+        pytest.skip("on a GPU the experts of a mixture are chosen there")
     capture = CalledAgain()
     with caplog.at_level(logging.WARNING, "headrace.engine.execution.cuda_graphs"):
         engine = load(folders["mixture"], capture, options)
@@ -250,9 +251,11 @@ def test_who_has_graphs(folders, options, caplog):
     assert model_runner.wants_graphs(llama, config, gpu)
     assert not model_runner.wants_graphs(llama, eager, gpu)
     assert not model_runner.wants_graphs(llama, config, cpu)
+    assert model_runner.wants_graphs(mixture, config, gpu)
+    quantized = replace(mixture, quantization=QuantizationConfig("fp8", (), ()))
     with caplog.at_level(logging.INFO, "headrace.engine.execution.model_runner"):
-        assert not model_runner.wants_graphs(mixture, config, gpu)
-    assert "no CUDA graphs: the host chooses which experts" in caplog.text
+        assert not model_runner.wants_graphs(quantized, config, gpu)
+    assert "no CUDA graphs: the host calls the quantised experts" in caplog.text
 
 
 def test_a_model_that_is_not_used_any_more_is_gone_at_once(folders, options):

@@ -1,0 +1,159 @@
+"""A mixture's experts on the GPU, without the host's knowing who goes where.
+
+The pairs of a token and one of its experts are put in the experts' order and cut into tiles of one expert each. How
+many tiles there may be follows from sizes alone, so a captured launch serves any choice; tiles that are empty end at
+once. Numbers are float32 between loading and storing.
+"""
+
+import triton
+import triton.language as tl
+
+from ..activation.triton_kernels import gated
+
+# Of a tile: its expert, the place of its first pair among the sorted ones, and how many it has.
+TILE_SIZE = tl.constexpr(3)
+
+
+# Steps have any number of tokens.
+@triton.jit(do_not_specialize=["num_tokens"])
+def choose_experts_kernel(
+    ids,
+    shares,
+    logits,
+    num_tokens,
+    logits_stride,
+    NUM_EXPERTS: tl.constexpr,
+    CHOSEN: tl.constexpr,
+    NORMALISE: tl.constexpr,
+    TOKENS: tl.constexpr,
+    PADDED_EXPERTS: tl.constexpr,
+    PADDED_CHOSEN: tl.constexpr,
+):
+    """One program is `TOKENS` tokens. Of equal logits the first expert's counts."""
+    token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
+    is_token = token < num_tokens
+    expert = tl.arange(0, PADDED_EXPERTS)[None, :]
+    is_logit = is_token[:, None] & (expert < NUM_EXPERTS)
+    wide = tl.load(logits + token[:, None] * logits_stride + expert, mask=is_logit, other=0.0).to(tl.float32)
+    left = tl.where(expert < NUM_EXPERTS, wide, -float("inf"))
+    largest = tl.max(left, 1)
+    total = tl.sum(tl.exp(left - largest[:, None]), 1)
+    place = tl.arange(0, PADDED_CHOSEN)[None, :]
+    chosen = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.int32)
+    weights = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.float32)
+    for nth in tl.static_range(CHOSEN):
+        # Numbers that are none compare with nothing, and may name no expert.
+        best = tl.minimum(tl.argmax(left, 1), NUM_EXPERTS - 1)
+        weight = tl.exp(tl.max(left, 1) - largest)
+        chosen = tl.where(place == nth, best[:, None], chosen)
+        weights = tl.where(place == nth, weight[:, None], weights)
+        left = tl.where(expert == best[:, None], -float("inf"), left)
+    if NORMALISE:
+        total = tl.sum(weights, 1)
+    is_chosen = is_token[:, None] & (place < CHOSEN)
+    tl.store(ids + token[:, None] * CHOSEN + place, chosen.to(tl.int64), mask=is_chosen)
+    tl.store(shares + token[:, None] * CHOSEN + place, weights / total[:, None], mask=is_chosen)
+
+
+@triton.jit(do_not_specialize=["num_pairs"])
+def sort_pairs_kernel(pairs, tiles, ids, num_pairs, NUM_EXPERTS: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr):
+    """One program is an expert: it puts its pairs behind those of the experts before it, and writes its tiles.
+
+    Its tiles begin at a number that the experts before it leave free however their pairs are spread; no more than one
+    of them is empty.
+    """
+    expert = tl.program_id(0)
+    nth = tl.arange(0, PAIRS)
+    before, count = 0, 0
+    for first in range(0, num_pairs, PAIRS):
+        chosen = tl.load(ids + first + nth, mask=first + nth < num_pairs, other=NUM_EXPERTS).to(tl.int32)
+        before += tl.sum((chosen < expert).to(tl.int32), 0)
+        count += tl.sum((chosen == expert).to(tl.int32), 0)
+    begin = before
+    for first in range(0, num_pairs, PAIRS):
+        chosen = tl.load(ids + first + nth, mask=first + nth < num_pairs, other=NUM_EXPERTS).to(tl.int32)
+        is_own = (chosen == expert).to(tl.int32)
+        tl.store(pairs + begin + tl.cumsum(is_own, 0) - 1, first + nth, mask=is_own > 0)
+        begin += tl.sum(is_own, 0)
+    first_tile = before // ROWS + expert
+    num_tiles = (before + count) // ROWS + expert + 1 - first_tile
+    for first in range(0, num_tiles, PAIRS):
+        row = (first + nth) * ROWS
+        tile, is_tile = tiles + (first_tile + first + nth) * TILE_SIZE, first + nth < num_tiles
+        tl.store(tile, tl.zeros((PAIRS,), dtype=tl.int32) + expert, mask=is_tile)
+        tl.store(tile + 1, before + row, mask=is_tile)
+        tl.store(tile + 2, tl.minimum(tl.maximum(count - row, 0), ROWS), mask=is_tile)
+
+
+@triton.jit
+def expert_rows_kernel(
+    output,
+    x,
+    weight,
+    pairs,
+    tiles,
+    num_outputs,
+    num_inputs,
+    num_column_tiles,
+    x_stride,
+    CHOSEN: tl.constexpr,
+    IS_GATED: tl.constexpr,
+    IS_SILU: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """One program is a tile of pairs and `OUTPUTS` of their outputs; neighbours have the same pairs.
+
+    IS_GATED: the first product, of the tokens' rows, gates and what they are multiplied with at once, written in the
+    sorted order. Else the second, of rows in that order, written at the pairs' own places.
+    """
+    tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
+    count = tl.load(tile + 2)
+    if count > 0:
+        expert, first = tl.load(tile).to(tl.int64), tl.load(tile + 1)
+        row = tl.arange(0, ROWS)
+        is_row = row < count
+        pair = tl.load(pairs + first + row, mask=is_row, other=0).to(tl.int64)
+        place = (first + row).to(tl.int64)
+        column = tl.program_id(0) % num_column_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
+        is_column = column < num_outputs
+        depth = tl.arange(0, INPUTS)
+        matrices: tl.constexpr = 2 if IS_GATED else 1
+        left_tile = x + (pair // CHOSEN if IS_GATED else place)[:, None] * x_stride + depth[None, :]
+        of_columns = column[None, :] * num_inputs + depth[:, None]
+        right_tile = weight + expert * matrices * num_outputs * num_inputs + of_columns
+        other_tile = right_tile + num_outputs * num_inputs
+        sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+        other_sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+        for start in range(0, num_inputs, INPUTS):
+            is_left, is_right = is_row[:, None], is_column[None, :]
+            if not IS_WHOLE:
+                is_input = start + depth < num_inputs
+                is_left, is_right = is_left & is_input[None, :], is_right & is_input[:, None]
+            left = tl.load(left_tile + start, mask=is_left, other=0.0)
+            right = tl.load(right_tile + start, mask=is_right, other=0.0)
+            sums = tl.dot(left, right, sums, input_precision=PRECISION)
+            if IS_GATED:
+                other = tl.load(other_tile + start, mask=is_right, other=0.0)
+                other_sums = tl.dot(left, other, other_sums, input_precision=PRECISION)
+        dtype: tl.constexpr = output.dtype.element_ty
+        result = gated(sums, other_sums, IS_SILU, dtype) if IS_GATED else sums.to(dtype)
+        at = output + (place if IS_GATED else pair)[:, None] * num_outputs + column[None, :]
+        tl.store(at, result, mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def mix_rows_kernel(output, rows, shares, size, CHOSEN: tl.constexpr, COLUMNS: tl.constexpr):
+    """One program is `COLUMNS` numbers of a token: its experts' rows, weighed and added in their order."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < size
+    total = tl.zeros((COLUMNS,), dtype=tl.float32)
+    # All loads are on their way before the first sum.
+    for nth in tl.static_range(CHOSEN):
+        row = tl.load(rows + (token * CHOSEN + nth) * size + column, mask=is_column, other=0.0).to(tl.float32)
+        total += row * tl.load(shares + token * CHOSEN + nth)
+    tl.store(output + token * size + column, total.to(output.dtype.element_ty), mask=is_column)

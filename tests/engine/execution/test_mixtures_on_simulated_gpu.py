@@ -1,0 +1,91 @@
+"""Mixtures of experts on a GPU, with CUDA graphs and without: answers are the CPU's, and the host waits for none."""
+
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+from transformers import MixtralConfig, PretrainedConfig, Qwen2MoeConfig
+
+pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
+
+from headrace import LLM, SamplingParams
+from headrace.engine.execution.model_runner import ModelRunner
+from headrace.engine.models.llama import LlamaLayer
+from headrace.engine.models.moe import ExpertsMlp
+
+from ..conftest import save_random_model
+from .simulated_gpu import simulated_gpu
+from .test_on_simulated_gpu import OPTIONS, SIZES
+
+PARAMS = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+PROMPTS = ["a rather long one", "a rather slow", "b", "cd"]
+MODELS: dict[str, PretrainedConfig] = {
+    "mixtral": MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2),
+    # With an expert for all, and a layer without any.
+    "qwen": Qwen2MoeConfig(
+        **SIZES | {"num_hidden_layers": 2},
+        num_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        shared_expert_intermediate_size=20,
+        mlp_only_layers=[1],
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def folder(request: pytest.FixtureRequest, chat_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("gpu") / "model"
+    copytree(chat_folder, made)
+    save_random_model(MODELS[request.param], made)
+    return made
+
+
+def runner(llm: LLM) -> ModelRunner:
+    found = llm.engine._runner
+    assert isinstance(found, ModelRunner)
+    return found
+
+
+def answers(llm: LLM) -> list[list[int]]:
+    outputs = llm.generate(PROMPTS, PARAMS)
+    llm.engine.check()
+    return [list(output.outputs[0].token_ids) for output in outputs]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[list[int]]:
+    return answers(LLM(folder, **OPTIONS, device="cpu"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cuda_graph_sizes": (2, 6)}, {"cuda_graph_sizes": (2, 16)}, {"enforce_eager": True}],
+    ids=["graphs", "prompts-in-graphs", "eager"],
+)
+def test_answers_are_the_cpus(options, folder, expected, monkeypatch):
+    with simulated_gpu(monkeypatch):
+        llm = LLM(folder, **OPTIONS, **options, device="cuda")
+        assert answers(llm) == expected
+        assert (runner(llm).num_captures > 0) == ("cuda_graph_sizes" in options)
+
+
+def test_nothing_but_a_steps_end_is_waited_for(folder, monkeypatch):
+    with simulated_gpu(monkeypatch) as gpu:
+        llm = LLM(folder, **OPTIONS, device="cuda", enforce_eager=True)
+        gpu.timeline.waits.clear()
+        answers(llm)
+        assert gpu.timeline.waits == ["Event.synchronize"] * llm.engine.stats.num_steps
+
+
+def test_experts_lie_side_by_side_on_a_gpu_alone(folder, monkeypatch):
+    def mixtures(**options: Any) -> list[ExpertsMlp]:
+        layers = runner(LLM(folder, **OPTIONS, **options))._model._layers
+        return [layer.mlp for layer in layers if isinstance(layer, LlamaLayer) and isinstance(layer.mlp, ExpertsMlp)]
+
+    assert all(each._stacked is None for each in mixtures(device="cpu"))
+    with simulated_gpu(monkeypatch):
+        found = mixtures(device="cuda", enforce_eager=True)
+    assert found
+    assert all(each._stacked is not None for each in found)

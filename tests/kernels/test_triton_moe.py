@@ -1,0 +1,163 @@
+"""A mixture's experts on the GPU against one token and one expert at a time."""
+
+from collections.abc import Callable
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
+
+from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
+from headrace.kernels.linear.gates import Gate
+from headrace.kernels.moe import StackedExperts, choose_experts, mix_experts_reference, mix_stacked_experts
+from headrace.kernels.moe import triton as moe
+from headrace.kernels.moe.triton import ExpertTile, choose_experts_triton, expert_tile
+
+from .tolerances import assert_close
+
+pytestmark = pytest.mark.usefixtures("_within_tensors")
+
+NUM_EXPERTS = 5
+ROUTINGS = {
+    "all to one": [[3]] * 6,
+    "all to the same two": [[4, 0]] * 40,
+    "some experts without a token": [[1, 2], [2, 1], [1, 4], [4, 1]],
+    "every token to every expert": [[0, 1, 2, 3, 4], [4, 3, 2, 1, 0]],
+    "one token": [[2, 0, 3]],
+    "whole tiles": [[0], [1]] * 16,
+    "nobody": torch.empty(0, 2, dtype=torch.int64).tolist(),
+}
+ACTIVATIONS = {Gate.SILU: silu_and_mul, Gate.GELU_TANH: gelu_tanh_and_mul}
+
+
+def stacked(size: int, inner: int, dtype: torch.dtype, device: torch.device, gate: Gate = Gate.SILU) -> StackedExperts:
+    gate_up = torch.randn(NUM_EXPERTS, 2 * inner, size, device=device) * size**-0.5
+    down = torch.randn(NUM_EXPERTS, size, inner, device=device) * inner**-0.5
+    return StackedExperts(gate_up.to(dtype), down.to(dtype), gate)
+
+
+def apart(experts: StackedExperts) -> list[Callable[[Tensor], Tensor]]:
+    """The same experts one by one, computed in float64."""
+
+    def expert(gate_up: Tensor, down: Tensor, x: Tensor) -> Tensor:
+        activated = ACTIVATIONS[experts.gate](linear(x.double().cpu(), gate_up.double().cpu()))
+        return linear(activated, down.double().cpu())
+
+    return [partial(expert, *each) for each in zip(experts.gate_up, experts.down, strict=True)]
+
+
+def assert_mixed(x: Tensor, experts: StackedExperts, ids: Tensor) -> None:
+    shares = torch.rand(ids.shape, device=x.device)
+    mixed = mix_stacked_experts(x, experts, ids, shares)
+    expected = mix_experts_reference(x.double().cpu(), apart(experts), ids.cpu(), shares.cpu()) if len(x) else x.cpu()
+    assert mixed.dtype == x.dtype
+    assert_close(mixed.cpu(), expected.to(x.dtype))
+
+
+@pytest.mark.parametrize("routing", ROUTINGS.values(), ids=ROUTINGS)
+@pytest.mark.parametrize(("size", "inner"), [(40, 24), (128, 64), (150, 130)])
+@pytest.mark.usefixtures("_nan_filled_outputs")
+def test_each_token_has_its_own_experts(size, inner, routing, triton_dtype, device):
+    ids = torch.tensor(routing, dtype=torch.int64, device=device).view(len(routing), -1 if routing else 2)
+    # A part of something wider.
+    x = torch.randn(len(ids), size + 6, device=device).to(triton_dtype)[:, 3:-3]
+    assert_mixed(x, stacked(size, inner, triton_dtype, device), ids)
+
+
+@pytest.mark.parametrize("tile", [ExpertTile(64, 128, 4), ExpertTile(128, 256, 8)], ids=["some", "many"])
+@pytest.mark.usefixtures("_nan_filled_outputs")
+def test_tiles_of_many_rows(tile, triton_dtype, device, monkeypatch):
+    monkeypatch.setattr(moe, "expert_tile", lambda *_: tile)
+    ids = torch.randint(NUM_EXPERTS, (150, 2), device=device)
+    ids[:, 1] = (ids[:, 0] + 1) % NUM_EXPERTS
+    assert_mixed(torch.randn(150, 72, device=device).to(triton_dtype), stacked(72, 40, triton_dtype, device), ids)
+
+
+def test_the_other_gate(device):
+    ids = torch.tensor([[0, 2], [2, 3]], device=device)
+    assert_mixed(torch.randn(2, 40, device=device), stacked(40, 24, torch.float32, device, Gate.GELU_TANH), ids)
+
+
+@pytest.mark.parametrize("rows", [16, 64])
+@pytest.mark.parametrize("num_tokens", [1, 7, 64, 700])
+def test_every_pair_is_in_one_tile(num_tokens, rows, device):
+    for seed in range(4):
+        torch.manual_seed(seed)
+        # Favourites among them: some experts have nothing.
+        ids = (torch.rand(num_tokens, 3, device=device) ** (1 + 3 * seed) * NUM_EXPERTS).long()
+        pairs, tiles = moe._sort(ids, NUM_EXPERTS, rows)
+        assert pairs.tolist() == ids.flatten().argsort(stable=True).tolist()
+        chosen = ids.flatten().tolist()
+        seen: list[int] = []
+        for expert, first, count in tiles.tolist():
+            assert 0 <= expert < NUM_EXPERTS
+            assert 0 <= count <= rows
+            seen += range(first, first + count)
+            assert all(chosen[pair] == expert for pair in pairs[first : first + count].tolist())
+        assert seen == list(range(len(chosen)))
+
+
+def test_what_is_not_finite_stays_with_its_tokens(device):
+    experts = stacked(40, 24, torch.float32, device)
+    experts.down[3] = torch.inf
+    ids = torch.tensor([[0, 1], [3, 0], [1, 2]], device=device)
+    x = torch.randn(3, 40, device=device)
+    mixed = mix_stacked_experts(x, experts, ids, torch.ones(3, 2, device=device))
+    assert mixed.isfinite().all(1).tolist() == [True, False, True]
+
+
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(3, 1), (8, 8), (60, 4), (128, 8)])
+@pytest.mark.usefixtures("_nan_filled_outputs")
+def test_the_likeliest_experts_are_chosen(num_experts, num_chosen, normalise, triton_dtype, device):
+    # No two alike, whose order would be anybody's.
+    logits = torch.stack([torch.randperm(num_experts) for _ in range(20)]).to(device).to(triton_dtype) / 8
+    wide = torch.cat([logits, logits], 1)[:, num_experts:]
+    ids, shares = choose_experts_triton(wide, num_chosen, normalise)
+    expected_ids, expected_shares = choose_experts(logits.cpu(), num_chosen, normalise)
+    assert torch.equal(ids.cpu(), expected_ids)
+    assert_close(shares.cpu(), expected_shares)
+
+
+def test_logits_that_are_no_numbers_name_experts_that_there_are(device):
+    logits = torch.full((3, 5), torch.nan, device=device)
+    logits[1] = -torch.inf
+    logits[2] = torch.inf
+    ids, _ = choose_experts_triton(logits, 2, normalise=True)
+    assert ((ids >= 0) & (ids < 5)).all()
+
+
+def test_tiles_suit_the_experts_shares_and_the_gpu():
+    a100, hopper = 163 * 1024, 227 * 1024
+    assert expert_tile(8, 128, torch.bfloat16, hopper).rows == 16
+    assert expert_tile(256 * 8, 128, torch.bfloat16, hopper).rows == 16
+    assert expert_tile(1024 * 8, 128, torch.bfloat16, hopper).rows == 64
+    assert expert_tile(8192 * 8, 128, torch.bfloat16, hopper) == ExpertTile(128, 256, 8)
+    assert expert_tile(8192 * 8, 128, torch.bfloat16, a100) == ExpertTile(128, 128, 8)
+    assert expert_tile(8192 * 8, 128, torch.float32, hopper).rows == 16
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"x": torch.zeros(2, 41)}, r"experts.gate_up \(5, 48, 40\) must have the shape \[5, 48, 41\]"),
+        ({"x": torch.zeros(2, 40, dtype=torch.float16)}, "experts.gate_up .* is float32, and must be float16"),
+        ({"ids": torch.zeros(3, 2, dtype=torch.int64)}, r"ids \(3, 2\) must have the shape \[2, any\]"),
+        ({"ids": torch.zeros(2, 2, dtype=torch.int32)}, "ids .* is int32, and must be int64"),
+        ({"shares": torch.zeros(2, 3)}, r"shares \(2, 3\) must have the shape \[2, 2\]"),
+    ],
+)
+def test_what_does_not_fit_is_named(changes, message, device):
+    experts = stacked(40, 24, torch.float32, device)
+    fitting = {"x": torch.zeros(2, 40), "ids": torch.zeros(2, 2, dtype=torch.int64), "shares": torch.zeros(2, 2)}
+    arguments = {name: tensor.to(device) for name, tensor in (fitting | changes).items()}
+    with pytest.raises(ValueError, match=message):
+        mix_stacked_experts(arguments["x"], experts, arguments["ids"], arguments["shares"])
+
+
+def test_more_experts_than_there_are_cannot_be_chosen(device):
+    with pytest.raises(ValueError, match=r"num_chosen 6 for router_logits \(2, 5\) must be 1 to 5"):
+        choose_experts_triton(torch.zeros(2, 5, device=device), 6, normalise=True)
