@@ -93,7 +93,7 @@ class ModelRunner:
         self._graphs: CudaGraphs | None = None
         with fitting(f"a KV cache of {num_blocks} blocks"):
             self.memory = KVMemory(model_config, num_blocks, config.block_size, self._kv_dtype, self.device)
-        if wants_graphs(model_config, config, self.device) and runs_triton(self.memory.cache):
+        if wants_graphs(config, self.device, self._model.calls_experts) and runs_triton(self.memory.cache):
             try:
                 self.use_graphs(CudaCapture(self.device), model_config, config)
             except RuntimeError as error:
@@ -182,15 +182,18 @@ def _forward_into(model: Decoder, kv_cache: Tensor) -> Forward:
     return forward
 
 
-def wants_graphs(model_config: ModelConfig, config: EngineConfig, device: torch.device) -> bool:
-    """Whether small steps are to be computed with CUDA graphs; a line of the log says where a model cannot be."""
+def wants_graphs(config: EngineConfig, device: torch.device, calls_experts: bool) -> bool:
+    """Whether small steps are to be computed with CUDA graphs; a line of the log says where a model cannot be.
+
+    calls_experts: see `Decoder`.
+    """
     if config.enforce_eager or device.type != "cuda":
         return False
     if config.world_size > 1:
         logger.info("no CUDA graphs with %s", config.parallel_options)
         return False
-    if model_config.moe is not None and model_config.quantization is not None:
-        logger.info("no CUDA graphs: the host calls the quantised experts of %s", model_config.path)
+    if calls_experts:
+        logger.info("no CUDA graphs: the host calls the model's experts one by one")
         return False
     return True
 

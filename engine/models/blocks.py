@@ -57,24 +57,15 @@ class BlankWeights:
         return empty_weight((rows, columns), self.dtype, self.device)
 
     def linear(
-        self,
-        names: Sequence[str],
-        sizes: Sequence[int],
-        in_size: int,
-        bias: bool = False,
-        quantizable: bool = True,
-        matrix: Tensor | None = None,
+        self, names: Sequence[str], sizes: Sequence[int], in_size: int, bias: bool = False, quantizable: bool = True
     ) -> Linear:
-        """Modules side by side, each of so many outputs, multiplied as one: quantised where the checkpoint's are.
-
-        matrix: [sum(sizes), in_size], where they lie if they are not quantised.
-        """
+        """Modules side by side, each of so many outputs, multiplied as one: quantised where the checkpoint's are."""
         offsets = torch.empty(sum(sizes), dtype=self.dtype, device=self.device) if bias else None
         full_names = [self.prefix + name for name in names]
         quantization = self.config.quantization
         scheme = quantization.scheme(full_names) if quantization and quantizable else None
         if scheme is None:
-            linear = Linear(self.matrix(sum(sizes), in_size) if matrix is None else matrix, offsets, quantizable)
+            linear = Linear(self.matrix(sum(sizes), in_size), offsets, quantizable)
         else:
             linear = Linear(stored_modules(scheme, full_names, sizes, in_size, self.dtype, self.device), offsets)
         for start, name, size in zip(accumulate(sizes, initial=0), full_names, sizes, strict=False):
@@ -200,27 +191,19 @@ class MlpNames:
 class GatedMlp:
     """down(activation(gate) * up); gate and up are one matrix.
 
-    Where ranks share it, it gives their sum, or of an expert, which `is_expert`, a rank's own part of that. `matrices`:
-    where gate and up, and down, lie.
+    Where ranks share it, it gives their sum, or of an expert, which `is_expert`, a rank's own part of that.
     """
 
     def __init__(
-        self,
-        blank: BlankWeights,
-        inner_size: int,
-        names: MlpNames,
-        bias: bool = False,
-        is_expert: bool = False,
-        matrices: tuple[Tensor | None, Tensor | None] = (None, None),
+        self, blank: BlankWeights, inner_size: int, names: MlpNames, bias: bool = False, is_expert: bool = False
     ) -> None:
         self._ranks = ALONE if is_expert else blank.ranks
         hidden_size = blank.config.hidden_size
         self._activate = ACTIVATIONS[blank.config.activation]
         self._names = names
         size = 2 * inner_size // len(names.gate_up)
-        gate_up, down = matrices
-        self.gate_up = blank.linear(names.gate_up, [size] * len(names.gate_up), hidden_size, bias, matrix=gate_up)
-        self.down = blank.linear([names.down], [hidden_size], inner_size, bias, matrix=down)
+        self.gate_up = blank.linear(names.gate_up, [size] * len(names.gate_up), hidden_size, bias)
+        self.down = blank.linear([names.down], [hidden_size], inner_size, bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""

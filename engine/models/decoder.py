@@ -20,6 +20,7 @@ from ..vision.tower import VisionTower
 from .blocks import BlankWeights, Step
 from .head import Head
 from .last_tokens import LastTokens
+from .moe import ExpertsMlp
 from .rope import by_axis, query_factors, rotary_factors
 
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
@@ -32,6 +33,10 @@ _UNREAD_SUFFIXES = (
 
 class DecoderLayer(Protocol):
     """One family's layer. A stream of residuals runs past it; what it computes joins the stream in the next one."""
+
+    @property
+    def mixture(self) -> ExpertsMlp | None:
+        """Its MLP where that is a mixture of experts."""
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         """Add `branch` to `residual`, in place; return attention's output, of the tokens that `step` wants.
@@ -132,6 +137,14 @@ class Decoder:
         for layer in self._layers:
             for projection in layer.projections():
                 projection.prepack(int8=quantization == "int8")
+            if layer.mixture is not None:
+                layer.mixture.stack()
+
+    @property
+    def calls_experts(self) -> bool:
+        """Whether the host has to know which experts have which tokens, to call them one by one."""
+        mixtures = (layer.mixture for layer in self._layers)
+        return any(mixture is not None and mixture.stacked is None for mixture in mixtures)
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Every weight under the name that a checkpoint gives it."""

@@ -17,6 +17,8 @@ from .norms import LayerNorm
 class FalconLayer:
     """See `DecoderLayer`."""
 
+    mixture = None
+
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         falcon = blank.config.falcon
         assert falcon is not None, "not read as a Falcon"

@@ -28,6 +28,10 @@ class LlamaLayer:
         self.mlp_norm = blank.norm(config.hidden_size)
         self.mlp = _new_mlp(blank, config, index)
 
+    @property
+    def mixture(self) -> ExpertsMlp | None:
+        return self.mlp if isinstance(self.mlp, ExpertsMlp) else None
+
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
         return self._scaled(self.attention(normed, key_cache, value_cache, step))
@@ -47,7 +51,7 @@ class LlamaLayer:
         yield WeightSlot(f"{prefix}.input_layernorm.weight", self.input_norm)
         yield from self.attention.weight_slots(f"{prefix}.self_attn")
         yield WeightSlot(f"{prefix}.post_attention_layernorm.weight", self.mlp_norm)
-        mlp = self.mlp.name if isinstance(self.mlp, ExpertsMlp) else "mlp"
+        mlp = "mlp" if self.mixture is None else self.mixture.name
         yield from self.mlp.weight_slots(f"{prefix}.{mlp}")
 
 

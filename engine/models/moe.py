@@ -9,7 +9,7 @@ from torch import Tensor
 from ...kernels.device import runs_triton
 from ...kernels.linear import Linear
 from ...kernels.linear.gates import GATES
-from ...kernels.moe import StackedExperts, choose_experts, mix_experts, mix_stacked_experts
+from ...kernels.moe import StackedExperts, choose_experts, mix_experts, mix_stacked_experts, stack_experts
 from ..checkpoints.model_config import MoeConfig
 from ..checkpoints.weights import WeightSlot
 from .blocks import ACTIVATIONS, BlankWeights, GatedMlp, MlpNames, linear_slots
@@ -32,9 +32,8 @@ _NAMINGS = {
 class ExpertsMlp:
     """Σ share · expert(x) over the experts chosen, and gate · shared expert(x) where there is one.
 
-    `name` is what checkpoints call it where an ordinary layer has its `mlp`. On a GPU the experts' matrices are one
-    tensor, and who has which token is known there alone; elsewhere, and where they are quantised, each is called with
-    its tokens.
+    `name` is what checkpoints call it where an ordinary layer has its `mlp`. `stacked`: the experts' matrices on a GPU,
+    where who has which token is known there alone; None: each is called with its tokens.
     """
 
     def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
@@ -46,25 +45,30 @@ class ExpertsMlp:
         hidden_size = blank.config.hidden_size
         # Small, and a rounding here would change who computes: never in int8.
         self.router = blank.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False)
-        self._stacked = _stacked(blank, moe) if _takes_stacked(self.router, blank) else None
-        matrices = [(None, None)] * moe.num_experts if self._stacked is None else self._stacked.matrices
         self.experts = [
-            GatedMlp(
-                blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True, matrices=matrices[index]
-            )
+            GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True)
             for index in range(moe.num_experts)
         ]
         shared_size = moe.shared_expert_intermediate_size
         self.shared = SharedExpert(blank, shared_size, names) if shared_size else None
+        self.stacked: StackedExperts | None = None
+        self._gate = GATES[ACTIVATIONS[blank.config.activation]]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
         ids, shares = choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob)
-        if self._stacked is None:
+        if self.stacked is None:
             mixed = mix_experts(x, self.experts, ids, shares)
         else:
-            mixed = mix_stacked_experts(x, self._stacked, ids, shares)
+            mixed = mix_stacked_experts(x, self.stacked, ids, shares)
         return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))
+
+    def stack(self) -> None:
+        """Put the experts' matrices side by side, once they are packed, where a GPU's kernels take them so."""
+        router = self.router.packed
+        if isinstance(router, Tensor) and runs_triton(router):
+            gate_up, down = zip(*(expert.projections() for expert in self.experts), strict=True)
+            self.stacked = stack_experts(gate_up, down, self._gate)
 
     def projections(self) -> Iterator[Linear]:
         yield self.router
@@ -79,19 +83,6 @@ class ExpertsMlp:
             yield from expert.weight_slots(f"{prefix}.experts.{index}")
         if self.shared is not None:
             yield from self.shared.weight_slots(f"{prefix}.shared_expert")
-
-
-def _takes_stacked(router: Linear, blank: BlankWeights) -> bool:
-    return blank.config.quantization is None and runs_triton(router.weight)
-
-
-def _stacked(blank: BlankWeights, moe: MoeConfig) -> StackedExperts:
-    hidden_size, inner_size = blank.config.hidden_size, moe.intermediate_size
-    return StackedExperts(
-        blank.matrix(moe.num_experts * 2 * inner_size, hidden_size).view(moe.num_experts, -1, hidden_size),
-        blank.matrix(moe.num_experts * hidden_size, inner_size).view(moe.num_experts, -1, inner_size),
-        GATES[ACTIVATIONS[blank.config.activation]],
-    )
 
 
 class SharedExpert:

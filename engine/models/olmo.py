@@ -13,6 +13,8 @@ from .blocks import Attention, BlankWeights, GatedMlp, MlpNames, Step
 class OlmoLayer:
     """See `DecoderLayer`."""
 
+    mixture = None
+
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
         self._eps = config.rms_norm_eps

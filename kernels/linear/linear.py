@@ -11,7 +11,7 @@ from .adapted import AdaptedProduct, AdaptedRows, Addition
 from .int8 import Int8Product
 from .plain import PlainProduct, plain_product
 from .product import Product
-from .quantized import quantized_product
+from .quantized import Int4Product, ScaledProduct, quantized_product
 from .slotted import SlottedProduct, SlottedRows
 from .weights import QuantizedWeight
 
@@ -70,6 +70,15 @@ class Linear:
             self._product = Int8Product(held, self.bias)
         else:
             self._product = plain_product(held, self.bias)
+
+    @property
+    def packed(self) -> Tensor | QuantizedWeight | None:
+        """What a GPU's product multiplies by, after `prepack`; None where a product has a layout of its own."""
+        return self._product.weight if isinstance(self._product, PlainProduct | ScaledProduct | Int4Product) else None
+
+    def release(self) -> None:
+        """Give the product up, for whoever multiplies by its weight in another way."""
+        self._product = None
 
     @property
     def is_adapted(self) -> bool:

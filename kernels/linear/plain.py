@@ -35,10 +35,10 @@ class PlainProduct(Product):
     """torch's own. See `Product`."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self.weight, self._bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self._weight, self._bias)
+        return linear(x, self.weight, self._bias)
 
 
 class NativeProduct(PlainProduct):
@@ -46,7 +46,7 @@ class NativeProduct(PlainProduct):
 
     def __call__(self, x: Tensor) -> Tensor:
         if len(x) <= MAX_ROWS and x.stride(-1) == 1:
-            return linear_native(x, self._weight, self._bias)
+            return linear_native(x, self.weight, self._bias)
         return super().__call__(x)
 
 

@@ -36,26 +36,26 @@ class Int4Product(Product):
     """Dequantised in the kernel (W4A16). See `Product`."""
 
     def __init__(self, weight: Int4Weight, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self.weight, self._bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         from .triton import int4_linear_triton
 
-        placed = x if self._weight.order is None else x[:, self._weight.order]
-        return int4_linear_triton(placed, self._weight, self._bias)
+        placed = x if self.weight.order is None else x[:, self.weight.order]
+        return int4_linear_triton(placed, self.weight, self._bias)
 
 
 class ScaledProduct(Product):
     """Activations quantised as they come, each row, or each group in a row, with a scale of its own. See `Product`."""
 
     def __init__(self, weight: ScaledWeight, bias: Tensor | None) -> None:
-        self._weight, self._bias = weight, bias
+        self.weight, self._bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         from .triton import quantize_rows_triton, scaled_linear_triton
 
-        values, scales = quantize_rows_triton(x, self._weight.values.dtype, self._weight.group_size)
-        return scaled_linear_triton(values, scales, self._weight, self._bias, x.dtype)
+        values, scales = quantize_rows_triton(x, self.weight.values.dtype, self.weight.group_size)
+        return scaled_linear_triton(values, scales, self.weight, self._bias, x.dtype)
 
     def gated(self, activate: Callable[[Tensor], Tensor], gate_up: Tensor) -> Tensor:
         """What one of `GATES` gives is never written out."""
@@ -64,8 +64,8 @@ class ScaledProduct(Product):
         gate = GATES.get(activate)
         if gate is None:
             return super().gated(activate, gate_up)
-        values, scales = quantize_gated_triton(gate_up, self._weight.values.dtype, self._weight.group_size, gate)
-        return scaled_linear_triton(values, scales, self._weight, self._bias, gate_up.dtype)
+        values, scales = quantize_gated_triton(gate_up, self.weight.values.dtype, self.weight.group_size, gate)
+        return scaled_linear_triton(values, scales, self.weight, self._bias, gate_up.dtype)
 
 
 def _takes_scaled(weight: ScaledWeight) -> bool:

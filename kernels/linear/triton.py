@@ -15,7 +15,7 @@ from .weights import HALF_TILE, KERNEL_GROUP_SIZE, Int4Weight, ScaledWeight
 # A group is one program's registers.
 MAX_GROUP_SIZE = 65536
 _LARGEST = {torch.int8: 127.0, torch.float8_e4m3fn: 448.0}
-_BYTE_DTYPES = tuple(_LARGEST)
+BYTE_DTYPES = tuple(_LARGEST)
 _NUMBERS_PER_PROGRAM = 1024
 # As many groups as have so many numbers are quantised by one program.
 _NUMBERS_PER_QUANTIZER = 2048
@@ -206,7 +206,8 @@ def int4_linear_triton(
         len(weight.scales),
         x.stride(0),
         GROUP_SIZE=weight.group_size,
-        IS_OF_ONE_GROUP=rows <= _SUMMED_ROWS and _has_whole_tiles(weight),
+        IS_OF_ONE_GROUP=rows <= _SUMMED_ROWS
+        and has_whole_tiles(weight.has_minima, len(weight.scales), weight.group_size),
         HAS_BIAS=bias is not None and splits == 1,
         HAS_MINIMA=weight.has_minima,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
@@ -222,9 +223,9 @@ def int4_linear_triton(
     return output
 
 
-def _has_whole_tiles(weight: Int4Weight) -> bool:
+def has_whole_tiles(has_minima: bool, num_groups: int, group_size: int) -> bool:
     """Whether a tile's weights have one scale an output, and whole numbers for zeros: sums may be scaled instead."""
-    return not weight.has_minima and (len(weight.scales) == 1 or weight.group_size % (2 * HALF_TILE) == 0)
+    return not has_minima and (num_groups == 1 or group_size % (2 * HALF_TILE) == 0)
 
 
 def _sum_splits(output: Tensor, parts: Tensor, bias: Tensor | None) -> None:
@@ -253,7 +254,7 @@ def _check_scaled(
     """The weight's shape, when all fits together."""
     check_launch("values", values, scaled_linear_kernel)
     device = values.device
-    check_tensor("weight.values", weight.values, (None, None), _BYTE_DTYPES, device)
+    check_tensor("weight.values", weight.values, (None, None), BYTE_DTYPES, device)
     num_outputs, num_inputs = weight.values.shape
     check_tensor("values", values, (None, num_inputs), (weight.values.dtype,), device)
     num_groups = triton.cdiv(num_inputs, weight.group_size)

@@ -84,40 +84,87 @@ def scaled_linear_kernel(
     """
     num_row_tiles = tl.cdiv(num_rows, ROWS)
     num_tiles = num_row_tiles * tl.cdiv(num_outputs, OUTPUTS)
-    depth = tl.arange(0, INPUTS)
     for part in range(tl.program_id(0), num_tiles * num_splits, tl.num_programs(0)):
         tile, split = part % num_tiles, part // num_tiles
         row = (tile % num_row_tiles * ROWS + tl.arange(0, ROWS)).to(tl.int64)
         column = (tile // num_row_tiles * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)
         is_row, is_column = row < num_rows, column < num_outputs
-        x_tile = x + row[:, None] * num_inputs + depth[None, :]
-        weight_tile = weight + column[None, :] * num_inputs + depth[:, None]
-        sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.int32 if IS_INT else tl.float32)
-        product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
         begin = split * tiles_per_split * INPUTS
-        for first in range(begin, tl.minimum(begin + tiles_per_split * INPUTS, num_inputs), INPUTS):
-            is_left, is_right = is_row[:, None], is_column[None, :]
-            if not IS_WHOLE:
-                is_input = first + depth < num_inputs
-                is_left, is_right = is_left & is_input[None, :], is_right & is_input[:, None]
-            left = tl.load(x_tile + first, mask=is_left, other=0.0)
-            right = tl.load(weight_tile + first, mask=is_right, other=0.0)
-            if IS_GROUPED:
-                group = first // INPUTS
-                of_rows = tl.load(x_scales + row * num_groups + group, mask=is_row, other=0.0)
-                of_columns = tl.load(weight_scales + group * num_outputs + column, mask=is_column, other=0.0)
-                partial = tl.dot(left, right, out_dtype=sums.dtype).to(tl.float32)
-                product += partial * of_rows[:, None] * of_columns[None, :]
-            else:
-                sums = tl.dot(left, right, sums, out_dtype=sums.dtype)
-        if not IS_GROUPED:
-            of_rows = tl.load(x_scales + row, mask=is_row, other=0.0)
-            of_columns = tl.load(weight_scales + column, mask=is_column, other=0.0)
-            product = sums.to(tl.float32) * of_rows[:, None] * of_columns[None, :]
+        product = scaled_product(
+            x,
+            x_scales,
+            row,
+            is_row,
+            weight,
+            weight_scales,
+            column,
+            is_column,
+            begin,
+            tl.minimum(begin + tiles_per_split * INPUTS, num_inputs),
+            num_outputs,
+            num_inputs,
+            num_groups,
+            IS_GROUPED,
+            IS_INT,
+            IS_WHOLE,
+            ROWS,
+            OUTPUTS,
+            INPUTS,
+        )
         if HAS_BIAS:
             product += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
         place = output + (split.to(tl.int64) * num_rows + row)[:, None] * num_outputs + column[None, :]
         tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def scaled_product(
+    x,
+    x_scales,
+    row,
+    is_row,
+    weight,
+    weight_scales,
+    column,
+    is_column,
+    begin,
+    end,
+    num_outputs,
+    num_inputs,
+    num_groups,
+    IS_GROUPED: tl.constexpr,
+    IS_INT: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Rows of x times rows of the weight, [ROWS, OUTPUTS] float32, of the inputs from `begin` to `end`."""
+    depth = tl.arange(0, INPUTS)
+    x_tile = x + row[:, None] * num_inputs + depth[None, :]
+    weight_tile = weight + column[None, :] * num_inputs + depth[:, None]
+    sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.int32 if IS_INT else tl.float32)
+    product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+    for first in range(begin, end, INPUTS):
+        is_left, is_right = is_row[:, None], is_column[None, :]
+        if not IS_WHOLE:
+            is_input = first + depth < num_inputs
+            is_left, is_right = is_left & is_input[None, :], is_right & is_input[:, None]
+        left = tl.load(x_tile + first, mask=is_left, other=0.0)
+        right = tl.load(weight_tile + first, mask=is_right, other=0.0)
+        if IS_GROUPED:
+            group = first // INPUTS
+            of_rows = tl.load(x_scales + row * num_groups + group, mask=is_row, other=0.0)
+            of_columns = tl.load(weight_scales + group * num_outputs + column, mask=is_column, other=0.0)
+            partial = tl.dot(left, right, out_dtype=sums.dtype).to(tl.float32)
+            product += partial * of_rows[:, None] * of_columns[None, :]
+        else:
+            sums = tl.dot(left, right, sums, out_dtype=sums.dtype)
+    if not IS_GROUPED:
+        of_rows = tl.load(x_scales + row, mask=is_row, other=0.0)
+        of_columns = tl.load(weight_scales + column, mask=is_column, other=0.0)
+        product = sums.to(tl.float32) * of_rows[:, None] * of_columns[None, :]
+    return product
 
 
 @triton.jit(do_not_specialize=["num_rows", "tiles_per_split"])
@@ -148,16 +195,64 @@ def int4_linear_kernel(
     column = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
     split = tl.program_id(2).to(tl.int64)
     is_row, is_column = row < num_rows, column < num_outputs
-    x_rows = x + row[:, None] * x_stride
+    first_tile = split.to(tl.int32) * tiles_per_split
+    product = int4_product(
+        x + row[:, None] * x_stride,
+        is_row,
+        packed,
+        scales,
+        zeros,
+        column,
+        is_column,
+        first_tile,
+        tl.minimum(first_tile + tiles_per_split, tl.cdiv(num_inputs, 2 * HALF_TILE)),
+        num_outputs,
+        num_inputs,
+        num_groups,
+        GROUP_SIZE,
+        IS_OF_ONE_GROUP,
+        HAS_MINIMA,
+        PRECISION,
+        ROWS,
+        OUTPUTS,
+        HALF_TILE,
+    )
+    if HAS_BIAS:
+        product += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    place = output + (split * num_rows + row)[:, None] * num_outputs + column[None, :]
+    tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+
+
+@triton.jit
+def int4_product(
+    x_rows,
+    is_row,
+    packed,
+    scales,
+    zeros,
+    column,
+    is_column,
+    first_tile,
+    end_tile,
+    num_outputs,
+    num_inputs,
+    num_groups,
+    GROUP_SIZE: tl.constexpr,
+    IS_OF_ONE_GROUP: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+):
+    """Rows of x, at their first inputs [ROWS, 1], times a weight's columns: [ROWS, OUTPUTS] float32, of some tiles."""
     byte = tl.arange(0, HALF_TILE)
     last_group = num_groups - 1
     product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
-    num_tiles = tl.cdiv(num_inputs, 2 * HALF_TILE)
-    first_tile = split.to(tl.int32) * tiles_per_split
     if IS_OF_ONE_GROUP:
         group = tl.minimum(2 * first_tile * HALF_TILE // GROUP_SIZE, last_group) * num_outputs
         next_scale = tl.load(scales + group + column, mask=is_column, other=0.0)
-    for tile in range(first_tile, tl.minimum(first_tile + tiles_per_split, num_tiles)):
+    for tile in range(first_tile, end_tile):
         bytes_at = packed + (tile * HALF_TILE + byte)[:, None].to(tl.int64) * num_outputs + column[None, :]
         values = tl.load(bytes_at, mask=is_column[None, :], other=0)
         if IS_OF_ONE_GROUP:
@@ -172,7 +267,7 @@ def int4_linear_kernel(
                 first = (2 * tile + half) * HALF_TILE
                 left = _inputs(x_rows, first + byte, is_row, num_inputs)
                 # Exact in 16 bits; the scale is the sums'.
-                weight = (_nibbles(values, half) - zero).to(x.dtype.element_ty)
+                weight = (_nibbles(values, half) - zero).to(x_rows.dtype.element_ty)
                 partial = tl.dot(left, weight, partial, input_precision=PRECISION)
             product += partial * scale.to(tl.float32)[None, :]
         else:
@@ -186,11 +281,8 @@ def int4_linear_kernel(
                 else:
                     weight = (_nibbles(values, half) - (zero + NIBBLE_BASE)) * scale[None, :]
                 left = _inputs(x_rows, first + byte, is_row, num_inputs)
-                product = tl.dot(left, weight.to(x.dtype.element_ty), product, input_precision=PRECISION)
-    if HAS_BIAS:
-        product += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
-    place = output + (split * num_rows + row)[:, None] * num_outputs + column[None, :]
-    tl.store(place, product.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
+                product = tl.dot(left, weight.to(x_rows.dtype.element_ty), product, input_precision=PRECISION)
+    return product
 
 
 @triton.jit

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..device import runs_triton
 from .reference import mix_experts_reference
-from .stacked_experts import StackedExperts
+from .stacked_experts import StackedExperts, stack_experts
 
 Expert = Callable[[Tensor], Tensor]
 
@@ -49,7 +49,7 @@ def mix_experts(x: Tensor, experts: Sequence[Expert], ids: Tensor, shares: Tenso
 def mix_stacked_experts(x: Tensor, experts: StackedExperts, ids: Tensor, shares: Tensor) -> Tensor:
     """As `mix_experts`, with the experts' matrices side by side on a GPU: the host neither waits nor chooses.
 
-    Of x's dtype, which the matrices have too. Raises `ValueError` naming the argument that does not fit.
+    Of x's dtype, as matrices that are not quantised are. Raises `ValueError` naming the argument that does not fit.
     """
     from .triton import mix_stacked_experts_triton
 
@@ -63,4 +63,5 @@ __all__ = [
     "mix_experts",
     "mix_experts_reference",
     "mix_stacked_experts",
+    "stack_experts",
 ]

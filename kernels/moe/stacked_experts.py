@@ -1,33 +1,151 @@
-"""The matrices of a mixture's experts side by side in a GPU's memory."""
+"""The matrices of a mixture's experts side by side in a GPU's memory, as they are or in fewer bits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
+from ..linear import Int4Weight, Linear, QuantizedWeight, ScaledWeight
 from ..linear.gates import Gate
+
+
+@dataclass(frozen=True)
+class PlainMatrices:
+    """values: [num_experts, out, in] of any float type."""
+
+    values: Tensor
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs and inputs."""
+        num_experts, num_outputs, num_inputs = self.values.shape
+        return num_experts, num_outputs, num_inputs
+
+
+@dataclass(frozen=True)
+class ByteMatrices:
+    """As `ScaledWeight`, of each expert. values: [num_experts, out, in]; scales: [num_experts, num_groups, out]."""
+
+    values: Tensor
+    scales: Tensor
+    group_size: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs and inputs."""
+        num_experts, num_outputs, num_inputs = self.values.shape
+        return num_experts, num_outputs, num_inputs
+
+    @property
+    def num_groups(self) -> int:
+        return self.scales.shape[1]
+
+
+@dataclass(frozen=True)
+class Int4Matrices:
+    """As `Int4Weight` with its inputs in order, of each expert.
+
+    packed: [num_experts, ceil(in / 64) * 32, out]; scales, zeros: [num_experts, num_groups, out].
+    """
+
+    packed: Tensor
+    scales: Tensor
+    zeros: Tensor
+    group_size: int
+    num_inputs: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs and inputs."""
+        return len(self.packed), self.packed.shape[2], self.num_inputs
+
+    @property
+    def has_minima(self) -> bool:
+        return self.zeros.is_floating_point()
+
+
+Matrices = PlainMatrices | ByteMatrices | Int4Matrices
 
 
 @dataclass(frozen=True)
 class StackedExperts:
     """Each expert is down(gate(x @ gatesᵀ) * (x @ upᵀ)).
 
-    gate_up: [num_experts, 2 * inner, size], an expert's gates before what they are multiplied with; down:
-    [num_experts, size, inner], of the same dtype and on the same device.
+    gate_up: of 2 * inner outputs, an expert's gates before what they are multiplied with; down: of `inner` inputs, and
+    as many outputs as gate_up has inputs. Both are of one kind.
     """
 
-    gate_up: Tensor
-    down: Tensor
+    gate_up: Matrices
+    down: Matrices
     gate: Gate
 
     @property
     def num_experts(self) -> int:
-        return len(self.down)
+        return self.down.shape[0]
 
     @property
     def inner_size(self) -> int:
         return self.down.shape[2]
 
-    @property
-    def matrices(self) -> list[tuple[Tensor, Tensor]]:
-        """Of each expert, as parts of these tensors."""
-        return list(zip(self.gate_up, self.down, strict=True))
+
+class _Kind(NamedTuple):
+    layout: type
+    dtype: torch.dtype
+    group_size: int | None
+
+
+def stack_experts(gate_up: Sequence[Linear], down: Sequence[Linear], gate: Gate) -> StackedExperts | None:
+    """Take the experts' weights, once they are packed: these layers give nothing any more.
+
+    None, and nothing taken, where they are not all of one kind that a kernel takes.
+    """
+    gate_up_kind, down_kind = _common_kind(gate_up), _common_kind(down)
+    if gate_up_kind is None or down_kind is None or gate_up_kind[:2] != down_kind[:2]:
+        return None
+    # One after the other: the first are free before the second are there twice.
+    return StackedExperts(_take(gate_up), _take(down), gate)
+
+
+def _common_kind(layers: Sequence[Linear]) -> _Kind | None:
+    kinds = {None if each.bias is not None else _kind(each.packed) for each in layers}
+    return kinds.pop() if len(kinds) == 1 else None
+
+
+def _kind(weight: Tensor | QuantizedWeight | None) -> _Kind | None:
+    """None: of no kind that is multiplied side by side."""
+    match weight:
+        case Tensor():
+            return _Kind(Tensor, weight.dtype, None)
+        case ScaledWeight():
+            return _Kind(ScaledWeight, weight.values.dtype, weight.group_size)
+        case Int4Weight(order=None):
+            return _Kind(Int4Weight, weight.zeros.dtype, weight.group_size)
+    return None
+
+
+def _take(layers: Sequence[Linear]) -> Matrices:
+    stacked = _stack([each.packed for each in layers])
+    for each in layers:
+        each.release()
+    return stacked
+
+
+def _stack(weights: Sequence[Any]) -> Matrices:
+    """Of weights that are of one kind."""
+    match weights[0]:
+        case ScaledWeight(group_size=group_size):
+            values, scales = (_side_by_side(weights, name) for name in ("values", "scales"))
+            return ByteMatrices(values, scales, group_size)
+        case Int4Weight(group_size=group_size, num_inputs=num_inputs):
+            packed, scales, zeros = (_side_by_side(weights, name) for name in ("packed", "scales", "zeros"))
+            return Int4Matrices(packed, scales, zeros, group_size, num_inputs)
+    return PlainMatrices(torch.stack(list(weights)))
+
+
+def _side_by_side(weights: Sequence[Any], name: str) -> Tensor:
+    tensors = [getattr(each, name) for each in weights]
+    # Scales of some experts may be in float16, where nothing is lost by it.
+    widest = max((each.dtype for each in tensors), key=lambda dtype: dtype.itemsize)
+    return torch.stack([each.to(widest) for each in tensors])

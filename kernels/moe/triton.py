@@ -6,11 +6,22 @@ import torch
 import triton
 from torch import Tensor
 
+from ..activation.triton import gelu_tanh_and_mul_triton, silu_and_mul_triton
 from ..device import shared_bytes
 from ..linear.gates import Gate
+from ..linear.triton import BYTE_DTYPES, has_whole_tiles, quantize_gated_triton, quantize_rows_triton
+from ..linear.weights import HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
-from .stacked_experts import StackedExperts
-from .triton_kernels import choose_experts_kernel, expert_rows_kernel, mix_rows_kernel, sort_pairs_kernel
+from .stacked_experts import ByteMatrices, Int4Matrices, Matrices, PlainMatrices, StackedExperts
+from .triton_kernels import (
+    choose_experts_kernel,
+    experts_kernel,
+    gated_experts_kernel,
+    int4_experts_kernel,
+    mix_rows_kernel,
+    scaled_experts_kernel,
+    sort_pairs_kernel,
+)
 
 _LOGITS_PER_PROGRAM = 1024
 _PAIRS_PER_STEP = 1024
@@ -46,6 +57,9 @@ _MANY_ROWS = ExpertTile(128, 128, num_warps=8)
 # For Hopper's memory, and its tensor cores, which read the factors from there and leave the registers to the sums.
 _WIDE_ROWS = ExpertTile(128, 256, num_warps=8)
 _FLOAT32_ROWS = ExpertTile(16, 64, num_warps=4)
+# Hopper's tensor cores take 64 rows at least from 8-bit floats as they are.
+_FEW_ROWS_OF_BYTES = ExpertTile(64, 128, num_warps=4)
+_FEW_INT4_ROWS = ExpertTile(16, 64, num_warps=4)
 
 
 def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype, shared: int) -> ExpertTile:
@@ -96,81 +110,232 @@ def mix_stacked_experts_triton(x: Tensor, experts: StackedExperts, ids: Tensor, 
     """See `mix_stacked_experts`. The launches depend on sizes alone, and never on who goes where."""
     _check(x, experts, ids, shares)
     num_tokens, size = x.shape
-    num_chosen = ids.shape[1]
     output = torch.empty_like(x, memory_format=torch.contiguous_format)
     if not num_tokens:
         return output
-    tile = expert_tile(ids.numel(), experts.num_experts, x.dtype, shared_bytes(x.device))
-    pairs, tiles = _sort(ids, experts.num_experts, tile.rows)
-    inside = torch.empty(ids.numel(), experts.inner_size, dtype=x.dtype, device=x.device)
-    _multiply(inside, x, experts.gate_up, pairs, tiles, num_chosen, tile, experts.gate)
-    outside = torch.empty(ids.numel(), size, dtype=x.dtype, device=x.device)
-    _multiply(outside, inside, experts.down, pairs, tiles, num_chosen, tile, Gate.NONE)
+    if isinstance(experts.gate_up, PlainMatrices):
+        rows = _plain_rows(x, experts, ids)
+    elif isinstance(experts.gate_up, ByteMatrices):
+        rows = _rows_of_bytes(x, experts, ids)
+    else:
+        rows = _int4_rows(x, experts, ids)
     mix_rows_kernel[(num_tokens, triton.cdiv(size, _COLUMNS_PER_PROGRAM))](
-        output, outside, shares, size, CHOSEN=num_chosen, COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
+        output, rows, shares, size, CHOSEN=ids.shape[1], COLUMNS=_COLUMNS_PER_PROGRAM, num_warps=4
     )
     return output
 
 
-def _sort(ids: Tensor, num_experts: int, rows: int) -> tuple[Tensor, Tensor]:
-    """The pairs in their experts' order, [num_pairs] int32, and the tiles of so many that they are cut into."""
-    num_pairs = ids.numel()
-    pairs = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
-    tiles = torch.empty(num_pairs // rows + num_experts, _TILE_SIZE, dtype=torch.int32, device=ids.device)
-    sort_pairs_kernel[(num_experts,)](
-        pairs, tiles, ids, num_pairs, NUM_EXPERTS=num_experts, ROWS=rows, PAIRS=_PAIRS_PER_STEP, num_warps=4
-    )
-    return pairs, tiles
+@dataclass(frozen=True)
+class _Sorted:
+    """Pairs of a token and one of its experts: [num_pairs] int32, in their experts' order; tiles: [n, 3] int32."""
+
+    pairs: Tensor
+    tiles: Tensor
+    num_chosen: int
+
+    @classmethod
+    def of(cls, ids: Tensor, num_experts: int, rows: int) -> "_Sorted":
+        """rows: how many pairs a tile has at most."""
+        num_pairs = ids.numel()
+        pairs = torch.empty(num_pairs, dtype=torch.int32, device=ids.device)
+        tiles = torch.empty(num_pairs // rows + num_experts, _TILE_SIZE, dtype=torch.int32, device=ids.device)
+        sort_pairs_kernel[(num_experts,)](
+            pairs, tiles, ids, num_pairs, NUM_EXPERTS=num_experts, ROWS=rows, PAIRS=_PAIRS_PER_STEP, num_warps=4
+        )
+        return cls(pairs, tiles, ids.shape[1])
+
+    def rows(self, num_outputs: int, like: Tensor) -> Tensor:
+        """Room for a row a pair, of the dtype of `like`."""
+        return torch.empty(len(self.pairs), num_outputs, dtype=like.dtype, device=like.device)
 
 
-def _multiply(
-    output: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    pairs: Tensor,
-    tiles: Tensor,
-    num_chosen: int,
-    tile: ExpertTile,
-    gate: Gate,
-) -> None:
-    """Each pair's row times its expert's matrix: gated from the tokens' rows, or not, from those in sorted order."""
-    is_gated, is_float32 = gate is not Gate.NONE, x.dtype == torch.float32
-    num_outputs, num_inputs = output.shape[1], x.shape[1]
-    outputs = tile.outputs // 2 if is_gated else tile.outputs
+def _plain_rows(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
+    """What each pair's expert gives: [num_pairs, size], in the order of `ids`."""
+    assert isinstance(experts.gate_up, PlainMatrices)
+    assert isinstance(experts.down, PlainMatrices)
+    is_float32, size, inner = x.dtype == torch.float32, x.shape[1], experts.inner_size
+    shared = shared_bytes(x.device)
+    tile = expert_tile(ids.numel(), experts.num_experts, x.dtype, shared)
+    routed = _Sorted.of(ids, experts.num_experts, tile.rows)
     inputs = _FLOAT32_INPUTS if is_float32 else _INPUTS
-    num_column_tiles = triton.cdiv(num_outputs, outputs)
-    expert_rows_kernel[(len(tiles) * num_column_tiles,)](
-        output,
+    options = {
+        # Exact products in float32, as everywhere.
+        "PRECISION": "ieee" if is_float32 else "tf32",
+        "ROWS": tile.rows,
+        "INPUTS": inputs,
+        "num_warps": tile.num_warps,
+        "num_stages": tile.num_stages(inputs, x.element_size(), shared),
+    }
+    inside = routed.rows(inner, x)
+    num_column_tiles = triton.cdiv(inner, tile.outputs // 2)
+    gated_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
+        inside,
         x,
-        weight,
-        pairs,
-        tiles,
-        num_outputs,
-        num_inputs,
+        experts.gate_up.values,
+        routed.pairs,
+        routed.tiles,
+        inner,
+        size,
         num_column_tiles,
         x.stride(0),
-        CHOSEN=num_chosen,
-        IS_GATED=is_gated,
-        IS_SILU=gate is Gate.SILU,
-        IS_WHOLE=num_inputs % inputs == 0,
-        # Exact products in float32, as everywhere.
-        PRECISION="ieee" if is_float32 else "tf32",
-        ROWS=tile.rows,
-        OUTPUTS=outputs,
-        INPUTS=inputs,
-        num_warps=tile.num_warps,
-        num_stages=tile.num_stages(inputs, x.element_size(), shared_bytes(x.device)),
+        CHOSEN=routed.num_chosen,
+        IS_SILU=experts.gate is Gate.SILU,
+        IS_WHOLE=size % inputs == 0,
+        OUTPUTS=tile.outputs // 2,
+        **options,
     )
+    outside = routed.rows(size, x)
+    num_column_tiles = triton.cdiv(size, tile.outputs)
+    experts_kernel[(len(routed.tiles) * num_column_tiles,)](
+        outside,
+        inside,
+        experts.down.values,
+        routed.pairs,
+        routed.tiles,
+        size,
+        inner,
+        num_column_tiles,
+        IS_WHOLE=inner % inputs == 0,
+        OUTPUTS=tile.outputs,
+        **options,
+    )
+    return outside
+
+
+def _rows_of_bytes(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
+    """See `_plain_rows`. Rows are quantised as those of `scaled_linear_triton` are."""
+    assert isinstance(experts.gate_up, ByteMatrices)
+    assert isinstance(experts.down, ByteMatrices)
+    tile = _FEW_ROWS_OF_BYTES if ids.numel() < _MANY_ROWS.rows * experts.num_experts else _MANY_ROWS
+    routed = _Sorted.of(ids, experts.num_experts, tile.rows)
+    dtype = experts.gate_up.values.dtype
+    values, scales = quantize_rows_triton(x, dtype, experts.gate_up.group_size)
+    gate_up = _multiply_bytes(values, scales, experts.gate_up, routed, tile, x, is_first=True)
+    values, scales = quantize_gated_triton(gate_up, dtype, experts.down.group_size, experts.gate)
+    return _multiply_bytes(values, scales, experts.down, routed, tile, x, is_first=False)
+
+
+def _multiply_bytes(
+    values: Tensor,
+    scales: Tensor,
+    matrices: ByteMatrices,
+    routed: _Sorted,
+    tile: ExpertTile,
+    like: Tensor,
+    is_first: bool,
+) -> Tensor:
+    _, num_outputs, num_inputs = matrices.shape
+    output = routed.rows(num_outputs, like)
+    num_column_tiles = triton.cdiv(num_outputs, tile.outputs)
+    scaled_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
+        output,
+        values,
+        scales,
+        matrices.values,
+        matrices.scales,
+        routed.pairs,
+        routed.tiles,
+        num_outputs,
+        num_inputs,
+        matrices.num_groups,
+        num_column_tiles,
+        CHOSEN=routed.num_chosen,
+        IS_FIRST=is_first,
+        IS_GROUPED=matrices.num_groups > 1,
+        IS_INT=values.dtype == torch.int8,
+        IS_WHOLE=num_inputs % KERNEL_GROUP_SIZE == 0,
+        ROWS=tile.rows,
+        OUTPUTS=tile.outputs,
+        INPUTS=KERNEL_GROUP_SIZE,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages(KERNEL_GROUP_SIZE, 1, shared_bytes(like.device)),
+    )
+    return output
+
+
+def _int4_rows(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
+    """See `_plain_rows`. The matrices are dequantised in the kernel."""
+    assert isinstance(experts.gate_up, Int4Matrices)
+    assert isinstance(experts.down, Int4Matrices)
+    tile = _int4_tile(ids.numel(), experts.num_experts, x.dtype)
+    routed = _Sorted.of(ids, experts.num_experts, tile.rows)
+    gate_up = _multiply_int4(x, experts.gate_up, routed, tile, is_first=True)
+    activate = silu_and_mul_triton if experts.gate is Gate.SILU else gelu_tanh_and_mul_triton
+    return _multiply_int4(activate(gate_up), experts.down, routed, tile, is_first=False)
+
+
+def _int4_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTile:
+    share = num_pairs / num_experts
+    if dtype == torch.float32 or share < _SOME_ROWS.rows / 2:
+        return _FEW_INT4_ROWS
+    return _SOME_ROWS if share < _MANY_ROWS.rows else _MANY_ROWS
+
+
+def _multiply_int4(x: Tensor, matrices: Int4Matrices, routed: _Sorted, tile: ExpertTile, is_first: bool) -> Tensor:
+    _, num_outputs, num_inputs = matrices.shape
+    output = routed.rows(num_outputs, x)
+    num_column_tiles = triton.cdiv(num_outputs, tile.outputs)
+    num_groups = matrices.scales.shape[1]
+    int4_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
+        output,
+        x,
+        matrices.packed,
+        matrices.scales,
+        matrices.zeros,
+        routed.pairs,
+        routed.tiles,
+        num_outputs,
+        num_inputs,
+        num_groups,
+        num_column_tiles,
+        x.stride(0),
+        CHOSEN=routed.num_chosen,
+        IS_FIRST=is_first,
+        GROUP_SIZE=matrices.group_size,
+        IS_OF_ONE_GROUP=tile is _FEW_INT4_ROWS
+        and has_whole_tiles(matrices.has_minima, num_groups, matrices.group_size),
+        HAS_MINIMA=matrices.has_minima,
+        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
+        ROWS=tile.rows,
+        OUTPUTS=tile.outputs,
+        HALF_TILE=HALF_TILE,
+        num_warps=tile.num_warps,
+        # A narrow tile is few bytes: many are to be under way.
+        num_stages=8 if tile is _FEW_INT4_ROWS else 4,
+    )
+    return output
 
 
 def _check(x: Tensor, experts: StackedExperts, ids: Tensor, shares: Tensor) -> None:
-    check_launch("x", x, expert_rows_kernel)
-    num_experts, inner = experts.num_experts, experts.inner_size
+    check_launch("x", x, experts_kernel)
     check_tensor("x", x, (None, None), FLOAT_DTYPES, x.device, is_contiguous=False)
     num_tokens, size = x.shape
-    check_tensor("experts.gate_up", experts.gate_up, (num_experts, 2 * inner, size), (x.dtype,), x.device)
-    check_tensor("experts.down", experts.down, (num_experts, size, inner), (x.dtype,), x.device)
+    _check_matrices("experts.gate_up", experts.gate_up, (experts.num_experts, 2 * experts.inner_size, size), x)
+    _check_matrices("experts.down", experts.down, (experts.num_experts, size, experts.inner_size), x)
+    if type(experts.gate_up) is not type(experts.down):
+        raise ValueError("experts.gate_up and experts.down must be of one kind")
     if experts.gate is Gate.NONE:
         raise ValueError("experts.gate must be an activation")
     check_tensor("ids", ids, (num_tokens, None), (torch.int64,), x.device)
     check_tensor("shares", shares, tuple(ids.shape), (torch.float32,), x.device)
+
+
+def _check_matrices(name: str, matrices: Matrices, shape: tuple[int, int, int], x: Tensor) -> None:
+    num_experts, num_outputs, num_inputs = shape
+    if isinstance(matrices, PlainMatrices):
+        check_tensor(f"{name}.values", matrices.values, shape, (x.dtype,), x.device)
+        return
+    num_groups = triton.cdiv(num_inputs, matrices.group_size)
+    of_groups = (num_experts, num_groups, num_outputs)
+    if isinstance(matrices, ByteMatrices):
+        if num_groups > 1 and matrices.group_size != KERNEL_GROUP_SIZE:
+            raise ValueError(
+                f"{name}.group_size {matrices.group_size} must be {KERNEL_GROUP_SIZE}, or all {num_inputs} inputs"
+            )
+        check_tensor(f"{name}.values", matrices.values, shape, BYTE_DTYPES, x.device)
+        check_tensor(f"{name}.scales", matrices.scales, of_groups, (torch.float32,), x.device)
+        return
+    num_bytes = triton.cdiv(num_inputs, 2 * HALF_TILE) * HALF_TILE
+    check_tensor(f"{name}.packed", matrices.packed, (num_experts, num_bytes, num_outputs), (torch.uint8,), x.device)
+    check_tensor(f"{name}.scales", matrices.scales, of_groups, FLOAT_DTYPES, x.device)
+    check_tensor(f"{name}.zeros", matrices.zeros, of_groups, (torch.uint8, *FLOAT_DTYPES), x.device)

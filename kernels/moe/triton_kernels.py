@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from ..activation.triton_kernels import gated
+from ..linear.triton_kernels import int4_product, scaled_product
 
 # Of a tile: its expert, the place of its first pair among the sorted ones, and how many it has.
 TILE_SIZE = tl.constexpr(3)
@@ -86,7 +87,7 @@ def sort_pairs_kernel(pairs, tiles, ids, num_pairs, NUM_EXPERTS: tl.constexpr, R
 
 
 @triton.jit
-def expert_rows_kernel(
+def gated_experts_kernel(
     output,
     x,
     weight,
@@ -97,7 +98,6 @@ def expert_rows_kernel(
     num_column_tiles,
     x_stride,
     CHOSEN: tl.constexpr,
-    IS_GATED: tl.constexpr,
     IS_SILU: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
@@ -105,44 +105,190 @@ def expert_rows_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """One program is a tile of pairs and `OUTPUTS` of their outputs; neighbours have the same pairs.
-
-    IS_GATED: the first product, of the tokens' rows, gates and what they are multiplied with at once, written in the
-    sorted order. Else the second, of rows in that order, written at the pairs' own places.
-    """
+    """The first products of the tokens' rows, gates and what they are multiplied with at once, in the sorted order."""
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
-    count = tl.load(tile + 2)
-    if count > 0:
-        expert, first = tl.load(tile).to(tl.int64), tl.load(tile + 1)
-        row = tl.arange(0, ROWS)
-        is_row = row < count
-        pair = tl.load(pairs + first + row, mask=is_row, other=0).to(tl.int64)
-        place = (first + row).to(tl.int64)
+    if tl.load(tile + 2) > 0:
+        expert, place, is_row, pair = _rows(tile, pairs, ROWS)
         column = tl.program_id(0) % num_column_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
         is_column = column < num_outputs
         depth = tl.arange(0, INPUTS)
-        matrices: tl.constexpr = 2 if IS_GATED else 1
-        left_tile = x + (pair // CHOSEN if IS_GATED else place)[:, None] * x_stride + depth[None, :]
-        of_columns = column[None, :] * num_inputs + depth[:, None]
-        right_tile = weight + expert * matrices * num_outputs * num_inputs + of_columns
-        other_tile = right_tile + num_outputs * num_inputs
-        sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
-        other_sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+        x_tile = x + (pair // CHOSEN)[:, None] * x_stride + depth[None, :]
+        gate_tile = weight + expert * 2 * num_outputs * num_inputs + column[None, :] * num_inputs + depth[:, None]
+        up_tile = gate_tile + num_outputs * num_inputs
+        gates = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+        ups = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
         for start in range(0, num_inputs, INPUTS):
             is_left, is_right = is_row[:, None], is_column[None, :]
             if not IS_WHOLE:
                 is_input = start + depth < num_inputs
                 is_left, is_right = is_left & is_input[None, :], is_right & is_input[:, None]
-            left = tl.load(left_tile + start, mask=is_left, other=0.0)
-            right = tl.load(right_tile + start, mask=is_right, other=0.0)
+            left = tl.load(x_tile + start, mask=is_left, other=0.0)
+            gate = tl.load(gate_tile + start, mask=is_right, other=0.0)
+            up = tl.load(up_tile + start, mask=is_right, other=0.0)
+            gates = tl.dot(left, gate, gates, input_precision=PRECISION)
+            ups = tl.dot(left, up, ups, input_precision=PRECISION)
+        result = gated(gates, ups, IS_SILU, output.dtype.element_ty)
+        _store(output, place, is_row, column, is_column, num_outputs, result)
+
+
+@triton.jit
+def experts_kernel(
+    output,
+    x,
+    weight,
+    pairs,
+    tiles,
+    num_outputs,
+    num_inputs,
+    num_column_tiles,
+    IS_WHOLE: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """The second products, of rows in the sorted order, each at its pair's own place."""
+    tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
+    if tl.load(tile + 2) > 0:
+        expert, place, is_row, pair = _rows(tile, pairs, ROWS)
+        column = tl.program_id(0) % num_column_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
+        is_column = column < num_outputs
+        depth = tl.arange(0, INPUTS)
+        x_tile = x + place[:, None] * num_inputs + depth[None, :]
+        weight_tile = weight + expert * num_outputs * num_inputs + column[None, :] * num_inputs + depth[:, None]
+        sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
+        for start in range(0, num_inputs, INPUTS):
+            is_left, is_right = is_row[:, None], is_column[None, :]
+            if not IS_WHOLE:
+                is_input = start + depth < num_inputs
+                is_left, is_right = is_left & is_input[None, :], is_right & is_input[:, None]
+            left = tl.load(x_tile + start, mask=is_left, other=0.0)
+            right = tl.load(weight_tile + start, mask=is_right, other=0.0)
             sums = tl.dot(left, right, sums, input_precision=PRECISION)
-            if IS_GATED:
-                other = tl.load(other_tile + start, mask=is_right, other=0.0)
-                other_sums = tl.dot(left, other, other_sums, input_precision=PRECISION)
-        dtype: tl.constexpr = output.dtype.element_ty
-        result = gated(sums, other_sums, IS_SILU, dtype) if IS_GATED else sums.to(dtype)
-        at = output + (place if IS_GATED else pair)[:, None] * num_outputs + column[None, :]
-        tl.store(at, result, mask=is_row[:, None] & is_column[None, :])
+        _store(output, pair, is_row, column, is_column, num_outputs, sums)
+
+
+@triton.jit
+def scaled_experts_kernel(
+    output,
+    x,
+    x_scales,
+    weight,
+    weight_scales,
+    pairs,
+    tiles,
+    num_outputs,
+    num_inputs,
+    num_groups,
+    num_column_tiles,
+    CHOSEN: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    IS_GROUPED: tl.constexpr,
+    IS_INT: tl.constexpr,
+    IS_WHOLE: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    INPUTS: tl.constexpr,
+):
+    """Products of bytes. IS_FIRST: of the tokens' rows, in the sorted order; else of rows in that order."""
+    tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
+    if tl.load(tile + 2) > 0:
+        expert, place, is_row, pair = _rows(tile, pairs, ROWS)
+        column = (tl.program_id(0) % num_column_tiles * OUTPUTS + tl.arange(0, OUTPUTS)).to(tl.int64)
+        is_column = column < num_outputs
+        product = scaled_product(
+            x,
+            x_scales,
+            pair // CHOSEN if IS_FIRST else place,
+            is_row,
+            weight + expert * num_outputs * num_inputs,
+            weight_scales + expert * num_groups * num_outputs,
+            column,
+            is_column,
+            0,
+            num_inputs,
+            num_outputs,
+            num_inputs,
+            num_groups,
+            IS_GROUPED,
+            IS_INT,
+            IS_WHOLE,
+            ROWS,
+            OUTPUTS,
+            INPUTS,
+        )
+        _store(output, place if IS_FIRST else pair, is_row, column, is_column, num_outputs, product)
+
+
+@triton.jit
+def int4_experts_kernel(
+    output,
+    x,
+    packed,
+    scales,
+    zeros,
+    pairs,
+    tiles,
+    num_outputs,
+    num_inputs,
+    num_groups,
+    num_column_tiles,
+    x_stride,
+    CHOSEN: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    GROUP_SIZE: tl.constexpr,
+    IS_OF_ONE_GROUP: tl.constexpr,
+    HAS_MINIMA: tl.constexpr,
+    PRECISION: tl.constexpr,
+    ROWS: tl.constexpr,
+    OUTPUTS: tl.constexpr,
+    HALF_TILE: tl.constexpr,
+):
+    """Products with four bits a weight. IS_FIRST: see `scaled_experts_kernel`."""
+    tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
+    if tl.load(tile + 2) > 0:
+        expert, place, is_row, pair = _rows(tile, pairs, ROWS)
+        column = tl.program_id(0) % num_column_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
+        is_column = column < num_outputs
+        num_tiles = tl.cdiv(num_inputs, 2 * HALF_TILE)
+        product = int4_product(
+            x + (pair // CHOSEN if IS_FIRST else place)[:, None] * x_stride,
+            is_row,
+            packed + expert * num_tiles * HALF_TILE * num_outputs,
+            scales + expert * num_groups * num_outputs,
+            zeros + expert * num_groups * num_outputs,
+            column,
+            is_column,
+            0,
+            num_tiles,
+            num_outputs,
+            num_inputs,
+            num_groups,
+            GROUP_SIZE,
+            IS_OF_ONE_GROUP,
+            HAS_MINIMA,
+            PRECISION,
+            ROWS,
+            OUTPUTS,
+            HALF_TILE,
+        )
+        _store(output, place if IS_FIRST else pair, is_row, column, is_column, num_outputs, product)
+
+
+@triton.jit
+def _rows(tile, pairs, ROWS: tl.constexpr):
+    """A tile's expert, and of its rows: their places among the sorted ones, which there are, and their pairs."""
+    expert, first = tl.load(tile).to(tl.int64), tl.load(tile + 1)
+    row = tl.arange(0, ROWS)
+    is_row = row < tl.load(tile + 2)
+    pair = tl.load(pairs + first + row, mask=is_row, other=0).to(tl.int64)
+    return expert, (first + row).to(tl.int64), is_row, pair
+
+
+@triton.jit
+def _store(output, place, is_row, column, is_column, num_outputs, numbers):
+    at = output + place[:, None] * num_outputs + column[None, :]
+    tl.store(at, numbers.to(output.dtype.element_ty), mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit

@@ -33,6 +33,7 @@ from headrace.kernels.lora import AdapterMatrices, TokenTiles
 from headrace.kernels.lora import triton as lora
 from headrace.kernels.moe import StackedExperts
 from headrace.kernels.moe import triton as moe
+from headrace.kernels.moe.stacked_experts import ByteMatrices, Int4Matrices, Matrices, PlainMatrices
 from headrace.kernels.norm_rotary import triton as norm_rotary
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention import triton as attention
@@ -214,17 +215,29 @@ def compile_lora(card: Card) -> None:
 
 def compile_moe(card: Card) -> None:
     """A decode of few rows, one of many, and a prefill: in sizes of whole tiles (Qwen3-30B-A3B's), and in others."""
-    for dtype, size, inner, all_tokens in (
-        (BF16, 2048, 768, (1, 1024, 8192)),
-        (F16, 200, 100, (40,)),
-        (F32, 64, 72, (9,)),
+    for kind, dtype, size, inner, all_tokens in (
+        *((kind, BF16, 2048, 768, (1, 1024, 8192)) for kind in ("plain", "int4", FP8, INT8)),
+        *((kind, F16, 200, 100, (40,)) for kind in ("plain", "int4", INT8)),
+        ("plain", F32, 64, 72, (9,)),
     ):
-        experts = StackedExperts(
-            torch.empty(128, 2 * inner, size, dtype=dtype), torch.empty(128, size, inner, dtype=dtype), Gate.SILU
-        )
+        experts = StackedExperts(matrices(kind, dtype, 2 * inner, size), matrices(kind, dtype, size, inner), Gate.SILU)
+        if kind == FP8 and not card.has_fp8:
+            continue
         for num_tokens in all_tokens:
             ids, shares = moe.choose_experts_triton(torch.empty(num_tokens, 128, dtype=dtype), 8, True)
             moe.mix_stacked_experts_triton(torch.empty(num_tokens, size, dtype=dtype), experts, ids, shares)
+
+
+def matrices(kind: str | torch.dtype, dtype: torch.dtype, num_outputs: int, num_inputs: int) -> Matrices:
+    """Of 128 experts. FP8 has groups of 128 inputs, int8 has none."""
+    groups = torch.empty(128, -(-num_inputs // 128), num_outputs)
+    if isinstance(kind, torch.dtype):
+        values = torch.empty(128, num_outputs, num_inputs, dtype=kind)
+        return ByteMatrices(values, *((groups, 128) if kind == FP8 else (groups[:, :1].contiguous(), num_inputs)))
+    if kind == "int4":
+        packed = torch.empty(128, -(-num_inputs // 64) * 32, num_outputs, dtype=torch.uint8)
+        return Int4Matrices(packed, groups.half(), groups.to(torch.uint8), 128, num_inputs)
+    return PlainMatrices(torch.empty(128, num_outputs, num_inputs, dtype=dtype))
 
 
 @dataclass(frozen=True)

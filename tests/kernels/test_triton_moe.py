@@ -1,6 +1,7 @@
 """A mixture's experts on the GPU against one token and one expert at a time."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -11,9 +12,12 @@ from torch.nn.functional import linear
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
 from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
+from headrace.kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
 from headrace.kernels.linear.gates import Gate
-from headrace.kernels.moe import StackedExperts, choose_experts, mix_experts_reference, mix_stacked_experts
+from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
+from headrace.kernels.moe import StackedExperts, choose_experts, mix_experts, mix_experts_reference, mix_stacked_experts
 from headrace.kernels.moe import triton as moe
+from headrace.kernels.moe.stacked_experts import PlainMatrices, _stack
 from headrace.kernels.moe.triton import ExpertTile, choose_experts_triton, expert_tile
 
 from .tolerances import assert_close
@@ -36,7 +40,7 @@ ACTIVATIONS = {Gate.SILU: silu_and_mul, Gate.GELU_TANH: gelu_tanh_and_mul}
 def stacked(size: int, inner: int, dtype: torch.dtype, device: torch.device, gate: Gate = Gate.SILU) -> StackedExperts:
     gate_up = torch.randn(NUM_EXPERTS, 2 * inner, size, device=device) * size**-0.5
     down = torch.randn(NUM_EXPERTS, size, inner, device=device) * inner**-0.5
-    return StackedExperts(gate_up.to(dtype), down.to(dtype), gate)
+    return StackedExperts(PlainMatrices(gate_up.to(dtype)), PlainMatrices(down.to(dtype)), gate)
 
 
 def apart(experts: StackedExperts) -> list[Callable[[Tensor], Tensor]]:
@@ -46,7 +50,8 @@ def apart(experts: StackedExperts) -> list[Callable[[Tensor], Tensor]]:
         activated = ACTIVATIONS[experts.gate](linear(x.double().cpu(), gate_up.double().cpu()))
         return linear(activated, down.double().cpu())
 
-    return [partial(expert, *each) for each in zip(experts.gate_up, experts.down, strict=True)]
+    matrices = [each.values for each in (experts.gate_up, experts.down) if isinstance(each, PlainMatrices)]
+    return [partial(expert, *each) for each in zip(*matrices, strict=True)]
 
 
 def assert_mixed(x: Tensor, experts: StackedExperts, ids: Tensor) -> None:
@@ -81,6 +86,65 @@ def test_the_other_gate(device):
     assert_mixed(torch.randn(2, 40, device=device), stacked(40, 24, torch.float32, device, Gate.GELU_TANH), ids)
 
 
+# How an expert's matrix is quantised, of outputs and inputs.
+KINDS: dict[str, Callable[[int, int], QuantizedWeight]] = {
+    "int8": lambda outputs, inputs: of_bytes(outputs, inputs, torch.int8, inputs),
+    "fp8": lambda outputs, inputs: of_bytes(outputs, inputs, torch.float8_e4m3fn, inputs),
+    "fp8-groups": lambda outputs, inputs: of_bytes(outputs, inputs, torch.float8_e4m3fn, 128),
+    "int4": lambda outputs, inputs: of_nibbles(outputs, inputs, 32),
+    "int4-groups-of-a-tile": lambda outputs, inputs: of_nibbles(outputs, inputs, 64),
+    "int4-minima": lambda outputs, inputs: of_nibbles(outputs, inputs, 32, has_minima=True),
+}
+
+
+def of_bytes(outputs: int, inputs: int, dtype: torch.dtype, group_size: int) -> ScaledWeight:
+    values = torch.randint(-100, 100, (outputs, inputs)).float().to(dtype)
+    return ScaledWeight(values, torch.rand(-(-inputs // group_size), outputs) / 50 / inputs**0.5, group_size)
+
+
+def of_nibbles(outputs: int, inputs: int, group_size: int, has_minima: bool = False) -> Int4Weight:
+    shape, values = (-(-inputs // group_size), outputs), torch.randint(16, (outputs, inputs)).to(torch.uint8)
+    scales = torch.rand(shape).half() / 4 / inputs**0.5
+    zeros = scales * 7.5 if has_minima else torch.randint(5, 11, shape).to(torch.uint8)
+    return Int4Weight.pack(values, scales, zeros, group_size)
+
+
+def moved(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
+    scales = weight.scales.to(device)
+    if isinstance(weight, ScaledWeight):
+        return replace(weight, values=weight.values.to(device), scales=scales)
+    return replace(weight, packed=weight.packed.to(device), scales=scales, zeros=weight.zeros.to(device))
+
+
+def product(x: Tensor, weight: QuantizedWeight) -> Tensor:
+    if isinstance(weight, Int4Weight):
+        return int4_linear_triton(x, weight)
+    return scaled_linear_triton(*quantize_rows_triton(x, weight.values.dtype, weight.group_size), weight, None, x.dtype)
+
+
+@pytest.mark.parametrize(("gate", "num_tokens"), [(Gate.SILU, 3), (Gate.SILU, 80), (Gate.GELU_TANH, 3)])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.usefixtures("_nan_filled_outputs")
+def test_quantised_experts_give_what_each_gives_alone(kind, gate, num_tokens, triton_dtype, device, monkeypatch):
+    """Sizes that are no whole tiles; of the many tokens nearly all go to two experts, in tiles of many rows."""
+    if num_tokens > 3:
+        monkeypatch.setattr(moe, "_int4_tile", lambda *_: ExpertTile(64, 128, 4))
+    size, inner = 136, 72
+    shapes = ((2 * inner, size), (size, inner))
+    gate_up, down = ([moved(KINDS[kind](*shape), device) for _ in range(NUM_EXPERTS)] for shape in shapes)
+    experts = StackedExperts(_stack(gate_up), _stack(down), gate)
+    ids = torch.tensor([[3, 0], [4, 3], [3, 1], *[[2, 3]] * 77], device=device)[:num_tokens]
+    shares = torch.rand(ids.shape, device=device)
+    x = torch.randn(num_tokens, size, device=device).to(triton_dtype)
+
+    def expert(index: int, row: Tensor) -> Tensor:
+        return product(ACTIVATIONS[gate](product(row, gate_up[index])), down[index])
+
+    mixed = mix_stacked_experts(x, experts, ids, shares)
+    each = [partial(expert, index) for index in range(NUM_EXPERTS)]
+    assert_close(mixed, mix_experts(x, each, ids, shares))
+
+
 @pytest.mark.parametrize("rows", [16, 64])
 @pytest.mark.parametrize("num_tokens", [1, 7, 64, 700])
 def test_every_pair_is_in_one_tile(num_tokens, rows, device):
@@ -88,7 +152,8 @@ def test_every_pair_is_in_one_tile(num_tokens, rows, device):
         torch.manual_seed(seed)
         # Favourites among them: some experts have nothing.
         ids = (torch.rand(num_tokens, 3, device=device) ** (1 + 3 * seed) * NUM_EXPERTS).long()
-        pairs, tiles = moe._sort(ids, NUM_EXPERTS, rows)
+        routed = moe._Sorted.of(ids, NUM_EXPERTS, rows)
+        pairs, tiles = routed.pairs, routed.tiles
         assert pairs.tolist() == ids.flatten().argsort(stable=True).tolist()
         chosen = ids.flatten().tolist()
         seen: list[int] = []
@@ -102,7 +167,8 @@ def test_every_pair_is_in_one_tile(num_tokens, rows, device):
 
 def test_what_is_not_finite_stays_with_its_tokens(device):
     experts = stacked(40, 24, torch.float32, device)
-    experts.down[3] = torch.inf
+    assert isinstance(experts.down, PlainMatrices)
+    experts.down.values[3] = torch.inf
     ids = torch.tensor([[0, 1], [3, 0], [1, 2]], device=device)
     x = torch.randn(3, 40, device=device)
     mixed = mix_stacked_experts(x, experts, ids, torch.ones(3, 2, device=device))
@@ -143,8 +209,8 @@ def test_tiles_suit_the_experts_shares_and_the_gpu():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"x": torch.zeros(2, 41)}, r"experts.gate_up \(5, 48, 40\) must have the shape \[5, 48, 41\]"),
-        ({"x": torch.zeros(2, 40, dtype=torch.float16)}, "experts.gate_up .* is float32, and must be float16"),
+        ({"x": torch.zeros(2, 41)}, r"experts.gate_up.values \(5, 48, 40\) must have the shape \[5, 48, 41\]"),
+        ({"x": torch.zeros(2, 40, dtype=torch.float16)}, "experts.gate_up.values .* is float32, and must be float16"),
         ({"ids": torch.zeros(3, 2, dtype=torch.int64)}, r"ids \(3, 2\) must have the shape \[2, any\]"),
         ({"ids": torch.zeros(2, 2, dtype=torch.int32)}, "ids .* is int32, and must be int64"),
         ({"shares": torch.zeros(2, 3)}, r"shares \(2, 3\) must have the shape \[2, 2\]"),

@@ -3,7 +3,7 @@
 import gc
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from transformers import LlamaConfig, MixtralConfig, Qwen2Config
 pytest.importorskip("triton", reason="graphs launch the Triton kernels")
 
 from headrace.engine.checkpoints.model_config import ModelConfig
-from headrace.engine.checkpoints.quantization_config import QuantizationConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution import cuda_graphs, model_runner
@@ -244,18 +243,15 @@ def test_without_triton_there_are_no_graphs(folders, options, device):
         load(folders["llama"], CalledAgain(), options)
 
 
-def test_who_has_graphs(folders, options, caplog):
+def test_who_has_graphs(options, caplog):
     cpu, gpu = torch.device("cpu"), torch.device("cuda")
-    llama, mixture = (ModelConfig.from_pretrained(folders[name]) for name in ("llama", "mixture"))
     config, eager = EngineConfig(**options), EngineConfig(**options, enforce_eager=True)
-    assert model_runner.wants_graphs(llama, config, gpu)
-    assert not model_runner.wants_graphs(llama, eager, gpu)
-    assert not model_runner.wants_graphs(llama, config, cpu)
-    assert model_runner.wants_graphs(mixture, config, gpu)
-    quantized = replace(mixture, quantization=QuantizationConfig("fp8", (), ()))
+    assert model_runner.wants_graphs(config, gpu, calls_experts=False)
+    assert not model_runner.wants_graphs(eager, gpu, calls_experts=False)
+    assert not model_runner.wants_graphs(config, cpu, calls_experts=False)
     with caplog.at_level(logging.INFO, "headrace.engine.execution.model_runner"):
-        assert not model_runner.wants_graphs(quantized, config, gpu)
-    assert "no CUDA graphs: the host calls the quantised experts" in caplog.text
+        assert not model_runner.wants_graphs(config, gpu, calls_experts=True)
+    assert "no CUDA graphs: the host calls the model's experts one by one" in caplog.text
 
 
 def test_a_model_that_is_not_used_any_more_is_gone_at_once(folders, options):

@@ -1,5 +1,6 @@
 """Mixtures of experts on a GPU, with CUDA graphs and without: answers are the CPU's, and the host waits for none."""
 
+import json
 from pathlib import Path
 from shutil import copytree
 from typing import Any
@@ -11,7 +12,7 @@ pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kern
 
 from headrace import LLM, SamplingParams
 from headrace.engine.execution.model_runner import ModelRunner
-from headrace.engine.models.llama import LlamaLayer
+from headrace.engine.models import moe
 from headrace.engine.models.moe import ExpertsMlp
 
 from ..conftest import save_random_model
@@ -82,10 +83,32 @@ def test_nothing_but_a_steps_end_is_waited_for(folder, monkeypatch):
 def test_experts_lie_side_by_side_on_a_gpu_alone(folder, monkeypatch):
     def mixtures(**options: Any) -> list[ExpertsMlp]:
         layers = runner(LLM(folder, **OPTIONS, **options))._model._layers
-        return [layer.mlp for layer in layers if isinstance(layer, LlamaLayer) and isinstance(layer.mlp, ExpertsMlp)]
+        return [layer.mixture for layer in layers if layer.mixture is not None]
 
-    assert all(each._stacked is None for each in mixtures(device="cpu"))
+    assert all(each.stacked is None for each in mixtures(device="cpu"))
     with simulated_gpu(monkeypatch):
         found = mixtures(device="cuda", enforce_eager=True)
     assert found
-    assert all(each._stacked is not None for each in found)
+    assert all(each.stacked is not None for each in found)
+
+
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": False}
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+
+
+@pytest.mark.parametrize("quantization", [GPTQ, FP8], ids=["gptq", "fp8"])
+def test_quantised_experts_side_by_side_answer_as_those_called_one_by_one(quantization, folder, tmp_path, monkeypatch):
+    copytree(folder, tmp_path, dirs_exist_ok=True)
+    config = json.loads((tmp_path / "config.json").read_text())
+    sizes = {name: 64 for name in config if name == "hidden_size" or name.endswith("intermediate_size")}
+    (tmp_path / "config.json").write_text(json.dumps(config | sizes | {"quantization_config": quantization}))
+    options = {**OPTIONS, "device": "cuda", "load_format": "dummy", "cuda_graph_sizes": (2, 6)}
+    with simulated_gpu(monkeypatch):
+        llm = LLM(tmp_path, **options)
+        found = answers(llm)
+        assert runner(llm).num_captures > 0
+        monkeypatch.setattr(moe, "stack_experts", lambda *_: None)
+        llm = LLM(tmp_path, **options)
+        assert answers(llm) == found
+        assert runner(llm).num_captures == 0
+    assert len({token for answer in found for token in answer}) > 5
