@@ -43,6 +43,7 @@ def parts_of(is_dry: bool) -> list[Part]:
         "uniform": (50, lambda table, is_dry: _goals(table, is_dry).uniform()),
         "linears": (40, _linears),
         "lora": (20, _lora),
+        "mixtures": (30, _mixtures),
         "kernels": (20, _kernels),
         "flashinfer": (20, _flashinfer),
         **{name: (110, partial(_peer, name=name)) for name in ("transformers", "vllm")},
@@ -65,12 +66,14 @@ def _check(table: Table, is_dry: bool) -> None:
     from gpu_kernels import check_attention
     from gpu_linears import check_linear
     from gpu_lora import check_lora
+    from gpu_mixtures import DRY, GPU, check_mixtures
 
     sizes, wrong = _sizes(is_dry), []
     checks: dict[str, Callable[[], None]] = {
         "attention": lambda: check_attention(sizes),
         "quantised linears": lambda: check_linear(sizes),
         "LoRA": lambda: check_lora(sizes),
+        "mixtures": lambda: check_mixtures(sizes, DRY if is_dry else GPU),
         "greedy tokens in float32": lambda: check_engine(sizes.device),
     }
     for name, check in checks.items():
@@ -117,6 +120,13 @@ def _lora(table: Table, is_dry: bool) -> None:
     from gpu_lora import lora_lines
 
     _add_each(table, lora_lines(_sizes(is_dry)))
+
+
+def _mixtures(table: Table, is_dry: bool) -> None:
+    from gpu_mixtures import DRY, GPU, mixture_lines
+
+    sizes = _sizes(is_dry)
+    _add_each(table, mixture_lines(sizes, DRY if is_dry else GPU, _known_limits(table, is_dry)))
 
 
 def _tiles(table: Table, is_dry: bool) -> None:

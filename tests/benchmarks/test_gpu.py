@@ -35,7 +35,10 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     held = {"lines": [], "failure": "an earlier run's"}
     about = {"benchmark": "gpu", "gpu": "none (dry run)", "commit": "tested"}
     file.write_text(json.dumps({**about, "facts": {}, "parts": {"limits": held, "profile-large": held}}))
-    parts = ["correct,limits,attention,large,small,fp8,uniform,linears,lora,kernels", "flashinfer,transformers,vllm"]
+    parts = [
+        "correct,limits,attention,large,small,fp8,uniform,linears,lora,mixtures,kernels",
+        "flashinfer,transformers,vllm",
+    ]
     every = ",".join([*parts, "profile-fp8,tiles,mixed"])
     script = [FOLDER / "gpu.py", "--dry-run", "--only", every, "--commit", "tested", "--output", file]
     # Not in the project's folder, and without git.
