@@ -5,6 +5,7 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ..errors import ModelError
 from .model_folder import Raw
@@ -156,11 +157,64 @@ def _qwen_moe(raw: Raw) -> MoeConfig:
     )
 
 
+def read_glm4_moe(folder: Path, raw: Raw) -> ModelShape:
+    """GLM-4.5 and later: a Llama of which half of each head is rotated, with experts that sigmoids choose."""
+    require_activation(raw, "hidden_act", "silu")
+    plain = read_plain(folder, raw, rms_norm_eps=1e-5)
+    share = float(_rope_field(raw, "partial_rotary_factor") or 0.5)
+    return replace(
+        plain,
+        qkv_bias=bool(raw.get("attention_bias", False)),
+        qk_norm=bool(raw.get("use_qk_norm", False)),
+        rotary_dim=int(plain.head_dim * share),
+        moe=_sigmoid_moe(raw, first_dense=1, normalises=True),
+        # Further layers guess further tokens, which is not supported.
+        unread_parts=tuple(f"model.layers.{plain.num_hidden_layers + nth}." for nth in range(_num_guessing(raw))),
+    )
+
+
+def read_dots1(folder: Path, raw: Raw) -> ModelShape:
+    """dots.llm1: a Qwen3 with such experts."""
+    last = int(raw.get("max_window_layers", 62))
+    windows = read_windows({"sliding_window": 4096, **raw}, sliding_layers(raw, lambda layer: layer >= last))
+    return replace(
+        read_qwen3(folder, raw), sliding_windows=windows, moe=_sigmoid_moe(raw, first_dense=0, normalises=False)
+    )
+
+
+def _sigmoid_moe(raw: Raw, first_dense: int, normalises: bool) -> MoeConfig:
+    """As DeepSeek-V3 has it, without groups of experts. The defaults are for fields left out."""
+    if int(raw.get("n_group") or 1) > 1:
+        raise ModelError(f"n_group is {raw['n_group']}: experts in groups are not supported")
+    inner, num_shared = int(raw["moe_intermediate_size"]), int(raw.get("n_shared_experts") or 0)
+    first_dense = int(raw.get("first_k_dense_replace", first_dense))
+    return MoeConfig(
+        num_experts=int(raw.get("n_routed_experts") or raw["num_local_experts"]),
+        num_experts_per_tok=int(raw["num_experts_per_tok"]),
+        intermediate_size=inner,
+        norm_topk_prob=bool(raw.get("norm_topk_prob", normalises)),
+        sparse_layers=tuple(layer >= first_dense for layer in range(int(raw["num_hidden_layers"]))),
+        naming="glm",
+        shared_expert_intermediate_size=num_shared * inner or None,
+        has_shared_gate=False,
+        has_correction=True,
+        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
+    )
+
+
+def _num_guessing(raw: Raw) -> int:
+    return int(raw.get("num_nextn_predict_layers") or raw.get("num_mtp_layers") or 0)
+
+
 def read_phi3(folder: Path, raw: Raw) -> ModelShape:
     config = read_mistral(folder, raw, rms_norm_eps=1e-5)
-    scaling = raw.get("rope_parameters") or {}
-    share = float(scaling.get("partial_rotary_factor") or raw.get("partial_rotary_factor") or 1.0)
+    share = float(_rope_field(raw, "partial_rotary_factor") or 1.0)
     return replace(config, has_fused_projections=True, rotary_dim=int(config.head_dim * share))
+
+
+def _rope_field(raw: Raw, name: str) -> Any:
+    """Beside the rope's own fields (transformers 5) or the model's (before)."""
+    return (raw.get("rope_parameters") or {}).get(name) or raw.get(name)
 
 
 def require_activation(raw: Raw, field: str, expected: str) -> None:

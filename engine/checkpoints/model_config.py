@@ -61,6 +61,8 @@ _READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Qwen2_5_VLForConditionalGeneration": llama_families.read_qwen2_5_vl,
     "Qwen3ForCausalLM": llama_families.read_qwen3,
     "Qwen3MoeForCausalLM": llama_families.read_qwen3_moe,
+    "Glm4MoeForCausalLM": llama_families.read_glm4_moe,
+    "Dots1ForCausalLM": llama_families.read_dots1,
     "Phi3ForCausalLM": llama_families.read_phi3,
     "Gemma2ForCausalLM": other_families.read_gemma2,
     "Gemma3ForCausalLM": other_families.read_gemma3,

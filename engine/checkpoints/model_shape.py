@@ -14,9 +14,11 @@ from .vision_config import VisionConfig
 class MoeConfig:
     """A mixture of experts: each token's MLP is the `num_experts_per_tok` that a router chooses.
 
-    `norm_topk_prob`: the chosen experts' shares sum to one. `shared_expert_intermediate_size`: one more expert that
-    every token has. `sparse_layers`: one entry a layer, false where it has an ordinary MLP. `naming`: whose names the
-    checkpoint's tensors have.
+    `norm_topk_prob`: the chosen experts' shares sum to one, which `routed_scaling_factor` multiplies.
+    `shared_expert_intermediate_size`: one more expert that every token has, weighed by a gate of its own where
+    `has_shared_gate`. `sparse_layers`: one entry a layer, false where it has an ordinary MLP. `naming`: whose names the
+    checkpoint's tensors have. `has_correction`: scores are sigmoids, to which something is added where experts are
+    chosen.
     """
 
     num_experts: int
@@ -24,8 +26,11 @@ class MoeConfig:
     intermediate_size: int
     norm_topk_prob: bool
     sparse_layers: tuple[bool, ...]
-    naming: Literal["mixtral", "qwen"]
+    naming: Literal["mixtral", "qwen", "glm"]
     shared_expert_intermediate_size: int | None = None
+    has_shared_gate: bool = True
+    has_correction: bool = False
+    routed_scaling_factor: float = 1.0
 
 
 @dataclass(frozen=True)

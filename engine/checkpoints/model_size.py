@@ -11,7 +11,10 @@ _HALF_BYTES, _FLOAT_BYTES = 2, 4
 
 @dataclass(frozen=True)
 class Projection:
-    """A matrix that is multiplied by, with its bias. `name`: as in the checkpoint; there are `copies` like it."""
+    """A matrix that is multiplied by, with its bias. `name`: as in the checkpoint; there are `copies` like it.
+
+    `is_wide`: in float32, whatever the others are in.
+    """
 
     name: str
     num_outputs: int
@@ -19,6 +22,7 @@ class Projection:
     has_bias: bool = False
     copies: int = 1
     is_quantizable: bool = True
+    is_wide: bool = False
 
     @property
     def num_weights(self) -> int:
@@ -28,10 +32,13 @@ class Projection:
     def num_biases(self) -> int:
         return self.copies * self.num_outputs * self.has_bias
 
+    def num_bias_bytes(self, item_bytes: int) -> int:
+        return self.num_biases * (_FLOAT_BYTES if self.is_wide else item_bytes)
+
     def num_bytes(self, scheme: WeightScheme | None, item_bytes: int) -> int:
         """Of the weights as they are kept; `scheme`: as the checkpoint has quantised them."""
         if scheme is None or not self.is_quantizable:
-            return self.num_weights * item_bytes
+            return self.num_weights * (_FLOAT_BYTES if self.is_wide else item_bytes)
         if isinstance(scheme, Int4Scheme):
             groups = -(-self.num_inputs // (scheme.group_size or self.num_inputs))
             # A scale and a zero for each group of each output: a byte, or a float.
@@ -67,7 +74,7 @@ def weight_bytes(model: ModelConfig, item_bytes: int, quantization: str | None =
     total += _num_vision_weights(model) * item_bytes
     for index in range(model.num_hidden_layers):
         for each in layer_projections(model, index):
-            total += each.num_biases * item_bytes
+            total += each.num_bias_bytes(item_bytes)
             if quantization == "int8" and each.is_quantizable:
                 total += each.num_weights + each.copies * each.num_outputs * _FLOAT_BYTES
             else:
@@ -114,11 +121,15 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
 def _experts(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
     is_mixtral = moe.naming == "mixtral"
     mlp, names = (f"{prefix}.block_sparse_moe", "w1 w3 w2") if is_mixtral else (f"{prefix}.mlp", _GATED_NAMES)
-    yield Projection(f"{mlp}.gate", moe.num_experts, hidden, is_quantizable=False)
+    # What corrects its scores is as large as a bias.
+    is_corrected = moe.has_correction
+    yield Projection(f"{mlp}.gate", moe.num_experts, hidden, is_corrected, is_quantizable=False, is_wide=is_corrected)
     yield from _gated(f"{mlp}.experts.0", hidden, moe.intermediate_size, names, copies=moe.num_experts)
     if moe.shared_expert_intermediate_size is not None:
-        yield from _gated(f"{mlp}.shared_expert", hidden, moe.shared_expert_intermediate_size)
-        yield Projection(f"{mlp}.shared_expert_gate", 1, hidden, is_quantizable=False)
+        shared = f"{mlp}.shared_expert" if moe.has_shared_gate else f"{mlp}.shared_experts"
+        yield from _gated(shared, hidden, moe.shared_expert_intermediate_size)
+        if moe.has_shared_gate:
+            yield Projection(f"{mlp}.shared_expert_gate", 1, hidden, is_quantizable=False)
 
 
 _GATED_NAMES = "gate_proj up_proj down_proj"

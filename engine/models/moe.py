@@ -1,7 +1,7 @@
-"""The MLP of Mixtral and the Qwen mixtures: a router sends each token to a few experts; some add one for all."""
+"""The MLP of mixtures: a router sends each token to a few experts; some add one for all."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -21,11 +21,13 @@ class _Naming:
 
     mixture: str
     expert: MlpNames
+    shared: str = "shared_expert"
 
 
 _NAMINGS = {
     "mixtral": _Naming("block_sparse_moe", MlpNames(("w1", "w3"), "w2")),
     "qwen": _Naming("mlp", MlpNames()),
+    "glm": _Naming("mlp", MlpNames(), "shared_experts"),
 }
 
 
@@ -43,20 +45,32 @@ class ExpertsMlp:
         self.name, names = naming.mixture, naming.expert
         blank = blank.within(self.name)
         hidden_size = blank.config.hidden_size
-        # Small, and a rounding here would change who computes: never in int8.
-        self.router = blank.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False)
+        # Small, and a rounding here would change who computes: never in int8, and sigmoids, which lie closer to each
+        # other than logits, in float32, as their families have it.
+        self._router_dtype = torch.float32 if moe.has_correction else blank.dtype
+        router = replace(blank, dtype=self._router_dtype)
+        self.router = router.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False)
+        self._correction = (
+            torch.empty(moe.num_experts, dtype=torch.float32, device=blank.device) if moe.has_correction else None
+        )
         self.experts = [
             GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True)
             for index in range(moe.num_experts)
         ]
-        shared_size = moe.shared_expert_intermediate_size
-        self.shared = SharedExpert(blank, shared_size, names) if shared_size else None
+        self._shared_name, shared_size = naming.shared, moe.shared_expert_intermediate_size
+        self.shared = SharedExpert(blank, naming, shared_size, moe.has_shared_gate) if shared_size else None
         self.stacked: StackedExperts | None = None
         self._gate = GATES[ACTIVATIONS[blank.config.activation]]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
-        ids, shares = choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob)
+        ids, shares = choose_experts(
+            self.router(x.to(self._router_dtype)),
+            self._moe.num_experts_per_tok,
+            self._moe.norm_topk_prob,
+            self._correction,
+            self._moe.routed_scaling_factor,
+        )
         if self.stacked is None:
             mixed = mix_experts(x, self.experts, ids, shares)
         else:
@@ -79,26 +93,32 @@ class ExpertsMlp:
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from linear_slots(self.router, [f"{prefix}.gate"])
+        if self._correction is not None:
+            yield WeightSlot(f"{prefix}.gate.e_score_correction_bias", self._correction)
         for index, expert in enumerate(self.experts):
             yield from expert.weight_slots(f"{prefix}.experts.{index}")
         if self.shared is not None:
-            yield from self.shared.weight_slots(f"{prefix}.shared_expert")
+            yield from self.shared.weight_slots(f"{prefix}.{self._shared_name}")
 
 
 class SharedExpert:
-    """An expert that every token has, weighed by a gate of its own."""
+    """An expert that every token has, weighed by a gate of its own where it has one."""
 
-    def __init__(self, blank: BlankWeights, inner_size: int, names: MlpNames) -> None:
-        self.mlp = GatedMlp(blank.within("shared_expert"), inner_size, names, is_expert=True)
-        self.gate = blank.linear(["shared_expert_gate"], [1], blank.config.hidden_size, quantizable=False)
+    def __init__(self, blank: BlankWeights, naming: _Naming, inner_size: int, has_gate: bool) -> None:
+        self.mlp = GatedMlp(blank.within(naming.shared), inner_size, naming.expert, is_expert=True)
+        hidden_size = blank.config.hidden_size
+        self.gate = blank.linear([f"{naming.shared}_gate"], [1], hidden_size, quantizable=False) if has_gate else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        return torch.sigmoid(self.gate(x)) * self.mlp(x)
+        output = self.mlp(x)
+        return output if self.gate is None else torch.sigmoid(self.gate(x)) * output
 
     def projections(self) -> Iterator[Linear]:
         yield from self.mlp.projections()
-        yield self.gate
+        if self.gate is not None:
+            yield self.gate
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self.mlp.weight_slots(prefix)
-        yield from linear_slots(self.gate, [f"{prefix}_gate"])
+        if self.gate is not None:
+            yield from linear_slots(self.gate, [f"{prefix}_gate"])

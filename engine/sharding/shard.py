@@ -119,7 +119,7 @@ class Shard:
         moe = self.model.moe
         if moe is not None and ".experts." in name:
             return moe.intermediate_size
-        if moe is not None and ".shared_expert." in name:
+        if moe is not None and (".shared_expert." in name or ".shared_experts." in name):
             return moe.shared_expert_intermediate_size or 0
         return self.model.intermediate_size
 

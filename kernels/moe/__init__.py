@@ -6,25 +6,27 @@ import torch
 from torch import Tensor
 
 from ..device import runs_triton
-from .reference import mix_experts_reference
+from .reference import choose_experts_reference, mix_experts_reference
 from .stacked_experts import StackedExperts, stack_experts
 
 Expert = Callable[[Tensor], Tensor]
 
 
-def choose_experts(router_logits: Tensor, num_chosen: int, normalise: bool) -> tuple[Tensor, Tensor]:
+def choose_experts(
+    router_logits: Tensor, num_chosen: int, normalise: bool, correction: Tensor | None = None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """The likeliest experts of each token, and their shares.
 
     router_logits: [num_tokens, num_experts]. Returns expert ids [num_tokens, num_chosen] int64 and shares
-    [num_tokens, num_chosen] float32: probabilities among all experts, or with `normalise` among the chosen. Changes
-    nothing.
+    [num_tokens, num_chosen] float32: probabilities among all experts, or with `normalise` among the chosen, times
+    `scale`. correction: [num_experts] float32; then scores are sigmoids, and chosen are those that are largest with it
+    (as DeepSeek-V3 balances its experts, arXiv 2412.19437). Changes nothing.
     """
     if runs_triton(router_logits):
         from .triton import choose_experts_triton
 
-        return choose_experts_triton(router_logits, num_chosen, normalise)
-    shares, ids = router_logits.float().softmax(-1).topk(num_chosen, dim=-1)
-    return ids, shares / shares.sum(-1, keepdim=True) if normalise else shares
+        return choose_experts_triton(router_logits, num_chosen, normalise, correction, scale)
+    return choose_experts_reference(router_logits, num_chosen, normalise, correction, scale)
 
 
 def mix_experts(x: Tensor, experts: Sequence[Expert], ids: Tensor, shares: Tensor) -> Tensor:
@@ -60,6 +62,7 @@ __all__ = [
     "Expert",
     "StackedExperts",
     "choose_experts",
+    "choose_experts_reference",
     "mix_experts",
     "mix_experts_reference",
     "mix_stacked_experts",

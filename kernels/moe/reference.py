@@ -1,9 +1,25 @@
-"""The obvious torch that the grouped products are compared with."""
+"""The obvious torch that the kernels are compared with; choosing on a CPU is this too."""
 
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+
+
+def choose_experts_reference(
+    router_logits: Tensor, num_chosen: int, normalise: bool, correction: Tensor | None = None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
+    """See `choose_experts`."""
+    logits = router_logits.float()
+    if correction is None:
+        shares, ids = logits.softmax(-1).topk(num_chosen, dim=-1)
+    else:
+        scores = logits.sigmoid()
+        ids = (scores + correction).topk(num_chosen, dim=-1).indices
+        shares = scores.gather(1, ids)
+    if normalise:
+        shares = shares / shares.sum(-1, keepdim=True)
+    return ids, shares if scale == 1 else shares * scale
 
 
 def mix_experts_reference(

@@ -75,7 +75,9 @@ def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype, shared: in
     return _WIDE_ROWS if _WIDE_ROWS.num_stages(_INPUTS, dtype.itemsize, shared) == _MAX_STAGES else _MANY_ROWS
 
 
-def choose_experts_triton(router_logits: Tensor, num_chosen: int, normalise: bool) -> tuple[Tensor, Tensor]:
+def choose_experts_triton(
+    router_logits: Tensor, num_chosen: int, normalise: bool, correction: Tensor | None = None, scale: float = 1.0
+) -> tuple[Tensor, Tensor]:
     """See `choose_experts`."""
     check_launch("router_logits", router_logits, choose_experts_kernel)
     check_tensor("router_logits", router_logits, (None, None), FLOAT_DTYPES, router_logits.device, is_contiguous=False)
@@ -84,6 +86,8 @@ def choose_experts_triton(router_logits: Tensor, num_chosen: int, normalise: boo
         raise ValueError(
             f"num_chosen {num_chosen} for router_logits {tuple(router_logits.shape)} must be 1 to {num_experts}"
         )
+    if correction is not None:
+        check_tensor("correction", correction, (num_experts,), (torch.float32,), router_logits.device)
     ids = torch.empty(num_tokens, num_chosen, dtype=torch.int64, device=router_logits.device)
     shares = torch.empty(num_tokens, num_chosen, dtype=torch.float32, device=router_logits.device)
     if num_tokens:
@@ -93,11 +97,14 @@ def choose_experts_triton(router_logits: Tensor, num_chosen: int, normalise: boo
             ids,
             shares,
             router_logits,
+            shares if correction is None else correction,
             num_tokens,
             router_logits.stride(0),
+            scale,
             NUM_EXPERTS=num_experts,
             CHOSEN=num_chosen,
             NORMALISE=normalise,
+            IS_CORRECTED=correction is not None,
             TOKENS=tokens,
             PADDED_EXPERTS=padded,
             PADDED_CHOSEN=triton.next_power_of_2(num_chosen),

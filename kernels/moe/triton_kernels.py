@@ -21,39 +21,48 @@ def choose_experts_kernel(
     ids,
     shares,
     logits,
+    correction,
     num_tokens,
     logits_stride,
+    scale,
     NUM_EXPERTS: tl.constexpr,
     CHOSEN: tl.constexpr,
     NORMALISE: tl.constexpr,
+    IS_CORRECTED: tl.constexpr,
     TOKENS: tl.constexpr,
     PADDED_EXPERTS: tl.constexpr,
     PADDED_CHOSEN: tl.constexpr,
 ):
-    """One program is `TOKENS` tokens. Of equal logits the first expert's counts."""
+    """One program is `TOKENS` tokens. Of equal scores the first expert's counts."""
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
     is_token = token < num_tokens
     expert = tl.arange(0, PADDED_EXPERTS)[None, :]
-    is_logit = is_token[:, None] & (expert < NUM_EXPERTS)
-    wide = tl.load(logits + token[:, None] * logits_stride + expert, mask=is_logit, other=0.0).to(tl.float32)
-    left = tl.where(expert < NUM_EXPERTS, wide, -float("inf"))
-    largest = tl.max(left, 1)
-    total = tl.sum(tl.exp(left - largest[:, None]), 1)
+    is_expert = expert < NUM_EXPERTS
+    at = logits + token[:, None] * logits_stride + expert
+    wide = tl.load(at, mask=is_token[:, None] & is_expert, other=0.0).to(tl.float32)
+    if IS_CORRECTED:
+        scores = tl.sigmoid(wide)
+        left = tl.where(is_expert, scores + tl.load(correction + expert, mask=is_expert, other=0.0), -float("inf"))
+        total = tl.full((TOKENS,), 1.0, tl.float32)
+    else:
+        left = tl.where(is_expert, wide, -float("inf"))
+        scores = tl.exp(left - tl.max(left, 1)[:, None])
+        total = tl.sum(scores, 1)
     place = tl.arange(0, PADDED_CHOSEN)[None, :]
     chosen = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.int32)
     weights = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.float32)
     for nth in tl.static_range(CHOSEN):
         # Numbers that are none compare with nothing, and may name no expert.
-        best = tl.minimum(tl.argmax(left, 1), NUM_EXPERTS - 1)
-        weight = tl.exp(tl.max(left, 1) - largest)
-        chosen = tl.where(place == nth, best[:, None], chosen)
+        best = tl.minimum(tl.argmax(left, 1), NUM_EXPERTS - 1)[:, None]
+        weight = tl.sum(tl.where(expert == best, scores, 0.0), 1)
+        chosen = tl.where(place == nth, best, chosen)
         weights = tl.where(place == nth, weight[:, None], weights)
-        left = tl.where(expert == best[:, None], -float("inf"), left)
+        left = tl.where(expert == best, -float("inf"), left)
     if NORMALISE:
         total = tl.sum(weights, 1)
     is_chosen = is_token[:, None] & (place < CHOSEN)
     tl.store(ids + token[:, None] * CHOSEN + place, chosen.to(tl.int64), mask=is_chosen)
-    tl.store(shares + token[:, None] * CHOSEN + place, weights / total[:, None], mask=is_chosen)
+    tl.store(shares + token[:, None] * CHOSEN + place, weights * (scale / total[:, None]), mask=is_chosen)
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

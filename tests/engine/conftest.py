@@ -58,7 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -
 
 
 def save_random_model(config: Any, folder: Path, kind: Any = AutoModelForCausalLM) -> Any:
-    """A model with random weights, in norms and biases too, which transformers starts at ones and zeros.
+    """A model with random weights, in norms, biases and corrections too, which transformers starts at ones and zeros.
 
     `kind`: which of its auto classes knows the config.
     """
@@ -69,6 +69,9 @@ def save_random_model(config: Any, folder: Path, kind: Any = AutoModelForCausalL
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.add_(torch.randn_like(buffer) * 0.1)
     model.save_pretrained(folder)
     return model
 

@@ -6,9 +6,11 @@ from typing import Any
 
 import torch
 from transformers import (
+    Dots1Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4MoeConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -119,6 +121,28 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         num_experts_per_tok=2,
         norm_topk_prob=True,
         decoder_sparse_step=2,
+    ),
+    "glm4-moe": lambda sizes: Glm4MoeConfig(
+        **sizes,
+        attention_bias=True,
+        use_qk_norm=True,
+        moe_intermediate_size=37,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        n_shared_experts=2,
+        routed_scaling_factor=1.7,
+        first_k_dense_replace=1,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    "dots1-windows": lambda sizes: Dots1Config(
+        **sizes,
+        head_dim=20,
+        moe_intermediate_size=37,
+        n_routed_experts=5,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+        sliding_window=21,
+        max_window_layers=1,
     ),
     "phi3-window": lambda sizes: Phi3Config(**sizes, **PHI3_TOKENS, sliding_window=23),
     "phi3-longrope-short": lambda sizes: Phi3Config(

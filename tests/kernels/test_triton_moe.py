@@ -15,7 +15,14 @@ from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
-from headrace.kernels.moe import StackedExperts, choose_experts, mix_experts, mix_experts_reference, mix_stacked_experts
+from headrace.kernels.moe import (
+    StackedExperts,
+    choose_experts,
+    choose_experts_reference,
+    mix_experts,
+    mix_experts_reference,
+    mix_stacked_experts,
+)
 from headrace.kernels.moe import triton as moe
 from headrace.kernels.moe.stacked_experts import PlainMatrices, _stack
 from headrace.kernels.moe.triton import ExpertTile, choose_experts_triton, expert_tile
@@ -188,6 +195,18 @@ def test_the_likeliest_experts_are_chosen(num_experts, num_chosen, normalise, tr
     assert_close(shares.cpu(), expected_shares)
 
 
+@pytest.mark.parametrize("normalise", [False, True])
+@pytest.mark.parametrize(("num_experts", "num_chosen"), [(5, 2), (128, 8)])
+@pytest.mark.usefixtures("_nan_filled_outputs")
+def test_sigmoids_are_chosen_with_their_correction_and_weigh_without_it(num_experts, num_chosen, normalise, device):
+    logits, correction = torch.randn(20, num_experts, device=device), torch.randn(num_experts, device=device)
+    ids, shares = choose_experts_triton(logits, num_chosen, normalise, correction, 2.5)
+    expected_ids, expected_shares = choose_experts_reference(logits, num_chosen, normalise, correction, 2.5)
+    assert torch.equal(ids, expected_ids)
+    assert_close(shares, expected_shares)
+    assert not torch.equal(ids, choose_experts_reference(logits, num_chosen, normalise)[0])
+
+
 def test_logits_that_are_no_numbers_name_experts_that_there_are(device):
     logits = torch.full((3, 5), torch.nan, device=device)
     logits[1] = -torch.inf
@@ -222,6 +241,11 @@ def test_what_does_not_fit_is_named(changes, message, device):
     arguments = {name: tensor.to(device) for name, tensor in (fitting | changes).items()}
     with pytest.raises(ValueError, match=message):
         mix_stacked_experts(arguments["x"], experts, arguments["ids"], arguments["shares"])
+
+
+def test_a_correction_that_does_not_fit_is_named(device):
+    with pytest.raises(ValueError, match=r"correction \(4,\) must have the shape \[5\]"):
+        choose_experts_triton(torch.zeros(2, 5, device=device), 2, True, torch.zeros(4, device=device))
 
 
 def test_more_experts_than_there_are_cannot_be_chosen(device):

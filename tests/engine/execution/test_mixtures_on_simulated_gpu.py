@@ -6,7 +6,7 @@ from shutil import copytree
 from typing import Any
 
 import pytest
-from transformers import MixtralConfig, PretrainedConfig, Qwen2MoeConfig
+from transformers import Glm4MoeConfig, MixtralConfig, PretrainedConfig, Qwen2MoeConfig
 
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 
@@ -31,6 +31,13 @@ MODELS: dict[str, PretrainedConfig] = {
         moe_intermediate_size=24,
         shared_expert_intermediate_size=20,
         mlp_only_layers=[1],
+    ),
+    "glm": Glm4MoeConfig(
+        **SIZES | {"num_hidden_layers": 2},
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        moe_intermediate_size=24,
+        routed_scaling_factor=1.5,
     ),
 }
 

@@ -63,6 +63,13 @@ MODELS: dict[str, dict[str, Any]] = {
         "shared_expert_intermediate_size": 32,
         "mlp_only_layers": [1],
     },
+    "glm4-moe": {
+        "architectures": ["Glm4MoeForCausalLM"],
+        "moe_intermediate_size": 64,
+        "n_routed_experts": 5,
+        "num_experts_per_tok": 2,
+        "n_shared_experts": 1,
+    },
 }
 QUANTIZED: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32},
