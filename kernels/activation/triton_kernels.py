@@ -18,6 +18,22 @@ def gate_kernel(output, gate_up, size, gate_up_stride, IS_SILU: tl.constexpr, CO
 
 
 @triton.jit
+def clamped_kernel(output, gate_up, size, gate_up_stride, limit, alpha, COLUMNS: tl.constexpr):
+    """One program is a row and `COLUMNS` of its outputs; a gate and its up are in turns."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    is_column = column < size
+    pair = gate_up + row * gate_up_stride + 2 * column
+    gate = tl.load(pair, mask=is_column, other=0.0).to(tl.float32)
+    up = tl.load(pair + 1, mask=is_column, other=0.0).to(tl.float32)
+    # Comparisons that a number that is none passes through.
+    gate = tl.where(gate > limit, limit, gate)
+    up = tl.where(up > limit, limit, tl.where(up < -limit, -limit, up))
+    result = (up + 1) * gate * tl.sigmoid(alpha * gate)
+    tl.store(output + row * size + column, result.to(output.dtype.element_ty), mask=is_column)
+
+
+@triton.jit
 def gated(gate, up, IS_SILU: tl.constexpr, dtype: tl.constexpr):
     """activation(gate) * up of float32, as numbers of `dtype`."""
     if IS_SILU:

@@ -11,6 +11,8 @@ LARGEST_FLOAT = tl.constexpr(3.4028234663852886e38)
 # 2 ** 23 as a float32: its bits, whose lowest count ones, and the number.
 NIBBLE_BITS = tl.constexpr(0x4B000000)
 NIBBLE_BASE = tl.constexpr(8388608.0)
+# What exponents count from is 15 in float16 and 1 in E2M1.
+FP4_BASE = tl.constexpr(16384.0)
 
 
 @triton.jit
@@ -212,6 +214,7 @@ def int4_linear_kernel(
         GROUP_SIZE,
         IS_OF_ONE_GROUP,
         HAS_MINIMA,
+        False,
         PRECISION,
         ROWS,
         OUTPUTS,
@@ -240,12 +243,16 @@ def int4_product(
     GROUP_SIZE: tl.constexpr,
     IS_OF_ONE_GROUP: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
+    IS_FP4: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ):
-    """Rows of x, at their first inputs [ROWS, 1], times a weight's columns: [ROWS, OUTPUTS] float32, of some tiles."""
+    """Rows of x, at their first inputs [ROWS, 1], times a weight's columns: [ROWS, OUTPUTS] float32, of some tiles.
+
+    IS_FP4: values are E2M1, without zeros.
+    """
     byte = tl.arange(0, HALF_TILE)
     last_group = num_groups - 1
     product = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
@@ -274,12 +281,15 @@ def int4_product(
             for half in tl.static_range(2):
                 first = (2 * tile + half) * HALF_TILE
                 group = tl.minimum(first // GROUP_SIZE, last_group) * num_outputs
-                scale = tl.load(scales + group + column, mask=is_column, other=0.0).to(tl.float32)
-                zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)[None, :]
-                if HAS_MINIMA:
-                    weight = (_nibbles(values, half) - NIBBLE_BASE) * scale[None, :] - zero
+                scale = tl.load(scales + group + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+                if IS_FP4:
+                    weight = _fp4_nibbles(values, half) * (scale * FP4_BASE)
                 else:
-                    weight = (_nibbles(values, half) - (zero + NIBBLE_BASE)) * scale[None, :]
+                    zero = tl.load(zeros + group + column, mask=is_column, other=0).to(tl.float32)[None, :]
+                    if HAS_MINIMA:
+                        weight = (_nibbles(values, half) - NIBBLE_BASE) * scale - zero
+                    else:
+                        weight = (_nibbles(values, half) - (zero + NIBBLE_BASE)) * scale
                 left = _inputs(x_rows, first + byte, is_row, num_inputs)
                 product = tl.dot(left, weight.to(x_rows.dtype.element_ty), product, input_precision=PRECISION)
     return product
@@ -296,6 +306,14 @@ def _nibbles(values, half):
     # As the low bits of 2 ** 23, exactly: converting whole numbers is several times slower than adding.
     bits = ((values.to(tl.int32) >> (4 * half)) & 15) | NIBBLE_BITS
     return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _fp4_nibbles(values, half):
+    """The low four bits of bytes, or the high ones, as float32 and `FP4_BASE` times too small."""
+    # Sign, two bits of exponent and one behind the point are in their places in float16, subnormal numbers too.
+    bits = values.to(tl.int32) >> (4 * half)
+    return (((bits & 8) << 12) | ((bits & 7) << 9)).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
 
 
 @triton.jit(do_not_specialize=["num_rows"])

@@ -10,6 +10,9 @@ from torch import Tensor
 from ..linear import Int4Weight, Linear, QuantizedWeight, ScaledWeight
 from ..linear.gates import Gate
 
+# Inputs that share a power of two in MXFP4.
+FP4_GROUP_SIZE = 32
+
 
 @dataclass(frozen=True)
 class PlainMatrices:
@@ -66,20 +69,47 @@ class Int4Matrices:
         return self.zeros.is_floating_point()
 
 
-Matrices = PlainMatrices | ByteMatrices | Int4Matrices
+@dataclass(frozen=True)
+class Fp4Matrices:
+    """Four bits a weight, E2M1, with a power of two for each group of 32 inputs and each output (MXFP4).
+
+    packed: as `Int4Weight` has it, of each expert; scales: [num_experts, ceil(in / 32), out] bfloat16.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    num_inputs: int
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Experts, outputs and inputs."""
+        return len(self.packed), self.packed.shape[2], self.num_inputs
+
+
+Matrices = PlainMatrices | ByteMatrices | Int4Matrices | Fp4Matrices
+
+
+@dataclass(frozen=True)
+class ClampedGate:
+    """(up + 1) · gate · sigmoid(alpha · gate), of both cut off at `limit`; gates and ups are in turns (gpt-oss)."""
+
+    limit: float
+    alpha: float
 
 
 @dataclass(frozen=True)
 class StackedExperts:
-    """Each expert is down(gate(x @ gatesᵀ) * (x @ upᵀ)).
+    """Each expert is down(gate(x @ gatesᵀ) * (x @ upᵀ)), biases added to both products where there are any.
 
     gate_up: of 2 * inner outputs, an expert's gates before what they are multiplied with; down: of `inner` inputs, and
-    as many outputs as gate_up has inputs. Both are of one kind.
+    as many outputs as gate_up has inputs. Both are of one kind. biases: of both, [num_experts, outputs]; of bytes there
+    are none.
     """
 
     gate_up: Matrices
     down: Matrices
-    gate: Gate
+    gate: Gate | ClampedGate
+    biases: tuple[Tensor, Tensor] | None = None
 
     @property
     def num_experts(self) -> int:

@@ -1,18 +1,28 @@
 """A mixture's experts on the GPU: checks, and launches."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
-from ..activation.triton import gelu_tanh_and_mul_triton, silu_and_mul_triton
+from ..activation.triton import clamped_swiglu_triton, gelu_tanh_and_mul_triton, silu_and_mul_triton
 from ..device import shared_bytes
 from ..linear.gates import Gate
 from ..linear.triton import BYTE_DTYPES, has_whole_tiles, quantize_gated_triton, quantize_rows_triton
 from ..linear.weights import HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
-from .stacked_experts import ByteMatrices, Int4Matrices, Matrices, PlainMatrices, StackedExperts
+from .stacked_experts import (
+    FP4_GROUP_SIZE,
+    ByteMatrices,
+    ClampedGate,
+    Fp4Matrices,
+    Int4Matrices,
+    Matrices,
+    PlainMatrices,
+    StackedExperts,
+)
 from .triton_kernels import (
     choose_experts_kernel,
     experts_kernel,
@@ -160,53 +170,92 @@ def _plain_rows(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
     """What each pair's expert gives: [num_pairs, size], in the order of `ids`."""
     assert isinstance(experts.gate_up, PlainMatrices)
     assert isinstance(experts.down, PlainMatrices)
-    is_float32, size, inner = x.dtype == torch.float32, x.shape[1], experts.inner_size
-    shared = shared_bytes(x.device)
-    tile = expert_tile(ids.numel(), experts.num_experts, x.dtype, shared)
+    tile = expert_tile(ids.numel(), experts.num_experts, x.dtype, shared_bytes(x.device))
     routed = _Sorted.of(ids, experts.num_experts, tile.rows)
+    if isinstance(experts.gate, Gate) and experts.biases is None:
+        inside = _multiply_gated(x, experts.gate_up, experts.gate, routed, tile)
+    else:
+        inside = _gated(_multiply_plain(x, experts, routed, tile, is_first=True), experts.gate)
+    return _multiply_plain(inside, experts, routed, tile, is_first=False)
+
+
+def _multiply_gated(x: Tensor, matrices: PlainMatrices, gate: Gate, routed: _Sorted, tile: ExpertTile) -> Tensor:
+    """The first products and their activation at once."""
+    _, num_outputs, num_inputs = matrices.shape
+    inner, outputs, options = num_outputs // 2, tile.outputs // 2, _options(x, tile)
+    output = routed.rows(inner, x)
+    num_column_tiles = triton.cdiv(inner, outputs)
+    gated_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
+        output,
+        x,
+        matrices.values,
+        routed.pairs,
+        routed.tiles,
+        inner,
+        num_inputs,
+        num_column_tiles,
+        x.stride(0),
+        CHOSEN=routed.num_chosen,
+        IS_SILU=gate is Gate.SILU,
+        IS_WHOLE=num_inputs % options["INPUTS"] == 0,
+        OUTPUTS=outputs,
+        **options,
+    )
+    return output
+
+
+def _multiply_plain(x: Tensor, experts: StackedExperts, routed: _Sorted, tile: ExpertTile, is_first: bool) -> Tensor:
+    matrices, bias = _of_product(experts, is_first)
+    assert isinstance(matrices, PlainMatrices)
+    _, num_outputs, num_inputs = matrices.shape
+    options = _options(x, tile)
+    output = routed.rows(num_outputs, x)
+    num_column_tiles = triton.cdiv(num_outputs, tile.outputs)
+    experts_kernel[(len(routed.tiles) * num_column_tiles,)](
+        output,
+        x,
+        matrices.values,
+        matrices.values if bias is None else bias,
+        routed.pairs,
+        routed.tiles,
+        num_outputs,
+        num_inputs,
+        num_column_tiles,
+        x.stride(0),
+        CHOSEN=routed.num_chosen,
+        IS_FIRST=is_first,
+        HAS_BIAS=bias is not None,
+        IS_WHOLE=num_inputs % options["INPUTS"] == 0,
+        OUTPUTS=tile.outputs,
+        **options,
+    )
+    return output
+
+
+def _options(x: Tensor, tile: ExpertTile) -> dict[str, Any]:
+    """What both kernels of plain matrices are compiled for."""
+    is_float32 = x.dtype == torch.float32
     inputs = _FLOAT32_INPUTS if is_float32 else _INPUTS
-    options = {
+    return {
         # Exact products in float32, as everywhere.
         "PRECISION": "ieee" if is_float32 else "tf32",
         "ROWS": tile.rows,
         "INPUTS": inputs,
         "num_warps": tile.num_warps,
-        "num_stages": tile.num_stages(inputs, x.element_size(), shared),
+        "num_stages": tile.num_stages(inputs, x.element_size(), shared_bytes(x.device)),
     }
-    inside = routed.rows(inner, x)
-    num_column_tiles = triton.cdiv(inner, tile.outputs // 2)
-    gated_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
-        inside,
-        x,
-        experts.gate_up.values,
-        routed.pairs,
-        routed.tiles,
-        inner,
-        size,
-        num_column_tiles,
-        x.stride(0),
-        CHOSEN=routed.num_chosen,
-        IS_SILU=experts.gate is Gate.SILU,
-        IS_WHOLE=size % inputs == 0,
-        OUTPUTS=tile.outputs // 2,
-        **options,
-    )
-    outside = routed.rows(size, x)
-    num_column_tiles = triton.cdiv(size, tile.outputs)
-    experts_kernel[(len(routed.tiles) * num_column_tiles,)](
-        outside,
-        inside,
-        experts.down.values,
-        routed.pairs,
-        routed.tiles,
-        size,
-        inner,
-        num_column_tiles,
-        IS_WHOLE=inner % inputs == 0,
-        OUTPUTS=tile.outputs,
-        **options,
-    )
-    return outside
+
+
+def _of_product(experts: StackedExperts, is_first: bool) -> tuple[Matrices, Tensor | None]:
+    """The matrices of the first or of the second product, and their biases."""
+    gate_up_bias, down_bias = experts.biases or (None, None)
+    return (experts.gate_up, gate_up_bias) if is_first else (experts.down, down_bias)
+
+
+def _gated(gate_up: Tensor, gate: Gate | ClampedGate) -> Tensor:
+    if isinstance(gate, ClampedGate):
+        return clamped_swiglu_triton(gate_up, gate.limit, gate.alpha)
+    return silu_and_mul_triton(gate_up) if gate is Gate.SILU else gelu_tanh_and_mul_triton(gate_up)
 
 
 def _rows_of_bytes(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
@@ -218,6 +267,7 @@ def _rows_of_bytes(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
     dtype = experts.gate_up.values.dtype
     values, scales = quantize_rows_triton(x, dtype, experts.gate_up.group_size)
     gate_up = _multiply_bytes(values, scales, experts.gate_up, routed, tile, x, is_first=True)
+    assert isinstance(experts.gate, Gate)
     values, scales = quantize_gated_triton(gate_up, dtype, experts.down.group_size, experts.gate)
     return _multiply_bytes(values, scales, experts.down, routed, tile, x, is_first=False)
 
@@ -262,13 +312,10 @@ def _multiply_bytes(
 
 def _int4_rows(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
     """See `_plain_rows`. The matrices are dequantised in the kernel."""
-    assert isinstance(experts.gate_up, Int4Matrices)
-    assert isinstance(experts.down, Int4Matrices)
     tile = _int4_tile(ids.numel(), experts.num_experts, x.dtype)
     routed = _Sorted.of(ids, experts.num_experts, tile.rows)
-    gate_up = _multiply_int4(x, experts.gate_up, routed, tile, is_first=True)
-    activate = silu_and_mul_triton if experts.gate is Gate.SILU else gelu_tanh_and_mul_triton
-    return _multiply_int4(activate(gate_up), experts.down, routed, tile, is_first=False)
+    inside = _gated(_multiply_int4(x, experts, routed, tile, is_first=True), experts.gate)
+    return _multiply_int4(inside, experts, routed, tile, is_first=False)
 
 
 def _int4_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTile:
@@ -278,17 +325,25 @@ def _int4_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTi
     return _SOME_ROWS if share < _MANY_ROWS.rows else _MANY_ROWS
 
 
-def _multiply_int4(x: Tensor, matrices: Int4Matrices, routed: _Sorted, tile: ExpertTile, is_first: bool) -> Tensor:
+def _multiply_int4(x: Tensor, experts: StackedExperts, routed: _Sorted, tile: ExpertTile, is_first: bool) -> Tensor:
+    matrices, bias = _of_product(experts, is_first)
+    assert isinstance(matrices, Int4Matrices | Fp4Matrices)
+    if is_fp4 := isinstance(matrices, Fp4Matrices):
+        zeros, has_minima, group_size = matrices.scales, False, FP4_GROUP_SIZE
+    else:
+        zeros, has_minima, group_size = matrices.zeros, matrices.has_minima, matrices.group_size
     _, num_outputs, num_inputs = matrices.shape
+    num_groups = matrices.scales.shape[1]
     output = routed.rows(num_outputs, x)
     num_column_tiles = triton.cdiv(num_outputs, tile.outputs)
-    num_groups = matrices.scales.shape[1]
+    sums_groups = tile is _FEW_INT4_ROWS and not is_fp4 and has_whole_tiles(has_minima, num_groups, group_size)
     int4_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
         output,
         x,
         matrices.packed,
         matrices.scales,
-        matrices.zeros,
+        zeros,
+        x if bias is None else bias,
         routed.pairs,
         routed.tiles,
         num_outputs,
@@ -298,10 +353,11 @@ def _multiply_int4(x: Tensor, matrices: Int4Matrices, routed: _Sorted, tile: Exp
         x.stride(0),
         CHOSEN=routed.num_chosen,
         IS_FIRST=is_first,
-        GROUP_SIZE=matrices.group_size,
-        IS_OF_ONE_GROUP=tile is _FEW_INT4_ROWS
-        and has_whole_tiles(matrices.has_minima, num_groups, matrices.group_size),
-        HAS_MINIMA=matrices.has_minima,
+        GROUP_SIZE=group_size,
+        IS_OF_ONE_GROUP=sums_groups,
+        HAS_MINIMA=has_minima,
+        IS_FP4=is_fp4,
+        HAS_BIAS=bias is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         ROWS=tile.rows,
         OUTPUTS=tile.outputs,
@@ -323,8 +379,19 @@ def _check(x: Tensor, experts: StackedExperts, ids: Tensor, shares: Tensor) -> N
         raise ValueError("experts.gate_up and experts.down must be of one kind")
     if experts.gate is Gate.NONE:
         raise ValueError("experts.gate must be an activation")
+    if experts.biases is not None:
+        _check_biases(experts, x)
     check_tensor("ids", ids, (num_tokens, None), (torch.int64,), x.device)
     check_tensor("shares", shares, tuple(ids.shape), (torch.float32,), x.device)
+
+
+def _check_biases(experts: StackedExperts, x: Tensor) -> None:
+    if isinstance(experts.gate_up, ByteMatrices):
+        raise ValueError("experts.biases must be None for matrices of bytes")
+    for name, bias, matrices in zip(
+        ("gate_up", "down"), experts.biases or (), (experts.gate_up, experts.down), strict=True
+    ):
+        check_tensor(f"experts.biases of {name}", bias, matrices.shape[:2], FLOAT_DTYPES, x.device)
 
 
 def _check_matrices(name: str, matrices: Matrices, shape: tuple[int, int, int], x: Tensor) -> None:
@@ -332,10 +399,9 @@ def _check_matrices(name: str, matrices: Matrices, shape: tuple[int, int, int], 
     if isinstance(matrices, PlainMatrices):
         check_tensor(f"{name}.values", matrices.values, shape, (x.dtype,), x.device)
         return
-    num_groups = triton.cdiv(num_inputs, matrices.group_size)
-    of_groups = (num_experts, num_groups, num_outputs)
     if isinstance(matrices, ByteMatrices):
-        if num_groups > 1 and matrices.group_size != KERNEL_GROUP_SIZE:
+        of_groups = (num_experts, triton.cdiv(num_inputs, matrices.group_size), num_outputs)
+        if of_groups[1] > 1 and matrices.group_size != KERNEL_GROUP_SIZE:
             raise ValueError(
                 f"{name}.group_size {matrices.group_size} must be {KERNEL_GROUP_SIZE}, or all {num_inputs} inputs"
             )
@@ -344,5 +410,8 @@ def _check_matrices(name: str, matrices: Matrices, shape: tuple[int, int, int], 
         return
     num_bytes = triton.cdiv(num_inputs, 2 * HALF_TILE) * HALF_TILE
     check_tensor(f"{name}.packed", matrices.packed, (num_experts, num_bytes, num_outputs), (torch.uint8,), x.device)
+    group_size = FP4_GROUP_SIZE if isinstance(matrices, Fp4Matrices) else matrices.group_size
+    of_groups = (num_experts, triton.cdiv(num_inputs, group_size), num_outputs)
     check_tensor(f"{name}.scales", matrices.scales, of_groups, FLOAT_DTYPES, x.device)
-    check_tensor(f"{name}.zeros", matrices.zeros, of_groups, (torch.uint8, *FLOAT_DTYPES), x.device)
+    if isinstance(matrices, Int4Matrices):
+        check_tensor(f"{name}.zeros", matrices.zeros, of_groups, (torch.uint8, *FLOAT_DTYPES), x.device)

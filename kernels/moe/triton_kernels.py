@@ -145,25 +145,30 @@ def experts_kernel(
     output,
     x,
     weight,
+    bias,
     pairs,
     tiles,
     num_outputs,
     num_inputs,
     num_column_tiles,
+    x_stride,
+    CHOSEN: tl.constexpr,
+    IS_FIRST: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     IS_WHOLE: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """The second products, of rows in the sorted order, each at its pair's own place."""
+    """IS_FIRST: products of tokens' rows, in the sorted order; else of rows in that order, at their pairs' places."""
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
     if tl.load(tile + 2) > 0:
         expert, place, is_row, pair = _rows(tile, pairs, ROWS)
         column = tl.program_id(0) % num_column_tiles * OUTPUTS + tl.arange(0, OUTPUTS)
         is_column = column < num_outputs
         depth = tl.arange(0, INPUTS)
-        x_tile = x + place[:, None] * num_inputs + depth[None, :]
+        x_tile = x + (pair // CHOSEN if IS_FIRST else place)[:, None] * x_stride + depth[None, :]
         weight_tile = weight + expert * num_outputs * num_inputs + column[None, :] * num_inputs + depth[:, None]
         sums = tl.zeros((ROWS, OUTPUTS), dtype=tl.float32)
         for start in range(0, num_inputs, INPUTS):
@@ -174,7 +179,9 @@ def experts_kernel(
             left = tl.load(x_tile + start, mask=is_left, other=0.0)
             right = tl.load(weight_tile + start, mask=is_right, other=0.0)
             sums = tl.dot(left, right, sums, input_precision=PRECISION)
-        _store(output, pair, is_row, column, is_column, num_outputs, sums)
+        if HAS_BIAS:
+            sums += _bias(bias, expert, column, is_column, num_outputs)
+        _store(output, place if IS_FIRST else pair, is_row, column, is_column, num_outputs, sums)
 
 
 @triton.jit
@@ -199,7 +206,7 @@ def scaled_experts_kernel(
     OUTPUTS: tl.constexpr,
     INPUTS: tl.constexpr,
 ):
-    """Products of bytes. IS_FIRST: of the tokens' rows, in the sorted order; else of rows in that order."""
+    """Products of bytes. IS_FIRST: see `experts_kernel`."""
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
     if tl.load(tile + 2) > 0:
         expert, place, is_row, pair = _rows(tile, pairs, ROWS)
@@ -236,6 +243,7 @@ def int4_experts_kernel(
     packed,
     scales,
     zeros,
+    bias,
     pairs,
     tiles,
     num_outputs,
@@ -248,12 +256,14 @@ def int4_experts_kernel(
     GROUP_SIZE: tl.constexpr,
     IS_OF_ONE_GROUP: tl.constexpr,
     HAS_MINIMA: tl.constexpr,
+    IS_FP4: tl.constexpr,
+    HAS_BIAS: tl.constexpr,
     PRECISION: tl.constexpr,
     ROWS: tl.constexpr,
     OUTPUTS: tl.constexpr,
     HALF_TILE: tl.constexpr,
 ):
-    """Products with four bits a weight. IS_FIRST: see `scaled_experts_kernel`."""
+    """Products with four bits a weight. IS_FIRST: see `experts_kernel`. IS_FP4: see `int4_product`."""
     tile = tiles + tl.program_id(0) // num_column_tiles * TILE_SIZE
     if tl.load(tile + 2) > 0:
         expert, place, is_row, pair = _rows(tile, pairs, ROWS)
@@ -276,11 +286,14 @@ def int4_experts_kernel(
             GROUP_SIZE,
             IS_OF_ONE_GROUP,
             HAS_MINIMA,
+            IS_FP4,
             PRECISION,
             ROWS,
             OUTPUTS,
             HALF_TILE,
         )
+        if HAS_BIAS:
+            product += _bias(bias, expert, column, is_column, num_outputs)
         _store(output, place if IS_FIRST else pair, is_row, column, is_column, num_outputs, product)
 
 
@@ -292,6 +305,11 @@ def _rows(tile, pairs, ROWS: tl.constexpr):
     is_row = row < tl.load(tile + 2)
     pair = tl.load(pairs + first + row, mask=is_row, other=0).to(tl.int64)
     return expert, (first + row).to(tl.int64), is_row, pair
+
+
+@triton.jit
+def _bias(bias, expert, column, is_column, num_outputs):
+    return tl.load(bias + expert * num_outputs + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit

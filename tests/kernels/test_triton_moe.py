@@ -53,8 +53,11 @@ def stacked(size: int, inner: int, dtype: torch.dtype, device: torch.device, gat
 def apart(experts: StackedExperts) -> list[Callable[[Tensor], Tensor]]:
     """The same experts one by one, computed in float64."""
 
+    assert isinstance(experts.gate, Gate)
+    activate = ACTIVATIONS[experts.gate]
+
     def expert(gate_up: Tensor, down: Tensor, x: Tensor) -> Tensor:
-        activated = ACTIVATIONS[experts.gate](linear(x.double().cpu(), gate_up.double().cpu()))
+        activated = activate(linear(x.double().cpu(), gate_up.double().cpu()))
         return linear(activated, down.double().cpu())
 
     matrices = [each.values for each in (experts.gate_up, experts.down) if isinstance(each, PlainMatrices)]
