@@ -1,5 +1,6 @@
 """Attention of new tokens over their sequences' keys and values in the paged KV cache."""
 
+import torch
 from torch import Tensor
 
 from ..device import runs_triton
@@ -20,6 +21,7 @@ def paged_attention(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: KVScales = UNSCALED,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Causal attention for prefill chunks and decodes in one batch.
 
@@ -28,23 +30,28 @@ def paged_attention(
     new tokens' entries already written. num_heads is a multiple of num_kv_heads. `sliding_window`: a token
     attends to itself and the `sliding_window - 1` tokens before it. `soft_cap`: a score x, scaled, counts as
     soft_cap · tanh(x / soft_cap). `kv_scales`: of caches in FP8, which the kernels read for any dtype of queries.
+    sinks: [num_heads] float32, a score that each head has beside those of its keys and that no value belongs to: it
+    takes a share of the softmax, as in gpt-oss, and is neither scaled nor capped.
     Returns query's shape and dtype; changes nothing.
-    Raises `ValueError` naming the argument whose shape does not fit.
+    Raises `ValueError` naming the argument that does not fit.
     """
     _check(query, key_cache, value_cache, metadata)
+    if sinks is not None:
+        _check_sinks(sinks, query)
     if runs_triton(query):
         from .triton import paged_attention_triton
 
         return paged_attention_triton(
-            query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales
+            query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks
         )
     if is_fp8(key_cache):
         return paged_attention_reference(
-            query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales
+            query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks
         )
-    if takes_native(query, key_cache, value_cache, scale):
+    # The compiled kernel knows no sinks.
+    if sinks is None and takes_native(query, key_cache, value_cache, scale):
         return paged_attention_native(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)
-    return paged_attention_padded(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)
+    return paged_attention_padded(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks)
 
 
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
@@ -62,6 +69,15 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: Atte
             f"query {tuple(query.shape)} must have head size {key_cache.shape[3]} and a multiple of "
             f"{key_cache.shape[2]} heads"
         )
+
+
+def _check_sinks(sinks: Tensor, query: Tensor) -> None:
+    if sinks.shape != query.shape[1:2]:
+        raise ValueError(f"sinks {tuple(sinks.shape)} must be [{query.shape[1]} heads], as query has")
+    if sinks.dtype != torch.float32:
+        raise ValueError(f"sinks is {sinks.dtype}, and must be torch.float32")
+    if sinks.device != query.device:
+        raise ValueError(f"sinks is on {sinks.device}, and must be on {query.device}, as query is")
 
 
 __all__ = ["AttentionMetadata", "DecodeSeries", "DecodeStep", "paged_attention", "paged_attention_reference"]

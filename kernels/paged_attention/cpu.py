@@ -7,6 +7,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from .metadata import AttentionMetadata
 from .padded_group import PaddedGroup
 from .shared_prefix import attend_shared_prefix
+from .sinks import softmax_with_sinks
 
 
 def paged_attention_padded(
@@ -17,6 +18,7 @@ def paged_attention_padded(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `paged_attention`; sequences of similar lengths are computed together, shared prefixes once where it pays."""
     output = torch.empty_like(query)
@@ -24,9 +26,11 @@ def paged_attention_padded(
     groups = metadata.shared_groups if sliding_window is None else metadata.padded_groups
     for group in groups:
         if group.prefix_blocks is not None:
-            attended = attend_shared_prefix(query, key_cache, value_cache, group, group.prefix_blocks, scale, soft_cap)
+            attended = attend_shared_prefix(
+                query, key_cache, value_cache, group, group.prefix_blocks, scale, soft_cap, sinks
+            )
         else:
-            attended = _attend(query, key_cache, value_cache, group, scale, sliding_window, soft_cap)
+            attended = _attend(query, key_cache, value_cache, group, scale, sliding_window, soft_cap, sinks)
         output[group.tokens] = attended[group.is_query]
     return output
 
@@ -39,14 +43,15 @@ def _attend(
     scale: float,
     sliding_window: int | None,
     soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """[n, max_query, num_heads, head_dim] of one group; what stands at padded queries means nothing."""
     queries = query[group.token_index].transpose(1, 2)
     keys = key_cache[group.blocks].flatten(1, 2).transpose(1, 2)
     values = value_cache[group.blocks].flatten(1, 2).transpose(1, 2)
     mask = group.mask(keys.shape[2], sliding_window)
-    if soft_cap is not None:
-        return _attend_capped(queries, keys, values, mask, scale, soft_cap).transpose(1, 2)
+    if soft_cap is not None or sinks is not None:
+        return _attend_otherwise(queries, keys, values, mask, scale, soft_cap, sinks).transpose(1, 2)
     attended = scaled_dot_product_attention(
         queries,
         keys,
@@ -58,11 +63,22 @@ def _attend(
     return attended.transpose(1, 2)
 
 
-def _attend_capped(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scale: float, soft_cap: float
+def _attend_otherwise(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    mask: Tensor,
+    scale: float,
+    soft_cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     """[n, num_heads, max_query, head_dim]: what torch's own attention cannot do."""
     num_groups = queries.shape[1] // keys.shape[1]
     keys, values = (each.repeat_interleave(num_groups, dim=1) for each in (keys, values))
-    scores = (queries * (scale / soft_cap)) @ keys.transpose(-1, -2)
-    return scores.tanh_().mul_(soft_cap).masked_fill_(~mask, float("-inf")).softmax(-1) @ values
+    scores = (queries * (scale / (soft_cap or 1.0))) @ keys.transpose(-1, -2)
+    if soft_cap is not None:
+        scores.tanh_().mul_(soft_cap)
+    scores.masked_fill_(~mask, float("-inf"))
+    if sinks is None:
+        return scores.softmax(-1) @ values
+    return softmax_with_sinks(scores, sinks.view(-1, 1, 1)) @ values

@@ -16,10 +16,11 @@ def paged_attention_reference(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: KVScales = UNSCALED,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `paged_attention`; one sequence and one head at a time, in float32."""
     return paged_attention_with_lse(
-        query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales
+        query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks
     )[0]
 
 
@@ -32,10 +33,11 @@ def paged_attention_with_lse(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: KVScales = UNSCALED,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """The output, and the natural log of the sum of the scores' exponentials: [num_tokens, num_heads] float32.
 
-    With a `soft_cap`, scores become cap · tanh(score / cap), as Gemma 2 has it.
+    With a `soft_cap`, scores become cap · tanh(score / cap), as Gemma 2 has it. A head's sink is one of its scores.
     """
     output = torch.empty_like(query)
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
@@ -55,6 +57,9 @@ def paged_attention_with_lse(
             if soft_cap is not None:
                 scores = soft_cap * torch.tanh(scores / soft_cap)
             scores = scores.masked_fill(~visible.to(scores.device), float("-inf"))
+            if sinks is not None:
+                scores = torch.cat((scores, sinks[head].expand(length, 1)), dim=1)
             lse[start : start + length, head] = scores.logsumexp(-1)
-            output[start : start + length, head] = (scores.softmax(-1) @ values[:, head // group]).to(query.dtype)
+            weights = scores.softmax(-1)[:, :context]
+            output[start : start + length, head] = (weights @ values[:, head // group]).to(query.dtype)
     return output, lse

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .padded_group import PaddedGroup
+from .sinks import softmax_with_sinks
 
 
 def attend_shared_prefix(
@@ -18,6 +19,7 @@ def attend_shared_prefix(
     prefix_blocks: Tensor,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """[n, max_query, num_heads, head_dim] of one group; what stands at padded queries means nothing.
 
@@ -48,7 +50,12 @@ def attend_shared_prefix(
     by_query = scores[..., num_prefix:].view(num_kv_heads, num_sequences, max_query, -1, num_own)
     by_query.masked_fill_(~visible.transpose(0, 1), float("-inf"))
 
-    weights = scores.softmax(-1)
+    if sinks is None:
+        weights = scores.softmax(-1)
+    else:
+        # A row's head is one of its KV head's group.
+        of_rows = sinks.view(num_kv_heads, 1, -1).expand(-1, num_sequences * max_query, -1)
+        weights = softmax_with_sinks(scores, of_rows.reshape(num_kv_heads, -1, 1))
     attended = torch.bmm(weights[..., :num_prefix], prefix_values.transpose(0, 1))
     own_weights = weights[..., num_prefix:].reshape(own_rows.shape[0], -1, num_own)
     attended.view(own_rows.shape).baddbmm_(own_weights, own_values)

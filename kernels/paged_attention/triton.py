@@ -32,13 +32,16 @@ def paged_attention_triton(
     sliding_window: int | None = None,
     soft_cap: float | None = None,
     kv_scales: KVScales = UNSCALED,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """See `paged_attention`. A prefix that sequences share is computed once for all of them, where that pays."""
     _check(query, key_cache, value_cache, metadata)
+    _check_sinks(sinks, query)
     shape = _shape_of(query, key_cache)
     plan = _plan_of(metadata, shape, sliding_window, query.device)
     output = torch.empty_like(query)
-    _attend(query, key_cache, value_cache, plan, shape, scale, output, None, sliding_window, soft_cap, kv_scales)
+    given = query, key_cache, value_cache, plan, shape, scale, output
+    _attend(*given, None, sliding_window, soft_cap, kv_scales, sinks)
     return output
 
 
@@ -54,8 +57,10 @@ def attend_planned(
     soft_cap: float | None = None,
     kv_scales: KVScales = UNSCALED,
     tuned: KernelShapes | None = None,
+    sinks: Tensor | None = None,
 ) -> None:
-    """Fill `output` (like query) and, where given, `lse` ([num_tokens, num_heads] float32, the natural log-sum-exps).
+    """Fill `output` (like query) and, where given, `lse` ([num_tokens, num_heads] float32, the natural log-sum-exps,
+    those of the sinks included).
 
     The plan's window has to be this one, and so have the shapes that it was made for, where they are `tuned`. Which
     launches there are is for the plan's `launches` to say, and their grids never depend on what it holds, so that they
@@ -63,10 +68,12 @@ def attend_planned(
     """
     _check_tensors(query, key_cache, value_cache)
     check_tensor("output", output, query.shape, (query.dtype,), query.device, is_contiguous=False)
+    _check_sinks(sinks, query)
     if lse is not None:
         check_tensor("lse", lse, query.shape[:2], (torch.float32,), query.device)
     shape = replace(_shape_of(query, key_cache), tuned=tuned)
-    _attend(query, key_cache, value_cache, plan, shape, scale, output, lse, sliding_window, soft_cap, kv_scales)
+    given = query, key_cache, value_cache, plan, shape, scale, output
+    _attend(*given, lse, sliding_window, soft_cap, kv_scales, sinks)
 
 
 def _attend(
@@ -81,10 +88,11 @@ def _attend(
     sliding_window: int | None,
     soft_cap: float | None,
     kv_scales: KVScales,
+    sinks: Tensor | None,
 ) -> None:
     """As `attend_planned`, of tensors that fit together."""
     scales = kv_scales if is_fp8(key_cache) else UNSCALED
-    launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape, scales)
+    launch = _Launch(query, key_cache, value_cache, plan, output, lse, shape, scales, sinks)
     kernels = shape.kernels(query.device, is_fp8(key_cache))
     with _beside(query.device, {"narrow", "wide"} <= plan.launches) as aside:
         if "wide" in plan.launches:
@@ -129,6 +137,7 @@ class _Launch:
     lse: Tensor | None
     shape: AttentionShape
     kv_scales: KVScales
+    sinks: Tensor | None
 
     def attend(
         self,
@@ -195,11 +204,14 @@ class _Launch:
             # Parts are rounded as the output is: they are read and written as often as keys where prefixes are shared.
             "partial_output": self.plan.partial_output.view(self.output.dtype),
             "partial_lse": self.plan.partial_lse,
+            # As `lse`: not read without HAS_SINKS.
+            "sinks": self.plan.partial_lse if self.sinks is None else self.sinks,
             "output_token_stride": self.output.stride(0),
             "output_head_stride": self.output.stride(1),
             "HEAD_DIM": self.shape.head_dim,
             "PADDED_DIM": triton.next_power_of_2(self.shape.head_dim),
             "HAS_LSE": self.lse is not None,
+            "HAS_SINKS": self.sinks is not None,
         }
 
 
@@ -231,6 +243,11 @@ def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: Atte
             f"key_cache {tuple(key_cache.shape)} must have the shape [any, {metadata.block_size}, any, any]: metadata "
             "has blocks of so many tokens"
         )
+
+
+def _check_sinks(sinks: Tensor | None, query: Tensor) -> None:
+    if sinks is not None:
+        check_tensor("sinks", sinks, query.shape[1:2], (torch.float32,), query.device)
 
 
 def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, num_tokens: int | None = None) -> None:

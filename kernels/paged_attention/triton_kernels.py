@@ -18,6 +18,7 @@ def attend_kernel(
     lse,
     partial_output,
     partial_lse,
+    sinks,
     query,
     key_cache,
     value_cache,
@@ -48,6 +49,7 @@ def attend_kernel(
     HAS_WINDOW: tl.constexpr,
     HAS_SOFT_CAP: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """One unit is an item and a KV head. A unit's rows are its queries times the query heads of its KV head.
@@ -102,6 +104,11 @@ def attend_kernel(
         highest = tl.full([ROWS], float("-inf"), tl.float32)
         total = tl.zeros([ROWS], tl.float32)
         weighted = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+        if HAS_SINKS:
+            # As if a key without a value had been seen. Of parts, the merge sees it: once a query, however it is cut.
+            has_sink = is_row & (is_final == 1)
+            highest = tl.load(sinks + head, mask=has_sink, other=float("-inf")) * LOG2_E
+            total = tl.where(has_sink, 1.0, 0.0)
         if OVERLAPS:
             # Of the tile before the first: nothing.
             decay = tl.zeros([ROWS], tl.float32)
@@ -327,6 +334,7 @@ def merge_kernel(
     lse,
     partial_output,
     partial_lse,
+    sinks,
     merge_tokens,
     merge_starts,
     merge_rows,
@@ -338,6 +346,7 @@ def merge_kernel(
     PADDED_DIM: tl.constexpr,
     HEADS: tl.constexpr,
     HAS_LSE: tl.constexpr,
+    HAS_SINKS: tl.constexpr,
 ):
     """One unit is a token and `HEADS` of its heads: their parts' outputs, weighted by e to their log-sum-exps."""
     dim = tl.arange(0, PADDED_DIM)
@@ -353,6 +362,10 @@ def merge_kernel(
         lses = partial_lse + head
         highest = tl.full([HEADS], float("-inf"), tl.float32)
         total = tl.zeros([HEADS], tl.float32)
+        if HAS_SINKS:
+            # A part without values.
+            highest = tl.load(sinks + head, mask=is_head, other=0.0)
+            total = tl.full([HEADS], 1.0, tl.float32)
         weighted = tl.zeros([HEADS, PADDED_DIM], tl.float32)
         for start in range(tl.load(merge_starts + merge), end, 4):
             # All loads come first, so that a token with so many parts waits for memory once.

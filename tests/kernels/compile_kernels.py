@@ -125,6 +125,7 @@ def attend(
     *options: Any,
     kv_dtype: torch.dtype | None = None,
     query_lens: Sequence[int] = (1, 1, 300),
+    has_sinks: bool = False,
 ) -> None:
     """By default a batch that has narrow items, wide ones and merges."""
     tables = [list(range(first, first + count)) for first, count in ((0, 63), (63, 2), (65, 19))]
@@ -132,13 +133,16 @@ def attend(
     metadata = AttentionMetadata(list(query_lens), contexts[-len(query_lens) :], tables[-len(query_lens) :], 16)
     query = torch.zeros(sum(query_lens), heads, head_dim, dtype=dtype)
     keys, values = torch.zeros(2, 84, 16, kv_heads, head_dim).to(kv_dtype or dtype)
-    attention.paged_attention_triton(query, keys, values, metadata, 0.1, *options)
+    sinks = torch.zeros(heads) if has_sinks else None
+    attention.paged_attention_triton(query, keys, values, metadata, 0.1, *options, sinks=sinks)
 
 
 def compile_attention(card: Card) -> None:
     """Each dtype, each kind of cache, each size of tile, with a window and a cap and without: not all with all."""
     attend(32, 8, 128, BF16)
     attend(8, 4, 256, BF16)
+    # gpt-oss.
+    attend(64, 8, 64, BF16, 128, has_sinks=True)
     attend(8, 1, 80, F16, 100, 30.0)
     # Takes the most memory of all; without tensor cores it takes its time, and the narrow shape is within the wide.
     attend(6, 2, 256, F32, query_lens=[300])

@@ -59,25 +59,33 @@ def hold(case: Case, plan: AttentionPlan) -> DevicePlan:
 
 
 def attend(
-    case: Case, plan: DevicePlan, sliding_window: int | None = None, soft_cap: float | None = None
+    case: Case,
+    plan: DevicePlan,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Output and log-sum-exps, written over NaN."""
     output = torch.full_like(case.query, torch.nan)
     lse = torch.full(case.query.shape[:2], torch.nan, device=case.query.device)
     plan.partial_output.fill_(torch.nan)
     plan.partial_lse.fill_(torch.nan)
-    attend_planned(
-        case.query, case.key_cache, case.value_cache, plan, case.scale, output, lse, sliding_window, soft_cap
-    )
+    given = case.query, case.key_cache, case.value_cache, plan, case.scale, output, lse, sliding_window, soft_cap
+    attend_planned(*given, sinks=sinks)
     return output, lse
 
 
-def check(case: Case, gate: Gate = never, sliding_window: int | None = None, soft_cap: float | None = None) -> None:
+def check(
+    case: Case,
+    gate: Gate = never,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> None:
     plan = hold(case, plan_attention(case.metadata, shape_of(case), sliding_window, gate))
-    output, lse = attend(case, plan, sliding_window, soft_cap)
-    expected, expected_lse = paged_attention_with_lse(
-        case.query, case.key_cache, case.value_cache, case.metadata, case.scale, sliding_window, soft_cap
-    )
+    output, lse = attend(case, plan, sliding_window, soft_cap, sinks)
+    given = case.query, case.key_cache, case.value_cache, case.metadata, case.scale, sliding_window, soft_cap
+    expected, expected_lse = paged_attention_with_lse(*given, sinks=sinks)
     assert_close(output, expected)
     assert_close(lse, expected_lse)
 
@@ -123,6 +131,79 @@ def test_tuned_shapes(shape, sliding_window, device):
 @pytest.mark.parametrize("soft_cap", [0.5, 30.0])
 def test_a_soft_cap(soft_cap, sliding_window, triton_dtype, device):
     check(Case.build(MIXED, triton_dtype, device), soft_cap=soft_cap, sliding_window=sliding_window)
+
+
+def sinks_for(case: Case) -> Tensor:
+    """About as large as scores are, one far above all of these and one far below."""
+    sinks = torch.randn(case.query.shape[1], generator=torch.Generator().manual_seed(8)) * 2
+    sinks[0], sinks[-1] = 60.0, -60.0
+    return sinks.to(case.query.device)
+
+
+@pytest.mark.parametrize("sliding_window", [None, 13])
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+@pytest.mark.parametrize("shape", [MIXED, LONG, replace(MIXED, num_heads=8, num_kv_heads=1, head_dim=64)], ids=str)
+def test_sinks(shape, soft_cap, sliding_window, triton_dtype, device):
+    """Split and in one item, narrow and wide: once a query and head."""
+    case = Case.build(shape, triton_dtype, device)
+    check(case, sliding_window=sliding_window, soft_cap=soft_cap, sinks=sinks_for(case))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_sinks_beside_shared_prefixes(name, triton_dtype, device):
+    metadata = build(BATCHES[name], 16, device)
+    case = Case(*tensors(metadata, 6, 2, 80, triton_dtype), metadata, 80**-0.5)
+    assert len(plan_attention(metadata, shape_of(case), None, always).merge_rows)
+    check(case, always, sinks=sinks_for(case))
+
+
+def test_sinks_with_a_shared_prefix_longer_than_a_segment(device):
+    metadata = build([Row(list(range(40)), own) for own in (1, 7, 30)], device=device)
+    case = Case(*tensors(metadata, 4, 2, 64, torch.float32), metadata, 0.125)
+    check(case, always, sinks=sinks_for(case))
+
+
+@pytest.mark.parametrize("sliding_window", [None, 13])
+def test_sinks_of_loops_that_overlap(sliding_window, device):
+    case = Case.build(LONG, device=device)
+    chosen, sinks = shape_of(case), sinks_for(case)
+    kernels = chosen.kernels(case.query.device)
+    tuned = KernelShapes(*(replace(each, overlaps=True) for each in (kernels.narrow, kernels.wide)))
+    plan = hold(case, plan_attention(case.metadata, replace(chosen, tuned=tuned), sliding_window, never))
+    output = torch.full_like(case.query, torch.nan)
+    given = case.query, case.key_cache, case.value_cache
+    attend_planned(*given, plan, case.scale, output, sliding_window=sliding_window, tuned=tuned, sinks=sinks)
+    expected = paged_attention_with_lse(*given, case.metadata, case.scale, sliding_window, sinks=sinks)[0]
+    assert_close(output, expected)
+
+
+def test_with_a_sink_alone_a_query_is_zero(device):
+    case = Case.build(Shape((1,), (1,)), device=device)
+    plan = plan_attention(case.metadata, shape_of(case))
+    plan.narrow[:, ITEM_FIELDS.index("kv_end")] = 0
+    sinks = sinks_for(case)
+    output, lse = attend(case, hold(case, plan), sinks=sinks)
+    assert not output.any()
+    assert_close(lse, sinks.unsqueeze(0))
+
+
+@pytest.mark.parametrize(
+    ("sinks", "message"),
+    [
+        (torch.zeros(3), r"sinks \(3,\) must have the shape \[4\]"),
+        (torch.zeros(4, dtype=torch.float16), r"sinks \(4,\) is float16, and must be float32"),
+        (torch.zeros(4, device="meta"), r"sinks \(4,\) is on meta"),
+        (torch.zeros(8)[::2], r"sinks \(4,\) must be contiguous"),
+    ],
+    ids=["number", "dtype", "device", "layout"],
+)
+def test_sinks_that_do_not_fit_are_named(sinks, message, device):
+    case = Case.build(MIXED, device=device)
+    given = sinks if sinks.is_meta else sinks.to(device)
+    with pytest.raises(ValueError, match=message):
+        check(case, sinks=given)
+    with pytest.raises(ValueError, match=message):
+        paged_attention_triton(case.query, case.key_cache, case.value_cache, case.metadata, case.scale, sinks=given)
 
 
 def test_long_contexts_are_split_and_short_ones_are_not(device):

@@ -1,0 +1,13 @@
+"""Attention sinks: a score beside those of the keys, which takes a share of the softmax that no value gets.
+
+They are gpt-oss' (and, by their name, those of arXiv 2309.17453, where a first token does the same).
+"""
+
+import torch
+from torch import Tensor
+
+
+def softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
+    """The keys' shares, which sum to less than one. scores: [..., num_keys]; sinks: as wide with a last size of one."""
+    with_sinks = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
+    return with_sinks.softmax(-1)[..., :-1]
