@@ -6,6 +6,7 @@ from pathlib import Path
 
 from ..errors import ModelError
 from . import llama_families, other_families
+from .gpt_oss import read_gpt_oss
 from .model_folder import Raw, config_file, read_config, read_stop_ids
 from .model_shape import DecoderNames, FalconConfig, ModelShape, MoeConfig
 from .quantization_config import read_quantization
@@ -73,6 +74,7 @@ _READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Olmo2ForCausalLM": other_families.read_olmo2,
     "Olmo3ForCausalLM": other_families.read_olmo3,
     "FalconForCausalLM": other_families.read_falcon,
+    "GptOssForCausalLM": read_gpt_oss,
 }
 SUPPORTED_ARCHITECTURES = tuple(_READERS)
 _SIZES = (
@@ -106,6 +108,8 @@ def _check(config: ModelShape) -> None:
         )
     if config.moe is not None and config.moe.num_experts_per_tok > config.moe.num_experts:
         raise ModelError(f"num_experts_per_tok is {config.moe.num_experts_per_tok} of {config.moe.num_experts} experts")
+    if config.quantization is not None and config.quantization.method == "mxfp4" and config.gpt_oss is None:
+        raise ModelError("quantization_config (mxfp4) is supported for gpt-oss alone: use the model in another format")
     for rope in config.ropes:
         lengths, expected = (len(rope.short_factor), len(rope.long_factor)), config.rotary_dim // 2
         if rope.rope_type == "longrope" and lengths != (expected, expected):

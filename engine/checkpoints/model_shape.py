@@ -26,7 +26,7 @@ class MoeConfig:
     intermediate_size: int
     norm_topk_prob: bool
     sparse_layers: tuple[bool, ...]
-    naming: Literal["mixtral", "qwen", "glm"]
+    naming: Literal["mixtral", "qwen", "glm", "gpt-oss"]
     shared_expert_intermediate_size: int | None = None
     has_shared_gate: bool = True
     has_correction: bool = False
@@ -43,6 +43,14 @@ class FalconConfig:
     is_parallel: bool
     attention_norm: str
     mlp_norm: str | None
+
+
+@dataclass(frozen=True)
+class GptOssConfig:
+    """How an expert of gpt-oss gates: (up + 1) · gate · sigmoid(alpha · gate), of both cut off at `limit`."""
+
+    limit: float
+    alpha: float
 
 
 @dataclass(frozen=True)
@@ -72,7 +80,7 @@ class ModelShape:
     """
 
     path: Path
-    decoder_layer: Literal["llama", "gemma", "falcon", "olmo"]
+    decoder_layer: Literal["llama", "gemma", "falcon", "olmo", "gpt-oss"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -111,6 +119,7 @@ class ModelShape:
     query_growth: QueryGrowth | None = None
     moe: MoeConfig | None = None
     falcon: FalconConfig | None = None
+    gpt_oss: GptOssConfig | None = None
     names: DecoderNames = DecoderNames()
     # What tensors' names begin with that are not read: of a model that reads images too, what it sees them with.
     unread_parts: tuple[str, ...] = ()

@@ -65,13 +65,13 @@ def num_parameters(model: ModelConfig) -> int:
     """Of the whole model, before it was quantised."""
     projections = [each for index in range(model.num_hidden_layers) for each in layer_projections(model, index)]
     matrices = sum(each.num_weights + each.num_biases for each in (*_ends(model), *projections))
-    return matrices + _num_norm_weights(model) + _num_vision_weights(model)
+    return matrices + _num_norm_weights(model) + _num_sinks(model) + _num_vision_weights(model)
 
 
 def weight_bytes(model: ModelConfig, item_bytes: int, quantization: str | None = None) -> int:
     """About what the weights take in memory. `quantization`: as `EngineConfig` has it."""
     total = _num_norm_weights(model) * (_FLOAT_BYTES if model.norm_offset else item_bytes)
-    total += _num_vision_weights(model) * item_bytes
+    total += (_num_sinks(model) + _num_vision_weights(model)) * item_bytes
     for index in range(model.num_hidden_layers):
         for each in layer_projections(model, index):
             total += each.num_bias_bytes(item_bytes)
@@ -119,6 +119,9 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
 
 
 def _experts(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
+    if moe.naming == "gpt-oss":
+        yield from _stacked_experts(moe, f"{prefix}.mlp", hidden)
+        return
     is_mixtral = moe.naming == "mixtral"
     mlp, names = (f"{prefix}.block_sparse_moe", "w1 w3 w2") if is_mixtral else (f"{prefix}.mlp", _GATED_NAMES)
     # What corrects its scores is as large as a bias.
@@ -130,6 +133,14 @@ def _experts(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
         yield from _gated(shared, hidden, moe.shared_expert_intermediate_size)
         if moe.has_shared_gate:
             yield Projection(f"{mlp}.shared_expert_gate", 1, hidden, is_quantizable=False)
+
+
+def _stacked_experts(moe: MoeConfig, mlp: str, hidden: int) -> Iterator[Projection]:
+    """MXFP4 becomes plain weights when it is read."""
+    inner, number = moe.intermediate_size, moe.num_experts
+    yield Projection(f"{mlp}.router", number, hidden, has_bias=True, is_quantizable=False)
+    yield Projection(f"{mlp}.experts.gate_up_proj", 2 * inner, hidden, has_bias=True, copies=number)
+    yield Projection(f"{mlp}.experts.down_proj", hidden, inner, has_bias=True, copies=number)
 
 
 _GATED_NAMES = "gate_proj up_proj down_proj"
@@ -153,6 +164,10 @@ def _num_norm_weights(model: ModelConfig) -> int:
     num_heads = model.num_attention_heads + model.num_key_value_heads if model.decoder_layer == "olmo" else 2
     of_heads = num_heads * model.head_dim if model.qk_norm or model.decoder_layer == "olmo" else 0
     return model.num_hidden_layers * (around * model.hidden_size + of_heads) + model.hidden_size * model.stage.is_last
+
+
+def _num_sinks(model: ModelConfig) -> int:
+    return model.num_hidden_layers * model.num_attention_heads if model.gpt_oss is not None else 0
 
 
 def _num_vision_weights(model: ModelConfig) -> int:

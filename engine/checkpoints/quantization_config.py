@@ -239,12 +239,18 @@ def _of_blocks(kind: Any) -> WeightScheme:
     return Int4Scheme(kind, 32, is_symmetric=kind == "Q4_0")
 
 
+def _mxfp4(raw: Raw) -> QuantizationConfig:
+    """The experts of gpt-oss alone, which are dequantised as they are read: no module stays quantised."""
+    return QuantizationConfig("mxfp4", (), _left_out(raw, "modules_to_not_convert"))
+
+
 _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {
     "gptq": _gptq,
     "awq": _awq,
     "fp8": _fp8,
     "compressed-tensors": _compressed_tensors,
     "gguf": _gguf,
+    "mxfp4": _mxfp4,
 }
 
 

@@ -102,7 +102,8 @@ class WeightSlot:
 
     def stored(self) -> Tensor:
         """What a checkpoint has for this weight: a copy."""
-        return self.destination - self.offset if self.offset else self.destination.clone()
+        stored = self.destination - self.offset if self.offset else self.destination
+        return stored.clone(memory_format=torch.contiguous_format)
 
 
 def load_weights(

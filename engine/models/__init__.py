@@ -17,6 +17,7 @@ from .blocks import LinearPart
 from .decoder import Decoder, MakeLayer
 from .falcon import FalconLayer
 from .gemma import GemmaLayer
+from .gpt_oss import GptOssLayer
 from .llama import LlamaLayer
 from .olmo import OlmoLayer
 
@@ -27,6 +28,7 @@ _LAYERS: dict[str, MakeLayer] = {
     "gemma": GemmaLayer,
     "falcon": FalconLayer,
     "olmo": OlmoLayer,
+    "gpt-oss": GptOssLayer,
 }
 
 

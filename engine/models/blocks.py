@@ -121,6 +121,11 @@ class Attention:
         # On the host: the kernels take them as plain numbers.
         self._loaded_kv_scales = torch.ones(2)
 
+    @property
+    def sinks(self) -> Tensor | None:
+        """Scores beside those of the keys, where a family has them: see `paged_attention`."""
+        return None
+
     @cached_property
     def _kv_scales(self) -> KVScales:
         """Those of a cache in FP8, once the weights are there."""
@@ -153,6 +158,7 @@ class Attention:
             self._sliding_window,
             config.attention_soft_cap,
             self._kv_scales,
+            self.sinks,
         )
         return self._ranks.sum(self.output(attended.flatten(1)))
 

@@ -1,5 +1,6 @@
 """The activations of a decoder's MLP: gated, and GELU alone."""
 
+import torch
 from torch import Tensor
 from torch.nn import functional
 
@@ -30,6 +31,16 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
     return gelu_tanh_and_mul_native(gate_up) if runs_native(gate_up) else gelu_tanh_and_mul_reference(gate_up)
 
 
+def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
+    """(up + 1) · gate · sigmoid(alpha · gate), of gates of at most `limit` and ups of at most that size (gpt-oss).
+
+    gate_up: [num_tokens, 2 * size], a gate and its up in turns. Returns [num_tokens, size]; changes nothing. Torch's
+    own operations on every device.
+    """
+    gate, up = gate_up[..., ::2].clamp(max=limit), gate_up[..., 1::2].clamp(-limit, limit)
+    return up.add_(1).mul_(torch.sigmoid(alpha * gate).mul_(gate))
+
+
 def gelu(x: Tensor) -> Tensor:
     """x · Φ(x), exactly. One kernel of torch's on every device: nothing stands beside it to be fused with.
 
@@ -38,4 +49,4 @@ def gelu(x: Tensor) -> Tensor:
     return functional.gelu(x)
 
 
-__all__ = ["gelu", "gelu_tanh_and_mul", "silu_and_mul"]
+__all__ = ["clamped_swiglu", "gelu", "gelu_tanh_and_mul", "silu_and_mul"]

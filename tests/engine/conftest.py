@@ -66,8 +66,8 @@ def save_random_model(config: Any, folder: Path, kind: Any = AutoModelForCausalL
     # Its grouped products of experts want aligned sizes.
     model = kind.from_config(config, dtype=torch.float32, experts_implementation="eager").eval()
     with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 1:
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1 or name.endswith("_bias"):
                 parameter.add_(torch.randn_like(parameter) * 0.1)
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):

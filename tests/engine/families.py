@@ -11,6 +11,7 @@ from transformers import (
     Gemma2Config,
     Gemma3TextConfig,
     Glm4MoeConfig,
+    GptOssConfig,
     GraniteConfig,
     LlamaConfig,
     MistralConfig,
@@ -196,6 +197,16 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
             "full_attention": YARN_ROPE,
             "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
         },
+    ),
+    # A limit so low that it counts.
+    "gpt-oss": lambda sizes: GptOssConfig(
+        **sizes,
+        head_dim=16,
+        num_local_experts=4,
+        num_experts_per_tok=2,
+        sliding_window=21,
+        swiglu_limit=3.0,
+        rope_parameters={**YARN_ROPE, "truncate": False},
     ),
     "falcon-groups": lambda sizes: falcon(sizes, new_decoder_architecture=True, num_kv_heads=2),
 }

@@ -122,7 +122,9 @@ def attend(
     kv_heads: int,
     head_dim: int,
     dtype: torch.dtype,
-    *options: Any,
+    sliding_window: int | None = None,
+    soft_cap: float | None = None,
+    *,
     kv_dtype: torch.dtype | None = None,
     query_lens: Sequence[int] = (1, 1, 300),
     has_sinks: bool = False,
@@ -134,7 +136,8 @@ def attend(
     query = torch.zeros(sum(query_lens), heads, head_dim, dtype=dtype)
     keys, values = torch.zeros(2, 84, 16, kv_heads, head_dim).to(kv_dtype or dtype)
     sinks = torch.zeros(heads) if has_sinks else None
-    attention.paged_attention_triton(query, keys, values, metadata, 0.1, *options, sinks=sinks)
+    given = query, keys, values, metadata, 0.1, sliding_window, soft_cap
+    attention.paged_attention_triton(*given, sinks=sinks)
 
 
 def compile_attention(card: Card) -> None:

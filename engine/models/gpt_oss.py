@@ -1,0 +1,135 @@
+"""gpt-oss: Llama's layer with sinks in its attention, and experts that are stacked on disk and have biases."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property, partial
+
+import torch
+from torch import Tensor
+
+from ...kernels.activation import clamped_swiglu
+from ...kernels.linear import Linear
+from ...kernels.moe import choose_experts, mix_experts
+from ...kernels.norm_rotary import add_rms_norm
+from ...kernels.weight_memory import empty_weight
+from ..checkpoints.weights import WeightSlot
+from ..quantization.mxfp4 import BlocksSlot, ScalesSlot
+from .blocks import Attention, BlankWeights, Step, linear_slots
+
+
+class GptOssLayer:
+    """See `DecoderLayer`."""
+
+    def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
+        config = blank.config
+        self._eps = config.rms_norm_eps
+        self.input_norm = blank.norm(config.hidden_size)
+        self.attention = SinkAttention(blank.within("self_attn"), rope, config.sliding_windows[index])
+        self.mlp_norm = blank.norm(config.hidden_size)
+        self.mlp = StackedExperts(blank.within("mlp"))
+
+    def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
+        normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
+        return self.attention(normed, key_cache, value_cache, step)
+
+    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+        return self.mlp(add_rms_norm(branch, residual, self.mlp_norm, self._eps))
+
+    def projections(self) -> Iterator[Linear]:
+        yield from self.attention.projections()
+        yield from self.mlp.projections()
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{prefix}.input_layernorm.weight", self.input_norm)
+        yield from self.attention.weight_slots(f"{prefix}.self_attn")
+        yield WeightSlot(f"{prefix}.post_attention_layernorm.weight", self.mlp_norm)
+        yield from self.mlp.weight_slots(f"{prefix}.mlp")
+
+
+class SinkAttention(Attention):
+    """With a sink for each head."""
+
+    def __init__(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> None:
+        super().__init__(blank, rope, sliding_window)
+        self._loaded_sinks = torch.empty(blank.config.num_attention_heads, dtype=blank.dtype, device=blank.device)
+
+    @cached_property
+    def sinks(self) -> Tensor:
+        """As the kernels take them, once the weights are there."""
+        return self._loaded_sinks.float()
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from super().weight_slots(prefix)
+        yield WeightSlot(f"{prefix}.sinks", self._loaded_sinks)
+
+
+class StackedExperts:
+    """Σ share · expert(x) over the experts chosen."""
+
+    def __init__(self, blank: BlankWeights) -> None:
+        config = blank.config
+        assert config.moe is not None, "not read as a mixture"
+        assert config.gpt_oss is not None, "not read as a gpt-oss"
+        self._moe = config.moe
+        number, hidden_size, inner_size = self._moe.num_experts, config.hidden_size, self._moe.intermediate_size
+        # Small, and a rounding here would change who computes: never in int8.
+        self.router = blank.linear(["router"], [number], hidden_size, bias=True, quantizable=False)
+        self.gate_up = ExpertMatrices(blank, number, 2 * inner_size, hidden_size)
+        self.down = ExpertMatrices(blank, number, hidden_size, inner_size)
+        activate = partial(clamped_swiglu, limit=config.gpt_oss.limit, alpha=config.gpt_oss.alpha)
+        pairs = zip(self.gate_up.linears, self.down.linears, strict=True)
+        self.experts = [StackedExpert(gate_up, down, activate) for gate_up, down in pairs]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden_size]. Returns the same shape."""
+        # The shares of the chosen among themselves are the softmax of their logits.
+        ids, shares = choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob)
+        return mix_experts(x, self.experts, ids, shares)
+
+    def projections(self) -> Iterator[Linear]:
+        yield self.router
+        yield from self.gate_up.linears
+        yield from self.down.linears
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from linear_slots(self.router, [f"{prefix}.router"])
+        yield from self.gate_up.weight_slots(f"{prefix}.experts.gate_up_proj")
+        yield from self.down.weight_slots(f"{prefix}.experts.down_proj")
+
+
+@dataclass(frozen=True)
+class StackedExpert:
+    """down(activate(gate_up(x))); gates and ups are in turns, as they are on disk."""
+
+    gate_up: Linear
+    down: Linear
+    activate: Callable[[Tensor], Tensor]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.down.gated(self.activate, self.gate_up(x))
+
+
+class ExpertMatrices:
+    """One projection of each expert: on disk they are one tensor, with inputs before outputs, or MXFP4."""
+
+    def __init__(self, blank: BlankWeights, num_experts: int, num_outputs: int, num_inputs: int) -> None:
+        quantization = blank.config.quantization
+        self._is_packed = quantization is not None and quantization.method == "mxfp4"
+        weights = empty_weight((num_experts, num_outputs, num_inputs), blank.dtype, blank.device)
+        self._biases = torch.empty(num_experts, num_outputs, dtype=blank.dtype, device=blank.device)
+        self.linears = [Linear(weight, bias) for weight, bias in zip(weights, self._biases, strict=True)]
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        stacked = self._stacked.transpose(1, 2)
+        if self._is_packed:
+            yield BlocksSlot(f"{name}_blocks", stacked)
+            yield ScalesSlot(f"{name}_scales", stacked)
+        else:
+            yield WeightSlot(name, stacked)
+        yield WeightSlot(f"{name}_bias", self._biases)
+
+    @property
+    def _stacked(self) -> Tensor:
+        """[num_experts, out, in]. Not held, so that it is gone once all matrices are packed."""
+        first = self.linears[0].weight
+        return first.as_strided((len(self.linears), *first.shape), (first.numel(), *first.stride()))
