@@ -104,8 +104,10 @@ class LLM:
         """
         first = messages[0] if messages else None
         many = [messages] if isinstance(first, Mapping) else messages
-        read = self._prompts.chats(many, chat_template_kwargs or {}, tools or ())  # type: ignore[arg-type]
-        return self._run(read, self._one_each(sampling_params, len(read)), _loras(lora_request, len(read)))
+        params = self._one_each(sampling_params, len(many))
+        are_thinking = [each.reasoning for each in params]
+        read = self._prompts.chats(many, chat_template_kwargs or {}, tools or (), are_thinking)  # type: ignore[arg-type]
+        return self._run(read, params, _loras(lora_request, len(read)))
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.

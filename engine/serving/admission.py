@@ -138,7 +138,9 @@ class Admission:
         assert request.reasoning is not None
         params = request.params
         # Both markers, and a choice's end.
-        added = 3 + len(request.reasoning.break_token_ids) + max(map(len, tree.choices))
+        thinking = request.reasoning
+        markers = len(thinking.opening) + len(thinking.closing) + len(thinking.break_token_ids)
+        added = markers + 1 + max(map(len, tree.choices))
         room = self.max_model_len - len(request.prompt_token_ids) - added
         if room < 0:
             raise InvalidRequestError(
@@ -201,7 +203,7 @@ class Admission:
         if request.params.reasoning and request.reasoning is None:
             raise InvalidRequestError("reasoning needs Request.reasoning", "reasoning")
         if (thinking := request.reasoning) is not None:
-            markers = (thinking.start_token_id, thinking.end_token_id, *thinking.break_token_ids)
+            markers = (*thinking.opening, *thinking.closing, *thinking.break_token_ids)
             self._check_tokens(markers, "reasoning: ")
         if request.params.n != 1:
             raise InvalidRequestError(f"n must be 1 here, not {request.params.n}: add a request for each sample")

@@ -49,6 +49,25 @@ class ReasoningTokens:
     end_token_id: int
     break_token_ids: tuple[int, ...] = ()
 
+    @property
+    def opening(self) -> tuple[int, ...]:
+        """What begins the thinking."""
+        return (self.start_token_id,)
+
+    @property
+    def closing(self) -> tuple[int, ...]:
+        """What ends it, with which alone an answer begins that is not held to anything."""
+        return (self.end_token_id,)
+
+    @property
+    def barred(self) -> tuple[int, ...]:
+        """What a model that is guided is not to write while it thinks."""
+        return ()
+
+    def tracker(self, prompt_token_ids: Sequence[int], is_held: bool = False) -> "ThinkingTracker":
+        """For one answer, whose tokens come one after the other. `is_held`: as in `split`."""
+        return ThinkingTracker(self, prompt_token_ids, is_held)
+
     def stage(self, prompt_token_ids: Sequence[int]) -> ThinkingStage:
         for token in reversed(prompt_token_ids[-1 - _MOST_AFTER_MARKER :]):
             if token == self.start_token_id:
@@ -82,7 +101,8 @@ class ThinkingTracker:
     """Says of an answer's tokens, one after the other, what `ReasoningTokens.split` says of all.
 
     `num_reasoning`: how many tokens came up to the last that was of the thinking. `is_between`: whether the newest is
-    of the break before an answer that is held to choices or a grammar.
+    of the break before an answer that is held to choices or a grammar, `is_marker` whether it is of the thinking's
+    beginning or its end.
     """
 
     def __init__(self, tokens: ReasoningTokens, prompt_token_ids: Sequence[int], is_held: bool = False) -> None:
@@ -90,6 +110,7 @@ class ThinkingTracker:
         self._is_held = is_held
         self.num_reasoning = 0
         self.is_between = False
+        self.is_marker = False
         self._num_seen = 0
         stage = tokens.stage(prompt_token_ids)
         self._num_between = len(tokens.break_token_ids) if is_held and stage is not ThinkingStage.DONE else 0
@@ -101,6 +122,7 @@ class ThinkingTracker:
         """Whether the next token is of the thinking, its markers included."""
         self._num_left -= 1
         self._num_seen += 1
+        self.is_marker = False
         if self._is_thought(token_id):
             self.num_reasoning = self._num_seen
             return True
@@ -110,12 +132,13 @@ class ThinkingTracker:
 
     def _is_thought(self, token_id: int) -> bool:
         if self.is_thinking:
+            self.is_marker = token_id in (self._tokens.start_token_id, self._tokens.end_token_id)
             self.is_thinking = token_id != self._tokens.end_token_id
             if not self.is_thinking:
                 self._num_left = 0
             return True
         if self._num_left >= 0 and token_id == self._tokens.start_token_id:
-            self.is_thinking, self._num_left = True, 0
+            self.is_thinking, self.is_marker, self._num_left = True, True, 0
             return True
         return False
 

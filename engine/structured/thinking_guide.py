@@ -38,7 +38,7 @@ class ThinkingGuide:
         # What comes next, whatever the model would say.
         self._due: list[int] = []
         if tokens.stage(prompt_token_ids) is ThinkingStage.NOT_BEGUN:
-            self._due.append(tokens.start_token_id)
+            self._due.extend(tokens.opening)
         self._end_if_spent()
         self._words = bit_words(vocab_size)
 
@@ -73,6 +73,8 @@ class ThinkingGuide:
 
     def _end(self) -> None:
         self._is_thinking = False
+        # Of some formats that was its beginning.
+        self._due.extend(self._tokens.closing[1:])
         if self._is_held:
             self._due.extend(self._tokens.break_token_ids)
 
@@ -90,8 +92,8 @@ class ThinkingGuide:
             set_bit(self._words, self._due[0], True)
             return self._words
         self._words.fill(-1)
-        if self._is_thinking and self._is_held:
-            for token in self._end_token_ids:
+        if self._is_thinking:
+            for token in (*self._tokens.barred, *(self._end_token_ids if self._is_held else ())):
                 set_bit(self._words, token, False)
         return self._words
 

@@ -59,7 +59,7 @@ class StopStrings:
         if not params.stop_strings:
             return None
         tokens = tokenizer.reasoning(params.reasoning)
-        thinking = None if tokens is None else ThinkingTracker(tokens, prompt_token_ids, params.holds_answer)
+        thinking = None if tokens is None else tokens.tracker(prompt_token_ids, params.holds_answer)
         return cls(tokenizer, params, thinking)
 
     def __call__(self, token_id: int) -> bool:

@@ -69,10 +69,17 @@ class InputProcessor:
         chats: Sequence[Messages],
         template_kwargs: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        are_thinking: Sequence[bool] | None = None,
     ) -> list[ReadPrompt]:
-        """The prompts of conversations, through the model's chat template, which is told of `tools`."""
+        """The prompts of conversations, through the model's chat template, which is told of `tools`.
+
+        `are_thinking`: of each, whether the model is to think before it answers; None: of none.
+        """
         split = [self.images.split(chat) if has_images(chat) else (chat, []) for chat in chats]
-        texts = [self.tokenizer.apply_chat_template(chat, template_kwargs, tools) for chat, _ in split]
+        texts = [
+            self.tokenizer.apply_chat_template(chat, self.tokenizer.template_kwargs(template_kwargs, thinks), tools)
+            for (chat, _), thinks in zip(split, are_thinking or [False] * len(split), strict=True)
+        ]
         encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)
         return [
             self._with_images(text, token_ids, pictures)

@@ -3,6 +3,7 @@
 import json
 from array import array
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -14,7 +15,9 @@ from tokenizers.models import WordLevel
 from ..checkpoints.gguf.file import GgufModel, is_gguf
 from ..checkpoints.model_folder import read_json_object
 from ..errors import InvalidRequestError, ModelError
+from ..structured import harmony
 from ..structured.grammar import Grammar, GrammarCompiler
+from ..structured.harmony import HarmonyTokens
 from ..structured.reasoning import MARKERS, ReasoningTokens
 from ..structured.structured_outputs import StructuredOutputsParams
 from .earlier_calls import with_read_arguments
@@ -129,14 +132,26 @@ class Tokenizer:
     def reasoning(self, is_wanted: bool) -> ReasoningTokens | None:
         """Between which tokens the model thinks, if that is wanted. Raises `InvalidRequestError` where it does not."""
         if is_wanted and self._reasoning is None:
-            known = ", ".join(f"{start}…{end}" for start, end, _ in MARKERS)
+            known = ", ".join([*(f"{start}…{end}" for start, end, _ in MARKERS), harmony.CHANNEL])
             problem = f"the model does not think, its tokenizer or chat template has none of {known}: leave it out"
             raise InvalidRequestError(f"reasoning: {problem}", "reasoning")
         return self._reasoning if is_wanted else None
 
-    def marker(self, token_id: int) -> str | None:
-        """What stands where the model begins or ends its thinking, if the token is such."""
-        return self._markers.get(token_id)
+    @property
+    def thinks_unless_told(self) -> bool:
+        """Whether the model thinks unless `enable_thinking` is false: its answers are of no use with that unparted."""
+        return isinstance(self._reasoning, HarmonyTokens)
+
+    def template_kwargs(self, given: Mapping[str, Any], thinks: bool) -> Mapping[str, Any]:
+        """What the chat template is told, where the model is to think before it answers, or is not."""
+        if thinks or not self.thinks_unless_told:
+            return given
+        return {"enable_thinking": False, **given}
+
+    def marker(self, token_id: int) -> str:
+        """What stands where the model begins or ends its thinking: a special token, or a part of what ends it."""
+        marker = self._markers.get(token_id)
+        return self.decode_each([token_id])[0] if marker is None else marker
 
     @cached_property
     def _markers(self) -> Mapping[int, str]:
@@ -146,6 +161,31 @@ class Tokenizer:
 
     @cached_property
     def _reasoning(self) -> ReasoningTokens | None:
+        return self._harmony or self._marked
+
+    @cached_property
+    def _harmony(self) -> HarmonyTokens | None:
+        names = (harmony.CHANNEL, harmony.END, harmony.MESSAGE, harmony.START)
+        channel, end, message, start = (self._fast.token_to_id(name) for name in names)
+        is_told = not self.has_chat_template or self.template_has(harmony.CHANNEL)
+        if not is_told or channel is None or end is None or message is None or start is None:
+            return None
+        role, thought, answer = (
+            tuple(self.encode(text, add_special_tokens=False))
+            for text in (harmony.ROLE, harmony.THOUGHT, harmony.ANSWER)
+        )
+        return HarmonyTokens(
+            channel,
+            end,
+            message_token_id=message,
+            begin_token_id=start,
+            role_token_ids=role,
+            thought_token_ids=thought,
+            answer_token_ids=answer,
+        )
+
+    @cached_property
+    def _marked(self) -> ReasoningTokens | None:
         for start, end, line_breaks in MARKERS:
             # Vocabularies have them too whose models do not think, as Qwen3's later instructed ones.
             if self.has_chat_template and not (self.template_has(start) or self.template_has(end)):
@@ -193,6 +233,7 @@ class Tokenizer:
         environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_from_template
+        environment.globals["strftime_now"] = _strftime_now
         try:
             template = environment.from_string(self._template_source or "")
         except TemplateSyntaxError as error:
@@ -213,9 +254,10 @@ class Tokenizer:
     ) -> str:
         """The prompt for a chat, ending where the assistant's answer begins.
 
-        `template_kwargs`: what else the template is told, such as `enable_thinking`; `tools`: the functions that the
-        model may call. The text carries the model's special tokens: encode it with `add_special_tokens=False`. Raises
-        `InvalidRequestError` when the messages do not fit the template, `ModelError` when there is none.
+        `template_kwargs`: what else the template is told, such as `enable_thinking`, which counts for models in
+        harmony's format too; `tools`: the functions that the model may call. The text carries the model's special
+        tokens: encode it with `add_special_tokens=False`. Raises `InvalidRequestError` when the messages do not fit
+        the template, `ModelError` when there is none.
         """
         if not self.has_chat_template:
             raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
@@ -230,7 +272,9 @@ class Tokenizer:
         # A template is the model's own code: whatever it raises is about these messages.
         except Exception as error:
             raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error
-        return str(text)
+        # Harmony's templates know nothing of it.
+        begins_answer = self.thinks_unless_told and template_kwargs.get("enable_thinking") is False
+        return f"{text}{harmony.ANSWER_HEADER}" if begins_answer else str(text)
 
     def chat_frame(self, system: str | None, template_kwargs: Mapping[str, Any] = _NOTHING) -> "ChatFrame | None":
         """What `apply_chat_template` puts around any user's text, where that is the same for all; `system` comes first.
@@ -278,6 +322,11 @@ def _token_text(token: Any) -> str:
 
 def _to_json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
+
+
+def _strftime_now(form: str) -> str:
+    """As transformers has it for templates."""
+    return datetime.now().astimezone().strftime(form)
 
 
 def _raise_from_template(message: str) -> None:

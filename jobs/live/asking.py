@@ -95,7 +95,8 @@ def new_request(
     if spec.lora is not None:
         spec.lora.check()
     prompts = LivePrompts.of(name)
-    read = _read(prompts, prompt, system, chat_template_kwargs)
+    told = prompts.tokenizer.template_kwargs(chat_template_kwargs or {}, spec.sampling.reasoning)
+    read = _read(prompts, prompt, system, told)
     prompts.check(read.token_ids, spec.sampling)
     return LiveRequest.new(
         queue=live_queue(name, *spec.precision),
@@ -110,7 +111,7 @@ def new_request(
 
 
 def _read(
-    prompts: LivePrompts, prompt: str | Messages, system: str | None, template_kwargs: Mapping[str, Any] | None
+    prompts: LivePrompts, prompt: str | Messages, system: str | None, template_kwargs: Mapping[str, Any]
 ) -> LivePrompt:
     opening = [{"role": "system", "content": system}] if system else []
     if not isinstance(prompt, str):

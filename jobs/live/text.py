@@ -33,7 +33,7 @@ class GrowingText:
         """That of a request's answer."""
         tokens = request.reasoning
         is_held = request.params.holds_answer
-        thinking = None if tokens is None else ThinkingTracker(tokens, request.prompt_token_ids, is_held)
+        thinking = None if tokens is None else tokens.tracker(request.prompt_token_ids, is_held)
         return cls(tokenizer, request.params.stop_strings, thinking)
 
     @property
@@ -75,11 +75,11 @@ class GrowingText:
         # What came before has been no answer.
         self._given = []
         before, self._held = self._held, ""
-        marker = self._tokenizer.marker(token_id)
-        if marker is None:
+        assert self._thinking is not None
+        if not self._thinking.is_marker:
             return before + self._detokenizer.add(token_id)
         self._detokenizer = Detokenizer(self._tokenizer)
-        return before + marker
+        return before + self._tokenizer.marker(token_id)
 
     def owed(self, answer: str) -> str:
         """What the whole answer has beyond what was given out."""

@@ -94,7 +94,8 @@ def _answer_tokens(spec: JobSpec, tokenizer: Tokenizer) -> int:
     budget = sampling.thinking_token_budget
     thought = sampling.max_tokens if budget is None else min(sampling.max_tokens, budget)
     # With its markers.
-    return thought + 2 + len(thinking.break_token_ids) + longest
+    markers = len(thinking.opening) + len(thinking.closing) + len(thinking.break_token_ids)
+    return thought + markers + longest
 
 
 def _kv_tokens(model: ModelConfig, dtype: str, parallel_sizes: tuple[int, int]) -> int:

@@ -93,11 +93,13 @@ class PromptRenderer:
         if self._template is None and not self._is_raw and not tokenizer.has_chat_template:
             problem = f"model {spec.model} has no chat template for the column 'messages'"
             raise SpecError(problem, ": pass ", _PROMPT, field="prompt")
-        self._template_kwargs = spec.chat_template_kwargs or {}
-        if self._template_kwargs and (self._is_raw or not tokenizer.has_chat_template):
+        if spec.chat_template_kwargs and (self._is_raw or not tokenizer.has_chat_template):
             problem = f"model {spec.model} has no chat template to be told anything"
             kwargs = Argument("chat_template_kwargs")
             raise SpecError(problem, ": leave out ", kwargs, field=kwargs.name)
+        # A batch's requests say each what they are told.
+        thinks = spec.sampling.reasoning or spec.samples_each_row
+        self._template_kwargs = tokenizer.template_kwargs(spec.chat_template_kwargs or {}, thinks)
         self._model_name = public_name(spec.model)
         self.image_column = spec.image
         if spec.image is not None:

@@ -95,6 +95,12 @@ class CallFormat:
 def _own_kind(tokenizer: Tokenizer) -> Kind:
     """How a model calls tools by itself, as its chat template shows it."""
     has = tokenizer.template_has
+    if tokenizer.thinks_unless_told:
+        raise InvalidRequestError(
+            'tools: calls that a model writes in harmony\'s format are not parsed: say tool_choice "required", a '
+            'function or "none"',
+            "tools",
+        )
     if has("tools") and not any(map(has, _UNKNOWN_SIGNS)):
         # As a special token no text has it, and what is between is all that is seen.
         has_tags = has(TAG_BEGIN) and not tokenizer.is_special(TAG_BEGIN)

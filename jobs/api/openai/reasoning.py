@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 from ....engine.errors import InvalidRequestError
-from ....engine.structured.reasoning import ThinkingTracker
 from ....engine.text.tokenizer import Tokenizer
 from ...spec.schemas import SamplingSpec
 from ...streams.events import StreamEvent
@@ -27,18 +26,18 @@ class ReasoningParser:
     def __init__(self, tokenizer: Tokenizer, prompt_token_ids: Sequence[int], is_told: bool, is_held: bool) -> None:
         tokens = tokenizer.reasoning(True)
         assert tokens is not None
-        self._markers = (tokens.start_token_id, tokens.end_token_id)
-        self._thinking = ThinkingTracker(tokens, prompt_token_ids, is_held)
+        self._thinking = tokens.tracker(prompt_token_ids, is_held)
         self.is_told = is_told
         self._has_begun = False
         # Blanks that nothing has followed yet.
         self._held = ""
 
     def add(self, event: StreamEvent) -> ThoughtEvent:
-        are_thought, are_said = [], []
+        are_thought, are_markers, are_said = [], [], []
         for token in event.token_ids:
             is_thought = self._thinking.add(token)
             are_thought.append(is_thought)
+            are_markers.append(self._thinking.is_marker)
             are_said.append(not is_thought and not self._thinking.is_between)
         # Its end has a text without tokens.
         texts, are_texts_thought = (event.texts, are_thought) if are_thought else ((event.text,), [self.is_thinking])
@@ -46,7 +45,7 @@ class ReasoningParser:
         for index, (text, is_thought) in enumerate(zip(texts, are_texts_thought, strict=True)):
             if not is_thought:
                 said.append(text)
-            elif not are_thought or event.token_ids[index] not in self._markers:
+            elif not are_thought or not are_markers[index]:
                 thought.append(text)
         logprobs = event.logprobs
         if logprobs is not None:
@@ -79,10 +78,11 @@ def with_reasoning(
 ) -> SamplingSpec:
     """The sampling of a chat that says so, where its model thinks.
 
-    Some clients send vLLM's default whatever the model, and it parts nothing of one that does not think. Raises
+    Some clients send vLLM's default whatever the model, and it parts nothing of one that does not think. What thinks
+    unless it is told not to is parted where nothing is said. Raises
     `InvalidRequestError` where the thinking of such a model is to be bounded.
     """
-    if include_reasoning is None and thinking_token_budget is None:
+    if include_reasoning is None and thinking_token_budget is None and not tokenizer.thinks_unless_told:
         return sampling
     try:
         tokenizer.reasoning(True)

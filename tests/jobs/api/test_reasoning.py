@@ -1,55 +1,28 @@
 """A model that thinks, as users have it: jobs, their verification, chats and batches with the official client."""
 
-import os
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
 
-from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client.client import Client
-from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
-from headrace.jobs.workers.presence import WorkerPresence
 
 from ...engine.thinking import thinking_copy
-from ..api_server import start_api, stop_api
-from ..conftest import wait_until
-from ..running import LABELS, MODEL, Result, environment, results, started
+from ..running import LABELS, MODEL, Result, environment, results
 from .batch_lines import chat_line, create, file_lines, wait_for
+from .thinker import Thinker, serving
 
 CHAT: list[Any] = [{"role": "user", "content": "I was charged twice this month."}]
-
-
-@dataclass(frozen=True)
-class Thinker:
-    """A server and a worker of a model that thinks."""
-
-    data_dir: Path
-    model: Path
-    openai: OpenAI
 
 
 @pytest.fixture(scope="module")
 def thinker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Thinker]:
     data_dir = tmp_path_factory.mktemp("thinker")
-    model = thinking_copy(MODEL, data_dir / "thinking-model")
-    settings = Settings.from_environment(environment(data_dir))
-    command = ["worker", "--model", str(model), "--parent-pid", str(os.getpid())]
-    with ExitStack() as stack:
-        urls = stack.enter_context(redis_urls(settings))
-        presence = stack.enter_context(WorkerPresence(urls.redis))
-        worker = stack.enter_context(started(command, environment(data_dir), data_dir / "worker"))
-        api = start_api(data_dir, data_dir / "api.log", model)
-        stack.callback(stop_api, api, data_dir / "api.log")
-        queue = shard_queue(str(model), "auto")
-        wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 120)
-        client = OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=90)
-        yield Thinker(data_dir, model, stack.enter_context(client))
+    with serving(data_dir, thinking_copy(MODEL, data_dir / "thinking-model")) as served:
+        yield served
 
 
 def test_a_chat_is_parted(thinker: Thinker) -> None:

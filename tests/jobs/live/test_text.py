@@ -13,6 +13,7 @@ from headrace.engine.text.detokenizer import StopStrings, answer_text
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.live.text import GrowingText
 
+from ...engine.harmony import harmony_copy
 from ..running import MODEL
 
 TEXTS = ("It cost 12 €, naïve 😀👩‍👩‍👧 日本語 ok", "  two  spaces\n\nand\ttabs ", "ENDe END", "aab aaab", "é" * 7)
@@ -101,6 +102,25 @@ def test_what_is_thought_comes_with_its_markers_whatever_the_stops(stops):
         answer = "the answer " if "END" in stops else "the answer END"
         whole = f"{markers[start]}first x\nEND of it\n{markers[end]}{answer}"
         assert given + text.owed(answer) == whole
+
+
+@pytest.mark.parametrize("stops", [(), ("final",), ("x\n",)])
+def test_what_is_thought_in_messages_of_their_own_comes_with_their_headers(stops, tmp_path):
+    tokenizer = Tokenizer.from_pretrained(harmony_copy(MODEL, tmp_path))
+    encode = partial(tokenizer.encode, add_special_tokens=False)
+    thought = "<|channel|>analysis<|message|>x\nfinal of it<|end|><|start|>assistant<|channel|>final<|message|>"
+    prompt, said = (5, 6, *encode("<|start|>assistant")), encode(f"{thought}the answer, final")
+    params = SamplingParams(stop=stops, reasoning=True)
+    # The last token's text is owed.
+    for cut in range(len(said)):
+        request = Request("r", prompt, params, reasoning=tokenizer.reasoning(True))
+        text = GrowingText.of(tokenizer, request)
+        before = [text.add(token) for token in said[:cut]]
+        text = GrowingText.of(tokenizer, request)
+        text.resume(said[:cut], before)
+        given = "".join([*before, *(text.add(token) for token in said[cut:-1])])
+        answer = "the answer, " if "final" in stops else "the answer, final"
+        assert given + text.owed(answer) == f"{thought}{answer}"
 
 
 @pytest.mark.parametrize(("is_held", "expected"), [(True, " \n 12"), (False, "12")])
