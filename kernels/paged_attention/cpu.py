@@ -73,12 +73,12 @@ def _attend_otherwise(
     sinks: Tensor | None,
 ) -> Tensor:
     """[n, num_heads, max_query, head_dim]: what torch's own attention cannot do."""
-    num_groups = queries.shape[1] // keys.shape[1]
-    keys, values = (each.repeat_interleave(num_groups, dim=1) for each in (keys, values))
-    scores = (queries * (scale / (soft_cap or 1.0))) @ keys.transpose(-1, -2)
+    num_sequences, num_heads, max_query, head_dim = queries.shape
+    # The heads of a KV head one after the other: its keys and values are not copied for each.
+    rows = (queries * (scale / (soft_cap or 1.0))).reshape(num_sequences, keys.shape[1], -1, head_dim)
+    scores = (rows @ keys.transpose(-1, -2)).view(num_sequences, num_heads, max_query, -1)
     if soft_cap is not None:
         scores.tanh_().mul_(soft_cap)
     scores.masked_fill_(~mask, float("-inf"))
-    if sinks is None:
-        return scores.softmax(-1) @ values
-    return softmax_with_sinks(scores, sinks.view(-1, 1, 1)) @ values
+    weights = scores.softmax(-1) if sinks is None else softmax_with_sinks(scores, sinks.view(-1, 1, 1))
+    return (weights.reshape(*rows.shape[:3], -1) @ values).view(queries.shape)

@@ -9,5 +9,7 @@ from torch import Tensor
 
 def softmax_with_sinks(scores: Tensor, sinks: Tensor) -> Tensor:
     """The keys' shares, which sum to less than one. scores: [..., num_keys]; sinks: as wide with a last size of one."""
-    with_sinks = torch.cat((scores, sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)), dim=-1)
-    return with_sinks.softmax(-1)[..., :-1]
+    weights = scores.softmax(-1)
+    # The highest score's weight is one over the sum of all, each relative to that one.
+    highest, largest = scores.amax(-1, keepdim=True), weights.amax(-1, keepdim=True)
+    return weights.mul_(1 / (1 + largest * torch.exp(sinks - highest)))
