@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GptOssConfig, GptOssForCausalLM
+from transformers import GptOssConfig, GptOssForCausalLM, Mxfp4Config
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, weight_bytes
@@ -160,6 +160,21 @@ def test_mxfp4_answers_as_transformers_does_with_what_it_stands_for(packed):
     assert all(len(set(answer)) > 10 for answer in expected)
     assert answers(folder) == expected
     assert answers(folder, max_num_batched_tokens=13, async_scheduling=True) == expected
+
+
+def test_mxfp4_is_read_as_transformers_reads_it(packed):
+    """By its own loader, which knows the published checkpoints: in bfloat16, which has every such number."""
+    folder = packed[0]
+    loaded = GptOssForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
+    )
+    theirs = dict(loaded.named_parameters())
+    ours = load_model(ModelConfig.from_pretrained(folder), EngineConfig(), torch.bfloat16, CPU)
+    slots = {slot.name: slot.destination for slot in ours.weight_slots()}
+    names = [name for name in theirs if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
+    assert len(names) == 6
+    for name in names:
+        assert torch.equal(slots[f"{name}_blocks"], theirs[name])
 
 
 def test_a_stage_of_a_pipeline_reads_its_own_layers(packed):
