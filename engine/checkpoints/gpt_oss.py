@@ -7,10 +7,8 @@ from ..errors import ModelError
 from .llama_families import read_plain, require_activation
 from .model_folder import Raw
 from .model_shape import GptOssConfig, ModelShape, MoeConfig
+from .quantization_config import MXFP4_GROUP
 from .sliding_windows import read_windows, sliding_layers
-
-# Inputs that share a scale.
-_MXFP4_GROUP = 32
 
 
 def read_gpt_oss(folder: Path, raw: Raw) -> ModelShape:
@@ -48,5 +46,5 @@ def _require_quantization(raw: Raw, shape: ModelShape) -> None:
     if method not in (None, "mxfp4"):
         raise ModelError(f"quantization_config: quant_method is {method!r}; supported for gpt-oss: mxfp4")
     for name in ("hidden_size", "intermediate_size"):
-        if method and (size := getattr(shape, name)) % _MXFP4_GROUP:
-            raise ModelError(f"{name} {size} is no multiple of {_MXFP4_GROUP}, which share a scale in MXFP4")
+        if method and (size := getattr(shape, name)) % MXFP4_GROUP:
+            raise ModelError(f"{name} {size} is no multiple of {MXFP4_GROUP}, which share a scale in MXFP4")

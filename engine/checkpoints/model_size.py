@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from .model_config import ModelConfig, MoeConfig
-from .quantization_config import BlockScheme, Int4Scheme, WeightScheme
+from .quantization_config import MXFP4_GROUP, BlockScheme, Int4Scheme, Mxfp4Scheme, WeightScheme
 
 _HALF_BYTES, _FLOAT_BYTES = 2, 4
 
@@ -45,6 +45,8 @@ class Projection:
             num_groups = self.copies * self.num_outputs * groups
             zero_bytes = _HALF_BYTES if scheme.has_minima else 1
             return self.num_weights // 2 + num_groups * (_HALF_BYTES + zero_bytes)
+        if isinstance(scheme, Mxfp4Scheme):
+            return self.num_weights // 2 + self.num_weights // MXFP4_GROUP * _HALF_BYTES
         if isinstance(scheme, BlockScheme):
             return self.num_weights + self.num_weights // scheme.group_size * _FLOAT_BYTES
         rows, columns = scheme.block
@@ -136,7 +138,6 @@ def _experts(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
 
 
 def _stacked_experts(moe: MoeConfig, mlp: str, hidden: int) -> Iterator[Projection]:
-    """MXFP4 becomes plain weights when it is read."""
     inner, number = moe.intermediate_size, moe.num_experts
     yield Projection(f"{mlp}.router", number, hidden, has_bias=True, is_quantizable=False)
     yield Projection(f"{mlp}.experts.gate_up_proj", 2 * inner, hidden, has_bias=True, copies=number)

@@ -9,6 +9,8 @@ from ..errors import ModelError
 
 Raw = dict[str, Any]
 
+# In MXFP4, how many weights share a scale.
+MXFP4_GROUP = 32
 # Of GGUF's types, how many weights share a scale.
 _BYTE_GROUPS = {"Q5_0": 32, "Q8_0": 32, "Q6_K": 16}
 
@@ -55,7 +57,12 @@ class BlockScheme:
     group_size: int
 
 
-WeightScheme = Int4Scheme | ByteScheme | BlockScheme
+@dataclass(frozen=True)
+class Mxfp4Scheme:
+    """Four bits a weight, floats, with a power of two for each `MXFP4_GROUP` inputs (W4A16 on a GPU)."""
+
+
+WeightScheme = Int4Scheme | ByteScheme | BlockScheme | Mxfp4Scheme
 
 
 @dataclass(frozen=True)
@@ -240,8 +247,9 @@ def _of_blocks(kind: Any) -> WeightScheme:
 
 
 def _mxfp4(raw: Raw) -> QuantizationConfig:
-    """The experts of gpt-oss alone, which are dequantised as they are read: no module stays quantised."""
-    return QuantizationConfig("mxfp4", (), _left_out(raw, "modules_to_not_convert"))
+    """The experts of gpt-oss alone."""
+    experts = re.compile(r".*\.mlp\.experts\.")
+    return QuantizationConfig("mxfp4", (((experts,), Mxfp4Scheme()),), _left_out(raw, "modules_to_not_convert"))
 
 
 _READERS: dict[Any, Callable[[Raw], QuantizationConfig]] = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from ..vision.tower import VisionTower
 from .blocks import BlankWeights, Step
 from .head import Head
 from .last_tokens import LastTokens
-from .moe import ExpertsMlp
+from .moe import Mixture
 from .rope import by_axis, query_factors, rotary_factors
 
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
@@ -35,7 +35,7 @@ class DecoderLayer(Protocol):
     """One family's layer. A stream of residuals runs past it; what it computes joins the stream in the next one."""
 
     @property
-    def mixture(self) -> ExpertsMlp | None:
+    def mixture(self) -> Mixture[Any] | None:
         """Its MLP where that is a mixture of experts."""
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:

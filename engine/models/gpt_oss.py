@@ -3,18 +3,21 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...kernels.activation import clamped_swiglu
 from ...kernels.linear import Linear
-from ...kernels.moe import choose_experts, mix_experts
+from ...kernels.moe import ClampedGate, choose_experts
 from ...kernels.norm_rotary import add_rms_norm
 from ...kernels.weight_memory import empty_weight
+from ..checkpoints.quantization_config import Mxfp4Scheme
 from ..checkpoints.weights import WeightSlot
-from ..quantization.mxfp4 import BlocksSlot, ScalesSlot
+from ..quantization.mxfp4 import StoredMxfp4, blank_mxfp4, mxfp4_exponent
 from .blocks import Attention, BlankWeights, Step, linear_slots
+from .moe import Mixture
 
 
 class GptOssLayer:
@@ -26,7 +29,11 @@ class GptOssLayer:
         self.input_norm = blank.norm(config.hidden_size)
         self.attention = SinkAttention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.mlp_norm = blank.norm(config.hidden_size)
-        self.mlp = StackedExperts(blank.within("mlp"))
+        self.mlp = GptOssExperts(blank.within("mlp"))
+
+    @property
+    def mixture(self) -> Mixture[Any]:
+        return self.mlp
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
@@ -63,38 +70,40 @@ class SinkAttention(Attention):
         yield WeightSlot(f"{prefix}.sinks", self._loaded_sinks)
 
 
-class StackedExperts:
-    """Σ share · expert(x) over the experts chosen."""
+class GptOssExperts(Mixture["StackedExpert"]):
+    """As all mixtures, with a router that has biases, and experts that have them too."""
 
     def __init__(self, blank: BlankWeights) -> None:
         config = blank.config
         assert config.moe is not None, "not read as a mixture"
         assert config.gpt_oss is not None, "not read as a gpt-oss"
-        self._moe = config.moe
+        self._moe, gate = config.moe, ClampedGate(config.gpt_oss.limit, config.gpt_oss.alpha)
         number, hidden_size, inner_size = self._moe.num_experts, config.hidden_size, self._moe.intermediate_size
-        # Small, and a rounding here would change who computes: never in int8.
-        self.router = blank.linear(["router"], [number], hidden_size, bias=True, quantizable=False)
-        self.gate_up = ExpertMatrices(blank, number, 2 * inner_size, hidden_size)
-        self.down = ExpertMatrices(blank, number, hidden_size, inner_size)
-        activate = partial(clamped_swiglu, limit=config.gpt_oss.limit, alpha=config.gpt_oss.alpha)
-        pairs = zip(self.gate_up.linears, self.down.linears, strict=True)
-        self.experts = [StackedExpert(gate_up, down, activate) for gate_up, down in pairs]
+        self._gate_up = ExpertMatrices(blank, "experts.gate_up_proj", number, 2 * inner_size, hidden_size)
+        self._down = ExpertMatrices(blank, "experts.down_proj", number, hidden_size, inner_size)
+        pairs = zip(self._gate_up.linears, self._down.linears, strict=True)
+        activate = partial(clamped_swiglu, limit=gate.limit, alpha=gate.alpha)
+        super().__init__(
+            # Small, and a rounding here would change who computes: never in int8.
+            blank.linear(["router"], [number], hidden_size, bias=True, quantizable=False),
+            [StackedExpert(gate_up, down, activate) for gate_up, down in pairs],
+            gate,
+        )
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
         # The shares of the chosen among themselves are the softmax of their logits.
-        ids, shares = choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob)
-        return mix_experts(x, self.experts, ids, shares)
+        return self.mix(x, *choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob))
 
     def projections(self) -> Iterator[Linear]:
         yield self.router
-        yield from self.gate_up.linears
-        yield from self.down.linears
+        yield from self._gate_up.linears
+        yield from self._down.linears
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from linear_slots(self.router, [f"{prefix}.router"])
-        yield from self.gate_up.weight_slots(f"{prefix}.experts.gate_up_proj")
-        yield from self.down.weight_slots(f"{prefix}.experts.down_proj")
+        yield from self._gate_up.weight_slots(f"{prefix}.experts.gate_up_proj")
+        yield from self._down.weight_slots(f"{prefix}.experts.down_proj")
 
 
 @dataclass(frozen=True)
@@ -110,26 +119,29 @@ class StackedExpert:
 
 
 class ExpertMatrices:
-    """One projection of each expert: on disk they are one tensor, with inputs before outputs, or MXFP4."""
+    """One projection of each expert: on disk they are one tensor, with inputs before outputs, or in MXFP4 two."""
 
-    def __init__(self, blank: BlankWeights, num_experts: int, num_outputs: int, num_inputs: int) -> None:
-        quantization = blank.config.quantization
-        self._is_packed = quantization is not None and quantization.method == "mxfp4"
-        weights = empty_weight((num_experts, num_outputs, num_inputs), blank.dtype, blank.device)
+    def __init__(self, blank: BlankWeights, name: str, num_experts: int, num_outputs: int, num_inputs: int) -> None:
+        quantization, weights = blank.config.quantization, list[Tensor | StoredMxfp4]()
+        if quantization is not None and isinstance(quantization.scheme([blank.prefix + name]), Mxfp4Scheme):
+            stored = zip(*blank_mxfp4(num_experts, num_outputs, num_inputs), strict=True)
+            weights += [StoredMxfp4(*each, blank.dtype, blank.device) for each in stored]
+        else:
+            weights += empty_weight((num_experts, num_outputs, num_inputs), blank.dtype, blank.device)
         self._biases = torch.empty(num_experts, num_outputs, dtype=blank.dtype, device=blank.device)
         self.linears = [Linear(weight, bias) for weight, bias in zip(weights, self._biases, strict=True)]
 
     def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        stacked = self._stacked.transpose(1, 2)
-        if self._is_packed:
-            yield BlocksSlot(f"{name}_blocks", stacked)
-            yield ScalesSlot(f"{name}_scales", stacked)
+        held = self.linears[0].held
+        if isinstance(held, StoredMxfp4):
+            yield WeightSlot(f"{name}_blocks", self._of_all(held.blocks))
+            # Random bytes are random values, and all these have one size.
+            exponent = mxfp4_exponent(held.shape[1] ** -0.5)
+            yield WeightSlot(f"{name}_scales", self._of_all(held.exponents), constant=exponent)
         else:
-            yield WeightSlot(name, stacked)
+            yield WeightSlot(name, self._of_all(self.linears[0].weight).transpose(1, 2))
         yield WeightSlot(f"{name}_bias", self._biases)
 
-    @property
-    def _stacked(self) -> Tensor:
-        """[num_experts, out, in]. Not held, so that it is gone once all matrices are packed."""
-        first = self.linears[0].weight
+    def _of_all(self, first: Tensor) -> Tensor:
+        """All experts', of the first one's. Not held, so that it is gone once all matrices are packed."""
         return first.as_strided((len(self.linears), *first.shape), (first.numel(), *first.stride()))

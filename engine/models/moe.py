@@ -1,15 +1,23 @@
 """The MLP of mixtures: a router sends each token to a few experts; some add one for all."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from ...kernels.device import runs_triton
 from ...kernels.linear import Linear
-from ...kernels.linear.gates import GATES
-from ...kernels.moe import StackedExperts, choose_experts, mix_experts, mix_stacked_experts, stack_experts
+from ...kernels.linear.gates import GATES, Gate
+from ...kernels.moe import (
+    ClampedGate,
+    StackedExperts,
+    choose_experts,
+    mix_experts,
+    mix_stacked_experts,
+    stack_experts,
+)
 from ..checkpoints.model_config import MoeConfig
 from ..checkpoints.weights import WeightSlot
 from .blocks import ACTIVATIONS, BlankWeights, GatedMlp, MlpNames, linear_slots
@@ -31,11 +39,53 @@ _NAMINGS = {
 }
 
 
-class ExpertsMlp:
-    """Σ share · expert(x) over the experts chosen, and gate · shared expert(x) where there is one.
+class Expert(Protocol):
+    """Two products, with a gate between them."""
 
-    `name` is what checkpoints call it where an ordinary layer has its `mlp`. `stacked`: the experts' matrices on a GPU,
-    where who has which token is known there alone; None: each is called with its tokens.
+    @property
+    def gate_up(self) -> Linear: ...
+
+    @property
+    def down(self) -> Linear: ...
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n, hidden_size]. Returns the same shape."""
+
+
+ExpertType = TypeVar("ExpertType", bound=Expert)
+
+
+class Mixture(Generic[ExpertType]):
+    """Σ share · expert(x) over the experts chosen.
+
+    `stacked`: the experts' matrices on a GPU, where who has which token is known there alone; None: each is called with
+    its tokens.
+    """
+
+    def __init__(self, router: Linear, experts: Sequence[ExpertType], gate: Gate | ClampedGate) -> None:
+        self.router = router
+        self.experts = experts
+        self._gate = gate
+        self.stacked: StackedExperts | None = None
+
+    def mix(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
+        """See `mix_experts`."""
+        if self.stacked is None:
+            return mix_experts(x, self.experts, ids, shares)
+        return mix_stacked_experts(x, self.stacked, ids, shares)
+
+    def stack(self) -> None:
+        """Put the experts' matrices side by side, once they are packed, where a GPU's kernels take them so."""
+        router = self.router.packed
+        if isinstance(router, Tensor) and runs_triton(router):
+            gate_up, down = zip(*((expert.gate_up, expert.down) for expert in self.experts), strict=True)
+            self.stacked = stack_experts(gate_up, down, self._gate)
+
+
+class ExpertsMlp(Mixture[GatedMlp]):
+    """With gate · shared expert(x) added where there is one.
+
+    `name` is what checkpoints call it where an ordinary layer has its `mlp`.
     """
 
     def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
@@ -49,18 +99,19 @@ class ExpertsMlp:
         # other than logits, in float32, as their families have it.
         self._router_dtype = torch.float32 if moe.has_correction else blank.dtype
         router = replace(blank, dtype=self._router_dtype)
-        self.router = router.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False)
+        super().__init__(
+            router.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False),
+            [
+                GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True)
+                for index in range(moe.num_experts)
+            ],
+            GATES[ACTIVATIONS[blank.config.activation]],
+        )
         self._correction = (
             torch.empty(moe.num_experts, dtype=torch.float32, device=blank.device) if moe.has_correction else None
         )
-        self.experts = [
-            GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True)
-            for index in range(moe.num_experts)
-        ]
         self._shared_name, shared_size = naming.shared, moe.shared_expert_intermediate_size
         self.shared = SharedExpert(blank, naming, shared_size, moe.has_shared_gate) if shared_size else None
-        self.stacked: StackedExperts | None = None
-        self._gate = GATES[ACTIVATIONS[blank.config.activation]]
 
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
@@ -71,18 +122,8 @@ class ExpertsMlp:
             self._correction,
             self._moe.routed_scaling_factor,
         )
-        if self.stacked is None:
-            mixed = mix_experts(x, self.experts, ids, shares)
-        else:
-            mixed = mix_stacked_experts(x, self.stacked, ids, shares)
+        mixed = self.mix(x, ids, shares)
         return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))
-
-    def stack(self) -> None:
-        """Put the experts' matrices side by side, once they are packed, where a GPU's kernels take them so."""
-        router = self.router.packed
-        if isinstance(router, Tensor) and runs_triton(router):
-            gate_up, down = zip(*(expert.projections() for expert in self.experts), strict=True)
-            self.stacked = stack_experts(gate_up, down, self._gate)
 
     def projections(self) -> Iterator[Linear]:
         yield self.router

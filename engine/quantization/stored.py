@@ -177,6 +177,7 @@ def stored_modules(
         return StoredInt4(scheme, names, sizes, num_inputs, dtype, device)
     if isinstance(scheme, BlockScheme):
         return StoredBlocks(scheme, names, sizes, num_inputs, dtype, device)
+    assert isinstance(scheme, ByteScheme), "stacked experts are no modules"
     return StoredBytes(scheme, names, sizes, num_inputs, dtype, device)
 
 

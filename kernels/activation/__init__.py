@@ -34,9 +34,12 @@ def gelu_tanh_and_mul(gate_up: Tensor) -> Tensor:
 def clamped_swiglu(gate_up: Tensor, limit: float, alpha: float) -> Tensor:
     """(up + 1) · gate · sigmoid(alpha · gate), of gates of at most `limit` and ups of at most that size (gpt-oss).
 
-    gate_up: [num_tokens, 2 * size], a gate and its up in turns. Returns [num_tokens, size]; changes nothing. Torch's
-    own operations on every device.
+    gate_up: [num_tokens, 2 * size], a gate and its up in turns. Returns [num_tokens, size]; changes nothing.
     """
+    if runs_triton(gate_up):
+        from .triton import clamped_swiglu_triton
+
+        return clamped_swiglu_triton(gate_up, limit, alpha)
     gate, up = gate_up[..., ::2].clamp(max=limit), gate_up[..., 1::2].clamp(-limit, limit)
     return up.add_(1).mul_(torch.sigmoid(alpha * gate).mul_(gate))
 

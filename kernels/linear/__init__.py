@@ -5,11 +5,12 @@ from .grouped import supports_grouped
 from .int8 import supports_int8
 from .linear import Linear, StoredWeight
 from .slotted import SlottedRows
-from .weights import Int4Weight, QuantizedWeight, ScaledWeight
+from .weights import Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 
 __all__ = [
     "AdaptedRows",
     "Addition",
+    "Fp4Weight",
     "Int4Weight",
     "Linear",
     "QuantizedWeight",

@@ -2,6 +2,7 @@
 
 import ctypes
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -10,7 +11,7 @@ from torch.nn.functional import pad
 from ..native import InstructionSet, instruction_set
 from ..weight_memory import empty_weight
 from .blocked import BlockedProduct, Call
-from .weights import Int4Weight, QuantizedWeight
+from .weights import Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 
 # Values are kept unsigned.
 _NIBBLE_ZERO, _BYTE_ZERO = 8, 128
@@ -55,8 +56,10 @@ def supports_grouped(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and not has_other and _layout(dtype) is not None
 
 
-def can_take_grouped(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
+def can_take_grouped(weight: QuantizedWeight, dtype: torch.dtype) -> TypeGuard[Int4Weight | ScaledWeight]:
     """Whether `GroupedProduct` can multiply activations of this dtype by this weight, on this processor."""
+    if isinstance(weight, Fp4Weight):
+        return False
     values = weight.packed if isinstance(weight, Int4Weight) else weight.values
     num_inputs = weight.num_inputs if isinstance(weight, Int4Weight) else values.shape[1]
     layout = _layout(dtype)
@@ -80,7 +83,7 @@ class GroupedProduct(BlockedProduct):
 
     def __init__(
         self,
-        weight: QuantizedWeight,
+        weight: Int4Weight | ScaledWeight,
         bias: Tensor | None,
         dtype: torch.dtype,
         instructions: InstructionSet | None = None,
@@ -116,7 +119,7 @@ def _layout(dtype: torch.dtype, instructions: InstructionSet | None = None) -> _
     return _AVX512.get(dtype) if instructions >= InstructionSet.AVX512_BF16 else None
 
 
-def _plain(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, int]:
+def _plain(weight: Int4Weight | ScaledWeight) -> tuple[Tensor, Tensor | None, int]:
     """Values [out, in] uint8, zeros [groups, out], None where all are in the middle, and the bits of a value."""
     if isinstance(weight, Int4Weight):
         is_symmetric = not weight.has_minima and bool((weight.zeros == _NIBBLE_ZERO).all())

@@ -11,7 +11,7 @@ from .grouped import GroupedProduct, can_take_grouped, supports_grouped
 from .int8 import Int8Product, supports_int8
 from .plain import plain_product
 from .product import Product
-from .weights import KERNEL_GROUP_SIZE, Int4Weight, QuantizedWeight, ScaledWeight
+from .weights import KERNEL_GROUP_SIZE, Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 
 
 def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch.dtype) -> Product:
@@ -20,7 +20,7 @@ def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch
     Where nothing multiplies the quantised weight, it is dequantised once: what the checkpoint says is computed then,
     in the memory of a checkpoint that is not quantised.
     """
-    if isinstance(weight, Int4Weight):
+    if isinstance(weight, Int4Weight | Fp4Weight):
         if runs_triton(weight.packed):
             return Int4Product(weight, bias)
     elif _takes_scaled(weight):
@@ -35,13 +35,14 @@ def quantized_product(weight: QuantizedWeight, bias: Tensor | None, dtype: torch
 class Int4Product(Product):
     """Dequantised in the kernel (W4A16). See `Product`."""
 
-    def __init__(self, weight: Int4Weight, bias: Tensor | None) -> None:
+    def __init__(self, weight: Int4Weight | Fp4Weight, bias: Tensor | None) -> None:
         self.weight, self._bias = weight, bias
 
     def __call__(self, x: Tensor) -> Tensor:
         from .triton import int4_linear_triton
 
-        placed = x if self.weight.order is None else x[:, self.weight.order]
+        order = self.weight.order if isinstance(self.weight, Int4Weight) else None
+        placed = x if order is None else x[:, order]
         return int4_linear_triton(placed, self.weight, self._bias)
 
 

@@ -1,6 +1,7 @@
 """Products with quantised weights on the GPU: checks, and launches."""
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 import triton
@@ -10,7 +11,7 @@ from ..device import num_processors, shared_bytes
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .gates import Gate
 from .triton_kernels import int4_linear_kernel, quantize_rows_kernel, scaled_linear_kernel, sum_splits_kernel
-from .weights import HALF_TILE, KERNEL_GROUP_SIZE, Int4Weight, ScaledWeight
+from .weights import HALF_TILE, KERNEL_GROUP_SIZE, Fp4Weight, Int4Weight, ScaledWeight
 
 # A group is one program's registers.
 MAX_GROUP_SIZE = 65536
@@ -171,13 +172,14 @@ def scaled_linear_triton(
 
 
 def int4_linear_triton(
-    x: Tensor, weight: Int4Weight, bias: Tensor | None = None, num_splits: int | None = None
+    x: Tensor, weight: Int4Weight | Fp4Weight, bias: Tensor | None = None, num_splits: int | None = None
 ) -> Tensor:
-    """See `int4_linear_reference`; x has its inputs at the weight's places already: `weight.order` is not applied.
+    """See `int4_linear_reference`; x has its inputs at the weight's places already: an order is not applied.
 
     num_splits: among how many programs a tile's inputs are shared, by default what fills the GPU.
     """
     _check_int4(x, weight, bias)
+    is_fp4 = isinstance(weight, Fp4Weight)
     num_rows, num_outputs = len(x), weight.num_outputs
     output = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     if not output.numel():
@@ -206,10 +208,10 @@ def int4_linear_triton(
         len(weight.scales),
         x.stride(0),
         GROUP_SIZE=weight.group_size,
-        IS_OF_ONE_GROUP=rows <= _SUMMED_ROWS
-        and has_whole_tiles(weight.has_minima, len(weight.scales), weight.group_size),
+        IS_OF_ONE_GROUP=rows <= _SUMMED_ROWS and not is_fp4 and has_whole_tiles(weight, len(weight.scales)),
         HAS_BIAS=bias is not None and splits == 1,
         HAS_MINIMA=weight.has_minima,
+        IS_FP4=is_fp4,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
         ROWS=rows,
         OUTPUTS=outputs,
@@ -223,9 +225,19 @@ def int4_linear_triton(
     return output
 
 
-def has_whole_tiles(has_minima: bool, num_groups: int, group_size: int) -> bool:
+class _InGroups(Protocol):
+    """Of weights in four bits, or of experts' side by side."""
+
+    @property
+    def has_minima(self) -> bool: ...
+
+    @property
+    def group_size(self) -> int: ...
+
+
+def has_whole_tiles(weight: _InGroups, num_groups: int) -> bool:
     """Whether a tile's weights have one scale an output, and whole numbers for zeros: sums may be scaled instead."""
-    return not has_minima and (num_groups == 1 or group_size % (2 * HALF_TILE) == 0)
+    return not weight.has_minima and (num_groups == 1 or weight.group_size % (2 * HALF_TILE) == 0)
 
 
 def _sum_splits(output: Tensor, parts: Tensor, bias: Tensor | None) -> None:
@@ -271,7 +283,7 @@ def _check_scaled(
     return num_outputs, num_inputs
 
 
-def _check_int4(x: Tensor, weight: Int4Weight, bias: Tensor | None) -> None:
+def _check_int4(x: Tensor, weight: Int4Weight | Fp4Weight, bias: Tensor | None) -> None:
     check_launch("x", x, int4_linear_kernel)
     check_tensor("x", x, (None, weight.num_inputs), FLOAT_DTYPES, x.device, is_contiguous=False)
     num_bytes = triton.cdiv(weight.num_inputs, 2 * HALF_TILE) * HALF_TILE

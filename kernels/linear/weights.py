@@ -1,6 +1,7 @@
 """Weights in fewer bits than the activations have: the layouts that the kernels read."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -10,6 +11,9 @@ from torch.nn.functional import pad
 HALF_TILE = 32
 # The size of groups that the kernel for scaled bytes takes, beside one group of all.
 KERNEL_GROUP_SIZE = 128
+# Inputs that share a power of two in MXFP4.
+FP4_GROUP_SIZE = 32
+_FP4_VALUES = torch.tensor((0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6))
 
 
 @dataclass(frozen=True)
@@ -43,9 +47,7 @@ class Int4Weight:
         cls, values: Tensor, scales: Tensor, zeros: Tensor, group_size: int, order: Tensor | None = None
     ) -> "Int4Weight":
         """values: [out, in] uint8 below 16, at their places; the rest as the class has it."""
-        num_outputs, num_inputs = values.shape
-        tiles = pad(values, (0, -num_inputs % (2 * HALF_TILE))).view(num_outputs, -1, 2, HALF_TILE)
-        packed = (tiles[:, :, 0] | tiles[:, :, 1] << 4).reshape(num_outputs, -1).t().contiguous()
+        packed, num_inputs = _pack(values), values.shape[1]
         return cls(packed, scales.contiguous(), zeros.contiguous(), group_size, num_inputs, order)
 
     @property
@@ -58,9 +60,7 @@ class Int4Weight:
 
     def unpacked(self) -> Tensor:
         """The values at their places: [out, in] uint8."""
-        tiles = self.packed.t().reshape(self.num_outputs, -1, HALF_TILE)
-        values = torch.stack((tiles & 15, tiles >> 4), dim=2)
-        return values.reshape(self.num_outputs, -1)[:, : self.num_inputs]
+        return _unpack(self.packed, self.num_inputs)
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight itself, inputs in order: [out, in]. Computed in float32 and rounded once."""
@@ -76,6 +76,56 @@ class Int4Weight:
         ordered = torch.empty_like(placed)
         ordered[:, self.order] = placed
         return ordered
+
+
+@dataclass(frozen=True)
+class Fp4Weight:
+    """Four bits a weight, a float of E2M1, times a power of two for each 32 inputs and each output (MXFP4, OCP MX 1.0).
+
+    packed: as `Int4Weight` has it; scales: [num_groups, out] bfloat16. `zeros`: what kernels are given for them, which
+    there are none of.
+    """
+
+    packed: Tensor
+    scales: Tensor
+    num_inputs: int
+    has_minima: ClassVar[bool] = False
+    group_size: ClassVar[int] = FP4_GROUP_SIZE
+
+    @classmethod
+    def pack(cls, values: Tensor, exponents: Tensor) -> "Fp4Weight":
+        """values: [out, in] uint8 below 16; exponents: [out, in / 32] uint8, 127 for one."""
+        # In float64, as the smallest has less than float32's exponents.
+        scales = torch.exp2(exponents.double() - 127).to(torch.bfloat16)
+        return cls(_pack(values), scales.t().contiguous(), values.shape[1])
+
+    @property
+    def num_outputs(self) -> int:
+        return self.packed.shape[1]
+
+    @property
+    def zeros(self) -> Tensor:
+        return self.scales
+
+    def dequantized(self, dtype: torch.dtype) -> Tensor:
+        """The weight itself: [out, in]. Computed in float32 and rounded once."""
+        values = _FP4_VALUES.to(self.packed.device)[_unpack(self.packed, self.num_inputs).int()]
+        scales = self.scales.float().repeat_interleave(FP4_GROUP_SIZE, dim=0)[: self.num_inputs]
+        return (values * scales.t()).to(dtype)
+
+
+def _pack(values: Tensor) -> Tensor:
+    """[out, in] uint8 below 16 to [ceil(in / 64) * 32, out]: see `Int4Weight`."""
+    num_outputs, num_inputs = values.shape
+    tiles = pad(values, (0, -num_inputs % (2 * HALF_TILE))).view(num_outputs, -1, 2, HALF_TILE)
+    return (tiles[:, :, 0] | tiles[:, :, 1] << 4).reshape(num_outputs, -1).t().contiguous()
+
+
+def _unpack(packed: Tensor, num_inputs: int) -> Tensor:
+    num_outputs = packed.shape[1]
+    tiles = packed.t().reshape(num_outputs, -1, HALF_TILE)
+    values = torch.stack((tiles & 15, tiles >> 4), dim=2)
+    return values.reshape(num_outputs, -1)[:, :num_inputs]
 
 
 @dataclass(frozen=True)
@@ -100,4 +150,4 @@ class ScaledWeight:
         return (self.values.float() * self.scales.t()[:, group]).to(dtype)
 
 
-QuantizedWeight = Int4Weight | ScaledWeight
+QuantizedWeight = Int4Weight | Fp4Weight | ScaledWeight

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..device import runs_triton
 from .reference import choose_experts_reference, mix_experts_reference
-from .stacked_experts import StackedExperts, stack_experts
+from .stacked_experts import ClampedGate, StackedExperts, stack_experts
 
 Expert = Callable[[Tensor], Tensor]
 
@@ -59,6 +59,7 @@ def mix_stacked_experts(x: Tensor, experts: StackedExperts, ids: Tensor, shares:
 
 
 __all__ = [
+    "ClampedGate",
     "Expert",
     "StackedExperts",
     "choose_experts",

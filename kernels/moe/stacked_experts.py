@@ -2,16 +2,14 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
-from ..linear import Int4Weight, Linear, QuantizedWeight, ScaledWeight
+from ..linear import Fp4Weight, Int4Weight, Linear, ScaledWeight
 from ..linear.gates import Gate
-
-# Inputs that share a power of two in MXFP4.
-FP4_GROUP_SIZE = 32
+from ..linear.weights import FP4_GROUP_SIZE
 
 
 @dataclass(frozen=True)
@@ -71,19 +69,22 @@ class Int4Matrices:
 
 @dataclass(frozen=True)
 class Fp4Matrices:
-    """Four bits a weight, E2M1, with a power of two for each group of 32 inputs and each output (MXFP4).
-
-    packed: as `Int4Weight` has it, of each expert; scales: [num_experts, ceil(in / 32), out] bfloat16.
-    """
+    """As `Fp4Weight`, of each expert. packed: as `Int4Matrices` has it; scales: [num_experts, num_groups, out]."""
 
     packed: Tensor
     scales: Tensor
     num_inputs: int
+    has_minima: ClassVar[bool] = False
+    group_size: ClassVar[int] = FP4_GROUP_SIZE
 
     @property
     def shape(self) -> tuple[int, int, int]:
         """Experts, outputs and inputs."""
         return len(self.packed), self.packed.shape[2], self.num_inputs
+
+    @property
+    def zeros(self) -> Tensor:
+        return self.scales
 
 
 Matrices = PlainMatrices | ByteMatrices | Int4Matrices | Fp4Matrices
@@ -123,36 +124,49 @@ class StackedExperts:
 class _Kind(NamedTuple):
     layout: type
     dtype: torch.dtype
+    has_bias: bool
     group_size: int | None
 
 
-def stack_experts(gate_up: Sequence[Linear], down: Sequence[Linear], gate: Gate) -> StackedExperts | None:
+def stack_experts(gate_up: Sequence[Linear], down: Sequence[Linear], gate: Gate | ClampedGate) -> StackedExperts | None:
     """Take the experts' weights, once they are packed: these layers give nothing any more.
 
     None, and nothing taken, where they are not all of one kind that a kernel takes.
     """
     gate_up_kind, down_kind = _common_kind(gate_up), _common_kind(down)
-    if gate_up_kind is None or down_kind is None or gate_up_kind[:2] != down_kind[:2]:
+    if gate_up_kind is None or down_kind is None or gate_up_kind[:3] != down_kind[:3]:
         return None
+    biases = None
+    if gate_up_kind.has_bias:
+        if gate_up_kind.layout is ScaledWeight:
+            return None
+        biases = _biases(gate_up), _biases(down)
     # One after the other: the first are free before the second are there twice.
-    return StackedExperts(_take(gate_up), _take(down), gate)
+    return StackedExperts(_take(gate_up), _take(down), gate, biases)
 
 
 def _common_kind(layers: Sequence[Linear]) -> _Kind | None:
-    kinds = {None if each.bias is not None else _kind(each.packed) for each in layers}
+    kinds = {_kind(each) for each in layers}
     return kinds.pop() if len(kinds) == 1 else None
 
 
-def _kind(weight: Tensor | QuantizedWeight | None) -> _Kind | None:
+def _kind(layer: Linear) -> _Kind | None:
     """None: of no kind that is multiplied side by side."""
+    weight, has_bias = layer.packed, layer.bias is not None
     match weight:
         case Tensor():
-            return _Kind(Tensor, weight.dtype, None)
+            return _Kind(Tensor, weight.dtype, has_bias, None)
         case ScaledWeight():
-            return _Kind(ScaledWeight, weight.values.dtype, weight.group_size)
+            return _Kind(ScaledWeight, weight.values.dtype, has_bias, weight.group_size)
+        case Fp4Weight():
+            return _Kind(Fp4Weight, weight.scales.dtype, has_bias, None)
         case Int4Weight(order=None):
-            return _Kind(Int4Weight, weight.zeros.dtype, weight.group_size)
+            return _Kind(Int4Weight, weight.zeros.dtype, has_bias, weight.group_size)
     return None
+
+
+def _biases(layers: Sequence[Linear]) -> Tensor:
+    return torch.stack([each.bias for each in layers if each.bias is not None])
 
 
 def _take(layers: Sequence[Linear]) -> Matrices:
@@ -166,8 +180,9 @@ def _stack(weights: Sequence[Any]) -> Matrices:
     """Of weights that are of one kind."""
     match weights[0]:
         case ScaledWeight(group_size=group_size):
-            values, scales = (_side_by_side(weights, name) for name in ("values", "scales"))
-            return ByteMatrices(values, scales, group_size)
+            return ByteMatrices(_side_by_side(weights, "values"), _side_by_side(weights, "scales"), group_size)
+        case Fp4Weight(num_inputs=num_inputs):
+            return Fp4Matrices(_side_by_side(weights, "packed"), _side_by_side(weights, "scales"), num_inputs)
         case Int4Weight(group_size=group_size, num_inputs=num_inputs):
             packed, scales, zeros = (_side_by_side(weights, name) for name in ("packed", "scales", "zeros"))
             return Int4Matrices(packed, scales, zeros, group_size, num_inputs)

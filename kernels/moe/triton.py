@@ -14,7 +14,6 @@ from ..linear.triton import BYTE_DTYPES, has_whole_tiles, quantize_gated_triton,
 from ..linear.weights import HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .stacked_experts import (
-    FP4_GROUP_SIZE,
     ByteMatrices,
     ClampedGate,
     Fp4Matrices,
@@ -328,21 +327,18 @@ def _int4_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTi
 def _multiply_int4(x: Tensor, experts: StackedExperts, routed: _Sorted, tile: ExpertTile, is_first: bool) -> Tensor:
     matrices, bias = _of_product(experts, is_first)
     assert isinstance(matrices, Int4Matrices | Fp4Matrices)
-    if is_fp4 := isinstance(matrices, Fp4Matrices):
-        zeros, has_minima, group_size = matrices.scales, False, FP4_GROUP_SIZE
-    else:
-        zeros, has_minima, group_size = matrices.zeros, matrices.has_minima, matrices.group_size
+    is_fp4 = isinstance(matrices, Fp4Matrices)
     _, num_outputs, num_inputs = matrices.shape
     num_groups = matrices.scales.shape[1]
     output = routed.rows(num_outputs, x)
     num_column_tiles = triton.cdiv(num_outputs, tile.outputs)
-    sums_groups = tile is _FEW_INT4_ROWS and not is_fp4 and has_whole_tiles(has_minima, num_groups, group_size)
+    sums_groups = tile is _FEW_INT4_ROWS and not is_fp4 and has_whole_tiles(matrices, num_groups)
     int4_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
         output,
         x,
         matrices.packed,
         matrices.scales,
-        zeros,
+        matrices.zeros,
         x if bias is None else bias,
         routed.pairs,
         routed.tiles,
@@ -353,9 +349,9 @@ def _multiply_int4(x: Tensor, experts: StackedExperts, routed: _Sorted, tile: Ex
         x.stride(0),
         CHOSEN=routed.num_chosen,
         IS_FIRST=is_first,
-        GROUP_SIZE=group_size,
+        GROUP_SIZE=matrices.group_size,
         IS_OF_ONE_GROUP=sums_groups,
-        HAS_MINIMA=has_minima,
+        HAS_MINIMA=matrices.has_minima,
         IS_FP4=is_fp4,
         HAS_BIAS=bias is not None,
         PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
@@ -410,8 +406,6 @@ def _check_matrices(name: str, matrices: Matrices, shape: tuple[int, int, int], 
         return
     num_bytes = triton.cdiv(num_inputs, 2 * HALF_TILE) * HALF_TILE
     check_tensor(f"{name}.packed", matrices.packed, (num_experts, num_bytes, num_outputs), (torch.uint8,), x.device)
-    group_size = FP4_GROUP_SIZE if isinstance(matrices, Fp4Matrices) else matrices.group_size
-    of_groups = (num_experts, triton.cdiv(num_inputs, group_size), num_outputs)
+    of_groups = (num_experts, triton.cdiv(num_inputs, matrices.group_size), num_outputs)
     check_tensor(f"{name}.scales", matrices.scales, of_groups, FLOAT_DTYPES, x.device)
-    if isinstance(matrices, Int4Matrices):
-        check_tensor(f"{name}.zeros", matrices.zeros, of_groups, (torch.uint8, *FLOAT_DTYPES), x.device)
+    check_tensor(f"{name}.zeros", matrices.zeros, of_groups, (torch.uint8, *FLOAT_DTYPES), x.device)

@@ -33,7 +33,14 @@ from headrace.kernels.lora import AdapterMatrices, TokenTiles
 from headrace.kernels.lora import triton as lora
 from headrace.kernels.moe import StackedExperts
 from headrace.kernels.moe import triton as moe
-from headrace.kernels.moe.stacked_experts import ByteMatrices, Int4Matrices, Matrices, PlainMatrices
+from headrace.kernels.moe.stacked_experts import (
+    ByteMatrices,
+    ClampedGate,
+    Fp4Matrices,
+    Int4Matrices,
+    Matrices,
+    PlainMatrices,
+)
 from headrace.kernels.norm_rotary import triton as norm_rotary
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention import triton as attention
@@ -224,10 +231,15 @@ def compile_moe(card: Card) -> None:
     """A decode of few rows, one of many, and a prefill: in sizes of whole tiles (Qwen3-30B-A3B's), and in others."""
     for kind, dtype, size, inner, all_tokens in (
         *((kind, BF16, 2048, 768, (1, 1024, 8192)) for kind in ("plain", "int4", FP8, INT8)),
+        *((kind, BF16, 2880, 2880, (8, 4096)) for kind in ("biased", "fp4")),
         *((kind, F16, 200, 100, (40,)) for kind in ("plain", "int4", INT8)),
         ("plain", F32, 64, 72, (9,)),
     ):
-        experts = StackedExperts(matrices(kind, dtype, 2 * inner, size), matrices(kind, dtype, size, inner), Gate.SILU)
+        gate_up, down = matrices(kind, dtype, 2 * inner, size), matrices(kind, dtype, size, inner)
+        experts = StackedExperts(gate_up, down, Gate.SILU)
+        if kind in ("biased", "fp4"):
+            biases = torch.empty(128, 2 * inner, dtype=dtype), torch.empty(128, size, dtype=dtype)
+            experts = StackedExperts(gate_up, down, ClampedGate(7.0, 1.702), biases)
         if kind == FP8 and not card.has_fp8:
             continue
         for num_tokens in all_tokens:
@@ -241,8 +253,10 @@ def matrices(kind: str | torch.dtype, dtype: torch.dtype, num_outputs: int, num_
     if isinstance(kind, torch.dtype):
         values = torch.empty(128, num_outputs, num_inputs, dtype=kind)
         return ByteMatrices(values, *((groups, 128) if kind == FP8 else (groups[:, :1].contiguous(), num_inputs)))
+    packed = torch.empty(128, -(-num_inputs // 64) * 32, num_outputs, dtype=torch.uint8)
+    if kind == "fp4":
+        return Fp4Matrices(packed, torch.empty(128, -(-num_inputs // 32), num_outputs, dtype=dtype), num_inputs)
     if kind == "int4":
-        packed = torch.empty(128, -(-num_inputs // 64) * 32, num_outputs, dtype=torch.uint8)
         return Int4Matrices(packed, groups.half(), groups.to(torch.uint8), 128, num_inputs)
     return PlainMatrices(torch.empty(128, num_outputs, num_inputs, dtype=dtype))
 

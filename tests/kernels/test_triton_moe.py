@@ -11,8 +11,8 @@ from torch.nn.functional import linear
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
-from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
-from headrace.kernels.linear import Int4Weight, QuantizedWeight, ScaledWeight
+from headrace.kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
+from headrace.kernels.linear import Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
 from headrace.kernels.moe import (
@@ -24,7 +24,7 @@ from headrace.kernels.moe import (
     mix_stacked_experts,
 )
 from headrace.kernels.moe import triton as moe
-from headrace.kernels.moe.stacked_experts import PlainMatrices, _stack
+from headrace.kernels.moe.stacked_experts import ClampedGate, PlainMatrices, _stack
 from headrace.kernels.moe.triton import ExpertTile, choose_experts_triton, expert_tile
 
 from .tolerances import assert_close
@@ -91,6 +91,29 @@ def test_tiles_of_many_rows(tile, triton_dtype, device, monkeypatch):
     assert_mixed(torch.randn(150, 72, device=device).to(triton_dtype), stacked(72, 40, triton_dtype, device), ids)
 
 
+@pytest.mark.parametrize("kind", [None, "fp4", "int4"])
+@pytest.mark.usefixtures("_nan_filled_outputs")
+def test_biases_and_gates_that_are_cut_off(kind, triton_dtype, device):
+    """As gpt-oss has them: gates and ups in turns."""
+    size, inner, gate = 96, 64, ClampedGate(limit=0.7, alpha=1.702)
+    shapes = ((2 * inner, size), (size, inner))
+    quantized = [[moved(KINDS[kind or "fp4"](*shape), device) for _ in range(NUM_EXPERTS)] for shape in shapes]
+    dense = [[each.dequantized(triton_dtype) for each in layers] for layers in quantized]
+    gate_up, down = map(_stack, quantized if kind else dense)
+    biases = [torch.randn(NUM_EXPERTS, shape[0], device=device).to(triton_dtype) for shape in shapes]
+    experts = StackedExperts(gate_up, down, gate, (biases[0], biases[1]))
+    ids = torch.tensor([[0, 2], [2, 3], [4, 2]], device=device)
+    x, shares = torch.randn(3, size, device=device).to(triton_dtype), torch.rand(3, 2, device=device)
+
+    def expert(index: int, row: Tensor) -> Tensor:
+        gates = linear(row.float(), dense[0][index].float(), biases[0][index].float()).to(triton_dtype)
+        return linear(clamped_swiglu(gates, gate.limit, gate.alpha), dense[1][index], biases[1][index])
+
+    mixed = mix_stacked_experts(x, experts, ids, shares)
+    each = [partial(expert, index) for index in range(NUM_EXPERTS)]
+    assert_close(mixed, mix_experts_reference(x, each, ids, shares))
+
+
 def test_the_other_gate(device):
     ids = torch.tensor([[0, 2], [2, 3]], device=device)
     assert_mixed(torch.randn(2, 40, device=device), stacked(40, 24, torch.float32, device, Gate.GELU_TANH), ids)
@@ -103,6 +126,7 @@ KINDS: dict[str, Callable[[int, int], QuantizedWeight]] = {
     "fp8-groups": lambda outputs, inputs: of_bytes(outputs, inputs, torch.float8_e4m3fn, 128),
     "int4": lambda outputs, inputs: of_nibbles(outputs, inputs, 32),
     "int4-groups-of-a-tile": lambda outputs, inputs: of_nibbles(outputs, inputs, 64),
+    "fp4": lambda outputs, inputs: of_floats(outputs, inputs),
     "int4-minima": lambda outputs, inputs: of_nibbles(outputs, inputs, 32, has_minima=True),
 }
 
@@ -119,15 +143,22 @@ def of_nibbles(outputs: int, inputs: int, group_size: int, has_minima: bool = Fa
     return Int4Weight.pack(values, scales, zeros, group_size)
 
 
+def of_floats(outputs: int, inputs: int) -> Fp4Weight:
+    values = torch.randint(16, (outputs, inputs)).to(torch.uint8)
+    return Fp4Weight.pack(values, torch.randint(118, 123, (outputs, -(-inputs // 32))).to(torch.uint8))
+
+
 def moved(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
     scales = weight.scales.to(device)
     if isinstance(weight, ScaledWeight):
         return replace(weight, values=weight.values.to(device), scales=scales)
+    if isinstance(weight, Fp4Weight):
+        return replace(weight, packed=weight.packed.to(device), scales=scales)
     return replace(weight, packed=weight.packed.to(device), scales=scales, zeros=weight.zeros.to(device))
 
 
 def product(x: Tensor, weight: QuantizedWeight) -> Tensor:
-    if isinstance(weight, Int4Weight):
+    if not isinstance(weight, ScaledWeight):
         return int4_linear_triton(x, weight)
     return scaled_linear_triton(*quantize_rows_triton(x, weight.values.dtype, weight.group_size), weight, None, x.dtype)
 

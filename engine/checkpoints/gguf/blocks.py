@@ -19,7 +19,7 @@ _CHUNK_WEIGHTS = 2**22
 # What the four bits of the IQ4 types stand for.
 _IQ4_VALUES = torch.tensor((-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)).float()
 # What those of MXFP4 do: floats of two bits of exponent and one of mantissa, doubled.
-FP4_VALUES = torch.tensor((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)).float()
+_FP4_VALUES = torch.tensor((0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)).float()
 
 
 def dequantized(rows: Tensor, kind: BlockType, dtype: torch.dtype) -> Tensor:
@@ -65,12 +65,6 @@ def q6_k(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Values [n, 256] int8, scales [n, 16] float32, each of 16 weights."""
     values = fields(blocks[:, :128], 4, 64) | fields(blocks[:, 128:192], 2, 32) << 4
     return values.view(torch.int8) - 32, half(blocks, 208).float() * blocks[:, 192:208].view(torch.int8).float()
-
-
-def half_powers(exponents: Tensor) -> Tensor:
-    """The scales of MXFP4 from their bytes, halved, as its values are doubled: powers of two, in float32."""
-    # In float64, as the smallest has less than float32's exponents.
-    return torch.exp2(exponents.double() - 128).float()
 
 
 def _q4_0(blocks: Tensor) -> Tensor:
@@ -129,7 +123,9 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
 
 
 def _mxfp4(blocks: Tensor) -> Tensor:
-    return FP4_VALUES[halves(blocks[:, 1:]).int()] * half_powers(blocks[:, :1])
+    # The scale is a power of two; in float64, as the smallest has less than float32's exponents.
+    scales = torch.exp2(blocks[:, :1].double() - 128).float()
+    return _FP4_VALUES[halves(blocks[:, 1:]).int()] * scales
 
 
 def _tq1_0(blocks: Tensor) -> Tensor:

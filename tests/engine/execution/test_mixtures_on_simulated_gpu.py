@@ -6,14 +6,15 @@ from shutil import copytree
 from typing import Any
 
 import pytest
-from transformers import Glm4MoeConfig, MixtralConfig, PretrainedConfig, Qwen2MoeConfig
+from transformers import Glm4MoeConfig, GptOssConfig, MixtralConfig, PretrainedConfig, Qwen2MoeConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 
 from headrace import LLM, SamplingParams
 from headrace.engine.execution.model_runner import ModelRunner
 from headrace.engine.models import moe
-from headrace.engine.models.moe import ExpertsMlp
+from headrace.engine.models.moe import Mixture
 
 from ..conftest import save_random_model
 from .simulated_gpu import simulated_gpu
@@ -38,6 +39,13 @@ MODELS: dict[str, PretrainedConfig] = {
         num_experts_per_tok=2,
         moe_intermediate_size=24,
         routed_scaling_factor=1.5,
+    ),
+    "gpt-oss": GptOssConfig(
+        **SIZES | {"num_hidden_layers": 2, "head_dim": 16},
+        num_local_experts=5,
+        num_experts_per_tok=2,
+        sliding_window=7,
+        swiglu_limit=1.0,
     ),
 }
 
@@ -88,7 +96,7 @@ def test_nothing_but_a_steps_end_is_waited_for(folder, monkeypatch):
 
 
 def test_experts_lie_side_by_side_on_a_gpu_alone(folder, monkeypatch):
-    def mixtures(**options: Any) -> list[ExpertsMlp]:
+    def mixtures(**options: Any) -> list[Mixture[Any]]:
         layers = runner(LLM(folder, **OPTIONS, **options))._model._layers
         return [layer.mixture for layer in layers if layer.mixture is not None]
 
@@ -103,10 +111,16 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 
 
-@pytest.mark.parametrize("quantization", [GPTQ, FP8], ids=["gptq", "fp8"])
-def test_quantised_experts_side_by_side_answer_as_those_called_one_by_one(quantization, folder, tmp_path, monkeypatch):
-    copytree(folder, tmp_path, dirs_exist_ok=True)
-    config = json.loads((tmp_path / "config.json").read_text())
+@pytest.mark.parametrize(
+    ("name", "quantization"),
+    [("mixtral", GPTQ), ("qwen", GPTQ), ("glm", FP8), ("qwen", FP8), ("gpt-oss", {"quant_method": "mxfp4"})],
+    ids=["mixtral-gptq", "qwen-gptq", "glm-fp8", "qwen-fp8", "gpt-oss-mxfp4"],
+)
+def test_quantised_experts_side_by_side_answer_as_those_called_one_by_one(
+    name, quantization, chat_folder, tmp_path, monkeypatch
+):
+    copytree(chat_folder, tmp_path, dirs_exist_ok=True)
+    config = MODELS[name].to_dict() | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[MODELS[name].model_type]]}
     sizes = {name: 64 for name in config if name == "hidden_size" or name.endswith("intermediate_size")}
     (tmp_path / "config.json").write_text(json.dumps(config | sizes | {"quantization_config": quantization}))
     options = {**OPTIONS, "device": "cuda", "load_format": "dummy", "cuda_graph_sizes": (2, 6)}

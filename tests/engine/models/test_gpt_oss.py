@@ -16,8 +16,9 @@ from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameter
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import ConfigError, ModelError
-from headrace.engine.models import load_model
-from headrace.engine.quantization.mxfp4 import BlocksSlot, ScalesSlot
+from headrace.engine.models.decoder import Decoder
+from headrace.engine.models.gpt_oss import GptOssLayer
+from headrace.engine.quantization.mxfp4 import StoredMxfp4
 from headrace.engine.request import Request
 from headrace.engine.sharding.shares import require_splittable
 
@@ -169,18 +170,33 @@ def test_mxfp4_is_read_as_transformers_reads_it(packed):
         folder, dtype=torch.bfloat16, quantization_config=Mxfp4Config(dequantize=True)
     )
     theirs = dict(loaded.named_parameters())
-    ours = load_model(ModelConfig.from_pretrained(folder), EngineConfig(), torch.bfloat16, CPU)
-    slots = {slot.name: slot.destination for slot in ours.weight_slots()}
-    names = [name for name in theirs if name.endswith(("experts.gate_up_proj", "experts.down_proj"))]
-    assert len(names) == 6
-    for name in names:
-        assert torch.equal(slots[f"{name}_blocks"], theirs[name])
+    ours = filled(packed[0], torch.bfloat16)
+    assert len(ours) == 6
+    for name, matrices in ours.items():
+        assert torch.equal(matrices, theirs[name].transpose(1, 2)), name
+
+
+def filled(folder: Path, dtype: torch.dtype, **options: Any) -> dict[str, Tensor]:
+    """Experts' matrices by their names, [experts, out, in], dequantised."""
+    config = ModelConfig.from_pretrained(folder)
+    model = Decoder(config, 1, GptOssLayer, dtype, CPU)
+    model.draw(seed=3) if options else model.load()
+    mixtures = [layer.mixture for layer in model._layers]
+    assert all(mixtures)
+    return {
+        f"model.layers.{index}.mlp.experts.{name}_proj": torch.stack(
+            [getattr(each, name).held.read().dequantized(dtype) for each in mixture.experts]
+        )
+        for index, mixture in enumerate(mixtures)
+        for name in ("gate_up", "down")
+    }
 
 
 def test_a_stage_of_a_pipeline_reads_its_own_layers(packed):
     config = ModelConfig.from_pretrained(packed[0])
-    alone = logits_of(FROM_FILE.load(config))
-    assert torch.allclose(shared_logits(config, 1, FROM_FILE, num_stages=2), alone, rtol=0, atol=2e-4)
+    alone = FROM_FILE.load(config)
+    alone.prepack()
+    assert torch.allclose(shared_logits(config, 1, FROM_FILE, num_stages=2), logits_of(alone), rtol=0, atol=2e-4)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
@@ -192,13 +208,11 @@ def test_every_byte_of_mxfp4(dtype):
     exponents = (118, 127, 134) if dtype == torch.float16 else (10, 127, 244)
     scales = torch.tensor(exponents, dtype=torch.uint8).view(1, 3, 1).expand(2, 3, 4).clone()
     scales[..., 1] -= 3
-    weights = torch.full((2, 3, 128), torch.nan, dtype=dtype)
-    BlocksSlot("b", weights.transpose(1, 2)).fill(blocks)
-    ScalesSlot("s", weights.transpose(1, 2)).fill(scales)
     for expert in range(2):
+        weights = StoredMxfp4(blocks[expert], scales[expert], dtype, CPU).read().dequantized(dtype)
         for output in range(3):
             expected = decoded(blocks[expert, output], scales[expert, output])
-            assert torch.equal(weights[expert, output].float(), expected)
+            assert torch.equal(weights[output].float(), expected)
 
 
 @pytest.mark.parametrize(
@@ -232,18 +246,18 @@ def test_the_published_config(tmp_path):
     assert config.moe is not None
     assert (config.moe.num_experts, config.moe.num_experts_per_tok) == (32, 4)
     assert num_parameters(config) == 20_914_757_184
-    # Four bits become sixteen.
-    assert weight_bytes(config, 2) == 2 * num_parameters(config)
+    experts = 24 * 32 * 3 * 2880 * 2880
+    # Four bits, and sixteen for each 32 of them.
+    assert weight_bytes(config, 2) == experts // 2 + experts // 16 + 2 * (num_parameters(config) - experts)
     assert kv_token_bytes(config, 2) == 2 * 24 * 8 * 64 * 2
 
 
 def test_random_weights_of_a_published_checkpoint_are_as_large_as_others(packed):
-    config = ModelConfig.from_pretrained(packed[0])
-    model = load_model(config, EngineConfig(load_format="dummy"), torch.float32, CPU)
-    drawn = {slot.name: slot.destination for slot in model.weight_slots()}
-    stacked = drawn["model.layers.0.mlp.experts.down_proj_blocks"]
-    assert stacked.std() == pytest.approx(96**-0.5, rel=0.05)
-    assert stacked.data_ptr() == drawn["model.layers.0.mlp.experts.down_proj_scales"].data_ptr()
+    """But for what a power of two leaves."""
+    drawn = filled(packed[0], torch.float32, load_format="dummy")
+    for name, num_inputs in (("gate_up", 64), ("down", 96)):
+        spread = drawn[f"model.layers.0.mlp.experts.{name}_proj"].std() * num_inputs**0.5
+        assert 0.7 < spread < 1.42
 
 
 @pytest.mark.parametrize(
