@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...engine.request import Request
 from ...engine.sampling.sampler import pick_choice
-from ...engine.text.detokenizer import num_reasoning_tokens
+from ...engine.text.detokenizer import num_tokens_before
 from ...engine.text.tokenizer import Tokenizer
 from ..outcomes import Answer
 from .row_answers import Answered, answer_columns, text_of
@@ -65,10 +65,10 @@ def drawn_columns(tokenizer: Tokenizer, request: Request, answer: Answer, num_sa
 
 
 def _likelihood(request: Request, answer: Answer) -> float:
-    """Of the answer after what was thought: that only makes it the less likely the longer it is."""
+    """Of the answer's own tokens: what was thought before only makes it the less likely the longer it is."""
     if answer.choice_probabilities is not None and answer.choice_index is not None:
         return answer.choice_probabilities[answer.choice_index]
-    begin = num_reasoning_tokens(request, answer.token_ids)
+    begin = num_tokens_before(request, answer.token_ids)
     places = zip(answer.logprobs[begin:], answer.token_ids[begin:], strict=False)
     return sum(logprobs[token].logprob for logprobs, token in places)
 

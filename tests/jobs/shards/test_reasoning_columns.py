@@ -7,10 +7,14 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.request import Request
+from headrace.engine.logprobs import Logprob
+from headrace.engine.request import FinishReason, Request, SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens
+from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.jobs.errors import SpecError
+from headrace.jobs.outcomes import Answer
 from headrace.jobs.planning.planner import make_planner
+from headrace.jobs.shards.voting import voted_columns
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import open_input
 
@@ -103,6 +107,23 @@ def test_each_vote_thinks_for_itself(thinker):
         assert values["completion_tokens"] == sum(len(said) for said, _ in samples)
         num_opinions.append(len(set(labels)))
     assert max(num_opinions) > 1
+
+
+def test_the_break_before_a_held_answer_makes_no_vote_the_likelier(thinker):
+    """Which the guide wrote, not the model."""
+    shape = StructuredOutputsParams(choice=["a", "b"])
+    held = SamplingParams(n=2, reasoning=True, logprobs=0, structured_outputs=shape)
+    thinking = ReasoningTokens(START, END, (10,))
+    samples = []
+    for answer, break_logprob, logprob in ((1, -5.0, -1.0), (2, -0.1, -2.0)):
+        tokens = (3, END, 10, answer, 0)
+        known = tuple(
+            {token: Logprob(each, 1)} for token, each in zip(tokens, (-1, -1, break_logprob, logprob, 0), strict=True)
+        )
+        request = Request("r", (START,), held, reasoning=thinking)
+        samples.append((request, Answer("r", tokens, FinishReason.STOP, 0, None, None, known)))
+    columns = voted_columns(thinker.tools.tokenizer, samples)
+    assert (columns["output"], columns["outputs"]) == ("a", ["a", "b"])
 
 
 @pytest.fixture
