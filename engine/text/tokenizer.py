@@ -1,9 +1,7 @@
 """Text to token ids and back, and a chat's messages to the model's prompt. Free of torch."""
 
-import json
 from array import array
 from collections.abc import Mapping, Sequence
-from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -227,20 +225,13 @@ class Tokenizer:
     def _template(self) -> Any:
         # Imported here: a bare GPU machine that is given token ids needs no template engine.
         from jinja2 import TemplateSyntaxError
-        from jinja2.ext import loopcontrols
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _raise_from_template
-        environment.globals["strftime_now"] = _strftime_now
+        from .chat_template import compile_template
+
         try:
-            template = environment.from_string(self._template_source or "")
+            return compile_template(self._template_source or "")
         except TemplateSyntaxError as error:
             raise ModelError(f"model {self._folder} has a malformed chat template: {error}") from error
-        # What Jinja keeps is a chain of mappings, which it would copy for each prompt, and slowly.
-        template.globals = dict(template.globals)
-        return template
 
     @cached_property
     def _template_tokens(self) -> dict[str, str]:
@@ -318,16 +309,3 @@ def _token_text(token: Any) -> str:
     if isinstance(token, dict):
         return str(token.get("content", ""))
     return token or ""
-
-
-def _to_json(value: Any, indent: int | None = None) -> str:
-    return json.dumps(value, ensure_ascii=False, indent=indent)
-
-
-def _strftime_now(form: str) -> str:
-    """As transformers has it for templates."""
-    return datetime.now().astimezone().strftime(form)
-
-
-def _raise_from_template(message: str) -> None:
-    raise InvalidRequestError(message)

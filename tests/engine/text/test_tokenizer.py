@@ -68,6 +68,24 @@ def test_chats_are_rendered_as_transformers_does(tokenizer, oracle, chat):
     assert tokenizer.encode(rendered, add_special_tokens=False) == ids
 
 
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ strftime_now('%Y') }}{% if strftime_now is defined %}dated{% endif %}",
+        "{% for m in messages %} {%- generation -%} {{ m.role }}{% set x = 1 %}{%- endgeneration %}{{ x }}{% endfor %}",
+        "{{ messages[0] | tojson(ensure_ascii=False) }}{{ messages | tojson(ensure_ascii=True, sort_keys=True) }}",
+        "{{ messages[-1] | tojson(separators=(',', ':'), indent=1) }}",
+    ],
+    ids=["date", "generation", "unicode", "spacing"],
+)
+def test_what_templates_may_use_is_what_transformers_has(folder, source):
+    (folder / "chat_template.jinja").write_text(source)
+    expected = AutoTokenizer.from_pretrained(folder).apply_chat_template(
+        CHATS[1], tokenize=False, add_generation_prompt=True
+    )
+    assert Tokenizer.from_pretrained(folder).apply_chat_template(CHATS[1]) == expected
+
+
 def test_the_template_may_stand_in_tokenizer_config(folder, tokenizer):
     source = (folder / "chat_template.jinja").read_text()
     (folder / "chat_template.jinja").unlink()
