@@ -26,6 +26,7 @@ from .token_lengths import characters_per_token
 if TYPE_CHECKING:
     from .chat_frame import ChatFrame
 
+_DEEPSEEK_SIGN = "<\uff5cAssistant\uff5c>"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -131,8 +132,8 @@ class Tokenizer:
         """Between which tokens the model thinks, if that is wanted. Raises `InvalidRequestError` where it does not."""
         if is_wanted and self._reasoning is None:
             known = ", ".join([*(f"{start}…{end}" for start, end, _ in MARKERS), harmony.CHANNEL])
-            problem = f"the model does not think, its tokenizer or chat template has none of {known}: leave it out"
-            raise InvalidRequestError(f"reasoning: {problem}", "reasoning")
+            problem = f"the model does not think, its tokenizer has or its chat template begins none of {known}"
+            raise InvalidRequestError(f"reasoning: {problem}: leave it out", "reasoning")
         return self._reasoning if is_wanted else None
 
     @property
@@ -186,7 +187,7 @@ class Tokenizer:
     def _marked(self) -> ReasoningTokens | None:
         for start, end, line_breaks in MARKERS:
             # Vocabularies have them too whose models do not think, as Qwen3's later instructed ones.
-            if self.has_chat_template and not (self.template_has(start) or self.template_has(end)):
+            if self.has_chat_template and not self._template_thinks(start, end):
                 continue
             start_id, end_id = self._fast.token_to_id(start), self._fast.token_to_id(end)
             if start_id is not None and end_id is not None:
@@ -195,6 +196,19 @@ class Tokenizer:
                 breaks = tuple(tokens) if self.decode(tokens) == line_breaks else ()
                 return ReasoningTokens(start_id, end_id, breaks)
         return None
+
+    def _template_thinks(self, start: str, end: str) -> bool:
+        """Whether the chat template is that of a model that thinks between these markers.
+
+        It begins the thinking or may end it at once, or tells of it before the conversation; what it does with earlier
+        turns it does for any model's. But of DeepSeek's some only strip it there: R1's first ones and R1-0528's.
+        """
+        if not (self.template_has(start) or self.template_has(end)):
+            return False
+        # As with the template engine itself.
+        from .chat_template import begins_with
+
+        return self.template_has(_DEEPSEEK_SIGN) or begins_with(self._template_source or "", (start, end))
 
     def template_has(self, text: str) -> bool:
         """Whether the chat template's source has this text in it."""

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 from shutil import copytree
 
+TICKETS = Path(__file__).parents[2] / "examples/tickets/model"
 _TEMPLATE = (
     "{% for message in messages %}{{ '<|user|>' + message['content'] + '<|end|>' }}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}"
