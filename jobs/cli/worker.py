@@ -8,14 +8,13 @@ from typing import Annotated
 
 import typer
 
-from ...engine.checkpoints.hub import locate_model
-from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.checkpoints.hub import locate_model, model_name
 from ...engine.config import EngineConfig
-from ...engine.text.guessers import check_guessing
 from ..imports import importing
 from ..processes import die_with_parent
 from ..settings import Settings
 from ..spec.lora import parse_loras
+from .model_checks import check_model
 from .options import DType, KvCacheDType, LoraModules, Model, Quantization, Revision, engine_config
 from .signatures import takes
 
@@ -53,10 +52,10 @@ def worker(
         enable_lora=True,
         lora_modules=[lora.request(number) for number, lora in enumerate(loras, 1)],
     )
-    located = locate_model(model, revision)
-    if engine.speculative is not None:
-        check_guessing(engine.speculative, ModelConfig.from_pretrained(located.folder))
-    raise typer.Exit(serve(settings, WorkerOptions(located, engine, settings.worker_concurrency)))
+    # Before the weights are fetched, where that is to be done.
+    check_model(model_name(model, revision), engine)
+    options = WorkerOptions(locate_model(model, revision), engine, settings.worker_concurrency)
+    raise typer.Exit(serve(settings, options))
 
 
 def _share_the_cores() -> None:

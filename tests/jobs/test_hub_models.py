@@ -11,7 +11,8 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 
-from .running import MODEL, assert_refused, environment, label_arguments
+from ..engine.checkpoints.fake_hub import running_hub
+from .running import MODEL, assert_refused, environment, label_arguments, started
 
 FIRST, SECOND = "1" * 40, "2" * 40
 
@@ -50,6 +51,16 @@ def test_one_that_cannot_be_shared_is_refused_before_there_is_a_job(served, head
     refused = headrace(served, *arguments, "-tp", "64")
     assert_refused(refused, "tensor_parallel_size=64 must divide num_attention_heads")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_worker_refuses_one_that_cannot_be_shared_before_its_weights_are_fetched(tmp_path):
+    with running_hub({file.name: file.read_bytes() for file in MODEL.iterdir()}) as hub:
+        env = environment(tmp_path, HF_HOME=str(tmp_path / "hub"), HF_ENDPOINT=hub.endpoint)
+        with started(["worker", "--model", "org/name", "-tp", "64"], env, tmp_path / "worker") as worker:
+            assert worker.wait(60) == 2
+    assert "tensor_parallel_size=64 must divide num_attention_heads" in (tmp_path / "worker/err").read_text()
+    assert "config.json" in hub.downloaded
+    assert not [name for name in hub.downloaded if name.endswith(".safetensors")]
 
 
 def test_a_job_keeps_the_commit_it_began_with(served, headrace, tickets, tmp_path, cache):
