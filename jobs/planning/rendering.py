@@ -57,9 +57,12 @@ class PromptTemplate:
         self._pieces: list[tuple[str, str | None]] = []
         for literal, name, specification, conversion in parsed:
             if name == "":
-                raise SpecError(_PROMPT, f" {template!r} has an empty {{}}: name a column", field="prompt")
+                problem = f" {template!r} has an empty {{}}: name a column, or write {{{{}}}} for two braces"
+                raise SpecError(_PROMPT, problem, field="prompt")
             if specification or conversion:
-                raise SpecError(_PROMPT, f" {template!r}: write {{{name}}} without a format", field="prompt")
+                # Mostly it is JSON, which the model is shown.
+                problem = f" {template!r} has a format after {{{name}: leave it out, or write {{{{ and }}}} for braces"
+                raise SpecError(_PROMPT, problem, field="prompt")
             self._pieces.append((literal, name))
         self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
 

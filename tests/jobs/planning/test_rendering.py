@@ -157,6 +157,12 @@ def test_a_malformed_template_is_refused_and_named(template):
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("template", ['Answer as {"a": 1}. {text}', "{} {text}", "{ {text}", "text}"])
+def test_whoever_means_braces_is_told_how_to_write_them(template):
+    with pytest.raises(SpecError, match=r"write \{\{.* for .*brace"):
+        PromptTemplate(template)
+
+
 def test_a_template_cannot_reach_into_a_value():
     with pytest.raises(RowError, match=r"'text\.__class__' is missing"):
         PromptTemplate("{text.__class__}").render({"text": "x"})
