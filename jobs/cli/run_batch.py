@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -14,7 +14,7 @@ from ...engine.checkpoints.hub import model_name
 from ...engine.config import EngineConfig
 from ...engine.paths import absolute_path
 from ...storage.batch_records import BatchRecord, BatchState
-from ...storage.errors import Argument
+from ...storage.errors import Argument, StorageError
 from ...storage.readers.location import Location
 from ..client.client import Client, Job
 from ..errors import SpecError
@@ -38,10 +38,13 @@ from .options import (
 )
 from .signatures import takes
 
+if TYPE_CHECKING:
+    from ..batches.offline import OfflineBatches
+
 _OUTPUT = Argument("output_file")
 _POLL_SECONDS = 0.1
 _MAX_ERRORS = 20
-_REFUSED = 2
+_REFUSED, _FAILED = 2, 1
 
 
 @dataclass(frozen=True)
@@ -119,12 +122,21 @@ def run_batch(
                 with job.local_worker(engine_options(engine)) as worker:
                     pace, progress = accompany(client, job, first, lambda progress: worker.tick(progress.rows_done))
                 batch = _once(client, batch, lambda batch: batch.state.has_ended)
-            batches.deliver(batch, requests.output)
+            _deliver(batches, batch, requests.output)
         except KeyboardInterrupt:
             typer.echo(_farewell(job), err=True)
             raise
         conclude(client, job, pace, progress, str(requests.output), gpu_hour_price)
     raise typer.Exit(exit_status(progress))
+
+
+def _deliver(batches: "OfflineBatches", batch: BatchRecord, output: Path) -> None:
+    """Raises `typer.Exit` where the file cannot be written, as on a disk that has become full meanwhile."""
+    try:
+        batches.deliver(batch, output)
+    except StorageError as error:
+        typer.echo(f"headrace: {error}. The answers are kept, the same command writes them", err=True)
+        raise typer.Exit(_FAILED) from error
 
 
 def _once(client: Client, batch: BatchRecord, condition: Callable[[BatchRecord], bool]) -> BatchRecord:

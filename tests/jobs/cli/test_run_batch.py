@@ -126,6 +126,27 @@ def test_answers_that_were_not_delivered_are(run, tmp_path, monkeypatch):
     assert len(answers(tmp_path / "out.jsonl")) == 2
 
 
+def test_answers_that_could_not_be_written_are_kept(served, headrace, tmp_path, monkeypatch):
+    asked, folder = write_lines(tmp_path / "in.jsonl", request(0), request(1)), tmp_path / "folder"
+    command = ("run-batch", "-i", asked, "-o", folder / "out.jsonl", "--model", MODEL)
+
+    def accompanied(*arguments: Any) -> Any:
+        try:
+            return accompany(*arguments)
+        finally:
+            folder.rmdir()
+
+    folder.mkdir()
+    with monkeypatch.context() as patch:
+        patch.setattr(run_batch, "accompany", accompanied)
+        failed = headrace(served, *command)
+    assert failed.status == 1
+    assert f"headrace: cannot write {folder / 'out.jsonl'}: No such file or directory. The answers are" in failed.err
+    folder.mkdir()
+    assert "2 of 2: 0 generated, 2 kept from before" in headrace(served, *command).out
+    assert len(answers(folder / "out.jsonl")) == 2
+
+
 def test_of_a_job_that_was_deleted_nothing_is_delivered(run, served, headrace, tmp_path, monkeypatch):
     def interrupted(*_: Any) -> Any:
         raise KeyboardInterrupt
