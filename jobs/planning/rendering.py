@@ -14,7 +14,7 @@ from ...engine.vision.image_size import Grid
 from ...engine.vision.reading import ImageReader, has_images
 from ...storage.errors import Argument
 from ..errors import SpecError
-from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts, without_absent_calls
+from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts, without_absent
 from ..spec.row_images import row_images
 from ..spec.schemas import JobSpec
 
@@ -273,7 +273,7 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
     if problem is not None:
         raise RowError("prompt is empty" if problem == EMPTY else f"column 'messages' {problem}")
     assert isinstance(messages, list)
-    messages = without_absent_calls(with_plain_texts(messages))
+    messages = without_absent(with_plain_texts(messages))
     if system and messages[0]["role"] != "system":
         return [{"role": "system", "content": system}, *messages]
     return messages

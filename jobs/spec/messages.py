@@ -8,8 +8,8 @@ from ...engine.vision.reading import has_images
 
 EMPTY = "are empty"
 _NO_CONTENT = "must hold objects with 'role' and 'content'"
-# A message's fields that have to do with calls of tools.
-_OF_CALLS = ("tool_calls", "tool_call_id", "name")
+# A message's fields that have to do with calls of tools, and what was thought.
+_FURTHER = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
 # What a template is told by us.
 _OURS = frozenset(("messages", "tools", "add_generation_prompt"))
 
@@ -58,16 +58,16 @@ def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str,
     ]
 
 
-def without_absent_calls(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages without fields of calls that are null, as templates ask whether they are there.
+def without_absent(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages without fields of calls and thoughts that are null, as templates ask whether they are there.
 
-    Where columns have a type, messages without calls have them.
+    Where columns have a type, messages without such have them.
     """
-    return [_without_absent_calls(message) for message in messages]
+    return [_without_absent(message) for message in messages]
 
 
-def _without_absent_calls(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    absent = [name for name in _OF_CALLS if name in message and not message[name]]
+def _without_absent(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    absent = [name for name in _FURTHER if name in message and not message[name]]
     return {name: value for name, value in message.items() if name not in absent} if absent else message
 
 

@@ -82,6 +82,8 @@ class Message(Body):
     name: Text | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: Text | None = None
+    reasoning: Text | None = None
+    reasoning_content: Text | None = None
     refusal: Unsupported = None
     audio: Unsupported = None
     function_call: Unsupported = None
@@ -99,6 +101,9 @@ class Message(Body):
                 message[name] = value
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+        if thought := self.reasoning or self.reasoning_content:
+            # Templates that show it to the model, mostly between calls of tools, know the older name.
+            message |= {"reasoning": thought, "reasoning_content": thought}
         return message
 
     @staticmethod

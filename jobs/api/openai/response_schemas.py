@@ -238,19 +238,27 @@ class ResponsesRequest(HostedFields):
         messages: list[dict[str, Any]] = []
         if self.instructions is not None:
             messages.append({"role": "system", "content": self.instructions})
+        # Of the turn that follows.
+        thought: dict[str, Any] = {}
         for item in self.input:
+            if item.type == "reasoning":
+                thought = {"reasoning": "".join(part.text or "" for part in item.content or ())}
+                continue
             if item.type == "message":
-                messages.append({"role": item.role, "content": [part.for_chat() for part in item.content or ()]})
+                content = [part.for_chat() for part in item.content or ()]
+                said_after = thought if item.role == "assistant" else {}
+                messages.append({"role": item.role, "content": content, **said_after})
             elif item.type == "function_call_output":
                 output = [part.for_chat() for part in item.output or ()]
                 messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
             elif item.type == "function_call":
                 # Calls of one turn are of one message, with what was said before them.
                 if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None})
+                    messages.append({"role": "assistant", "content": None, **thought})
                 function = {"name": item.name, "arguments": item.arguments}
                 call = {"id": item.call_id, "type": "function", "function": function}
                 messages[-1].setdefault("tool_calls", []).append(call)
+            thought = {}
         return messages
 
     def told_again(self, sampling: SamplingSpec) -> dict[str, Any]:

@@ -66,6 +66,19 @@ def test_a_chat_is_parted(thinker: Thinker) -> None:
         assert not hasattr(hidden.choices[0].message, "reasoning")
 
 
+def test_an_answer_with_its_thinking_can_be_sent_back_as_it_came(thinker: Thinker) -> None:
+    extra = {"include_reasoning": True, "thinking_token_budget": 5, "guided_choice": list(LABELS)}
+    options: dict[str, Any] = {"model": thinker.model.name, "temperature": 0, "max_tokens": 9}
+    create = thinker.openai.chat.completions.create
+    said: Any = create(messages=CHAT, **options, extra_body=extra).choices[0].message
+    assert said.reasoning
+    turns: list[Any] = [said, {"role": "assistant", "content": said.content}]
+    # As the template shows no earlier turn's.
+    told, untold = (create(messages=[*CHAT, turn, *CHAT], **options) for turn in turns)
+    assert told.choices == untold.choices
+    assert told.usage.prompt_tokens == untold.usage.prompt_tokens
+
+
 def test_logprobs_of_a_held_answer_are_those_of_its_text(thinker: Thinker) -> None:
     """Not of the line breaks that are written between the thinking and the answer."""
     name = thinker.model.name

@@ -223,7 +223,9 @@ def test_turns_become_messages() -> None:
         call,
         {**call, "call_id": "2"},
         {"type": "function_call_output", "call_id": "1", "output": "d"},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "so"}]},
         {**call, "call_id": "3"},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "cut"}]},
         {"role": "user", "content": [{"type": "input_image", "image_url": "data:image/png;base64,AA=="}]},
     ]
     chat = asked(input=turns, reasoning={"effort": "none"}, chat_template_kwargs={"b": 1}).as_chat()
@@ -232,6 +234,7 @@ def test_turns_become_messages() -> None:
     assert [each["id"] for each in messages[2]["tool_calls"]] == ["1", "2"]
     assert (messages[1]["content"], messages[2]["content"], messages[3]["content"]) == ("a\nb", "c", "d")
     assert messages[5]["content"][0]["type"] == "image_url"
+    assert [message.get("reasoning_content") for message in messages] == [None, None, "hm", None, "so", None]
     assert chat.told_template == {"reasoning_effort": "none", "enable_thinking": False, "b": 1}
     low = asked(input="a", reasoning={"effort": "low"}).as_chat()
     assert low.told_template == {"reasoning_effort": "low", "enable_thinking": True}
