@@ -63,6 +63,9 @@ class SqlQuery(InputSource):
             raise InputError(_SQL, f" cannot be reached: {reason_of(error)}") from error
         try:
             with connecting as connection:
+                if self._url.get_backend_name() == "sqlite":
+                    # Its driver begins no transaction before a statement that changes the tables themselves.
+                    connection.exec_driver_sql("BEGIN")
                 streaming = connection.execution_options(stream_results=True, yield_per=_FETCH_ROWS)
                 result = streaming.execute(text(_COLON.sub(r"\:", self._query)))
                 if not result.returns_rows:

@@ -477,6 +477,8 @@ def test_a_database_that_does_not_answer() -> None:
         ("select * from orders where id < 0", "^input of the query has no rows"),
         ("select id, note as id from orders", "2 columns named 'id'"),
         ("delete from orders", "^query (returns no rows: use a SELECT|failed: syntax error)"),
+        ("drop table orders", "^query (returns no rows: use a SELECT|failed: syntax error)"),
+        ("alter table orders drop column id", "^query (returns no rows: use a SELECT|failed: syntax error)"),
     ],
 )
 def test_an_unusable_query(query: str, message: str, shop_url: str) -> None:
