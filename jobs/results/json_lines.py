@@ -67,18 +67,21 @@ def _response(request_id: str, status_code: int, body: dict[str, Any]) -> dict[s
 
 def _completion(job: JobRecord, request_id: str, row: Mapping[str, Any]) -> dict[str, Any]:
     prompt, completion = row["prompt_tokens"], row["completion_tokens"]
+    usage = {
+        "prompt_tokens": prompt,
+        "completion_tokens": completion,
+        "total_tokens": prompt + completion,
+        "prompt_tokens_details": {"cached_tokens": row["cached_tokens"]},
+    }
+    if _has_thought(job):
+        usage["completion_tokens_details"] = {"reasoning_tokens": row["reasoning_tokens"]}
     return {
         "id": f"chatcmpl-{request_id}",
         "object": "chat.completion",
         "created": int(job.created_at),
         "model": asked_model(job),
-        "choices": [_choice(row, index, text) for index, text in enumerate(_texts(job, row))],
-        "usage": {
-            "prompt_tokens": prompt,
-            "completion_tokens": completion,
-            "total_tokens": prompt + completion,
-            "prompt_tokens_details": {"cached_tokens": row["cached_tokens"]},
-        },
+        "choices": [_choice(job, row, index, text) for index, text in enumerate(_texts(job, row))],
+        "usage": usage,
     }
 
 
@@ -87,12 +90,21 @@ def _texts(job: JobRecord, row: Mapping[str, Any]) -> list[str]:
     return [row["output"]] if job.spec.get("vote") else row.get("outputs") or [row["output"]]
 
 
-def _choice(row: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
-    """The finish reason and the log-probabilities are known of the first answer."""
+def _has_thought(job: JobRecord) -> bool:
+    """Whether the columns are ours: else the input may have some of their names."""
+    return bool(job.spec.get("sampling", {}).get("reasoning"))
+
+
+def _choice(job: JobRecord, row: Mapping[str, Any], index: int, text: str) -> dict[str, Any]:
+    """What was thought, the finish reason and the log-probabilities are known of the first answer."""
+    message = {"role": "assistant", "content": text, "refusal": None}
+    if _has_thought(job) and index == 0:
+        # As a chat has it.
+        message |= {"reasoning": row["reasoning"], "reasoning_content": row["reasoning"]}
     logprobs = row.get("logprobs") if index == 0 else None
     return {
         "index": index,
-        "message": {"role": "assistant", "content": text, "refusal": None},
+        "message": message,
         "logprobs": None if logprobs is None else {"content": [_token(token) for token in logprobs], "refusal": None},
         "finish_reason": row["finish_reason"],
     }

@@ -88,6 +88,21 @@ def test_of_answers_that_were_voted_on_the_winner_is_the_choice(job, has_voted):
     assert [choice["message"]["content"] for choice in choices] == (["Hello"] if has_voted else ["Hi", "Hello"])
 
 
+def test_what_was_thought_is_told_as_a_chat_tells_it(job):
+    thinking = replace(job, spec={"sampling": {"reasoning": True}})
+    row = ANSWER | {"outputs": ["Hello", "Hi"], "reasoning": "Greet.", "reasoning_tokens": 1}
+    body = line(thinking, row, with_outputs=True, with_reasoning=True)["response"]["body"]
+    thoughts = [choice["message"].get("reasoning") for choice in body["choices"]]
+    assert thoughts == [choice["message"].get("reasoning_content") for choice in body["choices"]] == ["Greet.", None]
+    assert body["usage"]["completion_tokens_details"] == {"reasoning_tokens": 1}
+    # The input's own column of that name.
+    table = pa.Table.from_pylist(
+        [ANSWER | {"reasoning": "x"}], schema=output_schema([pa.field("reasoning", pa.string())])
+    )
+    (found,) = openai_lines(job, table)
+    assert "reasoning" not in found["response"]["body"]["choices"][0]["message"]
+
+
 def test_log_probabilities_have_their_bytes(job):
     token = {"token": "é", "token_id": 3, "logprob": -0.5}
     row = ANSWER | {"logprobs": [{**token, "top": [token]}]}
