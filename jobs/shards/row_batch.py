@@ -18,10 +18,10 @@ from ..spec.schemas import JobSpec
 from .begun import Begun
 from .part_schema import part_schema
 from .receipts import receipt, receipts
-from .row_answers import Answered, answer_columns, error_columns, text_of
+from .row_answers import Answered, answer_columns, error_columns
 from .row_requests import NOTHING_KNOWN, RowRequests
 from .shown_images import ShownImages
-from .voting import drawn_columns, num_wanted, opinion, voted_columns
+from .voting import drawn_columns, num_wanted, opinion_of, voted_columns
 
 
 class _Finished(NamedTuple):
@@ -235,7 +235,7 @@ class RowBatch:
         """How many more answers a vote needs."""
         if row.num_asked == len(row.requests):
             return 0
-        opinions = [opinion(text_of(self._tokenizer, *sample)) for sample in samples]
+        opinions = [opinion_of(self._tokenizer, *sample) for sample in samples]
         return num_wanted(opinions, len(row.requests))
 
     def _columns(self, samples: Sequence[Answered]) -> dict[str, Any]:

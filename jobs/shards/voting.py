@@ -2,7 +2,7 @@
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,19 +15,19 @@ from .row_answers import Answered, answer_columns, text_of
 
 
 class Vote(NamedTuple):
-    """What a sample says. `opinion` is what is counted; `likelihood` grows with how likely the model finds it."""
+    """What a sample says. `opinion` is what is counted, if it has one; `likelihood` grows with how likely it is."""
 
-    opinion: str
+    opinion: str | None
     likelihood: float
 
 
-def num_wanted(opinions: Sequence[str], num_samples: int) -> int:
+def num_wanted(opinions: Sequence[str | None], num_samples: int) -> int:
     """How many more of `num_samples` it takes at least until the rest cannot change the majority; 0 when it cannot.
 
     It depends on the samples' order alone, not on which was done first.
     """
     left = num_samples - len(opinions)
-    counts = sorted(Counter(opinions).values(), reverse=True)
+    counts = sorted(_counts(opinions).values(), reverse=True)
     lead = sum(counts[:1]) - sum(counts[1:2])
     return 0 if lead > left else min(left, (left - lead) // 2 + 1)
 
@@ -43,9 +43,15 @@ def opinion(text: str) -> str:
         return text
 
 
+def opinion_of(tokenizer: Tokenizer, request: Request, answer: Answer) -> str | None:
+    """None for an answer that is nothing but thinking, as where a limit cut it off: it has said nothing."""
+    text = opinion(text_of(tokenizer, request, answer))
+    return None if request.reasoning is not None and not text else text
+
+
 def voted_columns(tokenizer: Tokenizer, samples: Sequence[Answered]) -> dict[str, Any]:
     """The columns of a row whose answer is that of the majority. `samples`: those it took, in their order."""
-    votes = [Vote(opinion(text_of(tokenizer, *sample)), _likelihood(*sample)) for sample in samples]
+    votes = [Vote(opinion_of(tokenizer, *sample), _likelihood(*sample)) for sample in samples]
     chosen = _winner(votes)
     return answer_columns(tokenizer, samples, chosen=chosen) | _counted(votes, chosen)
 
@@ -75,13 +81,17 @@ def _likelihood(request: Request, answer: Answer) -> float:
 
 def _winner(votes: Sequence[Vote]) -> int:
     """Which sample is the answer: of the most frequent opinion, of several such the likeliest, then the first."""
-    counts = Counter(vote.opinion for vote in votes)
+    counts = _counts(vote.opinion for vote in votes)
     return max(range(len(votes)), key=lambda index: (counts[votes[index].opinion], votes[index].likelihood, -index))
+
+
+def _counts(opinions: Iterable[str | None]) -> Counter[str | None]:
+    return Counter(each for each in opinions if each is not None)
 
 
 def _counted(votes: Sequence[Vote], chosen: int) -> dict[str, Any]:
     winner = votes[chosen].opinion
-    counts = Counter(vote.opinion for vote in votes)
+    counts = _counts(vote.opinion for vote in votes)
     ranked = sorted(counts, key=lambda each: (each != winner, -counts[each]))
     return {
         "votes": [{"answer": each, "count": counts[each]} for each in ranked],

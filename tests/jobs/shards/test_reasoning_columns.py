@@ -1,5 +1,6 @@
 """A job whose model thinks first: its answers are what follows, and what was thought has columns of its own."""
 
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -124,6 +125,22 @@ def test_the_break_before_a_held_answer_makes_no_vote_the_likelier(thinker):
         samples.append((request, Answer("r", tokens, FinishReason.STOP, 0, None, None, known)))
     columns = voted_columns(thinker.tools.tokenizer, samples)
     assert (columns["output"], columns["outputs"]) == ("a", ["a", "b"])
+
+
+def test_an_answer_that_is_nothing_but_thinking_has_no_vote(thinker):
+    sampling = {"max_tokens": 8, "reasoning": True, "temperature": 2.0, "n": 5, "seed": 4}
+    thinker.create(ROWS, sampling=sampling, vote=True)
+    thinker.attempt().run()
+    thinker.assert_settled()
+    num_outvoted = 0
+    for values in thinker.table().to_pylist():
+        said = [text.strip() for text in values["outputs"] if text]
+        counts = {vote["answer"]: vote["count"] for vote in values["votes"]}
+        assert counts == Counter(said)
+        assert values["output"].strip() == (values["votes"][0]["answer"] if said else "")
+        assert values["agreement"] == max(counts.values(), default=0) / len(values["outputs"])
+        num_outvoted += 0 < len(said) < len(values["outputs"]) / 2
+    assert num_outvoted
 
 
 @pytest.fixture
