@@ -203,16 +203,17 @@ class Tokenizer:
         It begins the thinking or may end it at once, or tells of it before the conversation; what it does with earlier
         turns it does for any model's. But of DeepSeek's some only strip it there: R1's first ones and R1-0528's.
         """
-        if not (self.template_has(start) or self.template_has(end)):
+        source = self._template_source or ""
+        if not (start in source or end in source):
             return False
         # As with the template engine itself.
         from .chat_template import begins_with
 
-        return self.template_has(_DEEPSEEK_SIGN) or begins_with(self._template_source or "", (start, end))
+        return _DEEPSEEK_SIGN in source or begins_with(source, (start, end))
 
-    def template_has(self, text: str) -> bool:
-        """Whether the chat template's source has this text in it."""
-        return text in (self._template_source or "")
+    def tools_template_has(self, text: str) -> bool:
+        """Whether the source of the chat template that is told of tools has this text in it."""
+        return text in (self._tools_template_source or "")
 
     def is_special(self, text: str) -> bool:
         """Whether the text is a special token, which `decode` leaves out."""
@@ -222,28 +223,49 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template_source is not None
 
-    @cached_property
+    @property
     def _template_source(self) -> str | None:
+        return self._template_sources.get("default")
+
+    @property
+    def _tools_template_source(self) -> str | None:
+        """Some models, as Hermes 2 and 3, have one of its own for conversations with tools."""
+        return self._template_sources.get("tool_use", self._template_source)
+
+    @cached_property
+    def _template_sources(self) -> dict[str, str]:
+        """By their names, which `transformers` has given them."""
         file = _folder_of(self._folder) / "chat_template.jinja"
         if file.is_file():
-            return file.read_text(encoding="utf-8")
+            return {"default": file.read_text(encoding="utf-8")}
         source = self._config.get("chat_template")
-        if isinstance(source, list):
-            named = {entry.get("name"): entry.get("template") for entry in source if isinstance(entry, dict)}
-            source = named.get("default")
-        if source is not None and not isinstance(source, str):
-            raise ModelError(f"model {self._folder} has a malformed chat template: it must be a text, not {source!r}")
-        return source
+        if source is None:
+            return {}
+        entries = source if isinstance(source, list) else [{"name": "default", "template": source}]
+        named = {}
+        for entry in entries:
+            text = entry.get("template") if isinstance(entry, dict) else None
+            if not isinstance(text, str):
+                raise ModelError(f"model {self._folder} has a malformed chat template: it must be a text, not {text!r}")
+            named[str(entry.get("name"))] = text
+        return named
 
     @cached_property
     def _template(self) -> Any:
+        return self._compiled(self._template_source)
+
+    @cached_property
+    def _tools_template(self) -> Any:
+        return self._compiled(self._tools_template_source)
+
+    def _compiled(self, source: str | None) -> Any:
         # Imported here: a bare GPU machine that is given token ids needs no template engine.
         from jinja2 import TemplateSyntaxError
 
         from .chat_template import compile_template
 
         try:
-            return compile_template(self._template_source or "")
+            return compile_template(source or "")
         except TemplateSyntaxError as error:
             raise ModelError(f"model {self._folder} has a malformed chat template: {error}") from error
 
@@ -266,7 +288,7 @@ class Tokenizer:
         """
         if not self.has_chat_template:
             raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
-        template = self._template
+        template = self._tools_template if tools else self._template
         try:
             ours = {
                 "messages": with_read_arguments(messages),

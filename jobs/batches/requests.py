@@ -139,7 +139,7 @@ class RequestReader:
         except InvalidRequestError as error:
             raise ApiError(400, str(error), "invalid_value", error.field) from error
         told = {} if calls is None else {CALL_FORMAT: calls.to_json()}
-        if self.tokenizer.template_has(TOOLS):
+        if self.tokenizer.tools_template_has(TOOLS):
             told[TOOLS] = json.dumps([tool.for_template() for tool in request.tools])
         return told
 

@@ -164,7 +164,7 @@ class PromptRenderer:
 
     def _tools(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         tools = _tools(values)
-        if tools and not self._tokenizer.template_has(TOOLS):
+        if tools and not self._tokenizer.tools_template_has(TOOLS):
             raise RowError(f"column {TOOLS!r}: the chat template of the model has no tools")
         return tools
 

@@ -94,7 +94,7 @@ class CallFormat:
 
 def _own_kind(tokenizer: Tokenizer) -> Kind:
     """How a model calls tools by itself, as its chat template shows it."""
-    has = tokenizer.template_has
+    has = tokenizer.tools_template_has
     if tokenizer.thinks_unless_told:
         raise InvalidRequestError(
             'tools: calls that a model writes in harmony\'s format are not parsed: say tool_choice "required", a '

@@ -97,6 +97,20 @@ def test_the_template_may_stand_in_tokenizer_config(folder, tokenizer):
         assert rendered == tokenizer.apply_chat_template(CHATS[1])
 
 
+def test_conversations_with_tools_may_have_a_template_of_their_own(folder):
+    """As those of Hermes 2 and 3."""
+    (folder / "chat_template.jinja").unlink()
+    file = folder / "tokenizer_config.json"
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": templates}))
+    tokenizer, tools = Tokenizer.from_pretrained(folder), [{"name": "f"}]
+    assert tokenizer.apply_chat_template(CHATS[0]) == "plain"
+    assert tokenizer.apply_chat_template(CHATS[0], tools=tools) == "f"
+    oracle = AutoTokenizer.from_pretrained(folder)
+    assert oracle.apply_chat_template(CHATS[0], tools=tools, tokenize=False) == "f"
+    assert tokenizer.tools_template_has("tools")
+
+
 def test_a_model_without_a_template(folder):
     (folder / "chat_template.jinja").unlink()
     tokenizer = Tokenizer.from_pretrained(folder)
