@@ -6,7 +6,7 @@ from typing import Any
 
 from ...engine.vision.reading import has_images
 
-EMPTY = "are empty"
+EMPTY = "must not be empty"
 _NO_CONTENT = "must hold objects with 'role' and 'content'"
 # A message's fields that have to do with calls of tools, and what was thought.
 _FURTHER = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")

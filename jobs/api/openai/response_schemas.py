@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
+from ....engine.errors import InvalidRequestError
 from ...spec.schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
@@ -21,6 +22,7 @@ _LOGPROBS = "message.output_text.logprobs"
 _NAMES = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",
+    "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "logprobs": "top_logprobs",
 }
@@ -289,12 +291,21 @@ def renamed() -> Iterator[None]:
     try:
         yield
     except ApiError as error:
-        given = error.param or ""
-        name = next((name for name in _NAMES if given == name or given.startswith((f"{name}.", f"{name}["))), None)
-        if name is None:
+        if (param := _own_name(error.param)) is None:
             raise
-        # Messages are counted otherwise than items.
-        rest = "" if name == "messages" else given.removeprefix(name).removeprefix(".json_schema")
-        param = _NAMES[name] + rest
-        detail = str(error.detail).replace(given, param)
+        detail = str(error.detail).replace(error.param or "", param)
         raise ApiError(error.status_code, detail, error.code, param) from error
+    except InvalidRequestError as error:
+        if (param := _own_name(error.field)) is None:
+            raise
+        raise type(error)(str(error).replace(error.field or "", param), param) from error
+
+
+def _own_name(given: str | None) -> str | None:
+    """A chat's field as it is called here; None where it is called the same."""
+    given = given or ""
+    name = next((name for name in _NAMES if given == name or given.startswith((f"{name}.", f"{name}["))), None)
+    if name is None:
+        return None
+    # Messages are counted otherwise than items.
+    return _NAMES[name] + ("" if name == "messages" else given.removeprefix(name).removeprefix(".json_schema"))
