@@ -84,7 +84,16 @@ def gguf_tokenizer_config(model: GgufModel) -> dict[str, Any]:
     config: dict[str, Any] = {
         name: tokens[number] for name, number in numbers.items() if number is not None and number < len(tokens)
     }
-    return config | {"chat_template": metadata.get("tokenizer.chat_template")}
+    return config | {"chat_template": _chat_templates(metadata)}
+
+
+def _chat_templates(metadata: Mapping[str, Any]) -> Any:
+    """One, or as `tokenizer_config.json` has several."""
+    plain, with_tools = (metadata.get(f"tokenizer.chat_template{name}") for name in ("", ".tool_use"))
+    if with_tools is None:
+        return plain
+    named = {"default": plain, "tool_use": with_tools}
+    return [{"name": name, "template": template} for name, template in named.items() if template is not None]
 
 
 _NAMED_TOKENS = {"bos_token": "bos", "eos_token": "eos", "pad_token": "padding"}

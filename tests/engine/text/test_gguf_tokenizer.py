@@ -188,6 +188,14 @@ def test_sentencepiece_tokens_are_those_of_the_best_scores(has_prefix, tmp_path)
     assert found == [begin, end, *after, defined, *after]
 
 
+def test_a_template_for_tools_comes_from_the_metadata(tmp_path):
+    templates = [{"name": "default", "template": "plain"}, {"name": "tool_use", "template": "{{ tools[0].name }}"}]
+    vocabulary = byte_level_vocabulary(published("qwen2"), "qwen2")
+    file = vocabulary_file(tmp_path / "model.gguf", vocabulary, lambda writer: writer.add_chat_template(templates))
+    ours, chat = Tokenizer.from_pretrained(file), [{"role": "user", "content": "hi"}]
+    assert (ours.apply_chat_template(chat), ours.apply_chat_template(chat, tools=[{"name": "f"}])) == ("plain", "f")
+
+
 def test_a_template_and_what_ends_a_turn_come_from_the_metadata(tmp_path):
     template = "{{ bos_token }}{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>{% endfor %}"
     vocabulary = byte_level_vocabulary(published("qwen2"), "qwen2")
