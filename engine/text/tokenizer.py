@@ -166,7 +166,7 @@ class Tokenizer:
     def _harmony(self) -> HarmonyTokens | None:
         names = (harmony.CHANNEL, harmony.END, harmony.MESSAGE, harmony.START)
         channel, end, message, start = (self._fast.token_to_id(name) for name in names)
-        is_told = not self.has_chat_template or self.template_has(harmony.CHANNEL)
+        is_told = not self.has_chat_template or harmony.CHANNEL in (self._template_source or "")
         if not is_told or channel is None or end is None or message is None or start is None:
             return None
         role, thought, answer = (
