@@ -124,6 +124,9 @@ class RunDisplay:
             return f"waiting {behind(ahead)}"
         if pace.ready_at is None:
             return "waiting for a worker"
+        if progress.rows_done == pace.first.rows_done:
+            # Rates of what has ended would be zero, however much is under way.
+            return f"no row has ended yet, after {duration(pace.working_seconds)} with the model loaded"
         eta = pace.eta_seconds(progress)
         return (
             f"{pace.rows_per_second(progress):,.0f} rows/s  {pace.tokens_per_second(progress):,.0f} tokens/s  "

@@ -1,5 +1,7 @@
 """What `headrace run` shows on the way, by what it writes to."""
 
+import time
+
 import pytest
 
 from headrace.jobs.cli import display
@@ -71,3 +73,17 @@ def test_a_job_that_was_done_between_two_looks_has_taken_its_time():
     pace.end()
     assert 0 < pace.working_seconds < pace.seconds
     assert pace.rows_per_second(progress(10)) > 0
+
+
+def test_work_without_a_finished_row_is_not_called_a_rate_of_zero(monkeypatch, capsys):
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setattr(display, "_PLAIN_LINE_SECONDS", -1.0)
+    # As a job that goes on, with rows of before.
+    pace = Pace(progress(3))
+    pace.ready_at = time.monotonic() - 125
+    with RunDisplay(pace) as shown:
+        shown.show(progress(3))
+        shown.show(progress(4))
+    waiting, going = capsys.readouterr().err.splitlines()
+    assert waiting.endswith("no row has ended yet, after 2:05 with the model loaded")
+    assert "rows/s" in going
