@@ -23,11 +23,10 @@ from ..settings import Settings
 from ..shards.finishing import finish_what_is_left
 from .cost import GpuHourPrice, cost
 from .display import counted
+from .job_names import JobId
 from .tables import time_text
 
 _MAX_SHOWN = 400
-
-JobId = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, as `headrace jobs` lists them.")]
 
 
 class ResultFormat(StrEnum):

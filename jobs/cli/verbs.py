@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ..client.client import Client, Job
-from .inspect import JobId
+from .job_names import JobId
 
 
 def pause(job_id: JobId) -> None:

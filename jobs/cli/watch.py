@@ -4,7 +4,6 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -17,13 +16,12 @@ from ...storage.records import Progress
 from ..client.client import Client
 from .display import behind, can_redraw, duration
 from .follow import exit_status, follow, opening
+from .job_names import JobIds
 from .tables import print_table
 
 _REFRESH_SECONDS = 0.5
 _PLAIN_SECONDS = 5.0
 _HEADING = ("JOB", "STATE", "ROWS", "FAILED", "ROWS/S", "ETA", "WAITS FOR")
-
-JobIds = Annotated[list[str] | None, typer.Argument(metavar="JOB", help="Jobs' ids, as `headrace jobs` lists them.")]
 
 
 def watch(job_ids: JobIds = None) -> None:

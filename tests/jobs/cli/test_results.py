@@ -76,3 +76,11 @@ def spoil(part: Path, column: str) -> None:
 def test_an_unknown_format_is_refused_with_those_known(served, headrace):
     refused = headrace(served, "results", "job_a", "--format", "csv")
     assert_refused(refused, "headrace: Invalid value for '--format': 'csv' is not one of 'jsonl', 'openai': see")
+
+
+def test_a_job_is_named_by_its_output_folder_too(served, headrace, few, tmp_path):
+    job = headrace(served, *label_arguments(few, tmp_path / "out")).out.split()[1]
+    for verb in ("results", "show"):
+        assert headrace(served, verb, tmp_path / "out").out == headrace(served, verb, job).out
+    assert f"{job} completed" in headrace(served, "watch", tmp_path / "out").out
+    assert_refused(headrace(served, "results", tmp_path), f"folder {tmp_path} holds no data set of headrace")
