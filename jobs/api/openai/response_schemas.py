@@ -26,7 +26,7 @@ _NAMES = {
     "response_format": "text.format",
     "logprobs": "top_logprobs",
 }
-_NOT_KEPT = "nothing is kept here: send the whole conversation as input"
+NOT_KEPT = "nothing is kept here: send the whole conversation as input"
 
 
 class InputPart(Body):
@@ -188,8 +188,8 @@ class ResponsesRequest(HostedFields):
     thinking_token_budget: Annotated[int, Field(ge=0)] | None = None
     cancel_on_disconnect: bool | None = None
 
-    previous_response_id: Annotated[Any, AfterValidator(only(instead=_NOT_KEPT))] = None
-    conversation: Annotated[Any, AfterValidator(only(instead=_NOT_KEPT))] = None
+    previous_response_id: Annotated[Any, AfterValidator(only(instead=NOT_KEPT))] = None
+    conversation: Annotated[Any, AfterValidator(only(instead=NOT_KEPT))] = None
     background: Annotated[Any, AfterValidator(only(False, instead="send it in a batch"))] = None
     prompt: Unsupported = None
     max_tool_calls: Unsupported = None

@@ -2,13 +2,14 @@
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from ..errors import ApiError
 from ..json_body import expect_json
 from .bodies import Head
 from .described import RESPONSE_RESPONSES
 from .respond import respond, respond_in_chunks
 from .response_bodies import response
 from .response_events import ResponseEvents
-from .response_schemas import ResponsesRequest
+from .response_schemas import NOT_KEPT, ResponsesRequest
 from .route import OpenAIRoute, asker_of, in_turn
 
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
@@ -23,3 +24,9 @@ async def create_response(body: ResponsesRequest, request: Request) -> Response:
     if body.stream:
         return respond_in_chunks(request, asked, ResponseEvents(head, told_again), True, None)
     return await respond(request, asked, lambda answers, usage: response(head, told_again, answers[0], usage))
+
+
+@router.api_route("/responses/{response_id}", methods=["GET", "DELETE"], include_in_schema=False)
+async def kept_response(response_id: str) -> Response:
+    """What clients of OpenAI's ask for later, where `store` keeps it."""
+    raise ApiError(404, f"response {response_id!r} does not exist: {NOT_KEPT}", "response_not_found", "response_id")

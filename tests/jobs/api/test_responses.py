@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import pytest
-from openai import BadRequestError, OpenAI
+from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 
 from headrace.jobs.api.errors import ApiError
@@ -214,6 +214,14 @@ def test_a_server_refuses_it_too(openai_client: OpenAI) -> None:
     with pytest.raises(BadRequestError, match="input must not be empty") as refused:
         openai_client.responses.create(model=NAME, input=" ")
     assert refused.value.param == "input"
+
+
+def test_a_response_that_is_asked_for_later_was_not_kept(openai_client: OpenAI) -> None:
+    answer = openai_client.responses.create(model=NAME, input=QUESTION, max_output_tokens=1)
+    for ask in (openai_client.responses.retrieve, openai_client.responses.delete):
+        with pytest.raises(NotFoundError, match=f"{answer.id}' does not exist: nothing is kept here") as refused:
+            ask(answer.id)
+        assert refused.value.code == "response_not_found"
 
 
 def test_turns_become_messages() -> None:
