@@ -2,7 +2,6 @@
 
 import ctypes
 from dataclasses import dataclass
-from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -18,11 +17,11 @@ _NIBBLE_ZERO, _BYTE_ZERO = 8, 128
 
 
 class _Call(Call):
-    """The same as `Call` in kernels/native/src/grouped_product.cpp."""
+    """The same as `Call` in kernels/native/src/grouped_call.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("scales", "zeros")),
-        *((name, ctypes.c_int64) for name in ("group_size", "num_bits", "has_minima", "has_half_scales")),
+        *((name, ctypes.c_int64) for name in ("group_size", "num_bits", "has_minima", "has_half_scales", "has_floats")),
     )
 
 
@@ -56,12 +55,12 @@ def supports_grouped(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and not has_other and _layout(dtype) is not None
 
 
-def can_take_grouped(weight: QuantizedWeight, dtype: torch.dtype) -> TypeGuard[Int4Weight | ScaledWeight]:
+def can_take_grouped(weight: QuantizedWeight, dtype: torch.dtype) -> bool:
     """Whether `GroupedProduct` can multiply activations of this dtype by this weight, on this processor."""
-    if isinstance(weight, Fp4Weight):
-        return False
-    values = weight.packed if isinstance(weight, Int4Weight) else weight.values
-    num_inputs = weight.num_inputs if isinstance(weight, Int4Weight) else values.shape[1]
+    if isinstance(weight, ScaledWeight):
+        values, num_inputs = weight.values, weight.values.shape[1]
+    else:
+        values, num_inputs = weight.packed, weight.num_inputs
     layout = _layout(dtype)
     return (
         layout is not None
@@ -83,7 +82,7 @@ class GroupedProduct(BlockedProduct):
 
     def __init__(
         self,
-        weight: Int4Weight | ScaledWeight,
+        weight: QuantizedWeight,
         bias: Tensor | None,
         dtype: torch.dtype,
         instructions: InstructionSet | None = None,
@@ -104,6 +103,7 @@ class GroupedProduct(BlockedProduct):
             num_bits=num_bits,
             has_minima=zeros is not None and zeros.is_floating_point(),
             has_half_scales=factor_dtype == torch.half,
+            has_floats=isinstance(weight, Fp4Weight),
         )
         lanes = _lanes(values, num_bits, layout)
         super().__init__(layout.kernel, lanes, bias, (num_outputs, depth), dtype, call)
@@ -119,8 +119,10 @@ def _layout(dtype: torch.dtype, instructions: InstructionSet | None = None) -> _
     return _AVX512.get(dtype) if instructions >= InstructionSet.AVX512_BF16 else None
 
 
-def _plain(weight: Int4Weight | ScaledWeight) -> tuple[Tensor, Tensor | None, int]:
+def _plain(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, int]:
     """Values [out, in] uint8, zeros [groups, out], None where all are in the middle, and the bits of a value."""
+    if isinstance(weight, Fp4Weight):
+        return weight.unpacked(), None, 4
     if isinstance(weight, Int4Weight):
         is_symmetric = not weight.has_minima and bool((weight.zeros == _NIBBLE_ZERO).all())
         return weight.unpacked(), None if is_symmetric else weight.zeros, 4

@@ -107,9 +107,13 @@ class Fp4Weight:
     def zeros(self) -> Tensor:
         return self.scales
 
+    def unpacked(self) -> Tensor:
+        """The values' bits at their places: [out, in] uint8."""
+        return _unpack(self.packed, self.num_inputs)
+
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight itself: [out, in]. Computed in float32 and rounded once."""
-        values = _FP4_VALUES.to(self.packed.device)[_unpack(self.packed, self.num_inputs).int()]
+        values = _FP4_VALUES.to(self.packed.device)[self.unpacked().int()]
         scales = self.scales.float().repeat_interleave(FP4_GROUP_SIZE, dim=0)[: self.num_inputs]
         return (values * scales.t()).to(dtype)
 

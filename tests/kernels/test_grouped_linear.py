@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from headrace.kernels.linear import Int4Weight, Linear, QuantizedWeight, ScaledWeight
+from headrace.kernels.linear import Fp4Weight, Int4Weight, Linear, QuantizedWeight, ScaledWeight
 from headrace.kernels.linear.float32 import Float32Product
 from headrace.kernels.linear.grouped import GroupedProduct, can_take_grouped, supports_grouped
 from headrace.kernels.linear.packed import PackedProduct
@@ -64,10 +64,18 @@ def eight_bits(outputs: int, inputs: int, group_size: int, dtype: torch.dtype = 
     return ScaledWeight(values, factors, group_size)
 
 
+def floats(outputs: int, inputs: int, group_size: int, dtype: torch.dtype = torch.half) -> QuantizedWeight:
+    """Groups of 32 inputs whatever is asked for; powers of two of which float16 holds all, or not."""
+    exponents = torch.randint(112, 124, (outputs, -(-inputs // 32)))
+    if dtype != torch.half:
+        exponents[0] = 90
+    return Fp4Weight.pack(torch.randint(16, (outputs, inputs)).to(torch.uint8), exponents.to(torch.uint8))
+
+
 @pytest.mark.parametrize("threads", [1, 3])
 @pytest.mark.parametrize(("dtype", "instructions"), KINDS)
 @pytest.mark.parametrize(("outputs", "inputs", "group_size"), SHAPES)
-@pytest.mark.parametrize("make", [zeros, minima, symmetric, eight_bits])
+@pytest.mark.parametrize("make", [zeros, minima, symmetric, floats, eight_bits])
 def test_products_are_those_of_the_weight_it_stands_for(
     make, outputs, inputs, group_size, dtype, instructions, threads, request
 ):
@@ -89,7 +97,7 @@ def test_products_are_those_of_the_weight_it_stands_for(
 
 
 @pytest.mark.parametrize(("dtype", "instructions"), KINDS)
-@pytest.mark.parametrize("make", [zeros, minima, symmetric, eight_bits])
+@pytest.mark.parametrize("make", [zeros, minima, symmetric, floats, eight_bits])
 def test_scales_that_float16_does_not_hold(make, dtype, instructions):
     weight, x = make(40, 96, 32, torch.float32), numbers(5, 96).to(dtype)
     product = GroupedProduct(weight, None, dtype, instructions)

@@ -3,6 +3,7 @@
 
 #include <cstdlib>
 #include <memory>
+#include <type_traits>
 
 #include "product_tiles.h"
 
@@ -20,6 +21,18 @@ struct Call {
     std::int64_t num_bits;
     std::int64_t has_minima;  // zeros are minima: else a weight is (value - zero) * scale
     std::int64_t has_half_scales;
+    std::int64_t has_floats;  // values of four bits are E2M1, without zeros
+};
+
+// What values are.
+struct Nibbles {
+    static constexpr int kBits = 4, kMiddle = 8;
+};
+struct Bytes {
+    static constexpr int kBits = 8, kMiddle = 128;
+};
+struct Floats {
+    static constexpr int kBits = 4, kMiddle = 0;
 };
 
 // Room for the widened weights of a block, of a thread, kept for its next product: aligned to 64 bytes.

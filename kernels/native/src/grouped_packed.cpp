@@ -36,13 +36,13 @@ HEADRACE_INLINE __m512 load_factors(const Call& call, const void* factors, std::
     return _mm512_load_ps(static_cast<const float*>(factors) + at);
 }
 
-template <class Kind, int kBits>
+template <class Kind, class Values>
 HEADRACE_INLINE Factors<Kind> factors_of(const Call& call, std::int64_t at) {
     Factors<Kind> factors;
 #pragma GCC unroll 2
     for (int half = 0; half < 2; ++half) {
         const __m512 scale = load_factors(call, call.scales, at + 16 * half);
-        __m512 zero = _mm512_set1_ps(1 << (kBits - 1));
+        __m512 zero = _mm512_set1_ps(Values::kMiddle);
         if (call.zeros != nullptr) {
             zero = load_factors(call, call.zeros, at + 16 * half);
         }
@@ -64,11 +64,15 @@ HEADRACE_INLINE Factors<Kind> factors_of(const Call& call, std::int64_t at) {
 }
 
 // The i-th values of lanes as they are.
-template <int kBits>
+template <class Values>
 HEADRACE_INLINE __m512 values_of(__m512i lanes, int i) {
+    constexpr int kBits = Values::kBits;
     const __m512i lowest = _mm512_srli_epi32(lanes, kBits * i);
-    if constexpr (kBits == 4) {
-        // Of an index four bits count.
+    // Of an index four bits count.
+    if constexpr (std::is_same_v<Values, grouped::Floats>) {
+        const __m512 values = _mm512_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6, 0, -0.5f, -1, -1.5f, -2, -3, -4, -6);
+        return _mm512_permutexvar_ps(lowest, values);
+    } else if constexpr (kBits == 4) {
         const __m512 values = _mm512_setr_ps(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
         return _mm512_permutexvar_ps(lowest, values);
     }
@@ -76,12 +80,12 @@ HEADRACE_INLINE __m512 values_of(__m512i lanes, int i) {
 }
 
 // The i-th weights of lanes, as `Kind` multiplies them.
-template <class Kind, int kBits>
+template <class Kind, class Values>
 HEADRACE_INLINE typename Kind::Weights widen(const __m512i* lanes, int i, const Factors<Kind>& factors) {
     __m512 wide[kRegisters<Kind>];
 #pragma GCC unroll 4
     for (int j = 0; j < kRegisters<Kind>; ++j) {
-        wide[j] = _mm512_fmadd_ps(values_of<kBits>(lanes[j], i), factors.scales[j], factors.starts[j]);
+        wide[j] = _mm512_fmadd_ps(values_of<Values>(lanes[j], i), factors.scales[j], factors.starts[j]);
     }
     if constexpr (Kind::kInputs == 1) {
         return {wide[0], wide[1]};
@@ -91,15 +95,15 @@ HEADRACE_INLINE typename Kind::Weights widen(const __m512i* lanes, int i, const 
 }
 
 // use(i, k, weights) for each input or pair of them, k, of the block of outputs from `column` on; i counts within lanes.
-template <class Kind, int kBits, class Use>
+template <class Kind, class Values, class Use>
 HEADRACE_INLINE void for_each_input(const Call& call, std::int64_t column, const Use& use) {
-    constexpr int kTogether = 32 / kBits, kInputs = Kind::kInputs, kCount = kRegisters<Kind>;
+    constexpr int kTogether = 32 / Values::kBits, kInputs = Kind::kInputs, kCount = kRegisters<Kind>;
     const std::int64_t depth = call.product.depth;
     const std::int64_t first_lane = column / kBlock * (depth / (kTogether * kInputs)) * kCount;
     const __m512i* source = static_cast<const __m512i*>(call.product.weight) + first_lane;
     std::int64_t at = column * product::ceil_div(depth, call.group_size);
     for (std::int64_t first = 0; first < depth; first += call.group_size, at += kBlock) {
-        const Factors<Kind> factors = factors_of<Kind, kBits>(call, at);
+        const Factors<Kind> factors = factors_of<Kind, Values>(call, at);
         const std::int64_t end = std::min(first + call.group_size, depth);
         for (std::int64_t k = first; k < end; k += kTogether * kInputs, source += kCount) {
             __m512i lanes[kCount];
@@ -110,19 +114,19 @@ HEADRACE_INLINE void for_each_input(const Call& call, std::int64_t column, const
             }
 #pragma GCC unroll 8
             for (int i = 0; i < kTogether; ++i) {
-                use(i, k + kInputs * i, widen<Kind, kBits>(lanes, i, factors));
+                use(i, k + kInputs * i, widen<Kind, Values>(lanes, i, factors));
             }
         }
     }
 }
 
 // See packed::multiply.
-template <class Kind, int kBits, int kRows>
+template <class Kind, class Values, int kRows>
 HEADRACE_AVX512 void multiply(const Call& call, std::int64_t row, std::int64_t column) {
     const auto* x = static_cast<const typename Kind::Element*>(call.product.x) + row * call.product.stride;
     packed::Sums<kRows> sums;
     packed::clear<kRows>(sums);
-    for_each_input<Kind, kBits>(
+    for_each_input<Kind, Values>(
         call, column,
         [&](int i, std::int64_t k, const typename Kind::Weights& weights) HEADRACE_AVX512 __attribute__((always_inline)) {
             packed::add<Kind, kRows>(sums, i % packed::apart(kRows), weights, x + k, call.product.stride);
@@ -131,9 +135,9 @@ HEADRACE_AVX512 void multiply(const Call& call, std::int64_t row, std::int64_t c
 }
 
 // The block of outputs from `column` on as packed::multiply reads it.
-template <class Kind, int kBits>
+template <class Kind, class Values>
 HEADRACE_AVX512 void widen_block(const Call& call, std::int64_t column, char* target) {
-    for_each_input<Kind, kBits>(
+    for_each_input<Kind, Values>(
         call, column,
         [&](int, std::int64_t, const typename Kind::Weights& weights) HEADRACE_AVX512 __attribute__((always_inline)) {
             Kind::keep(target, weights);
@@ -141,15 +145,15 @@ HEADRACE_AVX512 void widen_block(const Call& call, std::int64_t column, char* ta
         });
 }
 
-template <class Kind, int kBits>
+template <class Kind, class Values>
 void multiply_all(const Call& call) {
     using Few = void (*)(const Call&, std::int64_t, std::int64_t);
     constexpr Few kFew[packed::kMaxRows + 1] = {
         nullptr,
-        multiply<Kind, kBits, 1>, multiply<Kind, kBits, 2>, multiply<Kind, kBits, 3>,
-        multiply<Kind, kBits, 4>, multiply<Kind, kBits, 5>, multiply<Kind, kBits, 6>,
-        multiply<Kind, kBits, 7>, multiply<Kind, kBits, 8>, multiply<Kind, kBits, 9>,
-        multiply<Kind, kBits, 10>, multiply<Kind, kBits, 11>, multiply<Kind, kBits, 12>,
+        multiply<Kind, Values, 1>, multiply<Kind, Values, 2>, multiply<Kind, Values, 3>,
+        multiply<Kind, Values, 4>, multiply<Kind, Values, 5>, multiply<Kind, Values, 6>,
+        multiply<Kind, Values, 7>, multiply<Kind, Values, 8>, multiply<Kind, Values, 9>,
+        multiply<Kind, Values, 10>, multiply<Kind, Values, 11>, multiply<Kind, Values, 12>,
     };
     const product::Call& product = call.product;
     const bool is_few = product.num_rows <= packed::kMaxRows;
@@ -164,7 +168,7 @@ void multiply_all(const Call& call) {
             }
             char* block = grouped::widened(product.depth / Kind::kInputs * Kind::kBytes);
             if (is_first) {
-                widen_block<Kind, kBits>(call, column, block);
+                widen_block<Kind, Values>(call, column, block);
             }
             packed::kMultiply<Kind, false>[count](product, block, row, column);
         });
@@ -172,7 +176,11 @@ void multiply_all(const Call& call) {
 
 template <class Kind>
 void multiply_all(const Call& call) {
-    call.num_bits == 4 ? multiply_all<Kind, 4>(call) : multiply_all<Kind, 8>(call);
+    if (call.has_floats) {
+        multiply_all<Kind, grouped::Floats>(call);
+    } else {
+        call.num_bits == 4 ? multiply_all<Kind, grouped::Nibbles>(call) : multiply_all<Kind, grouped::Bytes>(call);
+    }
 }
 
 }  // namespace packed_grouped

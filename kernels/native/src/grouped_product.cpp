@@ -39,10 +39,10 @@ struct Factors {
     Pair scale, start;
 };
 
-template <int kBits, class Scale>
+template <class Values, class Scale>
 HEADRACE_F16C_INLINE Factors factors_of(const Call& call, std::int64_t at) {
     const Pair scale = load_pair(static_cast<const Scale*>(call.scales) + at);
-    const __m256 middle = _mm256_set1_ps(1 << (kBits - 1)), sign = _mm256_set1_ps(-0.0f);
+    const __m256 middle = _mm256_set1_ps(Values::kMiddle), sign = _mm256_set1_ps(-0.0f);
     Pair zero = {middle, middle};
     if (call.zeros != nullptr) {
         zero = load_pair(static_cast<const Scale*>(call.zeros) + at);
@@ -54,17 +54,26 @@ HEADRACE_F16C_INLINE Factors factors_of(const Call& call, std::int64_t at) {
 }
 
 // The i-th weights of lanes of values.
-template <int kBits>
+template <class Values>
 HEADRACE_F16C_INLINE __m256 widen(__m256i lanes, int i, __m256 scale, __m256 start) {
-    const __m256i mask = _mm256_set1_epi32((1 << kBits) - 1);
-    const __m256i values = _mm256_and_si256(_mm256_srli_epi32(lanes, kBits * i), mask);
+    constexpr int kBits = Values::kBits;
+    const __m256i lowest = _mm256_srli_epi32(lanes, kBits * i);
+    if constexpr (std::is_same_v<Values, Floats>) {
+        // Of an index three bits count; the fourth is the sign.
+        const __m256 sizes = _mm256_setr_ps(0, 0.5f, 1, 1.5f, 2, 3, 4, 6);
+        const __m256 signs = _mm256_castsi256_ps(_mm256_slli_epi32(lanes, 28 - kBits * i));
+        const __m256 sign = _mm256_and_ps(signs, _mm256_set1_ps(-0.0f));
+        const __m256 value = _mm256_xor_ps(_mm256_permutevar8x32_ps(sizes, lowest), sign);
+        return _mm256_fmadd_ps(value, scale, start);
+    }
+    const __m256i values = _mm256_and_si256(lowest, _mm256_set1_epi32((1 << kBits) - 1));
     return _mm256_fmadd_ps(_mm256_cvtepi32_ps(values), scale, start);
 }
 
 // Where the block of outputs from `column` on begins, of the weight and of the groups' factors.
-template <int kBits, class Scale>
+template <class Values, class Scale>
 struct Block {
-    static constexpr int kTogether = 32 / kBits;
+    static constexpr int kTogether = 32 / Values::kBits;
 
     const Call& call;
     const __m256i* lanes;
@@ -77,25 +86,25 @@ struct Block {
 };
 
 // See float32::multiply.
-template <int kRows, int kBits, class Scale>
+template <int kRows, class Values, class Scale>
 HEADRACE_F16C void multiply(const Call& call, std::int64_t row, std::int64_t column) {
     constexpr int kApart = float32::apart(kRows);
-    const Block<kBits, Scale> block(call, column);
+    const Block<Values, Scale> block(call, column);
     const float* x = static_cast<const float*>(call.product.x) + row * call.product.stride;
     const __m256i* lanes = block.lanes;
     std::int64_t at = block.factors;
     float32::Sums<kRows> sums;
     float32::clear<kRows>(sums);
     for (std::int64_t first = 0; first < call.product.depth; first += call.group_size, at += kBlock) {
-        const Factors factors = factors_of<kBits, Scale>(call, at);
+        const Factors factors = factors_of<Values, Scale>(call, at);
         const std::int64_t end = std::min(first + call.group_size, call.product.depth);
         for (std::int64_t k = first; k < end; k += block.kTogether, lanes += 2) {
             _mm_prefetch(reinterpret_cast<const char*>(lanes) + float32::kAheadBytes, _MM_HINT_T1);
             const __m256i low = _mm256_load_si256(lanes), high = _mm256_load_si256(lanes + 1);
 #pragma GCC unroll 8
             for (int i = 0; i < block.kTogether; ++i) {
-                const Pair pair = {widen<kBits>(low, i, factors.scale.low, factors.start.low),
-                                   widen<kBits>(high, i, factors.scale.high, factors.start.high)};
+                const Pair pair = {widen<Values>(low, i, factors.scale.low, factors.start.low),
+                                   widen<Values>(high, i, factors.scale.high, factors.start.high)};
                 float32::add<kRows>(sums, i % kApart, pair, x + k + i, call.product.stride);
             }
         }
@@ -104,31 +113,31 @@ HEADRACE_F16C void multiply(const Call& call, std::int64_t row, std::int64_t col
 }
 
 // The block of outputs from `column` on as float32::multiply reads it: [inputs, 16].
-template <int kBits, class Scale>
+template <class Values, class Scale>
 HEADRACE_F16C void widen_block(const Call& call, std::int64_t column, float* target) {
-    const Block<kBits, Scale> block(call, column);
+    const Block<Values, Scale> block(call, column);
     const __m256i* lanes = block.lanes;
     std::int64_t at = block.factors;
     for (std::int64_t first = 0; first < call.product.depth; first += call.group_size, at += kBlock) {
-        const Factors factors = factors_of<kBits, Scale>(call, at);
+        const Factors factors = factors_of<Values, Scale>(call, at);
         const std::int64_t end = std::min(first + call.group_size, call.product.depth);
         for (std::int64_t k = first; k < end; k += block.kTogether, lanes += 2) {
             _mm_prefetch(reinterpret_cast<const char*>(lanes) + float32::kAheadBytes, _MM_HINT_T1);
             const __m256i low = _mm256_load_si256(lanes), high = _mm256_load_si256(lanes + 1);
 #pragma GCC unroll 8
             for (int i = 0; i < block.kTogether; ++i, target += kBlock) {
-                _mm256_store_ps(target, widen<kBits>(low, i, factors.scale.low, factors.start.low));
-                _mm256_store_ps(target + avx2::kLanes, widen<kBits>(high, i, factors.scale.high, factors.start.high));
+                _mm256_store_ps(target, widen<Values>(low, i, factors.scale.low, factors.start.low));
+                _mm256_store_ps(target + avx2::kLanes, widen<Values>(high, i, factors.scale.high, factors.start.high));
             }
         }
     }
 }
 
-template <int kBits, class Scale>
+template <class Values, class Scale>
 void multiply_all(const Call& call) {
     using Few = void (*)(const Call&, std::int64_t, std::int64_t);
     constexpr Few kFew[kFewRows + 1] = {
-        nullptr, multiply<1, kBits, Scale>, multiply<2, kBits, Scale>, multiply<3, kBits, Scale>};
+        nullptr, multiply<1, Values, Scale>, multiply<2, Values, Scale>, multiply<3, Values, Scale>};
     const product::Call& product = call.product;
     const bool is_few = product.num_rows <= kFewRows;
     const std::int64_t cached_rows = std::max(kMaxRows, kCachedElements / product.depth);
@@ -142,7 +151,7 @@ void multiply_all(const Call& call) {
             }
             auto* block = reinterpret_cast<float*>(widened(product.depth * kBlock * sizeof(float)));
             if (is_first) {
-                widen_block<kBits, Scale>(call, column, block);
+                widen_block<Values, Scale>(call, column, block);
             }
             float32::kMultiply<false, float>[count](product, block, row, column);
         });
@@ -150,7 +159,11 @@ void multiply_all(const Call& call) {
 
 template <class Scale>
 void multiply_all(const Call& call) {
-    call.num_bits == 4 ? multiply_all<4, Scale>(call) : multiply_all<8, Scale>(call);
+    if (call.has_floats) {
+        multiply_all<Floats, Scale>(call);
+    } else {
+        call.num_bits == 4 ? multiply_all<Nibbles, Scale>(call) : multiply_all<Bytes, Scale>(call);
+    }
 }
 
 }  // namespace grouped
