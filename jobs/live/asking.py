@@ -144,8 +144,8 @@ class LiveStreams:
                     yield event
                     after = event.last
                 return
-            except StreamTimeout:
-                silence.look()
+            except StreamTimeout as timeout:
+                silence.look(timeout.has_looked)
             if on_wait is not None:
                 on_wait()
 
@@ -159,8 +159,8 @@ class LiveStreams:
                     yield event
                     after = event.last
                 return
-            except StreamTimeout:
-                await asyncio.to_thread(silence.look)
+            except StreamTimeout as timeout:
+                await asyncio.to_thread(silence.look, timeout.has_looked)
 
     def collect(self, request: LiveRequest, on_wait: OnWait = None) -> Generated:
         """Wait for the whole answer. Raises `GenerationError` when there is none.
@@ -199,13 +199,16 @@ class _Silence:
         """Something has come."""
         self._num_looks = self._num_refusals = 0
 
-    def look(self) -> None:
-        """Find out whether something may still come. Raises `GenerationError` when nothing more is to be waited for."""
+    def look(self, has_looked: bool) -> None:
+        """Find out whether something may still come. Raises `GenerationError` when nothing more is to be waited for.
+
+        has_looked: see `StreamTimeout`.
+        """
         record = self._requests.get(self._request_id)
-        if self._has_ended:
+        # Once more after it has ended: the end may have come meanwhile. And a Redis that was killed may know less.
+        had_ended, self._has_ended = self._has_ended, record.state is LiveState.ENDED
+        if had_ended and self._has_ended and has_looked:
             raise GenerationError("stream_lost", f"Redis has lost the answer to {self._request_id}: ask again")
-        # Once more after it has ended: the end may have come meanwhile.
-        self._has_ended = record.state is LiveState.ENDED
         if not self._has_ended and record.request.is_overdue:
             raise GenerationError("deadline_exceeded", f"request {self._request_id} was not answered in time")
         self._num_looks += 1

@@ -10,7 +10,14 @@ from .keys import stream_key
 
 
 class StreamTimeout(TimeoutError):
-    """Nothing new came for as long as the reader was willing to wait."""
+    """Nothing new came for as long as the reader was willing to wait.
+
+    `has_looked`: Redis said so meanwhile; else it may have been away all the time, and the stream have more.
+    """
+
+    def __init__(self, message: str, has_looked: bool) -> None:
+        super().__init__(message)
+        self.has_looked = has_looked
 
 
 class Cursor:
@@ -40,7 +47,11 @@ class Cursor:
         return rest
 
     def restart_clock(self, due: bool = True) -> None:
-        """Wait for the whole time again, if that is due: events were taken, and whoever takes them has the time."""
+        """Redis has answered: wait for the whole time again, if that is due.
+
+        Then events were taken, and whoever takes them has the time.
+        """
+        self._has_looked = not due
         if due:
             self._deadline = None if self._timeout is None else time.monotonic() + self._timeout
 
@@ -50,7 +61,8 @@ class Cursor:
             return math.inf
         left = self._deadline - time.monotonic()
         if left <= 0:
-            raise StreamTimeout(f"nothing new in {self.key} after token {self.last} for {self._timeout} s")
+            waited = f"nothing new in {self.key} after token {self.last} for {self._timeout} s"
+            raise StreamTimeout(waited, self._has_looked)
         return left
 
 

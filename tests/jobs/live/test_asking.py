@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from redis import Redis
@@ -15,6 +16,7 @@ from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.keys import stream_key
+from headrace.jobs.streams.reader import StreamTimeout, follow
 
 from ..full_disk import full_disk
 from .desk import Desk, opened_desk
@@ -76,6 +78,20 @@ def test_what_is_left_of_an_answer_without_its_end_comes_first(streams, redis, e
     assert lost.value.code == "stream_lost"
 
 
+def test_a_redis_that_is_away_has_lost_nothing(desk, streams, ended, monkeypatch):
+    """A request that has ended, and whose stream could not be read for a while."""
+    request = ended()
+    times = iter(range(3))
+
+    def away_at_first(*args: Any, **options: Any) -> Iterator[StreamEvent]:
+        if next(times, None) is not None:
+            raise StreamTimeout("not reached", has_looked=False)
+        return follow(*args, **options)
+
+    monkeypatch.setattr(asking, "follow", away_at_first)
+    assert list(streams.follow(request.id)) == desk.events(request.id)
+
+
 def test_a_request_that_is_forgotten_too_is_unknown(streams, redis, ended):
     request = ended()
     redis.delete(stream_key(request.id), request_key(request.id))
@@ -107,7 +123,7 @@ def test_nobody_waits_for_a_redis_that_takes_nothing_in(
                 for _ in range(2):
                     # What is refused now and then, between tokens, is no reason to give up.
                     for _ in range(3):
-                        silence.look()
+                        silence.look(has_looked=True)
                     silence.end()
                 worker.runner.open()
                 assert_given_up(lambda: list(streams.follow(waiting.id)), "unavailable")
