@@ -5,7 +5,7 @@ import math
 import sqlite3
 import threading
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -313,11 +313,20 @@ def test_http_clients_hear_why_failed_rows_cannot_be_tried_again(client, tmp_pat
     assert job.progress().state is JobState.COMPLETED
 
 
-def test_a_retry_that_cannot_be_noted_down_changes_nothing(client, tmp_path):
+def test_a_retry_that_cannot_be_noted_down_changes_nothing(client, tmp_path, wait_until):
     """The disk is full: what a file that is about to be replaced cannot be written beside, stands for that."""
     job = client.submit(ROWS[:3], MODEL, tmp_path / "out", within_seconds=0.000001, **FAST)
     job.wait(SECONDS, start_worker=False)
-    (in_the_way := tmp_path / "out" / "._headrace.json.tmp").mkdir()
+    in_the_way = tmp_path / "out" / "._headrace.json.tmp"
+
+    def is_taken() -> bool:
+        """The worker may be noting down that the job has ended, as its client does."""
+        with suppress(FileExistsError):
+            in_the_way.mkdir()
+            return True
+        return False
+
+    wait_until(is_taken, "nobody else writes the report", SECONDS)
     with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
         refused = http.post(f"/jobs/{job.id}/retry")
         assert (refused.status_code, refused.json()["error"]["code"]) == (507, "storage_full")
