@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Collection
-from datetime import datetime
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateSyntaxError, nodes
@@ -64,7 +63,6 @@ def _environment() -> Environment:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=extensions)
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_from_template
-    environment.globals["strftime_now"] = _strftime_now
     return environment
 
 
@@ -90,11 +88,6 @@ def _to_json(
 ) -> str:
     """Jinja's own would escape HTML's characters."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-
-def _strftime_now(form: str) -> str:
-    """Today's date, by the host's clock, as SmolLM3's, Granite's and Mistral's templates tell it to the model."""
-    return datetime.now().strftime(form)
 
 
 def _raise_from_template(message: str) -> None:

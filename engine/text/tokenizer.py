@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from .chat_frame import ChatFrame
 
 _DEEPSEEK_SIGN = "<\uff5cAssistant\uff5c>"
+# By which templates ask for the time, and with it for today's date: SmolLM3's, gpt-oss's, Granite's and Mistral's.
+_TIME = "strftime_now"
 _NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
@@ -141,11 +144,17 @@ class Tokenizer:
         """Whether the model thinks unless `enable_thinking` is false: its answers are of no use with that unparted."""
         return isinstance(self._reasoning, HarmonyTokens)
 
-    def template_kwargs(self, given: Mapping[str, Any], thinks: bool) -> Mapping[str, Any]:
-        """What the chat template is told, where the model is to think before it answers, or is not."""
+    def template_kwargs(
+        self, given: Mapping[str, Any], thinks: bool, time: datetime | None = None
+    ) -> Mapping[str, Any]:
+        """What the chat template is told, where the model is to think before it answers, or is not.
+
+        `time`: what it is told of the time; if None that at which it is rendered, by the host's clock.
+        """
+        told = {} if time is None else {_TIME: time.strftime}
         if thinks or not self.thinks_unless_told:
-            return given
-        return {"enable_thinking": False, **given}
+            return {**told, **given}
+        return {**told, "enable_thinking": False, **given}
 
     def marker(self, token_id: int) -> str:
         """What stands where the model begins or ends its thinking: a special token, or a part of what ends it."""
@@ -210,6 +219,11 @@ class Tokenizer:
         from .chat_template import begins_with
 
         return _DEEPSEEK_SIGN in source or begins_with(source, (start, end))
+
+    @property
+    def tells_time(self) -> bool:
+        """Whether the chat template asks for the time, or the date, at which a prompt is written."""
+        return any(_TIME in source for source in self._template_sources.values())
 
     def tools_template_has(self, text: str) -> bool:
         """Whether the source of the chat template that is told of tools has this text in it."""
@@ -290,12 +304,13 @@ class Tokenizer:
             raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
         template = self._tools_template if tools else self._template
         try:
+            now = {_TIME: datetime.now().strftime}
             ours = {
                 "messages": with_read_arguments(messages),
                 "add_generation_prompt": True,
                 "tools": list(tools) or None,
             }
-            text = template.render({**self._template_tokens, **template_kwargs, **ours})
+            text = template.render({**self._template_tokens, **now, **template_kwargs, **ours})
         # A template is the model's own code: whatever it raises is about these messages.
         except Exception as error:
             raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error

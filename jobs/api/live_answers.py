@@ -237,10 +237,10 @@ class LiveAnswers:
                         after, doubt = event.last, None
                         yield event
                 return
-            except StreamTimeout:
-                # Twice: the end may come meanwhile, or Redis be well again.
+            except StreamTimeout as timeout:
+                # Twice: the end may come meanwhile, or Redis be well again. And only what was looked for can be lost.
                 doubted, doubt = doubt, await run_sync(self._doubt, request)
-                if doubted is not None and doubt is not None:
+                if doubted is not None and doubt is not None and (timeout.has_looked or doubt is not _LOST):
                     yield StreamEvent(after + 1, finish_reason="error", error=doubt)
                     return
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import islice
 from pathlib import Path
 
@@ -179,15 +180,18 @@ class Planner:
 def make_planner(spec: JobSpec, shard_rows: int | None, sort_folder: Path) -> Planner:
     """A planner for the job's model. Raises `ModelError`.
 
-    Its `spec` names the commit that a branch is at now: every attempt at the job has the same weights.
+    Its `spec` names the commit that a branch is at now: every attempt at the job has the same weights. And it has the
+    time that a chat template may ask for: rows that are asked again have the same prompts.
     """
     if spec.lora is not None:
         spec.lora.check()
     located = locate_model(spec.model, with_weights=False)
+    tokenizer = Tokenizer.from_pretrained(located.folder)
+    told_time = spec.told_time or (datetime.now() if tokenizer.tells_time else None)
     return Planner(
-        spec.model_copy(update={"model": located.name}),
+        spec.model_copy(update={"model": located.name, "told_time": told_time}),
         ModelConfig.from_pretrained(located.folder),
-        Tokenizer.from_pretrained(located.folder),
+        tokenizer,
         shard_rows,
         sort_folder,
     )

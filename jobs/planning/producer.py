@@ -288,5 +288,5 @@ def _difference(job: JobRecord | None, spec: JobSpec) -> str:
 
 
 def _options(spec: JobSpec) -> dict[str, Any]:
-    options = spec.model_dump(mode="json", exclude={"schema_version", "sampling"})
+    options = spec.model_dump(mode="json", exclude={"schema_version", "told_time", "sampling"})
     return {**options, **spec.sampling.model_dump(mode="json")}

@@ -102,7 +102,7 @@ class PromptRenderer:
             raise SpecError(problem, ": leave out ", kwargs, field=kwargs.name)
         # A batch's requests say each what they are told.
         thinks = spec.sampling.reasoning or spec.samples_each_row
-        self._template_kwargs = tokenizer.template_kwargs(spec.chat_template_kwargs or {}, thinks)
+        self._template_kwargs = tokenizer.template_kwargs(spec.chat_template_kwargs or {}, thinks, spec.told_time)
         self._model_name = public_name(spec.model)
         self.image_column = spec.image
         if spec.image is not None:

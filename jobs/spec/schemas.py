@@ -2,6 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
+from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -28,7 +29,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_SAMPLES = 1024
 # To `JobSpec`. Whoever adds an option adds it here: so do folders that are there stay resumable, and workers that have
 # not been upgraded yet go on with jobs that do without it.
-_ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image", "sampling_defaults")
+_ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image", "sampling_defaults", "told_time")
 # The same to `SamplingSpec`.
 _ADDED_TO_SAMPLING = ("prompt_logprobs", "reasoning", "thinking_token_budget")
 # What an answer may have where nothing is said, and with all that is thought before it.
@@ -154,6 +155,7 @@ class JobSpec(BaseModel):
     `vote` the answer is what most of `sampling.n` say. `chat_template_kwargs`: what the model's chat template is told;
     a row's own column of that name goes before it. `lora`: the adapter that the model answers with. `image`: the column
     of a row's image, or images.
+    `told_time`: what a chat template that asks for the time is told in all rows, whenever they are asked.
     `schema_version`: which columns the data set has, as docs/data-set.md tells; jobs of before it was noted have 1.
     """
 
@@ -175,6 +177,7 @@ class JobSpec(BaseModel):
     lora: LoraModule | None = None
     image: str | None = None
     sampling_defaults: dict[str, int | float] = {}
+    told_time: datetime | None = None
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = 1
 
     @property
@@ -247,8 +250,8 @@ class JobSpec(BaseModel):
 
     def fingerprint(self, input_fingerprint: str) -> str:
         """The same for the same work: the input's content and every option that can change an answer."""
-        # Folders of before there was a choice of these are resumed too.
-        left_out = {"cache": True, "schema_version": True, **self._unasked}
+        # Folders of before there was a choice of these, and of another day, are resumed too.
+        left_out = {"cache": True, "schema_version": True, "told_time": True, **self._unasked}
         text = f"{input_fingerprint}\n{self.model_dump_json(exclude=left_out)}"
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -143,6 +143,7 @@ class StreamHub:
             follower.doubt()
             raise
         events = [event for event in map(cursor.take, found.events) if event is not None]
+        cursor.restart_clock(bool(events))
         follower.caught_up(found.more)
         if not events and cursor.has_only_said:
             with suppress(RedisError):

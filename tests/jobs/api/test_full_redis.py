@@ -1,5 +1,6 @@
 """Live requests whose answer cannot come: their clients hear why."""
 
+import asyncio
 import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, wait
@@ -8,6 +9,7 @@ from typing import Any
 
 import httpx2
 import pytest
+from redis import Redis
 
 from headrace.jobs import rare_warnings
 from headrace.jobs.api import live_answers
@@ -16,10 +18,12 @@ from headrace.jobs.client.client import Client
 from headrace.jobs.live import asking, cancellations
 from headrace.jobs.live.asking import GenerationError
 from headrace.jobs.live.cancellations import Cancellations
-from headrace.jobs.live.requests import LiveRequest
+from headrace.jobs.live.keys import request_key
+from headrace.jobs.live.requests import LiveRequest, LiveState
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.events import StreamUsage
+from headrace.jobs.streams.fetcher import Fetched, Fetcher
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
@@ -143,3 +147,26 @@ def test_past_its_deadline_nobody_waits(client: Client, server: InProcessServer)
     with httpx2.stream("GET", f"{server.url}/requests/{request.id}/stream", timeout=60) as response:
         (data,) = [line.removeprefix("data: ") for line in response.iter_lines() if line.startswith("data: ")]
     assert json.loads(data)["error"]["code"] == "deadline_exceeded"
+
+
+def test_a_redis_that_is_away_has_lost_no_answer(
+    client: Client, server: InProcessServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The request is known to have ended, and its stream can not be read for longer than one waits for the end."""
+    request = LiveRequest.new(queue="q", model="m", prompt_token_ids=[1], sampling=SamplingSpec())
+    client.live.submit(request)
+    with StreamPublisher(client.redis_url) as publisher:
+        publisher.open(request.id, 1)
+        publisher.finish(request.id, "stop", "Here.", StreamUsage(1, 0, 1))
+    with Redis.from_url(client.redis_url) as redis:
+        redis.hset(request_key(request.id), "state", LiveState.ENDED)
+    fetch, times = Fetcher.fetch, iter(range(4))
+
+    async def away_at_first(fetcher: Fetcher, key: str, last: int) -> Fetched:
+        if next(times, None) is not None:
+            await asyncio.sleep(60)
+        return await fetch(fetcher, key, last)
+
+    monkeypatch.setattr(Fetcher, "fetch", away_at_first)
+    answer = httpx2.get(f"{server.url}/requests/{request.id}/stream", timeout=60)
+    assert '"text":"Here."' in answer.text

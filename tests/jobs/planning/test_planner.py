@@ -2,6 +2,7 @@
 
 import json
 import random
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, permutations, takewhile
@@ -19,7 +20,7 @@ from headrace.jobs.errors import SpecError
 from headrace.jobs.planning import custom_ids, planner
 from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.planning.shard_cutter import PrefixSharing
-from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.spec.schemas import JobSpec, read_stored
 from headrace.storage.columns import SchemaUnifier
 from headrace.storage.errors import InputError
 from headrace.storage.planned_rows import PLANNED_ROWS
@@ -301,6 +302,30 @@ def test_planning_again_gives_the_same_plan_in_any_memory(plan, tmp_path, sort_m
     assert list(map(as_tuple, planned(one))) == list(map(as_tuple, planned(other)))
     assert one.schema == other.schema
     assert list((tmp_path / "sort").glob("*")) == []
+
+
+def test_a_template_is_told_the_time_of_the_jobs_submission_whenever_rows_are_planned(model, tmp_path):
+    timed = shutil.copytree(model, tmp_path / "timed")
+    template = "{{ strftime_now('%H %M %S %f') }} {{ messages[0].content }}"
+    (timed / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (tmp_path / "input.jsonl").write_text('{"text": "a"}\n{"text": "b"}\n')
+    source = open_input(tmp_path / "input.jsonl")
+
+    def rendered(spec: JobSpec) -> tuple[list[Any], JobSpec]:
+        planner = make_planner(spec, None, tmp_path / "sort")
+        return [planner.check(source).render({"text": text}) for text in "ab"], planner.spec
+
+    asked = JobSpec.parse(model=str(timed), prompt="{text}")
+    (first, second), spec = rendered(asked)
+    assert first.removesuffix("a") == second.removesuffix("b")
+    assert rendered(read_stored(JobSpec, spec.stored())) == ([first, second], spec)
+    (later, _), other = rendered(asked)
+    assert later != first
+    assert other.fingerprint("") == spec.fingerprint("")
+
+
+def test_other_templates_are_told_no_time(model, tmp_path):
+    assert make_planner(JobSpec.parse(model=str(model)), None, tmp_path).spec.told_time is None
 
 
 def as_tuple(row: PlannedRow) -> tuple[Any, ...]:
