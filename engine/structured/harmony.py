@@ -1,7 +1,9 @@
 """Thinking as gpt-oss writes it, in OpenAI's harmony format: in messages of their own, before the one that is final.
 
 After a prompt that ends with `<|start|>assistant` an answer is
-`<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>`. Free of torch.
+`<|channel|>analysis<|message|>…<|end|><|start|>assistant<|channel|>final<|message|>…<|return|>`. One that calls a tool
+ends with a message to that instead: `<|channel|>commentary to=functions.NAME <|constrain|>json<|message|>{…}<|call|>`,
+or with the recipient in front of the channel. Free of torch.
 """
 
 from collections.abc import Sequence
@@ -11,6 +13,8 @@ from .reasoning import ReasoningTokens, Split, ThinkingStage, ThinkingTracker
 
 CHANNEL, MESSAGE, START, END = "<|channel|>", "<|message|>", "<|start|>", "<|end|>"
 ROLE, THOUGHT, ANSWER = "assistant", "analysis", "final"
+# After it a header names whom its message is for; as it stands there, with the blank.
+RECIPIENT = " to"
 # What a prompt ends with whose answer begins at once.
 ANSWER_HEADER = f"{CHANNEL}{ANSWER}{MESSAGE}"
 # A header is much shorter, and with it ends a prompt that nobody has begun to think or to answer in.
@@ -26,6 +30,7 @@ class HarmonyTokens(ReasoningTokens):
     role_token_ids: tuple[int, ...] = field(kw_only=True)
     thought_token_ids: tuple[int, ...] = field(kw_only=True)
     answer_token_ids: tuple[int, ...] = field(kw_only=True)
+    recipient_token_ids: tuple[int, ...] = field(kw_only=True)
 
     @property
     def opening(self) -> tuple[int, ...]:
@@ -52,7 +57,10 @@ class HarmonyTokens(ReasoningTokens):
         return ThinkingStage.OPEN if has_message and not headers.is_open else ThinkingStage.NOT_BEGUN
 
     def split(self, prompt_token_ids: Sequence[int], token_ids: Sequence[int], is_held: bool = False) -> Split:
-        """As of others. What is written in any channel but the final one is thought, without the messages' headers."""
+        """As of others. What is written in any channel but the final one is thought, without the messages' headers.
+
+        A message to a tool is an answer too, from behind the `RECIPIENT` of its header on: `=functions.NAME json{…}`.
+        """
         tokens, tracker = tuple(token_ids), self.tracker(prompt_token_ids, is_held)
         reasoning: list[int] = []
         for place, token in enumerate(tokens):
@@ -67,7 +75,7 @@ class HarmonyTokens(ReasoningTokens):
 
 
 class HarmonyTracker(ThinkingTracker):
-    """See `ThinkingTracker`. All headers are of the thinking, that of the final message too."""
+    """See `ThinkingTracker`. Headers are of the thinking, that of the final message too."""
 
     def __init__(self, tokens: HarmonyTokens, prompt_token_ids: Sequence[int], is_held: bool = False) -> None:
         super().__init__(tokens, prompt_token_ids, is_held)
@@ -89,11 +97,15 @@ class HarmonyTracker(ThinkingTracker):
 
 
 class _Headers:
-    """Reads what stands between messages. `is_open`: in a header; `is_answer`: the final message has begun."""
+    """Reads what stands between messages. `is_open`: in a header; `is_answer`: the final message has begun.
+
+    Or one to a tool has, whose header says to which.
+    """
 
     def __init__(self, tokens: HarmonyTokens) -> None:
         self._tokens = tokens
-        self._channel: list[int] = []
+        # Of the header, what follows its last special token.
+        self._words: list[int] = []
         self.is_open = False
         self.is_answer = False
 
@@ -101,14 +113,17 @@ class _Headers:
         """Whether the token is of a header, or ends a message."""
         tokens = self._tokens
         if token_id in (tokens.end_token_id, tokens.begin_token_id, tokens.start_token_id):
-            self.is_open, self._channel = True, []
+            self.is_open, self._words = True, []
             return True
         if not self.is_open:
             return False
         if token_id == tokens.message_token_id:
             self.is_open = False
-            # The channel may be followed by a recipient, or by the form of what is written.
+            # The channel may be followed by the form of what is written.
             answer = tokens.answer_token_ids
-            self.is_answer = tuple(self._channel[: len(answer)]) == answer
-        self._channel.append(token_id)
+            self.is_answer = tuple(self._words[: len(answer)]) == answer
+            return True
+        self._words.append(token_id)
+        recipient = tokens.recipient_token_ids
+        self.is_answer = tuple(self._words[-len(recipient) :]) == recipient
         return True

@@ -178,9 +178,9 @@ class Tokenizer:
         is_told = not self.has_chat_template or harmony.CHANNEL in (self._template_source or "")
         if not is_told or channel is None or end is None or message is None or start is None:
             return None
-        role, thought, answer = (
+        role, thought, answer, recipient = (
             tuple(self.encode(text, add_special_tokens=False))
-            for text in (harmony.ROLE, harmony.THOUGHT, harmony.ANSWER)
+            for text in (harmony.ROLE, harmony.THOUGHT, harmony.ANSWER, harmony.RECIPIENT)
         )
         return HarmonyTokens(
             channel,
@@ -190,6 +190,7 @@ class Tokenizer:
             role_token_ids=role,
             thought_token_ids=thought,
             answer_token_ids=answer,
+            recipient_token_ids=recipient,
         )
 
     @cached_property

@@ -9,7 +9,7 @@ from ...engine.vision.reading import has_images
 EMPTY = "must not be empty"
 _NO_CONTENT = "must hold objects with 'role' and 'content'"
 # A message's fields that have to do with calls of tools, and what was thought.
-_FURTHER = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content")
+_FURTHER = ("tool_calls", "tool_call_id", "name", "reasoning", "reasoning_content", "thinking")
 # What a template is told by us.
 _OURS = frozenset(("messages", "tools", "add_generation_prompt"))
 

@@ -13,6 +13,7 @@ from .call_parsers import (
     NamedCallParser,
     RequiredCallParser,
     TaggedCallsParser,
+    harmony_parser,
     json_parser,
     named_json_parser,
 )
@@ -21,7 +22,7 @@ from .tool_calls import ToolCallParser
 from .tools import NamedTool
 from .written_calls import function_call, json_call, no_texts, pairs_call
 
-Kind = Literal["named", "required", "hermes", "json", "qwen3_coder", "glm45", "mistral"]
+Kind = Literal["named", "required", "hermes", "json", "qwen3_coder", "glm45", "mistral", "harmony"]
 
 # In templates of models that write nothing but JSON: Mistral, Granite, Llama 3. No text has the first two, which are
 # special tokens.
@@ -59,6 +60,12 @@ class CallFormat:
         if body.calls == "required":
             return cls("required")
         kind = _own_kind(tokenizer)
+        if kind == "harmony" and body.thinking_token_budget is not None:
+            raise InvalidRequestError(
+                "thinking_token_budget: the final message follows the thinking then, and a call of a tool is another: "
+                'leave it out, or say tool_choice "required", a function or "none"',
+                "thinking_token_budget",
+            )
         functions = [] if kind in ("hermes", "json") else [tool.function for tool in body.tools or ()]
         return cls(
             kind,
@@ -88,6 +95,8 @@ class CallFormat:
                 return TaggedCallsParser(key, partial(pairs_call, no_texts=self.functions), self.most, needs_end=True)
             case "mistral":
                 return named_json_parser(key, list(self.functions), self.most)
+            case "harmony":
+                return harmony_parser(key, list(self.functions))
             case "json":
                 return json_parser(key, self.most)
 
@@ -96,11 +105,7 @@ def _own_kind(tokenizer: Tokenizer) -> Kind:
     """How a model calls tools by itself, as its chat template shows it."""
     has = tokenizer.tools_template_has
     if tokenizer.thinks_unless_told:
-        raise InvalidRequestError(
-            'tools: calls that a model writes in harmony\'s format are not parsed: say tool_choice "required", a '
-            'function or "none"',
-            "tools",
-        )
+        return "harmony"
     if has("tools") and not any(map(has, _UNKNOWN_SIGNS)):
         # As a special token no text has it, and what is between is all that is seen.
         has_tags = has(TAG_BEGIN) and not tokenizer.is_special(TAG_BEGIN)

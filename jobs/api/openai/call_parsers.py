@@ -131,10 +131,33 @@ def named_json_parser(key: str, names: Sequence[str], most: int | None = None) -
 
     The marks around the names are special tokens mostly, which no text has; numbers of calls are not.
     """
-    marks = ("[TOOL_CALLS]", *names)
     longest = len("[TOOL_CALLS][CALL_ID]123456789[ARGS]") + max(map(len, names))
-    any_name = "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
-    head = re.compile(rf"(?:\[TOOL_CALLS\])?({any_name})(?:\[CALL_ID\])?(?:[a-zA-Z0-9]{{9}})?(?:\[ARGS\])?\s*(?=\{{)")
+    head = rf"(?:\[TOOL_CALLS\])?({_any_of(names)})(?:\[CALL_ID\])?(?:[a-zA-Z0-9]{{9}})?(?:\[ARGS\])?\s*(?=\{{)"
+    return _headed_parser(key, re.compile(head), longest, ("[TOOL_CALLS]", *names), most)
+
+
+def harmony_parser(key: str, names: Sequence[str]) -> WholeCallsParser:
+    """Of a message to a function: gpt-oss's, from behind the first word of its recipient on, or with that.
+
+    The special tokens around the channel and the form are in no text. A message ends with its call.
+    """
+    marks = ("=functions.", "to=functions.")
+    longest = len("to=functions. commentary json") + max(map(len, names))
+    head = rf"(?:to)?=functions\.({_any_of(names)})\s*(?:commentary|analysis)?\s*(?:json)?\s*(?=\{{)"
+    return _headed_parser(key, re.compile(head), longest, marks, most=1)
+
+
+def _any_of(names: Sequence[str]) -> str:
+    return "|".join(map(re.escape, sorted(names, key=len, reverse=True)))
+
+
+def _headed_parser(
+    key: str, head: re.Pattern[str], longest: int, marks: Sequence[str], most: int | None
+) -> WholeCallsParser:
+    """Of calls that begin with a `head` of up to so many characters, whose first group is the name.
+
+    `marks`: what a head begins with.
+    """
 
     def may_be(text: str) -> bool:
         if len(text) > longest:

@@ -102,8 +102,8 @@ class Message(Body):
         if self.tool_calls:
             message["tool_calls"] = [call.model_dump() for call in self.tool_calls]
         if thought := self.reasoning or self.reasoning_content:
-            # Templates that show it to the model, mostly between calls of tools, know the older name.
-            message |= {"reasoning": thought, "reasoning_content": thought}
+            # Templates that show it to the model, mostly between calls, know the older name, gpt-oss's its own.
+            message |= {"reasoning": thought, "reasoning_content": thought, "thinking": thought}
         return message
 
     @staticmethod

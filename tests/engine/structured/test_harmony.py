@@ -15,6 +15,7 @@ from ..running import run_all, token_ids
 CHANNEL, MESSAGE, START, END, ROLE, FINAL = 8, 9, 10, 7, 6, 5
 # The analysis' name is two tokens.
 THOUGHT = (4, 3)
+RECIPIENT = (1, 2)
 TOKENS = HarmonyTokens(
     CHANNEL,
     END,
@@ -23,6 +24,7 @@ TOKENS = HarmonyTokens(
     role_token_ids=(ROLE,),
     thought_token_ids=THOUGHT,
     answer_token_ids=(FINAL,),
+    recipient_token_ids=RECIPIENT,
 )
 OPENING = (CHANNEL, *THOUGHT, MESSAGE)
 HEADER = (CHANNEL, FINAL, MESSAGE)
@@ -43,7 +45,8 @@ PROMPTS = [list(ASKED), [1, START, 2, MESSAGE, 3, END, START, ROLE], [2] * 17 + 
         ((*ASKED, *OPENING, 1, 2), ThinkingStage.OPEN),
         ((*ASKED, *HEADER), ThinkingStage.DONE),
         ((*ASKED, *OPENING, 1, *CLOSING), ThinkingStage.DONE),
-        # What was said before is another message.
+        # What a tool answered, and what was said before, are other messages.
+        ((START, 3, *RECIPIENT, ROLE, CHANNEL, 4, MESSAGE, 6, END, START, ROLE), ThinkingStage.NOT_BEGUN),
         ((START, ROLE, *HEADER, 1, END, *ASKED), ThinkingStage.NOT_BEGUN),
     ],
 )
@@ -67,6 +70,11 @@ def test_how_far_a_prompt_has_come(prompt, stage):
         # Several messages before the final one, and one whose header says more than its channel.
         (ASKED, (*OPENING, 1, END, START, ROLE, CHANNEL, 2, MESSAGE, 3, *CLOSING, 1), Split((1, 3), (1,), 18)),
         (ASKED, (*OPENING, 1, END, START, ROLE, CHANNEL, FINAL, 2, MESSAGE, 3), Split((1,), (3,), 12)),
+        # One to a tool, which its header names behind the channel or in front of it.
+        (ASKED, (*OPENING, 1, END, START, ROLE, CHANNEL, 4, 1, 2, 3, MESSAGE, 6), Split((1,), (3, MESSAGE, 6), 12)),
+        (ASKED, (*OPENING, END, START, ROLE, 1, 2, CHANNEL, 4, MESSAGE, 6), Split((), (CHANNEL, 4, MESSAGE, 6), 9)),
+        (ASKED, (CHANNEL, 4, 1, 2, 3), Split((), (3,), 4)),
+        (ASKED, (CHANNEL, 4, 1, MESSAGE, 2, 3), Split((2, 3), (), 6)),
         # The channel's name within a message is a word like others.
         (ASKED, (*OPENING, FINAL, *CLOSING, FINAL, 1), Split((FINAL,), (FINAL, 1), 11)),
         # What begins with no header.

@@ -8,11 +8,17 @@ import pytest
 from openai import BadRequestError
 
 from headrace.engine.text.tokenizer import Tokenizer
+from headrace.jobs.api.openai.call_formats import CallFormat
+from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
+from headrace.jobs.api.openai.reasoning import ReasoningParser
+from headrace.jobs.api.openai.tool_calls import merged_calls
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.asking import new_request
+from headrace.jobs.live.text import GrowingText
 from headrace.jobs.planning.rendering import PromptRenderer
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.streams.events import StreamEvent
 
 from ...engine.harmony import harmony_copy
 from ..running import LABELS, MODEL, Result, environment, results
@@ -91,10 +97,54 @@ def test_a_chat_that_is_not_to_think(thinker: Thinker) -> None:
     assert usage.completion_tokens_details.reasoning_tokens == 0
 
 
-def test_calls_in_its_own_format_are_refused(thinker: Thinker) -> None:
+WRITTEN = {
+    "a call": ("commentary to=functions.look <|message|>", '{"at": [1]}', ""),
+    "its recipient in front": (None, '{"at": [1]}', ""),
+    "none": ("final<|message|>", "", "Look at it."),
+    "another tool": ("analysis to=python code<|message|>", "", "=python code1 + 1"),
+}
+
+
+@pytest.mark.parametrize("is_whole", [True, False])
+@pytest.mark.parametrize("case", WRITTEN)
+def test_a_message_to_a_function_is_a_call(tmp_path: Path, case: str, is_whole: bool) -> None:
+    """As the model writes it, whether its tokens come one by one or the answer is parted when it is complete."""
+    channel, arguments, said = WRITTEN[case]
+    header = f"<|channel|>{channel}" if channel else " to=functions.look<|channel|>commentary <|message|>"
+    said_last = arguments or said.removeprefix("=python code")
+    tokenizer = Tokenizer.from_pretrained(harmony_copy(MODEL, tmp_path))
+    body = ChatCompletionRequest.model_validate({"model": "m", "messages": CHAT, "tools": [TOOL]})
+    form = CallFormat.of(body, tokenizer)
+    assert form is not None
+    prompt = tokenizer.encode("<|start|>assistant", add_special_tokens=False)
+    written = tokenizer.encode(f"<|channel|>analysis<|message|>Hm.{ENDING}{header}{said_last}", False)
+    thinking = tokenizer.reasoning(True)
+    assert thinking is not None
+    if is_whole:
+        split = thinking.split(prompt, written)
+        reasoning = tokenizer.decode(split.reasoning)
+        event = form.parser("").add(StreamEvent(1, text=tokenizer.decode(split.answer), finish_reason="stop"))
+        events = [event]
+    else:
+        growing = GrowingText(tokenizer, (), thinking.tracker(prompt))
+        parts, calls = ReasoningParser(tokenizer, prompt, True, False), form.parser("")
+        tokens = [StreamEvent(n, (token,), (growing.add(token),)) for n, token in enumerate(written, 1)]
+        thought = [parts.add(each) for each in [*tokens, StreamEvent(len(written) + 1, finish_reason="stop")]]
+        reasoning = "".join(each.reasoning for each in thought)
+        events = [calls.add(each) for each in thought]
+    assert reasoning == "Hm."
+    called = [(call["function"]["name"], call["function"]["arguments"]) for call in merged_calls(events)]
+    assert called == ([("look", arguments)] if arguments else [])
+    assert "".join(event.text for event in events) == said
+    assert events[-1].finish_reason == ("tool_calls" if arguments else "stop")
+
+
+def test_functions_that_it_may_or_has_to_call(thinker: Thinker) -> None:
     asked: dict[str, Any] = {"model": thinker.model.name, "messages": CHAT, "tools": [TOOL], "temperature": 0}
-    with pytest.raises(BadRequestError, match="calls that a model writes in harmony's format are not parsed"):
-        thinker.openai.chat.completions.create(**asked)
+    free = thinker.openai.chat.completions.create(**asked, max_tokens=8)
+    assert free.choices[0].finish_reason in ("stop", "length", "tool_calls")
+    with pytest.raises(BadRequestError, match="thinking_token_budget: the final message follows"):
+        thinker.openai.chat.completions.create(**asked, extra_body={"thinking_token_budget": 3})
     answer = thinker.openai.chat.completions.create(
         **asked, tool_choice="required", max_tokens=90, extra_body={"thinking_token_budget": 3}
     )

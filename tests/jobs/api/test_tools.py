@@ -299,6 +299,14 @@ OWN |= {
     ("mistral", "text behind"): ('f{"a": 1} done', "done", [("f", {"a": 1})]),
     ("mistral", "another name"): ('h{"a": 1}', 'h{"a": 1}', []),
     ("mistral", "cut short"): ('f{"a": ', 'f{"a": ', []),
+    # What follows `to` in a message's header, without the special tokens, and the message.
+    ("harmony", "behind the channel"): ('=functions.f json{"a": 1}', "", [("f", {"a": 1})]),
+    ("harmony", "in front of it"): (' to=functions.gcommentary json{"b": "}{"}', "", [("g", {"b": "}{"})]),
+    ("harmony", "without its form"): ("=functions.gcommentary{}", "", [("g", {})]),
+    ("harmony", "text"): ("to whom it may concern", "to whom it may concern", []),
+    ("harmony", "another name"): ("=functions.h json{}", "=functions.h json{}", []),
+    ("harmony", "another tool"): ("=python code1 + 1", "=python code1 + 1", []),
+    ("harmony", "cut short"): ('=functions.f json{"a": ', '=functions.f json{"a": ', []),
 }
 
 
