@@ -48,9 +48,8 @@ def paged_attention(
         return paged_attention_reference(
             query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks
         )
-    # The compiled kernel knows no sinks.
-    if sinks is None and takes_native(query, key_cache, value_cache, scale):
-        return paged_attention_native(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap)
+    if takes_native(query, key_cache, value_cache, scale):
+        return paged_attention_native(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks)
     return paged_attention_padded(query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, sinks)
 
 
@@ -78,6 +77,8 @@ def _check_sinks(sinks: Tensor, query: Tensor) -> None:
         raise ValueError(f"sinks is {sinks.dtype}, and must be torch.float32")
     if sinks.device != query.device:
         raise ValueError(f"sinks is on {sinks.device}, and must be on {query.device}, as query is")
+    if not sinks.is_contiguous():
+        raise ValueError(f"sinks has stride {sinks.stride()}, and must be contiguous")
 
 
 __all__ = ["AttentionMetadata", "DecodeSeries", "DecodeStep", "paged_attention", "paged_attention_reference"]

@@ -21,7 +21,7 @@ class _Call(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "key_cache", "value_cache", "output")),
         *((name, ctypes.c_void_p) for name in ("query_starts", "context_lens", "block_tables")),
-        *((name, ctypes.c_void_p) for name in ("order", "shared_blocks")),
+        *((name, ctypes.c_void_p) for name in ("order", "shared_blocks", "sinks")),
         *((name, ctypes.c_int64) for name in ("num_sequences", "max_blocks", "block_bits")),
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int64) for name in ("query_token_stride", "query_head_stride")),
@@ -52,6 +52,7 @@ def paged_attention_native(
     scale: float,
     sliding_window: int | None = None,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
     instructions: InstructionSet | None = None,
 ) -> Tensor:
     """See `paged_attention`; `instructions` to compute with, by default all that the processor has."""
@@ -65,6 +66,7 @@ def paged_attention_native(
         value_cache.data_ptr(),
         output.data_ptr(),
         *layout.addresses,
+        None if sinks is None else sinks.data_ptr(),
         *layout.block_tables.shape,
         block_size.bit_length() - 1,
         query.shape[1],

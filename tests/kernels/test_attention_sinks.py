@@ -77,6 +77,7 @@ def test_against_the_reference(shape, dtype, window, soft_cap):
 @pytest.mark.parametrize("name", BATCHES)
 def test_beside_a_shared_prefix(name, monkeypatch):
     """The prefix's scores and a sequence's own stand under one softmax, and the sink beside them once."""
+    monkeypatch.setattr(package, "takes_native", lambda *_: False)
     monkeypatch.setattr(metadata, "MIN_SPARED_TOKENS", 1)
     layout = build(BATCHES[name], 8)
     case = Case(*tensors(layout, 6, 2, 80, torch.float32), layout, 80**-0.5)
@@ -99,16 +100,20 @@ def test_a_cache_in_fp8():
 
 
 def test_without_sinks_nothing_is_lost():
-    """A sink of minus infinity is none; and the compiled kernel, which knows no sinks, is not asked about any."""
+    """A sink of minus infinity is none."""
     case = Case.build(replace(MIXED, head_dim=64))
     never = torch.full((case.query.shape[1],), -torch.inf)
     assert_close(attended(case, never), attended(case, None))
 
 
-def test_the_compiled_kernel_is_not_asked(monkeypatch):
-    case = Case.build(replace(MIXED, head_dim=64))
-    monkeypatch.setattr(package, "takes_native", lambda *_: pytest.fail("it would leave the sinks out"))
-    assert_close(attended(case, sinks_for(case)), expected(case, sinks_for(case)))
+@pytest.mark.parametrize("soft_cap", [None, 3.0])
+@pytest.mark.parametrize("window", [None, 13, 1000])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_without_the_compiled_kernel(shape, window, soft_cap, monkeypatch):
+    monkeypatch.setattr(package, "takes_native", lambda *_: False)
+    case = Case.build(shape)
+    sinks = sinks_for(case)
+    assert_close(attended(case, sinks, window, soft_cap), expected(case, sinks, window, soft_cap))
 
 
 @pytest.mark.parametrize(
@@ -117,9 +122,10 @@ def test_the_compiled_kernel_is_not_asked(monkeypatch):
         (torch.zeros(3), r"sinks \(3,\) must be \[4 heads\]"),
         (torch.zeros(4, 1), r"sinks \(4, 1\) must be \[4 heads\]"),
         (torch.zeros(4, dtype=torch.bfloat16), r"sinks is torch\.bfloat16, and must be torch\.float32"),
+        (torch.zeros(4, 2)[:, 0], r"sinks has stride \(2,\), and must be contiguous"),
         (torch.zeros(4, device="meta"), r"sinks is on meta, and must be on cpu"),
     ],
-    ids=["number", "shape", "dtype", "device"],
+    ids=["number", "shape", "dtype", "stride", "device"],
 )
 def test_sinks_that_do_not_fit_are_named(sinks, message):
     with pytest.raises(ValueError, match=message):

@@ -102,14 +102,17 @@ class Case:
         instructions: InstructionSet | None = None,
         sliding_window: int | None = None,
         soft_cap: float | None = None,
+        sinks: Tensor | None = None,
     ) -> Tensor:
         arguments = (self.query, self.key_cache, self.value_cache, self.metadata, self.scale)
-        return paged_attention_native(*arguments, sliding_window, soft_cap, instructions)
+        return paged_attention_native(*arguments, sliding_window, soft_cap, sinks, instructions)
 
-    def expected(self, sliding_window: int | None = None, soft_cap: float | None = None) -> Tensor:
+    def expected(
+        self, sliding_window: int | None = None, soft_cap: float | None = None, sinks: Tensor | None = None
+    ) -> Tensor:
         caches = self.key_cache.float(), self.value_cache.float()
         arguments = (self.query.float(), *caches, self.metadata, self.scale, sliding_window, soft_cap)
-        return paged_attention_reference(*arguments).to(self.query.dtype)
+        return paged_attention_reference(*arguments, sinks=sinks).to(self.query.dtype)
 
 
 def _owned(metadata: AttentionMetadata, num_blocks: int) -> Tensor:
@@ -170,6 +173,17 @@ def test_groups_of_heads(num_heads, instructions):
 def test_soft_cap(soft_cap, sliding_window, instructions):
     case = Case.build(BATCHES["mixed"], instructions)
     assert_close(case.run(instructions, sliding_window, soft_cap), case.expected(sliding_window, soft_cap))
+
+
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("soft_cap", [None, 5.0])
+@pytest.mark.parametrize("batch", [*BATCHES.values(), Batch((1, 2), (5000, 4500))], ids=[*BATCHES, "long"])
+def test_sinks(batch, soft_cap, instructions):
+    """Far below the scores, among them, and so far above that nothing is left to the values."""
+    sinks = torch.tensor([-torch.inf, -50.0, -1.0, 0.0, 0.5, 2.0, 5.0, 60.0, 1e4])
+    case = Case.build(batch, instructions)
+    for window in (None, 40):
+        assert_close(case.run(instructions, window, soft_cap, sinks), case.expected(window, soft_cap, sinks))
 
 
 @pytest.mark.usefixtures("_threads")

@@ -30,6 +30,7 @@ struct Call {
     const std::int32_t* block_tables;    // [num_sequences, max_blocks]
     const std::int32_t* order;           // the sequences, those with equal first blocks beside each other
     const std::int32_t* shared_blocks;   // how many blocks each one in that order has in common with the one before
+    const float* sinks;                  // [num_heads], a further score of each; null: none
     std::int64_t num_sequences;
     std::int64_t max_blocks;
     std::int64_t block_bits;  // a block has 2^block_bits tokens

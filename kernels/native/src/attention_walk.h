@@ -72,6 +72,9 @@ public:
             Element* rows[kLanes] = {};
             for (int lane = 0; lane < num_lanes(i); ++lane, query.next()) {
                 rows[lane] = output + (query.token() * call_.num_heads + query.head()) * head_dim_;
+                if (call_.sinks != nullptr) {
+                    add_sink(tiles_[i], lane, call_.sinks[query.head()]);
+                }
             }
             item().write_tile(tiles_[i], rows);
         }
@@ -126,6 +129,11 @@ protected:
 
 private:
     Item& item() { return static_cast<Item&>(*this); }
+
+    // It takes a share of the weights, and has no value.
+    void add_sink(Tile& tile, int lane, float sink) const {
+        tile.sum[lane] += std::exp2(sink * kLog2E - tile.base[lane] * scale_factor());
+    }
 
     void load_queries() {
         const Element* queries = reinterpret_cast<const Element*>(call_.query);
