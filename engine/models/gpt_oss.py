@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,46 +10,23 @@ from torch import Tensor
 from ...kernels.activation import clamped_swiglu
 from ...kernels.linear import Linear
 from ...kernels.moe import ClampedGate, choose_experts
-from ...kernels.norm_rotary import add_rms_norm
 from ...kernels.weight_memory import empty_weight
 from ..checkpoints.quantization_config import Mxfp4Scheme
 from ..checkpoints.weights import WeightSlot
 from ..quantization.mxfp4 import StoredMxfp4, blank_mxfp4, mxfp4_exponent
-from .blocks import Attention, BlankWeights, Step, linear_slots
+from .blocks import Attention, BlankWeights, linear_slots
+from .llama import LlamaLayer
 from .moe import Mixture
 
 
-class GptOssLayer:
+class GptOssLayer(LlamaLayer):
     """See `DecoderLayer`."""
 
-    def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
-        config = blank.config
-        self._eps = config.rms_norm_eps
-        self.input_norm = blank.norm(config.hidden_size)
-        self.attention = SinkAttention(blank.within("self_attn"), rope, config.sliding_windows[index])
-        self.mlp_norm = blank.norm(config.hidden_size)
-        self.mlp = GptOssExperts(blank.within("mlp"))
+    def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> "SinkAttention":
+        return SinkAttention(blank, rope, sliding_window)
 
-    @property
-    def mixture(self) -> Mixture[Any]:
-        return self.mlp
-
-    def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
-        normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
-        return self.attention(normed, key_cache, value_cache, step)
-
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
-        return self.mlp(add_rms_norm(branch, residual, self.mlp_norm, self._eps))
-
-    def projections(self) -> Iterator[Linear]:
-        yield from self.attention.projections()
-        yield from self.mlp.projections()
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}.input_layernorm.weight", self.input_norm)
-        yield from self.attention.weight_slots(f"{prefix}.self_attn")
-        yield WeightSlot(f"{prefix}.post_attention_layernorm.weight", self.mlp_norm)
-        yield from self.mlp.weight_slots(f"{prefix}.mlp")
+    def _new_mlp(self, blank: BlankWeights, index: int) -> "GptOssExperts":
+        return GptOssExperts(blank.within("mlp"))
 
 
 class SinkAttention(Attention):
@@ -91,7 +67,6 @@ class GptOssExperts(Mixture["StackedExpert"]):
         )
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, hidden_size]. Returns the same shape."""
         # The shares of the chosen among themselves are the softmax of their logits.
         return self.mix(x, *choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob))
 

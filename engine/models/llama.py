@@ -5,15 +5,15 @@ Covers Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite and the mixtures among them
 """
 
 from collections.abc import Iterator
+from typing import Any
 
 from torch import Tensor
 
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import add_rms_norm
-from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot
 from .blocks import Attention, BlankWeights, GatedMlp, MlpNames, Step
-from .moe import ExpertsMlp
+from .moe import ExpertsMlp, Mixture
 
 
 class LlamaLayer:
@@ -24,13 +24,23 @@ class LlamaLayer:
         self._eps = config.rms_norm_eps
         self._residual_scale = config.residual_scale
         self.input_norm = blank.norm(config.hidden_size)
-        self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
+        self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.mlp_norm = blank.norm(config.hidden_size)
-        self.mlp = _new_mlp(blank, config, index)
+        self.mlp = self._new_mlp(blank, index)
+
+    def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
+        return Attention(blank, rope, sliding_window)
+
+    def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | Mixture[Any]:
+        config = blank.config
+        if config.moe is not None and config.moe.sparse_layers[index]:
+            return ExpertsMlp(blank, config.moe)
+        names = MlpNames(("gate_up_proj",)) if config.has_fused_projections else MlpNames()
+        return GatedMlp(blank.within("mlp"), config.intermediate_size, names, config.mlp_bias)
 
     @property
-    def mixture(self) -> ExpertsMlp | None:
-        return self.mlp if isinstance(self.mlp, ExpertsMlp) else None
+    def mixture(self) -> Mixture[Any] | None:
+        return self.mlp if isinstance(self.mlp, Mixture) else None
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
@@ -53,10 +63,3 @@ class LlamaLayer:
         yield WeightSlot(f"{prefix}.post_attention_layernorm.weight", self.mlp_norm)
         mlp = "mlp" if self.mixture is None else self.mixture.name
         yield from self.mlp.weight_slots(f"{prefix}.{mlp}")
-
-
-def _new_mlp(blank: BlankWeights, config: ModelConfig, index: int) -> GatedMlp | ExpertsMlp:
-    if config.moe is not None and config.moe.sparse_layers[index]:
-        return ExpertsMlp(blank, config.moe)
-    names = MlpNames(("gate_up_proj",)) if config.has_fused_projections else MlpNames()
-    return GatedMlp(blank.within("mlp"), config.intermediate_size, names, config.mlp_bias)

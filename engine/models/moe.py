@@ -1,5 +1,6 @@
 """The MLP of mixtures: a router sends each token to a few experts; some add one for all."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, Protocol, TypeVar
@@ -55,18 +56,30 @@ class Expert(Protocol):
 ExpertType = TypeVar("ExpertType", bound=Expert)
 
 
-class Mixture(Generic[ExpertType]):
+class Mixture(ABC, Generic[ExpertType]):
     """Σ share · expert(x) over the experts chosen.
 
-    `stacked`: the experts' matrices on a GPU, where who has which token is known there alone; None: each is called with
-    its tokens.
+    `name` is what checkpoints call it where an ordinary layer has its `mlp`. `stacked`: the experts' matrices on a GPU,
+    where who has which token is known there alone; None: each is called with its tokens.
     """
+
+    name = "mlp"
 
     def __init__(self, router: Linear, experts: Sequence[ExpertType], gate: Gate | ClampedGate) -> None:
         self.router = router
         self.experts = experts
         self._gate = gate
         self.stacked: StackedExperts | None = None
+
+    @abstractmethod
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_tokens, hidden_size]. Returns the same shape."""
+
+    @abstractmethod
+    def projections(self) -> Iterator[Linear]: ...
+
+    @abstractmethod
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]: ...
 
     def mix(self, x: Tensor, ids: Tensor, shares: Tensor) -> Tensor:
         """See `mix_experts`."""
@@ -83,10 +96,7 @@ class Mixture(Generic[ExpertType]):
 
 
 class ExpertsMlp(Mixture[GatedMlp]):
-    """With gate · shared expert(x) added where there is one.
-
-    `name` is what checkpoints call it where an ordinary layer has its `mlp`.
-    """
+    """With gate · shared expert(x) added where there is one."""
 
     def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
         self._moe = moe
@@ -114,7 +124,6 @@ class ExpertsMlp(Mixture[GatedMlp]):
         self.shared = SharedExpert(blank, naming, shared_size, moe.has_shared_gate) if shared_size else None
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, hidden_size]. Returns the same shape."""
         ids, shares = choose_experts(
             self.router(x.to(self._router_dtype)),
             self._moe.num_experts_per_tok,
