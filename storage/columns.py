@@ -32,9 +32,11 @@ _FIRST_NAMES = frozenset(
         "from_cache",
     )
 )
-# What version 2 has beside that. A job's data set keeps the columns of the version that the job began with.
-RESERVED_NAMES = _FIRST_NAMES | {"margin", "entropy", "votes", "agreement", "receipt"}
-SCHEMA_VERSION = 2
+# What later versions have beside that. A job's data set keeps the columns of the version that the job began with.
+_SECOND_NAMES = _FIRST_NAMES | {"margin", "entropy", "votes", "agreement", "receipt"}
+RESERVED_NAMES = _SECOND_NAMES | {"parsed"}
+_RESERVED_BY_VERSION = {1: _FIRST_NAMES, 2: _SECOND_NAMES, 3: RESERVED_NAMES}
+SCHEMA_VERSION = max(_RESERVED_BY_VERSION)
 # What only a job with reasoning has beside that; its input may have no such columns.
 REASONING_NAMES = ("reasoning", "reasoning_tokens")
 # In front of a name of the input's that is one of these.
@@ -191,7 +193,7 @@ def carried_names(names: Sequence[str]) -> dict[str, str]:
 
 def input_names(carried: Iterable[str], schema_version: int = SCHEMA_VERSION) -> dict[str, str]:
     """For the columns of such a data set that carry the input's: under what name the input had each."""
-    reserved = RESERVED_NAMES if schema_version > 1 else _FIRST_NAMES
+    reserved = _RESERVED_BY_VERSION[schema_version]
     own = [name for name in carried if name.casefold() not in reserved]
     # Of two that could have been one column, the longer name was the one that had to give way.
     return {name: _given_name(name, reserved) for name in sorted(own, key=len)}

@@ -41,8 +41,8 @@ _RECEIPT = pa.struct(
         ("torch", pa.string()),
     ]
 )
-# What a job's kind does not decide: tables of rows that were made before there were these get them.
-ADDED_NAMES = frozenset((*(field.name for field in _DOUBT), "receipt"))
+# Tables of rows that were made before there were these get them.
+ADDED_NAMES = frozenset((*(field.name for field in _DOUBT), "receipt", "parsed"))
 _ALL_ANSWERS = (pa.field("finish_reasons", pa.list_(pa.string())), pa.field("outputs_logprobs", pa.list_(_LOGPROBS)))
 
 
@@ -83,6 +83,7 @@ def output_schema(
     with_votes: bool = False,
     with_reasoning: bool = False,
     with_doubt_and_receipt: bool = False,
+    parsed: pa.DataType | None = None,
 ) -> pa.Schema:
     """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`.
 
@@ -90,7 +91,8 @@ def output_schema(
     `logprobs` the first answer's tokens, each with the likeliest in its place. `with_all_answers`: also how each of
     `outputs` ended, and its log-probabilities. `prompt_logprobs`: as `logprobs`, of the prompt's tokens; nothing is
     known of the first. `from_cache`: whether the answer is an earlier job's. `with_doubt_and_receipt`: the columns
-    that data sets have from version 2 on. docs/data-set.md says what is in each.
+    that data sets have from version 2 on. `parsed`: the type of an answer that is JSON. docs/data-set.md says what is
+    in each.
     """
     # A struct: not every reader of Parquet knows maps (Hugging Face's `datasets` does not).
     probabilities = pa.field("probabilities", pa.struct([(choice, pa.float64()) for choice in choices]))
@@ -100,6 +102,7 @@ def output_schema(
             pa.field("custom_id", pa.string()),
             *input_fields,
             pa.field("output", pa.string()),
+            *([] if parsed is None else [pa.field("parsed", parsed)]),
             *([pa.field("outputs", pa.list_(pa.string()))] if with_outputs else []),
             *(_REASONING if with_reasoning else []),
             pa.field("label", pa.string()),

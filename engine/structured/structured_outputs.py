@@ -7,6 +7,7 @@ from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import InvalidRequestError
+from .closed_schema import closed
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -32,16 +33,17 @@ class GrammarSource:
 class StructuredOutputsParams:
     """Every answer follows a grammar, given in one of five ways; the names are vLLM's.
 
-    `json`: a JSON schema, as text or as an object. `json_object`: any JSON object. `regex`: the whole answer matches
-    it, in the syntax of Rust's regex crate, but digits and letters (`\\d`, `\\w`) are ASCII's. `choice`: one of these
-    texts. `grammar`: in llguidance's variant of Lark.
+    `json`: a JSON schema, as text or as an object, or a pydantic model, which stands for its own. `json_object`: any
+    JSON object. `regex`: the whole answer matches it, in the syntax of Rust's regex crate, but digits and letters
+    (`\\d`, `\\w`) are ASCII's. `choice`: one of these texts. `grammar`: in llguidance's variant of Lark.
 
+    Objects have no properties but those that their schema names, unless it says otherwise (`additionalProperties`).
     Between the parts of JSON a space may stand, or a line break and up to 20 blanks, unless `disable_any_whitespace`.
 
     Raises `InvalidRequestError`. Whether a grammar can be compiled, `grammar.check_grammar` knows.
     """
 
-    json: str | Mapping[str, Any] | None = None
+    json: str | Mapping[str, Any] | type | None = None
     json_object: bool | None = None
     regex: str | None = None
     choice: Sequence[str] | None = None
@@ -49,6 +51,7 @@ class StructuredOutputsParams:
     disable_any_whitespace: bool = False
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "json", as_schema(self.json))
         given = [name for name in _WAYS if getattr(self, name) not in (None, False)]
         if len(given) != 1:
             raise _invalid(f"need exactly one of {', '.join(_WAYS)}, not {' and '.join(given) or 'none'}")
@@ -75,6 +78,11 @@ class StructuredOutputsParams:
         return GrammarSource("json_schema", schema, json_module.dumps(options))
 
 
+def as_schema(given: Any) -> Any:
+    """The JSON schema of a pydantic model, which is not imported for it; anything else as it is."""
+    return given.model_json_schema() if isinstance(given, type) and hasattr(given, "model_json_schema") else given
+
+
 def _check_type(name: str, value: Any) -> None:
     if value is None:
         return
@@ -87,11 +95,11 @@ def _check_type(name: str, value: Any) -> None:
         _require(fits and all(isinstance(text, str) and text for text in value), "choice must be a list of texts")
 
 
-def _schema_text(schema: str | Mapping[str, Any]) -> str:
+def _schema_text(schema: Any) -> str:
     """A JSON schema as text, known to be a JSON object."""
     try:
         value = json_module.loads(schema) if isinstance(schema, str) else schema
-        text = schema if isinstance(schema, str) else json_module.dumps(schema, ensure_ascii=False, allow_nan=False)
+        text = json_module.dumps(closed(value), ensure_ascii=False, allow_nan=False)
     except RecursionError as error:
         raise _too_deep() from error
     except (ValueError, TypeError) as error:

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from ...storage.parts import output_schema
 from ..spec.schemas import JobSpec
+from .parsed import parsed_type
 
 
 def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:
@@ -21,4 +22,5 @@ def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:
         with_votes=spec.vote,
         with_reasoning=spec.sampling.reasoning or spec.samples_each_row,
         with_doubt_and_receipt=spec.schema_version > 1,
+        parsed=parsed_type(spec),
     )

@@ -16,6 +16,7 @@ from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, w
 from ..outcomes import Answer, EngineFailure, Outcome, Refusal
 from ..spec.schemas import JobSpec
 from .begun import Begun
+from .parsed import parsed_type, parsed_value
 from .part_schema import part_schema
 from .receipts import receipt, receipts
 from .row_answers import Answered, answer_columns, error_columns
@@ -90,6 +91,7 @@ class RowBatch:
         self._tokenizer = tokenizer
         self._receipt = receipt
         self._schema = part_schema(spec, input_fields(table.schema))
+        self._parsed_type = parsed_type(spec)
         self._row_requests = RowRequests(spec, tokenizer, prefix, known)
         self._shown = ShownImages(self._table, spec)
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
@@ -262,13 +264,18 @@ class RowBatch:
         carried = self._table.take(pa.array([row.place for row in finished]))
         names = [name for name in self._schema.names if name in carried.column_names]
         fields = [field for field in self._schema if field.name not in names]
-        answers = pa.Table.from_pylist([row.columns for row in finished], schema=pa.schema(fields))
+        answers = pa.Table.from_pylist([self._parsed(row.columns) for row in finished], schema=pa.schema(fields))
         answers = self._with_receipts(answers, finished)
         if self._spec.cache:
             column = answers.schema.get_field_index("from_cache")
             answers = answers.set_column(column, "from_cache", pc.fill_null(answers["from_cache"], False))
         columns = [carried[name] if name in names else answers[name] for name in self._schema.names]
         return pa.table(columns, schema=self._schema)
+
+    def _parsed(self, columns: dict[str, Any]) -> dict[str, Any]:
+        """A row's with its answer as a value, where it is JSON."""
+        kind = self._parsed_type
+        return columns if kind is None else columns | {"parsed": parsed_value(columns.get("output"), kind)}
 
     def _with_receipts(self, answers: pa.Table, finished: Sequence[_Finished]) -> pa.Table:
         """`answers` with the receipts of those that were given here; others bring theirs along."""

@@ -3,11 +3,11 @@
 from functools import cached_property
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from ...engine.errors import InvalidRequestError
 from ...engine.structured.grammar import check_grammar
-from ...engine.structured.structured_outputs import StructuredOutputsParams
+from ...engine.structured.structured_outputs import StructuredOutputsParams, as_schema
 
 _FROZEN = ConfigDict(
     frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
@@ -27,12 +27,19 @@ class JsonSchemaFormat(BaseModel):
 
 
 class ResponseFormat(BaseModel):
-    """OpenAI's: any text, any JSON object, or JSON that follows a schema."""
+    """OpenAI's: any text, any JSON object, or JSON that follows a schema. A pydantic model stands for its schema."""
 
     model_config = _FROZEN
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_model(cls, given: Any) -> Any:
+        """As the official client's `parse` takes it."""
+        schema = as_schema(given)
+        return given if schema is given else {"type": "json_schema", "json_schema": {"schema": schema}}
 
     @cached_property
     def params(self) -> StructuredOutputsParams | None:
@@ -51,7 +58,7 @@ class StructuredOutputs(BaseModel):
 
     model_config = _FROZEN
 
-    json_: Annotated[dict[str, Any] | str | None, Field(alias="json")] = None
+    json_: Annotated[dict[str, Any] | str | None, Field(alias="json"), BeforeValidator(as_schema)] = None
     json_object: bool | None = None
     regex: str | None = None
     choice: tuple[str, ...] | None = None

@@ -154,6 +154,8 @@ def test_a_data_set_of_before_has_the_inputs_columns_that_are_ours_now() -> None
         "input_margin": "input_margin",
     }
     assert input_names(names) == {"input_output": "output", "input_margin": "margin"}
+    assert input_names(["parsed", "input_margin"], schema_version=2) == {"parsed": "parsed", "input_margin": "margin"}
+    assert input_names(["parsed", "input_parsed"]) == {"input_parsed": "parsed"}
 
 
 def test_carried_names_do_not_meet() -> None:

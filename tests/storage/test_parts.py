@@ -126,7 +126,7 @@ def test_probabilities_are_there_on_demand() -> None:
 def test_every_column_is_described_and_reserved() -> None:
     page = (Path(__file__).parents[2] / "docs/data-set.md").read_text()
     flags = [name for name in signature(parts.output_schema).parameters if name.startswith("with_")]
-    schema = parts.output_schema([], choices=("a",), **dict.fromkeys(flags, True))
+    schema = parts.output_schema([], choices=("a",), parsed=pa.bool_(), **dict.fromkeys(flags, True))
     # How each of `outputs` of a batch's rows ended: what the batch's own files are made of.
     of_batches = {"finish_reasons", "outputs_logprobs"}
     for name in schema.names:

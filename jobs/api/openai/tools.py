@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
+from ....engine.structured.closed_schema import closed
 from ....engine.structured.structured_outputs import WHITESPACE
 from ...spec.response_format import StructuredOutputs
 from .body import Body, misfit
@@ -80,6 +81,6 @@ def _calls_grammar(functions: Sequence[FunctionDefinition], is_parallel: bool) -
     for index, function in enumerate(functions):
         # Lark's strings are JSON's.
         head = json.dumps(f'{{"name": {json.dumps(function.name)}, "parameters": ')
-        schema = {**function.schema_of_arguments, "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        schema = {**closed(function.schema_of_arguments), "x-guidance": {"whitespace_pattern": WHITESPACE}}
         rules.append(f'call_{index}: {head} %json {json.dumps(schema)} "}}"')
     return "\n".join(rules)

@@ -115,6 +115,14 @@ def test_whatever_is_allowed_follows_the_schema(schema, compact, seed, name):
     assert jsonschema_rs.is_valid(schema, value)
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_an_object_has_no_property_that_its_schema_does_not_name(seed):
+    inner = {"type": "object", "properties": {"b": {"type": "boolean"}}, "required": ["b"]}
+    schema = {"type": "object", "properties": {"a": {"$ref": "#/$defs/B"}}, "required": ["a"], "$defs": {"B": inner}}
+    params = StructuredOutputsParams(json=schema, disable_any_whitespace=True)
+    assert json.loads(walk(guide(params), "byte level", seed, (1,))) in ({"a": {"b": True}}, {"a": {"b": False}})
+
+
 REGEXES = ["[a-z]{2,4}[0-9]", "(yes|no|maybe)( please)?", r"\d{4}-\d\d", "a*b?", "(é|ü){1,3}", "x y  z"]
 
 
