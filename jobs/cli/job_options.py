@@ -22,6 +22,7 @@ from ..spec.durations import parse_duration
 from ..spec.lora import parse_lora
 from ..spec.schemas import JobSpec
 from ..webhooks import parse_webhook
+from .choices import parse_choices
 from .inputs import file_text, hint_at_file, opened_source, text_or_file
 from .options import DType, KvCacheDType, Model, Quantization, Revision
 
@@ -70,7 +71,12 @@ def asked(
         str | None, typer.Option("--system", metavar="TEXT|@FILE", help="System prompt, or @ and a file with it.")
     ] = None,
     choices: Annotated[
-        str | None, typer.Option("--choices", metavar="a,b,c", help="Answer with one of these; gives label columns.")
+        list[str] | None,
+        typer.Option(
+            "--choices",
+            metavar="a,b,c|@FILE",
+            help="Answer with one of these, or of a file's lines; gives label columns; repeatable.",
+        ),
     ] = None,
     json_schema: Annotated[
         str | None, typer.Option("--json-schema", metavar="FILE|JSON", help="Answer with JSON that follows it.")
@@ -161,7 +167,7 @@ def asked(
         system=None if system is None else text_or_file("--system", system),
         prompt=prompt,
         image=image,
-        choices=_split_choices(choices),
+        choices=parse_choices(choices),
         sampling={
             "temperature": temperature,
             "top_p": top_p,
@@ -268,12 +274,6 @@ def _mode(resume: bool, overwrite: bool) -> OutputMode:
     if resume:
         return OutputMode.RESUME
     return OutputMode.OVERWRITE if overwrite else OutputMode.NEW
-
-
-def _split_choices(choices: str | None) -> tuple[str, ...] | None:
-    if choices is None:
-        return None
-    return tuple(choice.strip() for choice in choices.split(","))
 
 
 def _response_format(schema: str) -> dict[str, Any]:

@@ -1,5 +1,7 @@
 """Options that one command hands on to another."""
 
+import json
+
 import pytest
 import typer
 from typer.core import TyperGroup
@@ -125,6 +127,21 @@ def test_a_text_that_is_a_files_name_is_said_to_be_text(headrace, few, tmp_path,
     ]
     silent = headrace(tmp_path / "data", *command, "--system", "@my prompt.txt", "--prompt", "{text}" + "x" * 5000)
     assert (silent.status, silent.err) == (0, "")
+
+
+def test_choices_are_those_of_all_options_and_of_a_files_lines(headrace, few, tmp_path, monkeypatch):
+    """Of two options the last one would be the only choice, and every row would have it with certainty."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "labels.txt").write_text("shipping, delayed\r\n\nother\n")
+    options = ["--choices", 'billing, "refund, partial"', "--choices", "@labels.txt", "--choices", 'say "no"']
+    job = headrace(
+        tmp_path / "data", "submit", few, "--model", MODEL, "--prompt", "{text}", "--output", "out", *options
+    )
+    shown = headrace(tmp_path / "data", "show", job.out.strip()).out
+    said = next(line for line in shown.splitlines() if line.startswith("choices"))
+    assert json.loads(said.removeprefix("choices")) == [
+        *("billing", "refund, partial", "shipping, delayed", "other", 'say "no"')
+    ]
 
 
 def test_a_job_has_its_priority_from_the_start(headrace, tickets, tmp_path):
