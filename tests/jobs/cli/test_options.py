@@ -129,6 +129,17 @@ def test_a_text_that_is_a_files_name_is_said_to_be_text(headrace, few, tmp_path,
     assert (silent.status, silent.err) == (0, "")
 
 
+def test_a_files_byte_order_mark_is_not_of_its_text(headrace, few, tmp_path):
+    (tmp_path / "system.txt").write_text("\ufeffBe brief.\r\n", encoding="utf-8")
+    (tmp_path / "schema.json").write_text('\ufeff{"type": "integer"}', encoding="utf-8")
+    options = ["--system", f"@{tmp_path / 'system.txt'}", "--json-schema", tmp_path / "schema.json"]
+    command = ["submit", few, "--model", MODEL, "--prompt", "{text}", "--output", tmp_path / "out", *options]
+    job = headrace(tmp_path / "data", *command)
+    assert job.status == 0, job.err
+    shown = headrace(tmp_path / "data", "show", job.out.strip()).out
+    assert [line for line in shown.splitlines() if line.startswith("system")] == ['system          "Be brief."']
+
+
 def test_choices_are_those_of_all_options_and_of_a_files_lines(headrace, few, tmp_path, monkeypatch):
     """Of two options the last one would be the only choice, and every row would have it with certainty."""
     monkeypatch.chdir(tmp_path)
