@@ -1,5 +1,6 @@
 """Which kind of output folder an address names, and what an address must not be."""
 
+import os
 import re
 from pathlib import Path
 
@@ -17,12 +18,12 @@ _NOT_PLAIN = re.compile(r"::|[?#*\[\]\s]")
 
 
 def open_folder(address: str | Path) -> OutputFolder:
-    """The output folder at a path, or at a URL that fsspec knows. Touches nothing.
+    """The output folder at a path, where ~ is the home folder, or at a URL that fsspec knows. Touches nothing.
 
     Raises StorageError for what cannot be one, and for a URL with a password: that belongs into the environment.
     """
     if (url := _URL.match(str(address))) is None:
-        return LocalFolder(Path(address).absolute())
+        return LocalFolder(Path(os.path.expanduser(address)).absolute())
     protocol, place = url["protocol"].lower(), url["place"]
     if protocol in _LOCAL and url["slashes"] == "//":
         return LocalFolder(Path(place).absolute())

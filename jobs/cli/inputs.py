@@ -75,7 +75,7 @@ def file_text(option: str, value: str) -> str:
     """The content of the file that an option names, with or without @ in front. Raises `SpecError`."""
     try:
         # Notepad and Excel begin files with a byte order mark.
-        return Path(value.removeprefix("@")).read_text(encoding="utf-8-sig").strip()
+        return Path(os.path.expanduser(value.removeprefix("@"))).read_text(encoding="utf-8-sig").strip()
     except OSError as error:
         raise SpecError(f"{option} {value} cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

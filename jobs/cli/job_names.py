@@ -1,5 +1,6 @@
 """Jobs as the command line takes them: by their ids, or by the folders of their data sets."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -14,7 +15,7 @@ _HELP = "A job's id, as `headrace jobs` lists them, or its output folder."
 
 def job_named(name: str) -> str:
     """Its id. Raises `SpecError` where a folder is no data set, and `StorageError` where it is out of reach."""
-    if "://" not in name and not Path(name).is_dir():
+    if "://" not in name and not Path(os.path.expanduser(name)).is_dir():
         return name
     report = read_report(open_folder(name))
     if report is None:

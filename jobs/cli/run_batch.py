@@ -72,7 +72,7 @@ def requests(
         raise SpecError(_OUTPUT, f" {output_file} is no file that can be written")
     if output.exists() and not overwrite:
         raise SpecError(_OUTPUT, f" {output_file} exists: pass --overwrite to replace it, or name another file")
-    return Requests(Location(input_file), output)
+    return Requests(Location(os.path.expanduser(input_file)), output)
 
 
 @takes(requests, engine_config)

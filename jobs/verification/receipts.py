@@ -1,5 +1,6 @@
 """How a data set was made: what the ledger notes of its job, or its manifest where there is no such ledger."""
 
+import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class Receipt:
 
         Raises `UnknownJob`, `UnknownBatch`, `StorageError`, or `NotVerifiable` when it is too little to go by.
         """
-        if "://" in name or Path(name).is_dir():
+        if "://" in name or Path(os.path.expanduser(name)).is_dir():
             return cls._of_folder(ledger, open_folder(name))
         kind = "batch" if name.startswith(_BATCH_PREFIX) else "job"
         try:

@@ -1,5 +1,6 @@
 """Any input as a stream of rows. A bad row is an error row with its line; a bad input raises InputError."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -40,10 +41,10 @@ def open_input(address: str | Path, limit: int | None = None, name: str | None =
     `name`: what the user calls it, where that is not the address; errors do not tell where it lies then.
 
     A file (.jsonl, .ndjson, .json, .csv or .tsv, also with .gz or .zst after it; .parquet), a folder of such files,
-    or a folder that Hugging Face's `datasets` saved. The header and the first row are read, so that what is empty or
-    unreadable is refused here.
+    or a folder that Hugging Face's `datasets` saved; ~ is the home folder. The header and the first row are read, so
+    that what is empty or unreadable is refused here.
     """
-    location = Location(str(address), name)
+    location = Location(os.path.expanduser(address), name)
     if not location.exists():
         raise InputError(f"input {location.name} does not exist: check the path")
     with readable(location.name):

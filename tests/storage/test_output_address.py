@@ -20,6 +20,9 @@ from headrace.storage.remote_folder import RemoteFolder
         ("file:///tmp/out", Path("/tmp/out")),
         ("FILE://out", Path("out").absolute()),
         ("local:///tmp/out/", Path("/tmp/out")),
+        ("~/out", Path.home() / "out"),
+        (Path("~/out"), Path.home() / "out"),
+        ("a/~/b", Path("a/~/b").absolute()),
     ],
 )
 def test_folders_of_this_host(address: str | Path, path: Path) -> None:

@@ -197,6 +197,12 @@ def test_input_that_is_no_file(tmp_path: Path) -> None:
         open_input(tmp_path)
 
 
+def test_an_address_from_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    write(tmp_path, "a.csv", "x\n1\n")
+    assert open_input("~/a.csv").columns == ["x"]
+
+
 def test_parquet_without_rows_or_with_two_columns_of_one_name(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"a": pa.array([], pa.string())}), path)

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -84,3 +85,17 @@ def test_a_job_is_named_by_its_output_folder_too(served, headrace, few, tmp_path
         assert headrace(served, verb, tmp_path / "out").out == headrace(served, verb, job).out
     assert f"{job} completed" in headrace(served, "watch", tmp_path / "out").out
     assert_refused(headrace(served, "results", tmp_path), f"folder {tmp_path} holds no data set of headrace")
+
+
+def test_a_home_folder_is_written_as_a_tilde(served, headrace, few, tmp_path, monkeypatch):
+    """No shell makes a folder of the ~ in `--output=~/out`: there would be one of that name in this one."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    (tmp_path / "home").mkdir()
+    shutil.copy(few, tmp_path / "home" / "tickets.jsonl")
+    (tmp_path / "home" / "system.txt").write_text("Be brief.")
+    monkeypatch.chdir(tmp_path)
+    options = ["--model", MODEL, "--prompt", "{text}", "--system", "@~/system.txt", "--max-tokens", "2"]
+    assert headrace(served, "run", "~/tickets.jsonl", *options, "--output=~/out").status == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["home"]
+    assert len(headrace(served, "results", "~/out").out.splitlines()) == 12
+    assert headrace(served, "verify", "~/out", "--rows", "1").status == 0
