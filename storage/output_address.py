@@ -22,6 +22,8 @@ def open_folder(address: str | Path) -> OutputFolder:
 
     Raises StorageError for what cannot be one, and for a URL with a password: that belongs into the environment.
     """
+    if not str(address):
+        raise StorageError("output is empty: name a folder")
     if (url := _URL.match(str(address))) is None:
         return LocalFolder(Path(os.path.expanduser(address)).absolute())
     protocol, place = url["protocol"].lower(), url["place"]

@@ -44,6 +44,8 @@ def open_input(address: str | Path, limit: int | None = None, name: str | None =
     or a folder that Hugging Face's `datasets` saved; ~ is the home folder. The header and the first row are read, so
     that what is empty or unreadable is refused here.
     """
+    if not str(address):
+        raise InputError("input is empty: name a file or a folder")
     location = Location(os.path.expanduser(address), name)
     if not location.exists():
         raise InputError(f"input {location.name} does not exist: check the path")

@@ -57,6 +57,7 @@ def test_folders_of_stores(address: str, url: str) -> None:
         ("s3://bucket/a*", "must be a plain URL"),
         ("s3://bucket/a[1]", "must be a plain URL"),
         ("s3://", "must be a plain URL"),
+        ("", "output is empty: name a folder"),
         ("memory://bucket/a", "this process's memory"),
         (Path("s3://bucket/a"), "s3:/bucket/a is a URL that has lost a slash: pass it as text"),
     ],

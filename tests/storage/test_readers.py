@@ -197,10 +197,13 @@ def test_input_that_is_no_file(tmp_path: Path) -> None:
         open_input(tmp_path)
 
 
-def test_an_address_from_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_address_from_the_home_folder_and_one_that_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     write(tmp_path, "a.csv", "x\n1\n")
     assert open_input("~/a.csv").columns == ["x"]
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="input is empty: name a file or a folder"):
+        open_input("")
 
 
 def test_parquet_without_rows_or_with_two_columns_of_one_name(tmp_path: Path) -> None:
