@@ -1,9 +1,9 @@
-"""A file that is replaced as a whole, while one process has it in its hands."""
+"""A file that is replaced as a whole, or is there to be held, while one process has it in its hands."""
 
 import fcntl
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
@@ -21,11 +21,31 @@ def held_file(path: Path) -> Iterator[bytes | None]:
 
     Raises StorageError when another keeps it for seconds, OSError when it cannot be read.
     """
+    with _held(path, _opened) as file:
+        yield None if file is None else file.read()
+
+
+@contextmanager
+def held_lock(path: Path) -> Iterator[None]:
+    """Hold a file that is there for nothing else, and is removed when the context ends; its folder is made.
+
+    Raises StorageError when another keeps it for seconds, OSError when it cannot be made.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _held(path, lambda path: path.open("ab")):
+        try:
+            yield
+        finally:
+            path.unlink()
+
+
+@contextmanager
+def _held(path: Path, opened: Callable[[Path], BinaryIO | None]) -> Iterator[BinaryIO | None]:
     deadline = time.monotonic() + _PATIENCE_SECONDS
-    while (file := _opened(path)) is not None:
+    while (file := opened(path)) is not None:
         with file:
             if _is_locked(file) and _is_still(file, path):
-                yield file.read()
+                yield file
                 return
         if time.monotonic() > deadline:
             raise StorageError(f"{path} is being written by another process: try again")

@@ -2,7 +2,8 @@
 
 import shutil
 import uuid
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from ...storage.errors import (
     ManifestDamaged,
     OutputNotEmpty,
     SinkError,
+    StorageError,
     UnknownJob,
 )
+from ...storage.held_file import held_lock
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.output_dir import (
@@ -118,21 +121,35 @@ class Producer:
             self._cancel_owner(output)
         had_folder = output.exists()
         manifest = prepare_output_dir(output, mode)
-        if manifest is not None and (job := self._resumed(manifest, fingerprint, spec, output)) is not None:
-            return job
         job_id = manifest.job_id if manifest else job_id or new_job_id()
-        taken = _Taken(job_id, output, self.jobs_folder / job_id, had_folder)
-        if manifest is None:
-            write_manifest(output, Manifest(job_id, fingerprint, self.ledger.identity))
-            self._cancel_homeless(output)
-        try:
-            with planner.plan(source, renderer) as plan:
-                _prepare_sink(terms.sink, spec, plan)
-                return self._create(taken, fingerprint, spec, plan, terms)
-        except (InputError, SinkError, QuotaExceeded):
-            # What only reading the input to its end can tell, its columns or its tokens.
-            taken.give_back()
-            raise
+        with self._alone_with(job_id, output):
+            if manifest is None:
+                write_manifest(output, Manifest(job_id, fingerprint, self.ledger.identity))
+                self._cancel_homeless(output)
+            elif (job := self._resumed(manifest, fingerprint, spec, output)) is not None:
+                return job
+            taken = _Taken(job_id, output, self.jobs_folder / job_id, had_folder)
+            try:
+                with planner.plan(source, renderer) as plan:
+                    _prepare_sink(terms.sink, spec, plan)
+                    return self._create(taken, fingerprint, spec, plan, terms)
+            except (InputError, SinkError, QuotaExceeded):
+                # What only reading the input to its end can tell, its columns or its tokens.
+                taken.give_back()
+                raise
+
+    @contextmanager
+    def _alone_with(self, job_id: str, output: OutputFolder) -> Iterator[None]:
+        """Until the context ends nobody else submits this job. Raises `JobMismatchError` where another does so."""
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(held_lock(self.jobs_folder / f".{job_id}.lock"))
+            except StorageError as error:
+                raise JobMismatchError(
+                    f"job {job_id} of output folder {output} is being submitted by another process: wait until it "
+                    "has been, then run the same command again"
+                ) from error
+            yield
 
     def _check_terms(self, terms: Terms) -> None:
         """Raises `QuotaExceeded`, `SinkError`."""

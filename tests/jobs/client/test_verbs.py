@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.dataset as ds
 import pytest
@@ -21,9 +22,12 @@ from headrace.jobs.client import verbs
 from headrace.jobs.client.verbs import delete_job
 from headrace.jobs.errors import JobMismatchError, LaterVersion, NotRetriable
 from headrace.jobs.grpc.statuses import status_of
+from headrace.jobs.planning.producer import Producer
+from headrace.storage import held_file
 from headrace.storage.batch_records import NewBatch
 from headrace.storage.errors import JobEnded, UnknownJob
 from headrace.storage.output_address import open_folder
+from headrace.storage.output_dir import read_manifest
 from headrace.storage.output_folder import OutputFolder
 from headrace.storage.parts import part_file_name
 from headrace.storage.records import JobState, NewJob, NewWebhook, ShardState
@@ -438,3 +442,39 @@ def test_two_that_come_with_one_key_at_the_same_time_are_one_job(unserved, tmp_p
     assert [job.id for job in unserved.jobs()] == list(ids)
     assert [path.name for path in unserved.jobs_folder.iterdir()] == list(ids)
     assert sum(path.exists() for path in (tmp_path / "one", tmp_path / "two")) == 1
+
+
+@pytest.fixture
+def begun(unserved, tmp_path, monkeypatch):
+    """An output folder that was taken for a job whose submitter was killed before it was recorded."""
+    with monkeypatch.context() as patch:
+        patch.setattr(Producer, "_create", Mock(side_effect=KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            unserved.submit(ROWS, MODEL, tmp_path / "out", **FAST)
+    return tmp_path / "out"
+
+
+def test_two_that_resume_a_job_at_the_same_time_plan_it_once(unserved, begun):
+    """The second one would remove the shards of the first, whose workers may have begun with them."""
+    start = threading.Barrier(2)
+
+    def resume(number: int) -> str:
+        start.wait(60)
+        return unserved.submit(ROWS, MODEL, begun, mode="resume", **FAST).id
+
+    with ThreadPoolExecutor(2) as pool:
+        ids = set(pool.map(resume, range(2)))
+    assert [job.id for job in unserved.jobs()] == list(ids)
+    assert [path.name for path in unserved.jobs_folder.iterdir()] == list(ids)
+
+
+def test_a_job_that_another_process_is_submitting_is_not_resumed(unserved, begun, monkeypatch):
+    manifest = read_manifest(open_folder(begun))
+    assert manifest is not None
+    monkeypatch.setattr(held_file, "_PATIENCE_SECONDS", 0.1)
+    with (
+        held_file.held_lock(unserved.jobs_folder / f".{manifest.job_id}.lock"),
+        pytest.raises(JobMismatchError, match="is being submitted by another process: wait until it has been, then"),
+    ):
+        unserved.submit(ROWS, MODEL, begun, mode="resume", **FAST)
+    assert unserved.submit(ROWS, MODEL, begun, mode="resume", **FAST).id == manifest.job_id
