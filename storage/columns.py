@@ -2,7 +2,7 @@
 
 import json
 from base64 import b64encode
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -191,12 +191,18 @@ def carried_names(names: Sequence[str]) -> dict[str, str]:
     return carried
 
 
-def input_names(carried: Iterable[str], schema_version: int = SCHEMA_VERSION) -> dict[str, str]:
-    """For the columns of such a data set that carry the input's: under what name the input had each."""
+def input_names(
+    carried: Iterable[str], schema_version: int = SCHEMA_VERSION, asked: Container[str] = ()
+) -> dict[str, str]:
+    """For the columns of such a data set that carry the input's: under what name the input had each.
+
+    `asked`: names that the input is known to have had; of another one with `input_` in front it can not be told whether
+    that was of the input.
+    """
     reserved = _RESERVED_BY_VERSION[schema_version]
     own = [name for name in carried if name.casefold() not in reserved]
     # Of two that could have been one column, the longer name was the one that had to give way.
-    return {name: _given_name(name, reserved) for name in sorted(own, key=len)}
+    return {name: name if name in asked else _given_name(name, reserved) for name in sorted(own, key=len)}
 
 
 def _given_name(name: str, reserved: frozenset[str]) -> str:

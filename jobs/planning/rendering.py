@@ -203,6 +203,12 @@ class PromptRenderer:
             raise RowError(str(error)) from error
 
 
+def asked_columns(spec: JobSpec) -> tuple[str, ...]:
+    """Those of the input that the job names."""
+    columns = () if spec.prompt is None else PromptTemplate(spec.prompt).columns
+    return columns if spec.image is None else (*columns, spec.image)
+
+
 def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
     """The job's template, or None when rows bring their own messages."""
     if spec.prompt is not None:

@@ -6,6 +6,7 @@ import pyarrow as pa
 
 from ...storage.columns import carried_values, input_names
 from ...storage.spool import input_fields
+from ..planning.rendering import asked_columns
 from ..spec.row_images import carried_images
 from ..spec.schemas import JobSpec
 
@@ -15,7 +16,8 @@ class ShownImages:
 
     def __init__(self, table: pa.Table, spec: JobSpec) -> None:
         self._table, self._spec = table, spec
-        names = input_names((field.name for field in input_fields(table.schema)), spec.schema_version)
+        carried = (field.name for field in input_fields(table.schema))
+        names = input_names(carried, spec.schema_version, asked_columns(spec))
         # By what the input calls them.
         self._fields = {
             name: table.schema.field(carried) for carried, name in names.items() if name in ("messages", spec.image)

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import pyarrow as pa
@@ -15,16 +15,21 @@ class StoredRows(InputSource):
     """Rows under the numbers they have, which is what their seeds are made of, with the input's columns.
 
     `schema_version`: which columns of the table are not the input's. `ids_are_images`: each row's `custom_id` names
-    its images, so that one that was no text is needed as it was.
+    its images, so that one that was no text is needed as it was. `asked`: as `input_names` has it.
     """
 
     def __init__(
-        self, name: str, table: pa.Table, schema_version: int = SCHEMA_VERSION, ids_are_images: bool = False
+        self,
+        name: str,
+        table: pa.Table,
+        schema_version: int = SCHEMA_VERSION,
+        ids_are_images: bool = False,
+        asked: Container[str] = (),
     ) -> None:
         super().__init__(name, None)
         self._ids_are_images = ids_are_images
         self._table = table.combine_chunks()
-        names = input_names(table.schema.names, schema_version)
+        names = input_names(table.schema.names, schema_version, asked)
         fields = [table.schema.field(name) for name in names]
         self._fields = {names[field.name]: field for field in fields}
         self._columns = dict.fromkeys(("custom_id", *self._fields))

@@ -17,6 +17,7 @@ from ...storage.records import JobState
 from ..client.client import Client, Job
 from ..errors import NotVerifiable
 from ..planning.producer import Terms
+from ..planning.rendering import asked_columns
 from ..spec.schemas import JobSpec
 from .circumstances import Change, changes
 from .differences import Difference, first_difference
@@ -103,7 +104,8 @@ def _source(client: Client, receipt: Receipt, sample: Sample, spec: JobSpec) -> 
     """What the sample's rows were made of. Raises `NotVerifiable`."""
     if receipt.batch is None:
         table = _without_reasoning(sample, spec)
-        return StoredRows(f"{receipt.job_id}, sample", table, spec.schema_version, spec.image == "custom_id")
+        name, is_image = f"{receipt.job_id}, sample", spec.image == "custom_id"
+        return StoredRows(name, table, spec.schema_version, is_image, asked_columns(spec))
     # Here, not above: what reads the API's requests takes half a second to load.
     from .batch_lines import asked_lines
 

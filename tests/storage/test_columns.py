@@ -156,6 +156,7 @@ def test_a_data_set_of_before_has_the_inputs_columns_that_are_ours_now() -> None
     assert input_names(names) == {"input_output": "output", "input_margin": "margin"}
     assert input_names(["parsed", "input_margin"], schema_version=2) == {"parsed": "parsed", "input_margin": "margin"}
     assert input_names(["parsed", "input_parsed"]) == {"input_parsed": "parsed"}
+    assert input_names(names, asked=["input_margin"])["input_margin"] == "input_margin"
 
 
 def test_carried_names_do_not_meet() -> None:

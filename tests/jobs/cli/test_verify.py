@@ -87,6 +87,19 @@ def test_drawn_answers_with_their_probabilities_are_made_again(served, headrace,
     assert said["weights"]["now"] == json.loads((output / "_headrace.json").read_text())["weights"]
 
 
+def test_a_prompts_column_may_be_called_as_those_that_gave_way(served, headrace, tmp_path):
+    """The second of two runs has what the first one carried as `input_label`."""
+    rows = write_lines(tmp_path / "in.jsonl", *({"input_label": f"ticket {n}", "label": n} for n in range(3)))
+    alone = write_lines(tmp_path / "alone.jsonl", *({"input_label": f"ticket {n}"} for n in range(3)))
+    for number, (input, prompt) in enumerate([(rows, "{input_label} {label}"), (alone, "{input_label}")]):
+        output = tmp_path / f"out{number}"
+        run = ("run", input, "--model", MODEL, "--output", output, "--prompt", prompt, "--choices", ",".join(LABELS))
+        assert headrace(served, *run).status == 0
+        wait_until_tidy(output)
+        result = headrace(served, "verify", output)
+        assert (result.status, result.err) == (0, ""), result.out
+
+
 def test_it_says_in_what_the_receipts_differ(served, headrace, labelled):
     """A row that another worker made: the first place to look."""
     rows = [row for path in labelled.glob("*.parquet") for row in pq.read_table(path).to_pylist()]
