@@ -14,9 +14,10 @@ from ...storage.columns import custom_id_of
 from ...storage.readers import InputRow
 from ...storage.spool import PlannedRow
 from ..shards.row_sampling import RowSampling
+from ..spec.prompt_template import RowError
 from ..spec.row_images import NamedFile
 from .image_marks import marked, unmarked
-from .rendering import IllustratedPrompt, PromptRenderer, RowError
+from .rendering import IllustratedPrompt, PromptRenderer
 from .shard_cutter import Item
 
 # How the error of a prompt begins that is too long for the model.

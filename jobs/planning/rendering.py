@@ -4,7 +4,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
-from string import Formatter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.checkpoints.hub import public_name
@@ -15,6 +14,7 @@ from ...engine.vision.reading import ImageReader, has_images
 from ...storage.errors import Argument
 from ..errors import SpecError
 from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts, without_absent
+from ..spec.prompt_template import PromptTemplate, RowError
 from ..spec.row_images import row_images
 from ..spec.schemas import JobSpec
 
@@ -29,55 +29,12 @@ TOOLS = "tools"
 _PROMPT, _IMAGE = Argument("prompt"), Argument("image")
 
 
-class RowError(Exception):
-    """A row that can not be asked; its neighbours are not affected. The message becomes the row's error."""
-
-
 class IllustratedPrompt(NamedTuple):
     """A prompt's text, in which each image has a place of one token, and the images' files with what these become."""
 
     text: str
     files: tuple[bytes, ...]
     grids: tuple[Grid, ...]
-
-
-class PromptTemplate:
-    """A text with `{column}` holes. `{{` and `}}` are literal braces.
-
-    Names are looked up as they stand: no attributes, indices or format specifications, which a data set must not
-    be able to reach into. Raises `SpecError` for a malformed template.
-    """
-
-    def __init__(self, template: str) -> None:
-        try:
-            parsed = list(Formatter().parse(template))
-        except ValueError as error:
-            problem = f" {template!r} is malformed: {error}; write {{{{ for a brace"
-            raise SpecError(_PROMPT, problem, field="prompt") from error
-        self._pieces: list[tuple[str, str | None]] = []
-        for literal, name, specification, conversion in parsed:
-            if name == "":
-                problem = f" {template!r} has an empty {{}}: name a column, or write {{{{}}}} for two braces"
-                raise SpecError(_PROMPT, problem, field="prompt")
-            if specification or conversion:
-                # Mostly it is JSON, which the model is shown.
-                problem = f" {template!r} has a format after {{{name}: leave it out, or write {{{{ and }}}} for braces"
-                raise SpecError(_PROMPT, problem, field="prompt")
-            self._pieces.append((literal, name))
-        self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
-
-    def render(self, values: Mapping[str, Any]) -> str:
-        """Raises `RowError` naming the column that is missing or null."""
-        return "".join(literal + (_text(values, name) if name is not None else "") for literal, name in self._pieces)
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    if name not in values:
-        raise RowError(f"column {name!r} is missing")
-    value = values[name]
-    if value is None:
-        raise RowError(f"column {name!r} is null")
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 class PromptRenderer:
@@ -201,12 +158,6 @@ class PromptRenderer:
             return self._tokenizer.apply_chat_template(messages, {**self._template_kwargs, **own_kwargs}, tools)
         except InvalidRequestError as error:
             raise RowError(str(error)) from error
-
-
-def asked_columns(spec: JobSpec) -> tuple[str, ...]:
-    """Those of the input that the job names."""
-    columns = () if spec.prompt is None else PromptTemplate(spec.prompt).columns
-    return columns if spec.image is None else (*columns, spec.image)
 
 
 def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:

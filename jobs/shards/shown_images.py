@@ -6,7 +6,7 @@ import pyarrow as pa
 
 from ...storage.columns import carried_values, input_names
 from ...storage.spool import input_fields
-from ..planning.rendering import asked_columns
+from ..spec.prompt_template import asked_columns
 from ..spec.row_images import carried_images
 from ..spec.schemas import JobSpec
 

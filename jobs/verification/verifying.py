@@ -17,7 +17,7 @@ from ...storage.records import JobState
 from ..client.client import Client, Job
 from ..errors import NotVerifiable
 from ..planning.producer import Terms
-from ..planning.rendering import asked_columns
+from ..spec.prompt_template import asked_columns
 from ..spec.schemas import JobSpec
 from .circumstances import Change, changes
 from .differences import Difference, first_difference

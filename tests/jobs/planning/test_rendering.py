@@ -7,7 +7,8 @@ import pytest
 
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.errors import SpecError
-from headrace.jobs.planning.rendering import IllustratedPrompt, PromptRenderer, PromptTemplate, RowError
+from headrace.jobs.planning.rendering import IllustratedPrompt, PromptRenderer
+from headrace.jobs.spec.prompt_template import PromptTemplate, RowError
 from headrace.jobs.spec.schemas import JobSpec
 
 from ..models import write_model_folder

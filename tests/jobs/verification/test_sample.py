@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from headrace.jobs.errors import NotVerifiable
-from headrace.jobs.planning.rendering import PromptTemplate
+from headrace.jobs.spec.prompt_template import PromptTemplate
 from headrace.jobs.verification.sample import Sample
 from headrace.jobs.verification.stored_rows import StoredRows
 from headrace.storage import part_groups

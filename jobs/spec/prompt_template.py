@@ -1,0 +1,61 @@
+"""A prompt as a job describes it: a text with holes for an input's columns."""
+
+import json
+from collections.abc import Mapping
+from string import Formatter
+from typing import Any
+
+from ...storage.errors import Argument
+from ..errors import SpecError
+from .schemas import JobSpec
+
+_PROMPT = Argument("prompt")
+
+
+class RowError(Exception):
+    """A row that can not be asked; its neighbours are not affected. The message becomes the row's error."""
+
+
+class PromptTemplate:
+    """A text with `{column}` holes. `{{` and `}}` are literal braces.
+
+    Names are looked up as they stand: no attributes, indices or format specifications, which a data set must not
+    be able to reach into. Raises `SpecError` for a malformed template.
+    """
+
+    def __init__(self, template: str) -> None:
+        try:
+            parsed = list(Formatter().parse(template))
+        except ValueError as error:
+            problem = f" {template!r} is malformed: {error}; write {{{{ for a brace"
+            raise SpecError(_PROMPT, problem, field="prompt") from error
+        self._pieces: list[tuple[str, str | None]] = []
+        for literal, name, specification, conversion in parsed:
+            if name == "":
+                problem = f" {template!r} has an empty {{}}: name a column, or write {{{{}}}} for two braces"
+                raise SpecError(_PROMPT, problem, field="prompt")
+            if specification or conversion:
+                # Mostly it is JSON, which the model is shown.
+                problem = f" {template!r} has a format after {{{name}: leave it out, or write {{{{ and }}}} for braces"
+                raise SpecError(_PROMPT, problem, field="prompt")
+            self._pieces.append((literal, name))
+        self.columns = tuple(dict.fromkeys(name for _, name in self._pieces if name is not None))
+
+    def render(self, values: Mapping[str, Any]) -> str:
+        """Raises `RowError` naming the column that is missing or null."""
+        return "".join(literal + (_text(values, name) if name is not None else "") for literal, name in self._pieces)
+
+
+def _text(values: Mapping[str, Any], name: str) -> str:
+    if name not in values:
+        raise RowError(f"column {name!r} is missing")
+    value = values[name]
+    if value is None:
+        raise RowError(f"column {name!r} is null")
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+def asked_columns(spec: JobSpec) -> tuple[str, ...]:
+    """Those of the input that the job names."""
+    columns = () if spec.prompt is None else PromptTemplate(spec.prompt).columns
+    return columns if spec.image is None else (*columns, spec.image)
