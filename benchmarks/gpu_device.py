@@ -59,6 +59,22 @@ def timing(call: Callable[[], object], device: torch.device, rounds: int, is_flu
     return Timing.of(list(times))
 
 
+def timing_with_waits(call: Callable[[], object], device: torch.device, rounds: int) -> Timing:
+    """As `timing`, of a call that waits for the GPU on its way, and so goes into no graph: by the host's clock.
+
+    The GPU's cache is not flushed.
+    """
+    if device.type != "cuda":
+        return timing(call, device, rounds)
+
+    def finished() -> None:
+        call()
+        torch.cuda.synchronize()
+
+    finished()
+    return Timing.of(list(_host_times(finished, rounds)))
+
+
 def _graph_times(call: Callable[[], object], device: torch.device, rounds: int, is_flushed: bool) -> Iterator[float]:
     call()
     torch.cuda.synchronize()

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from gpu_device import timing_with_waits
 from gpu_kernels import Limits, Sizes, timed
 from gpu_table import Line
 from torch import Tensor
@@ -136,7 +137,7 @@ def mixture_lines(sizes: Sizes, mixture: MixtureSizes, limits: Limits) -> Iterat
         title = f"mixture of {mixture.num_experts} experts, {num_tokens} tokens: fraction of its limit"
         floor = case.floor(limits, sizes.dtype.itemsize, 1)
         yield Line(title, taken.median * 1e6, "us", floor / taken.median, spread=taken.spread)
-        of_loop = timed(case.loop, sizes)
+        of_loop = timing_with_waits(case.loop, sizes.device, sizes.rounds)
         yield Line(
             "  times as fast as experts called one by one", of_loop.median * 1e6, "us", of_loop.median / taken.median
         )
