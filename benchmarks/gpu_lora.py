@@ -5,7 +5,7 @@ from functools import partial
 
 import numpy
 import torch
-from gpu_kernels import Sizes, timed
+from gpu_kernels import Sizes, assert_near, timed, tolerance_of
 from gpu_table import Line
 from torch import Tensor
 from torch.nn.functional import linear
@@ -57,10 +57,9 @@ class LoraCase:
 
 def check_lora(sizes: Sizes) -> None:
     """Against torch's. Raises `AssertionError`."""
-    tolerance = 2e-2 if sizes.dtype == torch.bfloat16 else 2e-5
-    case = LoraCase(sizes, 40)
-    found = case.add(linear(case.x, case.weight))
-    torch.testing.assert_close(found, case.in_torch(), rtol=tolerance, atol=tolerance)
+    for rows in (40, *sizes.linear_rows):
+        case = LoraCase(sizes, rows)
+        assert_near(case.add(linear(case.x, case.weight)), case.in_torch(), tolerance_of(sizes))
 
 
 def lora_lines(sizes: Sizes) -> Iterator[Line]:

@@ -6,7 +6,7 @@ from functools import partial
 
 import torch
 from gpu_device import timing_with_waits
-from gpu_kernels import Limits, Sizes, timed
+from gpu_kernels import Limits, Sizes, assert_near, timed, tolerance_of
 from gpu_table import Line
 from torch import Tensor
 from torch.nn.functional import linear
@@ -119,14 +119,12 @@ def _expert(gate_up: Tensor, down: Tensor, x: Tensor) -> Tensor:
 
 
 def check_mixtures(sizes: Sizes, mixture: MixtureSizes) -> None:
-    """Against one token and one expert at a time. Raises `AssertionError`."""
-    is_narrow = sizes.dtype == torch.bfloat16
-    case = MixtureCase(sizes, mixture, 5)
-    expected = mix_experts_reference(case.x, case.apart(), case.ids, case.shares)
-    tolerance = 2e-2 if is_narrow else 2e-5
-    torch.testing.assert_close(case.mix(case.plain), expected, rtol=tolerance, atol=tolerance)
-    in_fp8 = mix_experts_reference(case.x, case.apart_in_fp8(), case.ids, case.shares)
-    torch.testing.assert_close(case.mix(case.fp8), in_fp8, rtol=tolerance, atol=tolerance)
+    """Against one token and one expert at a time, and in larger steps, against one expert. Raises `AssertionError`."""
+    ways = {5: mix_experts_reference} | dict.fromkeys(mixture.num_tokens, mix_experts)
+    for num_tokens, mix in ways.items():
+        case = MixtureCase(sizes, mixture, num_tokens)
+        for experts, apart in ((case.plain, case.apart()), (case.fp8, case.apart_in_fp8())):
+            assert_near(case.mix(experts), mix(case.x, apart, case.ids, case.shares), tolerance_of(sizes))
 
 
 def mixture_lines(sizes: Sizes, mixture: MixtureSizes, limits: Limits) -> Iterator[Line]:

@@ -34,7 +34,7 @@ class Part:
 def parts_of(is_dry: bool) -> list[Part]:
     """Nothing of the engine is imported before one of them is run."""
     measures: dict[str, tuple[float, Callable[..., None]]] = {
-        CORRECT: (60, _check),
+        CORRECT: (90, _check),
         "limits": (20, _limits),
         "attention": (50, _attention),
         "large": (80, lambda table, is_dry: _goals(table, is_dry).large()),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="the Triton kernels are for where it is installed")
 
@@ -177,6 +178,32 @@ def gpu_modules(monkeypatch: pytest.MonkeyPatch) -> Any:
     from importlib import import_module
 
     return import_module
+
+
+def test_a_figure_is_of_what_was_checked_before(gpu_modules, monkeypatch):
+    """Other numbers of rows have other tiles."""
+    sizes, mixture = gpu_modules("gpu_kernels").DRY, gpu_modules("gpu_mixtures").DRY
+    linears, lora, mixtures = (gpu_modules(f"gpu_{name}") for name in ("linears", "lora", "mixtures"))
+    for module, check, measured in (
+        (linears, lambda: linears.check_linear(sizes), sizes.linear_rows),
+        (lora, lambda: lora.check_lora(sizes), sizes.linear_rows),
+        (mixtures, lambda: mixtures.check_mixtures(sizes, mixture), mixture.num_tokens),
+    ):
+        checked = set[int]()
+        monkeypatch.setattr(module, "assert_near", lambda found, *_, seen=checked: seen.add(len(found)))
+        check()
+        assert {*measured} < checked
+
+
+def test_numbers_that_are_small_are_compared_as_closely(gpu_modules):
+    assert_near = gpu_modules("gpu_kernels").assert_near
+    # A mean of 4,096 values.
+    expected = torch.randn(3, 2, 64) / 64
+    assert_near(expected * 1.01, expected, 2e-2)
+    torch.testing.assert_close(torch.zeros_like(expected), expected, rtol=0, atol=0.1)
+    for wrong in (torch.zeros_like(expected), expected * torch.tensor([1, torch.nan])[:, None]):
+        with pytest.raises(AssertionError, match=r"may be by 0\.02"):
+            assert_near(wrong, expected, 2e-2)
 
 
 def test_the_ceilings_are_those_that_the_goals_were_set_by(gpu_modules):
