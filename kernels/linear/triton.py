@@ -1,7 +1,7 @@
 """Products with quantised weights on the GPU: checks, and launches."""
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import triton
@@ -179,7 +179,6 @@ def int4_linear_triton(
     num_splits: among how many programs a tile's inputs are shared, by default what fills the GPU.
     """
     _check_int4(x, weight, bias)
-    is_fp4 = isinstance(weight, Fp4Weight)
     num_rows, num_outputs = len(x), weight.num_outputs
     output = torch.empty(num_rows, num_outputs, dtype=x.dtype, device=x.device)
     if not output.numel():
@@ -207,18 +206,10 @@ def int4_linear_triton(
         tiles_per_split,
         len(weight.scales),
         x.stride(0),
-        GROUP_SIZE=weight.group_size,
-        IS_OF_ONE_GROUP=rows <= _SUMMED_ROWS and not is_fp4 and has_whole_tiles(weight, len(weight.scales)),
         HAS_BIAS=bias is not None and splits == 1,
-        HAS_MINIMA=weight.has_minima,
-        IS_FP4=is_fp4,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        ROWS=rows,
         OUTPUTS=outputs,
-        HALF_TILE=HALF_TILE,
         num_warps=8 if rows == 128 else 4,
-        # A narrow tile is few bytes: many are to be under way.
-        num_stages=8 if outputs == 64 else 4,
+        **int4_options(weight, len(weight.scales), x.dtype, rows, outputs, isinstance(weight, Fp4Weight)),
     )
     if splits > 1:
         _sum_splits(output, parts, bias)
@@ -235,9 +226,23 @@ class _InGroups(Protocol):
     def group_size(self) -> int: ...
 
 
-def has_whole_tiles(weight: _InGroups, num_groups: int) -> bool:
-    """Whether a tile's weights have one scale an output, and whole numbers for zeros: sums may be scaled instead."""
-    return not weight.has_minima and (num_groups == 1 or weight.group_size % (2 * HALF_TILE) == 0)
+def int4_options(
+    weight: _InGroups, num_groups: int, dtype: torch.dtype, rows: int, outputs: int, is_fp4: bool
+) -> dict[str, Any]:
+    """What products in four bits are compiled for, with a tile of so many rows of x and outputs."""
+    # A tile's weights have one scale an output, and whole numbers for zeros: sums may be scaled instead.
+    has_whole_tiles = not weight.has_minima and (num_groups == 1 or weight.group_size % (2 * HALF_TILE) == 0)
+    return {
+        "GROUP_SIZE": weight.group_size,
+        "IS_OF_ONE_GROUP": rows <= _SUMMED_ROWS and not is_fp4 and has_whole_tiles,
+        "HAS_MINIMA": weight.has_minima,
+        "IS_FP4": is_fp4,
+        "PRECISION": "ieee" if dtype == torch.float32 else "tf32",
+        "ROWS": rows,
+        "HALF_TILE": HALF_TILE,
+        # A narrow tile is few bytes: many are to be under way.
+        "num_stages": 8 if outputs == 64 else 4,
+    }
 
 
 def _sum_splits(output: Tensor, parts: Tensor, bias: Tensor | None) -> None:

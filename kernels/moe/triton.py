@@ -1,5 +1,6 @@
 """A mixture's experts on the GPU: checks, and launches."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch import Tensor
 from ..activation.triton import clamped_swiglu_triton, gelu_tanh_and_mul_triton, silu_and_mul_triton
 from ..device import shared_bytes
 from ..linear.gates import Gate
-from ..linear.triton import BYTE_DTYPES, has_whole_tiles, quantize_gated_triton, quantize_rows_triton
+from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton
 from ..linear.weights import HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .stacked_experts import (
@@ -160,9 +161,29 @@ class _Sorted:
         )
         return cls(pairs, tiles, ids.shape[1])
 
-    def rows(self, num_outputs: int, like: Tensor) -> Tensor:
-        """Room for a row a pair, of the dtype of `like`."""
-        return torch.empty(len(self.pairs), num_outputs, dtype=like.dtype, device=like.device)
+    def multiply(
+        self, kernel: Any, factors: Sequence[Tensor], shape: tuple[int, int], outputs: int, like: Tensor, **rest: Any
+    ) -> Tensor:
+        """A row a pair, of the dtype of `like`: `kernel` on every tile and so many outputs at a time.
+
+        shape: outputs and inputs of an expert's matrix. rest: what the kernel takes beside `factors` and sizes.
+        """
+        num_outputs, num_inputs = shape
+        output = torch.empty(len(self.pairs), num_outputs, dtype=like.dtype, device=like.device)
+        num_column_tiles = triton.cdiv(num_outputs, outputs)
+        kernel[(len(self.tiles) * num_column_tiles,)](
+            output,
+            *factors,
+            self.pairs,
+            self.tiles,
+            num_outputs,
+            num_inputs,
+            num_column_tiles=num_column_tiles,
+            CHOSEN=self.num_chosen,
+            OUTPUTS=outputs,
+            **rest,
+        )
+        return output
 
 
 def _plain_rows(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
@@ -181,61 +202,40 @@ def _plain_rows(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
 def _multiply_gated(x: Tensor, matrices: PlainMatrices, gate: Gate, routed: _Sorted, tile: ExpertTile) -> Tensor:
     """The first products and their activation at once."""
     _, num_outputs, num_inputs = matrices.shape
-    inner, outputs, options = num_outputs // 2, tile.outputs // 2, _options(x, tile)
-    output = routed.rows(inner, x)
-    num_column_tiles = triton.cdiv(inner, outputs)
-    gated_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
-        output,
+    return routed.multiply(
+        gated_experts_kernel,
+        (x, matrices.values),
+        (num_outputs // 2, num_inputs),
+        tile.outputs // 2,
         x,
-        matrices.values,
-        routed.pairs,
-        routed.tiles,
-        inner,
-        num_inputs,
-        num_column_tiles,
-        x.stride(0),
-        CHOSEN=routed.num_chosen,
+        x_stride=x.stride(0),
         IS_SILU=gate is Gate.SILU,
-        IS_WHOLE=num_inputs % options["INPUTS"] == 0,
-        OUTPUTS=outputs,
-        **options,
+        **_options(x, num_inputs, tile),
     )
-    return output
 
 
 def _multiply_plain(x: Tensor, experts: StackedExperts, routed: _Sorted, tile: ExpertTile, is_first: bool) -> Tensor:
     matrices, bias = _of_product(experts, is_first)
     assert isinstance(matrices, PlainMatrices)
-    _, num_outputs, num_inputs = matrices.shape
-    options = _options(x, tile)
-    output = routed.rows(num_outputs, x)
-    num_column_tiles = triton.cdiv(num_outputs, tile.outputs)
-    experts_kernel[(len(routed.tiles) * num_column_tiles,)](
-        output,
+    return routed.multiply(
+        experts_kernel,
+        (x, matrices.values, matrices.values if bias is None else bias),
+        matrices.shape[1:],
+        tile.outputs,
         x,
-        matrices.values,
-        matrices.values if bias is None else bias,
-        routed.pairs,
-        routed.tiles,
-        num_outputs,
-        num_inputs,
-        num_column_tiles,
-        x.stride(0),
-        CHOSEN=routed.num_chosen,
+        x_stride=x.stride(0),
         IS_FIRST=is_first,
         HAS_BIAS=bias is not None,
-        IS_WHOLE=num_inputs % options["INPUTS"] == 0,
-        OUTPUTS=tile.outputs,
-        **options,
+        **_options(x, matrices.shape[2], tile),
     )
-    return output
 
 
-def _options(x: Tensor, tile: ExpertTile) -> dict[str, Any]:
+def _options(x: Tensor, num_inputs: int, tile: ExpertTile) -> dict[str, Any]:
     """What both kernels of plain matrices are compiled for."""
     is_float32 = x.dtype == torch.float32
     inputs = _FLOAT32_INPUTS if is_float32 else _INPUTS
     return {
+        "IS_WHOLE": num_inputs % inputs == 0,
         # Exact products in float32, as everywhere.
         "PRECISION": "ieee" if is_float32 else "tf32",
         "ROWS": tile.rows,
@@ -280,33 +280,22 @@ def _multiply_bytes(
     like: Tensor,
     is_first: bool,
 ) -> Tensor:
-    _, num_outputs, num_inputs = matrices.shape
-    output = routed.rows(num_outputs, like)
-    num_column_tiles = triton.cdiv(num_outputs, tile.outputs)
-    scaled_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
-        output,
-        values,
-        scales,
-        matrices.values,
-        matrices.scales,
-        routed.pairs,
-        routed.tiles,
-        num_outputs,
-        num_inputs,
-        matrices.num_groups,
-        num_column_tiles,
-        CHOSEN=routed.num_chosen,
+    return routed.multiply(
+        scaled_experts_kernel,
+        (values, scales, matrices.values, matrices.scales),
+        matrices.shape[1:],
+        tile.outputs,
+        like,
+        num_groups=matrices.num_groups,
         IS_FIRST=is_first,
         IS_GROUPED=matrices.num_groups > 1,
         IS_INT=values.dtype == torch.int8,
-        IS_WHOLE=num_inputs % KERNEL_GROUP_SIZE == 0,
+        IS_WHOLE=matrices.shape[2] % KERNEL_GROUP_SIZE == 0,
         ROWS=tile.rows,
-        OUTPUTS=tile.outputs,
         INPUTS=KERNEL_GROUP_SIZE,
         num_warps=tile.num_warps,
         num_stages=tile.num_stages(KERNEL_GROUP_SIZE, 1, shared_bytes(like.device)),
     )
-    return output
 
 
 def _int4_rows(x: Tensor, experts: StackedExperts, ids: Tensor) -> Tensor:
@@ -327,42 +316,20 @@ def _int4_tile(num_pairs: int, num_experts: int, dtype: torch.dtype) -> ExpertTi
 def _multiply_int4(x: Tensor, experts: StackedExperts, routed: _Sorted, tile: ExpertTile, is_first: bool) -> Tensor:
     matrices, bias = _of_product(experts, is_first)
     assert isinstance(matrices, Int4Matrices | Fp4Matrices)
-    is_fp4 = isinstance(matrices, Fp4Matrices)
-    _, num_outputs, num_inputs = matrices.shape
-    num_groups = matrices.scales.shape[1]
-    output = routed.rows(num_outputs, x)
-    num_column_tiles = triton.cdiv(num_outputs, tile.outputs)
-    sums_groups = tile is _FEW_INT4_ROWS and not is_fp4 and has_whole_tiles(matrices, num_groups)
-    int4_experts_kernel[(len(routed.tiles) * num_column_tiles,)](
-        output,
+    num_groups, is_fp4 = matrices.scales.shape[1], isinstance(matrices, Fp4Matrices)
+    return routed.multiply(
+        int4_experts_kernel,
+        (x, matrices.packed, matrices.scales, matrices.zeros, x if bias is None else bias),
+        matrices.shape[1:],
+        tile.outputs,
         x,
-        matrices.packed,
-        matrices.scales,
-        matrices.zeros,
-        x if bias is None else bias,
-        routed.pairs,
-        routed.tiles,
-        num_outputs,
-        num_inputs,
-        num_groups,
-        num_column_tiles,
-        x.stride(0),
-        CHOSEN=routed.num_chosen,
+        num_groups=num_groups,
+        x_stride=x.stride(0),
         IS_FIRST=is_first,
-        GROUP_SIZE=matrices.group_size,
-        IS_OF_ONE_GROUP=sums_groups,
-        HAS_MINIMA=matrices.has_minima,
-        IS_FP4=is_fp4,
         HAS_BIAS=bias is not None,
-        PRECISION="ieee" if x.dtype == torch.float32 else "tf32",
-        ROWS=tile.rows,
-        OUTPUTS=tile.outputs,
-        HALF_TILE=HALF_TILE,
         num_warps=tile.num_warps,
-        # A narrow tile is few bytes: many are to be under way.
-        num_stages=8 if tile is _FEW_INT4_ROWS else 4,
+        **int4_options(matrices, num_groups, x.dtype, tile.rows, tile.outputs, is_fp4),
     )
-    return output
 
 
 def _check(x: Tensor, experts: StackedExperts, ids: Tensor, shares: Tensor) -> None:

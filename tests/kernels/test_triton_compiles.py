@@ -23,7 +23,7 @@ RESERVED_SHARED_BYTES = 1024
 def launched_kernels() -> set[str]:
     """The kernels that the wrappers launch, by name."""
     wrappers = [file.read_text() for file in (HERE.parents[1] / "kernels").glob("*/triton.py")]
-    return {name for text in wrappers for name in re.findall(r"(\w+_kernel)(?:\[|, x,)", text)}
+    return {name for text in wrappers for name in re.findall(r"(\w+_kernel)(?:\[|, x,|,\s+\()", text)}
 
 
 def compile_side_by_side(folder: Path, *parts: str) -> list[dict[str, Any]]:
