@@ -186,11 +186,11 @@ def make_planner(spec: JobSpec, shard_rows: int | None, sort_folder: Path) -> Pl
     if spec.lora is not None:
         spec.lora.check()
     located = locate_model(spec.model, with_weights=False)
-    tokenizer = Tokenizer.from_pretrained(located.folder)
+    model, tokenizer = ModelConfig.from_pretrained(located.folder), Tokenizer.from_pretrained(located.folder)
     told_time = spec.told_time or (datetime.now() if tokenizer.tells_time else None)
     return Planner(
         spec.model_copy(update={"model": located.name, "told_time": told_time}),
-        ModelConfig.from_pretrained(located.folder),
+        model,
         tokenizer,
         shard_rows,
         sort_folder,
