@@ -22,8 +22,7 @@ def copy_blocks(kv_cache: Tensor, sources: Tensor, destinations: Tensor) -> None
 
 def copy_blocks_reference(kv_cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
     """See `copy_blocks`."""
-    # As bytes: torch indexes no float8.
-    held = kv_cache.view(torch.uint8)
+    held = _words(kv_cache)
     held[:, :, destinations] = held[:, :, sources]
 
 
@@ -32,8 +31,7 @@ def swap_out(kv_cache: Tensor, blocks: Tensor) -> Tensor:
 
     From a GPU they come into pinned memory, and arrive when the stream has come so far.
     """
-    # As bytes: torch indexes no float8.
-    gathered = kv_cache.view(torch.uint8).index_select(2, blocks).view(kv_cache.dtype)
+    gathered = _words(kv_cache).index_select(2, blocks).view(kv_cache.dtype)
     if not kv_cache.is_cuda:
         return gathered
     held = torch.empty(gathered.shape, dtype=gathered.dtype, pin_memory=True)
@@ -49,4 +47,10 @@ def swap_in(kv_cache: Tensor, blocks: Tensor, held: Tensor, first: int = 0) -> N
         )
     # Moved as a whole: to cut it the host would read what the device may still be writing.
     moved = held.to(kv_cache.device, non_blocking=True)[:, :, first:]
-    kv_cache.view(torch.uint8).index_copy_(2, blocks, moved.view(torch.uint8))
+    _words(kv_cache).index_copy_(2, blocks, _words(moved))
+
+
+def _words(blocks: Tensor) -> Tensor:
+    """The same memory as integers, as torch indexes no float8; as few as may be, since each is moved by itself."""
+    num_bytes = blocks.shape[-1] * blocks.element_size()
+    return blocks.view(torch.int64 if num_bytes % 8 == 0 else torch.uint8)

@@ -13,8 +13,8 @@ from headrace.kernels.kv_cache.block_copy import copy_blocks, copy_blocks_refere
 from headrace.kernels.kv_cache.triton import copy_blocks_triton
 
 
-def cache(dtype: torch.dtype, device: torch.device) -> Tensor:
-    return torch.randn(2, 3, 7, 4, 2, 17).to(device, dtype)
+def cache(dtype: torch.dtype, device: torch.device, head_dim: int = 17) -> Tensor:
+    return torch.randn(2, 3, 7, 4, 2, head_dim).to(device, dtype)
 
 
 @pytest.mark.parametrize("copy", [copy_blocks, copy_blocks_reference, copy_blocks_triton])
@@ -37,15 +37,19 @@ def bits(tensor: Tensor) -> Tensor:
     return tensor.view(torch.uint8)
 
 
-def test_blocks_swapped_out_come_back_anywhere(device):
-    kv_cache = cache(torch.bfloat16, device)
+@pytest.mark.parametrize("head_dim", [16, 17])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float8_e4m3fn], ids=str)
+def test_blocks_swapped_out_come_back_anywhere(dtype, head_dim, device):
+    kv_cache = cache(dtype, device, head_dim)
     before = kv_cache.clone()
     held = swap_out(kv_cache, torch.tensor([5, 1], device=device))
     assert held.device.type == "cpu"
-    kv_cache[:, :, [5, 1]] = 0
+    bits(kv_cache)[:, :, [5, 1]] = 0
     swap_in(kv_cache, torch.tensor([1, 3], device=device), held)
-    assert torch.equal(kv_cache[:, :, [1, 3]], before[:, :, [5, 1]])
-    assert torch.equal(kv_cache[:, :, [0, 2, 4, 6]], before[:, :, [0, 2, 4, 6]])
+    assert torch.equal(bits(kv_cache)[:, :, [1, 3]], bits(before)[:, :, [5, 1]])
+    assert torch.equal(bits(kv_cache)[:, :, [0, 2, 4, 6]], bits(before)[:, :, [0, 2, 4, 6]])
+    swap_in(kv_cache, torch.tensor([6], device=device), held, first=1)
+    assert torch.equal(bits(kv_cache)[:, :, 6], bits(before)[:, :, 1])
 
 
 def test_what_does_not_fit_is_named(device):

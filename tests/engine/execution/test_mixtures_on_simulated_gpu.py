@@ -117,7 +117,7 @@ def test_quantised_experts_side_by_side_answer_as_those_called_one_by_one(
 ):
     copytree(chat_folder, tmp_path, dirs_exist_ok=True)
     config = MODELS[name].to_dict() | {"architectures": [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[MODELS[name].model_type]]}
-    sizes = {name: 64 for name in config if name == "hidden_size" or name.endswith("intermediate_size")}
+    sizes: dict[str, Any] = {name: 64 for name in config if name == "hidden_size" or name.endswith("intermediate_size")}
     # One layer, as each kernel is interpreted.
     sizes |= {"num_hidden_layers": 1, "layer_types": (config.get("layer_types") or [])[:1] or None}
     (tmp_path / "config.json").write_text(json.dumps(config | sizes | {"quantization_config": quantization}))
