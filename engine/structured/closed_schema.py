@@ -10,7 +10,7 @@ _NAMED = ("properties", "patternProperties", "$defs", "definitions")
 # These say what else may be in an object.
 _OPENING = ("additionalProperties", "patternProperties", "propertyNames", "minProperties")
 # Of parts that are to hold together each would exclude the others' properties.
-_JOINING = ("not", "if", "dependentSchemas", "unevaluatedProperties")
+_JOINING = ("not", "if", "dependencies", "dependentSchemas", "unevaluatedProperties")
 _BESIDE = ("$ref", "anyOf", "oneOf", "allOf")
 
 
