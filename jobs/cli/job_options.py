@@ -258,6 +258,8 @@ def target(
     ] = None,
 ) -> Target:
     """Raises `SpecError`, `SinkError`."""
+    if sink is None and sink_table != DEFAULT_TABLE:
+        raise SpecError("--sink-table is a table of --sink's database: pass both")
     terms = Terms(
         None if within is None else parse_duration("--within", within),
         idempotency_key,
