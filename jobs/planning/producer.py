@@ -11,6 +11,7 @@ from typing import Any
 from celery import Celery
 
 from ...storage.errors import (
+    Argument,
     InputError,
     JobEnded,
     LedgerError,
@@ -38,7 +39,7 @@ from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewW
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.spool import carried_fields
 from ..celery_app import ring_for_shards, shard_queue
-from ..errors import JobMismatchError
+from ..errors import JobMismatchError, SpecError
 from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
 from ..spec.row_images import images_fingerprint
@@ -64,6 +65,11 @@ class Terms:
     priority: int = 0
     tenant: str = DEFAULT_TENANT
     quota: Quota = NO_QUOTA
+
+    def __post_init__(self) -> None:
+        """Raises `SpecError`."""
+        if self.idempotency_key == "":
+            raise SpecError(Argument("idempotency_key"), " is empty: leave it out, or name the job by it")
 
 
 NO_TERMS = Terms()

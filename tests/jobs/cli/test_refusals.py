@@ -168,6 +168,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--max-num-seqs", "0"], ["--max-num-seqs"]),
         (["--system", "@nowhere.txt"], ["--system", "nowhere.txt"]),
         (["--json-schema", "nowhere.json"], ["--json-schema nowhere.json cannot be read: No such file"]),
+        (["--idempotency-key", ""], ["--idempotency-key is empty: leave it out"]),
         (["--sink-table", "labels"], ["--sink-table is a table of --sink's database: pass both"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
         (["--webhook", "ftp://a/"], ["--webhook must be an http"]),
