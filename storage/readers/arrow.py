@@ -16,10 +16,11 @@ from .source import InputRow, InputSource, readable, refuse_duplicates
 _BATCH_ROWS = 1024
 # Of rows with images, which are hundreds of kilobytes, fewer are read at a time.
 _BATCH_BYTES = 32 * 1024**2
+_BYTES = (pa.binary(), pa.large_binary())
 
 
 class ArrowSource(InputSource):
-    """Files of record batches, one after the other. Their columns keep their types."""
+    """Files of record batches, one after the other. Their columns keep their types, or have one that both kinds fit."""
 
     def __init__(self, name: str, files: Sequence[Location], limit: int | None) -> None:
         """Raises InputError when the files' columns differ."""
@@ -28,7 +29,7 @@ class ArrowSource(InputSource):
         self._schema = self._read_schema(files[0])
         refuse_duplicates(name, self._schema.names)
         for file in files[1:]:
-            _refuse_drift(files[0], self._schema, file, self._read_schema(file))
+            self._schema = _merged(files[0], self._schema, file, self._read_schema(file))
         self._columns = dict.fromkeys(self._schema.names)
 
     def unifier(self) -> SchemaUnifier:
@@ -48,7 +49,10 @@ class ArrowSource(InputSource):
         row = 0
         for file in self._files:
             for batch in self._batches(file):
-                columns = [python_values(column) for column in batch.select(self._schema.names).columns]
+                found = batch.select(self._schema.names).columns
+                columns = [
+                    python_values(_cast(column, field.type)) for column, field in zip(found, self._schema, strict=True)
+                ]
                 for values in zip(*columns, strict=True):
                     yield InputRow(row, dict(zip(self._columns, values, strict=True)))
                     row += 1
@@ -105,12 +109,32 @@ def _child(folder: Location, name: str) -> Location:
     return Location(f"{folder.address.rstrip('/')}/{name}")
 
 
-def _refuse_drift(first: Location, schema: pa.Schema, other: Location, found: pa.Schema) -> None:
+def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
+    return column if column.type == type_ else column.cast(type_)
+
+
+def _merged(first: Location, schema: pa.Schema, other: Location, found: pa.Schema) -> pa.Schema:
+    """The columns of both. Raises InputError when they have different ones, or no type holds the values of both."""
     for name in dict.fromkeys((*schema.names, *found.names)):
-        before = schema.field(name).type if name in schema.names else "missing"
-        now = found.field(name).type if name in found.names else "missing"
-        if before != now:
+        before, now = (each.field(name).type if name in each.names else None for each in (schema, found))
+        type_ = _common_type(before, now)
+        if type_ is None:
             raise InputError(
-                f"input {other.name}: column {name!r} is {now}, in {first.name} it is {before}: give all files the "
-                "same columns"
+                f"input {other.name}: column {name!r} is {now or 'missing'}, in {first.name} it is "
+                f"{before or 'missing'}: give all files the same columns"
             )
+        schema = schema.set(schema.get_field_index(name), schema.field(name).with_type(type_))
+    return schema
+
+
+def _common_type(one: pa.DataType | None, other: pa.DataType | None) -> pa.DataType | None:
+    """pandas writes a column without a value as one of nulls, polars texts as large ones, and so on."""
+    if one is None or other is None or one == other:
+        return one and other
+    schemas = [pa.schema([("", each.value_type if pa.types.is_dictionary(each) else each)]) for each in (one, other)]
+    try:
+        merged = pa.unify_schemas(schemas, promote_options="permissive").field(0).type
+    except pa.ArrowException:
+        return None
+    # Texts would become bytes.
+    return None if merged in _BYTES and not {one, other} <= {*_BYTES, pa.null()} else merged

@@ -346,6 +346,7 @@ def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
     ("other", "message"),
     [
         (pa.table({"n": ["x"], "m": [1]}), "b.parquet: column 'n' is string, in .*a.parquet it is int64"),
+        (pa.table({"n": [b"x"], "m": [1]}), "b.parquet: column 'n' is binary, in .*a.parquet it is int64"),
         (pa.table({"n": [1]}), "b.parquet: column 'm' is missing, in .*a.parquet it is int64"),
         (pa.table({"n": [1], "m": [1], "k": [1]}), "b.parquet: column 'k' is int64, in .*a.parquet it is missing"),
     ],
@@ -354,6 +355,35 @@ def test_parquet_files_whose_columns_differ_are_refused(other: pa.Table, message
     pq.write_table(pa.table({"n": [1], "m": [1]}), tmp_path / "a.parquet")
     pq.write_table(other, tmp_path / "b.parquet")
     with pytest.raises(InputError, match=message):
+        open_input(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "type_"),
+    [
+        (pa.nulls(1), pa.array(["x"]), pa.string()),
+        (pa.array(["x"]), pa.nulls(1), pa.string()),
+        (pa.array(["x"]), pa.array(["y"], pa.large_string()), pa.large_string()),
+        (pa.array(["x"]), pa.array(["y"]).dictionary_encode(), pa.string()),
+        (pa.array([1], pa.int32()), pa.array([2**40]), pa.int64()),
+        (pa.array([[]], pa.list_(pa.null())), pa.array([["x"]]), pa.list_(pa.string())),
+        (pa.array([0.5], pa.float32()), pa.array([0.1]), pa.float64()),
+    ],
+    ids=lambda each: str(each.type) if isinstance(each, pa.Array) else "",
+)
+def test_types_of_parquet_files_that_fit_into_one(one: pa.Array, other: pa.Array, type_: Any, tmp_path: Path) -> None:
+    """As pandas and polars write the shards of one data set."""
+    pq.write_table(pa.table({"n": one}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"n": other}), tmp_path / "b.parquet")
+    source = open_input(tmp_path)
+    assert [row.values["n"] for row in source] == [*one.to_pylist(), *other.to_pylist()]
+    assert source.unifier().schema().field("n").type == type_
+
+
+def test_text_and_bytes_do_not_fit_into_one(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": ["x"]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"n": [b"x"]}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"column 'n' is binary, in .*a.parquet it is string"):
         open_input(tmp_path)
 
 
