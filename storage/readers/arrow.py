@@ -4,11 +4,12 @@ import hashlib
 import json
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..columns import SchemaUnifier, python_values
+from ..columns import SchemaUnifier, carried_values, python_values
 from ..errors import InputError
 from .location import Location
 from .source import InputRow, InputSource, readable, refuse_duplicates
@@ -49,10 +50,7 @@ class ArrowSource(InputSource):
         row = 0
         for file in self._files:
             for batch in self._batches(file):
-                found = batch.select(self._schema.names).columns
-                columns = [
-                    python_values(_cast(column, field.type)) for column, field in zip(found, self._schema, strict=True)
-                ]
+                columns = [_values(batch, field) for field in self._schema]
                 for values in zip(*columns, strict=True):
                     yield InputRow(row, dict(zip(self._columns, values, strict=True)))
                     row += 1
@@ -109,8 +107,12 @@ def _child(folder: Location, name: str) -> Location:
     return Location(f"{folder.address.rstrip('/')}/{name}")
 
 
-def _cast(column: pa.Array, type_: pa.DataType) -> pa.Array:
-    return column if column.type == type_ else column.cast(type_)
+def _values(batch: pa.RecordBatch, field: pa.Field) -> list[Any]:
+    """A column's values as one of `field`; those of a data set of ours as its input had them."""
+    found, column = batch.schema.field(field.name), batch[field.name]
+    if found.type != field.type:
+        column = column.cast(field.type)
+    return carried_values(column, field) if found.metadata == field.metadata else python_values(column)
 
 
 def _merged(first: Location, schema: pa.Schema, other: Location, found: pa.Schema) -> pa.Schema:

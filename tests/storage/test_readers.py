@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from sqlalchemy import create_engine
 from sqlalchemy import text as text_clause
 
-from headrace.storage.columns import carried_values, column_array
+from headrace.storage.columns import SchemaUnifier, carried_values, column_array
 from headrace.storage.errors import InputError
 from headrace.storage.readers import InputRow, open_input, open_sql
 
@@ -385,6 +385,23 @@ def test_text_and_bytes_do_not_fit_into_one(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": [b"x"]}), tmp_path / "b.parquet")
     with pytest.raises(InputError, match=r"column 'n' is binary, in .*a.parquet it is string"):
         open_input(tmp_path)
+
+
+def test_the_columns_of_a_data_set_of_ours_are_read_as_its_input_had_them(tmp_path: Path) -> None:
+    """Else a run over another run's answers would ask for "s" in place of s, and each run would quote it again."""
+    rows: list[dict[str, Any]] = [{"mixed": "s", "price": 1}, {"mixed": {"n": 5}, "price": 2.5}]
+    unifier = SchemaUnifier()
+    for values in rows:
+        unifier.observe(values)
+    schema = unifier.schema()
+    for name in ("a", "b"):
+        columns = [column_array([values[field.name] for values in rows], field) for field in schema]
+        pq.write_table(pa.table(columns, schema=schema), tmp_path / f"{name}.parquet")
+    source = open_input(tmp_path)
+    again = [row.values for row in source]
+    assert again == rows * 2
+    assert type(again[0]["price"]) is int
+    assert column_array(["s", None], source.unifier().schema().field("mixed")).to_pylist() == ['"s"', None]
 
 
 def test_the_order_of_columns_is_no_difference(tmp_path: Path) -> None:
