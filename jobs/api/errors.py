@@ -164,7 +164,7 @@ def _answer_conflict(request: Request, error: Exception) -> JSONResponse:
 def _answer_over_quota(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, QuotaExceeded)
     kind = "tokens" if error.limit == "queued_tokens" else "requests"
-    return _answer_http(request, RateLimited(kind, f"{error}: try again when others have ended", _JOB_RETRY_SECONDS))
+    return _answer_http(request, RateLimited(kind, str(error), _JOB_RETRY_SECONDS))
 
 
 def _answer_away(request: Request, error: Exception) -> JSONResponse:
