@@ -93,7 +93,7 @@ class Client(Connections):
             kv_cache_dtype=kv_cache_dtype,
             system=system,
             prompt=prompt,
-            choices=tuple(choices) if choices is not None else None,
+            choices=choices,
             sampling=sampling,
             limit=limit,
             cache=cache,

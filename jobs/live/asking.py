@@ -87,7 +87,7 @@ def new_request(
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
-        choices=None if choices is None else tuple(choices),
+        choices=choices,
         sampling={"seed": new_seed(), **sampling},
         chat_template_kwargs=chat_template_kwargs,
         lora=as_fields(lora_request),

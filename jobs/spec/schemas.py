@@ -1,7 +1,7 @@
 """What users send: a job's description, checked once."""
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -203,6 +203,14 @@ class JobSpec(BaseModel):
     @classmethod
     def _absolute(cls, model: str) -> str:
         return model_name(model)
+
+    @field_validator("choices", mode="before")
+    @classmethod
+    def _are_several(cls, value: Any) -> Any:
+        # Each letter of a text would be a choice.
+        if isinstance(value, str):
+            raise ValueError("must be a list of texts")
+        return tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
 
     @field_validator("vote")
     @classmethod

@@ -92,6 +92,7 @@ def test_a_job_is_found_again(client, rows, tmp_path):
         ({"temperature": -1}, SpecError, "temperature"),
         ({"temprature": 1}, SpecError, "temprature"),
         ({"choices": ("a", "a")}, SpecError, "choices"),
+        ({"choices": "shipping"}, SpecError, "^choices: must be a list of texts, not 'shipping'$"),
         ({"vote": True}, SpecError, "vote: needs several .* a temperature above 0$"),
         ({"lora_request": "kind"}, SpecError, "lora_request must be a headrace.LoRARequest, not 'kind'"),
         ({"input": "nowhere.jsonl"}, InputError, "does not exist"),
