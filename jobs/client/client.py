@@ -1,6 +1,7 @@
 """Submit jobs and ask for answers: the Python face, and what the command line is made of."""
 
 import json
+import math
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -151,7 +152,7 @@ class Client(Connections):
         except OSError as error:
             raise StorageError(f"cannot write into {folder}: {error.strerror or error}") from error
         # As JSON has it by itself, all is ASCII: half of a surrogate pair is that row's error, not the submission's.
-        write_lines(path, (json.dumps(dict(row), default=as_text) for row in rows))
+        write_lines(path, (json.dumps(_without_nan(dict(row)), default=as_text) for row in rows))
         try:
             yield path
         finally:
@@ -245,3 +246,12 @@ class Client(Connections):
     @cached_property
     def _row_watch(self) -> RowWatch:
         return self._stack.enter_context(RowWatch(self._redis.redis))
+
+
+def _without_nan(value: Any) -> Any:
+    """pandas has NaN where there is no number."""
+    if isinstance(value, Mapping):
+        return {name: _without_nan(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and math.isnan(value) else value

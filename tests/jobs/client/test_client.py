@@ -1,11 +1,13 @@
 """The Python face, with a worker that serves the tickets model."""
 
 import json
+import math
 from datetime import date
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pyarrow.dataset as ds
 import pytest
 from redis import Redis
@@ -71,6 +73,14 @@ def test_what_json_cannot_hold_becomes_text_or_that_rows_error(client, rows, tmp
     answers = finish(client.submit(odd, MODEL, tmp_path / "out", **FAST))
     assert answers[0]["when"] == "2026-03-04"
     assert "surrogate" in answers[1]["error"]
+
+
+def test_a_number_that_pandas_lacks_is_null(client, rows, tmp_path):
+    frame = pd.DataFrame([rows[0] | {"price": 2.5}, rows[1], rows[2] | {"prices": [1.0, math.nan]}])
+    answers = finish(client.submit(frame.to_dict("records"), MODEL, tmp_path / "out", **FAST))
+    assert [row["error"] for row in answers] == [None] * 3
+    assert [row["price"] for row in answers] == [2.5, None, None]
+    assert json.loads(answers[2]["prices"]) == [1.0, None]
 
 
 def test_a_job_is_found_again(client, rows, tmp_path):
