@@ -12,7 +12,7 @@ from typing import Any
 from ...engine.checkpoints.hub import model_name
 from ...engine.lora_request import LoRARequest
 from ...storage.columns import as_text
-from ...storage.errors import StorageError
+from ...storage.errors import InputError, StorageError
 from ...storage.files import write_lines
 from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode
@@ -152,7 +152,7 @@ class Client(Connections):
         except OSError as error:
             raise StorageError(f"cannot write into {folder}: {error.strerror or error}") from error
         # As JSON has it by itself, all is ASCII: half of a surrogate pair is that row's error, not the submission's.
-        write_lines(path, (json.dumps(_without_nan(dict(row)), default=as_text) for row in rows))
+        write_lines(path, (json.dumps(_without_nan(each), default=as_text) for each in _mappings(rows)))
         try:
             yield path
         finally:
@@ -246,6 +246,17 @@ class Client(Connections):
     @cached_property
     def _row_watch(self) -> RowWatch:
         return self._stack.enter_context(RowWatch(self._redis.redis))
+
+
+def _mappings(rows: Iterable[Any]) -> Iterator[Mapping[Any, Any]]:
+    """Raises `InputError` where they are none, as those of a pandas DataFrame, which are its columns' names."""
+    for number, row in enumerate(rows):
+        if not isinstance(row, Mapping):
+            raise InputError(
+                f"row {number} of the input is of the type {type(row).__name__}: give mappings such as "
+                '{"text": "…"}, of a DataFrame those of to_dict("records"), of a table those of to_pylist()'
+            )
+        yield row
 
 
 def _without_nan(value: Any) -> Any:

@@ -107,6 +107,8 @@ def test_a_job_is_found_again(client, rows, tmp_path):
         ({"lora_request": "kind"}, SpecError, "lora_request must be a headrace.LoRARequest, not 'kind'"),
         ({"input": "nowhere.jsonl"}, InputError, "does not exist"),
         ({"input": []}, InputError, "no rows"),
+        ({"input": ["late"]}, InputError, "^row 0 of the input is of the type str: give mappings such as"),
+        ({"input": pd.DataFrame({"text": ["late"]})}, InputError, r"of a DataFrame those of to_dict\("),
         ({"sink": "mysql://host/name"}, SinkError, "^sink cannot be mysql"),
     ],
     ids=str,
