@@ -240,9 +240,8 @@ class JobSpec(BaseModel):
             spec.sampling.params(0, spec.choices)
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
-            path = [str(part) for part in first["loc"]]
-            name = ".".join(part for part in path if part != "sampling")
-            raise SpecError(Argument(name), f": {problem(first)}", field=".".join(path)) from error
+            field = ".".join(map(str, first["loc"]))
+            raise SpecError(Argument(field.removeprefix("sampling.")), f": {problem(first)}", field=field) from error
         except InvalidRequestError as error:
             raise _refusal(error) from error
         return spec

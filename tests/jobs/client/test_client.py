@@ -101,6 +101,7 @@ def test_a_job_is_found_again(client, rows, tmp_path):
         ({"prompt": None}, SpecError, ': pass prompt="{ticket_id}"$'),
         ({"temperature": -1}, SpecError, "temperature"),
         ({"temprature": 1}, SpecError, "temprature"),
+        ({"sampling": {"n": 1}}, SpecError, "^sampling: there is no such option$"),
         ({"choices": ("a", "a")}, SpecError, "choices"),
         ({"choices": "shipping"}, SpecError, "^choices: must be a list of texts, not 'shipping'$"),
         ({"vote": True}, SpecError, "vote: needs several .* a temperature above 0$"),
