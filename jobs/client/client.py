@@ -37,6 +37,9 @@ from .connections import Connections
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
 
+# Types of pandas, which is not imported for them.
+_LACKING = ("NAType", "NaTType")
+
 
 class Client(Connections):
     """Submits jobs and asks for answers. A context manager; its settings and errors are those of `Connections`."""
@@ -260,9 +263,10 @@ def _mappings(rows: Iterable[Any]) -> Iterator[Mapping[Any, Any]]:
 
 
 def _without_nan(value: Any) -> Any:
-    """pandas has NaN where there is no number."""
+    """pandas has NaN where there is no number, and its own where there is no time or nothing of another type."""
     if isinstance(value, Mapping):
         return {name: _without_nan(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_without_nan(each) for each in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+    is_nan = isinstance(value, float) and math.isnan(value)
+    return None if is_nan or type(value).__name__ in _LACKING else value

@@ -137,7 +137,8 @@ def test_what_cannot_be_is_refused(openai_client: OpenAI) -> None:
 
 
 def test_each_tool_has_its_own_definitions() -> None:
-    other = {**PARAMETERS, "$defs": {"Kind": {"const": "other"}}}
+    # That there are no others need not be said.
+    other = {**KIND, "$defs": {"Kind": {"const": "other"}}}
     tools = [*TOOLS[:1], {"type": "function", "function": {"name": "other", "parameters": other}}]
     tokenizer = Tokenizer.from_pretrained(MODEL)
 
@@ -158,6 +159,7 @@ def test_each_tool_has_its_own_definitions() -> None:
     assert not fits(f"[{billing}, {own}]", is_parallel=False)
     assert not fits("[" + billing.replace("billing", "other") + "]")
     assert not fits("[" + own.replace('"kind": "other"', '"kind": "billing"') + "]")
+    assert not fits("[" + own.replace('"kind": "other"', '"kind": "other", "more": 1') + "]")
 
 
 def test_a_schema_at_fault_is_named() -> None:

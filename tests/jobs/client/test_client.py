@@ -5,11 +5,12 @@ import math
 from datetime import date
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pyarrow.dataset as ds
 import pytest
+from pydantic import BaseModel, Field
 from redis import Redis
 from sqlalchemy import update
 
@@ -81,6 +82,31 @@ def test_a_number_that_pandas_lacks_is_null(client, rows, tmp_path):
     assert [row["error"] for row in answers] == [None] * 3
     assert [row["price"] for row in answers] == [2.5, None, None]
     assert json.loads(answers[2]["prices"]) == [1.0, None]
+
+
+def test_what_pandas_lacks_of_other_types_is_null(client, rows, tmp_path):
+    frame = pd.DataFrame([rows[0] | {"when": "2026-03-04", "count": 1}, rows[1]])
+    frame = frame.assign(when=pd.to_datetime(frame["when"]), count=frame["count"].astype("Int64"))
+    answers = finish(client.submit(frame.to_dict("records"), MODEL, tmp_path / "out", **FAST))
+    assert [(row["when"], row["count"]) for row in answers] == [("2026-03-04 00:00:00", 1), (None, None)]
+
+
+class Found(BaseModel):
+    kind: Literal["billing", "shipping"]
+    sure: bool
+    other: list[bool] = Field(max_length=2)
+
+
+def test_answers_that_follow_a_schema_are_values_too(client, rows, tmp_path):
+    asked = {"structured_outputs": {"json": Found, "disable_any_whitespace": True}, "prompt": "{text}"}
+    given = [*rows[:5], {"text": ""}]
+    answers = finish(client.submit(given, MODEL, tmp_path / "out", max_tokens=40, **asked))
+    for row in answers[:5]:
+        assert row["parsed"] == json.loads(row["output"]) == Found.model_validate(row["parsed"]).model_dump()
+    assert answers[5]["error"]
+    assert answers[5]["parsed"] is None
+    cut = finish(client.submit(given[:1], MODEL, tmp_path / "cut", max_tokens=2, **asked))
+    assert (cut[0]["finish_reason"], cut[0]["parsed"]) == ("length", None)
 
 
 def test_a_job_is_found_again(client, rows, tmp_path):
