@@ -15,7 +15,7 @@ from .batch_schemas import Metadata
 from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, parse_body
 from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, ReasoningEffort, Role
 from .sampling_schemas import Seed
-from .tools import FunctionDefinition
+from .tools import FunctionDefinition, expect_choice
 
 _LOGPROBS = "message.output_text.logprobs"
 # Which of a chat's fields a request's become.
@@ -124,6 +124,11 @@ class NamedFunctionTool(Body):
     name: Text
 
 
+ResponsesToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedFunctionTool, expect_choice('{"type": "function", "name": …}')
+]
+
+
 class TextFormat(Body):
     """Any text, any JSON object, or JSON that follows a schema, whether `strict` or not."""
 
@@ -175,7 +180,7 @@ class ResponsesRequest(HostedFields):
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     text: TextOptions | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedFunctionTool | None = None
+    tool_choice: ResponsesToolChoice | None = None
     parallel_tool_calls: bool | None = None
     reasoning: ReasoningOptions | None = None
     stream: bool | None = None

@@ -4,7 +4,8 @@ import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, ValidationError, ValidatorFunctionWrapHandler, WrapValidator
+from pydantic_core import PydanticCustomError
 
 from ....engine.structured.closed_schema import closed
 from ....engine.structured.structured_outputs import WHITESPACE
@@ -50,7 +51,23 @@ class NamedTool(Body):
     function: NamedFunction
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedTool
+def expect_choice(named: str) -> WrapValidator:
+    """For `tool_choice`, a word or an object like `named`: pydantic would name the type of the first alone."""
+
+    def check(value: Any, read: ValidatorFunctionWrapHandler) -> Any:
+        try:
+            return read(value)
+        except ValidationError as error:
+            problem = f"must be 'none', 'auto', 'required' or {named}"
+            raise PydanticCustomError("tool_choice", "{problem}", {"problem": problem}) from error
+
+    return WrapValidator(check)
+
+
+ToolChoice = Annotated[
+    Literal["none", "auto", "required"] | NamedTool,
+    expect_choice('{"type": "function", "function": {"name": …}}'),
+]
 
 
 def forced_call(tools: Sequence[Tool], choice: ToolChoice, is_parallel: bool) -> StructuredOutputs | None:

@@ -181,6 +181,7 @@ def test_a_batch_has_responses(openai_client: OpenAI, api: ApiServer, headrace: 
         ({"background": True}, "background", "send it in a batch"),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "web_search is not run here"),
         ({"tool_choice": NAMED}, "tool_choice", "needs tools"),
+        ({"tool_choice": {"type": "web_search"}}, "tool_choice", '\'required\' or {"type": "function"'),
         ({"tools": [ROUTE], "tool_choice": {"type": "function", "name": "no"}}, "tool_choice", "none of the tools"),
         ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input[0].type", "message"),
         ({"input": [{"role": "user"}]}, "input[0]", "'content'"),

@@ -132,6 +132,10 @@ def test_what_cannot_be_is_refused(openai_client: OpenAI) -> None:
     for words, options in refusals.items():
         with pytest.raises(BadRequestError, match=words):
             openai_client.chat.completions.create(**OPTIONS | options)
+    for choice in ("sometimes", {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}):
+        with pytest.raises(BadRequestError, match="must be 'none', 'auto', 'required' or") as refused:
+            openai_client.chat.completions.create(**OPTIONS | {"tool_choice": choice})
+        assert refused.value.param == "tool_choice"
     plain = openai_client.chat.completions.create(**OPTIONS | {"tool_choice": "none", "max_tokens": 4})
     assert plain.choices[0].message.tool_calls is None
 
