@@ -16,23 +16,25 @@ class Quota:
     """What a new job may not go beyond; None is no limit.
 
     `concurrent_jobs` and `queued_tokens` are its tenant's, `max_queued_jobs` counts the open jobs of all.
+    `held_tokens`: those of `queued_tokens` that something else than jobs has.
     """
 
     concurrent_jobs: int | None = None
     queued_tokens: int | None = None
     max_queued_jobs: int | None = None
+    held_tokens: int = 0
 
 
 NO_QUOTA = Quota()
-_LATER = "try again when others have ended"
 
 
 class QuotaExceeded(LedgerError):
-    """A job was not recorded because of a limit; `limit` names it, the message says whether it may be later."""
+    """A job was not recorded because of a limit; `limit` names it. If it `fits` it may be once others have ended."""
 
-    def __init__(self, limit: str, message: str) -> None:
+    def __init__(self, limit: str, message: str, fits: bool = True) -> None:
         super().__init__(message)
         self.limit = limit
+        self.fits = fits
 
 
 def check_quota(connection: Connection, tenant: str, quota: Quota, num_tokens: int) -> None:
@@ -46,22 +48,17 @@ def check_quota(connection: Connection, tenant: str, quota: Quota, num_tokens: i
     # Holds on PostgreSQL; on SQLite there is only one writer anyway. A tenant with limits has a row.
     connection.execute(select(tenants.c.name).where(tenants.c.name == tenant).with_for_update())
     if (most := quota.max_queued_jobs) is not None and _num_open(connection, None) >= most:
-        full = f"there are {most} jobs that have not ended, as many as may wait here"
-        raise QuotaExceeded("max_queued_jobs", f"{full}: {_LATER}")
+        raise QuotaExceeded("max_queued_jobs", f"there are {most} jobs that have not ended, as many as may wait here")
     if (most := quota.concurrent_jobs) is not None and _num_open(connection, tenant) >= most:
-        full = f"you have {most} jobs that have not ended, as many as you may"
-        raise QuotaExceeded("concurrent_jobs", f"{full}: {_LATER}")
+        raise QuotaExceeded("concurrent_jobs", f"you have {most} jobs that have not ended, as many as you may")
     if (most := quota.queued_tokens) is not None:
-        _check_tokens(num_tokens, queued_tokens(connection, tenant), most)
-
-
-def _check_tokens(num_tokens: int, queued: int, most: int) -> None:
-    if num_tokens > most:
-        advice = "ask for fewer rows at a time, or for shorter answers (max_tokens)"
-        raise QuotaExceeded("queued_tokens", f"{num_tokens} tokens are more than the {most} you may queue: {advice}")
-    if queued + num_tokens > most:
-        full = f"{num_tokens} tokens beside the {queued} you have queued are more than your {most}"
-        raise QuotaExceeded("queued_tokens", f"{full}: {_LATER}")
+        if num_tokens > most:
+            raise QuotaExceeded("queued_tokens", f"{num_tokens} tokens are more than your {most} in all", fits=False)
+        queued = quota.held_tokens + queued_tokens(connection, tenant)
+        if queued + num_tokens > most:
+            raise QuotaExceeded(
+                "queued_tokens", f"{num_tokens} tokens beside the {queued} you have queued are more than your {most}"
+            )
 
 
 def tokens_of(job: NewJob) -> int:

@@ -103,11 +103,9 @@ class Admission:
     def admit_job(self, connection: HTTPConnection) -> Quota:
         """Let a request for a job in, or raise; what the job is then to be held to when it is recorded."""
         tenant = self.admit_request(connection)
-        tokens = tenant.queued_tokens
-        if tokens is not None:
-            # Of the live requests Redis knows, of the jobs the ledger.
-            tokens = max(0, tokens - self._limits.held_tokens(tenant.name))
-        return Quota(tenant.concurrent_jobs, tokens, self._settings.max_queued_jobs)
+        # Of the live requests Redis knows, of the jobs the ledger.
+        held = 0 if tenant.queued_tokens is None else self._limits.held_tokens(tenant.name)
+        return Quota(tenant.concurrent_jobs, tenant.queued_tokens, self._settings.max_queued_jobs, held)
 
     def admit_request(self, connection: HTTPConnection) -> TenantRecord:
         """Let a request in that takes no tokens, or raise; whose it is."""
@@ -135,6 +133,9 @@ class Admission:
             raise RateLimited(
                 "requests", f"{message}; the next may come in {usage.retry_after:.3g} s", usage.retry_after
             )
+        if usage.refused_by == "tokens" and num_tokens > (tenant.queued_tokens or 0):
+            message = f"{num_tokens} tokens (prompt and max_tokens) are more than your {tenant.queued_tokens} in all"
+            raise RateLimited("tokens", f"{message}: ask for less")
         if usage.refused_by == "tokens":
             queued = usage.held_tokens + standing.bulk_tokens
             message = f"{num_tokens} tokens (prompt and max_tokens) beside the {queued} you have queued"

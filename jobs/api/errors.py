@@ -69,12 +69,13 @@ class ApiError(HTTPException):
 
 
 class RateLimited(ApiError):
-    """Too much at the moment, of what `kind` says: "requests" or "tokens". `retry_after`: seconds."""
+    """Too much, of what `kind` says: "requests" or "tokens". `retry_after`: seconds; None where it always will be."""
 
-    def __init__(self, kind: str, message: str, retry_after: float) -> None:
+    def __init__(self, kind: str, message: str, retry_after: float | None = None) -> None:
         super().__init__(429, message, "rate_limit_exceeded")
         self.kind = kind
-        self.headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
+        if retry_after is not None:
+            self.headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
 
 
 def answer_errors(app: FastAPI) -> None:
@@ -164,7 +165,9 @@ def _answer_conflict(request: Request, error: Exception) -> JSONResponse:
 def _answer_over_quota(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, QuotaExceeded)
     kind = "tokens" if error.limit == "queued_tokens" else "requests"
-    return _answer_http(request, RateLimited(kind, str(error), _JOB_RETRY_SECONDS))
+    if not error.fits:
+        return _answer_http(request, RateLimited(kind, f"{error}: ask for fewer rows at a time, or for shorter answers (max_tokens)"))
+    return _answer_http(request, RateLimited(kind, f"{error}: try again when others have ended", _JOB_RETRY_SECONDS))
 
 
 def _answer_away(request: Request, error: Exception) -> JSONResponse:

@@ -143,7 +143,14 @@ def test_a_job_of_too_many_tokens_leaves_nothing(desk: Desk) -> None:
     before = sorted(folder.glob("*"))
     # The answer alone may have so many.
     desk.ledger.tenants.set("less", queued_tokens=256)
-    assert assert_limited(desk.submit("less"), "tokens") == 15
+    refused = desk.submit("less")
+    # Not to be tried again, although there is nothing that has to end first.
+    assert (refused.status_code, refused.headers.get("Retry-After")) == (429, None)
+    assert "are more than your 256 in all" in refused.json()["error"]["message"]
+    desk.ledger.tenants.set("least", queued_tokens=COST - 1)
+    refused = desk.probe("least")
+    assert (refused.status_code, refused.headers.get("Retry-After")) == (429, None)
+    assert refused.json()["error"]["message"].endswith(f"are more than your {COST - 1} in all: ask for less")
     assert desk.http.get("/jobs", headers=desk.key("less")).json()["data"] == []
     assert sorted(folder.glob("*")) == before
     desk.ledger.tenants.set("enough", queued_tokens=600)
