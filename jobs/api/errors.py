@@ -126,7 +126,7 @@ def _answer_http(request: Request, error: HTTPException) -> JSONResponse:
     code, param = (error.code, error.param) if isinstance(error, ApiError) else (None, None)
     if error.status_code == 400 and code is None:
         # The framework's word for a body that Python's JSON parser gave up on.
-        return _invalid_json("it can not be parsed")
+        return _invalid_json(request, "it can not be parsed")
     kind = error.kind if isinstance(error, ApiError) else None
     message = str(error.detail)
     if not isinstance(error, ApiError) and error.status_code in (404, 405):
@@ -138,13 +138,16 @@ def _answer_http(request: Request, error: HTTPException) -> JSONResponse:
 def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
-        return _invalid_json(f"{first['ctx']['error']} at character {first['loc'][-1]}")
+        return _invalid_json(request, f"{first['ctx']['error']} at character {first['loc'][-1]}")
     param = _param(first["loc"])
     message = problem(first)
     return error_response(422, f"{param}: {message}" if param else message, "invalid_value", param)
 
 
-def _invalid_json(reason: str) -> JSONResponse:
+def _invalid_json(request: Request, reason: str) -> JSONResponse:
+    if (coding := request.headers.get("content-encoding", "identity")) != "identity":
+        message = f"bodies are not unpacked here: send it without Content-Encoding: {coding}"
+        return error_response(415, message, "encoded_body")
     return error_response(400, f"the body is not valid JSON: {reason}", "invalid_json")
 
 

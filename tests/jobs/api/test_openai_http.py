@@ -1,5 +1,6 @@
 """The routes under `/v1` below any client: bodies that are none, and clients that leave."""
 
+import gzip
 import json
 import socket
 from collections.abc import Callable
@@ -45,6 +46,13 @@ def test_a_body_that_is_no_object(api: ApiServer, body: bytes) -> None:
 
 def test_only_json_is_taken(api: ApiServer) -> None:
     assert_error(post(api, b"{}", "text/plain"), 415, "not_json")
+
+
+def test_a_compressed_body_is_said_to_be_one(api: ApiServer) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    response = api.http.post("/v1/chat/completions", content=gzip.compress(b"{}"), headers=headers)
+    assert_error(response, 415, "encoded_body")
+    assert "Content-Encoding: gzip" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
