@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from ...engine.errors import ModelError
 from ...engine.text.tokenizer import Tokenizer
-from ...storage.errors import StorageError
+from ...storage.errors import LeaseLost, SpoolDamaged, StorageError, UnknownJob
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.parts import recover_shard
@@ -109,7 +109,7 @@ class ShardAttempt:
         Raises `LeaseLost` when another attempt took over, `Stopped` when told to stop, `EngineFailed` or
         `StorageError` when the shard can be tried again. Rows committed before stay committed.
         """
-        table = read_shard(Path(self.claim.spool_path))
+        table = self._planned()
         done = self._recover() | self._retrial.rows_to_leave(table)
         if self.claim.is_expired:
             table = expire(table)
@@ -121,6 +121,21 @@ class ShardAttempt:
         if self.tools.checkpoints is not None:
             self.tools.checkpoints.drop(self._checkpoint)
         return state
+
+    def _planned(self) -> pa.Table:
+        """The shard's rows. Raises `LeaseLost` where the job has ended since it was taken: they go with it."""
+        try:
+            return read_shard(Path(self.claim.spool_path))
+        except SpoolDamaged as error:
+            if self._has_ended():
+                raise LeaseLost(f"shard {self.claim.shard_id} is not begun: its job has ended") from error
+            raise
+
+    def _has_ended(self) -> bool:
+        try:
+            return self.tools.ledger.job(self.claim.job_id).state.has_ended
+        except UnknownJob:
+            return True
 
     def _answer_all(self, table: pa.Table, done: frozenset[int]) -> None:
         # Nearly always the first attempt: nothing is asked of the ledger then.

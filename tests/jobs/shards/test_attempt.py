@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from headrace.jobs.client.verbs import cancel_job
 from headrace.jobs.errors import Stopped
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.attempt import ShardAttempt
@@ -141,6 +142,18 @@ def test_the_loser_may_come_after_the_shard_is_done(shop, start):
         running.result()
     assert shop.files() == before
     shop.assert_complete()
+
+
+@pytest.mark.parametrize("is_deleted", [False, True])
+def test_a_job_that_ends_before_its_shard_is_begun_is_no_fault(shop, is_deleted):
+    """The planned rows go with it."""
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    attempt = shop.attempt()
+    cancel_job(shop.ledger, JOB)
+    if is_deleted:
+        shop.ledger.delete_job(JOB)
+    with pytest.raises(LeaseLost, match="its job has ended"):
+        attempt.run()
 
 
 def test_two_jobs_parts_in_one_folder_never_share_a_name(shop):
