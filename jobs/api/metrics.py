@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from fastapi import APIRouter, Request, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
@@ -101,6 +102,9 @@ class _OfLedger(Collector):
     def __init__(self, overview: Overview) -> None:
         self._overview = overview
         self._grown = _Grown()
+        # What is committed before the first scrape counts too.
+        with suppress(LedgerError):
+            self._grown.since_start(overview.totals())
 
     def collect(self) -> Iterator[Metric]:
         up = GaugeMetricFamily("headrace_ledger_up", "Whether the database answers.")

@@ -168,6 +168,18 @@ def test_what_waits_is_shown_for_autoscaling(client: Client) -> None:
         assert value(samples, "headrace_tokens_total", kind="cached") == 60
 
 
+def test_rows_count_from_the_server_s_start(client: Client) -> None:
+    """Not from the first scrape, which may come much later."""
+    client.ledger.create_job(NewJob("job_0", "a", "/m", "/o", "f", 20, {"model": "/m"}), [NewShard(0, 20, "/s")])
+    claim = take_shard(client.ledger, "job_0/00000", "owner", 60)
+    assert claim is not None
+    client.ledger.leases.commit_part(claim, NewPart("before", 12, 2, 120, 60, 24))
+    with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
+        client.ledger.leases.commit_part(claim, NewPart("part", 8, 1, 80, 40, 16))
+        samples = scrape(http.get("/metrics").text)
+    assert value(samples, "headrace_rows_total", outcome="answered") == 7
+
+
 def test_without_its_ledger_it_says_so(client: Client, tmp_path: Any) -> None:
     working = client.ledger
     client.ledger = Ledger(f"postgresql+psycopg://nobody@/none?host={tmp_path}")
