@@ -97,7 +97,7 @@ def new_request(
     prompts = LivePrompts.of(name)
     told = prompts.tokenizer.template_kwargs(chat_template_kwargs or {}, spec.sampling.reasoning)
     read = _read(prompts, prompt, system, told)
-    prompts.check(read.token_ids, spec.sampling)
+    prompts.check(read.token_ids, spec.sampling, "prompt")
     return LiveRequest.new(
         queue=live_queue(name, *spec.precision),
         model=name,

@@ -114,13 +114,15 @@ class LivePrompts:
             raise InvalidRequestError("prompt is empty", "prompt")
         return token_ids
 
-    def check(self, prompt_token_ids: Sequence[int], sampling: SamplingSpec) -> None:
+    def check(self, prompt_token_ids: Sequence[int], sampling: SamplingSpec, field: str) -> None:
         """Refuse what the model has no room or no tokens for; raises `ContextLengthExceeded` for the former.
+
+        `field`: where the request has its prompt.
 
         The worker may serve less than the model's context: it has the last word.
         """
         num_tokens = len(prompt_token_ids)
-        self._check_length(num_tokens)
+        self._check_length(num_tokens, field)
         self._check_prompt_logprobs(num_tokens, sampling)
         for token in (min(prompt_token_ids, default=0), max(prompt_token_ids, default=0)):
             if not 0 <= token < self.vocab_size:
@@ -132,12 +134,9 @@ class LivePrompts:
         except SpecError as error:
             raise InvalidRequestError(str(error), (error.field or "").removeprefix("sampling.") or None) from error
 
-    def _check_length(self, num_tokens: int) -> None:
+    def _check_length(self, num_tokens: int, field: str = "messages") -> None:
         if num_tokens >= self.context_length:
-            raise ContextLengthExceeded(
-                length_problem(num_tokens, self.context_length),
-                "messages" if self.tokenizer.has_chat_template else "prompt",
-            )
+            raise ContextLengthExceeded(length_problem(num_tokens, self.context_length), field)
 
     def _check_prompt_logprobs(self, num_tokens: int, sampling: SamplingSpec) -> None:
         num_logprobs = 0 if sampling.prompt_logprobs is None else num_tokens * (1 + sampling.prompt_logprobs)

@@ -149,7 +149,7 @@ class Asker:
         # At least one: a prompt that leaves no room is refused for what it is.
         sampling = body.sampling(max(1, min(default_max_tokens, room)), new_seed(), model.sampling_defaults)
         sampling = with_reasoning(sampling, model.prompts.tokenizer, include_reasoning, thinking_token_budget)
-        model.prompts.check(prompt.token_ids, sampling)
+        model.prompts.check(prompt.token_ids, sampling, "prompt" if isinstance(body, CompletionRequest) else "messages")
         return LiveRequest.new(
             queue=model.live_queue,
             model=model.exact_name,

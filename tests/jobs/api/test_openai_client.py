@@ -340,6 +340,7 @@ def test_what_can_not_be_answered_is_refused(
         ({"prompt": [1, "a"]}, "prompt"),
         ({"prompt": [[999999]]}, "prompt"),
         ({"prompt": ""}, "prompt"),
+        ({"prompt": "word " * 5000}, "prompt"),
         ({"best_of": 3}, "best_of"),
         ({"suffix": "x"}, "suffix"),
         ({"max_tokens": 0}, "max_tokens"),
