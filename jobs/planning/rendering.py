@@ -166,7 +166,7 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
         template = PromptTemplate(spec.prompt)
         for name in template.columns:
             if name not in columns:
-                problem = f" names the column {name!r}; the input has {', '.join(columns)}"
+                problem = f" names the column {name!r}; the input has {', '.join(columns) or 'no columns'}"
                 raise SpecError(_PROMPT, problem, field="prompt")
         return template
     if "messages" in columns:

@@ -176,6 +176,8 @@ def test_a_missing_or_null_column_is_the_rows_fault(values, problem):
 
 
 def test_a_column_that_no_row_has_is_refused_with_those_there_are(plain):
+    with pytest.raises(SpecError, match="the column 'txet'; the input has no columns"):
+        renderer(plain, prompt="{txet}")
     with pytest.raises(SpecError, match="the column 'txet'; the input has text, id"):
         renderer(plain, "text", "id", prompt="{txet}")
 
