@@ -169,7 +169,8 @@ def _answer_over_quota(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, QuotaExceeded)
     kind = "tokens" if error.limit == "queued_tokens" else "requests"
     if not error.fits:
-        return _answer_http(request, RateLimited(kind, f"{error}: ask for fewer rows at a time, or for shorter answers (max_tokens)"))
+        advice = "ask for fewer rows at a time, or for shorter answers (max_tokens)"
+        return _answer_http(request, RateLimited(kind, f"{error}: {advice}"))
     return _answer_http(request, RateLimited(kind, f"{error}: try again when others have ended", _JOB_RETRY_SECONDS))
 
 
