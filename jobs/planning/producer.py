@@ -46,6 +46,8 @@ from ..spec.row_images import images_fingerprint
 from ..spec.schemas import JobSpec, read_stored
 from .planner import Plan, make_planner
 
+# Of what is held while a job is submitted, beside its spool.
+LOCK_SUFFIX = ".lock"
 _OVERWRITE = OutputMode.OVERWRITE.argument
 
 
@@ -149,7 +151,7 @@ class Producer:
         """Until the context ends nobody else submits this job. Raises `JobMismatchError` where another does so."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(held_lock(self.jobs_folder / f".{job_id}.lock"))
+                stack.enter_context(held_lock(self.jobs_folder / f"{job_id}{LOCK_SUFFIX}"))
             except StorageError as error:
                 raise JobMismatchError(
                     f"job {job_id} of output folder {output} is being submitted by another process: wait until it "

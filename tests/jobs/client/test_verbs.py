@@ -473,7 +473,7 @@ def test_a_job_that_another_process_is_submitting_is_not_resumed(unserved, begun
     assert manifest is not None
     monkeypatch.setattr(held_file, "_PATIENCE_SECONDS", 0.1)
     with (
-        held_file.held_lock(unserved.jobs_folder / f".{manifest.job_id}.lock"),
+        held_file.held_lock(unserved.jobs_folder / f"{manifest.job_id}.lock"),
         pytest.raises(JobMismatchError, match="is being submitted by another process: wait until it has been, then"),
     ):
         unserved.submit(ROWS, MODEL, begun, mode="resume", **FAST)
