@@ -184,7 +184,8 @@ class EmbeddedValkey:
         The supervisor restarts a dead server by itself. Call this now and then to survive its own death too.
         Raises EmbeddedValkeyError; of a server that cannot write at once, as waiting would not help.
         """
-        assert self._users_lock is not None, "ensure() outside of the context"
+        if self._users_lock is None:
+            raise EmbeddedValkeyError("the embedded Valkey is used no longer, as its client was closed: make another")
         if self._answers():
             return
         deadline = time.monotonic() + START_SECONDS

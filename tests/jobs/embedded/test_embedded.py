@@ -147,6 +147,12 @@ def test_a_server_comes_back_without_anyone_asking(valkey, tmp_path, wait_until,
     wait_until(lambda: is_up(tmp_path), "the supervisor has restarted it")
 
 
+def test_who_has_closed_it_is_told_so(valkey):
+    valkey.close()
+    with pytest.raises(EmbeddedValkeyError, match="used no longer, as its client was closed: make another"):
+        valkey.ensure()
+
+
 def test_ensure_replaces_a_killed_supervisor_and_its_server(valkey, wait_until_ended):
     with client(valkey) as redis:
         redis.set("kept", "yes")
