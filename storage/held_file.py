@@ -36,7 +36,8 @@ def held_lock(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            path.unlink()
+            # Who tidies up after tries that were killed may have been here.
+            path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -230,3 +230,12 @@ def test_a_full_disk_leaves_what_was_there(disk: LocalFolder, tmp_path: Path) ->
     with pytest.raises(StorageError, match="No space left"):
         write_manifest(disk, MANIFEST)
     assert disk.names() == []
+
+
+def test_a_lock_is_gone_once_it_is_let_go_of_even_if_somebody_has_tidied_it_away(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "job.lock"
+    with held_file.held_lock(path):
+        assert path.exists()
+    assert not path.exists()
+    with held_file.held_lock(path):
+        path.unlink()
