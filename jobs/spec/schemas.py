@@ -154,8 +154,8 @@ class JobSpec(BaseModel):
     answers that earlier such jobs have given to the same prompts are taken, and new ones kept for later jobs. With
     `vote` the answer is what most of `sampling.n` say. `chat_template_kwargs`: what the model's chat template is told;
     a row's own column of that name goes before it. `lora`: the adapter that the model answers with. `image`: the column
-    of a row's image, or images.
-    `told_time`: what a chat template that asks for the time is told in all rows, whenever they are asked.
+    of a row's image, or images. `told_time`: what a chat template that asks for the time is told in all rows, whenever
+    they are asked.
     `schema_version`: which columns the data set has, as docs/data-set.md tells; jobs of before it was noted have 1.
     """
 
