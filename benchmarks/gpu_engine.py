@@ -184,5 +184,5 @@ def _output_rate(llm: LLM, work: Workload) -> float:
 
 def generate(llm: LLM, work: Workload) -> list[list[int]]:
     params = [SamplingParams(temperature=0, max_tokens=length, ignore_eos=True) for length in work.max_tokens]
-    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in work.prompts], params)
+    outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in work.prompts], params, use_tqdm=False)
     return [list(output.outputs[0].token_ids) for output in outputs]

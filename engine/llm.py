@@ -15,6 +15,7 @@ from .errors import EngineError, InvalidRequestError
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .outputs import RequestOutput, completion, decoded, prompt_logprobs
+from .progress import MakeBar, Progress
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .sampling.defaults import read_sampling_defaults
 from .text.detokenizer import StopStrings
@@ -76,17 +77,20 @@ class LLM:
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         lora_request: LoraChoice = None,
+        *,
+        use_tqdm: bool | MakeBar = True,
     ) -> list[RequestOutput]:
         """Complete each prompt; the results come in the prompts' order.
 
         A model that reads images takes them as `{"prompt": ..., "multi_modal_data": {"image": ...}}`.
         `sampling_params` (default: `get_default_sampling_params()`) and `lora_request`, the LoRA adapter to answer
-        with, are one for all or one each. Raises `InvalidRequestError` naming the prompt that can not run; then none
-        does.
+        with, are one for all or one each. `use_tqdm`: whether a bar on stderr tells how many prompts are done, or
+        what makes one in tqdm's place. Raises `InvalidRequestError` naming the prompt that can not run; then none does.
         """
         many = [prompts] if is_one(prompts) else prompts
         read = [self._read(position, prompt) for position, prompt in enumerate(many)]
-        return self._run(read, self._one_each(sampling_params, len(many)), _loras(lora_request, len(many)))
+        params, loras = self._one_each(sampling_params, len(many)), _loras(lora_request, len(many))
+        return self._run(read, params, loras, use_tqdm)
 
     def chat(
         self,
@@ -95,6 +99,8 @@ class LLM:
         lora_request: LoraChoice = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        use_tqdm: bool | MakeBar = True,
     ) -> list[RequestOutput]:
         """Answer each conversation through the model's chat template, which is told `chat_template_kwargs`.
 
@@ -107,7 +113,7 @@ class LLM:
         params = self._one_each(sampling_params, len(many))
         are_thinking = [each.reasoning for each in params]
         read = self._prompts.chats(many, chat_template_kwargs or {}, tools or (), are_thinking)  # type: ignore[arg-type]
-        return self._run(read, params, _loras(lora_request, len(read)))
+        return self._run(read, params, _loras(lora_request, len(read)), use_tqdm)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.
@@ -161,21 +167,28 @@ class LLM:
             raise InvalidRequestError(f"prompt {position}: {error}", error.field) from error
 
     def _run(
-        self, read: Sequence[ReadPrompt], params: Sequence[SamplingParams], loras: Sequence[LoRARequest | None]
+        self,
+        read: Sequence[ReadPrompt],
+        params: Sequence[SamplingParams],
+        loras: Sequence[LoRARequest | None],
+        use_tqdm: bool | MakeBar,
     ) -> list[RequestOutput]:
         choice_ids = self._choice_token_ids(params)
         prompts = [
             self._samples(prompt, each, choice_ids.get(tuple(each.choices or ())), lora)
             for prompt, each, lora in zip(read, params, loras, strict=True)
         ]
-        answers = self._answers(prompts)
+        with Progress(prompts, use_tqdm) as progress:
+            answers = self._answers(prompts, progress)
         return [self._output(samples, prompt.text, answers) for samples, prompt in zip(prompts, read, strict=True)]
 
-    def _answers(self, prompts: Sequence[Sequence[Request]]) -> dict[str, list[RequestEvent]]:
+    def _answers(
+        self, prompts: Sequence[Sequence[Request]], progress: Progress | None = None
+    ) -> dict[str, list[RequestEvent]]:
         """The events of every request; each prompt has one or more."""
         try:
             self._add_all(prompts)
-            return self._drain()
+            return self._drain(progress)
         finally:
             # After an error or Ctrl-C nothing of this call may run on in the next one.
             for request in chain.from_iterable(prompts):
@@ -226,11 +239,14 @@ class LLM:
             except InvalidRequestError as error:
                 raise InvalidRequestError(f"prompt {position}: {error}") from error
 
-    def _drain(self) -> dict[str, list[RequestEvent]]:
+    def _drain(self, progress: Progress | None) -> dict[str, list[RequestEvent]]:
         events: dict[str, list[RequestEvent]] = {}
         while self._engine.has_work:
-            for event in self._engine.step():
+            step = self._engine.step()
+            for event in step:
                 events.setdefault(event.request_id, []).append(event)
+            if progress is not None:
+                progress.tell(step)
         return events
 
     def _output(

@@ -16,7 +16,7 @@ def load(model: str, precision: str, max_model_len: int) -> Generate:
 
     def generate(prompts: Prompts, max_tokens: list[int], _: int) -> list[list[int]]:
         params = [SamplingParams(temperature=0, max_tokens=count, ignore_eos=True) for count in max_tokens]
-        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params)
+        outputs = llm.generate([{"prompt_token_ids": prompt} for prompt in prompts], params, use_tqdm=False)
         return [list(output.outputs[0].token_ids) for output in outputs]
 
     return generate

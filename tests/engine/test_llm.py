@@ -2,6 +2,7 @@
 
 import json
 import re
+from functools import partial
 from pathlib import Path
 from shutil import copytree
 
@@ -57,6 +58,52 @@ def test_text_and_token_ids_are_the_same_prompt(llm):
 def test_no_prompts_no_results(llm):
     assert llm.generate([], GREEDY) == []
     assert llm.chat([], GREEDY) == []
+
+
+class Bar:
+    """What `LLM` does with a bar of tqdm's."""
+
+    def __init__(self, **options) -> None:
+        self.options, self.postfix, self.is_closed = options, "", False
+        self.updates: list[int] = []
+
+    def update(self, count: int) -> None:
+        self.updates.append(count)
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def test_a_bar_grows_by_the_prompts_whose_samples_are_all_there(llm):
+    bars = []
+
+    def make_bar(**options):
+        bars.append(Bar(**options))
+        return bars[-1]
+
+    params = [SamplingParams(n=n, max_tokens=2 * n, ignore_eos=True) for n in (1, 3)]
+    llm.generate(["a", "b"], params, use_tqdm=make_bar)
+    [bar] = bars
+    assert (bar.options["total"], sum(bar.updates), bar.is_closed) == (2, 2, True)
+    assert re.fullmatch(r"est. speed input: [\d.]+ toks/s, output: [\d.]+ toks/s", bar.postfix)
+    with pytest.raises(InvalidRequestError, match="prompt 0"):
+        llm.generate([{"prompt_token_ids": [10**6]}], GREEDY, use_tqdm=make_bar)
+    assert bars[-1].is_closed
+    assert not bars[-1].updates
+
+
+def test_the_bar_is_tqdms_unless_there_is_to_be_none(llm, capsys):
+    chat = [{"role": "user", "content": "Hello"}]
+    for call in (partial(llm.generate, "Hello", GREEDY), partial(llm.chat, chat, GREEDY)):
+        call(use_tqdm=False)
+        assert capsys.readouterr() == ("", "")
+        call()
+        out, err = capsys.readouterr()
+        assert not out
+        assert "Processed prompts: 100%" in err
+        assert "1/1" in err
+    llm.generate([], GREEDY)
+    assert capsys.readouterr() == ("", "")
 
 
 def test_each_prompt_can_have_its_own_parameters(llm):
