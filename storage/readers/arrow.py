@@ -50,7 +50,7 @@ class ArrowSource(InputSource):
         row = 0
         for file in self._files:
             for batch in self._batches(file):
-                columns = [_values(batch, field) for field in self._schema]
+                columns = [_values(file, batch, field) for field in self._schema]
                 for values in zip(*columns, strict=True):
                     yield InputRow(row, dict(zip(self._columns, values, strict=True)))
                     row += 1
@@ -78,9 +78,9 @@ class SavedDataset(ArrowSource):
     """A folder that `Dataset.save_to_disk` of Hugging Face's `datasets` wrote: streams of Arrow batches."""
 
     def __init__(self, folder: Location, limit: int | None) -> None:
-        with readable(folder.name), _child(folder, "state.json").open() as file:
+        with readable(folder.name), folder.child("state.json").open() as file:
             state = json.load(file)
-        files = [_child(folder, entry["filename"]) for entry in state["_data_files"]]
+        files = [folder.child(entry["filename"]) for entry in state["_data_files"]]
         if not files:
             raise InputError(f"input {folder.name} has no rows: give it at least one")
         super().__init__(folder.name, files, limit)
@@ -103,15 +103,20 @@ def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
     return max(1, min(_BATCH_ROWS, _BATCH_BYTES * num_rows // max(1, num_bytes)))
 
 
-def _child(folder: Location, name: str) -> Location:
-    return Location(f"{folder.address.rstrip('/')}/{name}")
+def _values(file: Location, batch: pa.RecordBatch, field: pa.Field) -> list[Any]:
+    """A column's values as one of `field`; those of a data set of ours as its input had them.
 
-
-def _values(batch: pa.RecordBatch, field: pa.Field) -> list[Any]:
-    """A column's values as one of `field`; those of a data set of ours as its input had them."""
+    Raises InputError where that would change one, such as an integer beyond 2⁵³ in a column of floats.
+    """
     found, column = batch.schema.field(field.name), batch[field.name]
     if found.type != field.type:
-        column = column.cast(field.type)
+        try:
+            column = column.cast(field.type)
+        except pa.ArrowInvalid as error:
+            raise InputError(
+                f"input {file.name}: column {field.name!r} has a value that {field.type}, its type in other files, "
+                f"does not hold ({' '.join(str(error).split())}): give all files one type"
+            ) from error
     return carried_values(column, field) if found.metadata == field.metadata else python_values(column)
 
 

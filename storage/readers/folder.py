@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Sequence
 
 from ..errors import InputError
+from ..output_dir import MANIFEST_NAME
 from .location import Location
 from .source import InputRow, InputSource
 
@@ -47,13 +48,35 @@ class Concatenated(InputSource):
 
 
 def files_of_one_format(folder: Location, formats: Sequence[str]) -> list[Location]:
-    """The files of a folder in a known format. Raises InputError when there is none, or files of two formats."""
-    files = [child for child in folder.children() if child.format in formats]
-    # One beside files of another format describes them: `dataset_info.json`, `metadata.json`.
-    files = [file for file in files if file.format != ".json"] or files
+    """The files of a folder in a known format.
+
+    Raises InputError when there is none, files of two formats, or more of them in a folder within.
+    """
+    children = folder.children()
+    files = _described_by_json([child for child in children if child.format in formats])
+    within = [child for child in children if child.format not in formats and child.is_folder()]
     if not files:
-        raise InputError(f"input folder {folder.name} has no file that ends in {', '.join(formats)}")
+        names = ", ".join(child.file_name for child in within)
+        hint = f"; folders within are not read, name one of {names}" if within else ""
+        raise InputError(f"input folder {folder.name} has no file that ends in {', '.join(formats)}{hint}")
     found = sorted({file.format for file in files})
     if len(found) > 1:
         raise InputError(f"input folder {folder.name} has files of several formats ({', '.join(found)}): keep one")
+    for other in within:
+        if _has_rows(other, found[0]):
+            raise InputError(
+                f"input folder {folder.name} has {found[0]} files in its folder {other.file_name} too, which would not "
+                "be read: put all into one folder, or make each folder a job"
+            )
     return files
+
+
+def _described_by_json(files: list[Location]) -> list[Location]:
+    """Without `dataset_info.json`, `metadata.json` and their like: JSON beside another format describes it."""
+    return [file for file in files if file.format != ".json"] or files
+
+
+def _has_rows(folder: Location, format: str) -> bool:
+    """Whether it has files of this format that are no data set of ours, such as the output of this very job."""
+    children = folder.children()
+    return any(child.format == format for child in children) and not folder.child(MANIFEST_NAME).exists()

@@ -76,6 +76,10 @@ class Location:
         filesystem, path = self.filesystem
         return bool(filesystem.isdir(path))
 
+    def child(self, name: str) -> "Location":
+        """What a folder holds under this name, or would hold."""
+        return Location(f"{self.address.rstrip('/')}/{name}")
+
     def children(self) -> "list[Location]":
         """What a folder holds, by name; hidden files and those that begin with _ belong to tools and are left out."""
         if self.is_remote:

@@ -334,6 +334,21 @@ def test_an_unusable_folder(files: dict[str, str], message: str, tmp_path: Path)
         open_input(tmp_path)
 
 
+def test_a_folder_whose_folders_would_be_left_out(tmp_path: Path) -> None:
+    write(tmp_path, "a.csv", "x\n1\n")
+    for name, file in ((".hidden", "b.csv"), ("logs", "b.jsonl"), ("out", "b.csv"), ("out", "_headrace.json")):
+        (tmp_path / name).mkdir(exist_ok=True)
+        write(tmp_path / name, file, "x\n2\n")
+    assert len(list(open_input(tmp_path))) == 1
+    (tmp_path / "more").mkdir()
+    write(tmp_path / "more", "b.csv.gz", gzip.compress(b"x\n2\n"))
+    with pytest.raises(InputError, match=r"has \.csv files in its folder more too, which would not be read: put all"):
+        open_input(tmp_path)
+    (tmp_path / "a.csv").unlink()
+    with pytest.raises(InputError, match=r"has no file that ends in .*; folders within are not read, name one of logs"):
+        open_input(tmp_path)
+
+
 def test_a_folder_of_parquet_files(tmp_path: Path) -> None:
     for number in range(3):
         pq.write_table(pa.table({"n": [number, number]}), tmp_path / f"{number}.parquet")
@@ -354,6 +369,13 @@ def test_parquet_files_whose_columns_differ_are_refused(other: pa.Table, message
     pq.write_table(other, tmp_path / "b.parquet")
     with pytest.raises(InputError, match=message):
         open_input(tmp_path)
+
+
+def test_an_integer_that_the_column_of_another_file_does_not_hold(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"n": [0.5]}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"n": [2**53 + 1]}), tmp_path / "b.parquet")
+    with pytest.raises(InputError, match=r"b\.parquet: column 'n' has a value that double, its type in other"):
+        list(open_input(tmp_path))
 
 
 @pytest.mark.parametrize(
