@@ -35,6 +35,12 @@ def open_folder(address: str | Path) -> OutputFolder:
     return RemoteFolder(f"{protocol}://{place.rstrip('/')}")
 
 
+def is_same_folder(one: str, other: str) -> bool:
+    """Whether two addresses as `str` of an `OutputFolder` gives them name one folder, be it by a link."""
+    are_paths = not (_URL.match(one) or _URL.match(other))
+    return one == other or (are_paths and os.path.realpath(one) == os.path.realpath(other))
+
+
 def _check(protocol: str, place: str) -> None:
     if _PASSWORD.match(place):
         advice = "leave it out, credentials are taken from the environment"

@@ -1,26 +1,40 @@
 """Jobs as the command line takes them: by their ids, or by the folders of their data sets."""
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...storage.output_address import open_folder
+from ...storage.errors import UnknownJob
+from ...storage.output_address import is_same_folder, open_folder
 from ...storage.output_dir import read_report
 from ..errors import SpecError
+from ..open_ledger import open_ledger
+from ..settings import Settings
 
 _HELP = "A job's id, as `headrace jobs` lists them, or its output folder."
 
 
 def job_named(name: str) -> str:
-    """Its id. Raises `SpecError` where a folder is no data set, and `StorageError` where it is out of reach."""
+    """Its id.
+
+    Raises `SpecError` where a folder is no data set, or one that was moved, `StorageError` where it is out of reach,
+    `LedgerError`.
+    """
     if "://" not in name and not Path(os.path.expanduser(name)).is_dir():
         return name
-    report = read_report(open_folder(name))
-    if report is None:
+    folder = open_folder(name)
+    if (report := read_report(folder)) is None:
         raise SpecError(f"folder {name} holds no data set of headrace: name a job or its output folder")
-    return str(report["job_id"])
+    job_id = str(report["job_id"])
+    # That there is no such job is said by whoever looks for it.
+    with suppress(UnknownJob), open_ledger(Settings.from_environment()) as ledger:
+        known = ledger.job(job_id).output_dir
+        if not is_same_folder(known, str(folder)):
+            raise SpecError(f"folder {name} was moved or copied from {known}, where job {job_id} has it: name the job")
+    return job_id
 
 
 def jobs_named(names: list[str] | None) -> list[str] | None:

@@ -23,7 +23,7 @@ from ...storage.errors import (
 )
 from ...storage.held_file import held_lock
 from ...storage.ledger import Ledger
-from ...storage.output_address import open_folder
+from ...storage.output_address import is_same_folder, open_folder
 from ...storage.output_dir import (
     Manifest,
     OutputMode,
@@ -230,6 +230,12 @@ class Producer:
                 _OVERWRITE,
             )
         if job is not None:
+            if not is_same_folder(job.output_dir, str(output)):
+                raise JobMismatchError(
+                    f"output folder {output} was moved or copied from {job.output_dir}, where job {job.id} writes: "
+                    "move it back, resume it there, or pass ",
+                    _OVERWRITE,
+                )
             self._ring_again(job)
         return job
 

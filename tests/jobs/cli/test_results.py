@@ -85,6 +85,18 @@ def test_a_job_is_named_by_its_output_folder_too(served, headrace, few, tmp_path
         assert headrace(served, verb, tmp_path / "out").out == headrace(served, verb, job).out
     assert f"{job} completed" in headrace(served, "watch", tmp_path / "out").out
     assert_refused(headrace(served, "results", tmp_path), f"folder {tmp_path} holds no data set of headrace")
+    (tmp_path / "link").symlink_to(tmp_path / "out")
+    assert headrace(served, "results", tmp_path / "link").status == 0
+
+
+def test_a_folder_that_was_moved_is_said_to_be(served, headrace, few, tmp_path):
+    job = headrace(served, *label_arguments(few, tmp_path / "out")).out.split()[1]
+    (tmp_path / "out").rename(tmp_path / "moved")
+    moved = f"folder {tmp_path}/moved was moved or copied from {tmp_path}/out, where job {job} "
+    assert_refused(headrace(served, "results", tmp_path / "moved"), moved, "name the job")
+    again = headrace(served, *label_arguments(few, tmp_path / "moved"), "--resume")
+    assert_refused(again, moved, "move it back, resume it there, or pass --overwrite")
+    assert headrace(served, "verify", tmp_path / "moved").status == 0
 
 
 def test_a_home_folder_is_written_as_a_tilde(served, headrace, few, tmp_path, monkeypatch):
