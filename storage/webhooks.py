@@ -81,6 +81,12 @@ class Webhooks:
         """How far the telling of a job's end is: each webhook's state and last error."""
         return self._states("job_id", job_id)
 
+    def urls_of_job(self, job_id: str) -> list[str]:
+        """Where a job's end is told."""
+        of_job = select(webhooks.c.url).where(webhooks.c.job_id == job_id).order_by(webhooks.c.id)
+        with self._database.read() as connection:
+            return list(connection.execute(of_job).scalars())
+
     def of_batch(self, batch_id: str) -> list[tuple[WebhookState, str | None]]:
         """As `of_job`, of a batch's end."""
         return self._states("batch_id", batch_id)

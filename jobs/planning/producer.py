@@ -38,6 +38,7 @@ from ...storage.readers import InputSource
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState, shard_id_of
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.spool import carried_fields
+from ...storage.webhooks import Webhooks
 from ..celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError, SpecError
 from ..shards.finishing import remove_strays
@@ -56,8 +57,9 @@ class Terms:
     """What a job is held to beside its answers.
 
     `within_seconds` after it is recorded, rows without an answer expire. Of two jobs of a tenant with one
-    `idempotency_key` the second is the first. Its rows also go to the `sink`; its end is told to the
-    `webhook`. Jobs with a higher `priority` come first. It is not taken beyond the `quota`.
+    `idempotency_key` the second is the first, whatever its output, deadline and priority. Its rows also go to the
+    `sink`; its end is told to the `webhook`. Jobs with a higher `priority` come first. It is not taken beyond the
+    `quota`.
     """
 
     within_seconds: float | None = None
@@ -170,10 +172,21 @@ class Producer:
         """Raises `JobMismatchError` when another job has the key."""
         if (key := terms.idempotency_key) is None or (job := self.ledger.job_of_key(key, terms.tenant)) is None:
             return None
-        if job.fingerprint != fingerprint:
-            difference = _difference(job, spec)
+        difference = _difference(job, spec) if job.fingerprint != fingerprint else self._other_terms(job, terms)
+        if difference is not None:
             raise JobMismatchError(f"idempotency key {key!r} belongs to job {job.id} with {difference}: choose another")
         return job
+
+    def _other_terms(self, job: JobRecord, terms: Terms) -> str | None:
+        """Which terms a job has not that whoever asks for them would wait for in vain."""
+        urls = Webhooks(self.ledger.database).urls_of_job(job.id)
+        sink = None if terms.sink is None else terms.sink.as_dict()
+        others = {
+            "webhook": urls != ([] if terms.webhook is None else [terms.webhook.url]),
+            "sink": job.sink != sink,
+        }
+        names = [name for name, is_other in others.items() if is_other]
+        return f"another {', '.join(names)}" if names else None
 
     def _cancel_owner(self, output: OutputFolder) -> None:
         """Keep the workers of the job that is about to be replaced from writing on.

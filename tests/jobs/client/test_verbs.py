@@ -164,6 +164,21 @@ def test_the_same_key_is_the_same_job(unserved, tmp_path):
     assert other.id != first.id
 
 
+def test_a_key_does_not_drop_other_terms_in_silence(unserved, tmp_path):
+    terms = {"webhook": "https://example.com/a", "sink": f"sqlite:///{tmp_path}/answers.db"}
+
+    def submit(output, **changes):
+        return unserved.submit(ROWS, MODEL, output, idempotency_key="nightly", **FAST, **{**terms, **changes})
+
+    first = submit(tmp_path / "one")
+    assert submit(tmp_path / "two", priority=3, within_seconds=60).id == first.id
+    for name, other in (("webhook", "https://example.com/b"), ("sink", f"sqlite:///{tmp_path}/others.db")):
+        for value in (other, None):
+            with pytest.raises(JobMismatchError, match=f"belongs to job {first.id} with another {name}: choose"):
+                submit(tmp_path / "two", **{name: value})
+    assert not (tmp_path / "two").exists()
+
+
 def test_a_deleted_job_leaves_its_data_set_unless_told(client, headrace, served, tmp_path):
     for name, more in (("kept", []), ("gone", ["--output-too"])):
         job = client.submit(ROWS[:3], MODEL, tmp_path / name, **FAST)
