@@ -26,6 +26,7 @@ _EXAMPLE: dict[str, JsonValue] = {
     "tokens": {"prompt": 61440, "cached": 46080, "completion": 1280, "cached_share": 0.75},
     "rows_per_second": 64.0,
     "eta_seconds": 11.6,
+    "workers": 1,
     "error": None,
 }
 
@@ -97,7 +98,8 @@ class JobAnswer(BaseModel):
     """A job as it stands. Times are seconds since the epoch; `error` says why it waits, if it does.
 
     `rows_per_second` is that of the last minute while the job runs, and of the whole job once it has ended.
-    `eta_seconds`: how long the rest takes at this rate.
+    `eta_seconds`: how long the rest takes at this rate. `workers`: how many serve its model at its precision now, so
+    that with 0 it waits for one; null once it has ended, and while Redis does not tell.
     """
 
     model_config = ConfigDict(json_schema_extra={"examples": [_EXAMPLE]})
@@ -119,10 +121,13 @@ class JobAnswer(BaseModel):
     tokens: TokenCounts
     rows_per_second: float | None
     eta_seconds: float | None
+    workers: int | None
     error: str | None
 
     @classmethod
-    def of(cls, job: JobRecord, progress: Progress, recent_rows_per_second: float | None) -> Self:
+    def of(
+        cls, job: JobRecord, progress: Progress, recent_rows_per_second: float | None, num_workers: int | None
+    ) -> Self:
         rate = _rows_per_second(job, progress, recent_rows_per_second)
         return cls(
             id=job.id,
@@ -142,6 +147,7 @@ class JobAnswer(BaseModel):
             tokens=TokenCounts.of(progress),
             rows_per_second=rate,
             eta_seconds=_eta_seconds(progress, rate),
+            workers=num_workers,
             error=progress.error,
         )
 

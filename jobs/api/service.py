@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, field, replace
 from typing import Any, BinaryIO, Self
 
+from redis.exceptions import RedisError
+
 from ...engine.errors import EngineError
 from ...storage.errors import (
     InputError,
@@ -95,18 +97,19 @@ class JobService:
         # In this order: a job that has ended by now has the time at which it did.
         self.record(job_id)
         progress = self.client.ledger.progress(job_id)
-        return self._answer(self.record(job_id), progress)
+        [answer] = self._answers([(self.record(job_id), progress)])
+        return answer
 
     def jobs(self, limit: int, after: str | None, state: JobState | None) -> JobList:
         """The newest first; those of the command line are the default tenant's. Raises `ApiError` (400)."""
         page = self._overview.page(self.tenant, limit + 1, self._cursor(after), state)
-        answers = []
+        found = []
         for job in page[:limit]:
             # One may be deleted meanwhile.
             with suppress(UnknownJob):
-                answers.append(self._answer(job, self.client.ledger.progress(job.id)))
+                found.append((job, self.client.ledger.progress(job.id)))
         last_id = page[:limit][-1].id if page else None
-        return JobList(data=answers, last_id=last_id, has_more=len(page) > limit)
+        return JobList(data=self._answers(found), last_id=last_id, has_more=len(page) > limit)
 
     def _cursor(self, after: str | None) -> JobRecord | None:
         try:
@@ -114,9 +117,16 @@ class JobService:
         except ApiError as error:
             raise ApiError(400, f"after: job {after!r} does not exist", "invalid_cursor", "after") from error
 
-    def _answer(self, job: JobRecord, progress: Progress) -> JobAnswer:
-        recent = None if job.finished_at is not None else self._overview.recent_rows_per_second(job.id)
-        return JobAnswer.of(job, progress, recent)
+    def _answers(self, found: Sequence[tuple[JobRecord, Progress]]) -> list[JobAnswer]:
+        workers: Mapping[str, int] = {}
+        with suppress(RedisError):
+            workers = self.client.num_workers({job.queue for job, _ in found if job.finished_at is None})
+        answers = []
+        for job, progress in found:
+            is_open = job.finished_at is None
+            recent = self._overview.recent_rows_per_second(job.id) if is_open else None
+            answers.append(JobAnswer.of(job, progress, recent, workers.get(job.queue) if is_open else None))
+        return answers
 
     @property
     def _overview(self) -> Overview:

@@ -55,7 +55,7 @@ def submit(asked: Asked, target: Target) -> None:
         job = _submitted(client, asked, target)
         typer.echo(opening(job, job.progress()), err=True)
         if not job.is_served:
-            typer.echo(f"no worker serves it: start one with {_worker_command(job)}", err=True)
+            typer.echo(f"no worker serves it: start one with {job.worker_command}", err=True)
         typer.echo(job.id)
 
 
@@ -83,12 +83,6 @@ def _hint_at_sampling(spec: JobSpec) -> None:
     # Greedily some models think in circles.
     if spec.sampling.reasoning and (advice := sampling_advice(spec)) is not None:
         typer.echo(f"headrace: the model thinks greedily; its authors advise {advice}", err=True)
-
-
-def _worker_command(job: Job) -> str:
-    spec = job.spec
-    lora = spec.lora.worker_options if spec.lora is not None else []
-    return shlex.join(["headrace", "worker", "--model", spec.model, *spec.precision.worker_options, *lora])
 
 
 def _farewell(job: Job | None, mode: OutputMode) -> str:

@@ -12,7 +12,7 @@ from rich.table import Table
 
 from ...storage.errors import LedgerUnavailable, UnknownJob
 from ...storage.overview import Overview
-from ...storage.records import Progress
+from ...storage.records import JobState, Progress
 from ..client.client import Client
 from .display import behind, can_redraw, duration
 from .follow import exit_status, follow, opening
@@ -80,10 +80,20 @@ class _Watched:
                 rate = self._overview.recent_rows_per_second(progress.job_id)
         left = duration((progress.rows_total - progress.rows_done) / rate) if rate else "-"
         pace = f"{rate:,.0f}" if rate else "-"
-        ahead = self._overview.ahead_of(progress.job_id)
-        waits_for = progress.error or (behind(ahead) if ahead is not None else "")
-        words = (rows, f"{progress.rows_failed:,}", pace, left, waits_for)
+        words = (rows, f"{progress.rows_failed:,}", pace, left, self._waits_for(progress))
         return (progress.job_id, str(progress.state), *words)
+
+    def _waits_for(self, progress: Progress) -> str:
+        """In words, nothing where it does not."""
+        if progress.error:
+            return progress.error
+        if (ahead := self._overview.ahead_of(progress.job_id)) is not None:
+            return behind(ahead)
+        if progress.state is JobState.RUNNING:
+            job = self._client.job(progress.job_id)
+            if not job.is_served:
+                return f"a worker: {job.worker_command}"
+        return ""
 
 
 def _watch_all(watched: _Watched) -> int:

@@ -202,7 +202,8 @@ class Client(Connections):
         precision = Precision(**{name: options[name] for name in Precision._fields if name in options})
         queue = shard_queue(request.model, *precision)
         loras = worker_options([request.lora] if request.lora else [])
-        with self.worker_for(queue, request.model, precision, loras, request.id) as worker, self._wanted(request):
+        command = ["--model", request.model, *precision.worker_options, *loras]
+        with self.worker_for(queue, command, request.id) as worker, self._wanted(request):
             self.live.submit(request)
             return self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
 

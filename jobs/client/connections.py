@@ -1,6 +1,6 @@
 """What a client reaches: the ledger, Redis, and workers by way of their queues."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
@@ -11,7 +11,6 @@ from ..celery_app import create_app, ring_for_shards
 from ..embedded.valkey import redis_urls
 from ..open_ledger import open_ledger
 from ..settings import Settings
-from ..spec.precision import Precision
 from ..workers.local_worker import LocalWorker
 from ..workers.presence import WorkerPresence
 
@@ -62,13 +61,10 @@ class Connections:
         self.ensure_redis()
         ring_for_shards(self._app, queue, shard_ids)
 
-    def worker_for(
-        self, queue: str, model: str, precision: Precision, options: Sequence[str], name: str
-    ) -> LocalWorker:
+    def worker_for(self, queue: str, options: Sequence[str], name: str) -> LocalWorker:
         """A worker for a queue, to be started if it has none; `options` are those of `headrace worker`."""
         log = self.settings.data_dir / "logs" / f"worker-{name}.log"
-        command = ["--model", model, *precision.worker_options, *options]
-        return LocalWorker(self._presence, queue, command, log, self.settings.environment())
+        return LocalWorker(self._presence, queue, options, log, self.settings.environment())
 
     def ensure_redis(self) -> None:
         """Bring the embedded server back should it be gone."""
@@ -86,3 +82,7 @@ class Connections:
     def is_served(self, queue: str) -> bool:
         """Whether a worker that has loaded its model listens to a queue."""
         return self._presence.is_served(queue)
+
+    def num_workers(self, queues: Collection[str]) -> dict[str, int]:
+        """How many workers listen to each of some queues. Raises redis' errors."""
+        return self._presence.num_workers(queues)

@@ -1,6 +1,7 @@
 """A job that was submitted: follow it, steer it, read its results."""
 
 import math
+import shlex
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -82,9 +83,12 @@ class Job:
 
     def local_worker(self, options: Sequence[str] = ()) -> LocalWorker:
         """A worker for the job's queue, to be started if there is none; `options` are those of `headrace worker`."""
-        spec = self.spec
-        lora = spec.lora.worker_options if spec.lora is not None else []
-        return self.client.worker_for(self.record.queue, spec.model, spec.precision, [*lora, *options], self.id)
+        return self.client.worker_for(self.record.queue, [*self.spec.worker_options, *options], self.id)
+
+    @property
+    def worker_command(self) -> str:
+        """What starts a worker that answers the job, in a shell."""
+        return shlex.join(["headrace", "worker", *self.spec.worker_options])
 
     @property
     def is_served(self) -> bool:

@@ -185,6 +185,12 @@ class JobSpec(BaseModel):
         return Precision(self.dtype, self.quantization, self.kv_cache_dtype)
 
     @property
+    def worker_options(self) -> list[str]:
+        """Those of `headrace worker` for one that answers the job."""
+        lora = self.lora.worker_options if self.lora is not None else []
+        return ["--model", self.model, *self.precision.worker_options, *lora]
+
+    @property
     def samples_each_row(self) -> bool:
         """Whether each row says for itself how it is sampled."""
         return self.endpoint is not None

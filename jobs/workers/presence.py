@@ -3,7 +3,7 @@
 import os
 import socket
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
@@ -116,6 +116,17 @@ class WorkerPresence:
         """Whether some worker listens to the queue; false when Redis does not answer."""
         return bool(self._workers(queue, silent_seconds=0.0))
 
+    def num_workers(self, queues: Collection[str]) -> dict[str, int]:
+        """How many workers listen to each of some queues. Raises redis' errors."""
+        if not queues:
+            return {}
+        alive = (f"({server_time(self._redis)}", "+inf")
+        with self._redis.pipeline(transaction=False) as pipe:
+            for queue in queues:
+                pipe.zrange(_key(queue), *alive, byscore=True)
+            found = pipe.execute()
+        return {queue: len(_not_dead(names)) for queue, names in zip(queues, found, strict=True)}
+
     def may_be_served_again(self, queue: str) -> bool:
         """Whether some worker has been heard of lately, is not known to be dead and has not said goodbye."""
         return bool(self._workers(queue, SILENCE_SECONDS))
@@ -131,7 +142,7 @@ class WorkerPresence:
             names = self._redis.zrange(_key(queue), f"({since}", "+inf", byscore=True)
         except RedisError:
             return []
-        return [worker for worker in map(WorkerId.parse, map(str, names)) if not worker.is_known_dead]
+        return _not_dead(names)
 
     def hosts(self) -> set[str]:
         """The hosts on which a worker, of whatever queue, is alive. Raises redis' errors."""
@@ -165,6 +176,10 @@ class WorkerPresence:
 
     def __exit__(self, *exc_info: object) -> None:
         self._redis.close()
+
+
+def _not_dead(names: Iterable[object]) -> list[WorkerId]:
+    return [worker for worker in map(WorkerId.parse, map(str, names)) if not worker.is_known_dead]
 
 
 def _key(queue: str) -> str:

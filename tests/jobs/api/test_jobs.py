@@ -189,6 +189,17 @@ def test_priority(api: ApiServer, done: str) -> None:
     refused(api.http.post("/jobs/job_none/priority", json={"priority": 1}), 404, "job_id")
 
 
+def test_a_job_that_nobody_serves_says_so(api: ApiServer, done: str) -> None:
+    """Its model has a worker, of another precision."""
+    rows = [{"text": f"Where is parcel {number}?"} for number in range(2000)]
+    served, waiting = (api.post("/jobs", **OPTIONS, rows=rows, **more) for more in ({}, {"dtype": "float16"}))
+    assert (served["workers"], waiting["workers"]) == (1, 0)
+    listed = {job["id"]: job["workers"] for job in api.get("/jobs", limit=100)["data"]}
+    assert (listed[waiting["id"]], listed[done]) == (0, None)
+    for job in (served, waiting):
+        api.http.post(f"/jobs/{job['id']}/cancel").raise_for_status()
+
+
 def test_answers_of_an_earlier_job_are_taken_on_request(
     api: ApiServer, wait_until_done: Callable[[str], dict[str, Any]]
 ) -> None:

@@ -57,6 +57,8 @@ def test_all_that_run(headrace: Headrace, tmp_path: Path, wait_until: Callable[.
         wait_until(lambda: ahead in (tmp_path / "err").read_text(), "it shows the jobs, and which one goes first")
         shown = (tmp_path / "err").read_text().splitlines()
         assert {line.split()[0] for line in shown if "behind" in line} == {second}
+        unserved = f"  a worker: headrace worker --model {MODEL}"
+        assert {line.split()[0] for line in shown if line.endswith(unserved)} == {first}
         for job_id in (first, second):
             assert headrace(data_dir, "cancel", job_id).status == 0
         assert watch.wait(60) == 1
