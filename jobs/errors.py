@@ -15,6 +15,10 @@ class SpecError(JobError, ValueError):
         self.field = field
 
 
+class RowError(Exception):
+    """A row that can not be asked; its neighbours are not affected. The message becomes the row's error."""
+
+
 class LaterVersion(JobError):
     """A job, or a live request, asks for something that only a later version of ours knows."""
 

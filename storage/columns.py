@@ -34,8 +34,9 @@ _FIRST_NAMES = frozenset(
 )
 # What later versions have beside that. A job's data set keeps the columns of the version that the job began with.
 _SECOND_NAMES = _FIRST_NAMES | {"margin", "entropy", "votes", "agreement", "receipt"}
-RESERVED_NAMES = _SECOND_NAMES | {"parsed"}
-_RESERVED_BY_VERSION = {1: _FIRST_NAMES, 2: _SECOND_NAMES, 3: RESERVED_NAMES}
+_THIRD_NAMES = _SECOND_NAMES | {"parsed"}
+RESERVED_NAMES = _THIRD_NAMES | {"tool_calls"}
+_RESERVED_BY_VERSION = {1: _FIRST_NAMES, 2: _SECOND_NAMES, 3: _THIRD_NAMES, 4: RESERVED_NAMES}
 SCHEMA_VERSION = max(_RESERVED_BY_VERSION)
 # What only a job with reasoning has beside that; its input may have no such columns.
 REASONING_NAMES = ("reasoning", "reasoning_tokens")

@@ -26,6 +26,8 @@ _TOKEN = (pa.field("token", pa.string()), pa.field("token_id", pa.int32()), pa.f
 _LOGPROBS = pa.list_(pa.struct([*_TOKEN, pa.field("top", pa.list_(pa.struct(_TOKEN)))]))
 _DOUBT = (pa.field("margin", pa.float64()), pa.field("entropy", pa.float64()))
 _REASONING = (pa.field("reasoning", pa.string()), pa.field("reasoning_tokens", pa.int32()))
+_FUNCTION = pa.struct([("name", pa.string()), ("arguments", pa.string())])
+_CALL = pa.struct([("id", pa.string()), ("type", pa.string()), ("function", _FUNCTION)])
 _VOTE = pa.struct([("answer", pa.string()), ("count", pa.int32())])
 _VOTES = (pa.field("votes", pa.list_(_VOTE)), pa.field("agreement", pa.float64()))
 _RECEIPT = pa.struct(
@@ -42,7 +44,7 @@ _RECEIPT = pa.struct(
     ]
 )
 # Tables of rows that were made before there were these get them.
-ADDED_NAMES = frozenset((*(field.name for field in _DOUBT), "receipt", "parsed"))
+ADDED_NAMES = frozenset((*(field.name for field in _DOUBT), "receipt", "parsed", "tool_calls"))
 _ALL_ANSWERS = (pa.field("finish_reasons", pa.list_(pa.string())), pa.field("outputs_logprobs", pa.list_(_LOGPROBS)))
 
 
@@ -84,6 +86,7 @@ def output_schema(
     with_reasoning: bool = False,
     with_doubt_and_receipt: bool = False,
     parsed: pa.DataType | None = None,
+    with_tool_calls: bool = False,
 ) -> pa.Schema:
     """The columns of a part. `input_fields` are the spooled shard's, of `spool.input_fields`.
 
@@ -91,8 +94,8 @@ def output_schema(
     `logprobs` the first answer's tokens, each with the likeliest in its place. `with_all_answers`: also how each of
     `outputs` ended, and its log-probabilities. `prompt_logprobs`: as `logprobs`, of the prompt's tokens; nothing is
     known of the first. `from_cache`: whether the answer is an earlier job's. `with_doubt_and_receipt`: the columns
-    that data sets have from version 2 on. `parsed`: the type of an answer that is JSON. docs/data-set.md says what is
-    in each.
+    that data sets have from version 2 on. `parsed`: the type of an answer that is JSON. `with_tool_calls`: an
+    answer's calls, as OpenAI's messages have them. docs/data-set.md says what is in each.
     """
     # A struct: not every reader of Parquet knows maps (Hugging Face's `datasets` does not).
     probabilities = pa.field("probabilities", pa.struct([(choice, pa.float64()) for choice in choices]))
@@ -103,6 +106,7 @@ def output_schema(
             *input_fields,
             pa.field("output", pa.string()),
             *([] if parsed is None else [pa.field("parsed", parsed)]),
+            *([pa.field("tool_calls", pa.list_(_CALL))] if with_tool_calls else []),
             *([pa.field("outputs", pa.list_(pa.string()))] if with_outputs else []),
             *(_REASONING if with_reasoning else []),
             pa.field("label", pa.string()),

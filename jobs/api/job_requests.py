@@ -114,6 +114,12 @@ class JobOptions(_Body):
         description="What the model's chat template is told. A row's own `chat_template_kwargs` go before it.",
         examples=[{"enable_thinking": False}],
     )
+    tools: list[dict[str, JsonValue]] | None = Field(
+        default=None,
+        description="Functions as in chats, which the model's chat template shows it: its calls are in the column "
+        "`tool_calls`. A row's own `tools` go before them.",
+        examples=[[{"type": "function", "function": {"name": "close", "parameters": {"type": "object"}}}]],
+    )
     within_seconds: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
     priority: Priority = 0
     input_format: InputFormat | None = Field(
@@ -124,7 +130,7 @@ class JobOptions(_Body):
 
     def of_spec(self, served: ServedModel) -> dict[str, Any]:
         """The fields of a `JobSpec`."""
-        names = ("prompt", "system", "choices", "limit", "cache", "vote", "chat_template_kwargs")
+        names = ("prompt", "system", "choices", "limit", "cache", "vote", "chat_template_kwargs", "tools")
         # What is not said has defaults that depend on the rest.
         sampling = self.sampling.model_dump(exclude_unset=True)
         given = {name: getattr(self, name) for name in Precision._fields}

@@ -21,11 +21,11 @@ from ...storage.output_folder import OutputFolder
 from ...storage.records import JobRecord, JobState, PartRecord, ShardRecord
 from ...storage.spool import read_shard
 from ..api.openai.bodies import Answer, Head, Usage, chat_completion, text_completion
-from ..api.openai.call_formats import CallFormat
 from ..api.openai.response_bodies import response
-from ..api.openai.tool_calls import merged_calls
+from ..calls.events import merged_calls
+from ..calls.formats import CallFormat
 from ..planning.batch_planner import TOO_LONG
-from ..planning.rendering import TOOLS
+from ..spec.tools import TOOLS
 from ..streams.events import StreamEvent
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
 from .lines import CHAT, RESPONSES, LineError

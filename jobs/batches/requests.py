@@ -14,16 +14,17 @@ from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError
 from ..api.openai.body import parse_body
-from ..api.openai.call_formats import CallFormat
 from ..api.openai.chat_schemas import ChatCompletionRequest
 from ..api.openai.completion_schemas import CompletionRequest
+from ..api.openai.expected_calls import expected_calls
 from ..api.openai.reasoning import with_reasoning
 from ..api.openai.response_schemas import ResponsesRequest, renamed
 from ..api.openai.sampling_schemas import SamplingFields
 from ..live.prompt import LivePrompts
-from ..planning.rendering import TEMPLATE_KWARGS, TOOLS
+from ..planning.rendering import TEMPLATE_KWARGS
 from ..shards.row_sampling import RowSampling
 from ..spec.schemas import JobSpec
+from ..spec.tools import TOOLS
 from .lines import CHAT, CHATS, RESPONSES, BatchLine, numbered_lines, parse_line
 
 # The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, the text that is to
@@ -135,7 +136,7 @@ class RequestReader:
         if not request.tools or self.tokenizer is None:
             return {}
         try:
-            calls = CallFormat.of(request, self.tokenizer)
+            calls = expected_calls(request, self.tokenizer)
         except InvalidRequestError as error:
             raise ApiError(400, str(error), "invalid_value", error.field) from error
         told = {} if calls is None else {CALL_FORMAT: calls.to_json()}

@@ -138,6 +138,10 @@ def asked(
             help="Tell the model's chat template, such as '{\"enable_thinking\": false}'.",
         ),
     ] = None,
+    tools: Annotated[
+        str | None,
+        typer.Option("--tools", metavar="FILE|JSON", help="Functions that the model may call; gives tool_calls."),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
     cache: Annotated[
@@ -195,6 +199,7 @@ def asked(
         cache=cache,
         vote=vote,
         chat_template_kwargs=None if chat_template_kwargs is None else _template_kwargs(chat_template_kwargs),
+        tools=None if tools is None else _json("--tools", tools, "["),
         lora=None if lora is None else parse_lora(Argument("lora"), lora).module,
     )
     # A worker for it has to be possible.
@@ -279,19 +284,23 @@ def _mode(resume: bool, overwrite: bool) -> OutputMode:
 
 
 def _response_format(schema: str) -> dict[str, Any]:
-    """A schema given as JSON, or by a file of it."""
-    text = schema if schema.lstrip().startswith("{") else file_text("--json-schema", schema)
+    return {"type": "json_schema", "json_schema": {"schema": _json("--json-schema", schema, "{")}}
+
+
+def _json(option: str, text: str, begin: str) -> Any:
+    """What is given as JSON, which begins so, or by a file of it."""
+    return _decoded(option, text if text.lstrip().startswith(begin) else file_text(option, text))
+
+
+def _decoded(option: str, text: str) -> Any:
     try:
-        return {"type": "json_schema", "json_schema": {"schema": json.loads(text)}}
+        return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise SpecError(f"--json-schema is no JSON: {error}") from error
+        raise SpecError(f"{option} is no JSON: {error}") from error
 
 
 def _template_kwargs(text: str) -> dict[str, Any]:
-    try:
-        kwargs = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise SpecError(f"--chat-template-kwargs is no JSON: {error}") from error
+    kwargs = _decoded("--chat-template-kwargs", text)
     if not isinstance(kwargs, dict):
         raise SpecError(
             f"--chat-template-kwargs must be a JSON object, such as '{{\"enable_thinking\": false}}', not {text}"

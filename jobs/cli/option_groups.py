@@ -11,7 +11,7 @@ _GROUPS = {
         *("--lora", "--lora-modules", "--served-model-name", "--generation-config"),
     ),
     "Input": ("--input-format", "--sql", "--query", "--limit"),
-    "Prompt": ("--prompt", "--system", "--image", "--chat-template-kwargs"),
+    "Prompt": ("--prompt", "--system", "--image", "--chat-template-kwargs", "--tools"),
     "Structured output": ("--choices", "--json-schema", "--regex"),
     "Sampling": (
         *("--max-tokens", "--min-tokens", "--temperature", "--top-p", "--top-k", "--min-p"),

@@ -70,6 +70,7 @@ class Client(Connections):
         priority: int = 0,
         lora_request: LoRARequest | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         image: str | None = None,
         **sampling: Any,
     ) -> Job:
@@ -86,8 +87,10 @@ class Client(Connections):
         `vote` a row's answer is what most of its `n` samples say. The job's end is told to the URL `webhook`, signed
         with `webhook_secret`; workers and servers do so. Jobs with a higher `priority` are begun before it.
         `lora_request`: the LoRA adapter to answer with, in a folder that workers see too. `chat_template_kwargs`: what
-        the model's chat template is told, such as `{"enable_thinking": False}`. `image`: the column of a row's image,
-        or images: bytes, {"bytes", "path"} as Hugging Face's data sets have them, paths of files, or data URLs.
+        the model's chat template is told, such as `{"enable_thinking": False}`. `tools`: functions as OpenAI's API
+        describes them, which the template shows the model: its calls are in the column `tool_calls`. `image`: the
+        column of a row's image, or images: bytes, {"bytes", "path"} as Hugging Face's data sets have them, paths of
+        files, or data URLs.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
@@ -103,6 +106,7 @@ class Client(Connections):
             cache=cache,
             vote=vote,
             chat_template_kwargs=chat_template_kwargs,
+            tools=tools,
             lora=as_fields(lora_request),
             image=image,
         )

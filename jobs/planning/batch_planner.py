@@ -13,8 +13,8 @@ from ...engine.vision.reading import num_expanded
 from ...storage.columns import custom_id_of
 from ...storage.readers import InputRow
 from ...storage.spool import PlannedRow
+from ..errors import RowError
 from ..shards.row_sampling import RowSampling
-from ..spec.prompt_template import RowError
 from ..spec.row_images import NamedFile
 from .image_marks import marked, unmarked
 from .rendering import IllustratedPrompt, PromptRenderer

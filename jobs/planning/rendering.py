@@ -12,11 +12,12 @@ from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.image_size import Grid
 from ...engine.vision.reading import ImageReader, has_images
 from ...storage.errors import Argument
-from ..errors import SpecError
+from ..errors import RowError, SpecError
 from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts, without_absent
-from ..spec.prompt_template import PromptTemplate, RowError
+from ..spec.prompt_template import PromptTemplate
 from ..spec.row_images import row_images
 from ..spec.schemas import JobSpec
+from ..spec.tools import TOOLS, row_tools, without_nulls
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
 
 # The column of a row that has the chat template told more.
 TEMPLATE_KWARGS = "chat_template_kwargs"
-TOOLS = "tools"
 _PROMPT, _IMAGE = Argument("prompt"), Argument("image")
 
 
@@ -57,6 +57,10 @@ class PromptRenderer:
             problem = f"model {spec.model} has no chat template to be told anything"
             kwargs = Argument("chat_template_kwargs")
             raise SpecError(problem, ": leave out ", kwargs, field=kwargs.name)
+        self._tools = [without_nulls(tool) for tool in spec.tools or ()]
+        if self._tools and not (tokenizer.has_chat_template and tokenizer.tools_template_has(TOOLS)):
+            problem = f"the chat template of model {public_name(spec.model)} has no tools"
+            raise SpecError(problem, ": leave out ", Argument("tools"), field="tools")
         # A batch's requests say each what they are told.
         thinks = spec.sampling.reasoning or spec.samples_each_row
         self._template_kwargs = tokenizer.template_kwargs(spec.chat_template_kwargs or {}, thinks, spec.told_time)
@@ -67,7 +71,8 @@ class PromptRenderer:
         self._frame = self._chat_frame()
 
     def _chat_frame(self) -> "ChatFrame | None":
-        if self._template is None or self.image_column is not None or not self._tokenizer.has_chat_template:
+        is_more = self.image_column is not None or bool(self._tools)
+        if self._template is None or is_more or not self._tokenizer.has_chat_template:
             return None
         # What does not fit the template is each row's error.
         with suppress(InvalidRequestError):
@@ -97,7 +102,7 @@ class PromptRenderer:
             return values["prompt"]  # type: ignore[no-any-return]
         own_kwargs = _template_kwargs(values)
         if self._template is None:
-            messages, tools = _messages(values, self._system), self._tools(values)
+            messages, tools = _messages(values, self._system), self._tools_of(values)
             if self.image_column is not None or has_images(messages):
                 return self._illustrated(messages, values, own_kwargs, tools)
             return self._chat(messages, own_kwargs, tools)
@@ -110,8 +115,8 @@ class PromptRenderer:
             system = [{"role": "system", "content": self._system}] if self._system else []
             messages = [*system, {"role": "user", "content": text}]
             if self.image_column is not None:
-                return self._illustrated(messages, values, own_kwargs)
-            return self._chat(messages, own_kwargs)
+                return self._illustrated(messages, values, own_kwargs, self._tools)
+            return self._chat(messages, own_kwargs, self._tools)
         return f"{self._system}\n\n{text}" if self._system else text
 
     @property
@@ -119,8 +124,10 @@ class PromptRenderer:
         """A chat template writes the special tokens itself."""
         return self._is_raw or not self._tokenizer.has_chat_template
 
-    def _tools(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        tools = _tools(values)
+    def _tools_of(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+        if values.get(TOOLS) is None:
+            return self._tools
+        tools = row_tools(values)
         if tools and not self._tokenizer.tools_template_has(TOOLS):
             raise RowError(f"column {TOOLS!r}: the chat template of the model has no tools")
         return tools
@@ -194,28 +201,6 @@ def _template_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
         raise RowError(f"column {TEMPLATE_KWARGS!r} {problem}")
     # Where columns have a type, a row has all the names that any row has.
     return {name: value for name, value in kwargs.items() if value is not None}
-
-
-def _tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The functions that a row's conversation may call, as a list of OpenAI's objects or as JSON."""
-    tools = values.get(TOOLS)
-    if isinstance(tools, str):
-        try:
-            tools = json.loads(tools)
-        except (ValueError, RecursionError) as error:
-            raise RowError(f"column {TOOLS!r} is not valid JSON: {error}") from error
-    if tools is None:
-        return []
-    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
-        raise RowError(f'column {TOOLS!r} must hold a list of objects: {{"type": "function", "function": {{…}}}}')
-    # As with what the template is told.
-    return [_without_nulls(tool) for tool in tools]
-
-
-def _without_nulls(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
-    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
 def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str, Any]]:

@@ -101,12 +101,17 @@ def _choice(job: JobRecord, row: Mapping[str, Any], index: int, text: str) -> di
     if _has_thought(job) and index == 0:
         # As a chat has it.
         message |= {"reasoning": row["reasoning"], "reasoning_content": row["reasoning"]}
+    finish_reason = row["finish_reason"]
+    if (calls := row.get("tool_calls")) is not None:
+        # The calls are in the text as the model has written them.
+        message |= {"content": None, "tool_calls": calls}
+        finish_reason = "tool_calls" if finish_reason == "stop" else finish_reason
     logprobs = row.get("logprobs") if index == 0 else None
     return {
         "index": index,
         "message": message,
         "logprobs": None if logprobs is None else {"content": [_token(token) for token in logprobs], "refusal": None},
-        "finish_reason": row["finish_reason"],
+        "finish_reason": finish_reason,
     }
 
 

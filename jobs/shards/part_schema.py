@@ -7,6 +7,7 @@ import pyarrow as pa
 from ...storage.parts import output_schema
 from ..spec.schemas import JobSpec
 from .parsed import parsed_type
+from .row_calls import has_calls
 
 
 def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:
@@ -23,4 +24,5 @@ def part_schema(spec: JobSpec, input_fields: Sequence[pa.Field]) -> pa.Schema:
         with_reasoning=spec.sampling.reasoning or spec.samples_each_row,
         with_doubt_and_receipt=spec.schema_version > 1,
         parsed=parsed_type(spec),
+        with_tool_calls=has_calls(spec, [field.name for field in input_fields]),
     )

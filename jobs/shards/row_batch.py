@@ -20,6 +20,7 @@ from .parsed import parsed_type, parsed_value
 from .part_schema import part_schema
 from .receipts import receipt, receipts
 from .row_answers import Answered, answer_columns, error_columns
+from .row_calls import RowCalls
 from .row_requests import NOTHING_KNOWN, RowRequests
 from .shown_images import ShownImages
 from .voting import drawn_columns, num_wanted, opinion_of, voted_columns
@@ -92,6 +93,7 @@ class RowBatch:
         self._receipt = receipt
         self._schema = part_schema(spec, input_fields(table.schema))
         self._parsed_type = parsed_type(spec)
+        self._calls = RowCalls(table, spec, tokenizer) if "tool_calls" in self._schema.names else None
         self._row_requests = RowRequests(spec, tokenizer, prefix, known)
         self._shown = ShownImages(self._table, spec)
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
@@ -264,7 +266,7 @@ class RowBatch:
         carried = self._table.take(pa.array([row.place for row in finished]))
         names = [name for name in self._schema.names if name in carried.column_names]
         fields = [field for field in self._schema if field.name not in names]
-        answers = pa.Table.from_pylist([self._parsed(row.columns) for row in finished], schema=pa.schema(fields))
+        answers = pa.Table.from_pylist([self._read(row) for row in finished], schema=pa.schema(fields))
         answers = self._with_receipts(answers, finished)
         if self._spec.cache:
             column = answers.schema.get_field_index("from_cache")
@@ -272,10 +274,14 @@ class RowBatch:
         columns = [carried[name] if name in names else answers[name] for name in self._schema.names]
         return pa.table(columns, schema=self._schema)
 
-    def _parsed(self, columns: dict[str, Any]) -> dict[str, Any]:
-        """A row's with its answer as a value, where it is JSON."""
-        kind = self._parsed_type
-        return columns if kind is None else columns | {"parsed": parsed_value(columns.get("output"), kind)}
+    def _read(self, row: _Finished) -> Mapping[str, Any]:
+        """A row's columns with its answer as a value, where it is JSON, or the calls of tools in it."""
+        text = row.columns.get("output")
+        if self._calls is not None:
+            return row.columns | {"tool_calls": self._calls.of(row.place, text)}
+        if self._parsed_type is not None:
+            return row.columns | {"parsed": parsed_value(text, self._parsed_type)}
+        return row.columns
 
     def _with_receipts(self, answers: pa.Table, finished: Sequence[_Finished]) -> pa.Table:
         """`answers` with the receipts of those that were given here; others bring theirs along."""

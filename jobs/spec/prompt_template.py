@@ -6,14 +6,10 @@ from string import Formatter
 from typing import Any
 
 from ...storage.errors import Argument
-from ..errors import SpecError
+from ..errors import RowError, SpecError
 from .schemas import JobSpec
 
 _PROMPT = Argument("prompt")
-
-
-class RowError(Exception):
-    """A row that can not be asked; its neighbours are not affected. The message becomes the row's error."""
 
 
 class PromptTemplate:

@@ -19,6 +19,7 @@ from .lora import LoraModule
 from .messages import template_kwargs_problem
 from .precision import Precision
 from .response_format import ResponseFormat, StructuredOutputs, checked
+from .tools import tools_problem
 
 # A longer text is not repeated in the message about it.
 _SHORT = 40
@@ -29,7 +30,7 @@ MAX_STOP_CHARACTERS = 256
 MAX_SAMPLES = 1024
 # To `JobSpec`. Whoever adds an option adds it here: so do folders that are there stay resumable, and workers that have
 # not been upgraded yet go on with jobs that do without it.
-_ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image", "sampling_defaults", "told_time")
+_ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image", "sampling_defaults", "told_time", "tools")
 # The same to `SamplingSpec`.
 _ADDED_TO_SAMPLING = ("prompt_logprobs", "reasoning", "thinking_token_budget")
 # What an answer may have where nothing is said, and with all that is thought before it.
@@ -155,7 +156,7 @@ class JobSpec(BaseModel):
     `vote` the answer is what most of `sampling.n` say. `chat_template_kwargs`: what the model's chat template is told;
     a row's own column of that name goes before it. `lora`: the adapter that the model answers with. `image`: the column
     of a row's image, or images. `told_time`: what a chat template that asks for the time is told in all rows, whenever
-    they are asked.
+    they are asked. `tools`: the functions that the template shows the model; a row's own column goes before them.
     `schema_version`: which columns the data set has, as docs/data-set.md tells; jobs of before it was noted have 1.
     """
 
@@ -178,6 +179,7 @@ class JobSpec(BaseModel):
     image: str | None = None
     sampling_defaults: dict[str, int | float] = {}
     told_time: datetime | None = None
+    tools: tuple[dict[str, Any], ...] | None = None
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = 1
 
     @property
@@ -231,6 +233,13 @@ class JobSpec(BaseModel):
     def _can_be_told(cls, value: Any) -> Any:
         if value is not None and (problem := template_kwargs_problem(value)) is not None:
             raise PydanticCustomError("template_kwargs", "{problem}", {"problem": problem})
+        return value
+
+    @field_validator("tools", mode="before")
+    @classmethod
+    def _can_be_called(cls, value: Any) -> Any:
+        if value is not None and (problem := tools_problem(value)) is not None:
+            raise PydanticCustomError("tools", "{problem}", {"problem": problem})
         return value
 
     @field_validator("model", "system", "prompt", "choices")

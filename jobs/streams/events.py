@@ -142,6 +142,13 @@ class StreamEvent:
 
 
 @dataclass(frozen=True)
+class ThoughtEvent(StreamEvent):
+    """An event whose `text` and `logprobs` are those of what is said alone. `reasoning`: what is thought in it."""
+
+    reasoning: str = ""
+
+
+@dataclass(frozen=True)
 class RecoveredStream:
     """What earlier attempts have written of a stream: the next one goes on after it. `end` is set when it has ended."""
 

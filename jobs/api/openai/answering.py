@@ -9,14 +9,13 @@ from typing import Protocol, TypeVar
 from anyio import create_memory_object_stream
 from anyio.streams.memory import MemoryObjectSendStream
 
-from ...streams.events import StreamError, StreamEvent
+from ...calls.events import merged_calls
+from ...streams.events import StreamError, StreamEvent, ThoughtEvent
 from ..errors import ApiError
 from ..live_answers import UNAVAILABLE, LiveAnswers
 from .asking import Asked
 from .bodies import Answer, Usage
-from .reasoning import ThoughtEvent
 from .running_usage import RunningUsage
-from .tool_calls import merged_calls
 
 T = TypeVar("T")
 # Events of several choices that wait for a slow client; more stay in Redis.

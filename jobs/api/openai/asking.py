@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from starlette.requests import HTTPConnection
 
+from ...calls.events import ToolCallParser
 from ...live.prompt import LivePrompt
 from ...live.requests import LiveRequest, new_seed
 from ...streams.events import StreamEvent
@@ -15,13 +16,12 @@ from ..admission import Admission, LiveAdmission
 from ..caller import tenant_of
 from ..live_answers import LiveAnswers
 from ..models import ServedModel, ServedModels
-from .call_formats import CallFormat
 from .chat_schemas import ChatCompletionRequest
 from .completion_schemas import DEFAULT_MAX_TOKENS, CompletionRequest
+from .expected_calls import expected_calls
 from .reasoning import ReasoningParser, with_reasoning
 from .response_schemas import ResponsesRequest, renamed
 from .sampling_schemas import SamplingFields
-from .tool_calls import ToolCallParser
 
 
 @dataclass
@@ -107,7 +107,7 @@ class Asker:
     def chat(self, body: ChatCompletionRequest) -> Asked:
         model = self.models.model(body.model)
         messages = [message.for_template() for message in body.messages]
-        calls = CallFormat.of(body, model.prompts.tokenizer)
+        calls = expected_calls(body, model.prompts.tokenizer)
         tools = [tool.for_template() for tool in body.tools or ()]
         prompt = model.prompts.chat(messages, body.told_template, tools)
         thinks = body.include_reasoning, body.thinking_token_budget

@@ -5,13 +5,12 @@ from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import Any
 
-from ...streams.events import StreamEvent
+from ...calls.events import CallEvent
+from ...streams.events import StreamEvent, ThoughtEvent
 from ..errors import ApiError, error_body
 from .bodies import Head, Usage, reasoning_fields
 from .logprobs import chat_logprobs
-from .reasoning import ThoughtEvent
 from .running_usage import RunningUsage
-from .tool_calls import CallEvent
 
 CHAT_CHUNK = "chat.completion.chunk"
 DONE = b"data: [DONE]\n\n"

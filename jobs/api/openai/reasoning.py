@@ -1,19 +1,12 @@
 """A thinking model's answer in two: what it thought, and what it says then."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import fields
 
 from ....engine.errors import InvalidRequestError
 from ....engine.text.tokenizer import Tokenizer
 from ...spec.schemas import SamplingSpec
-from ...streams.events import StreamEvent
-
-
-@dataclass(frozen=True)
-class ThoughtEvent(StreamEvent):
-    """An event whose `text` and `logprobs` are those of what is said alone. `reasoning`: what is thought in it."""
-
-    reasoning: str = ""
+from ...streams.events import StreamEvent, ThoughtEvent
 
 
 class ReasoningParser:

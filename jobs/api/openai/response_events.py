@@ -5,12 +5,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...streams.events import StreamEvent
+from ...calls.events import CallDelta, CallEvent
+from ...streams.events import StreamEvent, ThoughtEvent
 from ..errors import ApiError
 from .bodies import Head, Usage
 from .chunks import to_json
 from .logprobs import LogprobEntries
-from .reasoning import ThoughtEvent
 from .response_bodies import (
     COMPLETED,
     begun,
@@ -23,7 +23,6 @@ from .response_bodies import (
     text_logprobs,
     text_part,
 )
-from .tool_calls import CallDelta, CallEvent
 
 _CONTENT = {"content_index": 0}
 Told = tuple[str, Mapping[str, Any]]

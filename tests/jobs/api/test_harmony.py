@@ -8,10 +8,10 @@ import pytest
 from openai import BadRequestError
 
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.api.openai.call_formats import CallFormat
 from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
+from headrace.jobs.api.openai.expected_calls import expected_calls
 from headrace.jobs.api.openai.reasoning import ReasoningParser
-from headrace.jobs.api.openai.tool_calls import merged_calls
+from headrace.jobs.calls.events import merged_calls
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.asking import new_request
 from headrace.jobs.live.text import GrowingText
@@ -114,7 +114,7 @@ def test_a_message_to_a_function_is_a_call(tmp_path: Path, case: str, is_whole: 
     said_last = arguments or said.removeprefix("=python code")
     tokenizer = Tokenizer.from_pretrained(harmony_copy(MODEL, tmp_path))
     body = ChatCompletionRequest.model_validate({"model": "m", "messages": CHAT, "tools": [TOOL]})
-    form = CallFormat.of(body, tokenizer)
+    form = expected_calls(body, tokenizer)
     assert form is not None
     prompt = tokenizer.encode("<|start|>assistant", add_special_tokens=False)
     written = tokenizer.encode(f"<|channel|>analysis<|message|>Hm.{ENDING}{header}{said_last}", False)

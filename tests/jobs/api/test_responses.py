@@ -11,13 +11,12 @@ from pydantic import BaseModel
 from headrace.jobs.api.errors import ApiError
 from headrace.jobs.api.openai.bodies import Answer, Head, Usage
 from headrace.jobs.api.openai.body import parse_body
-from headrace.jobs.api.openai.reasoning import ThoughtEvent
 from headrace.jobs.api.openai.response_bodies import response
 from headrace.jobs.api.openai.response_events import ResponseEvents
 from headrace.jobs.api.openai.response_schemas import ResponsesRequest, renamed
-from headrace.jobs.api.openai.tool_calls import CallDelta, CallEvent
+from headrace.jobs.calls.events import CallDelta, CallEvent
 from headrace.jobs.spec.schemas import SamplingSpec
-from headrace.jobs.streams.events import StreamEvent
+from headrace.jobs.streams.events import StreamEvent, ThoughtEvent
 
 from ..running import MODEL, Result
 from .batch_lines import create, file_lines, wait_for

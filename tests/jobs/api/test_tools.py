@@ -12,10 +12,11 @@ from openai import BadRequestError, OpenAI
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.api.errors import ApiError
-from headrace.jobs.api.openai.call_formats import CallFormat, Kind
 from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
-from headrace.jobs.api.openai.tool_calls import CallEvent, ToolCallParser, merged_calls
-from headrace.jobs.api.openai.written_calls import no_texts
+from headrace.jobs.api.openai.expected_calls import expected_calls
+from headrace.jobs.calls.events import CallEvent, ToolCallParser, merged_calls
+from headrace.jobs.calls.formats import CallFormat, Kind
+from headrace.jobs.calls.written import no_texts
 from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.streams.events import StreamEvent
 
@@ -184,7 +185,7 @@ def test_a_template_is_told_of_tools_and_its_format_is_known(tmp_path: Path) -> 
     shown = prompts.tokenizer.apply_chat_template(CHAT, tools=tools)
     assert json.loads(shown.removeprefix("<tool_call>").removesuffix(CHAT[0]["content"])) == TOOLS
     assert len(prompts.chat(CHAT, None, tools).token_ids) > len(prompts.chat(CHAT).token_ids)
-    calls = CallFormat.of(request(parallel_tool_calls=False), Tokenizer.from_pretrained(folder))
+    calls = expected_calls(request(parallel_tool_calls=False), Tokenizer.from_pretrained(folder))
     assert calls is not None
     assert CallFormat.from_json(calls.to_json()) == calls
     assert parsed(calls.parser(""), [F + G]) == (G, [("f", {"a": 1})], "tool_calls")
@@ -210,9 +211,9 @@ def test_how_a_model_calls_is_read_off_its_template(tmp_path: Path, template: st
     tokenizer = Tokenizer.from_pretrained(folder)
     if kind is None:
         with pytest.raises(InvalidRequestError, match="the model's chat template has neither"):
-            CallFormat.of(request(), tokenizer)
+            expected_calls(request(), tokenizer)
     else:
-        calls = CallFormat.of(request(), tokenizer)
+        calls = expected_calls(request(), tokenizer)
         assert calls is not None
         assert calls.kind == kind
         assert calls.functions == ({} if kind in ("hermes", "json") else {"route": [], "close": []})
@@ -226,7 +227,7 @@ def test_marks_that_no_text_has_are_not_looked_for(tmp_path: Path) -> None:
     token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "content": "<tool_call>"}
     tokenizer["added_tokens"].append({**token, "id": 100_000, "special": True})
     (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
-    calls = CallFormat.of(request(), Tokenizer.from_pretrained(folder))
+    calls = expected_calls(request(), Tokenizer.from_pretrained(folder))
     assert calls == CallFormat("json")
     assert parsed(calls.parser(""), [f"{P}\n{Q}"]) == ("", [("f", {"a": 1}), ("g", {"b": "é<"})], "tool_calls")
 

@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.errors import SpecError
+from headrace.jobs.errors import RowError, SpecError
 from headrace.jobs.planning.rendering import IllustratedPrompt, PromptRenderer
-from headrace.jobs.spec.prompt_template import PromptTemplate, RowError
+from headrace.jobs.spec.prompt_template import PromptTemplate
 from headrace.jobs.spec.schemas import JobSpec
 
 from ..models import write_model_folder
@@ -129,6 +129,14 @@ def test_a_conversation_has_the_rows_tools(tmp_path, thinking):
     for wrong, words in (("{", "is not valid JSON"), ("{}", "must hold a list"), (["f"], "must hold a list")):
         with pytest.raises(RowError, match=f"column 'tools' .*{words}"):
             render(caller, row | {"tools": wrong})
+    other = [{"type": "function", "function": {"name": "g"}}]
+    with_jobs = {"tools": other}
+    assert json.loads(render(caller, row, **with_jobs).removesuffix("a")) == other
+    assert json.loads(render(caller, row | {"tools": tools}, **with_jobs).removesuffix("a")) == tools
+    assert render(caller, row | {"tools": []}, **with_jobs) == "[]a"
+    assert json.loads(render(caller, {"text": "b"}, prompt="{text}", **with_jobs).removesuffix("b")) == other
+    with pytest.raises(SpecError, match=r"the chat template of model .* has no tools: leave out tools"):
+        render(thinking, row, **with_jobs)
     with pytest.raises(RowError, match="column 'tools': the chat template of the model has no tools"):
         render(thinking, row | {"tools": tools})
 

@@ -1,14 +1,15 @@
-"""In which form an answer's calls of tools are to be expected."""
+"""In which form calls of tools stand in an answer."""
 
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
-from ....engine.errors import InvalidRequestError
-from ....engine.text.tokenizer import Tokenizer
-from .call_parsers import (
+from ...engine.errors import InvalidRequestError
+from ...engine.text.tokenizer import Tokenizer
+from .events import ToolCallParser
+from .parsers import (
     TAG_BEGIN,
     NamedCallParser,
     RequiredCallParser,
@@ -17,10 +18,7 @@ from .call_parsers import (
     json_parser,
     named_json_parser,
 )
-from .chat_schemas import ChatCompletionRequest
-from .tool_calls import ToolCallParser
-from .tools import NamedTool
-from .written_calls import function_call, json_call, no_texts, pairs_call
+from .written import function_call, json_call, no_texts, pairs_call
 
 Kind = Literal["named", "required", "hermes", "json", "qwen3_coder", "glm45", "mistral", "harmony"]
 
@@ -48,30 +46,16 @@ class CallFormat:
     functions: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, body: ChatCompletionRequest, tokenizer: Tokenizer) -> Self | None:
-        """That of answers to `body`; None where no tool may be called.
+    def of_model(
+        cls, tokenizer: Tokenizer, functions: Mapping[str, Mapping[str, Any]], most: int | None = None
+    ) -> Self:
+        """That in which a model calls by itself. `functions`: those it is shown, each with the schema of its arguments.
 
-        Raises `InvalidRequestError` where the model is to decide and its format is none that is known.
+        Raises `InvalidRequestError` where it is none that is known.
         """
-        if isinstance(body.calls, NamedTool):
-            return cls("named", body.calls.function.name)
-        if body.calls == "none":
-            return None
-        if body.calls == "required":
-            return cls("required")
         kind = _own_kind(tokenizer)
-        if kind == "harmony" and body.thinking_token_budget is not None:
-            raise InvalidRequestError(
-                "thinking_token_budget: the final message follows the thinking then, and a call of a tool is another: "
-                'leave it out, or say tool_choice "required", a function or "none"',
-                "thinking_token_budget",
-            )
-        functions = [] if kind in ("hermes", "json") else [tool.function for tool in body.tools or ()]
-        return cls(
-            kind,
-            most=1 if body.parallel_tool_calls is False else None,
-            functions={function.name: no_texts(function.schema_of_arguments) for function in functions},
-        )
+        named = {} if kind in ("hermes", "json") else functions
+        return cls(kind, most=most, functions={name: no_texts(schema) for name, schema in named.items()})
 
     @classmethod
     def from_json(cls, text: str) -> Self:

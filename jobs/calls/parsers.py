@@ -4,9 +4,9 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 
-from ...streams.events import StreamEvent
-from .tool_calls import CallDelta, CallEvent
-from .written_calls import Call, calls_of, decoded, decoded_all
+from ..streams.events import StreamEvent
+from .events import CallDelta, CallEvent
+from .written import Call, calls_of, decoded, decoded_all
 
 TAG_BEGIN, TAG_END = "<tool_call>", "</tool_call>"
 # As the grammar of forced calls has it.

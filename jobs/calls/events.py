@@ -5,8 +5,7 @@ from dataclasses import dataclass, fields
 from hashlib import blake2b
 from typing import Any, Protocol
 
-from ...streams.events import StreamEvent
-from .reasoning import ThoughtEvent
+from ..streams.events import StreamEvent, ThoughtEvent
 
 # Letters and digits: Mistral's templates take no other number.
 _ID_LENGTH = 9

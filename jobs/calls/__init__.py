@@ -1,0 +1,1 @@
+"""Calls of tools: the forms in which models write them, and what is read of an answer."""

@@ -1,0 +1,50 @@
+"""The functions that conversations may call, as OpenAI's API describes them."""
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from ..errors import RowError
+
+# The column of a row that has some of its own.
+TOOLS = "tools"
+_SHAPE = 'a list of functions: [{"type": "function", "function": {"name": "…", "parameters": {…}}}]'
+
+
+def tools_problem(tools: Any) -> str | None:
+    """What is wrong with a job's functions, as the end of a sentence about them; None if nothing is."""
+    if not isinstance(tools, list | tuple) or not tools:
+        return f"must be {_SHAPE}"
+    for number, tool in enumerate(tools, 1):
+        function = tool.get("function") if isinstance(tool, Mapping) and tool.get("type") == "function" else None
+        if not isinstance(function, Mapping) or not isinstance(name := function.get("name"), str) or not name:
+            return f"must be {_SHAPE}, and number {number} is none"
+        if not isinstance(function.get("parameters", {}), Mapping):
+            return f"must have a JSON schema as 'parameters', which {name!r} has not"
+    try:
+        json.dumps(tools, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"can only have what JSON has: {error}"
+    return None
+
+
+def row_tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """The functions that a row's conversation may call, as a list of OpenAI's objects or as JSON. Raises `RowError`."""
+    tools = values.get(TOOLS)
+    if isinstance(tools, str):
+        try:
+            tools = json.loads(tools)
+        except (ValueError, RecursionError) as error:
+            raise RowError(f"column {TOOLS!r} is not valid JSON: {error}") from error
+    if tools is None:
+        return []
+    if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
+        raise RowError(f'column {TOOLS!r} must hold a list of objects: {{"type": "function", "function": {{…}}}}')
+    return [without_nulls(tool) for tool in tools]
+
+
+def without_nulls(value: Any) -> Any:
+    """Where columns have a type, a function has all the fields that any has."""
+    if isinstance(value, Mapping):
+        return {name: without_nulls(each) for name, each in value.items() if each is not None}
+    return [without_nulls(each) for each in value] if isinstance(value, list) else value

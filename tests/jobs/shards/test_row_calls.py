@@ -1,0 +1,145 @@
+"""Rows whose conversations may call tools: the calls in their answers are a column."""
+
+import json
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pytest
+
+from headrace.engine.request import FinishReason
+from headrace.engine.text.tokenizer import Tokenizer
+from headrace.jobs.client.client import Client
+from headrace.jobs.outcomes import Answer
+from headrace.jobs.results.json_lines import openai_lines
+from headrace.jobs.shards.part_schema import part_schema
+from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.shards.row_calls import has_calls
+from headrace.jobs.spec.schemas import JobSpec
+
+from ..running import MODEL
+
+CLOSE: dict[str, Any] = {"type": "function", "function": {"name": "close", "parameters": {"type": "object"}}}
+ROUTE = {"type": "function", "function": {"name": "route", "description": "To a desk."}}
+CHAT = [{"role": "user", "content": "I was charged twice."}]
+CALL = '<tool_call>\n{"name": "close", "arguments": {"why": "é"}}\n</tool_call>'
+CODER = "<tool_call><function=close><parameter=why>\n1\n</parameter></function></tool_call>"
+
+
+def model(folder: Path, template: str) -> Path:
+    copied = copytree(MODEL, folder)
+    (copied / "chat_template.jinja").write_text(template)
+    return copied
+
+
+@pytest.fixture
+def hermes(tmp_path: Path) -> Path:
+    return model(tmp_path / "hermes", "{{ tools }}<tool_call>{{ messages[0].content }}")
+
+
+@pytest.mark.parametrize(
+    ("columns", "changes", "has"),
+    [
+        (("messages", "tools"), {}, True),
+        (("messages", "tools"), {"sampling": {"structured_outputs": {"regex": "<tool_call>.*"}}}, True),
+        (("text",), {"prompt": "{text}", "tools": [CLOSE]}, True),
+        (("text",), {"prompt": "{text}", "tools": [CLOSE], "choices": ["a", "b"]}, False),
+        (("messages",), {}, False),
+        (("prompt", "tools"), {"prompt": "{prompt}"}, False),
+        (("messages", "tools"), {"prompt": "{messages}"}, False),
+        (("messages", "tools"), {"choices": ["a", "b"]}, False),
+        (("messages", "tools"), {"sampling": {"structured_outputs": {"json": {"type": "object"}}}}, False),
+        (("messages", "tools"), {"sampling": {"n": 2, "temperature": 1}}, False),
+        (("messages", "tools"), {"schema_version": 3}, False),
+        (("messages", "tools"), {"endpoint": "/v1/chat/completions"}, False),
+    ],
+)
+def test_which_jobs_have_the_column(columns, changes, has):
+    spec = JobSpec.parse(model="m", **changes)
+    assert has_calls(spec, columns) is has
+    schema = part_schema(spec, [pa.field(name, pa.string()) for name in columns])
+    assert ("tool_calls" in schema.names) is has
+
+
+def answers(folder: Path, rows: list[tuple[str, Any]], **spec: Any) -> list[Any]:
+    """The column of rows with these answers and tools."""
+    tokenizer = Tokenizer.from_pretrained(folder)
+    table = pa.table(
+        {
+            "row": pa.array([10 + number for number in range(len(rows))]),
+            "custom_id": [str(number) for number in range(len(rows))],
+            "messages": [CHAT] * len(rows),
+            "tools": [tools for _, tools in rows],
+            "prompt_token_ids": [[1]] * len(rows),
+            "plan_error": pa.array([None] * len(rows), pa.string()),
+        }
+    )
+    batch = RowBatch(table, (), JobSpec.parse(model=str(folder), **spec), tokenizer, prefix="7")
+    texts = {request.request_id: text for request, (text, _) in zip(batch.requests, rows, strict=True)}
+    # The last token ends the answer, and is none of its text.
+    tokens = {name: (*tokenizer.encode(text), 0) for name, text in texts.items()}
+    batch.record(Answer(name, each, FinishReason.STOP, 0, None, None) for name, each in tokens.items())
+    finished = batch.take_finished()
+    assert finished["output"].to_pylist() == [text for text, _ in rows]
+    return finished["tool_calls"].to_pylist()
+
+
+def test_the_calls_of_an_answer_are_a_column_beside_its_text(hermes):
+    tools = json.dumps([CLOSE])
+    [one, two, none, broken] = answers(
+        hermes, [(CALL, tools), (f"So:\n{CALL}{CALL}", tools), ("It is done.", tools), ("<tool_call>f(", tools)]
+    )
+    function = {"name": "close", "arguments": '{"why": "é"}'}
+    assert [(call["type"], call["function"]) for call in one] == [("function", function)]
+    assert [call["function"] for call in two] == [function] * 2
+    assert len({call["id"] for call in (*one, *two)}) == 3
+    assert (none, broken) == (None, None)
+
+
+def test_a_row_without_functions_has_no_calls(hermes):
+    named_badly = json.dumps([{"function": {"name": 1}}, {"name": "close"}])
+    assert answers(hermes, [(CALL, None), (CALL, "[]"), (CALL, named_badly)]) == [None] * 3
+
+
+def test_the_types_of_arguments_are_those_of_each_rows_functions(tmp_path):
+    coder = model(tmp_path / "coder", "{% if tools %}<tool_call><function=f>{% endif %}")
+    integer = {"type": "object", "properties": {"why": {"type": "integer"}}}
+    typed = {"type": "function", "function": {"name": "close", "parameters": integer}}
+    found = answers(coder, [(CODER, json.dumps([tools])) for tools in (CLOSE, typed)])
+    assert [call["function"]["arguments"] for [call] in found] == ['{"why": "1"}', '{"why": 1}']
+
+
+def test_a_rows_own_functions_go_before_the_jobs(tmp_path):
+    coder = model(tmp_path / "coder", "{% if tools %}<tool_call><function=f>{% endif %}")
+    integer = {"type": "object", "properties": {"why": {"type": "integer"}}}
+    typed = {"type": "function", "function": {"name": "close", "parameters": integer}}
+    rows = [(CODER, None), (CODER, json.dumps([CLOSE])), (CODER, "[]")]
+    jobs, own, none = answers(coder, rows, tools=[typed])
+    assert [call["function"]["arguments"] for call in (*jobs, *own)] == ['{"why": 1}', '{"why": "1"}']
+    assert none is None
+    # With a template over the columns it is a column like any other.
+    [call] = answers(coder, [(CODER, "hammer")], tools=[CLOSE], prompt="{custom_id}")[0]
+    assert call["function"]["name"] == "close"
+
+
+def test_calls_of_an_unknown_form_stay_text(tmp_path):
+    unknown = model(tmp_path / "unknown", '{% if tools %}<|START_ACTION|>"parameters"{% endif %}')
+    assert answers(unknown, [(CALL, json.dumps([CLOSE]))]) == [None]
+
+
+def test_a_job_over_conversations_with_tools(hermes, tmp_path, unserved: Client):
+    """The functions of the rows are of different kinds: where columns have a type, each has the other's fields."""
+    rows = [{"messages": CHAT, "tools": [tool], "tool_calls": "none"} for tool in (CLOSE, ROUTE)]
+    call = r'<tool_call>\n\{"name": "close", "arguments": \{\}\}\n</tool_call>'
+    job = unserved.submit(rows, hermes, tmp_path / "out", structured_outputs={"regex": call}, max_tokens=100)
+    job.wait()
+    query = f"select tool_calls[1].function.name, input_tool_calls, output from '{tmp_path}/out/*.parquet'"
+    text = '<tool_call>\n{"name": "close", "arguments": {}}\n</tool_call>'
+    assert duckdb.sql(query).fetchall() == [("close", "none", text)] * 2
+    for line in openai_lines(job.record, job.results()):
+        [choice] = line["response"]["body"]["choices"]
+        [made] = choice["message"]["tool_calls"]
+        assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
+        assert made["function"] == {"name": "close", "arguments": "{}"}
