@@ -61,7 +61,7 @@ class Parquet(ArrowSource):
 
     def _read_schema(self, file: Location) -> pa.Schema:
         with readable(file.name), file.open_raw() as raw, pq.ParquetFile(raw) as parquet:
-            return parquet.schema_arrow
+            return _without_views(parquet.schema_arrow)
 
     def _batches(self, file: Location) -> Iterator[pa.RecordBatch]:
         # Unbuffered: a file may be one row group, larger than memory.
@@ -88,7 +88,7 @@ class SavedDataset(ArrowSource):
     def _read_schema(self, file: Location) -> pa.Schema:
         with readable(file.name), file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
             # What `datasets` notes about itself there is not ours to hand on.
-            return stream.schema.remove_metadata()
+            return _without_views(stream.schema.remove_metadata())
 
     def _batches(self, file: Location) -> Iterator[pa.RecordBatch]:
         with file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
@@ -96,6 +96,28 @@ class SavedDataset(ArrowSource):
                 num_rows = _rows_at_a_time(batch.num_rows, batch.nbytes)
                 for start in range(0, batch.num_rows, num_rows):
                     yield batch.slice(start, num_rows)
+
+
+def _without_views(schema: pa.Schema) -> pa.Schema:
+    """With texts and bytes as plain ones where they are views, of which Arrow cannot take some."""
+    fields = [field.with_type(_without_view(field.type)) for field in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+def _without_view(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind):
+        return pa.binary()
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_without_view(field.type)) for field in kind.fields])
+    if pa.types.is_map(kind):
+        return pa.map_(_without_view(kind.key_type), _without_view(kind.item_type), kind.keys_sorted)
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_view(kind.value_type)))
+    if pa.types.is_large_list(kind):
+        return pa.large_list(kind.value_field.with_type(_without_view(kind.value_type)))
+    return kind
 
 
 def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
