@@ -196,11 +196,13 @@ class SqlSink:
         if missing := [name for name in wanted if name not in types and name not in ADDED_NAMES]:
             raise SinkError(f"sink {self._spec} has no column {missing[0]!r}: choose another ", _SINK_TABLE)
         if foreign := [name for name in types if name not in wanted]:
-            raise SinkError(f"sink {self._spec} has a column {foreign[0]!r} of another kind of job: choose another")
+            problem = f"has a column {foreign[0]!r} of another kind of job: choose another "
+            raise SinkError(f"sink {self._spec} {problem}", _SINK_TABLE)
         later = [name for name in wanted if name not in types]
         for name, kind in wanted.items():
             if name not in later and _python_type(kind) is not _python_type(types[name]):
-                raise SinkError(f"sink {self._spec} has {types[name]} in column {name!r} where {kind} is written")
+                problem = f"has {types[name]} in column {name!r} where {kind} is written: choose another "
+                raise SinkError(f"sink {self._spec} {problem}", _SINK_TABLE)
         if set(there.get_pk_constraint(*place)["constrained_columns"]) != set(_KEY):
             raise SinkError(f"sink {self._spec} is not keyed by job_id and row: choose another ", _SINK_TABLE)
         return later
