@@ -6,12 +6,14 @@ to commit is written over by the next: rows are keyed by job and row, and an old
 one's.
 """
 
+import datetime as dt
 import json
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Self
 
@@ -47,6 +49,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
+from .columns import as_text
 from .database import noticing_lost_peers, reason_of
 from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
@@ -162,7 +165,7 @@ class SqlSink:
         both = {"job_id": job_id, "attempt_id": attempt_id}
         rows = [
             both | {name: _plain(value) for name, value in row.items()}
-            for row in part.to_pylist(maps_as_pydicts="lossy")
+            for row in _in_microseconds(part).to_pylist(maps_as_pydicts="lossy")
         ]
         if connection is not None:
             with _translated_errors(self._spec):
@@ -263,7 +266,10 @@ _TYPES: tuple[tuple[Callable[[pa.DataType], bool], type[TypeEngine[Any]]], ...] 
     (pa.types.is_date, Date),
     (pa.types.is_binary, LargeBinary),
     (pa.types.is_large_binary, LargeBinary),
+    (pa.types.is_fixed_size_binary, LargeBinary),
 )
+# `bool` is an `int`, and `datetime` a `date`.
+_SQL_VALUES = (int, float, Decimal, dt.date, bytes)
 
 
 def _sql_type(kind: pa.DataType) -> TypeEngine[Any]:
@@ -280,13 +286,27 @@ def _python_type(kind: TypeEngine[Any]) -> type:
     return dict if isinstance(kind, JSON) else kind.python_type
 
 
+def _in_microseconds(part: pa.Table) -> pa.Table:
+    """Without nanoseconds, of which neither Python's times nor SQL's have any."""
+    for index, field in enumerate(part.schema):
+        if (kind := _coarser(field.type)) is not None:
+            part = part.set_column(index, field.name, part.column(index).cast(kind, safe=False))
+    return part
+
+
+def _coarser(kind: pa.DataType) -> pa.DataType | None:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    return {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}.get(kind)
+
+
 def _plain(value: Any) -> Any:
-    """What both databases take: no NUL in texts; nested values as JSON has them."""
+    """What both databases take: no NUL in texts; nested values as JSON has them, what they have no type for as text."""
     if isinstance(value, str):
         return value.replace("\0", "\ufffd")
     if isinstance(value, dict | list):
-        return json.loads(json.dumps(_finite(value), default=str).replace("\\u0000", "\\ufffd"))
-    return value
+        return json.loads(json.dumps(_finite(value), default=as_text).replace("\\u0000", "\\ufffd"))
+    return value if value is None or isinstance(value, _SQL_VALUES) else str(value)
 
 
 def _finite(value: Any) -> Any:

@@ -1,6 +1,8 @@
 """Rows in SQL tables, on both databases, as other readers find them."""
 
 import datetime as dt
+import json
+import uuid
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -86,6 +88,57 @@ def test_what_a_database_cannot_hold_becomes_what_it_can(spec, sink):
     (row,) = execute(spec, "select * from answers")
     assert row["text"] == "a\ufffdb"
     assert "NaN" not in str(row["probabilities"])
+
+
+ODD = {
+    "clock": (pa.time64("us"), dt.time(1, 2, 3, 4), "01:02:03.000004"),
+    "span": (pa.duration("us"), dt.timedelta(days=1, seconds=2), "1 day, 0:00:02"),
+    "fine_clock": (pa.time64("ns"), 1_500, "00:00:00.000001"),
+    "fine_span": (pa.duration("ns"), 1_500, "0:00:00.000001"),
+    "id": (pa.uuid(), uuid.UUID(int=1), "00000000-0000-0000-0000-000000000001"),
+    "hash": (pa.binary(2), b"\0a", b"\0a"),
+    "images": (pa.list_(pa.binary()), [b"a"], ["data:application/octet-stream;base64,YQ=="]),
+}
+
+
+def test_what_sql_has_no_type_for_is_text(spec):
+    fields = [pa.field(name, kind) for name, (kind, _, _) in ODD.items()]
+    schema = output_schema(fields)
+    sink = SqlSink(spec, schema)
+    sink.prepare()
+    row = {"row": 0} | {name: value for name, (_, value, _) in ODD.items()}
+    sink.upsert("job", 1, pa.Table.from_pylist([row, {"row": 1}], schema=schema))
+    first, second = execute(spec, "select * from answers order by row")
+    for name, (_, _, expected) in ODD.items():
+        assert _from_json(first[name], expected) == expected, name
+        assert second[name] is None
+
+
+def _from_json(found: Any, expected: Any) -> Any:
+    """SQLite has JSON as text."""
+    return json.loads(found) if isinstance(expected, list) and isinstance(found, str) else found
+
+
+@pytest.mark.parametrize("zone", [None, "UTC"])
+def test_times_have_no_nanoseconds(spec, zone, monkeypatch):
+    """Python's have none: pyarrow makes pandas' of them, and without pandas, which need not be there, an error."""
+    schema = output_schema([pa.field("at", pa.timestamp("ns", zone))])
+    sink = SqlSink(spec, schema)
+    sink.prepare()
+    row = pa.Table.from_pylist([{"row": 0}], schema=schema)
+    at = pa.array([1_700_000_000_123_456_789], schema.field("at").type)
+    given: list[Any] = []
+    upsert = sink._upsert
+
+    def noting(connection: Connection, rows: list[dict[str, Any]]) -> None:
+        given.extend(rows)
+        upsert(connection, rows)
+
+    monkeypatch.setattr(sink, "_upsert", noting)
+    sink.upsert("job", 1, row.set_column(row.schema.get_field_index("at"), "at", at))
+    assert [type(each["at"]) for each in given] == [dt.datetime]
+    (found,) = execute(spec, "select at from answers")
+    assert "22:13:20.123456" in str(found["at"])
 
 
 def test_preparing_leaves_no_row_and_can_be_repeated(spec, sink):
