@@ -62,6 +62,7 @@ _INSERTS: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
     "postgresql": postgresql.insert,
 }
 _SINK, _SINK_TABLE = Argument("sink"), Argument("sink_table")
+_POSTGRES_NAME_BYTES = 63
 _PROBE: dict[str, Any] = {"job_id": "", "row": 0, "attempt_id": 0}
 
 
@@ -117,13 +118,15 @@ class SqlSink:
 
     def __init__(self, spec: SinkSpec, schema: pa.Schema) -> None:
         self._spec = spec
-        schema_name, _, name = spec.table.rpartition(".")
+        self._stored = _stored_names(schema.names, make_url(spec.url).get_backend_name())
+        columns = self._stored.items()
+        schema_name, _, table_name = spec.table.rpartition(".")
         self._table = Table(
-            name,
+            table_name,
             MetaData(schema=schema_name or None),
             Column("job_id", Text, nullable=False),
             Column("attempt_id", BigInteger, nullable=False),
-            *(Column(field.name, _sql_type(field.type), nullable=field.name not in _KEY) for field in _checked(schema)),
+            *(Column(name, _sql_type(schema.field(given).type), nullable=name not in _KEY) for given, name in columns),
             PrimaryKeyConstraint(*_KEY),
         )
 
@@ -164,7 +167,7 @@ class SqlSink:
         """
         both = {"job_id": job_id, "attempt_id": attempt_id}
         rows = [
-            both | {name: _plain(value) for name, value in row.items()}
+            both | {self._stored[name]: _plain(value) for name, value in row.items()}
             for row in _in_microseconds(part).to_pylist(maps_as_pydicts="lossy")
         ]
         if connection is not None:
@@ -250,11 +253,22 @@ def _engine(url: str) -> Engine:
         raise SinkError(_SINK, f" names an unknown database driver: {error}") from error
 
 
-def _checked(schema: pa.Schema) -> pa.Schema:
-    for name in schema.names:
+def _stored_names(names: Iterable[str], backend: str) -> dict[str, str]:
+    """What the table calls each column. Raises SinkError where no table could have them all."""
+    stored: dict[str, str] = {}
+    # By what the database knows a column.
+    known: dict[bytes, str] = {}
+    for name in names:
         if name.casefold() in _OWN_COLUMNS:
             raise SinkError(f"the input's column {name!r} is one that the sink has itself: rename it")
-    return schema
+        if not name or "\0" in name:
+            raise SinkError(f"the input has a column {name!r}, which is no name for one of a sink: rename it")
+        # PostgreSQL cuts longer ones off, between two characters.
+        stored[name] = name.encode()[:_POSTGRES_NAME_BYTES].decode(errors="ignore") if backend != "sqlite" else name
+        key = name.encode().lower() if backend == "sqlite" else stored[name].encode()
+        if (other := known.setdefault(key, name)) != name:
+            raise SinkError(f"the input's columns {other!r} and {name!r} are one to the sink: rename one of them")
+    return stored
 
 
 _TYPES: tuple[tuple[Callable[[pa.DataType], bool], type[TypeEngine[Any]]], ...] = (

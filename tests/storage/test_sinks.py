@@ -2,6 +2,7 @@
 
 import datetime as dt
 import json
+import re
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -218,6 +219,38 @@ def test_a_table_without_the_key_is_refused(spec):
 def test_an_input_column_of_the_sinks_own_name_is_refused(spec):
     with pytest.raises(SinkError, match="'Job_ID'"):
         SqlSink(spec, output_schema([pa.field("Job_ID", pa.string())]))
+
+
+@pytest.mark.parametrize("name", ["", "a\0"])
+def test_an_input_column_that_no_table_can_have_is_refused(spec, name):
+    with pytest.raises(
+        SinkError, match=f"a column {re.escape(repr(name))}, which is no name for one of a sink: rename it"
+    ):
+        SqlSink(spec, output_schema([pa.field(name, pa.string())]))
+
+
+@pytest.mark.parametrize(
+    ("url", "names"),
+    [
+        ("sqlite:///rows.db", ("Ask", "ask")),
+        ("postgresql://user@host/name", ("x" * 63 + "a", "x" * 63 + "b")),
+        ("postgresql://user@host/name", ("é" * 31 + "a", "é" * 31 + "aé")),
+    ],
+)
+def test_two_input_columns_that_are_one_to_the_database_are_refused(url, names):
+    schema = output_schema([pa.field(name, pa.string()) for name in names])
+    with pytest.raises(SinkError, match=f"'{names[0]}' and '{names[1]}' are one to the sink: rename one of them"):
+        SqlSink(SinkSpec.parse(url), schema)
+
+
+@pytest.mark.parametrize("name", ["How much do you agree? " * 4, "ö" * 40, "Ask", '%s "(x):y" ☃'])
+def test_two_jobs_may_share_a_table_whatever_their_columns_are_called(spec, name):
+    schema = output_schema([pa.field(name, pa.string()), pa.field("ö", pa.string()), pa.field("Ö", pa.string())])
+    for job_id in ("one", "other"):
+        sink = SqlSink(spec, schema)
+        sink.prepare()
+        sink.upsert(job_id, 1, pa.Table.from_pylist([{"row": 0, name: "asked"}], schema=schema))
+    assert ["asked" in row.values() for row in execute(spec, "select * from answers")] == [True, True]
 
 
 @pytest.mark.parametrize(
