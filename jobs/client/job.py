@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from ...storage.errors import LedgerUnavailable
 from ...storage.records import JobRecord, JobState, Progress
+from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError
 from ..results.stored_results import read_results
 from ..shards.finishing import finish_what_is_left
@@ -47,20 +48,22 @@ class Job:
         return self.client.ledger.progress(self.id)
 
     def watch(self, timeout: float | None = None) -> Iterator[Progress]:
-        """The progress, again and again, until the job has ended; a ledger that goes away meanwhile is waited for.
+        """The progress, again and again, until the job has ended.
+
+        A ledger that goes away meanwhile is waited for, and so is an embedded Valkey, as where the disk is full.
 
         Raises `JobTimeoutError` after `timeout` seconds.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
         progress = self.progress()
         while True:
-            self.client.ensure_redis()
             pause, began = _POLL_SECONDS, time.monotonic()
             try:
                 progress = self.progress()
                 # Of a job of a hundred thousand parts the ledger would have nothing else to do.
                 pause = min(max(pause, _PAUSE * (time.monotonic() - began)), _LONGEST_PAUSE_SECONDS)
-            except LedgerUnavailable as error:
+                self.client.ensure_redis()
+            except (LedgerUnavailable, EmbeddedValkeyError) as error:
                 progress = replace(progress, error=str(error))
             yield progress
             if progress.state.has_ended:

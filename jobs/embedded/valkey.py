@@ -203,7 +203,8 @@ class EmbeddedValkey:
     def _answers(self) -> bool:
         said = _reply(self._paths.socket)
         if said.startswith(_REFUSAL):
-            raise EmbeddedValkeyError(f"embedded Valkey: {said[1:].decode(errors='replace').strip()}")
+            problem = said[1:].decode(errors="replace").strip()
+            raise EmbeddedValkeyError(f"embedded Valkey cannot write to {self._paths.folder}: {problem}")
         return said.startswith(_PONG)
 
 

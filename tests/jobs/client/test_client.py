@@ -26,6 +26,7 @@ from headrace.storage.records import JobState, ShardRecord, WebhookState
 from headrace.storage.tables import jobs
 from headrace.storage.webhooks import Webhooks
 
+from ..full_disk import full_disk
 from ..running import LABELS, MODEL
 
 SECONDS = 120.0
@@ -265,6 +266,14 @@ def test_waiting_has_an_end(unserved, rows, tmp_path):
     with pytest.raises(JobTimeoutError, match=r"did not end in 0\.1 s"):
         job.wait(0.1, start_worker=False)
     assert job.results().num_rows == 0
+
+
+def test_who_follows_a_job_waits_for_room_on_the_disk(unserved, rows, tmp_path, wait_until):
+    job = unserved.submit(rows, MODEL, tmp_path / "out", **FAST)
+    followed = job.watch(SECONDS)
+    with full_disk(tmp_path / "unserved", wait_until):
+        assert f"embedded Valkey cannot write to {tmp_path}/unserved/valkey: MISCONF" in str(next(followed).error)
+    assert next(followed).error is None
 
 
 class SlowClock:
