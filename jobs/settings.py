@@ -5,6 +5,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
@@ -31,6 +32,19 @@ def _has_scheme(*schemes: str) -> AfterValidator:
     return AfterValidator(check)
 
 
+def _with_a_port(url: str) -> str:
+    """Or with none."""
+    try:
+        _ = urlsplit(url).port
+    except ValueError as error:
+        # What is wrong may be a part of the password.
+        problem = (
+            "cannot be read: use redis://user:password@host:6379/0, in the password %40 for @, %2F for / and so on"
+        )
+        raise ValueError(problem) from error
+    return url
+
+
 def _upper(value: Any) -> Any:
     return value.upper() if isinstance(value, str) else value
 
@@ -48,7 +62,7 @@ def _have_schemes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
 
 
 UrlPrefixes = Annotated[tuple[str, ...], BeforeValidator(_parts), AfterValidator(_have_schemes)]
-RedisUrl = Annotated[str, _has_scheme("redis", "rediss", "unix")]
+RedisUrl = Annotated[str, _has_scheme("redis", "rediss", "unix"), AfterValidator(_with_a_port)]
 DatabaseUrl = Annotated[str, _has_scheme("sqlite", "postgresql")]
 LogLevel = Annotated[Literal["DEBUG", "INFO", "WARNING", "ERROR"], BeforeValidator(_upper)]
 

@@ -93,7 +93,7 @@ def noticing_lost_peers(url: URL) -> URL:
 def _parse(text: str) -> URL:
     try:
         url = make_url(text)
-    except ArgumentError as error:
+    except (ArgumentError, ValueError) as error:
         raise LedgerError(
             "the database URL cannot be read: use sqlite:////path/to/ledger.db or postgresql://user@host/name"
         ) from error

@@ -80,7 +80,7 @@ class SinkSpec:
             raise SinkError(_SINK_TABLE, " is empty: name a table")
         try:
             parsed = make_url(url)
-        except ArgumentError as error:
+        except (ArgumentError, ValueError) as error:
             raise SinkError(_SINK, " must be postgresql://user@host/name or sqlite:///path/to/file.db") from error
         if parsed.drivername in ("postgresql", "postgres"):
             parsed = parsed.set(drivername="postgresql+psycopg")

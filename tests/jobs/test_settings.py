@@ -124,6 +124,14 @@ def test_the_test_suites_own_variables_are_ignored():
             "cache:6379",
             "HEADRACE_REDIS_URL: should start with redis:// or rediss:// or unix://",
         ),
+        *(
+            ("HEADRACE_REDIS_URL", url, "HEADRACE_REDIS_URL: cannot be read: use redis://user:password@host:6379/0, in")
+            for url in (
+                "redis://:pass/word@cache",
+                "redis://cache:99999",
+                "redis://[::1",
+            )
+        ),
     ],
 )
 def test_a_mistake_is_one_line_that_names_it(name, value, message):

@@ -119,6 +119,7 @@ def test_who_waits_in_vain_for_a_connection_may_try_again(tmp_path: Path, monkey
     ("url", "message"),
     [
         ("ledger.db", "use sqlite:////path"),
+        ("postgresql://localhost:x/y", "use sqlite:////path"),
         ("mysql://localhost/x", "'mysql' is not supported"),
         ("sqlite://", "give sqlite a file"),
         ("sqlite:///:memory:", "give sqlite a file"),

@@ -255,7 +255,12 @@ def test_two_jobs_may_share_a_table_whatever_their_columns_are_called(spec, name
 
 @pytest.mark.parametrize(
     ("url", "problem"),
-    [("mysql://host/name", "^sink .*mysql"), ("nonsense", "^sink .*postgresql://"), ("sqlite://", "needs a file")],
+    [
+        ("mysql://host/name", "^sink .*mysql"),
+        ("nonsense", "^sink .*postgresql://"),
+        ("sqlite://", "needs a file"),
+        ("postgresql://host:x/name", "^sink must be postgresql://user@host/name"),
+    ],
 )
 def test_what_is_no_sink_is_refused(url, problem):
     with pytest.raises(SinkError, match=problem):
