@@ -19,6 +19,7 @@ from ..batches.keeper import BatchKeeper
 from ..client.client import Client
 from ..errors import JobError, SpecError
 from ..periodic import Periodic
+from ..redis_access import check_access
 from ..settings import Settings
 from ..webhooks import SEND_SECONDS, WebhookSender
 from .app import Beside, create_app
@@ -70,9 +71,11 @@ def serve(
     """Serve until SIGTERM or SIGINT, in the main thread. Port 0 picks a free one.
 
     `on_listening` is told the URL once connections are taken, and then that of gRPC, if it is wanted. The process may
-    have as many files open from now on as it can. Raises `ListenError`, what `Client` raises, and `SpecError` where
-    gRPC is wanted and not installed.
+    have as many files open from now on as it can. Raises `ListenError`, what `Client` raises, `SpecError` where
+    gRPC is wanted and not installed, and `SettingsError` for a Redis that refuses its user.
     """
+    if settings.redis_url is not None:
+        check_access(settings.redis_url)
     _allow_many_connections()
     logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)
     with _listen(host, port) as listener, Client(settings) as client:

@@ -40,6 +40,10 @@ def test_nothing_starts_where_redis_refuses_it(tmp_path, headrace):
             refused = headrace(tmp_path / "client", *arguments, HEADRACE_REDIS_URL=valkey.url)
             assert_refused(refused, "HEADRACE_REDIS_URL", "user or password")
             assert not out.exists()
+            served = headrace(
+                tmp_path / "server", "serve", "--model", MODEL, "--port", "0", HEADRACE_REDIS_URL=valkey.url
+            )
+            assert_refused(served, "HEADRACE_REDIS_URL", "user or password")
             redis.config_set("requirepass", "")
 
 
