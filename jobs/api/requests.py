@@ -39,10 +39,14 @@ async def stream_request(
 
 @router.websocket("/requests/{request_id}/stream")
 async def stream_request_over_websocket(
-    websocket: WebSocket, request_id: str, after: str | None = None, choice: str = "0"
+    websocket: WebSocket,
+    request_id: str,
+    after: After = None,
+    choice: Choice = "0",
+    last_event_id: LastEventId = None,
 ) -> None:
     """The same events as JSON texts."""
-    cursor = cursor_of(None, after)
+    cursor = cursor_of(last_event_id, after)
     await send_events(
         websocket, await request_events(websocket, request_id, choice, cursor), websocket.app.state.stopping
     )

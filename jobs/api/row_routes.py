@@ -34,9 +34,11 @@ async def stream_row(
 
 
 @router.websocket("/{job_id}/rows/{row}/stream")
-async def stream_row_over_websocket(websocket: WebSocket, job_id: str, row: Row, after: str | None = None) -> None:
+async def stream_row_over_websocket(
+    websocket: WebSocket, job_id: str, row: Row, after: After = None, last_event_id: LastEventId = None
+) -> None:
     """The same events as JSON texts."""
-    events = await row_events(websocket, job_id, row, cursor_of(None, after))
+    events = await row_events(websocket, job_id, row, cursor_of(last_event_id, after))
     await send_events(websocket, events, websocket.app.state.stopping)
 
 

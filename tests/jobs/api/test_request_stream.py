@@ -170,6 +170,8 @@ def test_the_same_over_a_websocket(api: ApiServer) -> None:
         rest = [json.loads(message) for message in socket]
     assert rest[0]["first"] == 13
     assert rest[-1] == events[-1]
+    with connect(url, open_timeout=60, additional_headers={"Last-Event-ID": "12"}) as socket:
+        assert [json.loads(message) for message in socket] == rest
     for query, status in (("after=x", 400), ("choice=1", 404)):
         with pytest.raises(InvalidStatus) as refused:
             connect(f"{url}?{query}", open_timeout=60)

@@ -30,9 +30,9 @@ def over_sse(api: ApiServer, job_id: str, row: int, **headers: str) -> list[dict
         return [json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line.startswith("data: ")]
 
 
-def over_websocket(api: ApiServer, job_id: str, row: int) -> list[dict[str, Any]]:
+def over_websocket(api: ApiServer, job_id: str, row: int, **headers: str) -> list[dict[str, Any]]:
     url = f"ws{api.url.removeprefix('http')}/jobs/{job_id}/rows/{row}/stream"
-    with connect(url, open_timeout=60) as socket:
+    with connect(url, open_timeout=60, additional_headers=headers) as socket:
         return [json.loads(text) for text in socket]
 
 
@@ -76,6 +76,7 @@ def test_rows_that_are_stored_by_now(api: ApiServer, wait_until_done: Wait) -> N
     # What it had of a stream that is not kept any more can not be told from the output alone.
     (expired,) = over_sse(api, job_id, 3, **{"Last-Event-ID": "2"})
     assert expired["error"]["code"] == "stream_expired"
+    assert over_websocket(api, job_id, 3, **{"Last-Event-ID": "2"}) == [expired]
 
 
 def test_a_row_that_failed(api: ApiServer, wait_until_done: Wait) -> None:
