@@ -140,8 +140,7 @@ def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResp
     if first["type"] == "json_invalid":
         return _invalid_json(request, f"{first['ctx']['error']} at character {first['loc'][-1]}")
     param = _param(first["loc"])
-    message = problem(first)
-    return error_response(422, f"{param}: {message}" if param else message, "invalid_value", param)
+    return error_response(422, f"{param or 'the body'}: {problem(first)}", "invalid_value", param)
 
 
 def _invalid_json(request: Request, reason: str) -> JSONResponse:

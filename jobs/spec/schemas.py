@@ -315,10 +315,14 @@ def problem(error: Mapping[str, Any]) -> str:
     """One of pydantic's errors in our words: what is allowed, and what was given."""
     if error["type"] == "extra_forbidden":
         return "there is no such option"
+    if error["type"] == "model_attributes_type":
+        # Pydantic speaks of Python's objects and their attributes.
+        return "Input should be an object with fields"
     message, given = str(error["msg"]).removeprefix("Value error, "), error["input"]
     if isinstance(given, str):
         # Of a text that was looked at before, pydantic counts the items.
         message = message.replace("items after validation", "characters")
+    message = message.replace(" after validation", "")
     is_short = isinstance(given, bool | int | float) or (isinstance(given, str) and len(given) <= _SHORT)
     # That a flag is set says nothing more.
     return f"{message}, not {given!r}" if is_short and given is not True else message

@@ -70,7 +70,22 @@ def test_advice_is_in_the_words_of_a_request(server: Server) -> None:
 def test_a_body_that_is_no_json(server: Server, body: bytes) -> None:
     response = post_raw(server, body)
     assert response.status_code == (400 if body else 422)
-    assert response.json()["error"]["type"] == "invalid_request_error"
+    error = response.json()["error"]
+    assert error["type"] == "invalid_request_error"
+    assert "the body" in error["message"]
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"", "the body: Field required"),
+        (b"[]", "the body: Input should be an object with fields"),
+        (json.dumps(JOB | {"sampling": "greedy"}).encode(), "sampling: Input should be an object with fields"),
+        (json.dumps(JOB | {"rows": []}).encode(), "rows: List should have at least 1 item, not 0"),
+    ],
+)
+def test_what_is_none_is_refused_in_the_words_of_json(server: Server, body: bytes, message: str) -> None:
+    assert post_raw(server, body).json()["error"]["message"] == message
 
 
 def test_a_bad_row_does_not_stop_its_neighbours(server: Server) -> None:
