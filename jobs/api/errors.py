@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import FastAPI, Request
-from fastapi.exceptions import RequestValidationError
+from fastapi.exceptions import RequestValidationError, WebSocketRequestValidationError
 from fastapi.responses import JSONResponse
 from kombu.exceptions import OperationalError
 from pydantic import BaseModel
@@ -82,6 +82,7 @@ def answer_errors(app: FastAPI) -> None:
     """Have every error leave `app` as an `ErrorBody`."""
     app.exception_handler(HTTPException)(_answer_http)
     app.exception_handler(RequestValidationError)(_answer_invalid)
+    app.exception_handler(WebSocketRequestValidationError)(_answer_invalid)
     # One that can not be reached is the client's to put right: it has named it.
     for refused in (SpecError, InvalidRequestError, InputError, SinkError, SinkUnavailable):
         app.exception_handler(refused)(_answer_refused)
@@ -135,7 +136,7 @@ def _answer_http(request: Request, error: HTTPException) -> JSONResponse:
     return error_response(error.status_code, message, code, param, error.headers, kind)
 
 
-def _answer_invalid(request: Request, error: RequestValidationError) -> JSONResponse:
+def _answer_invalid(request: Request, error: RequestValidationError | WebSocketRequestValidationError) -> JSONResponse:
     first = error.errors()[0]
     if first["type"] == "json_invalid":
         return _invalid_json(request, f"{first['ctx']['error']} at character {first['loc'][-1]}")

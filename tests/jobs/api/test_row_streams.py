@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
+from websockets.exceptions import InvalidStatus
 from websockets.sync.client import connect
 
 from .conftest import ApiServer
@@ -30,7 +31,7 @@ def over_sse(api: ApiServer, job_id: str, row: int, **headers: str) -> list[dict
         return [json.loads(line.removeprefix("data: ")) for line in response.iter_lines() if line.startswith("data: ")]
 
 
-def over_websocket(api: ApiServer, job_id: str, row: int, **headers: str) -> list[dict[str, Any]]:
+def over_websocket(api: ApiServer, job_id: str, row: int | str, **headers: str) -> list[dict[str, Any]]:
     url = f"ws{api.url.removeprefix('http')}/jobs/{job_id}/rows/{row}/stream"
     with connect(url, open_timeout=60, additional_headers=headers) as socket:
         return [json.loads(text) for text in socket]
@@ -77,6 +78,14 @@ def test_rows_that_are_stored_by_now(api: ApiServer, wait_until_done: Wait) -> N
     (expired,) = over_sse(api, job_id, 3, **{"Last-Event-ID": "2"})
     assert expired["error"]["code"] == "stream_expired"
     assert over_websocket(api, job_id, 3, **{"Last-Event-ID": "2"}) == [expired]
+
+
+@pytest.mark.parametrize("row", ["-1", "x"])
+def test_a_row_that_is_none_over_a_websocket(api: ApiServer, row: str) -> None:
+    with pytest.raises(InvalidStatus) as refused:
+        over_websocket(api, "job_1", row)
+    assert refused.value.response.status_code == 422
+    assert json.loads(refused.value.response.body)["error"]["param"] == "row"
 
 
 def test_a_row_that_failed(api: ApiServer, wait_until_done: Wait) -> None:
