@@ -39,6 +39,13 @@ def misfit(param: str, message: str, code: str = "invalid_value") -> PydanticCus
     return PydanticCustomError(_MISFIT, "{message}", {"message": message, "param": param, "code": code})
 
 
+def part_list(content: Any) -> Any:
+    """What a message has as its content where that is no text."""
+    if isinstance(content, list):
+        return content
+    raise PydanticCustomError("content_type", "Input should be a text or a list of parts")
+
+
 Unsupported = Annotated[Any, AfterValidator(only())]
 # Meant for OpenAI's own house (billing, storage, caching): no answer is different with it.
 Ignored = Any

@@ -13,7 +13,7 @@ from ...spec.response_format import StructuredOutputs
 from ...spec.schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
-from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only
+from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, part_list
 from .sampling_schemas import SamplingFields
 from .tools import NamedTool, Tool, ToolChoice, forced_call
 from .vllm_fields import VllmChatFields
@@ -53,7 +53,7 @@ class ContentPart(Body):
 
 
 def _parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "text", "text": content}] if isinstance(content, str) else part_list(content)
 
 
 class FunctionCall(Body):

@@ -12,7 +12,7 @@ from ...spec.schemas import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
 from .batch_schemas import Metadata
-from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, parse_body
+from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, parse_body, part_list
 from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, ReasoningEffort, Role
 from .sampling_schemas import Seed
 from .tools import FunctionDefinition, expect_choice
@@ -56,7 +56,7 @@ class InputPart(Body):
 
 
 def _parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else content
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else part_list(content)
 
 
 Parts = Annotated[list[InputPart], BeforeValidator(_parts, json_schema_input_type=str | list[InputPart])]

@@ -82,6 +82,16 @@ def test_a_field_of_the_wrong_type_is_named(api: ApiServer, changes: dict[str, A
     assert response.json()["error"]["param"] == param
 
 
+def test_a_content_that_is_neither_text_nor_parts(api: ApiServer) -> None:
+    turn = [{"role": "user", "content": 7}]
+    for path, field in (("/v1/chat/completions", "messages"), ("/v1/responses", "input")):
+        error = post(api, json.dumps({"model": NAME, field: turn}).encode(), path=path).json()["error"]
+        assert (error["message"], error["code"]) == (
+            f"{field}[0].content: Input should be a text or a list of parts, not 7",
+            "invalid_type",
+        )
+
+
 def test_what_is_sent_makes_no_headers_and_no_events(api: ApiServer) -> None:
     evil = "x\r\nset-cookie: a=b\r\n\r\ndata: [DONE]\n\n"
     body = {"model": NAME, "messages": [{"role": "user", "content": evil}], "user": evil, "max_tokens": 3}
