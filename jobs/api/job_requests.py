@@ -9,12 +9,12 @@ from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
 from ..outside import AddressRefused, check_prefix
 from ..spec.precision import Precision
+from ..spec.priority import MAX_PRIORITY
 from ..spec.schemas import KvCacheDType, SamplingSpec
 from ..webhooks import parse_webhook
 from .models import ServedModel
 from .schemas import Name, Text
 
-MAX_PRIORITY = 1000
 _EXAMPLE: dict[str, JsonValue] = {
     "model": "model",
     "rows": [{"custom_id": "ticket-1", "text": "I was charged twice this month."}],

@@ -12,7 +12,7 @@ from typing import Any
 from ...engine.checkpoints.hub import model_name
 from ...engine.lora_request import LoRARequest
 from ...storage.columns import as_text
-from ...storage.errors import InputError, StorageError
+from ...storage.errors import Argument, InputError, StorageError
 from ...storage.files import write_lines
 from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode
@@ -27,6 +27,7 @@ from ..planning.producer import NO_TERMS, Producer, Terms
 from ..results.row_events import RowEvents, StoredRow, StoredRows
 from ..spec.lora import as_fields, worker_options
 from ..spec.precision import Precision
+from ..spec.priority import checked_priority
 from ..spec.schemas import JobSpec
 from ..streams.events import StreamEvent
 from ..streams.keys import is_request
@@ -111,11 +112,11 @@ class Client(Connections):
             image=image,
         )
         terms = Terms(
-            within_seconds,
+            _checked_seconds(within_seconds),
             idempotency_key,
             None if sink is None else SinkSpec.parse(sink, sink_table),
             None if webhook is None else parse_webhook(webhook, webhook_secret),
-            priority,
+            checked_priority(priority),
         )
         with self._opened(input, limit) as source:
             return self.submit_spec(source, spec, output, OutputMode(mode), terms=terms)
@@ -254,6 +255,13 @@ class Client(Connections):
     @cached_property
     def _row_watch(self) -> RowWatch:
         return self._stack.enter_context(RowWatch(self._redis.redis))
+
+
+def _checked_seconds(within: Any) -> float | None:
+    """Raises `SpecError`."""
+    if within is None or (isinstance(within, int | float) and 0 < within < math.inf):
+        return within
+    raise SpecError(Argument("within_seconds"), f" must be a number above 0, not {within!r}")
 
 
 def _mappings(rows: Iterable[Any]) -> Iterator[Mapping[Any, Any]]:

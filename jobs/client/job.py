@@ -14,6 +14,7 @@ from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError
 from ..results.stored_results import read_results
 from ..shards.finishing import finish_what_is_left
+from ..spec.priority import checked_priority
 from ..spec.schemas import JobSpec, read_stored
 from ..workers.local_worker import LocalWorker
 from .connections import Connections
@@ -111,8 +112,11 @@ class Job:
         self.client.ring(self.record.queue, self.client.ledger.resume_job(self.id))
 
     def set_priority(self, priority: int) -> None:
-        """Have its rows begun before those of jobs with a lower priority (default: 0). Raises `JobEnded`."""
-        self.client.ledger.set_priority(self.id, priority)
+        """Have its rows begun before those of jobs with a lower priority (default: 0).
+
+        Raises `SpecError`, `JobEnded`.
+        """
+        self.client.ledger.set_priority(self.id, checked_priority(priority))
 
     def retry(self) -> None:
         """Try the failed rows of a completed job again, in the same data set. Raises `JobError`, `StorageError`."""

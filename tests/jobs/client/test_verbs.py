@@ -20,7 +20,7 @@ from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client import verbs
 from headrace.jobs.client.verbs import delete_job
-from headrace.jobs.errors import JobMismatchError, LaterVersion, NotRetriable
+from headrace.jobs.errors import JobMismatchError, LaterVersion, NotRetriable, SpecError
 from headrace.jobs.grpc.statuses import status_of
 from headrace.jobs.planning.producer import Producer
 from headrace.storage import held_file
@@ -94,6 +94,8 @@ def test_a_priority_can_be_given_by_command(headrace, unserved, few, tmp_path):
     job.cancel()
     assert_refused(headrace(tmp_path / "unserved", "priority", job.id, "1"), "has ended")
     assert_refused(headrace(tmp_path / "unserved", "priority", job.id, "1001"), "1000")
+    with pytest.raises(SpecError, match=r"^priority must be a whole number from -1000 to 1000, not 1001$"):
+        job.set_priority(1001)
 
 
 def test_a_paused_job_stands_still_keeps_what_it_has_and_goes_on(client, tmp_path, wait_until):
