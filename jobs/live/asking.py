@@ -79,7 +79,7 @@ def new_request(
 ) -> LiveRequest:
     """Describe a request: a text is put to a chat model as the user's message, to another as it is.
 
-    Raises `SpecError` or `InvalidRequestError` naming the field at fault, `ModelError`.
+    Raises `SpecError`, `ConfigError` or `InvalidRequestError` naming the field at fault, `ModelError`.
     """
     name = locate_model(model, revision, with_weights=False).name
     spec = JobSpec.parse(
@@ -92,6 +92,7 @@ def new_request(
         chat_template_kwargs=chat_template_kwargs,
         lora=as_fields(lora_request),
     )
+    spec.precision.check()
     if spec.lora is not None:
         spec.lora.check()
     prompts = LivePrompts.of(name)

@@ -178,11 +178,12 @@ class Planner:
 
 
 def make_planner(spec: JobSpec, shard_rows: int | None, sort_folder: Path) -> Planner:
-    """A planner for the job's model. Raises `ModelError`.
+    """A planner for the job's model. Raises `ModelError`, and `ConfigError` where no worker could be started for it.
 
     Its `spec` names the commit that a branch is at now: every attempt at the job has the same weights. And it has the
     time that a chat template may ask for: rows that are asked again have the same prompts.
     """
+    spec.precision.check()
     if spec.lora is not None:
         spec.lora.check()
     located = locate_model(spec.model, with_weights=False)

@@ -118,7 +118,8 @@ class Producer:
         job's; one that has their `idempotency_key` is returned as it is.
 
         Everything that can be refused is refused before anything is written, or leaves nothing behind: raises
-        `ModelError`, `SpecError`, `InputError`, `OutputNotEmpty`, `JobMismatchError`, `SinkError`, `QuotaExceeded`.
+        `ModelError`, `ConfigError`, `SpecError`, `InputError`, `OutputNotEmpty`, `JobMismatchError`, `SinkError`,
+        `QuotaExceeded`.
         """
         planner = make_planner(spec, self.shard_rows, sort_folder=self.jobs_folder)
         spec = planner.spec

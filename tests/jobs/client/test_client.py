@@ -14,6 +14,7 @@ from pydantic import BaseModel, Field
 from redis import Redis
 from sqlalchemy import update
 
+from headrace.engine.errors import ConfigError
 from headrace.jobs.client import job as job_module
 from headrace.jobs.client.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
@@ -132,6 +133,7 @@ def test_a_job_is_found_again(client, rows, tmp_path):
         ({"choices": ("a", "a")}, SpecError, "choices"),
         ({"choices": "shipping"}, SpecError, "^choices: must be a list of texts, not 'shipping'$"),
         ({"vote": True}, SpecError, "vote: needs several .* a temperature above 0$"),
+        ({"dtype": "fp4"}, ConfigError, "^dtype must be one of auto, float32, bfloat16, float16, not 'fp4'$"),
         ({"priority": "high"}, SpecError, "^priority must be a whole number from -1000 to 1000, not 'high'$"),
         ({"priority": 1001}, SpecError, "^priority must be a whole number"),
         ({"within_seconds": "1h"}, SpecError, "^within_seconds must be a number above 0, not '1h'$"),

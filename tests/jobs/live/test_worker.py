@@ -14,6 +14,7 @@ import psutil
 import pytest
 from redis import Redis
 
+from headrace.engine.errors import ConfigError
 from headrace.engine.request import SamplingParams
 from headrace.jobs.celery_app import live_queue
 from headrace.jobs.client.client import Client
@@ -175,6 +176,8 @@ def test_streams_can_be_read_at_any_time_from_anywhere(client):
 
 
 def test_bad_requests_are_refused_at_once(client):
+    with pytest.raises(ConfigError, match=r"^dtype must be one of"):
+        client.ask(MESSAGES, MODEL, dtype="fp4")
     with pytest.raises(SpecError, match="temperature"):
         client.ask(MESSAGES, MODEL, temperature=-1)
     with pytest.raises(ValueError, match="non-empty list"):
