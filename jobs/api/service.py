@@ -204,7 +204,7 @@ class JobService:
     @contextmanager
     def _rows(self, rows: Sequence[Mapping[str, Any]], limit: int | None) -> Iterator[InputSource]:
         with self.client.rows_file(rows) as path:
-            yield open_input(path, limit)
+            yield open_input(path, limit, "of rows")
 
     def _file(self, file_id: str) -> FileRecord:
         try:

@@ -118,8 +118,9 @@ class Client(Connections):
             None if webhook is None else parse_webhook(webhook, webhook_secret),
             checked_priority(priority),
         )
+        output_mode = _checked_mode(mode)
         with self._opened(input, limit) as source:
-            return self.submit_spec(source, spec, output, OutputMode(mode), terms=terms)
+            return self.submit_spec(source, spec, output, output_mode, terms=terms)
 
     @contextmanager
     def _opened(
@@ -131,7 +132,7 @@ class Client(Connections):
             yield open_input(input, limit)
         else:
             with self.rows_file(input) as path:
-                yield open_input(path, limit)
+                yield open_input(path, limit, "of rows")
 
     def submit_spec(
         self,
@@ -264,8 +265,18 @@ def _checked_seconds(within: Any) -> float | None:
     raise SpecError(Argument("within_seconds"), f" must be a number above 0, not {within!r}")
 
 
-def _mappings(rows: Iterable[Any]) -> Iterator[Mapping[Any, Any]]:
+def _checked_mode(mode: OutputMode | str) -> OutputMode:
+    """Raises `SpecError`."""
+    try:
+        return OutputMode(mode)
+    except ValueError as error:
+        raise SpecError(Argument("mode"), f" must be one of {', '.join(OutputMode)}, not {mode!r}") from error
+
+
+def _mappings(rows: Any) -> Iterator[Mapping[Any, Any]]:
     """Raises `InputError` where they are none, as those of a pandas DataFrame, which are its columns' names."""
+    if not isinstance(rows, Iterable):
+        raise InputError(f"the input is of the type {type(rows).__name__}: give a path, a URL or rows as mappings")
     for number, row in enumerate(rows):
         if not isinstance(row, Mapping):
             raise InputError(
