@@ -1,6 +1,6 @@
 """The offline face: prompts in, completions out, in this process."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
@@ -87,7 +87,7 @@ class LLM:
         with, are one for all or one each. `use_tqdm`: whether a bar on stderr tells how many prompts are done, or
         what makes one in tqdm's place. Raises `InvalidRequestError` naming the prompt that can not run; then none does.
         """
-        many = [prompts] if is_one(prompts) else prompts
+        many = [prompts] if is_one(prompts) else _listed(prompts, "prompts")
         read = [self._read(position, prompt) for position, prompt in enumerate(many)]
         params, loras = self._one_each(sampling_params, len(many)), _loras(lora_request, len(many))
         return self._run(read, params, loras, use_tqdm)
@@ -108,11 +108,11 @@ class LLM:
         Images are parts of messages, `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`, or
         `{"type": "image_pil", "image_pil": ...}`.
         """
-        first = messages[0] if messages else None
-        many = [messages] if isinstance(first, Mapping) else messages
+        given = _listed(messages, "messages")
+        many = [given] if given and isinstance(given[0], Mapping) else [_listed(chat, "messages") for chat in given]
         params = self._one_each(sampling_params, len(many))
         are_thinking = [each.reasoning for each in params]
-        read = self._prompts.chats(many, chat_template_kwargs or {}, tools or (), are_thinking)  # type: ignore[arg-type]
+        read = self._prompts.chats(many, chat_template_kwargs or {}, tools or (), are_thinking)
         return self._run(read, params, _loras(lora_request, len(read)), use_tqdm)
 
     def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -122,7 +122,7 @@ class LLM:
         `enable_prefix_caching=False` each step computes all of them again. Raises `InvalidRequestError` naming the
         prompt that can not run, `EngineError` when one fails while it runs.
         """
-        many = [prompts] if is_one(prompts) else prompts
+        many = [prompts] if is_one(prompts) else _listed(prompts, "prompts")
         read = [self._read(position, prompt) for position, prompt in enumerate(many)]
         if any(each.images for each in read):
             raise InvalidRequestError("beam_search takes no prompts with images: use generate with n", "images")
@@ -156,6 +156,9 @@ class LLM:
             params = self._default_params
         if isinstance(params, SamplingParams):
             return [params] * number
+        if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
+            problem = f"sampling_params must be a SamplingParams, or one for each prompt, not {params!r}"
+            raise InvalidRequestError(problem, "sampling_params")
         if len(params) != number:
             raise InvalidRequestError(f"{len(params)} sampling_params for {number} prompts: give one, or one each")
         return params
@@ -281,10 +284,17 @@ def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
     return EngineConfig(**options)
 
 
+def _listed(given: Any, name: str) -> list[Any]:
+    """Raises `InvalidRequestError` for what is neither one nor several."""
+    if isinstance(given, Iterable) and not isinstance(given, str | Mapping):
+        return list(given)
+    raise InvalidRequestError(f"{name} must be a list, not {given!r}", name)
+
+
 def _loras(chosen: LoraChoice, number: int) -> Sequence[LoRARequest | None]:
     if chosen is None or isinstance(chosen, LoRARequest):
         return [chosen] * number
-    if not all(isinstance(each, LoRARequest | None) for each in chosen):
+    if not isinstance(chosen, Sequence) or not all(isinstance(each, LoRARequest | None) for each in chosen):
         raise InvalidRequestError(f"lora_request must be a LoRARequest, or one for each prompt, not {chosen!r}")
     if len(chosen) != number:
         raise InvalidRequestError(f"{len(chosen)} lora_requests for {number} prompts: give one, or one each")

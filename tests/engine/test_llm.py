@@ -115,6 +115,26 @@ def test_each_prompt_can_have_its_own_parameters(llm):
         llm.generate(["a", "b"], params)
 
 
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda llm: llm.generate(None, GREEDY), "^prompts must be a list, not None$"),
+        (lambda llm: llm.generate("x", {"max_tokens": 1}), "^sampling_params must be a SamplingParams, or one for"),
+        (lambda llm: llm.generate("x", GREEDY, lora_request=7), "^lora_request must be a LoRARequest, or one for each"),
+        (lambda llm: llm.chat("hello", GREEDY), "^messages must be a list, not 'hello'$"),
+        (lambda llm: llm.chat(["hello"], GREEDY), "^messages must be a list, not 'hello'$"),
+        (lambda llm: llm.chat({"role": "user", "content": "hello"}, GREEDY), "^messages must be a list, not {"),
+    ],
+)
+def test_arguments_of_another_type_are_named(llm, call, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        call(llm)
+
+
+def test_prompts_may_come_from_a_generator(llm):
+    assert [output.prompt for output in llm.generate((text for text in "ab"), GREEDY)] == ["a", "b"]
+
+
 def test_a_second_call_finds_the_prefix_of_the_first(llm):
     prompt = "You are a helpful assistant who answers in one word. " * 2
     llm.generate(prompt, GREEDY)
