@@ -154,11 +154,12 @@ class ServedModels:
 
     def name_of(self, job: JobRecord) -> str:
         """What clients call the model, or the adapter, that a job was asked of; it need not be served any more."""
-        if not job.spec.get("lora"):
-            for served in self._models:
-                if served.lora is None and served.exact_name == job.model:
-                    return served.name
-        return asked_model(job)
+        return asked_model(job) if job.spec.get("lora") else self.base_name(job.model)
+
+    def base_name(self, exact_name: str) -> str:
+        """What clients call a model by its exact name; it need not be served any more."""
+        names = (each.name for each in self._models if each.lora is None and each.exact_name == exact_name)
+        return next(names, None) or public_name(exact_name)
 
     def exact_name(self, model: str) -> str:
         """What the queues call a model that a client names. Raises `ApiError` (404)."""

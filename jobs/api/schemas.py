@@ -6,7 +6,6 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
 from ...storage.records import JobRecord, JobState, Progress, WebhookState
-from ..spec.lora import asked_model
 
 _EXAMPLE: dict[str, JsonValue] = {
     "id": "job_9f8b2c6d1e3a4b57",
@@ -126,13 +125,19 @@ class JobAnswer(BaseModel):
 
     @classmethod
     def of(
-        cls, job: JobRecord, progress: Progress, recent_rows_per_second: float | None, num_workers: int | None
+        cls,
+        job: JobRecord,
+        model: str,
+        progress: Progress,
+        recent_rows_per_second: float | None,
+        num_workers: int | None,
     ) -> Self:
+        """`model`: what clients call it."""
         rate = _rows_per_second(job, progress, recent_rows_per_second)
         return cls(
             id=job.id,
             state=progress.state,
-            model=asked_model(job),
+            model=model,
             dtype=job.spec["dtype"],
             # Jobs of before there was a choice do not say.
             quantization=job.spec.get("quantization"),

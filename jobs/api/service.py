@@ -125,7 +125,8 @@ class JobService:
         for job, progress in found:
             is_open = job.finished_at is None
             recent = self._overview.recent_rows_per_second(job.id) if is_open else None
-            answers.append(JobAnswer.of(job, progress, recent, workers.get(job.queue) if is_open else None))
+            num_workers = workers.get(job.queue) if is_open else None
+            answers.append(JobAnswer.of(job, self.models.name_of(job), progress, recent, num_workers))
         return answers
 
     @property

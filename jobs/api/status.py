@@ -5,7 +5,6 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
-from ...engine.checkpoints.hub import public_name
 from ...storage.overview import Overview, Waiting
 from ..workers.presence import Worker
 from .live_answers import LiveAnswers
@@ -29,10 +28,10 @@ class QueueStatus(BaseModel):
     oldest_seconds: float
 
     @classmethod
-    def of(cls, queue: Waiting) -> "QueueStatus":
+    def of(cls, queue: Waiting, models: ServedModels) -> "QueueStatus":
         return cls(
             queue=queue.queue,
-            model=None if queue.model is None else public_name(queue.model),
+            model=None if queue.model is None else models.base_name(queue.model),
             running_shards=queue.num_running,
             waiting_shards=queue.num_queued,
             waiting_rows=queue.queued_rows,
@@ -88,10 +87,11 @@ def _live(request: Request) -> LiveAnswers:
 def status(service: Annotated[JobService, Depends(_service)], live: Annotated[LiveAnswers, Depends(_live)]) -> Status:
     """The models, the workers and what their engines do, and what waits in the queues."""
     service.client.ensure_redis()
+    waiting = Overview(service.client.ledger.database).waiting()
     return Status(
         models=_models(service.models, live),
         workers=[WorkerStatus.of(worker) for worker in live.workers()],
-        queues=[QueueStatus.of(queue) for queue in Overview(service.client.ledger.database).waiting()],
+        queues=[QueueStatus.of(queue, service.models) for queue in waiting],
     )
 
 

@@ -5,7 +5,6 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Depends, Request
 from pydantic import BaseModel
 
-from ....engine.checkpoints.hub import public_name
 from ..errors import ErrorBody
 from ..models import ServedModel, ServedModels
 from .route import OpenAIRoute
@@ -60,7 +59,7 @@ def _body(models: ServedModels, model: ServedModel) -> ModelBody:
     return ModelBody(
         id=model.name,
         created=models.created,
-        parent=None if model.lora is None else public_name(model.exact_name),
+        parent=None if model.lora is None else models.base_name(model.exact_name),
         max_model_len=model.prompts.context_length,
         **model.precision._asdict(),
     )

@@ -1,5 +1,7 @@
 """`--served-model-name`: what requests call the model, such as the name that is written in their program."""
 
+from pathlib import Path
+
 import pytest
 from fastapi.testclient import TestClient
 
@@ -7,7 +9,9 @@ from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
+from headrace.jobs.spec.lora import parse_loras
 
+from ...engine.lora.adapters import save_adapter
 from ..running import MODEL
 
 NAME = "gpt-4o-mini"
@@ -22,6 +26,19 @@ def test_requests_and_answers_have_it(client: Client) -> None:
         assert answer["choices"][0]["message"]["content"]
         refused = http.post("/v1/chat/completions", json={"model": MODEL.name, **QUESTION})
         assert (refused.status_code, refused.json()["error"]["code"]) == (404, "model_not_found")
+
+
+def test_jobs_and_adapters_have_it(unserved: Client, tmp_path: Path) -> None:
+    loras = parse_loras([f"kind={save_adapter(MODEL, tmp_path / 'kind')}"])
+    models = ServedModels.of([str(MODEL)], served_model_name=NAME, lora_modules=loras)
+    job = {"rows": [{"text": "Where is it?"}], "prompt": "{text}", "sampling": {"max_tokens": 2}}
+    with TestClient(create_app(unserved, models)) as http:
+        parents = {model["id"]: model["parent"] for model in http.get("/v1/models").json()["data"]}
+        assert parents == {NAME: None, "kind": NAME}
+        for name in (NAME, "kind"):
+            asked = http.post("/jobs", json={"model": name, **job}).raise_for_status().json()
+            assert asked["model"] == http.get(f"/jobs/{asked['id']}").json()["model"] == name
+        assert {queue["model"] for queue in http.get("/status").json()["queues"]} == {NAME}
 
 
 def test_it_is_for_one_model() -> None:
