@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
 from ...storage.records import JobRecord, JobState, Progress, WebhookState
+from ..spec.precision import Precision
 
 _EXAMPLE: dict[str, JsonValue] = {
     "id": "job_9f8b2c6d1e3a4b57",
@@ -138,10 +139,7 @@ class JobAnswer(BaseModel):
             id=job.id,
             state=progress.state,
             model=model,
-            dtype=job.spec["dtype"],
-            # Jobs of before there was a choice do not say.
-            quantization=job.spec.get("quantization"),
-            kv_cache_dtype=job.spec.get("kv_cache_dtype", "auto"),
+            **Precision.of_spec(job.spec)._asdict(),
             priority=job.priority,
             created_at=job.created_at,
             started_at=job.started_at,

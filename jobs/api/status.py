@@ -6,6 +6,7 @@ from fastapi import APIRouter, Depends, Request, Response
 from pydantic import BaseModel
 
 from ...storage.overview import Overview, Waiting
+from ..spec.precision import Precision
 from ..workers.presence import Worker
 from .live_answers import LiveAnswers
 from .models import ServedModels
@@ -18,20 +19,27 @@ _PAGE = Page("status_page.html")
 
 
 class QueueStatus(BaseModel):
-    """What the running jobs of a queue wait for. `oldest_seconds`: since when the first of them is there."""
+    """What the running jobs of a queue wait for. `oldest_seconds`: since when the first of them is there.
+
+    `dtype`, `quantization`, `kv_cache_dtype`: the workers' that they want; null where its jobs are none of the newest.
+    """
 
     queue: str
     model: str | None
+    dtype: str | None
+    quantization: str | None
+    kv_cache_dtype: str | None
     running_shards: int
     waiting_shards: int
     waiting_rows: int
     oldest_seconds: float
 
     @classmethod
-    def of(cls, queue: Waiting, models: ServedModels) -> "QueueStatus":
+    def of(cls, queue: Waiting, models: ServedModels, precision: Precision | None) -> "QueueStatus":
         return cls(
             queue=queue.queue,
             model=None if queue.model is None else models.base_name(queue.model),
+            **(dict.fromkeys(Precision._fields) if precision is None else precision._asdict()),
             running_shards=queue.num_running,
             waiting_shards=queue.num_queued,
             waiting_rows=queue.queued_rows,
@@ -52,10 +60,16 @@ class WorkerStatus(BaseModel):
 
 
 class ModelStatus(BaseModel):
-    """A model that requests may name. `waiting_requests`: interactive ones that no worker has."""
+    """A model that requests may name, and what its workers compute in.
+
+    `waiting_requests`: interactive ones that no worker has.
+    """
 
     name: str
     queue: str
+    dtype: str
+    quantization: str | None
+    kv_cache_dtype: str
     waiting_requests: int
 
 
@@ -87,18 +101,24 @@ def _live(request: Request) -> LiveAnswers:
 def status(service: Annotated[JobService, Depends(_service)], live: Annotated[LiveAnswers, Depends(_live)]) -> Status:
     """The models, the workers and what their engines do, and what waits in the queues."""
     service.client.ensure_redis()
-    waiting = Overview(service.client.ledger.database).waiting()
+    overview = Overview(service.client.ledger.database)
+    precisions = {job.queue: Precision.of_spec(job.spec) for job in overview.open_jobs()}
     return Status(
         models=_models(service.models, live),
         workers=[WorkerStatus.of(worker) for worker in live.workers()],
-        queues=[QueueStatus.of(queue, service.models) for queue in waiting],
+        queues=[QueueStatus.of(queue, service.models, precisions.get(queue.queue)) for queue in overview.waiting()],
     )
 
 
 def _models(models: ServedModels, live: LiveAnswers) -> list[ModelStatus]:
     """Adapters wait in their base models' queues."""
     return [
-        ModelStatus(name=model.name, queue=model.shard_queue, waiting_requests=live.num_waiting(model))
+        ModelStatus(
+            name=model.name,
+            queue=model.shard_queue,
+            waiting_requests=live.num_waiting(model),
+            **model.precision._asdict(),
+        )
         for model in models.all
         if model.lora is None
     ]

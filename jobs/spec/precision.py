@@ -1,6 +1,7 @@
 """In which numbers a model computes: beside the model, what decides which workers answer."""
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Self
 
 from ...engine.config import EngineConfig
 
@@ -11,6 +12,11 @@ class Precision(NamedTuple):
     dtype: str = "auto"
     quantization: str | None = None
     kv_cache_dtype: str = "auto"
+
+    @classmethod
+    def of_spec(cls, spec: Mapping[str, Any]) -> Self:
+        """That of a job as it is stored; one of before there was a choice does not say."""
+        return cls(**{name: spec[name] for name in cls._fields if name in spec})
 
     def check(self) -> None:
         """Raises `ConfigError` for what no worker could be started with."""

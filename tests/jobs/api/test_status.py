@@ -39,11 +39,12 @@ def test_what_runs_here(api: ApiServer, wait_until: Callable[..., None]) -> None
 
 def test_what_waits(unserved: Client, tmp_path: Path) -> None:
     rows = [{"text": "Where is my parcel?"}] * 3
-    job = unserved.submit(rows, MODEL, tmp_path / "out", prompt="{text}", choices=LABELS)
+    job = unserved.submit(rows, MODEL, tmp_path / "out", dtype="float16", prompt="{text}", choices=LABELS)
     with in_process_server(unserved) as server:
         found = httpx2.get(f"{server.url}/status", timeout=60).raise_for_status().json()
     (queue,) = found["queues"]
     assert (queue["queue"], queue["model"]) == (job.record.queue, MODEL.name)
+    assert (queue["dtype"], queue["quantization"], queue["kv_cache_dtype"]) == ("float16", None, "auto")
     assert (queue["waiting_rows"], queue["waiting_shards"], queue["running_shards"]) == (3, 1, 0)
     assert found["workers"] == []
 
