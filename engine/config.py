@@ -1,7 +1,8 @@
 """What the engine may use. Frozen, checked once, free of torch."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from numbers import Integral, Real
 from typing import Any
 
 from .errors import ConfigError
@@ -16,6 +17,12 @@ _COUNTS = (
     *("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_lora_rank"),
     *("tensor_parallel_size", "pipeline_parallel_size"),
 )
+# Python counts true and false among the numbers; here they are a mistake.
+_KINDS: Mapping[type, tuple[type, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+}
 # A GPU's memory is set aside for a graph of each: 4 GiB for so many of a model of 32 layers.
 MAX_GRAPH_SIZES = 256
 # Of the host's memory, where nothing is said.
@@ -82,6 +89,7 @@ class EngineConfig:
     seed: int = 0
 
     def __post_init__(self) -> None:
+        self._require_types()
         if self.dtype not in DTYPE_NAMES:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, not {self.dtype!r}")
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
@@ -139,6 +147,14 @@ class EngineConfig:
     def parallel_options(self) -> str:
         """What makes them more than one, for messages."""
         return parallel_options(self.tensor_parallel_size, self.pipeline_parallel_size)
+
+    def _require_types(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            for kind, (wanted, words) in _KINDS.items():
+                may_be = field.type == kind or (field.type == kind | None and value is not None)
+                if may_be and (not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool)):
+                    raise ConfigError(f"{field.name} must be {words}, not {value!r}")
 
     def _require_room_for_guesses(self, speculative: SpeculativeConfig) -> None:
         guesses, room = speculative.num_speculative_tokens, self.max_num_batched_tokens

@@ -293,6 +293,12 @@ def test_configs_that_cannot_be_served(tmp_path, changes, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"max_num_seqs": "5"}, "max_num_seqs must be a whole number, not '5'"),
+        ({"max_num_seqs": 1.5}, "max_num_seqs must be a whole number, not 1.5"),
+        ({"max_num_seqs": None}, "max_num_seqs must be a whole number, not None"),
+        ({"max_model_len": True}, "max_model_len must be a whole number, not True"),
+        ({"gpu_memory_utilization": "0.9"}, "gpu_memory_utilization must be a number, not '0.9'"),
+        ({"enable_prefix_caching": "no"}, "enable_prefix_caching must be true or false, not 'no'"),
         ({"block_size": 12}, "block_size must be a power of two, not 12"),
         ({"block_size": 0}, "block_size must be a power of two, not 0"),
         ({"dtype": "int3"}, "dtype must be one of auto, float32, bfloat16, float16, not 'int3'"),
