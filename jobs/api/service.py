@@ -75,13 +75,14 @@ class JobService:
     def submit(self, request: JobRequest, idempotency_key: str | None = None, quota: Quota = NO_QUOTA) -> JobAnswer:
         """Queue a job, or find the one that has the key.
 
-        Raises `ApiError` for an unknown model or another job's key, `SpecError`, `InputError`, `InvalidRequestError`,
-        `QuotaExceeded`.
+        Raises `ApiError` for an unknown model, another job's key or an input that cannot be used, `SpecError`,
+        `InvalidRequestError`, `QuotaExceeded`.
 
         When the ledger or Redis is away: `LedgerUnavailable`, redis' errors; nothing is queued then.
         """
         described = self._described(request, idempotency_key, quota)
-        with _with_room(self._input(request)) as source:
+        field, input = self._input(request)
+        with _of_field(field), _with_room(input) as source:
             return self.job(self._submit(source, *described))
 
     def submit_file(
@@ -89,7 +90,8 @@ class JobService:
     ) -> JobAnswer:
         """As `submit`, over the rows of a file that came with the request under a name."""
         described = self._described(options, idempotency_key, quota)
-        with _with_room(self.inputs.uploaded(name, file, options.input_format, options.limit)) as source:
+        input = self.inputs.uploaded(name, file, options.input_format, options.limit)
+        with _of_field("file"), _with_room(input) as source:
             return self.job(self._submit(source, *described))
 
     def job(self, job_id: str) -> JobAnswer:
@@ -189,18 +191,19 @@ class JobService:
         page = read_page(self.client.ledger, self.indexes.of(job_id), job, after_row, limit)
         return ResultPage(state=job.state, data=page.rows, last_row=page.last_row, has_more=page.has_more)
 
-    def _input(self, request: JobRequest) -> AbstractContextManager[InputSource]:
+    def _input(self, request: JobRequest) -> tuple[str, AbstractContextManager[InputSource]]:
+        """With the field that names it."""
         given = (request.rows, request.input_file_id, request.input_url)
         if sum(each is not None for each in given) != 1:
             raise SpecError("rows: give either rows, an input_file_id or an input_url", field="rows")
         format, limit = request.input_format, request.limit
         if request.rows is not None:
-            return self._rows(request.rows, limit)
+            return "rows", self._rows(request.rows, limit)
         if request.input_url is not None:
-            return self.inputs.at(request.input_url, format, limit)
+            return "input_url", self.inputs.at(request.input_url, format, limit)
         file = self._file(str(request.input_file_id))
         path = FileStore.of(self.client.settings, self.client.ledger).path(file)
-        return self.inputs.stored(file.filename, path, format, limit)
+        return "input_file_id", self.inputs.stored(file.filename, path, format, limit)
 
     @contextmanager
     def _rows(self, rows: Sequence[Mapping[str, Any]], limit: int | None) -> Iterator[InputSource]:
@@ -253,6 +256,15 @@ class JobService:
                 if job.tenant == self.tenant:
                     return job
         raise ApiError(404, f"job {job_id!r} does not exist", "job_not_found", "job_id")
+
+
+@contextmanager
+def _of_field(field: str) -> Iterator[None]:
+    """Raises `ApiError` (422) where the input that a field of the request names cannot be used."""
+    try:
+        yield
+    except InputError as error:
+        raise ApiError(422, with_fields(error), "invalid_value", field) from error
 
 
 @contextmanager

@@ -86,7 +86,7 @@ def test_a_url_that_is_not_allowed(api: ApiServer, url: str) -> None:
 
 @pytest.mark.parametrize("path", ["/missing.jsonl", "/e.jsonl", "/c", "/r.jsonl"])
 def test_a_url_with_nothing_to_read(api: ApiServer, files: Receiver, path: str) -> None:
-    message = refused(api.http.post("/jobs", json={**OPTIONS, "input_url": files.url + path}), 422, None)
+    message = refused(api.http.post("/jobs", json={**OPTIONS, "input_url": files.url + path}), 422, "input_url")
     assert str(api.data_dir) not in message
     assert not list((api.data_dir / "inputs").glob("*"))
 
@@ -117,7 +117,8 @@ def test_a_file_uploaded_before(api: ApiServer, wait_until_done: Callable[[str],
         ("{", "a.csv", 400, "job"),
         (json.dumps({**OPTIONS, "rows": []}), "a.csv", 422, "rows"),
         (json.dumps({**OPTIONS, "model": "other"}), "a.csv", 404, "model"),
-        (json.dumps(OPTIONS), "../../a.exe", 422, None),
+        (json.dumps(OPTIONS), "../../a.exe", 422, "file"),
+        ("[]", "a.csv", 422, "job"),
         (json.dumps({**OPTIONS, "input_format": "exe"}), "a.csv", 422, "input_format"),
     ],
 )
