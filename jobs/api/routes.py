@@ -99,7 +99,8 @@ def _options(text: str) -> JobOptions:
         found = error.errors(include_url=False)
         if found[0]["type"] == "json_invalid":
             raise ApiError(400, "job: it is not valid JSON", "invalid_json", "job") from error
-        raise RequestValidationError([{**each, "loc": ("body", *(each["loc"] or ("job",)))} for each in found]) from error
+        placed = [{**each, "loc": ("body", *(each["loc"] or ("job",)))} for each in found]
+        raise RequestValidationError(placed) from error
 
 
 @router.get("", responses=_BAD_CURSOR)
