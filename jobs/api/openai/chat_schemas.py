@@ -89,6 +89,12 @@ class Message(Body):
     function_call: Unsupported = None
     annotations: Ignored = None
 
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.content is None and self.role in ("system", "developer", "user"):
+            raise PydanticCustomError("value_error", "a message of role {role} must have 'content'", {"role": self.role})
+        return self
+
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates read it."""
         message: dict[str, Any] = {

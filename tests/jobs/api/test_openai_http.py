@@ -82,6 +82,13 @@ def test_a_field_of_the_wrong_type_is_named(api: ApiServer, changes: dict[str, A
     assert response.json()["error"]["param"] == param
 
 
+@pytest.mark.parametrize("lacking", [{"role": "user"}, {"role": "system", "content": None}])
+def test_a_message_without_content_is_named(api: ApiServer, lacking: dict[str, Any]) -> None:
+    error = post(api, json.dumps({"model": NAME, "messages": [*MESSAGES, lacking]}).encode()).json()["error"]
+    assert error["param"] == "messages[1]"
+    assert error["message"] == f"messages[1]: a message of role {lacking['role']} must have 'content'"
+
+
 def test_a_content_that_is_neither_text_nor_parts(api: ApiServer) -> None:
     turn = [{"role": "user", "content": 7}]
     for path, field in (("/v1/chat/completions", "messages"), ("/v1/responses", "input")):
