@@ -23,12 +23,15 @@ def _client(request: Request) -> Client:
     return client
 
 
+# Probes such as wget's --spider want no body.
+@router.head("/health", include_in_schema=False)
 @router.get("/health")
 async def health() -> dict[str, str]:
     """Says that the process is up, and nothing of what it needs."""
     return {"status": _OK}
 
 
+@router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses={503: {"model": Readiness}})
 async def ready(client: Annotated[Client, Depends(_client)], response: Response) -> Readiness:
     """Whether the ledger and Redis answer; with 503 if one does not."""
