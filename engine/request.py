@@ -40,7 +40,7 @@ class FinishReason(StrEnum):
 class SamplingParams:
     """How tokens are chosen; the names and defaults are vLLM's.
 
-    `temperature=0` is greedy. `top_k=0` keeps the whole vocabulary. `max_tokens=None` means up to the model's
+    `temperature=0` is greedy. `top_k=0`, or -1, keeps the whole vocabulary. `max_tokens=None` means up to the model's
     context. `seed` makes a sample repeatable whatever else is in the batch; without one the engine derives a
     seed from its own and the request id. `n` answers a prompt that many times; the first is the answer that `n=1`
     gives. `choices` restricts the answer to one of the given texts and reports the probability of each.
@@ -93,7 +93,9 @@ class SamplingParams:
         _require(0 < self.repetition_penalty < math.inf, "repetition_penalty", "> 0", self.repetition_penalty)
         _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "≥ 0", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
-        _require(self.top_k >= 0, "top_k", "≥ 0 (0 keeps all)", self.top_k)
+        _require(self.top_k >= -1, "top_k", "≥ 0 (0 keeps all, and so does -1)", self.top_k)
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         _require(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "≥ 1", self.max_tokens)

@@ -36,5 +36,7 @@ def follow(url: str, stream_id: str, last: int = 0) -> str:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) < 3:
+        sys.exit(__doc__)
     after = int(sys.argv[3]) if len(sys.argv) > 3 else 0
     print(follow(sys.argv[1], sys.argv[2], after), file=sys.stderr)

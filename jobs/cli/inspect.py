@@ -24,6 +24,8 @@ from ..shards.finishing import finish_what_is_left
 from .cost import GpuHourPrice, cost
 from .display import counted
 from .job_names import JobId
+from .json_jobs import json_job
+from .keys import AsJson
 from .tables import time_text
 
 _MAX_SHOWN = 400
@@ -34,11 +36,14 @@ class ResultFormat(StrEnum):
     OPENAI = "openai"
 
 
-def show(job_id: JobId, gpu_hour_price: GpuHourPrice = None) -> None:
+def show(job_id: JobId, gpu_hour_price: GpuHourPrice = None, as_json: AsJson = False) -> None:
     """Show one job: its state, counts and options."""
     with open_ledger(Settings.from_environment()) as ledger:
         job = ledger.job(job_id)
         finish_what_is_left(ledger, job)
+        if as_json:
+            typer.echo(json.dumps(json_job(ledger, ledger.job(job_id))))
+            return
         lines = _description(job, ledger.progress(job_id), gpu_hour_price)
     width = max(len(name) for name, _ in lines)
     for name, value in lines:

@@ -97,6 +97,11 @@ class SamplingSpec(BaseModel):
             raise ValueError(f"must be at most {MAX_SAMPLES}")
         return value
 
+    @field_validator("top_k")
+    @classmethod
+    def _all_is_zero(cls, value: int) -> int:
+        return 0 if value == -1 else value
+
     @field_validator("stop")
     @classmethod
     def _is_text(cls, value: tuple[str, ...]) -> tuple[str, ...]:

@@ -106,6 +106,10 @@ def test_the_bar_is_tqdms_unless_there_is_to_be_none(llm, capsys):
     assert capsys.readouterr() == ("", "")
 
 
+def test_all_tokens_are_kept_by_vllms_number_too():
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+
+
 def test_each_prompt_can_have_its_own_parameters(llm):
     params = [SamplingParams(temperature=0, max_tokens=n, ignore_eos=True) for n in (1, 5, 3)]
     outputs = llm.generate(["a", "b", "c"], params)
@@ -204,7 +208,7 @@ def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
         ({"top_p": 0}, r"top_p must be in \(0, 1\], not 0"),
         ({"top_p": float("nan")}, "top_p must be"),
         ({"top_p": 1.5}, "top_p must be"),
-        ({"top_k": -1}, "top_k must be ≥ 0"),
+        ({"top_k": -2}, "top_k must be ≥ 0"),
         ({"min_p": 2}, "min_p must be"),
         ({"max_tokens": 0}, "max_tokens must be ≥ 1, not 0"),
         ({"seed": -1}, "seed must be"),

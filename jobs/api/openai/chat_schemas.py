@@ -92,7 +92,9 @@ class Message(Body):
     @model_validator(mode="after")
     def _says_something(self) -> Self:
         if self.content is None and self.role in ("system", "developer", "user"):
-            raise PydanticCustomError("value_error", "a message of role {role} must have 'content'", {"role": self.role})
+            raise PydanticCustomError(
+                "value_error", "a message of role {role} must have 'content'", {"role": self.role}
+            )
         return self
 
     def for_template(self) -> dict[str, Any]:

@@ -124,9 +124,6 @@ class SamplingFields(VllmFields, ABC):
         given["max_tokens"] = self.token_limit or default_max_tokens
         given["seed"] = (default_seed if self.seed is None else self.seed) & _SEED_MASK
         given["logit_bias"] = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
-        # What vLLM's clients say for the whole vocabulary.
-        if given.get("top_k") == -1:
-            given["top_k"] = 0
         return checked_sampling(given | self._of_its_own(), self.choices)
 
     @abstractmethod

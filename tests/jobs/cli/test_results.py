@@ -89,6 +89,17 @@ def test_a_job_is_named_by_its_output_folder_too(served, headrace, few, tmp_path
     assert headrace(served, "results", tmp_path / "link").status == 0
 
 
+def test_jobs_are_json_for_scripts(served, headrace, few, tmp_path):
+    job = headrace(served, *label_arguments(few, tmp_path / "out")).out.split()[1]
+    shown = json.loads(headrace(served, "show", job, "--json").out)
+    assert (shown["id"], shown["state"], shown["output"]) == (job, "completed", str(tmp_path / "out"))
+    assert shown["rows"] == {"total": 12, "done": 12, "failed": 0, "from_cache": 0, "truncated": 0}
+    assert shown["spec"]["prompt"] == "{text}"
+    assert "workers" not in shown
+    [listed] = json.loads(headrace(served, "jobs", "--limit", "1", "--json").out)
+    assert listed == shown
+
+
 def test_a_folder_that_was_moved_is_said_to_be(served, headrace, few, tmp_path):
     job = headrace(served, *label_arguments(few, tmp_path / "out")).out.split()[1]
     (tmp_path / "out").rename(tmp_path / "moved")

@@ -18,7 +18,7 @@ from headrace.jobs.spec.schemas import JobSpec, read_stored, row_seed
         ("temperature", "warm", "temperature.*number"),
         ("top_p", 0, r"top_p must be in \(0, 1\]"),
         ("top_p", 1.5, r"top_p must be in \(0, 1\]"),
-        ("top_k", -1, "top_k must be ≥ 0"),
+        ("top_k", -2, "top_k must be ≥ 0"),
         ("min_p", 2, r"min_p must be in \[0, 1\]"),
         ("max_tokens", 0, "max_tokens.*greater than or equal to 1"),
         ("max_tokens", 1.5, "max_tokens.*integer"),
