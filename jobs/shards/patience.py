@@ -4,10 +4,11 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from ...storage.errors import LedgerUnavailable, SinkUnavailable, StorageError, StoreUnavailable
+from ..rare_warnings import RareWarnings
 from .trouble import Trouble
 
 logger = logging.getLogger(__name__)
@@ -29,6 +30,7 @@ class Patience:
     stop: threading.Event
     write_seconds: float
     store_seconds: float
+    _warnings: RareWarnings = field(default_factory=lambda: RareWarnings(logger))
 
     def with_ledger(self, call: Callable[[], T]) -> T:
         """Try again while the database is away: finished rows are kept meanwhile."""
@@ -40,7 +42,8 @@ class Patience:
                     self.trouble.note(error)
                 if self.stop.wait(_RETRY_SECONDS):
                     raise
-                logger.warning("the ledger does not answer, trying again: %s", error)
+                what = "sink" if isinstance(error, SinkUnavailable) else "ledger"
+                self._warnings.warn(f"the {what} does not answer, trying again: {error}")
             else:
                 self.trouble.clear()
                 return result
