@@ -61,6 +61,13 @@ def _have_schemes(prefixes: tuple[str, ...]) -> tuple[str, ...]:
     return prefixes
 
 
+def _have_no_user(prefixes: tuple[str, ...]) -> tuple[str, ...]:
+    for prefix in prefixes:
+        if "@" in prefix:
+            raise ValueError("should have no user or password: those of a client's sink are not looked at")
+    return prefixes
+
+
 UrlPrefixes = Annotated[tuple[str, ...], BeforeValidator(_parts), AfterValidator(_have_schemes)]
 RedisUrl = Annotated[str, _has_scheme("redis", "rediss", "unix"), AfterValidator(_with_a_port)]
 DatabaseUrl = Annotated[str, _has_scheme("sqlite", "postgresql")]
@@ -93,7 +100,7 @@ class Settings(BaseModel):
     result_cache_ttl_seconds: int = Field(default=86_400, ge=1)
     log_level: LogLevel = "INFO"
     input_urls: UrlPrefixes = ("https://",)
-    sink_urls: UrlPrefixes = ()
+    sink_urls: Annotated[UrlPrefixes, AfterValidator(_have_no_user)] = ()
     allow_private_addresses: bool = False
     max_body_bytes: int = Field(default=16 * 2**20, ge=1)
     max_file_bytes: int = Field(default=4 * 2**30, ge=1)
@@ -152,5 +159,5 @@ def _one_line(error: ValidationError) -> str:
     first = error.errors(include_url=False)[0]
     name = _PREFIX + str(first["loc"][0]).upper()
     # A URL may hold a password, which must not reach a log.
-    shown = "" if name.endswith("_URL") else f"={first['input']}"
+    shown = "" if name.endswith(("_URL", "_URLS")) else f"={first['input']}"
     return f"{name}{shown}: {first['msg'].removeprefix('Value error, ')}"

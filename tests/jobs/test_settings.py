@@ -124,6 +124,11 @@ def test_the_test_suites_own_variables_are_ignored():
             "cache:6379",
             "HEADRACE_REDIS_URL: should start with redis:// or rediss:// or unix://",
         ),
+        (
+            "HEADRACE_SINK_URLS",
+            "postgresql://db/,postgresql://me:secret@db/",
+            "HEADRACE_SINK_URLS: should have no user or password: those of a client's sink are not looked at",
+        ),
         *(
             ("HEADRACE_REDIS_URL", url, "HEADRACE_REDIS_URL: cannot be read: use redis://user:password@host:6379/0, in")
             for url in (
