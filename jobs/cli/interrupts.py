@@ -8,13 +8,20 @@ from types import FrameType
 
 @contextmanager
 def termination_as_interrupt() -> Iterator[None]:
-    """End on SIGTERM as on Ctrl-C: `KeyboardInterrupt` is raised in the main thread."""
+    """End on SIGTERM, and on SIGHUP, as on Ctrl-C: `KeyboardInterrupt` is raised in the main thread.
+
+    `nohup` has a closed terminal ignored, which it stays.
+    """
 
     def interrupt(signum: int, frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    heard = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        heard.append(signal.SIGHUP)
+    before = {each: signal.signal(each, interrupt) for each in heard}
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)

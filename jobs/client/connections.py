@@ -28,7 +28,8 @@ class Connections:
         with ExitStack() as stack:
             self.ledger = stack.enter_context(open_ledger(self.settings))
             self._redis = stack.enter_context(redis_urls(self.settings))
-            self._presence = stack.enter_context(WorkerPresence(self._redis.redis))
+            # Others' workers listen to the same queues where several ledgers share a Redis.
+            self._presence = stack.enter_context(WorkerPresence(self._redis.redis, self.ledger.identity))
             self._app = create_app(self._redis.broker)
             stack.callback(self._app.close)
             self._stack = stack.pop_all()

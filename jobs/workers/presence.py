@@ -18,19 +18,25 @@ TTL_SECONDS = 5.0
 RENEW_SECONDS = 1.0
 # After that long without a word a worker that has not said goodbye is given up: it may only have been starved.
 SILENCE_SECONDS = 30.0
+_LEDGER_CHARACTERS = 12
 
 
 @dataclass(frozen=True)
 class WorkerId:
-    """Names a worker process among all hosts and all times; `str` of it is what others see."""
+    """Names a worker process among all hosts and all times; `str` of it is what others see.
+
+    `token`: what tells it from others of its host, and behind an @ whose jobs it answers.
+    """
 
     host: str
     pid: int
     token: str
 
     @classmethod
-    def own(cls) -> Self:
-        return cls(socket.gethostname(), os.getpid(), uuid.uuid4().hex[:8])
+    def own(cls, ledger: str | None = None) -> Self:
+        """That of this process. `ledger`: the identity of the one whose jobs it answers."""
+        answers = "" if ledger is None else f"@{ledger[:_LEDGER_CHARACTERS]}"
+        return cls(socket.gethostname(), os.getpid(), uuid.uuid4().hex[:8] + answers)
 
     @classmethod
     def parse(cls, text: str) -> Self:
@@ -39,6 +45,11 @@ class WorkerId:
 
     def __str__(self) -> str:
         return f"{self.host}:{self.pid}:{self.token}"
+
+    def answers_jobs_of(self, ledger: str | None) -> bool:
+        """Whether a ledger's jobs may be its; None is any ledger. A worker of before does not say."""
+        _, _, own = self.token.partition("@")
+        return ledger is None or not own or ledger.startswith(own)
 
     @property
     def is_known_dead(self) -> bool:
@@ -68,10 +79,11 @@ class WorkerPresence:
 
     Beside them a hash `headrace:engine:<worker id>` with what a worker tells of its engine, and for each queue the
     strings `headrace:model:<queue>`, the model of its workers, and `headrace:loading:<queue>`, who last said that a
-    worker is about to serve it.
+    worker is about to serve it. With a `ledger`, its identity, only workers that answer its jobs serve a queue.
     """
 
-    def __init__(self, redis_url: str) -> None:
+    def __init__(self, redis_url: str, ledger: str | None = None) -> None:
+        self._ledger = ledger
         self._redis = Redis.from_url(redis_url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=2.0)
 
     def ping(self) -> None:
@@ -125,7 +137,7 @@ class WorkerPresence:
             for queue in queues:
                 pipe.zrange(_key(queue), *alive, byscore=True)
             found = pipe.execute()
-        return {queue: len(_not_dead(names)) for queue, names in zip(queues, found, strict=True)}
+        return {queue: len(self._alive_of(names)) for queue, names in zip(queues, found, strict=True)}
 
     def may_be_served_again(self, queue: str) -> bool:
         """Whether some worker has been heard of lately, is not known to be dead and has not said goodbye."""
@@ -142,7 +154,11 @@ class WorkerPresence:
             names = self._redis.zrange(_key(queue), f"({since}", "+inf", byscore=True)
         except RedisError:
             return []
-        return _not_dead(names)
+        return self._alive_of(names)
+
+    def _alive_of(self, names: Iterable[object]) -> list[WorkerId]:
+        found = map(WorkerId.parse, map(str, names))
+        return [each for each in found if not each.is_known_dead and each.answers_jobs_of(self._ledger)]
 
     def hosts(self) -> set[str]:
         """The hosts on which a worker, of whatever queue, is alive. Raises redis' errors."""
@@ -176,10 +192,6 @@ class WorkerPresence:
 
     def __exit__(self, *exc_info: object) -> None:
         self._redis.close()
-
-
-def _not_dead(names: Iterable[object]) -> list[WorkerId]:
-    return [worker for worker in map(WorkerId.parse, map(str, names)) if not worker.is_known_dead]
 
 
 def _key(queue: str) -> str:

@@ -166,7 +166,7 @@ class _Base:
             check_access(settings.redis_url)
         urls = stack.enter_context(redis_urls(settings))
         weights = ModelWeights(options.model)
-        worker_id = WorkerId.own()
+        worker_id = WorkerId.own(ledger.identity)
         with _said_to_load(urls.redis, options.queue, worker_id):
             engine = load(options.model.folder, options.engine)
         stack.callback(engine.close)

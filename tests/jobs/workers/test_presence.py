@@ -52,6 +52,18 @@ def test_a_workers_name_can_be_read_back():
     assert WorkerId.own() != WorkerId.own()
 
 
+def test_a_worker_of_another_ledger_does_not_serve_a_job(presence, valkey):
+    """Where two share a Redis its queue is the same: who waited for that worker would do so for good."""
+    presence.announce(QUEUE, WorkerId.own("1f" * 16))
+    with WorkerPresence(valkey.url, "1f" * 16) as own, WorkerPresence(valkey.url, "2f" * 16) as others:
+        assert (own.is_served(QUEUE), others.is_served(QUEUE), presence.is_served(QUEUE)) == (True, False, True)
+        assert (own.num_workers([QUEUE]), others.num_workers([QUEUE])) == ({QUEUE: 1}, {QUEUE: 0})
+        assert not others.is_alive_here(QUEUE)
+        # One of before does not say whose jobs it answers.
+        presence.announce(QUEUE, WorkerId.own())
+        assert others.is_served(QUEUE)
+
+
 def test_a_model_is_loaded_for_as_long_as_its_loader_lives(presence, dead_pid):
     assert not presence.is_loading(QUEUE)
     presence.announce_loading(QUEUE, WorkerId.own())

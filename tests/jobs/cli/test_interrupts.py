@@ -1,0 +1,38 @@
+"""How a command that runs for long is told to stop."""
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+PROGRAM = """
+import os, signal, sys
+from headrace.jobs.cli.interrupts import termination_as_interrupt
+if sys.argv[2] == "ignored":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+before = signal.getsignal(signal.SIGHUP)
+try:
+    with termination_as_interrupt():
+        os.kill(os.getpid(), int(sys.argv[1]))
+        print("went on")
+except KeyboardInterrupt:
+    print("stopped")
+assert signal.getsignal(signal.SIGHUP) == before
+"""
+
+
+@pytest.mark.parametrize(
+    ("signum", "hangups", "said"),
+    [
+        (signal.SIGTERM, "heard", "stopped"),
+        (signal.SIGHUP, "heard", "stopped"),
+        # As `nohup` has it.
+        (signal.SIGHUP, "ignored", "went on"),
+        (signal.SIGTERM, "ignored", "stopped"),
+    ],
+)
+def test_a_closed_terminal_and_a_termination_stop_it_as_ctrl_c_does(signum, hangups, said):
+    command = [sys.executable, "-c", PROGRAM, str(int(signum)), hangups]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout, done.stderr) == (f"{said}\n", "")
