@@ -11,6 +11,16 @@ _SECONDS = 2.0
 _NO_SUCH_DATABASE = "DB index is out of range"
 
 
+def check_url(redis_url: str) -> None:
+    """Raises `SettingsError` for a URL with an option that no connection takes. Contacts nobody."""
+    try:
+        with Redis.from_url(redis_url) as redis:
+            redis.connection_pool.make_connection()
+    except (TypeError, ValueError) as error:
+        problem = f"HEADRACE_REDIS_URL has an option that connections do not have, or not so: {error}"
+        raise SettingsError(problem) from error
+
+
 def check_access(redis_url: str) -> None:
     """Raises `SettingsError` when Redis refuses the user or the database of the URL.
 

@@ -51,8 +51,12 @@ class Pace:
     def _now(self) -> float:
         return self.ended_at if self.ended_at is not None else time.monotonic()
 
+    def rows_ended(self, now: Progress) -> int:
+        """In this run. Rows that have failed are done: of a retry those count that have failed no more."""
+        return now.rows_done - self.first.rows_done + max(0, self.first.rows_failed - now.rows_failed)
+
     def rows_per_second(self, now: Progress) -> float:
-        return self._rate(now.rows_done - self.first.rows_done)
+        return self._rate(self.rows_ended(now))
 
     def tokens_per_second(self, now: Progress) -> float:
         """Prompt and completion tokens of the rows finished in this run, cached ones included."""
@@ -65,7 +69,7 @@ class Pace:
 
     def eta_seconds(self, now: Progress) -> float | None:
         rate = self.rows_per_second(now)
-        return (now.rows_total - now.rows_done) / rate if rate else None
+        return (now.rows_total - now.rows_done or now.rows_failed) / rate if rate else None
 
     def _rate(self, count: int) -> float:
         return count / self.working_seconds if self.working_seconds else 0.0
@@ -124,7 +128,7 @@ class RunDisplay:
             return f"waiting {behind(ahead)}"
         if pace.ready_at is None:
             return "waiting for a worker"
-        if progress.rows_done == pace.first.rows_done:
+        if not pace.rows_ended(progress):
             # Rates of what has ended would be zero, however much is under way.
             return f"no row has ended yet, after {duration(pace.working_seconds)} with the model loaded"
         eta = pace.eta_seconds(progress)

@@ -53,9 +53,13 @@ class RedisUrls:
 def redis_urls(settings: "Settings") -> Iterator[RedisUrls]:
     """Use the configured Redis, or the embedded Valkey for as long as the context lasts.
 
-    Raises EmbeddedValkeyError; a configured server is not contacted here.
+    Raises EmbeddedValkeyError, SettingsError; a configured server is not contacted here.
     """
     if settings.redis_url is not None:
+        # Who brings a server of our own up need not wait for it.
+        from ..redis_access import check_url
+
+        check_url(settings.redis_url)
         yield RedisUrls(settings.redis_url, broker_url(settings.redis_url), lambda: None)
         return
     with EmbeddedValkey(settings.data_dir) as valkey:

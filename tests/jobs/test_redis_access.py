@@ -47,6 +47,12 @@ def test_nothing_starts_where_redis_refuses_it(tmp_path, headrace):
             redis.config_set("requirepass", "")
 
 
+@pytest.mark.parametrize("option", ["foo=1", "db=x", "socket_timeout=soon"])
+def test_an_option_of_the_url_that_cannot_be_is_refused(tmp_path, headrace, option):
+    refused = headrace(tmp_path, "queues", HEADRACE_REDIS_URL=f"redis://127.0.0.1:1/0?{option}")
+    assert_refused(refused, "HEADRACE_REDIS_URL has an option that connections do not have", option.partition("=")[0])
+
+
 SOCKET_URLS = [
     "unix://{path}?password={password}&db=3",
     "unix://default@{path}?db=3&password={password}",

@@ -44,6 +44,17 @@ def test_each_row_is_counted_once():
     assert "truncated" not in said
 
 
+def test_a_retry_goes_as_fast_as_rows_fail_no_more():
+    """They were done before, as failed ones."""
+    pace = Pace(progress(10, failed=6))
+    pace.started_at = pace.ready_at = time.monotonic() - 2
+    pace.end()
+    assert pace.rows_per_second(progress(10, failed=2)) == pytest.approx(2, rel=0.1)
+    assert pace.eta_seconds(progress(10, failed=2)) == pytest.approx(1, rel=0.1)
+    assert pace.rows_ended(progress(10, failed=6)) == 0
+    assert "10 of 10: 4 generated, 4 kept from before, 2 failed" in summary(pace, progress(10, failed=2), "out")
+
+
 def test_answers_that_were_cut_off_are_told_of():
     pace = Pace(progress(0))
     for number, answers in ((1, "1 answer"), (1200, "1,200 answers")):
