@@ -34,6 +34,9 @@ _GONE = 410
 
 def parse_webhook(url: str, secret: str | None = None) -> NewWebhook:
     """Check where an event is to go. Raises `SpecError`; whether the host is allowed shows later."""
+    for name, value in (("webhook", url), ("webhook_secret", secret)):
+        if not isinstance(value, str | None):
+            raise SpecError(Argument(name), f" must be a text, not {value!r}", field=name.replace("_", "."))
     try:
         check_web_url(url)
         httpx2.URL(url)

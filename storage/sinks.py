@@ -10,7 +10,7 @@ import datetime as dt
 import json
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from decimal import Decimal
@@ -35,6 +35,7 @@ from sqlalchemy import (
     Table,
     Text,
     create_engine,
+    delete,
     inspect,
 )
 from sqlalchemy.dialects import postgresql, sqlite
@@ -63,6 +64,8 @@ _INSERTS: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
 }
 _SINK, _SINK_TABLE = Argument("sink"), Argument("sink_table")
 _POSTGRES_NAME_BYTES = 63
+# As many values as a statement of either database takes, and more.
+_ROWS_AT_A_TIME = 1000
 _PROBE: dict[str, Any] = {"job_id": "", "row": 0, "attempt_id": 0}
 
 
@@ -176,6 +179,14 @@ class SqlSink:
             return
         with _connected(self._spec) as own, own.begin():
             self._upsert(own, rows)
+
+    def remove(self, job_id: str, attempt_id: int, rows: Sequence[int]) -> None:
+        """Take back rows that this attempt has written; what a later one has written over them stays."""
+        columns = self._table.c
+        own = delete(self._table).where(columns.job_id == job_id, columns.attempt_id == attempt_id)
+        with _connected(self._spec) as connection, connection.begin():
+            for start in range(0, len(rows), _ROWS_AT_A_TIME):
+                connection.execute(own.where(columns.row.in_(rows[start : start + _ROWS_AT_A_TIME])))
 
     @property
     def _answer_columns(self) -> list[str]:

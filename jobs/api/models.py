@@ -111,6 +111,8 @@ class ServedModels:
         """
         precision = Precision(dtype, quantization, kv_cache_dtype)
         precision.check()
+        if served_model_name == "":
+            raise SpecError(SERVED_MODEL_NAME, " is empty: leave it out, or say what requests call the model")
         if served_model_name is not None and len(models) > 1:
             raise SpecError(SERVED_MODEL_NAME, f" {served_model_name} is for one ", _MODEL, ": pass a single one")
         exact_names: dict[str, str] = {}

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from ..client.client import Client, Job
+from .display import counted
 from .job_names import JobId
 
 
@@ -34,7 +35,13 @@ def priority(
 
 def retry(job_id: JobId) -> None:
     """Try the failed rows of a completed job again. They stay in the same data set."""
-    _do(job_id, Job.retry)
+    with Client() as client:
+        job = client.job(job_id)
+        known = {shard.id for shard in client.ledger.shards(job_id)}
+        job.retry()
+        asked = sum(shard.num_rows for shard in client.ledger.shards(job_id) if shard.id not in known)
+        now = job.progress()
+    typer.echo(f"{job_id} is {now.state}: {counted(asked, 'failed row')} of {now.rows_total:,} to be asked again")
 
 
 def _do(job_id: str, verb: Callable[[Job], None]) -> None:

@@ -72,6 +72,8 @@ class Terms:
 
     def __post_init__(self) -> None:
         """Raises `SpecError`."""
+        if not isinstance(self.idempotency_key, str | None):
+            raise SpecError(Argument("idempotency_key"), f" must be a text, not {self.idempotency_key!r}")
         if self.idempotency_key == "":
             raise SpecError(Argument("idempotency_key"), " is empty: leave it out, or name the job by it")
 

@@ -17,7 +17,15 @@ from typing import Any
 import pyarrow as pa
 
 from ...storage.database import InTransaction
-from ...storage.errors import LeaseLost, LedgerError, LedgerUnavailable, PartDamaged, PartMissing, StorageError
+from ...storage.errors import (
+    LeaseLost,
+    LedgerError,
+    LedgerUnavailable,
+    PartDamaged,
+    PartMissing,
+    SinkError,
+    StorageError,
+)
 from ...storage.ledger import Ledger
 from ...storage.output_folder import OutputFolder
 from ...storage.parts import part_file_name, part_summary
@@ -108,7 +116,7 @@ class PartWriter:
             return False
         also = None if new is None else self._sink(new)
         before = list(self._unpublished)
-        self._record([name], (part_summary(name, merged), (), also, before), before)
+        self._record([name], (part_summary(name, merged), (), also, before), new, before)
         self._unpublished = {name: merged}
         self.folder.remove_merged(before)
         return True
@@ -120,16 +128,19 @@ class PartWriter:
         self.patience.with_folder(lambda: self.folder.write_part(name, table))
         replaced = self.retrial.replace(table["row"].to_pylist(), self._next_name)
         written = [name, *(each.rest.file_name for each in replaced if each.rest is not None)]
-        self._record(written, (part_summary(name, table), [each.replacement for each in replaced], also))
+        self._record(written, (part_summary(name, table), [each.replacement for each in replaced], also), table)
         for each in replaced:
             each.publish(self.folder)
         return name
 
-    def _record(self, written: Sequence[str], part: tuple[Any, ...], merging: Sequence[str] = ()) -> None:
+    def _record(
+        self, written: Sequence[str], part: tuple[Any, ...], new: pa.Table | None, merging: Sequence[str] = ()
+    ) -> None:
         try:
             self.patience.with_ledger(lambda: self.ledger.leases.commit_part(self.claim, *part))
         except LeaseLost:
-            self._discard_uncommitted(written, merging)
+            if not self._discard_uncommitted(written, merging) and new is not None:
+                self._take_back(new)
             raise
 
     def _sink(self, table: pa.Table) -> InTransaction | None:
@@ -143,14 +154,29 @@ class PartWriter:
         self.patience.with_ledger(upsert)
         return None
 
-    def _discard_uncommitted(self, names: Sequence[str], merging: Sequence[str]) -> None:
+    def _take_back(self, table: pa.Table) -> None:
+        """Have rows that are not committed in no sink of another database: of a job that has ended nobody else would.
+
+        A retry has written over what the rows were before.
+        """
+        if self.sink is None or self.sink.is_in(self.ledger.database.url) or self.claim.retry_of is not None:
+            return
+        try:
+            rows = table["row"].to_pylist()
+            SqlSink(self.sink, table.schema).remove(self.claim.job_id, self.claim.attempt_id, rows)
+        except SinkError as error:
+            logger.warning("rows of shard %s stay in the sink: %s", self.claim.shard_id, error)
+
+    def _discard_uncommitted(self, names: Sequence[str], merging: Sequence[str]) -> bool:
+        """Returns whether they have been committed after all."""
         # A commit whose answer was lost may have been followed by the loss of the lease.
         committed = set(self.ledger.part_names(self.claim.job_id))
         for name in names:
             if name not in committed:
                 self.folder.discard(name)
-        if committed.issuperset(names):
+        if are_committed := committed.issuperset(names):
             self.folder.remove_merged(merging)
+        return are_committed
 
     def _publish_what_is_left(self) -> None:
         """As the attempt ends before its shard. What cannot be done now whoever comes next does."""

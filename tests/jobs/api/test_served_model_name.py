@@ -44,3 +44,8 @@ def test_jobs_and_adapters_have_it(unserved: Client, tmp_path: Path) -> None:
 def test_it_is_for_one_model() -> None:
     with pytest.raises(SpecError, match="gpt-4o-mini is for one model"):
         ServedModels.of([str(MODEL), "org/other"], served_model_name=NAME)
+
+
+def test_it_has_to_say_something() -> None:
+    with pytest.raises(SpecError, match="is empty: leave it out, or say what requests call the model"):
+        ServedModels.of([str(MODEL)], served_model_name="")

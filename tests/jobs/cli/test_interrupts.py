@@ -9,8 +9,8 @@ import pytest
 PROGRAM = """
 import os, signal, sys
 from headrace.jobs.cli.interrupts import termination_as_interrupt
-if sys.argv[2] == "ignored":
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+# Whoever runs the tests may have it ignored.
+signal.signal(signal.SIGHUP, signal.SIG_IGN if sys.argv[2] == "ignored" else signal.SIG_DFL)
 before = signal.getsignal(signal.SIGHUP)
 try:
     with termination_as_interrupt():

@@ -136,7 +136,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--top-p", "1.5"], ["--top-p must be", "(0, 1]"]),
         (["--top-p", "much"], ["--top-p", "number"]),
         (["--temperature", "-1"], ["temperature", "≥ 0"]),
-        (["--top-k", "-1"], ["--top-k must be", "≥ 0"]),
+        (["--top-k", "-2"], ["--top-k must be", "≥ 0"]),
         (["--min-p", "2"], ["--min-p must be", "[0, 1]"]),
         (["--presence-penalty", "3"], ["--presence-penalty must be", "[-2, 2]"]),
         (["--frequency-penalty", "nan"], ["--frequency-penalty must be", "[-2, 2]"]),

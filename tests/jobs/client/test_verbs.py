@@ -138,7 +138,8 @@ def test_rows_that_expired_are_in_the_data_set_and_a_retry_answers_them(served, 
     assert "12 failed" in watched.out
     assert "expired: no worker had begun this row" in watched.out
     assert "\ndeadline" in headrace(served, "show", job_id).out
-    assert headrace(served, "retry", job_id).status == 0
+    retried = headrace(served, "retry", job_id)
+    assert (retried.status, retried.out) == (0, f"{job_id} is running: 12 failed rows of 12 to be asked again\n")
     watched = headrace(served, "watch", job_id)
     assert (watched.status, "0 failed" in watched.out) == (0, True)
     rows = [json.loads(line) for line in headrace(served, "results", job_id).out.splitlines()]

@@ -42,15 +42,28 @@ def test_it_gets_every_row_once(shop: Shop, tmp_path: Path, name: str) -> None:
     assert stored(url) == shop.table().select(["row", "output"]).to_pylist()
 
 
-def test_who_has_lost_the_lease_leaves_no_row(shop: Shop, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["ledger.db", "answers.db"])
+def test_who_has_lost_the_lease_leaves_no_row(shop: Shop, tmp_path: Path, name: str) -> None:
     shop.create(ROWS)
-    url = f"sqlite:///{tmp_path / 'ledger.db'}"
+    url = f"sqlite:///{tmp_path / name}"
     attempt = sinking(shop, url)
     shop.ledger.leases.release(attempt.claim)
     shop.claim()
     with pytest.raises(LeaseLost):
         attempt.run()
     assert stored(url) == []
+
+
+def test_who_has_lost_the_lease_takes_no_row_of_its_successor_back(shop: Shop, tmp_path: Path) -> None:
+    shop.create(ROWS)
+    url = f"sqlite:///{tmp_path / 'answers.db'}"
+    first = sinking(shop, url)
+    shop.ledger.leases.release(first.claim)
+    second = sinking(shop, url)
+    assert second.run() is JobState.COMPLETED
+    with pytest.raises(LeaseLost):
+        first.run()
+    assert stored(url) == shop.table().select(["row", "output"]).to_pylist()
 
 
 def test_a_table_that_is_gone_holds_up_the_commit(shop: Shop, start, tmp_path: Path, caplog) -> None:
