@@ -19,6 +19,7 @@ from headrace.jobs.client import job as job_module
 from headrace.jobs.client.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
 from headrace.jobs.planning.producer import new_job_id
+from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 from headrace.storage.errors import InputError, OutputNotEmpty, SinkError, UnknownJob
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
@@ -120,6 +121,20 @@ def test_a_job_is_found_again(client, rows, tmp_path):
     assert again.results().equals(job.results())
     with pytest.raises(UnknownJob, match="job_x"):
         client.job("job_x")
+
+
+def test_a_job_is_served_by_workers_of_its_own_ledger(client, unserved, tmp_path):
+    """Others' listen to the same queue where several ledgers share a Redis."""
+    with WorkerPresence(client.redis_url) as presence:
+        serving = {worker.queue: WorkerId.parse(worker.name) for worker in presence.workers()}
+    assert all(worker.answers_jobs_of(client.ledger.identity) for worker in serving.values())
+    assert not any(worker.answers_jobs_of(unserved.ledger.identity) for worker in serving.values())
+    job = unserved.submit([{"text": "late"}], MODEL, tmp_path / "out", prompt="{text}")
+    with WorkerPresence(unserved.redis_url) as presence:
+        presence.announce(job.record.queue, WorkerId.own(client.ledger.identity))
+        assert not job.is_served
+        presence.announce(job.record.queue, WorkerId.own(unserved.ledger.identity))
+        assert job.is_served
 
 
 @pytest.mark.parametrize(

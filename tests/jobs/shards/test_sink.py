@@ -7,15 +7,19 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
+from headrace.jobs.client.verbs import retry_job
 from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.storage.errors import LeaseLost
 from headrace.storage.records import JobState
 from headrace.storage.sinks import SinkSpec, SqlSink
 
+from ...storage.claiming import take_shard
 from ..attempts import ROWS
 from ..conftest import wait_until
-from ..shop import JOB, Shop
+from ..shop import JOB, OVER, Shop
+
+RETRY = f"{JOB}/00001"
 
 
 def sinking(shop: Shop, url: str) -> ShardAttempt:
@@ -64,6 +68,22 @@ def test_who_has_lost_the_lease_takes_no_row_of_its_successor_back(shop: Shop, t
     with pytest.raises(LeaseLost):
         first.run()
     assert stored(url) == shop.table().select(["row", "output"]).to_pylist()
+
+
+def test_a_retry_that_has_lost_the_lease_leaves_the_rows_it_has_written_over(shop: Shop, tmp_path: Path) -> None:
+    """What they were before is nowhere else: whoever tries them again writes over them."""
+    url = f"sqlite:///{tmp_path / 'answers.db'}"
+    shop.create(ROWS, within_seconds=-1.0)
+    assert sinking(shop, url).run() is JobState.COMPLETED
+    before = len(stored(url))
+    retry_job(shop.ledger, JOB)
+    claim = take_shard(shop.ledger, RETRY, "slow", OVER)
+    assert claim is not None
+    assert take_shard(shop.ledger, RETRY, "quick", OVER) is not None
+    sink = SinkSpec.parse(url, "answers").as_dict()
+    with pytest.raises(LeaseLost):
+        ShardAttempt(shop.tools, claim, replace(shop.ledger.job(JOB), sink=sink)).run()
+    assert len(stored(url)) == before == len(ROWS)
 
 
 def test_a_table_that_is_gone_holds_up_the_commit(shop: Shop, start, tmp_path: Path, caplog) -> None:
