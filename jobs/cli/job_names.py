@@ -1,7 +1,6 @@
 """Jobs as the command line takes them: by their ids, or by the folders of their data sets."""
 
 import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -20,8 +19,8 @@ _HELP = "A job's id, as `headrace jobs` lists them, or its output folder."
 def job_named(name: str) -> str:
     """Its id.
 
-    Raises `SpecError` where a folder is no data set, or one that was moved, `StorageError` where it is out of reach,
-    `LedgerError`.
+    Raises `SpecError` where a folder is no data set, that of another ledger's job, or one that was moved,
+    `StorageError` where it is out of reach, `LedgerError`.
     """
     if "://" not in name and not Path(os.path.expanduser(name)).is_dir():
         return name
@@ -29,11 +28,16 @@ def job_named(name: str) -> str:
     if (report := read_report(folder)) is None:
         raise SpecError(f"folder {name} holds no data set of headrace: name a job or its output folder")
     job_id = str(report["job_id"])
-    # That there is no such job is said by whoever looks for it.
-    with suppress(UnknownJob), open_ledger(Settings.from_environment()) as ledger:
-        known = ledger.job(job_id).output_dir
-        if not is_same_folder(known, str(folder)):
-            raise SpecError(f"folder {name} was moved or copied from {known}, where job {job_id} has it: name the job")
+    with open_ledger(Settings.from_environment()) as ledger:
+        try:
+            known = ledger.job(job_id).output_dir
+        except UnknownJob as error:
+            raise SpecError(
+                f"folder {name} is of job {job_id}, which the ledger here does not have: unless it was deleted, set "
+                "HEADRACE_DATA_DIR or HEADRACE_DATABASE_URL as it was then"
+            ) from error
+    if not is_same_folder(known, str(folder)):
+        raise SpecError(f"folder {name} was moved or copied from {known}, where job {job_id} has it: name the job")
     return job_id
 
 

@@ -103,6 +103,10 @@ def test_jobs_are_json_for_scripts(served, headrace, few, tmp_path):
 def test_a_folder_that_was_moved_is_said_to_be(served, headrace, few, tmp_path):
     job = headrace(served, *label_arguments(few, tmp_path / "out")).out.split()[1]
     (tmp_path / "out").rename(tmp_path / "moved")
+    other = headrace(tmp_path / "data", "results", tmp_path / "moved")
+    assert_refused(
+        other, f"is of job {job}, which the ledger here does not have: unless it was deleted, set HEADRACE_DATA_DIR"
+    )
     moved = f"folder {tmp_path}/moved was moved or copied from {tmp_path}/out, where job {job} "
     assert_refused(headrace(served, "results", tmp_path / "moved"), moved, "name the job")
     again = headrace(served, *label_arguments(few, tmp_path / "moved"), "--resume")
