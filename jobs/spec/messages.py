@@ -1,10 +1,10 @@
 """A chat's messages as users send them: what they have to be, and their texts; and what else templates are told."""
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...engine.vision.reading import has_images
+from .json_values import json_problem
 
 EMPTY = "must not be empty"
 _NO_CONTENT = "must hold objects with 'role' and 'content'"
@@ -77,8 +77,4 @@ def template_kwargs_problem(kwargs: Any) -> str | None:
         return 'must be an object, such as {"enable_thinking": false}'
     if taken := sorted(_OURS & kwargs.keys()):
         return f"can not have {taken[0]!r}, which is set here: leave it out"
-    try:
-        json.dumps(kwargs, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"can only have what JSON has: {error}"
-    return None
+    return json_problem(kwargs)

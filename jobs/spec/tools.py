@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..errors import RowError
+from .json_values import json_problem
 
 # The column of a row that has some of its own.
 TOOLS = "tools"
@@ -21,11 +22,7 @@ def tools_problem(tools: Any) -> str | None:
             return f"must be {_SHAPE}, and number {number} is none"
         if not isinstance(function.get("parameters", {}), Mapping):
             return f"must have a JSON schema as 'parameters', which {name!r} has not"
-    try:
-        json.dumps(tools, ensure_ascii=False, allow_nan=False).encode()
-    except (TypeError, ValueError, RecursionError) as error:
-        return f"can only have what JSON has: {error}"
-    return None
+    return json_problem(tools)
 
 
 def row_tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:

@@ -1,0 +1,13 @@
+"""Values that users pass and that are kept as JSON."""
+
+import json
+from typing import Any
+
+
+def json_problem(value: Any) -> str | None:
+    """What JSON cannot say of a value, as the end of a sentence about it; None if it can be kept."""
+    try:
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        return f"can only have what JSON has: {error}"
+    return None
