@@ -11,6 +11,7 @@ from ..outside import AddressRefused, check_prefix
 from ..spec.precision import Precision
 from ..spec.priority import MAX_PRIORITY
 from ..spec.schemas import KvCacheDType, SamplingSpec
+from ..spec.tool_choice import ToolChoice
 from ..webhooks import parse_webhook
 from .models import ServedModel
 from .schemas import Name, Text
@@ -120,6 +121,7 @@ class JobOptions(_Body):
         "`tool_calls`. A row's own `tools` go before them.",
         examples=[[{"type": "function", "function": {"name": "close", "parameters": {"type": "object"}}}]],
     )
+    tool_choice: ToolChoice | None = Field(default=None, description="As in chats: whether an answer has to be a call.")
     within_seconds: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
     priority: Priority = 0
     input_format: InputFormat | None = Field(
@@ -130,7 +132,17 @@ class JobOptions(_Body):
 
     def of_spec(self, served: ServedModel) -> dict[str, Any]:
         """The fields of a `JobSpec`."""
-        names = ("prompt", "system", "choices", "limit", "cache", "vote", "chat_template_kwargs", "tools")
+        names = (
+            "prompt",
+            "system",
+            "choices",
+            "limit",
+            "cache",
+            "vote",
+            "chat_template_kwargs",
+            "tools",
+            "tool_choice",
+        )
         # What is not said has defaults that depend on the rest.
         sampling = self.sampling.model_dump(exclude_unset=True)
         given = {name: getattr(self, name) for name in Precision._fields}

@@ -142,6 +142,14 @@ def asked(
         str | None,
         typer.Option("--tools", metavar="FILE|JSON", help="Functions that the model may call; gives tool_calls."),
     ] = None,
+    tool_choice: Annotated[
+        str | None,
+        typer.Option(
+            "--tool-choice",
+            metavar="auto|none|required|NAME",
+            help="With tools: whether an answer has to be a call, of the function NAME.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
     cache: Annotated[
@@ -200,6 +208,7 @@ def asked(
         vote=vote,
         chat_template_kwargs=None if chat_template_kwargs is None else _template_kwargs(chat_template_kwargs),
         tools=None if tools is None else _json("--tools", tools, "["),
+        tool_choice=None if tool_choice is None else _tool_choice(tool_choice),
         lora=None if lora is None else parse_lora(Argument("lora"), lora).module,
     )
     # A worker for it has to be possible.
@@ -306,6 +315,14 @@ def _template_kwargs(text: str) -> dict[str, Any]:
             f"--chat-template-kwargs must be a JSON object, such as '{{\"enable_thinking\": false}}', not {text}"
         )
     return kwargs
+
+
+def _tool_choice(text: str) -> Any:
+    """A word, or the name of a function; one that is called like a word can be given as JSON."""
+    if text in ("auto", "none", "required"):
+        return text
+    is_json = text.lstrip().startswith("{")
+    return _decoded("--tool-choice", text) if is_json else {"type": "function", "function": {"name": text}}
 
 
 def _numbers(texts: str | None) -> list[str]:

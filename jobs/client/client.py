@@ -72,6 +72,7 @@ class Client(Connections):
         lora_request: LoRARequest | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
+        tool_choice: str | Mapping[str, Any] | None = None,
         image: str | None = None,
         **sampling: Any,
     ) -> Job:
@@ -89,9 +90,10 @@ class Client(Connections):
         with `webhook_secret`; workers and servers do so. Jobs with a higher `priority` are begun before it.
         `lora_request`: the LoRA adapter to answer with, in a folder that workers see too. `chat_template_kwargs`: what
         the model's chat template is told, such as `{"enable_thinking": False}`. `tools`: functions as OpenAI's API
-        describes them, which the template shows the model: its calls are in the column `tool_calls`. `image`: the
-        column of a row's image, or images: bytes, {"bytes", "path"} as Hugging Face's data sets have them, paths of
-        files, or data URLs.
+        describes them, which the template shows the model: its calls are in the column `tool_calls`. `tool_choice`:
+        "auto", "none", "required", or {"type": "function", "function": {"name": …}}, as there. `image`: the column of
+        a row's image, or images: bytes, {"bytes", "path"} as Hugging Face's data sets have them, paths of files, or
+        data URLs.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
@@ -108,6 +110,7 @@ class Client(Connections):
             vote=vote,
             chat_template_kwargs=chat_template_kwargs,
             tools=tools,
+            tool_choice=tool_choice,
             lora=as_fields(lora_request),
             image=image,
         )

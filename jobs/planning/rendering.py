@@ -17,7 +17,8 @@ from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, wi
 from ..spec.prompt_template import PromptTemplate
 from ..spec.row_images import row_images
 from ..spec.schemas import JobSpec
-from ..spec.tools import TOOLS, row_tools, without_nulls
+from ..spec.tool_choice import choice_problem, is_forced
+from ..spec.tools import TOOLS, functions_of, row_tools, without_nulls
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.
@@ -58,7 +59,13 @@ class PromptRenderer:
             kwargs = Argument("chat_template_kwargs")
             raise SpecError(problem, ": leave out ", kwargs, field=kwargs.name)
         self._tools = [without_nulls(tool) for tool in spec.tools or ()]
-        if self._tools and not (tokenizer.has_chat_template and tokenizer.tools_template_has(TOOLS)):
+        self._tool_choice = spec.tool_choice
+        if is_forced(spec.tool_choice) and not self._tools and TOOLS not in columns:
+            problem = " needs tools: the job has none, nor the input a column 'tools'"
+            raise SpecError(Argument("tool_choice"), problem, field="tool_choice")
+        # A forced call is one with any template.
+        self._shows_tools = tokenizer.has_chat_template and tokenizer.tools_template_has(TOOLS)
+        if self._tools and not self._shows_tools and not is_forced(spec.tool_choice):
             problem = f"the chat template of model {public_name(spec.model)} has no tools"
             raise SpecError(problem, ": leave out ", Argument("tools"), field="tools")
         # A batch's requests say each what they are told.
@@ -125,10 +132,10 @@ class PromptRenderer:
         return self._is_raw or not self._tokenizer.has_chat_template
 
     def _tools_of(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        if values.get(TOOLS) is None:
-            return self._tools
-        tools = row_tools(values)
-        if tools and not self._tokenizer.tools_template_has(TOOLS):
+        tools = self._tools if values.get(TOOLS) is None else row_tools(values)
+        if (problem := choice_problem(functions_of(tools), self._tool_choice)) is not None:
+            raise RowError(f"tool_choice {problem}")
+        if tools and not self._shows_tools and not is_forced(self._tool_choice):
             raise RowError(f"column {TOOLS!r}: the chat template of the model has no tools")
         return tools
 

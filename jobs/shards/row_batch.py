@@ -20,7 +20,7 @@ from .parsed import parsed_type, parsed_value
 from .part_schema import part_schema
 from .receipts import receipt, receipts
 from .row_answers import Answered, answer_columns, error_columns
-from .row_calls import RowCalls
+from .row_calls import ForcedCalls, RowCalls, RowTools
 from .row_requests import NOTHING_KNOWN, RowRequests
 from .shown_images import ShownImages
 from .voting import drawn_columns, num_wanted, opinion_of, voted_columns
@@ -93,7 +93,9 @@ class RowBatch:
         self._receipt = receipt
         self._schema = part_schema(spec, input_fields(table.schema))
         self._parsed_type = parsed_type(spec)
-        self._calls = RowCalls(table, spec, tokenizer) if "tool_calls" in self._schema.names else None
+        tools = RowTools(table, spec)
+        self._calls = RowCalls(table, tools, spec, tokenizer) if "tool_calls" in self._schema.names else None
+        self._forced_calls = ForcedCalls(tools, spec)
         self._row_requests = RowRequests(spec, tokenizer, prefix, known)
         self._shown = ShownImages(self._table, spec)
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
@@ -115,7 +117,7 @@ class RowBatch:
     ) -> None:
         try:
             images = self._shown.of(index, beside) if beside else ()
-            requests = self._row_requests.of(row, token_ids, sampling, images)
+            requests = self._row_requests.of(row, token_ids, sampling, images, self._forced_calls.form(index))
         except InvalidRequestError as error:
             self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
             return

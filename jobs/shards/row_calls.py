@@ -1,4 +1,4 @@
-"""Calls of tools in rows' answers, as a column of their own."""
+"""Calls of tools in rows' answers: a column of their own, and a form where they are forced."""
 
 import json
 from collections.abc import Collection, Mapping, Sequence
@@ -7,11 +7,14 @@ from typing import Any
 import pyarrow as pa
 
 from ...engine.errors import InvalidRequestError
+from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...engine.text.tokenizer import Tokenizer
 from ..calls.events import merged_calls
 from ..calls.formats import CallFormat
+from ..spec.response_format import checked
 from ..spec.schemas import JobSpec
-from ..spec.tools import TOOLS, row_tools
+from ..spec.tool_choice import NamedTool, forced_form, is_forced
+from ..spec.tools import TOOLS, functions_of, row_tools
 from ..streams.events import StreamEvent
 
 # Of the data set.
@@ -26,17 +29,59 @@ def has_calls(spec: JobSpec, columns: Collection[str]) -> bool:
     structure = spec.sampling.structure
     has_tools = spec.tools is not None or (spec.prompt is None and {"messages", TOOLS} <= {*columns})
     is_one_text = spec.choices is None and (structure is None or structure.json is None) and spec.sampling.n == 1
-    return spec.schema_version >= _SINCE_VERSION and not spec.samples_each_row and has_tools and is_one_text
+    may_call = spec.tool_choice != "none" and not spec.samples_each_row
+    return spec.schema_version >= _SINCE_VERSION and may_call and has_tools and is_one_text
+
+
+class RowTools:
+    """What may be called by the rows of a spooled shard, `table`."""
+
+    def __init__(self, table: pa.Table, spec: JobSpec) -> None:
+        has_own = spec.prompt is None and TOOLS in table.column_names
+        self._own = table[TOOLS] if has_own else None
+        self._jobs = spec.tools or ()
+
+    def of(self, place: int) -> Sequence[Mapping[str, Any]]:
+        """The functions of the row at this place of the shard."""
+        own = None if self._own is None else self._own[place].as_py()
+        return self._jobs if own is None else row_tools({TOOLS: own})
+
+
+class ForcedCalls:
+    """What the answers of a job with a `tool_choice` look like."""
+
+    def __init__(self, tools: RowTools, spec: JobSpec) -> None:
+        self._tools = tools
+        self._choice = spec.tool_choice
+        # By the functions, as below.
+        self._forms: dict[str, StructuredOutputsParams | None] = {}
+
+    def form(self, place: int) -> StructuredOutputsParams | None:
+        """That of the row at this place of the shard; None where the model is free.
+
+        Raises `InvalidRequestError` for functions of its own that nothing can be held to.
+        """
+        if not is_forced(self._choice):
+            return None
+        tools = self._tools.of(place)
+        key = json.dumps(tools, default=str)
+        if key not in self._forms:
+            form = forced_form(functions_of(tools), self._choice)
+            try:
+                checked(form)
+            except ValueError as error:
+                raise InvalidRequestError(f"{TOOLS}: {error}", TOOLS) from error
+            self._forms[key] = None if form is None else form.params
+        return self._forms[key]
 
 
 class RowCalls:
     """Of the rows of a spooled shard, `table`."""
 
-    def __init__(self, table: pa.Table, spec: JobSpec, tokenizer: Tokenizer) -> None:
-        has_own = spec.prompt is None and TOOLS in table.column_names
+    def __init__(self, table: pa.Table, tools: RowTools, spec: JobSpec, tokenizer: Tokenizer) -> None:
         self._rows = table["row"]
-        self._own_tools = table[TOOLS] if has_own else None
-        self._tools = spec.tools or ()
+        self._tools = tools
+        self._choice = spec.tool_choice
         self._tokenizer = tokenizer
         # By the functions: most rows have the same.
         self._formats: dict[str, CallFormat | None] = {}
@@ -45,34 +90,23 @@ class RowCalls:
         """The calls in the answer of the row at this place of the shard, as a message has them; None without any."""
         if not text:
             return None
-        if (form := self._format(self._tools_of(place))) is None:
+        if (form := self._format(self._tools.of(place))) is None:
             return None
         # A call's id is the same whenever the row is made again.
         parser = form.parser(str(self._rows[place].as_py()))
         return merged_calls([parser.add(StreamEvent(1, text=text, finish_reason="stop"))]) or None
 
-    def _tools_of(self, place: int) -> Sequence[Mapping[str, Any]]:
-        own = None if self._own_tools is None else self._own_tools[place].as_py()
-        return self._tools if own is None else row_tools({TOOLS: own})
-
     def _format(self, tools: Sequence[Mapping[str, Any]]) -> CallFormat | None:
         """None where nothing may be called, or the model's calls are of a form that is not known."""
+        if isinstance(self._choice, NamedTool):
+            return CallFormat("named", self._choice.function.name)
+        if self._choice == "required":
+            return CallFormat("required")
         key = json.dumps(tools, default=str)
         if key not in self._formats:
-            functions = _functions(tools)
+            functions = functions_of(tools)
             try:
                 self._formats[key] = CallFormat.of_model(self._tokenizer, functions) if functions else None
             except InvalidRequestError:
                 self._formats[key] = None
         return self._formats[key]
-
-
-def _functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
-    """Each with the schema of its arguments. Templates show also what OpenAI's API would not take."""
-    functions = {}
-    for tool in tools:
-        function = tool.get("function")
-        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str) and name:
-            parameters = function.get("parameters")
-            functions[name] = parameters if isinstance(parameters, Mapping) else {}
-    return functions

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from ...engine.checkpoints.hub import public_name
 from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request, RequestOutputKind, SamplingParams
+from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...engine.text.detokenizer import StopStrings
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
@@ -42,13 +43,22 @@ class RowRequests:
         return f"{self._prefix}/{row}"
 
     def of(
-        self, row: int, token_ids: Sequence[int], sampling: str | None = None, images: Sequence[bytes] = ()
+        self,
+        row: int,
+        token_ids: Sequence[int],
+        sampling: str | None = None,
+        images: Sequence[bytes] = (),
+        form: StructuredOutputsParams | None = None,
     ) -> list[Request]:
         """Those of one row, the first of which computes the prompt. `sampling`: the row's own, where it has one.
 
-        `images`: the files of those in the prompt. Raises `InvalidRequestError`.
+        `images`: the files of those in the prompt. `form`: what its answer looks like, where the job does not say it
+        of all rows. Raises `InvalidRequestError`.
         """
-        if sampling is None and (plain := self._plain) is not None:
+        if form is not None:
+            params = replace(self._params(row), structured_outputs=form)
+            requests = self._samples(row, token_ids, params, None)
+        elif sampling is None and (plain := self._plain) is not None:
             requests = [plain.of_row(self.name(row), token_ids, self._params(row))]
         else:
             requests = self._samples_of(row, token_ids, sampling)

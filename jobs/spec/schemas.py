@@ -19,7 +19,8 @@ from .lora import LoraModule
 from .messages import template_kwargs_problem
 from .precision import Precision
 from .response_format import ResponseFormat, StructuredOutputs, checked
-from .tools import tools_problem
+from .tool_choice import ToolChoice, choice_problem, forced_form, is_forced
+from .tools import functions_of, tools_problem
 
 # A longer text is not repeated in the message about it.
 _SHORT = 40
@@ -30,7 +31,10 @@ MAX_STOP_CHARACTERS = 256
 MAX_SAMPLES = 1024
 # To `JobSpec`. Whoever adds an option adds it here: so do folders that are there stay resumable, and workers that have
 # not been upgraded yet go on with jobs that do without it.
-_ADDED = ("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image", "sampling_defaults", "told_time", "tools")
+_ADDED = (
+    *("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image", "sampling_defaults", "told_time", "tools"),
+    "tool_choice",
+)
 # The same to `SamplingSpec`.
 _ADDED_TO_SAMPLING = ("prompt_logprobs", "reasoning", "thinking_token_budget")
 # What an answer may have where nothing is said, and with all that is thought before it.
@@ -162,6 +166,7 @@ class JobSpec(BaseModel):
     a row's own column of that name goes before it. `lora`: the adapter that the model answers with. `image`: the column
     of a row's image, or images. `told_time`: what a chat template that asks for the time is told in all rows, whenever
     they are asked. `tools`: the functions that the template shows the model; a row's own column goes before them.
+    `tool_choice`: whether an answer has to call one, as in OpenAI's chat API.
     `schema_version`: which columns the data set has, as docs/data-set.md tells; jobs of before it was noted have 1.
     """
 
@@ -185,6 +190,7 @@ class JobSpec(BaseModel):
     sampling_defaults: dict[str, int | float] = {}
     told_time: datetime | None = None
     tools: tuple[dict[str, Any], ...] | None = None
+    tool_choice: ToolChoice | None = None
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = 1
 
     @property
@@ -247,6 +253,11 @@ class JobSpec(BaseModel):
             raise PydanticCustomError("tools", "{problem}", {"problem": problem})
         return value
 
+    @field_validator("tool_choice")
+    @classmethod
+    def _auto_is_none(cls, value: ToolChoice | None) -> ToolChoice | None:
+        return None if value == "auto" else value
+
     @field_validator("model", "system", "prompt", "choices")
     @classmethod
     def _is_text(cls, value: Any) -> Any:
@@ -258,6 +269,7 @@ class JobSpec(BaseModel):
         try:
             spec = cls(**{"schema_version": SCHEMA_VERSION, **values})._with_room_to_think()
             spec.sampling.params(0, spec.choices)
+            spec._check_tool_choice()
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"]))
@@ -265,6 +277,23 @@ class JobSpec(BaseModel):
         except InvalidRequestError as error:
             raise _refusal(error) from error
         return spec
+
+    def _check_tool_choice(self) -> None:
+        """Raises `SpecError` where no answer can be as it wants it."""
+        if not is_forced(self.tool_choice):
+            return
+        problem = None
+        if self.choices is not None or self.sampling.structure is not None:
+            problem = "says what the answer is: leave out what else gives it a form"
+        elif self.tools is not None or self.prompt is not None:
+            # Otherwise rows may bring functions of their own.
+            problem = choice_problem(functions_of(self.tools or ()), self.tool_choice)
+        if problem is not None:
+            raise SpecError(Argument("tool_choice"), f" {problem}", field="tool_choice")
+        try:
+            checked(forced_form(functions_of(self.tools or ()), self.tool_choice) if self.tools else None)
+        except ValueError as error:
+            raise SpecError(Argument("tools"), f": {error}", field="tools") from error
 
     def _with_room_to_think(self) -> "JobSpec":
         """Where nobody has said how long an answer may be, the thinking does not use it up."""

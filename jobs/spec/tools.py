@@ -1,7 +1,7 @@
 """The functions that conversations may call, as OpenAI's API describes them."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..errors import RowError
@@ -38,6 +38,17 @@ def row_tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise RowError(f'column {TOOLS!r} must hold a list of objects: {{"type": "function", "function": {{…}}}}')
     return [without_nulls(tool) for tool in tools]
+
+
+def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Each with the schema of its arguments. Templates show also what OpenAI's API would not take."""
+    functions = {}
+    for tool in tools:
+        function = tool.get("function")
+        if isinstance(function, Mapping) and isinstance(name := function.get("name"), str) and name:
+            parameters = function.get("parameters")
+            functions[name] = parameters if isinstance(parameters, Mapping) else {}
+    return functions
 
 
 def without_nulls(value: Any) -> Any:

@@ -11,11 +11,12 @@ from ....engine.sampling.defaults import SamplingDefaults
 from ...spec.messages import template_kwargs_problem
 from ...spec.response_format import StructuredOutputs
 from ...spec.schemas import SamplingSpec
+from ...spec.tool_choice import ToolChoice
 from ..errors import ApiError
 from ..schemas import Text
 from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, part_list
 from .sampling_schemas import SamplingFields
-from .tools import NamedTool, Tool, ToolChoice, forced_call
+from .tools import Tool, forced_call
 from .vllm_fields import VllmChatFields
 
 Role = Literal["system", "developer", "user", "assistant", "tool"]
@@ -193,9 +194,7 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
     @cached_property
     def forced_call(self) -> StructuredOutputs | None:
         """The form of an answer that has to call a tool."""
-        if not self.tools and (self.tool_choice == "required" or isinstance(self.tool_choice, NamedTool)):
-            raise misfit("tool_choice", "tool_choice needs tools")
-        return forced_call(self.tools or (), self.calls, self.parallel_tool_calls is not False)
+        return forced_call(self.tools or (), self.tool_choice, self.parallel_tool_calls is not False)
 
     def sampling(self, default_max_tokens: int, default_seed: int, defaults: SamplingDefaults) -> SamplingSpec:
         try:

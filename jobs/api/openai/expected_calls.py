@@ -3,8 +3,9 @@
 from ....engine.errors import InvalidRequestError
 from ....engine.text.tokenizer import Tokenizer
 from ...calls.formats import CallFormat
+from ...spec.tool_choice import NamedTool
 from .chat_schemas import ChatCompletionRequest
-from .tools import NamedTool
+from .tools import functions_of
 
 
 def expected_calls(body: ChatCompletionRequest, tokenizer: Tokenizer) -> CallFormat | None:
@@ -18,8 +19,8 @@ def expected_calls(body: ChatCompletionRequest, tokenizer: Tokenizer) -> CallFor
         return None
     if body.calls == "required":
         return CallFormat("required")
-    functions = {tool.function.name: tool.function.schema_of_arguments for tool in body.tools or ()}
-    form = CallFormat.of_model(tokenizer, functions, most=1 if body.parallel_tool_calls is False else None)
+    most = 1 if body.parallel_tool_calls is False else None
+    form = CallFormat.of_model(tokenizer, functions_of(body.tools or ()), most)
     if form.kind == "harmony" and body.thinking_token_budget is not None:
         raise InvalidRequestError(
             "thinking_token_budget: the final message follows the thinking then, and a call of a tool is another: "

@@ -9,13 +9,14 @@ from pydantic_core import PydanticCustomError
 
 from ....engine.errors import InvalidRequestError
 from ...spec.schemas import SamplingSpec
+from ...spec.tool_choice import expect_choice
 from ..errors import ApiError
 from ..schemas import Text
 from .batch_schemas import Metadata
 from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, parse_body, part_list
 from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, ReasoningEffort, Role
 from .sampling_schemas import Seed
-from .tools import FunctionDefinition, expect_choice
+from .tools import FunctionDefinition
 
 _LOGPROBS = "message.output_text.logprobs"
 # Which of a chat's fields a request's become.

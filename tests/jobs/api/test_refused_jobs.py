@@ -30,6 +30,8 @@ BAD_JOBS = {
     "template told what is no text": ({"chat_template_kwargs": {"x": HALF_PAIR}}, "chat_template_kwargs"),
     "no functions": ({"tools": []}, "tools"),
     "function without a name": ({"tools": [{"type": "function", "function": {}}]}, "tools"),
+    "calls without functions": ({"choices": None, "tool_choice": "required"}, "tool_choice"),
+    "choice of tools that is none": ({"tool_choice": "any"}, "tool_choice"),
     "functions that the model is not shown": ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools"),
     "field name that is no text": ({HALF_PAIR: 1}, None),
     "top_p out of range": ({"sampling": {"top_p": 4}}, "sampling.top_p"),

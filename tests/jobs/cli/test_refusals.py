@@ -172,6 +172,13 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--tools", "[{"], ["--tools is no JSON"]),
         (["--tools", "[{}]"], ["--tools: must be a list of functions", "number 1 is none"]),
         (["--tools", '[{"type": "function", "function": {"name": "f"}}]'], ["has no tools: leave out --tools"]),
+        (["--tool-choice", "required"], ["--tool-choice needs tools"]),
+        (
+            ["--tools", '[{"type": "function", "function": {"name": "f"}}]', "--tool-choice", "g"],
+            ["--tool-choice names 'g', which is none of the tools"],
+        ),
+        (["--tool-choice", "{"], ["--tool-choice is no JSON"]),
+        (["--tool-choice", '{"name": "f"}'], ["--tool-choice: must be 'none', 'auto', 'required' or {"]),
         (["--idempotency-key", ""], ["--idempotency-key is empty: leave it out"]),
         (["--sink-table", "labels"], ["--sink-table is a table of --sink's database: pass both"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite"]),

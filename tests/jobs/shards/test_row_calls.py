@@ -12,6 +12,7 @@ import pytest
 from headrace.engine.request import FinishReason
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client.client import Client
+from headrace.jobs.errors import SpecError
 from headrace.jobs.outcomes import Answer
 from headrace.jobs.results.json_lines import openai_lines
 from headrace.jobs.shards.part_schema import part_schema
@@ -143,3 +144,84 @@ def test_a_job_over_conversations_with_tools(hermes, tmp_path, unserved: Client)
         [made] = choice["message"]["tool_calls"]
         assert (choice["finish_reason"], choice["message"]["content"]) == ("tool_calls", None)
         assert made["function"] == {"name": "close", "arguments": "{}"}
+
+
+def integer_of(name: str, parameter: str) -> dict[str, Any]:
+    properties = {parameter: {"type": "integer", "minimum": 10, "maximum": 99}}
+    parameters = {"type": "object", "properties": properties, "required": [parameter]}
+    return {"type": "function", "function": {"name": name, "parameters": parameters}}
+
+
+def asked_for(unserved: Client, folder: Path, rows: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
+    job = unserved.submit(rows, MODEL, folder, max_tokens=100, **options)
+    job.wait()
+    return job.results().to_pylist()
+
+
+# The model has no template that shows tools, and never heard of any.
+@pytest.mark.parametrize("is_own", [False, True], ids=["tools of the job", "tools of each row"])
+def test_an_answer_that_has_to_call_does(tmp_path, unserved: Client, is_own):
+    close, route = integer_of("close", "ticket"), integer_of("route", "desk")
+    one: dict[str, Any] = {"messages": CHAT, "tools": [close] if is_own else None}
+    other = {"messages": CHAT, "tools": [route] if is_own else None}
+    job_tools = {} if is_own else {"tools": [close, route]}
+    rows = asked_for(unserved, tmp_path / "out", [one, other], tool_choice="required", **job_tools)
+    allowed = [{"close"}, {"route"}] if is_own else [{"close", "route"}] * 2
+    parameter = {"close": "ticket", "route": "desk"}
+    for row, names in zip(rows, allowed, strict=True):
+        assert row["error"] is None
+        calls = row["tool_calls"]
+        # A weak model goes on calling until its tokens are used up; the last call may be cut off.
+        whole = calls if row["finish_reason"] == "stop" else calls[:-1]
+        assert whole
+        for call in whole:
+            assert call["function"]["name"] in names
+            arguments = json.loads(call["function"]["arguments"])
+            assert list(arguments) == [parameter[call["function"]["name"]]]
+            assert 10 <= arguments[parameter[call["function"]["name"]]] <= 99
+
+
+def test_a_named_function_is_called_once_and_none_never(tmp_path, unserved: Client):
+    tools = [integer_of("close", "ticket"), integer_of("route", "desk")]
+    choice = {"type": "function", "function": {"name": "route"}}
+    [row] = asked_for(unserved, tmp_path / "named", [{"text": "a"}], prompt="{text}", tools=tools, tool_choice=choice)
+    [call] = row["tool_calls"]
+    assert (call["function"]["name"], call["function"]["arguments"]) == ("route", row["output"])
+    assert 10 <= json.loads(row["output"])["desk"] <= 99
+    # Several answers are told as their texts are.
+    [row] = asked_for(
+        unserved,
+        tmp_path / "several",
+        [{"text": "a"}],
+        prompt="{text}",
+        tools=tools,
+        tool_choice=choice,
+        n=2,
+        temperature=1.0,
+    )
+    assert "tool_calls" not in row
+    assert all(10 <= json.loads(text)["desk"] <= 99 for text in row["outputs"])
+
+
+def test_rows_whose_functions_cannot_be_called_are_errors_beside_others(tmp_path, unserved: Client):
+    choice = {"type": "function", "function": {"name": "close"}}
+    broken = {"type": "function", "function": {"name": "close", "parameters": {"type": "thing"}}}
+    tools = ([integer_of("close", "ticket")], None, [integer_of("route", "desk")], [broken])
+    rows = [{"messages": CHAT, "tools": json.dumps(own)} for own in tools]
+    good, none, other, bad = asked_for(unserved, tmp_path / "out", rows, tool_choice=choice)
+    assert [call["function"]["name"] for call in good["tool_calls"]] == ["close"]
+    assert none["error"] == "tool_choice needs tools"
+    assert other["error"] == "tool_choice names 'close', which is none of the tools"
+    assert bad["error"].startswith("tools: ")
+    assert "thing" in bad["error"]
+    assert not any(row["tool_calls"] for row in (none, other, bad))
+
+
+def test_that_nothing_is_to_be_called_leaves_the_column_out(hermes):
+    spec = JobSpec.parse(model=str(hermes), tools=[CLOSE], tool_choice="none")
+    assert not has_calls(spec, ("messages",))
+
+
+def test_a_choice_needs_functions_from_somewhere(tmp_path, unserved: Client):
+    with pytest.raises(SpecError, match="tool_choice needs tools: the job has none, nor the input a column 'tools'"):
+        unserved.submit([{"messages": CHAT}], MODEL, tmp_path / "out", tool_choice="required")

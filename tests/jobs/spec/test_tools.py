@@ -33,3 +33,54 @@ def test_a_job_without_functions_is_stored_as_before_there_were_any():
     assert JobSpec.parse(model="m", tools=[F]).stored()["tools"] == [F]
     prints = {JobSpec.parse(model="m", tools=tools).fingerprint("x") for tools in (None, [F], [F, F])}
     assert len(prints) == 3
+
+
+NAMED = {"type": "function", "function": {"name": "f"}}
+
+
+@pytest.mark.parametrize(
+    ("given", "field", "problem"),
+    [
+        ({"tools": [F], "tool_choice": "any"}, "tool_choice", "must be 'none', 'auto', 'required' or {.*, not 'any'"),
+        ({"tools": [F], "tool_choice": {"name": "f"}}, "tool_choice", "must be 'none', 'auto', 'required' or {"),
+        ({"prompt": "{a}", "tool_choice": "required"}, "tool_choice", "tool_choice needs tools$"),
+        ({"prompt": "{a}", "tool_choice": NAMED}, "tool_choice", "tool_choice needs tools$"),
+        (
+            {"tools": [F], "tool_choice": {"type": "function", "function": {"name": "g"}}},
+            "tool_choice",
+            "tool_choice names 'g', which is none of the tools$",
+        ),
+        ({"tools": [F], "tool_choice": "required", "choices": ["a", "b"]}, "tool_choice", "says what the answer is"),
+        (
+            {"tools": [F], "tool_choice": NAMED, "sampling": {"structured_outputs": {"regex": "a"}}},
+            "tool_choice",
+            "says what the answer is",
+        ),
+        (
+            {"tools": [{**F, "function": {"name": "f", "parameters": {"type": "thing"}}}], "tool_choice": NAMED},
+            "tools",
+            "^tools: ",
+        ),
+        (
+            {"tools": [{**F, "function": {"name": "f", "parameters": {"type": "thing"}}}], "tool_choice": "required"},
+            "tools",
+            "^tools: ",
+        ),
+    ],
+)
+def test_a_choice_of_tools_that_no_answer_could_be_is_refused(given, field, problem):
+    with pytest.raises(SpecError, match=problem) as refused:
+        JobSpec.parse(model="m", **given)
+    assert refused.value.field == field
+
+
+def test_a_choice_of_tools_is_stored_only_where_it_changes_something():
+    for choice in (None, "auto"):
+        assert "tool_choice" not in JobSpec.parse(model="m", tools=[F], tool_choice=choice).stored()
+    choices = (None, "none", "required", NAMED)
+    specs = [JobSpec.parse(model="m", tools=[F], tool_choice=choice) for choice in choices]
+    assert len({spec.fingerprint("x") for spec in specs}) == len(choices)
+    assert [JobSpec.model_validate(spec.stored()) for spec in specs] == specs
+    assert specs[-1].stored()["tool_choice"] == NAMED
+    # Rows without a template over the columns may bring functions of their own.
+    assert JobSpec.parse(model="m", tool_choice="required").tools is None
