@@ -225,7 +225,7 @@ def require_quantization(
         )
     if quantization == "int8" and not supports_int8(dtype, device):
         raise ConfigError(
-            "quantization int8 needs the compiled kernels and a CPU: with AVX2 for dtype float32, with AVX-512, VNNI "
-            "and bfloat16 for bfloat16 too; "
+            "quantization int8 needs the compiled kernels and a CPU: with AVX2 for dtype float32, with AVX-512's "
+            "bfloat16 for that; "
             f"here are {device.type} and {str(dtype).removeprefix('torch.')}: leave it out"
         )

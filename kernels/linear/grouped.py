@@ -116,7 +116,8 @@ def _layout(dtype: torch.dtype, instructions: InstructionSet | None = None) -> _
     instructions = instructions or instruction_set()
     if instructions is InstructionSet.AVX2:
         return _AVX2 if dtype == torch.float32 else None
-    return _AVX512.get(dtype) if instructions >= InstructionSet.AVX512_BF16 else None
+    least = InstructionSet.AVX512_BF16 if dtype == torch.bfloat16 else InstructionSet.AVX512
+    return _AVX512.get(dtype) if instructions >= least else None
 
 
 def _plain(weight: QuantizedWeight) -> tuple[Tensor, Tensor | None, int]:

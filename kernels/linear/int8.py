@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..native import InstructionSet, has_avx512, instruction_set, native_library, require_native_library
+from ..native import InstructionSet, has_bfloat16, instruction_set, native_library, require_native_library
 from ..weight_memory import empty_weight
 from .gates import GATES, Gate
 from .int8_reference import quantize_rows
@@ -39,7 +39,7 @@ def supports_int8(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether the compiled kernels are there, and multiply activations of this dtype in int8."""
     if device.type != "cpu" or native_library() is None:
         return False
-    return dtype == torch.float32 or (dtype == torch.bfloat16 and has_avx512())
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and has_bfloat16())
 
 
 class Int8Product(Product):
@@ -47,7 +47,7 @@ class Int8Product(Product):
 
     weight: [out, in], to be quantised, or int8 already with its rows' float32 `scales` [out]; bias: [out] or None.
     All may be freed afterwards. `instructions` to compute with, by default all that the processor has; there must be
-    the compiled kernels. With those of AVX2 x is float32. To be called by one thread at a time.
+    the compiled kernels. Without those for bfloat16 x is float32. To be called by one thread at a time.
     """
 
     def __init__(

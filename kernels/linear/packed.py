@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from ..native import has_avx512
+from ..native import has_avx512, has_bfloat16
 from ..weight_memory import empty_weight
 from .blocked import BlockedProduct, fits_bfloat16
 
@@ -16,10 +16,9 @@ def takes_packed(weight: Tensor) -> bool:
     """Whether `PackedProduct` can multiply by this weight, on this processor."""
     return (
         weight.device.type == "cpu"
-        and weight.dtype in (torch.bfloat16, torch.float32)
+        and (has_bfloat16() if weight.dtype == torch.bfloat16 else weight.dtype == torch.float32 and has_avx512())
         and weight.shape[1] % _DEPTH_STEP == 0
         and weight.numel() > 0
-        and has_avx512()
     )
 
 

@@ -28,8 +28,9 @@ class InstructionSet(IntEnum):
 
     NONE = 0
     AVX2 = 1
-    AVX512_BF16 = 2
-    AMX = 3
+    AVX512 = 2
+    AVX512_BF16 = 3
+    AMX = 4
 
 
 @cache
@@ -64,6 +65,11 @@ def instruction_set() -> InstructionSet:
 
 
 def has_avx512() -> bool:
+    """Whether the compiled kernels for AVX-512 run on this processor: of those in bfloat16 `has_bfloat16` tells."""
+    return instruction_set() >= InstructionSet.AVX512
+
+
+def has_bfloat16() -> bool:
     """Whether the compiled kernels for bfloat16 run on this processor."""
     return instruction_set() >= InstructionSet.AVX512_BF16
 
@@ -71,10 +77,10 @@ def has_avx512() -> bool:
 def runs_native(first: Tensor, *others: Tensor) -> bool:
     """Whether the compiled kernels can take these tensors: on the CPU, the last dimension dense, all of one dtype.
 
-    In bfloat16 they need AVX-512, in float32 AVX2.
+    In bfloat16 they need AVX-512 with instructions for it, in float32 AVX2.
     """
     dtype = first.dtype
-    if not (has_avx512() if dtype == torch.bfloat16 else dtype == torch.float32 and native_library() is not None):
+    if not (has_bfloat16() if dtype == torch.bfloat16 else dtype == torch.float32 and native_library() is not None):
         return False
     # A plain loop, and not `device.type`: every layer asks several times a step.
     for tensor in (first, *others):
@@ -117,6 +123,7 @@ __all__ = [
     "InstructionSet",
     "are_dense",
     "has_avx512",
+    "has_bfloat16",
     "instruction_set",
     "native_kernel",
     "native_library",

@@ -1,4 +1,4 @@
-"""Attention in C++: bfloat16 on a CPU with AVX-512, with AMX where there is, and float32 on one with AVX2."""
+"""Attention in C++: bfloat16 on a CPU with AVX-512 for it, with AMX where there is; float32 with AVX2 or AVX-512."""
 
 import ctypes
 import math
@@ -26,7 +26,7 @@ class _Call(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("num_heads", "num_kv_heads", "head_dim")),
         *((name, ctypes.c_int64) for name in ("query_token_stride", "query_head_stride")),
         *((name, ctypes.c_int64) for name in ("block_stride", "token_stride", "head_stride")),
-        *((name, ctypes.c_int64) for name in ("sliding_window", "uses_amx")),
+        *((name, ctypes.c_int64) for name in ("sliding_window", "uses_avx512", "uses_amx")),
         *((name, ctypes.c_float) for name in ("scale", "soft_cap")),
     )
 
@@ -58,6 +58,7 @@ def paged_attention_native(
     """See `paged_attention`; `instructions` to compute with, by default all that the processor has."""
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     layout = metadata.native_layout
+    instructions = instructions or instruction_set()
     # Four times as fast to make as `torch.empty(query.shape)` is.
     output = torch.empty_like(query, memory_format=torch.contiguous_format)
     call = _Call(
@@ -75,7 +76,8 @@ def paged_attention_native(
         *query.stride()[:2],
         *key_cache.stride()[:3],
         _NO_WINDOW if sliding_window is None else sliding_window,
-        (instructions or instruction_set()) is InstructionSet.AMX,
+        instructions >= InstructionSet.AVX512,
+        instructions >= InstructionSet.AMX,
         scale,
         math.inf if soft_cap is None else soft_cap,
     )

@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 SOURCES = TESTS.parent / "kernels" / "native" / "src"
 EMULATION = Path(__file__).with_name("emulation")
 # These need no emulation, and tell of the real processor.
-INSTALLED = {"float32_attention", "float32_product", "float32_rows", "grouped_product", "int8_avx2", "platform"}
+INSTALLED = {"float32_product", "float32_rows", "grouped_product", "int8_avx2", "platform"}
 FLAGS = (
     *("-std=c++17", "-Og", "-mavx2", "-mfma", "-fopenmp", "-fvisibility=hidden", "-fno-math-errno", "-fPIC"),
     *("-Wno-psabi", "-Wno-ignored-attributes", "-isystem", EMULATION, "-c"),

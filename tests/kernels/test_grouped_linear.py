@@ -10,7 +10,7 @@ from headrace.kernels.linear import Fp4Weight, Int4Weight, Linear, QuantizedWeig
 from headrace.kernels.linear.float32 import Float32Product
 from headrace.kernels.linear.grouped import GroupedProduct, can_take_grouped, supports_grouped
 from headrace.kernels.linear.packed import PackedProduct
-from headrace.kernels.native import InstructionSet, has_avx512, instruction_set, native_library
+from headrace.kernels.native import InstructionSet, has_avx512, has_bfloat16, instruction_set, native_library
 
 from .tolerances import assert_close
 
@@ -22,11 +22,12 @@ pytestmark = [
 # Outputs, inputs and group size: tails of both, one group of all, groups that the last one is a part of.
 SHAPES = [(72, 144, 32), (16, 64, 64), (1, 16, 16), (40, 176, 128), (33, 96, 96), (24, 136, 32)]
 needs_avx512 = pytest.mark.skipif(not has_avx512(), reason="needs AVX-512")
+needs_bfloat16 = pytest.mark.skipif(not has_bfloat16(), reason="needs AVX-512 with bfloat16")
 # Of activations, with what instructions.
 KINDS = [
     pytest.param(torch.float32, InstructionSet.AVX2, id="avx2"),
-    pytest.param(torch.float32, InstructionSet.AVX512_BF16, marks=needs_avx512, id="avx512"),
-    pytest.param(torch.bfloat16, InstructionSet.AVX512_BF16, marks=needs_avx512, id="avx512-bfloat16"),
+    pytest.param(torch.float32, InstructionSet.AVX512, marks=needs_avx512, id="avx512"),
+    pytest.param(torch.bfloat16, InstructionSet.AVX512_BF16, marks=needs_bfloat16, id="avx512-bfloat16"),
 ]
 
 

@@ -8,7 +8,7 @@ from headrace.kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.linear import Linear, supports_int8
 from headrace.kernels.linear.int8 import Int8Product
 from headrace.kernels.linear.int8_reference import int8_linear_reference, quantize_rows
-from headrace.kernels.native import InstructionSet, has_avx512, instruction_set, native_library
+from headrace.kernels.native import InstructionSet, has_bfloat16, instruction_set, native_library
 
 from .tolerances import DTYPES, assert_close
 
@@ -29,7 +29,8 @@ _SHAPES = [
 
 
 @pytest.fixture(
-    params=[InstructionSet.AVX2, InstructionSet.AVX512_BF16, InstructionSet.AMX], ids=["avx2", "vnni", "amx"]
+    params=[InstructionSet.AVX2, InstructionSet.AVX512, InstructionSet.AVX512_BF16, InstructionSet.AMX],
+    ids=["avx2", "vnni", "vnni-bfloat16", "amx"],
 )
 def instructions(request: pytest.FixtureRequest) -> InstructionSet:
     if request.param > instruction_set():
@@ -39,8 +40,8 @@ def instructions(request: pytest.FixtureRequest) -> InstructionSet:
 
 @pytest.fixture(params=DTYPES, ids=lambda dtype: str(dtype).removeprefix("torch."))
 def dtype(request: pytest.FixtureRequest, instructions: InstructionSet) -> torch.dtype:
-    if request.param == torch.bfloat16 and instructions is InstructionSet.AVX2:
-        pytest.skip("without AVX-512 rows are float32")
+    if request.param == torch.bfloat16 and instructions < InstructionSet.AVX512_BF16:
+        pytest.skip("without arithmetic for bfloat16 rows are float32")
     return request.param
 
 
@@ -155,7 +156,7 @@ def test_a_linear_gives_its_weight_up_for_one_of_int8():
 
 def test_supported_are_the_dtypes_of_a_cpu():
     cpu = torch.device("cpu")
-    assert supports_int8(torch.bfloat16, cpu) == has_avx512()
+    assert supports_int8(torch.bfloat16, cpu) == has_bfloat16()
     assert supports_int8(torch.float32, cpu)
     assert not supports_int8(torch.float16, cpu)
     assert not supports_int8(torch.bfloat16, torch.device("cuda"))

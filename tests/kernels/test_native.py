@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from headrace.kernels.native import InstructionSet, has_avx512, instruction_set, native_library, runs_native
+from headrace.kernels.native import InstructionSet, has_bfloat16, instruction_set, native_library, runs_native
 from headrace.kernels.native.signatures import SIGNATURES
 
 _IS_X86 = platform.machine() == "x86_64"
@@ -18,6 +18,8 @@ _IS_X86 = platform.machine() == "x86_64"
 def test_are_built_where_a_compiler_and_the_processor_allow():
     if torch.cpu._is_avx512_bf16_supported():
         assert instruction_set() >= InstructionSet.AVX512_BF16
+    elif torch.cpu._is_vnni_supported():
+        assert instruction_set() is InstructionSet.AVX512
     elif torch.cpu._is_avx2_supported():
         assert instruction_set() is InstructionSet.AVX2
 
@@ -25,7 +27,7 @@ def test_are_built_where_a_compiler_and_the_processor_allow():
 @pytest.mark.skipif(native_library() is None, reason="needs the compiled kernels")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_take_dense_tensors_of_one_dtype(dtype):
-    if dtype == torch.bfloat16 and not has_avx512():
+    if dtype == torch.bfloat16 and not has_bfloat16():
         pytest.skip("needs AVX-512 with bfloat16")
     x = torch.zeros(4, 8, dtype=dtype)
     assert runs_native(x, x[:, :3])

@@ -43,7 +43,8 @@ struct Call {
     std::int64_t token_stride;
     std::int64_t head_stride;
     std::int64_t sliding_window;
-    std::int64_t uses_amx;
+    std::int64_t uses_avx512;  // in float32, which AVX2 computes otherwise
+    std::int64_t uses_amx;     // in bfloat16
     float scale;
     float soft_cap;  // infinity caps nothing
 };

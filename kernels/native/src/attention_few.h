@@ -13,30 +13,32 @@ constexpr int kMaxFew = 8;  // queries
 // How many keys ahead of those at work are fetched into the second-level cache: blocks lie anywhere, so the processor
 // cannot guess which are next.
 constexpr int kKeysAhead = 128;
-constexpr int kElementsPerLine = 32;
 
 // Where one KV head's keys (or values) lie, 2^block_bits tokens a block.
+template <class Element>
 struct Rows {
-    const bf16* cache;  // at the head
+    const Element* cache;  // at the head
     const std::int32_t* table;
     std::int64_t block_bits, block_stride, token_stride;
 
-    const bf16* operator[](int key) const {
+    const Element* operator[](int key) const {
         const int offset = key & ((1 << block_bits) - 1);
         return cache + table[key >> block_bits] * block_stride + offset * token_stride;
     }
 };
 
 // Keys and values from `from` to before `to`.
+template <class Element>
 struct Span {
-    Rows keys, values;
+    Rows<Element> keys, values;
     int from, to;
 };
 
 // What some queries attend to, and what will be attended to after that.
+template <class Element>
 struct Few {
-    const bf16* queries[kMaxFew];
-    Span span, next;
+    const Element* queries[kMaxFew];
+    Span<Element> span, next;
     int head_dim;
     float scale, soft_cap, factor;
 };
@@ -52,10 +54,12 @@ HEADRACE_INLINE __mmask32 mask_of_dims(int dim, int head_dim) {
     return head_dim - dim >= 32 ? ~__mmask32(0) : __mmask32(0xffff);
 }
 
-HEADRACE_INLINE void fetch(const Span& span, int first, int head_dim) {
+template <class Element>
+HEADRACE_INLINE void fetch(const Span<Element>& span, int first, int head_dim) {
+    constexpr int kElementsPerLine = 64 / sizeof(Element);
     const int end = first + 16 < span.to ? first + 16 : span.to;
     for (int key = first; key < end; ++key) {
-        const bf16 *keys = span.keys[key], *values = span.values[key];
+        const Element *keys = span.keys[key], *values = span.values[key];
         for (int dim = 0; dim < head_dim; dim += kElementsPerLine) {
             _mm_prefetch(keys + dim, _MM_HINT_T1);
             _mm_prefetch(values + dim, _MM_HINT_T1);
@@ -64,7 +68,8 @@ HEADRACE_INLINE void fetch(const Span& span, int first, int head_dim) {
 }
 
 // The sixteen keys and values that are `kKeysAhead` ahead of `key`, or as far into what comes next as `key` is here.
-HEADRACE_INLINE void fetch_ahead(const Few& few, int key) {
+template <class Element>
+HEADRACE_INLINE void fetch_ahead(const Few<Element>& few, int key) {
     if (key + kKeysAhead < few.span.to) {
         fetch(few.span, key + kKeysAhead, few.head_dim);
     } else {
@@ -75,7 +80,7 @@ HEADRACE_INLINE void fetch_ahead(const Few& few, int key) {
 
 // scores[query][key - first], for a multiple of sixteen keys: what lies from `end` on means nothing.
 template <int kCount>
-HEADRACE_AVX512 void few_scores(const Few& few, int first, int end, float (&scores)[kMaxFew][kChunk]) {
+HEADRACE_AVX512 void few_scores(const Few<bf16>& few, int first, int end, float (&scores)[kMaxFew][kChunk]) {
     for (int key = first; key < end; key += 16) {
         __m512 sums[kCount][2];
         for (auto& sum : sums) {
@@ -153,7 +158,7 @@ HEADRACE_AVX512 inline void few_weights(const float* scores, int count, float fa
 
 // Adds the weighted values of the keys from `first` to before `end`.
 template <int kCount>
-HEADRACE_AVX512 void few_outputs(const Few& few, int first, int end, const bf16 (&weights)[kMaxFew][kChunk],
+HEADRACE_AVX512 void few_outputs(const Few<bf16>& few, int first, int end, const bf16 (&weights)[kMaxFew][kChunk],
                                  FewResult* results) {
     alignas(64) static constexpr bf16 kNothing[kMaxHeadDim] = {};
     const bf16* rows[kChunk];
@@ -191,7 +196,7 @@ HEADRACE_AVX512 void few_outputs(const Few& few, int first, int end, const bf16 
 }
 
 template <int kCount>
-HEADRACE_AVX512 void attend_few(const Few& few, FewResult* results) {
+HEADRACE_AVX512 void attend_few(const Few<bf16>& few, FewResult* results) {
     alignas(64) float scores[kMaxFew][kChunk];
     alignas(64) bf16 weights[kMaxFew][kChunk];
     for (int query = 0; query < kCount; ++query) {
@@ -215,7 +220,7 @@ HEADRACE_AVX512 void attend_few(const Few& few, FewResult* results) {
 }
 
 // Leaves a result for each of the queries.
-using AttendFew = void (*)(const Few&, FewResult*);
+using AttendFew = void (*)(const Few<bf16>&, FewResult*);
 
 // By the number of queries.
 constexpr AttendFew kAttendFew[kMaxFew + 1] = {nullptr,       attend_few<1>, attend_few<2>, attend_few<3>, attend_few<4>,

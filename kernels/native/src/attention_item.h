@@ -1,8 +1,7 @@
 // A work item of attention in bfloat16: what its walk does with the keys that its queries see.
 #pragma once
 
-#include "attention_few.h"
-#include "attention_walk.h"
+#include "attention_few_walk.h"
 
 #ifdef HEADRACE_X86
 namespace attention {
@@ -27,25 +26,16 @@ struct Scratch {
 };
 
 template <class Products>
-class Item : public Walk<Item<Products>, bf16> {
-    using Base = Walk<Item<Products>, bf16>;
+class Item : public FewWalk<Item<Products>, bf16> {
+    using Base = FewWalk<Item<Products>, bf16>;
     friend Base;
-    using Base::call_, Base::plan_, Base::head_dim_, Base::kv_head_, Base::num_tiles_, Base::first_lane_;
-    using Base::end_lane_, Base::end_sequence_, Base::split_first_, Base::split_last_, Base::query_rows_, Base::parts_;
-    using Base::scale_factor, Base::key_row, Base::value_row;
+    friend Walk<Item<Products>, bf16>;
+    using Base::call_, Base::head_dim_, Base::parts_, Base::scale_factor, Base::key_row, Base::value_row;
 
 public:
     Item(const Call& call, const Plan& plan, int index)
-        : Base(call, plan, index, Scratch::of_this_thread().tiles), scratch_(Scratch::of_this_thread()) {}
-
-    HEADRACE_AVX512 void attend(int split) {
-        Base::attend(split);
-        for (int i = 0; i < num_tiles_; ++i) {
-            if (few_lanes_[i]) {
-                add_few(scratch_.tiles[i], few_lanes_[i], scratch_.few + i * kLanes, scale_factor(), head_dim_);
-            }
-        }
-    }
+        : Base(call, plan, index, Scratch::of_this_thread().tiles, Scratch::of_this_thread().few),
+          scratch_(Scratch::of_this_thread()) {}
 
     static void begin_thread() { Products::begin(); }
 
@@ -64,47 +54,7 @@ private:
         write_outputs(tile, head_dim_, rows);
     }
 
-    HEADRACE_AVX512 void attend_own_keys(int sequence, int from) {
-        const int index = call_.order[sequence], length = call_.query_starts[index + 1] - call_.query_starts[index];
-        const int begin = std::max(plan_.lane_starts[sequence], first_lane_) - first_lane_;
-        const int count = std::min(plan_.lane_starts[sequence + 1], end_lane_) - first_lane_ - begin;
-        if (length > 1 || count > kMaxFew) {
-            Base::attend_own_keys(sequence, from);
-            return;
-        }
-        const Tile& first_tile = scratch_.tiles[begin / kLanes];
-        const int lane = begin % kLanes;
-        Few few = {};
-        few.span = span_of(index, std::max({from, first_tile.first[lane], split_first_}),
-                           std::min(first_tile.last[lane], split_last_));
-        if (few.span.from >= few.span.to) {
-            return;
-        }
-        if (sequence + 1 < end_sequence_) {
-            // It may have less to itself, or begin later: a fetch in vain does no harm.
-            const int next = call_.order[sequence + 1];
-            few.next = span_of(next, from, std::min<int>(call_.context_lens[next], split_last_));
-        }
-        few.head_dim = head_dim_;
-        few.scale = call_.scale;
-        few.soft_cap = call_.soft_cap;
-        few.factor = scale_factor();
-        for (int i = 0; i < count; ++i) {
-            const int place = begin + i;
-            few.queries[i] = query_rows_[place / kLanes][place % kLanes];
-            few_lanes_[place / kLanes] |= 1u << place % kLanes;
-        }
-        kAttendFew[count](few, scratch_.few + begin);
-    }
-
-    Span span_of(int index, int from, int to) const {
-        return {rows_of(call_.key_cache, index), rows_of(call_.value_cache, index), from, to};
-    }
-
-    Rows rows_of(const bf16* cache, int index) const {
-        return {cache + kv_head_ * call_.head_stride, call_.block_tables + index * call_.max_blocks, call_.block_bits,
-                call_.block_stride, call_.token_stride};
-    }
+    static void attend_few(int count, const Few<bf16>& few, FewResult* results) { kAttendFew[count](few, results); }
 
     HEADRACE_AVX512 void attend_tiles(const std::int32_t* table, int begin, int end, int from, int to) {
         const int unit = std::min(16, 1 << call_.block_bits);
@@ -212,7 +162,6 @@ private:
     }
 
     Scratch& scratch_;
-    __mmask16 few_lanes_[kMaxTiles] = {};  // of each tile, those that attend_few has results of
     const bf16* key_rows_[kChunk / 16];
     std::int64_t key_stride_ = 0;
 };

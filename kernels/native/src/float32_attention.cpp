@@ -3,22 +3,27 @@
 // The walk over the tree of block tables is that of attention.cpp: keys that several sequences share are read once for
 // all their queries.
 
-#include "attention_walk.h"
-#include "float32_attention.h"
+#include "attention_few_walk.h"
+#include "float32_attention_avx2.h"
+#include "float32_attention_avx512.h"
+#include "float32_attention_few.h"
 
 #ifdef HEADRACE_X86
 namespace float32 {
 
 using attention::Call;
+using attention::FewWalk;
 using attention::kMaxTiles;
 using attention::Part;
 using attention::Plan;
+using attention::Walk;
 
 // A thread's own memory, kept between calls.
 struct Scratch {
     Tile tiles[kMaxTiles];
     float queries[kMaxTiles][kMaxHeadDim * kLanes];
-    float scores[kChunk * kLanes];
+    float scores[Avx512::kTiles][kChunk * kLanes];
+    FewResult few[kMaxTiles * kLanes];
 
     static Scratch& of_this_thread() {
         static thread_local attention::Buffer<Scratch> scratch = attention::make_buffer<Scratch>(1);
@@ -26,29 +31,30 @@ struct Scratch {
     }
 };
 
-class Item : public attention::Walk<Item, float> {
-    friend attention::Walk<Item, float>;
+// What an item does with the keys that its queries see, by the instructions `Isa`. `Base`: how it walks.
+template <class Isa, class Item, class Base>
+class Attending : public Base {
+    using Base::call_, Base::head_dim_, Base::tiles_, Base::query_rows_, Base::parts_;
+    using Base::scale_factor, Base::key_row, Base::value_row;
 
 public:
-    Item(const Call& call, const Plan& plan, int index)
-        : Walk(call, plan, index, Scratch::of_this_thread().tiles), scratch_(Scratch::of_this_thread()) {}
+    using Base::Base;
 
     static void begin_thread() {}
 
     static void end_thread() {}
 
-private:
     void pack_queries(int tile, const float* const (&rows)[kLanes]) {
         float* packed = scratch_.queries[tile];
         std::memset(packed, 0, sizeof(float) * kLanes * head_dim_);
-        for (int lane = 0; lane < num_lanes(tile); ++lane) {
+        for (int lane = 0; lane < this->num_lanes(tile); ++lane) {
             for (int dim = 0; dim < head_dim_; ++dim) {
                 packed[dim * kLanes + lane] = rows[lane][dim];
             }
         }
     }
 
-    void merge(Tile& tile, const Tile& other) const { float32::merge(tile, other, scale_factor(), head_dim_); }
+    void merge(Tile& tile, const Tile& other) const { Isa::merge(tile, other, scale_factor(), head_dim_); }
 
     void write_tile(const Tile& tile, float* const (&rows)[kLanes]) const {
         for (int lane = 0; lane < kLanes && rows[lane] != nullptr; ++lane) {
@@ -61,58 +67,89 @@ private:
 
     void attend_tiles(const std::int32_t* table, int begin, int end, int from, int to) {
         for (int chunk = from; chunk < to; chunk += kChunk) {
-            const int num_keys = std::min(kChunk, to - chunk), num_rows = (num_keys + kStep - 1) / kStep * kStep;
+            const int num_keys = std::min(kChunk, to - chunk);
+            const int num_rows = (num_keys + Isa::kStep - 1) / Isa::kStep * Isa::kStep;
             for (int i = 0; i < num_rows; ++i) {
                 keys_[i] = i < num_keys ? key_row(table, chunk + i) : attention::kZeros<float>;
                 values_[i] = i < num_keys ? value_row(table, chunk + i) : attention::kZeros<float>;
             }
-            for (int tile = begin; tile < end; ++tile) {
-                attend_chunk(tile, chunk, num_keys, num_rows);
+            const Rows rows = {keys_, values_, num_rows, head_dim_};
+            for (int tile = begin; tile < end;) {
+                if (!sees(tile, chunk, num_keys)) {
+                    ++tile;
+                } else if (Isa::kTiles == 1 || tile + 1 == end || !sees(tile + 1, chunk, num_keys)) {
+                    attend_chunk<1>(rows, tile, chunk, num_keys);
+                    ++tile;
+                } else {
+                    attend_chunk<Isa::kTiles>(rows, tile, chunk, num_keys);
+                    tile += Isa::kTiles;
+                }
             }
         }
     }
 
-    // A tile's queries at work and a chunk's keys, of which the first is `first_key`.
-    void attend_chunk(int index, int first_key, int num_keys, int num_rows) {
+private:
+    // Whether a tile's queries at work see any of a chunk's keys, of which the first is `first_key`.
+    bool sees(int tile, int first_key, int num_keys) const {
+        return parts_[tile].first < first_key + num_keys && parts_[tile].last > first_key;
+    }
+
+    // The queries at work of `kCount` tiles from `index` on.
+    template <int kCount>
+    void attend_chunk(const Rows& rows, int index, int first_key, int num_keys) {
+        Lanes lanes[kCount];
+        for (int i = 0; i < kCount; ++i) {
+            lanes[i] = {parts_[index + i].begin, parts_[index + i].end};
+        }
+        Isa::template score<kCount>(rows, scratch_.queries[index], query_rows_ + index, lanes, scratch_.scores[0]);
+        for (int i = 0; i < kCount; ++i) {
+            weigh(index + i, lanes[i], first_key, num_keys, rows.count, scratch_.scores[i]);
+        }
+        Isa::template add_values<kCount>(rows, scratch_.scores[0], lanes, tiles_ + index);
+    }
+
+    // From a tile's scores to its weights.
+    void weigh(int index, Lanes lanes, int first_key, int num_keys, int num_rows, float* scores) {
         const Part& part = parts_[index];
-        if (part.first >= first_key + num_keys || part.last <= first_key) {
-            return;
-        }
-        Tile& tile = tiles_[index];
-        const Lanes lanes = {part.begin, part.end};
-        const int count = lanes.end - lanes.begin;
-        float* scores = scratch_.scores;
-        if (count <= kMaxFew) {
-            kScoreFew[count](keys_, values_, num_rows, query_rows_[index], lanes.begin, head_dim_, scores);
-        } else {
-            score(keys_, num_rows, scratch_.queries[index], head_dim_, lanes, scores);
-        }
         if (std::isfinite(call_.soft_cap)) {
-            float32::cap_scores(scores, num_rows, call_.scale, call_.soft_cap);
+            Isa::cap_scores(scores, num_rows, call_.scale, call_.soft_cap);
         }
         if (part.all_first > first_key || part.all_last < first_key + num_rows) {
-            float32::mask_scores(scores, tile, first_key, num_rows);
+            Isa::mask_scores(scores, tiles_[index], first_key, num_rows);
         }
         for (int row = num_keys; row < num_rows; ++row) {
             std::fill_n(scores + row * kLanes, kLanes, -INFINITY);
         }
-        float32::weigh(tile, scores, num_rows, lanes, scale_factor(), head_dim_);
-        if (count <= kMaxFew) {
-            kAddValuesFew[count](values_, num_rows, scores, lanes.begin, head_dim_, tile);
-        } else {
-            add_values(values_, num_rows, scores, head_dim_, lanes, tile);
-        }
+        Isa::weigh(tiles_[index], scores, num_rows, lanes, scale_factor(), head_dim_);
     }
 
-    Scratch& scratch_;
+    Scratch& scratch_ = Scratch::of_this_thread();
     const float* keys_[kChunk];
     const float* values_[kChunk];
+};
+
+class Avx2Item : public Attending<Avx2, Avx2Item, Walk<Avx2Item, float>> {
+public:
+    Avx2Item(const Call& call, const Plan& plan, int index)
+        : Attending(call, plan, index, Scratch::of_this_thread().tiles) {}
+};
+
+class Avx512Item : public Attending<Avx512, Avx512Item, FewWalk<Avx512Item, float>> {
+public:
+    Avx512Item(const Call& call, const Plan& plan, int index)
+        : Attending(call, plan, index, Scratch::of_this_thread().tiles, Scratch::of_this_thread().few) {}
+
+    static void attend_few(int count, const Few<float>& few, FewResult* results) { kAttendFew[count](few, results); }
 };
 
 }  // namespace float32
 
 // As `headrace_paged_attention`, all tensors of float32.
 HEADRACE_API void headrace_float32_paged_attention(const attention::Call* call) {
-    attention::run<float32::Item>(*call);
+    if (call->uses_avx512) {
+        attention::run<float32::Avx512Item>(*call);
+    } else {
+        attention::run<float32::Avx2Item>(*call);
+    }
 }
 #endif

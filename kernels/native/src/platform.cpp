@@ -30,7 +30,7 @@ bool request_amx() {
 }  // namespace
 #endif
 
-// 0: nothing these kernels can use. 1: AVX2 with FMA and F16C. 2: AVX-512 with bfloat16 and VNNI. 3: AMX tiles for
+// 0: nothing these kernels can use. 1: AVX2 with FMA and F16C. 2: AVX-512 with VNNI. 3: bfloat16 as well. 4: AMX tiles for
 // bfloat16 and int8 as well.
 HEADRACE_API int headrace_instruction_set() {
 #ifdef HEADRACE_X86
@@ -39,13 +39,16 @@ HEADRACE_API int headrace_instruction_set() {
     }
     if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
         !__builtin_cpu_supports("avx512vl") || !__builtin_cpu_supports("avx512dq") ||
-        !__builtin_cpu_supports("avx512bf16") || !__builtin_cpu_supports("avx512vnni")) {
+        !__builtin_cpu_supports("avx512vnni")) {
         return 1;
+    }
+    if (!__builtin_cpu_supports("avx512bf16")) {
+        return 2;
     }
     unsigned eax = 7, ebx = 0, ecx = 0, edx = 0;
     __asm__("cpuid" : "+a"(eax), "=b"(ebx), "+c"(ecx), "=d"(edx));
     const bool has_amx = (edx >> 22 & 1) && (edx >> 24 & 1) && (edx >> 25 & 1);
-    return has_amx && request_amx() ? 3 : 2;
+    return has_amx && request_amx() ? 4 : 3;
 #else
     return 0;
 #endif

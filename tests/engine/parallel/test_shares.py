@@ -8,7 +8,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
 from headrace.engine.sharding.shard import Shard
 from headrace.kernels.linear import supports_int8
-from headrace.kernels.native import has_avx512
+from headrace.kernels.native import has_bfloat16
 
 from .sharing import CPU, FROM_FILE, Way, logits_of, saved_logits, shared_logits
 from .small_models import MODELS, QUANTIZED, write_model
@@ -35,7 +35,7 @@ def test_of_quantised_checkpoints(name, tmp_path):
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_in_layouts_of_the_compiled_kernels(quantization, tmp_path):
     """They round: to bfloat16, and each rank its activations to int8 by scales of its own."""
-    dtype = torch.float32 if quantization and not has_avx512() else torch.bfloat16
+    dtype = torch.float32 if quantization and not has_bfloat16() else torch.bfloat16
     if quantization and not supports_int8(dtype, CPU):
         pytest.skip("no compiled kernels here")
     config = ModelConfig.from_pretrained(write_model(tmp_path, "llama-bias-tied"))

@@ -222,6 +222,8 @@ inline __m512i _mm512_mask_blend_epi16(__mmask32 mask, __m512i a, __m512i b) {
 inline __mmask16 _mm512_cmp_ps_mask(__m512 a, __m512 b, int how) {
     switch (how) {
         case _CMP_EQ_OQ: return emulated::mask_of(a == b);
+        case _CMP_NEQ_UQ: return emulated::mask_of(a != b);
+        case _CMP_LT_OQ: return emulated::mask_of(a < b);
         case _CMP_GT_OQ: return emulated::mask_of(a > b);
         case _CMP_NLE_UQ: return emulated::mask_of(~(a <= b));
         case _CMP_UNORD_Q: return emulated::mask_of((a != a) | (b != b));
