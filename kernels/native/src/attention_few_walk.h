@@ -1,7 +1,7 @@
-// A walk that takes a lone token's queries over the keys it shares with nobody by another way, with AVX-512: attention_few.h.
+// A walk that takes a lone token's queries over the keys it shares with nobody by a way of their own.
 #pragma once
 
-#include "attention_few.h"
+#include "attention_few_call.h"
 #include "attention_walk.h"
 
 #ifdef HEADRACE_X86
@@ -9,6 +9,7 @@ namespace attention {
 
 // Besides what `Walk` asks of it, `Item` has:
 //     attend_few(count, few, results)          leaves a result for each of so many queries
+//     add_few(tile, lanes, results)            adds them to a tile, those in `lanes` at each lane's place
 template <class Item, class Element>
 class FewWalk : public Walk<Item, Element> {
     using Base = Walk<Item, Element>;
@@ -24,11 +25,11 @@ public:
     FewWalk(const Call& call, const Plan& plan, int index, Tile* tiles, FewResult* results)
         : Base(call, plan, index, tiles), results_(results) {}
 
-    HEADRACE_AVX512 void attend(int split) {
+    void attend(int split) {
         Base::attend(split);
         for (int i = 0; i < num_tiles_; ++i) {
             if (few_lanes_[i]) {
-                add_few(tiles_[i], few_lanes_[i], results_ + i * kLanes, scale_factor(), head_dim_);
+                static_cast<Item&>(*this).add_few(tiles_[i], few_lanes_[i], results_ + i * kLanes);
             }
         }
     }
@@ -78,7 +79,7 @@ private:
     }
 
     FewResult* results_;
-    __mmask16 few_lanes_[kMaxTiles] = {};  // of each tile, those that attend_few has results of
+    std::uint16_t few_lanes_[kMaxTiles] = {};  // of each tile, those that attend_few has results of
 };
 
 }  // namespace attention

@@ -1,6 +1,7 @@
 // A work item of attention in bfloat16: what its walk does with the keys that its queries see.
 #pragma once
 
+#include "attention_few.h"
 #include "attention_few_walk.h"
 
 #ifdef HEADRACE_X86
@@ -55,6 +56,10 @@ private:
     }
 
     static void attend_few(int count, const Few<bf16>& few, FewResult* results) { kAttendFew[count](few, results); }
+
+    void add_few(Tile& tile, std::uint16_t lanes, const FewResult* results) const {
+        attention::add_few(tile, lanes, results, scale_factor(), head_dim_);
+    }
 
     HEADRACE_AVX512 void attend_tiles(const std::int32_t* table, int begin, int end, int from, int to) {
         const int unit = std::min(16, 1 << call_.block_bits);

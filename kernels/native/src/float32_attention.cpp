@@ -4,9 +4,8 @@
 // all their queries.
 
 #include "attention_few_walk.h"
-#include "float32_attention_avx2.h"
-#include "float32_attention_avx512.h"
-#include "float32_attention_few.h"
+#include "float32_attention_few_avx2.h"
+#include "float32_attention_few_avx512.h"
 
 #ifdef HEADRACE_X86
 namespace float32 {
@@ -16,7 +15,6 @@ using attention::FewWalk;
 using attention::kMaxTiles;
 using attention::Part;
 using attention::Plan;
-using attention::Walk;
 
 // A thread's own memory, kept between calls.
 struct Scratch {
@@ -31,14 +29,17 @@ struct Scratch {
     }
 };
 
-// What an item does with the keys that its queries see, by the instructions `Isa`. `Base`: how it walks.
-template <class Isa, class Item, class Base>
-class Attending : public Base {
+// What an item does with the keys that its queries see, by the instructions that `Isa` and, for few queries, `IsaOfFew`
+// use.
+template <class Isa, class IsaOfFew>
+class Item : public FewWalk<Item<Isa, IsaOfFew>, float> {
+    using Base = FewWalk<Item, float>;
     using Base::call_, Base::head_dim_, Base::tiles_, Base::query_rows_, Base::parts_;
     using Base::scale_factor, Base::key_row, Base::value_row;
 
 public:
-    using Base::Base;
+    Item(const Call& call, const Plan& plan, int index)
+        : Base(call, plan, index, Scratch::of_this_thread().tiles, Scratch::of_this_thread().few) {}
 
     static void begin_thread() {}
 
@@ -63,6 +64,21 @@ public:
                 rows[lane][dim] = tile.output[dim][lane] * inverse;
             }
         }
+    }
+
+    static void attend_few(int count, const Few<float>& few, FewResult* results) {
+        // By the number of queries.
+        static constexpr void (*kAttend[kMaxFew + 1])(const Few<float>&, FewResult*) = {
+            nullptr,
+            IsaOfFew::template attend<1>, IsaOfFew::template attend<2>, IsaOfFew::template attend<3>,
+            IsaOfFew::template attend<4>, IsaOfFew::template attend<5>, IsaOfFew::template attend<6>,
+            IsaOfFew::template attend<7>, IsaOfFew::template attend<8>,
+        };
+        kAttend[count](few, results);
+    }
+
+    void add_few(Tile& tile, std::uint16_t lanes, const FewResult* results) const {
+        IsaOfFew::add(tile, lanes, results, scale_factor(), head_dim_);
     }
 
     void attend_tiles(const std::int32_t* table, int begin, int end, int from, int to) {
@@ -128,28 +144,14 @@ private:
     const float* values_[kChunk];
 };
 
-class Avx2Item : public Attending<Avx2, Avx2Item, Walk<Avx2Item, float>> {
-public:
-    Avx2Item(const Call& call, const Plan& plan, int index)
-        : Attending(call, plan, index, Scratch::of_this_thread().tiles) {}
-};
-
-class Avx512Item : public Attending<Avx512, Avx512Item, FewWalk<Avx512Item, float>> {
-public:
-    Avx512Item(const Call& call, const Plan& plan, int index)
-        : Attending(call, plan, index, Scratch::of_this_thread().tiles, Scratch::of_this_thread().few) {}
-
-    static void attend_few(int count, const Few<float>& few, FewResult* results) { kAttendFew[count](few, results); }
-};
-
 }  // namespace float32
 
 // As `headrace_paged_attention`, all tensors of float32.
 HEADRACE_API void headrace_float32_paged_attention(const attention::Call* call) {
     if (call->uses_avx512) {
-        attention::run<float32::Avx512Item>(*call);
+        attention::run<float32::Item<float32::Avx512, float32::FewAvx512>>(*call);
     } else {
-        attention::run<float32::Avx2Item>(*call);
+        attention::run<float32::Item<float32::Avx2, float32::FewAvx2>>(*call);
     }
 }
 #endif
