@@ -19,7 +19,7 @@ from .progress import MakeBar, Progress
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .sampling.defaults import read_sampling_defaults
 from .text.detokenizer import StopStrings
-from .text.prompts import InputProcessor, Messages, Prompt, ReadPrompt, TextPrompt, TokensPrompt, is_one
+from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
 from .vision.reading import ImageReader
 
@@ -74,7 +74,7 @@ class LLM:
 
     def generate(
         self,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         lora_request: LoraChoice = None,
         *,
@@ -115,7 +115,7 @@ class LLM:
         read = self._prompts.chats(many, chat_template_kwargs or {}, tools or (), are_thinking)
         return self._run(read, params, _loras(lora_request, len(read)), use_tqdm)
 
-    def beam_search(self, prompts: Prompt | Sequence[Prompt], params: BeamSearchParams) -> list[BeamSearchOutput]:
+    def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.
 
         Every step asks the engine for one token of each beam, whose blocks it finds in the prefix cache: with

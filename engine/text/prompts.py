@@ -1,7 +1,8 @@
 """Prompts as the offline face is given them, and what the engine wants of them."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
 
 from ..errors import InvalidRequestError
@@ -20,9 +21,10 @@ class MultiModalData(TypedDict):
 
 
 class TokensPrompt(TypedDict):
-    """A prompt given as token ids. For each image it has one image token."""
+    """A prompt given as token ids. For each image it has one image token. `prompt`: what they say, for the output."""
 
     prompt_token_ids: list[int]
+    prompt: NotRequired[str]
     multi_modal_data: NotRequired[MultiModalData]
 
 
@@ -33,13 +35,16 @@ class TextPrompt(TypedDict):
     multi_modal_data: NotRequired[MultiModalData]
 
 
-Prompt = str | TokensPrompt | TextPrompt
+# Token ids may come bare, too.
+Prompt = str | TokensPrompt | TextPrompt | Sequence[int]
+# One or several. (A bare one alone is taken as well; said here, checkers could not tell what a list is to hold.)
+Prompts = str | TokensPrompt | TextPrompt | Sequence[Prompt]
 Messages = Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
 class ReadPrompt:
-    """`text`: None where token ids were given."""
+    """`text`: None where token ids alone were given."""
 
     text: str | None
     token_ids: Sequence[int]
@@ -56,13 +61,19 @@ class InputProcessor:
     def read(self, prompt: Prompt) -> ReadPrompt:
         if isinstance(prompt, str):
             return ReadPrompt(prompt, self.tokenizer.encode(prompt))
+        if isinstance(prompt, list | tuple):
+            return ReadPrompt(None, list(prompt))
         given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
-        text = given.get("prompt")
+        text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
+        if token_ids is not None:
+            if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
+                raise InvalidRequestError(f"prompt_token_ids must be a list of token ids, not {token_ids!r}")
+            return self._with_images(text if isinstance(text, str) else None, list(token_ids), _pictures(given))
         if isinstance(text, str):
             return self._with_images(text, self.tokenizer.encode(text), _pictures(given))
-        if "prompt_token_ids" in given:
-            return self._with_images(None, list(given["prompt_token_ids"]), _pictures(given))
-        raise InvalidRequestError('a prompt must be a text or an object with "prompt" or "prompt_token_ids"')
+        raise InvalidRequestError(
+            'a prompt must be a text, a list of token ids, or an object with "prompt" or "prompt_token_ids"'
+        )
 
     def chats(
         self,
@@ -105,5 +116,8 @@ def _pictures(prompt: Mapping[str, Any]) -> Sequence[Picture]:
     return given if isinstance(given, list | tuple) else (given,)
 
 
-def is_one(prompts: Prompt | Sequence[Prompt]) -> TypeGuard[Prompt]:
-    return isinstance(prompts, str | dict)
+def is_one(prompts: Prompts) -> TypeGuard[Prompt]:
+    """Whether it is a prompt, and not several: a list that begins with a token id is one."""
+    if isinstance(prompts, list | tuple):
+        return bool(prompts) and isinstance(prompts[0], Integral)
+    return isinstance(prompts, str | Mapping)

@@ -55,6 +55,22 @@ def test_text_and_token_ids_are_the_same_prompt(llm):
     assert llm.generate({"prompt_token_ids": ids}, GREEDY)[0].outputs == mixed[0].outputs
 
 
+def test_token_ids_may_come_bare(llm):
+    ids = llm.get_tokenizer().encode("same")
+    [expected] = llm.generate("same", GREEDY)
+    for prompts in (ids, [ids], tuple(ids), [tuple(ids)]):
+        [output] = llm.generate(prompts, GREEDY)
+        assert (output.prompt, output.prompt_token_ids) == (None, ids)
+        assert output.outputs == expected.outputs
+
+
+def test_of_a_prompt_with_token_ids_and_a_text_the_token_ids_count(llm):
+    ids = llm.get_tokenizer().encode("same")
+    [output] = llm.generate({"prompt": "another", "prompt_token_ids": ids}, GREEDY)
+    assert (output.prompt, output.prompt_token_ids) == ("another", ids)
+    assert output.outputs == llm.generate("same", GREEDY)[0].outputs
+
+
 def test_no_prompts_no_results(llm):
     assert llm.generate([], GREEDY) == []
     assert llm.chat([], GREEDY) == []
@@ -183,11 +199,15 @@ def check_chat(llm: LLM, tokenizer, model) -> None:
     ("prompt", "message"),
     [
         ({"prompt_token_ids": []}, "prompt 1: prompt is empty"),
+        ([], "prompt 1: prompt is empty"),
+        ({"prompt_token_ids": 5}, "prompt 1: prompt_token_ids must be a list of token ids, not 5"),
+        ({"prompt_token_ids": "5"}, "prompt 1: prompt_token_ids must be a list of token ids, not '5'"),
+        (["x"], "prompt 1: token ids must be whole numbers"),
         ("", "prompt 1: prompt is empty"),
         ({"prompt_token_ids": [1, 307]}, "prompt 1: token id 307 is outside the vocabulary of 307 tokens"),
         ("x" * 300, "prompt 1: prompt has 300 tokens.*at most 256 fit"),
-        ({"token_ids": [1]}, "a prompt must be a text or"),
-        (7, "a prompt must be a text or"),
+        ({"token_ids": [1]}, "a prompt must be a text, a list of token ids, or"),
+        (7, "a prompt must be a text, a list of token ids, or"),
     ],
 )
 def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
