@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .checkpoints.hub import locate_model
@@ -17,7 +17,7 @@ from .lora_request import LoRARequest
 from .outputs import RequestOutput, completion, decoded, prompt_logprobs
 from .progress import MakeBar, Progress
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
-from .sampling.defaults import read_sampling_defaults
+from .sampling.defaults import chosen_sampling_defaults
 from .text.detokenizer import StopStrings
 from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
@@ -36,8 +36,8 @@ class LLM:
     `model` is a model folder, a GGUF file or a Hugging Face id, whose `revision` is a branch, a tag or a commit; the
     options are those of `EngineConfig`. With `skip_tokenizer_init` the model needs no tokenizer: prompts are token
     ids, and the outputs' text is empty. Prompts that come without `SamplingParams` are sampled as the model's
-    `generation_config.json` has it, or with "vllm" for `generation_config` as vLLM does without such a file. Raises
-    `ModelError` or `ConfigError`, one line that says what to do.
+    `generation_config.json` has it, or that of the folder that `generation_config` names, or with "vllm" for it as vLLM
+    does without such a file. Raises `ModelError` or `ConfigError`, one line that says what to do.
     """
 
     def __init__(
@@ -46,15 +46,14 @@ class LLM:
         *,
         revision: str | None = None,
         skip_tokenizer_init: bool = False,
-        generation_config: Literal["auto", "vllm"] = "auto",
+        generation_config: str | Path = "auto",
         **options: Any,
     ) -> None:
         self._config = _engine_config(options)
         folder = locate_model(model, revision, with_weights=self._config.load_format != "dummy").folder
         # Before the weights: a missing tokenizer is known at once, a large checkpoint takes minutes.
         model_config = ModelConfig.from_pretrained(folder)
-        defaults = read_sampling_defaults(folder) if generation_config == "auto" else {}
-        self._default_params = SamplingParams(**defaults)
+        self._default_params = SamplingParams(**chosen_sampling_defaults(generation_config, folder))
         self._end_token_ids = model_config.eos_token_ids
         self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else Tokenizer.from_pretrained(folder)
         self._prompts = InputProcessor(self._tokenizer, ImageReader(model_config.vision, str(model)))

@@ -6,7 +6,7 @@ from typing import Any
 
 from ..checkpoints.gguf.file import GgufModel, is_gguf
 from ..checkpoints.model_folder import read_generation_config
-from ..errors import InvalidRequestError, ModelError
+from ..errors import ConfigError, InvalidRequestError, ModelError
 from ..request import SamplingParams
 
 # Numbers, by the names of the fields of `SamplingParams` that they are for.
@@ -20,6 +20,24 @@ _GGUF_FIELDS = {
     "top_k": "general.sampling.top_k",
     "min_p": "general.sampling.min_p",
 }
+
+
+def chosen_sampling_defaults(generation_config: str | Path, model: Path) -> SamplingDefaults:
+    """What vLLM's option of that name chooses: "auto" what comes with the model, "vllm" nothing, a folder its file.
+
+    Raises `ConfigError` where it is none of them, and as `read_sampling_defaults`.
+    """
+    if generation_config == "vllm":
+        return {}
+    if generation_config == "auto":
+        return read_sampling_defaults(model)
+    folder = Path(generation_config) if isinstance(generation_config, str | Path) else None
+    if folder is None or not (folder / "generation_config.json").is_file():
+        raise ConfigError(
+            "generation_config must be auto, vllm, or a folder that has a generation_config.json, "
+            f"not {generation_config!r}"
+        )
+    return read_sampling_defaults(folder)
 
 
 def read_sampling_defaults(model: Path) -> SamplingDefaults:

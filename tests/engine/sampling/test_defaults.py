@@ -7,7 +7,7 @@ from typing import Any
 import gguf
 import pytest
 
-from headrace.engine.errors import ModelError
+from headrace.engine.errors import ConfigError, ModelError
 from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
 from headrace.engine.sampling.defaults import read_sampling_defaults
@@ -88,3 +88,12 @@ def test_an_llm_takes_them_where_nothing_is_said(chat_folder, tmp_path):
     # Whoever says something says all.
     assert default == greedy != own
     assert LLM(folder, generation_config="vllm", **options).get_default_sampling_params() == SamplingParams()
+
+
+def test_another_folder_may_say_it(chat_folder, tmp_path):
+    options: dict[str, Any] = {"num_gpu_blocks_override": 16, "max_num_seqs": 2}
+    llm = LLM(chat_folder, generation_config=str(write(tmp_path, temperature=0.5, top_k=7)), **options)
+    assert llm.get_default_sampling_params() == SamplingParams(temperature=0.5, top_k=7)
+    for none_such in ("vlm", str(tmp_path / "nowhere"), ""):
+        with pytest.raises(ConfigError, match="generation_config must be auto, vllm, or a folder that has"):
+            LLM(chat_folder, generation_config=none_such, **options)
