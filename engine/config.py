@@ -94,7 +94,10 @@ class EngineConfig:
             raise ConfigError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, not {self.dtype!r}")
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             allowed = ", ".join(QUANTIZATIONS)
-            raise ConfigError(f"quantization must be one of {allowed}, or none, not {self.quantization!r}")
+            raise ConfigError(
+                f"quantization must be one of {allowed}, or none, not {self.quantization!r}: of a checkpoint that is "
+                "quantised its config.json says how"
+            )
         if self.kv_cache_dtype not in KV_CACHE_DTYPES:
             allowed = ", ".join(KV_CACHE_DTYPES)
             raise ConfigError(f"kv_cache_dtype must be one of {allowed}, not {self.kv_cache_dtype!r}")

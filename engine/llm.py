@@ -9,7 +9,6 @@ from typing import Any
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .checkpoints.hub import locate_model
 from .checkpoints.model_config import ModelConfig
-from .config import EngineConfig
 from .engine import Engine
 from .errors import EngineError, InvalidRequestError
 from .logprobs import TokenLogprobs
@@ -22,6 +21,7 @@ from .text.detokenizer import StopStrings
 from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
 from .vision.reading import ImageReader
+from .vllm_options import engine_config
 
 __all__ = ["LLM", "Messages", "Prompt", "TextPrompt", "TokensPrompt"]
 
@@ -34,10 +34,11 @@ class LLM:
     """A model ready to generate, with vLLM's names.
 
     `model` is a model folder, a GGUF file or a Hugging Face id, whose `revision` is a branch, a tag or a commit; the
-    options are those of `EngineConfig`. With `skip_tokenizer_init` the model needs no tokenizer: prompts are token
-    ids, and the outputs' text is empty. Prompts that come without `SamplingParams` are sampled as the model's
-    `generation_config.json` has it, or that of the folder that `generation_config` names, or with "vllm" for it as vLLM
-    does without such a file. Raises `ModelError` or `ConfigError`, one line that says what to do.
+    options are those of `EngineConfig`; those that vLLM has beside them may be given where they ask for what is so here
+    anyway. `tokenizer`: another folder, or id, to read it from. With `skip_tokenizer_init` the model needs none:
+    prompts are token ids, and the outputs' text is empty. Prompts that come without `SamplingParams` are sampled as the
+    model's `generation_config.json` has it, or that of the folder that `generation_config` names, or with "vllm" for it
+    as vLLM does without such a file. Raises `ModelError` or `ConfigError`, one line that says what to do.
     """
 
     def __init__(
@@ -45,17 +46,18 @@ class LLM:
         model: str | Path,
         *,
         revision: str | None = None,
+        tokenizer: str | Path | None = None,
         skip_tokenizer_init: bool = False,
         generation_config: str | Path = "auto",
         **options: Any,
     ) -> None:
-        self._config = _engine_config(options)
+        self._config = engine_config(options)
         folder = locate_model(model, revision, with_weights=self._config.load_format != "dummy").folder
         # Before the weights: a missing tokenizer is known at once, a large checkpoint takes minutes.
         model_config = ModelConfig.from_pretrained(folder)
         self._default_params = SamplingParams(**chosen_sampling_defaults(generation_config, folder))
         self._end_token_ids = model_config.eos_token_ids
-        self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else Tokenizer.from_pretrained(folder)
+        self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else _tokenizer(tokenizer, model, folder)
         self._prompts = InputProcessor(self._tokenizer, ImageReader(model_config.vision, str(model)))
         self._engine = Engine.from_pretrained(folder, self._config)
         self._ids = count()
@@ -268,19 +270,18 @@ class LLM:
         )
 
 
+def _tokenizer(named: str | Path | None, model: str | Path, folder: Path) -> Tokenizer:
+    # One that is named like the model is of the model's revision.
+    if named is not None and str(named) != str(model):
+        folder = locate_model(named, with_weights=False).folder
+    return Tokenizer.from_pretrained(folder)
+
+
 def _offered(event: RequestEvent) -> TokenLogprobs:
     """The next tokens that a step of beam search may take."""
     if event.finish_reason is FinishReason.ERROR:
         raise EngineError(f"beam search could not go on: {event.error}")
     return event.logprobs[0]
-
-
-def _engine_config(options: Mapping[str, Any]) -> EngineConfig:
-    known = EngineConfig.__dataclass_fields__
-    for name in options:
-        if name not in known:
-            raise TypeError(f"LLM got an unknown option {name!r}; known: {', '.join(known)}")
-    return EngineConfig(**options)
 
 
 def _listed(given: Any, name: str) -> list[Any]:
