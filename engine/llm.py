@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain, count
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
@@ -13,10 +14,12 @@ from .engine import Engine
 from .errors import EngineError, InvalidRequestError
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
+from .one_each import one_each
 from .outputs import RequestOutput, completion, decoded, prompt_logprobs
 from .progress import MakeBar, Progress
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .sampling.defaults import chosen_sampling_defaults
+from .text.chat_ending import ChatEnding
 from .text.detokenizer import StopStrings
 from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
@@ -77,44 +80,53 @@ class LLM:
         self,
         prompts: Prompts,
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: LoraChoice = None,
         *,
         use_tqdm: bool | MakeBar = True,
+        lora_request: LoraChoice = None,
+        priority: int | Sequence[int] | None = None,
     ) -> list[RequestOutput]:
         """Complete each prompt; the results come in the prompts' order.
 
         A model that reads images takes them as `{"prompt": ..., "multi_modal_data": {"image": ...}}`.
-        `sampling_params` (default: `get_default_sampling_params()`) and `lora_request`, the LoRA adapter to answer
-        with, are one for all or one each. `use_tqdm`: whether a bar on stderr tells how many prompts are done, or
-        what makes one in tqdm's place. Raises `InvalidRequestError` naming the prompt that can not run; then none does.
+        `sampling_params` (default: `get_default_sampling_params()`), `lora_request`, the LoRA adapter to answer with,
+        and `priority`, of which a lower one goes first, are one for all or one each. `use_tqdm`: whether a bar on
+        stderr tells how many prompts are done, or what makes one in tqdm's place. Raises `InvalidRequestError` naming
+        the prompt that can not run; then none does.
         """
         many = [prompts] if is_one(prompts) else _listed(prompts, "prompts")
         read = [self._read(position, prompt) for position, prompt in enumerate(many)]
-        params, loras = self._one_each(sampling_params, len(many)), _loras(lora_request, len(many))
-        return self._run(read, params, loras, use_tqdm)
+        return self._run(read, self._params(sampling_params, len(many)), lora_request, priority, use_tqdm)
 
     def chat(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        lora_request: LoraChoice = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        *,
         use_tqdm: bool | MakeBar = True,
+        lora_request: LoraChoice = None,
+        *,
+        priority: int | Sequence[int] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[RequestOutput]:
         """Answer each conversation through the model's chat template, which is told `chat_template_kwargs`.
 
-        `tools`: functions as OpenAI's API describes them, for the template to show; the model's calls are in its text.
+        `chat_template`: the text of another one. The prompt ends where the assistant's answer begins, or with the last
+        message where there is to be no `add_generation_prompt`; with `continue_final_message` too, within that
+        message, so that the answer goes on from it. `tools`: functions as OpenAI's API describes them, for the
+        template to show; the model's calls are in its text. The rest is as `generate` has it.
         Images are parts of messages, `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`, or
         `{"type": "image_pil", "image_pil": ...}`.
         """
         given = _listed(messages, "messages")
         many = [given] if given and isinstance(given[0], Mapping) else [_listed(chat, "messages") for chat in given]
-        params = self._one_each(sampling_params, len(many))
+        ending = ChatEnding.of(add_generation_prompt, continue_final_message)
+        params = self._params(sampling_params, len(many))
         are_thinking = [each.reasoning for each in params]
-        read = self._prompts.chats(many, chat_template_kwargs or {}, tools or (), are_thinking)
-        return self._run(read, params, _loras(lora_request, len(read)), use_tqdm)
+        read = self._prompts.chats(many, chat_template_kwargs or {}, tools or (), are_thinking, ending, chat_template)
+        return self._run(read, params, lora_request, priority, use_tqdm)
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.
@@ -150,19 +162,9 @@ class LLM:
     def _with_text(self, beam: BeamSearchSequence) -> BeamSearchSequence:
         return replace(beam, text=self._tokenizer.decode(beam.tokens), logprobs=decoded(self._tokenizer, beam.logprobs))
 
-    def _one_each(
-        self, params: SamplingParams | Sequence[SamplingParams] | None, number: int
-    ) -> Sequence[SamplingParams]:
-        if params is None:
-            params = self._default_params
-        if isinstance(params, SamplingParams):
-            return [params] * number
-        if not isinstance(params, Sequence) or not all(isinstance(each, SamplingParams) for each in params):
-            problem = f"sampling_params must be a SamplingParams, or one for each prompt, not {params!r}"
-            raise InvalidRequestError(problem, "sampling_params")
-        if len(params) != number:
-            raise InvalidRequestError(f"{len(params)} sampling_params for {number} prompts: give one, or one each")
-        return params
+    def _params(self, given: SamplingParams | Sequence[SamplingParams] | None, number: int) -> Sequence[SamplingParams]:
+        chosen = self._default_params if given is None else given
+        return one_each("sampling_params", chosen, SamplingParams, "a SamplingParams", number)
 
     def _read(self, position: int, prompt: Prompt) -> ReadPrompt:
         try:
@@ -174,13 +176,16 @@ class LLM:
         self,
         read: Sequence[ReadPrompt],
         params: Sequence[SamplingParams],
-        loras: Sequence[LoRARequest | None],
+        lora_request: LoraChoice,
+        priority: int | Sequence[int] | None,
         use_tqdm: bool | MakeBar,
     ) -> list[RequestOutput]:
         choice_ids = self._choice_token_ids(params)
+        loras = one_each("lora_request", lora_request, LoRARequest | NoneType, "a LoRARequest", len(read))
+        priorities = one_each("priority", priority or 0, int, "a whole number", len(read))
         prompts = [
-            self._samples(prompt, each, choice_ids.get(tuple(each.choices or ())), lora)
-            for prompt, each, lora in zip(read, params, loras, strict=True)
+            self._samples(prompt, each, choice_ids.get(tuple(each.choices or ())), lora, priority)
+            for prompt, each, lora, priority in zip(read, params, loras, priorities, strict=True)
         ]
         with Progress(prompts, use_tqdm) as progress:
             answers = self._answers(prompts, progress)
@@ -204,6 +209,7 @@ class LLM:
         params: SamplingParams,
         choice_token_ids: tuple[tuple[int, ...], ...] | None,
         lora: LoRARequest | None,
+        priority: int,
     ) -> list[Request]:
         """The requests that answer a prompt, one for each of its `n` samples.
 
@@ -221,6 +227,7 @@ class LLM:
                 choice_token_ids,
                 StopStrings.of(self._tokenizer, params, prompt.token_ids),
                 grammar,
+                priority=priority,
                 fork_of=request_id if index else None,
                 lora_request=lora,
                 output_kind=RequestOutputKind.FINAL_ONLY,
@@ -289,13 +296,3 @@ def _listed(given: Any, name: str) -> list[Any]:
     if isinstance(given, Iterable) and not isinstance(given, str | Mapping):
         return list(given)
     raise InvalidRequestError(f"{name} must be a list, not {given!r}", name)
-
-
-def _loras(chosen: LoraChoice, number: int) -> Sequence[LoRARequest | None]:
-    if chosen is None or isinstance(chosen, LoRARequest):
-        return [chosen] * number
-    if not isinstance(chosen, Sequence) or not all(isinstance(each, LoRARequest | None) for each in chosen):
-        raise InvalidRequestError(f"lora_request must be a LoRARequest, or one for each prompt, not {chosen!r}")
-    if len(chosen) != number:
-        raise InvalidRequestError(f"{len(chosen)} lora_requests for {number} prompts: give one, or one each")
-    return chosen

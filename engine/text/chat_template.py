@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Collection
+from functools import lru_cache
 from typing import Any
 
 from jinja2 import Environment, Template, TemplateSyntaxError, nodes
@@ -21,6 +22,15 @@ def compile_template(source: str) -> Template:
     # What Jinja keeps is a chain of mappings, which it would copy for each prompt, and slowly.
     template.globals = dict(template.globals)
     return template
+
+
+@lru_cache(maxsize=8)
+def given_template(source: str) -> Template:
+    """As `compile_template`, of one that a caller brings. Raises `InvalidRequestError`."""
+    try:
+        return compile_template(source)
+    except TemplateSyntaxError as error:
+        raise InvalidRequestError(f"chat_template is malformed: {error}", "chat_template") from error
 
 
 def begins_with(source: str, texts: Collection[str]) -> bool:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
 from ..errors import InvalidRequestError
 from ..vision.prompt_images import Picture, PromptImage
 from ..vision.reading import ImageReader, has_images
+from .chat_ending import ChatEnding
+from .messages import check_messages, with_plain_texts
 from .tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -81,14 +83,20 @@ class InputProcessor:
         template_kwargs: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
         are_thinking: Sequence[bool] | None = None,
+        ending: ChatEnding = ChatEnding.ANSWER,
+        chat_template: str | None = None,
     ) -> list[ReadPrompt]:
-        """The prompts of conversations, through the model's chat template, which is told of `tools`.
+        """The prompts of conversations, through the model's chat template or another, which is told of `tools`.
 
         `are_thinking`: of each, whether the model is to think before it answers; None: of none.
         """
-        split = [self.images.split(chat) if has_images(chat) else (chat, []) for chat in chats]
+        for chat in chats:
+            check_messages(chat)
+        split = [self.images.split(chat) if has_images(chat) else (with_plain_texts(chat), []) for chat in chats]
         texts = [
-            self.tokenizer.apply_chat_template(chat, self.tokenizer.template_kwargs(template_kwargs, thinks), tools)
+            self.tokenizer.apply_chat_template(
+                chat, self.tokenizer.template_kwargs(template_kwargs, thinks), tools, ending, chat_template
+            )
             for (chat, _), thinks in zip(split, are_thinking or [False] * len(split), strict=True)
         ]
         encoded = self.tokenizer.encode_batch(texts, add_special_tokens=False)

@@ -19,6 +19,7 @@ from ..structured.grammar import Grammar, GrammarCompiler
 from ..structured.harmony import HarmonyTokens
 from ..structured.reasoning import MARKERS, ReasoningTokens
 from ..structured.structured_outputs import StructuredOutputsParams
+from .chat_ending import ChatEnding
 from .earlier_calls import with_read_arguments
 from .gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_config
 from .segments import SegmentEncoder
@@ -293,31 +294,43 @@ class Tokenizer:
         messages: Sequence[Mapping[str, Any]],
         template_kwargs: Mapping[str, Any] = _NOTHING,
         tools: Sequence[Mapping[str, Any]] = (),
+        ending: ChatEnding = ChatEnding.ANSWER,
+        chat_template: str | None = None,
     ) -> str:
-        """The prompt for a chat, ending where the assistant's answer begins.
+        """The prompt for a chat, ending where the assistant's answer begins unless `ending` says otherwise.
 
         `template_kwargs`: what else the template is told, such as `enable_thinking`, which counts for models in
-        harmony's format too; `tools`: the functions that the model may call. The text carries the model's special
-        tokens: encode it with `add_special_tokens=False`. Raises `InvalidRequestError` when the messages do not fit
-        the template, `ModelError` when there is none.
+        harmony's format too; `tools`: the functions that the model may call; `chat_template`: one to take in place of
+        the model's. The text carries the model's special tokens: encode it with `add_special_tokens=False`. Raises
+        `InvalidRequestError` when the messages do not fit the template, `ModelError` when there is none.
         """
-        if not self.has_chat_template:
-            raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
-        template = self._tools_template if tools else self._template
+        template = self._chosen_template(bool(tools), chat_template)
+        marked = ending.marked(messages)
         try:
             now = {_TIME: datetime.now().strftime}
             ours = {
-                "messages": with_read_arguments(messages),
-                "add_generation_prompt": True,
+                "messages": with_read_arguments(marked),
+                "add_generation_prompt": ending is ChatEnding.ANSWER,
                 "tools": list(tools) or None,
             }
-            text = template.render({**self._template_tokens, **now, **template_kwargs, **ours})
+            text = str(template.render({**self._template_tokens, **now, **template_kwargs, **ours}))
         # A template is the model's own code: whatever it raises is about these messages.
         except Exception as error:
             raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error
+        if ending is not ChatEnding.ANSWER:
+            return ending.cut(text)
         # Harmony's templates know nothing of it.
         begins_answer = self.thinks_unless_told and template_kwargs.get("enable_thinking") is False
-        return f"{text}{harmony.ANSWER_HEADER}" if begins_answer else str(text)
+        return f"{text}{harmony.ANSWER_HEADER}" if begins_answer else text
+
+    def _chosen_template(self, with_tools: bool, source: str | None) -> Any:
+        if source is not None:
+            from .chat_template import given_template
+
+            return given_template(source)
+        if not self.has_chat_template:
+            raise ModelError(f"model {self._folder} has no chat template: use plain prompts")
+        return self._tools_template if with_tools else self._template
 
     def chat_frame(self, system: str | None, template_kwargs: Mapping[str, Any] = _NOTHING) -> "ChatFrame | None":
         """What `apply_chat_template` puts around any user's text, where that is the same for all; `system` comes first.

@@ -19,7 +19,7 @@ from .prompt_images import Picture, PromptImage
 
 _DATA_URL = re.compile(r"data:[\w.+-]+/[\w.+-]+(;[\w.+-]+=[^;,]*)*;base64,", re.IGNORECASE)
 # What a message's part is that is an image; the first two are OpenAI's and vLLM's.
-_IMAGE_PARTS = ("image_url", "image_pil", "image")
+IMAGE_PARTS = ("image_url", "image_pil", "image")
 _SHORT = 100
 
 P = TypeVar("P")
@@ -99,7 +99,7 @@ def _grid(data: bytes, vision: VisionConfig) -> Grid:
 def has_images(messages: Any) -> bool:
     """Whether any of a conversation's messages has a part that is an image."""
     return any(
-        isinstance(part, Mapping) and part.get("type") in _IMAGE_PARTS
+        isinstance(part, Mapping) and part.get("type") in IMAGE_PARTS
         for message in messages
         if isinstance(message, Mapping) and isinstance(message.get("content"), list)
         for part in message["content"]
@@ -124,7 +124,7 @@ def split_images(
             continue
         parts = []
         for part in content:
-            if part.get("type") in _IMAGE_PARTS:
+            if part.get("type") in IMAGE_PARTS:
                 pictures.append(_picture(part, len(pictures) + 1, unnamed))
                 parts.append({"type": "image"})
             else:

@@ -9,10 +9,11 @@ from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.errors import InvalidRequestError
 from ...engine.sampling.defaults import SamplingDefaults, read_sampling_defaults
+from ...engine.text.messages import with_plain_texts
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader, has_images, num_expanded
 from ..errors import SpecError
-from ..spec.messages import messages_problem, with_plain_texts
+from ..spec.messages import messages_problem
 from ..spec.schemas import SamplingSpec
 
 # They are a hundred bytes each, and Redis gets all of a prompt's in one entry.

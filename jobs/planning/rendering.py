@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.checkpoints.hub import public_name
 from ...engine.errors import InvalidRequestError
+from ...engine.text.messages import with_plain_texts
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.image_size import Grid
 from ...engine.vision.reading import ImageReader, has_images
 from ...storage.errors import Argument
 from ..errors import RowError, SpecError
-from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, with_plain_texts, without_absent
+from ..spec.messages import EMPTY, messages_problem, template_kwargs_problem, without_absent
 from ..spec.prompt_template import PromptTemplate
 from ..spec.row_images import row_images
 from ..spec.schemas import JobSpec

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ...engine.text.messages import with_plain_texts
 from ...engine.vision.reading import has_images
 from .json_values import json_problem
 
@@ -43,19 +44,6 @@ def _is_part(part: Any) -> bool:
     if part.get("type") == "text":
         return isinstance(part.get("text"), str)
     return part.get("type") in ("image_url", "image")
-
-
-def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The messages, in which parts become one text: templates of models that read texts would write the list out.
-
-    Those with images are left as they are.
-    """
-    return [
-        {**message, "content": "\n".join(part["text"] for part in message["content"])}
-        if isinstance(message.get("content"), list) and not has_images([message])
-        else message
-        for message in messages
-    ]
 
 
 def without_absent(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

@@ -131,7 +131,7 @@ def test_each_prompt_can_have_its_own_parameters(llm):
     outputs = llm.generate(["a", "b", "c"], params)
     assert [len(output.outputs[0].token_ids) for output in outputs] == [1, 5, 3]
     assert {output.outputs[0].finish_reason for output in outputs} == {"length"}
-    with pytest.raises(InvalidRequestError, match="3 sampling_params for 2 prompts"):
+    with pytest.raises(InvalidRequestError, match="sampling_params: 3 for 2 prompts: give one, or one each"):
         llm.generate(["a", "b"], params)
 
 
@@ -180,6 +180,84 @@ def test_a_chat_shows_the_model_its_tools(chat_folder, tmp_path):
     tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}]
     [output] = llm.chat([{"role": "user", "content": "a"}], GREEDY, tools=tools)
     assert output.prompt == json.dumps(tools)
+
+
+HELLO = [{"role": "user", "content": "Hello"}]
+BEGUN = [*HELLO, {"role": "assistant", "content": "I say "}]
+
+
+def test_a_chats_prompt_may_end_elsewhere(llm):
+    """As transformers' and vLLM's do; this template strips what it writes."""
+    ends = {"add_generation_prompt": False, "continue_final_message": True}
+    assert llm.chat(HELLO, GREEDY)[0].prompt == "<s>user: Hello</s>\nassistant:"
+    assert llm.chat(HELLO, GREEDY, add_generation_prompt=False)[0].prompt == "<s>user: Hello</s>\n"
+    assert llm.chat(BEGUN, GREEDY, **ends)[0].prompt == "<s>user: Hello</s>\nassistant: I say"
+    plain = "{% for message in messages %}[{{ message.content }}]{% endfor %}"
+    assert llm.chat(BEGUN, GREEDY, chat_template=plain, **ends)[0].prompt == "[Hello][I say "
+
+
+def test_a_chat_through_another_template(llm):
+    template = "{{ bos_token }}{{ messages[0].content }}{{ tone }}"
+    [output] = llm.chat(HELLO, GREEDY, chat_template=template, chat_template_kwargs={"tone": "!"})
+    assert (output.prompt, output.prompt_token_ids) == ("<s>Hello!", [0, *llm.get_tokenizer().encode("Hello!")])
+
+
+def test_parts_of_text_are_one_text_to_the_template(llm):
+    parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
+    [output] = llm.chat([{"role": "user", "content": parts}], GREEDY)
+    assert output.prompt == "<s>user: one\ntwo</s>\nassistant:"
+
+
+@pytest.mark.parametrize(
+    ("messages", "options", "message"),
+    [
+        ([[]], {}, "messages: a conversation has at least one message"),
+        ([{"content": "a"}], {}, "messages: message 0 must be an object with a role, not {'content': 'a'}"),
+        ([{"role": "user", "content": 5}], {}, "messages: message 0: content must be a text or a list of parts, not 5"),
+        ([*HELLO, {"role": "user", "content": ["a"]}], {}, "message 1: a part of content must be an object of type"),
+        ([{"role": "user", "content": [{"type": "text"}]}], {}, "message 0: a part of content must be an object"),
+        (HELLO, {"continue_final_message": True}, "continue_final_message .*: with it say add_generation_prompt=False"),
+        (HELLO, {"chat_template": "{% if %}"}, "chat_template is malformed"),
+        (
+            [{"role": "assistant", "tool_calls": []}],
+            {"continue_final_message": True, "add_generation_prompt": False},
+            "continue_final_message needs a last message whose content is a text",
+        ),
+        (
+            HELLO,
+            {"continue_final_message": True, "add_generation_prompt": False, "chat_template": "none"},
+            "continue_final_message: the model's chat template does not write the last message out",
+        ),
+    ],
+)
+def test_a_chat_that_cannot_be_put_into_the_template(llm, messages, options, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        llm.chat(messages, GREEDY, **options)
+
+
+def test_arguments_have_vllms_places(llm):
+    expected = llm.chat(HELLO, GREEDY)[0].outputs
+    assert llm.chat(HELLO, GREEDY, False, None)[0].outputs == expected
+
+
+def test_a_lower_priority_goes_first(llm, monkeypatch):
+    """Three run at a time."""
+    order: list[str] = []
+    step = llm.engine.step
+
+    def noted():
+        events = step()
+        order.extend(event.request_id for event in events if event.finished)
+        return events
+
+    monkeypatch.setattr(llm.engine, "step", noted)
+    params = SamplingParams(temperature=0, max_tokens=2, ignore_eos=True)
+    outputs = llm.generate(list("abcdef"), params, priority=[1, 1, 1, 0, 0, 0])
+    assert sorted(order[:3]) == sorted(output.request_id for output in outputs[3:])
+    with pytest.raises(InvalidRequestError, match="priority: 2 for 1 prompts: give one, or one each"):
+        llm.generate("a", GREEDY, priority=[1, 2])
+    with pytest.raises(InvalidRequestError, match="priority must be a whole number, or one for each prompt, not 'a'"):
+        llm.generate("a", GREEDY, priority="a")
 
 
 def check_chat(llm: LLM, tokenizer, model) -> None:

@@ -135,7 +135,7 @@ def test_one_adapter_for_each_prompt(model):
     prompts: list[Prompt] = [{"prompt_token_ids": model.prompts[1]} for _ in model.loras]
     for lora, output in enumerate(llm.generate(prompts, params, lora_request=model.loras)):
         assert model.is_greedy(lora, 1, output.outputs[0].token_ids)
-    with pytest.raises(InvalidRequestError, match="2 lora_requests for 1 prompts"):
+    with pytest.raises(InvalidRequestError, match="lora_request: 2 for 1 prompts"):
         llm.generate(prompts[:1], params, lora_request=model.loras[:2])
     with pytest.raises(InvalidRequestError, match="must be a LoRARequest, or one for each prompt, not 'kind'"):
         llm.generate(prompts[:1], params, lora_request="kind")  # type: ignore[arg-type]

@@ -1,0 +1,47 @@
+"""A conversation's messages as chat templates want them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..errors import InvalidRequestError
+from ..vision.reading import IMAGE_PARTS, has_images
+
+
+def check_messages(messages: Sequence[Any]) -> None:
+    """Raises `InvalidRequestError` saying which message of a conversation a chat template would make nonsense of."""
+    if not messages:
+        raise _invalid("a conversation has at least one message")
+    for number, message in enumerate(messages):
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise _invalid(f"message {number} must be an object with a role, not {message!r}")
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            _check_part(part, number)
+        if not isinstance(content, str | list | None):
+            raise _invalid(f"message {number}: content must be a text or a list of parts, not {content!r}")
+
+
+def _check_part(part: Any, number: int) -> None:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in IMAGE_PARTS:
+        return
+    if kind != "text" or not isinstance(part.get("text"), str):
+        kinds = ", ".join(("text", *IMAGE_PARTS))
+        raise _invalid(f"message {number}: a part of content must be an object of type {kinds}, not {part!r}")
+
+
+def _invalid(problem: str) -> InvalidRequestError:
+    return InvalidRequestError(f"messages: {problem}", "messages")
+
+
+def with_plain_texts(messages: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The messages, in which parts become one text: templates of models that read texts would write the list out.
+
+    Those with images are left as they are.
+    """
+    return [
+        {**message, "content": "\n".join(part["text"] for part in message["content"])}
+        if isinstance(message.get("content"), list) and not has_images([message])
+        else message
+        for message in messages
+    ]
