@@ -269,11 +269,13 @@ class LLM:
             prompt=text,
             prompt_token_ids=list(first.prompt_token_ids),
             outputs=[
-                completion(self._tokenizer, index, request, answers[request.request_id])
+                completion(self._tokenizer, index, request, answers[request.request_id], self._end_token_ids)
                 for index, request in enumerate(samples)
             ],
             num_cached_tokens=answers[first.request_id][-1].num_cached_tokens,
-            prompt_logprobs=prompt_logprobs(self._tokenizer, answers[first.request_id]),
+            prompt_logprobs=prompt_logprobs(
+                self._tokenizer if first.params.detokenize else None, answers[first.request_id]
+            ),
         )
 
 

@@ -1,11 +1,11 @@
 """What the offline face returns, with vLLM's names."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
 from .logprobs import Logprob, TokenLogprobs
 from .request import Request, RequestEvent
-from .text.detokenizer import answer_text, reasoning_text
+from .text.detokenizer import answer_text, reasoning_text, stop_reason
 from .text.tokenizer import Tokenizer
 
 
@@ -15,7 +15,8 @@ class CompletionOutput:
 
     With `SamplingParams.choices`, `probabilities` has each choice's. With `SamplingParams.logprobs`, `logprobs` has
     for each token a mapping of token ids to `Logprob` (its own first, then the likeliest), and `cumulative_logprob`
-    is the sum of the tokens' own. Otherwise they are None. With `SamplingParams.reasoning`, `reasoning` is what the
+    is the sum of the tokens' own. Otherwise they are None. `stop_reason`: which of the request's stops, a text or a
+    token id, has ended the answer, if one has. With `SamplingParams.reasoning`, `reasoning` is what the
     model thought before, which `text` leaves out. `error` says what went wrong where `finish_reason` is "error".
     """
 
@@ -28,6 +29,10 @@ class CompletionOutput:
     logprobs: list[dict[int, Logprob]] | None = None
     error: str | None = None
     reasoning: str | None = None
+    stop_reason: str | int | None = None
+
+    def finished(self) -> bool:
+        return True
 
 
 @dataclass(frozen=True)
@@ -48,8 +53,14 @@ class RequestOutput:
     prompt_logprobs: list[dict[int, Logprob] | None] | None = None
 
 
-def completion(tokenizer: Tokenizer, index: int, request: Request, events: Sequence[RequestEvent]) -> CompletionOutput:
-    """The answer that a request's events, all of them, add up to."""
+def completion(
+    tokenizer: Tokenizer,
+    index: int,
+    request: Request,
+    events: Sequence[RequestEvent],
+    end_token_ids: Collection[int] = (),
+) -> CompletionOutput:
+    """The answer that a request's events, all of them, add up to. `end_token_ids`: those of the model."""
     last = events[-1]
     token_ids = tuple(token for event in events for token in event.new_token_ids)
     choices = request.params.choices
@@ -60,7 +71,8 @@ def completion(tokenizer: Tokenizer, index: int, request: Request, events: Seque
         return CompletionOutput(index, text, token_ids, reason, probabilities, reasoning=reasoning)
     logprobs = None
     if request.params.logprobs is not None:
-        logprobs = decoded(tokenizer, [each for event in events for each in event.logprobs])
+        told = [each for event in events for each in event.logprobs]
+        logprobs = decoded(tokenizer if request.params.detokenize else None, told)
     return CompletionOutput(
         index=index,
         text=answer_text(tokenizer, request, token_ids, last.finish_reason),
@@ -70,10 +82,13 @@ def completion(tokenizer: Tokenizer, index: int, request: Request, events: Seque
         logprobs=logprobs,
         error=last.error,
         reasoning=reasoning,
+        stop_reason=stop_reason(request, token_ids, last.finish_reason, end_token_ids),
     )
 
 
-def prompt_logprobs(tokenizer: Tokenizer, events: Sequence[RequestEvent]) -> list[dict[int, Logprob] | None] | None:
+def prompt_logprobs(
+    tokenizer: Tokenizer | None, events: Sequence[RequestEvent]
+) -> list[dict[int, Logprob] | None] | None:
     """What a request's events say of its prompt's tokens; None where it did not ask."""
     for event in events:
         if event.prompt_logprobs is not None:
@@ -82,8 +97,10 @@ def prompt_logprobs(tokenizer: Tokenizer, events: Sequence[RequestEvent]) -> lis
     return None
 
 
-def decoded(tokenizer: Tokenizer, logprobs: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
-    """The same with each token's text."""
+def decoded(tokenizer: Tokenizer | None, logprobs: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
+    """The same with each token's text, if there is a tokenizer."""
+    if tokenizer is None:
+        return [dict(each) for each in logprobs]
     tokens = list({token for each in logprobs for token in each})
     text_of = dict(zip(tokens, tokenizer.decode_each(tokens), strict=True))
     return [

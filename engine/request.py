@@ -41,18 +41,19 @@ class SamplingParams:
     """How tokens are chosen; the names and defaults are vLLM's.
 
     `temperature=0` is greedy. `top_k=0`, or -1, keeps the whole vocabulary. `max_tokens=None` means up to the model's
-    context. `seed` makes a sample repeatable whatever else is in the batch; without one the engine derives a
-    seed from its own and the request id. `n` answers a prompt that many times; the first is the answer that `n=1`
+    context. `seed` makes a sample repeatable whatever else is in the batch; without one, or with -1, the engine derives
+    a seed from its own and the request id. `n` answers a prompt that many times; the first is the answer that `n=1`
     gives. `choices` restricts the answer to one of the given texts and reports the probability of each.
 
     `repetition_penalty` counts the tokens of prompt and output, `presence_penalty` and `frequency_penalty` those of
     the output. `logit_bias` maps token ids to what is added to their logits. `stop`: the answer ends where one of
     these texts appears, and before it unless `include_stop_str_in_output`. Up to `min_tokens` tokens neither the end
     token nor a stop ends an answer. `logprobs=k` reports, for each token, its log-probability and those of the k
-    likeliest, as the model gives them before any of the above; `prompt_logprobs=k` does for the prompt's tokens. Such
-    a prompt is computed afresh, as what the prefix cache holds comes without them. `structured_outputs`: the answer
-    follows a grammar. It ends where the grammar leaves nothing to say, whatever `min_tokens`; where `max_tokens` end
-    it before that, its finish reason is "length".
+    likeliest, or with -1 of all, as the model gives them before any of the above; `prompt_logprobs=k` does for the
+    prompt's tokens. Such a prompt is computed afresh, as what the prefix cache holds comes without them. An answer's
+    text leaves special tokens out unless `skip_special_tokens=False`; with `detokenize=False` it is empty.
+    `structured_outputs`: the answer follows a grammar. It ends where the grammar leaves nothing to say, whatever
+    `min_tokens`; where `max_tokens` end it before that, its finish reason is "length".
 
     `reasoning`: the model thinks before it answers; `choices`, `structured_outputs` and `stop` are about what it says
     then. After `thinking_token_budget` tokens the thinking is ended; `max_tokens` counts both, except that with
@@ -80,11 +81,14 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
     choices: Sequence[str] | None = None
+    detokenize: bool = True
+    skip_special_tokens: bool = True
     structured_outputs: StructuredOutputsParams | None = None
     reasoning: bool = False
     thinking_token_budget: int | None = None
 
     def __post_init__(self) -> None:
+        self._read_other_names()
         self._check_types()
         _require(self.n >= 1, "n", "≥ 1", self.n)
         _require(self.n == 1 or not self.is_greedy, "n", "1 with temperature 0 (all answers would be equal)", self.n)
@@ -94,8 +98,6 @@ class SamplingParams:
         _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", "≥ 0", self.temperature)
         _require(0 < self.top_p <= 1, "top_p", "in (0, 1]", self.top_p)
         _require(self.top_k >= -1, "top_k", "≥ 0 (0 keeps all, and so does -1)", self.top_k)
-        if self.top_k == -1:
-            object.__setattr__(self, "top_k", 0)
         _require(0 <= self.min_p <= 1, "min_p", "in [0, 1]", self.min_p)
         _require(self.seed is None or 0 <= self.seed < 2**63, "seed", "in [0, 2**63)", self.seed)
         _require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "≥ 1", self.max_tokens)
@@ -112,6 +114,8 @@ class SamplingParams:
         _check_stop(self.stop)
         _check_stop_token_ids(self.stop_token_ids)
         self._check_structured_outputs()
+        if self.stop_strings and not self.detokenize:
+            raise InvalidRequestError("stop needs the text: leave out detokenize=False", "detokenize")
         if self.choices is not None:
             _check_choices(self.choices)
             self._check_fits_choices()
@@ -151,6 +155,13 @@ class SamplingParams:
         other.__dict__.update(self.__dict__, seed=seed)
         return other
 
+    def _read_other_names(self) -> None:
+        """vLLM has numbers that mean all, or none."""
+        for name, said, meant in _OTHER_NAMES:
+            value = getattr(self, name)
+            if value == said and type(value) is type(said):
+                object.__setattr__(self, name, meant)
+
     def _check_types(self) -> None:
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
             _require(_is_number(getattr(self, name)), name, "a number", repr(getattr(self, name)))
@@ -159,7 +170,7 @@ class SamplingParams:
         for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"):
             value = getattr(self, name)
             _require(value is None or _is_whole(value), name, "a whole number", repr(value))
-        for name in ("ignore_eos", "include_stop_str_in_output", "reasoning"):
+        for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens", "reasoning"):
             _require(isinstance(getattr(self, name), bool), name, "true or false", repr(getattr(self, name)))
 
     def _check_structured_outputs(self) -> None:
@@ -176,6 +187,15 @@ class SamplingParams:
                 raise InvalidRequestError(f"{name} has no meaning with choices: leave out one of the two", name)
 
 
+# More than any vocabulary has.
+_ALL = 2**31 - 1
+_OTHER_NAMES: tuple[tuple[str, int | None, int | tuple[int, ...] | None], ...] = (
+    ("top_k", -1, 0),
+    ("seed", -1, None),
+    ("logprobs", -1, _ALL),
+    ("prompt_logprobs", -1, _ALL),
+    ("stop_token_ids", None, ()),
+)
 _NOT_WITH_CHOICES = (
     "presence_penalty",
     "frequency_penalty",
@@ -185,6 +205,8 @@ _NOT_WITH_CHOICES = (
     "logprobs",
     "prompt_logprobs",
     "logit_bias",
+    "detokenize",
+    "skip_special_tokens",
     "structured_outputs",
 )
 

@@ -1,6 +1,6 @@
 """Token ids to text while an answer grows: whole characters only, and where a stop string ends it."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from tokenizers.decoders import DecodeStream
 
@@ -13,11 +13,12 @@ _REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """The text of a growing answer, piece by piece, special tokens left out."""
+    """The text of a growing answer, piece by piece, special tokens left out unless they are not to be."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool = True) -> None:
         self._fast = tokenizer.fast
-        self._stream = DecodeStream(skip_special_tokens=True)
+        self._skips = skip_special_tokens
+        self._stream = DecodeStream(skip_special_tokens=skip_special_tokens)
 
     def add(self, token_id: int) -> str:
         """What this token makes known of the text: nothing while a character lacks bytes."""
@@ -28,7 +29,7 @@ class Detokenizer:
             # A text it gave out decodes differently with more tokens: only invalid UTF-8 does that. Start afresh.
             if not str(error).startswith("Invalid prefix encountered"):
                 raise
-            self._stream = DecodeStream(skip_special_tokens=True)
+            self._stream = DecodeStream(skip_special_tokens=self._skips)
             return self._stream.step(self._fast, token_id) or ""
 
 
@@ -41,15 +42,16 @@ class StopStrings:
 
     def __init__(self, tokenizer: Tokenizer, params: SamplingParams, thinking: ThinkingTracker | None = None) -> None:
         self._thinking = thinking
-        self._detokenizer = Detokenizer(tokenizer)
+        self._detokenizer = Detokenizer(tokenizer, params.skip_special_tokens)
         self._params = params
         self._stops = params.stop_strings
         self._num_tokens = 0
         self._pieces: list[str] = []
         # The end of the text so far, as much as a stop string may begin with.
         self._tail = ""
-        # The answer's text once a stop string has ended it.
+        # The answer's text once a stop string has ended it, and which one.
         self.answer: str | None = None
+        self.found: str | None = None
 
     @classmethod
     def of(
@@ -75,7 +77,7 @@ class StopStrings:
         begin, end = found
         surplus = len(text) - (end if self._params.include_stop_str_in_output else begin)
         whole = "".join(self._pieces)
-        self.answer = whole[: len(whole) - surplus]
+        self.answer, self.found = whole[: len(whole) - surplus], text[begin:end]
         return True
 
     def _takes(self, token_id: int) -> bool:
@@ -112,17 +114,20 @@ def answer_text(
 ) -> str:
     """The text of a finished answer: up to its stop, and without a last character that was cut in half.
 
-    What the model thought before is left out, where the request asks for that, with the line breaks that follow it.
+    Empty where the request wants none (`detokenize`). What the model thought before is left out, where the request asks
+    for that, with the line breaks that follow it.
     """
+    if not request.params.detokenize:
+        return ""
     checker = request.stop_checker
     if isinstance(checker, StopStrings) and checker.answer is not None:
         return checker.answer
-    token_ids = _without_stop(request, token_ids, finish_reason)
+    token_ids, skips = _without_stop(request, token_ids, finish_reason), request.params.skip_special_tokens
     if request.reasoning is None:
-        return _whole(tokenizer.decode(token_ids), finish_reason)
+        return _whole(tokenizer.decode(token_ids, skips), finish_reason)
     is_held = request.params.holds_answer
     answer = request.reasoning.split(request.prompt_token_ids, token_ids, is_held).answer
-    text = _whole(tokenizer.decode(answer), finish_reason)
+    text = _whole(tokenizer.decode(answer, skips), finish_reason)
     return text if is_held else text.lstrip()
 
 
@@ -130,13 +135,13 @@ def reasoning_text(
     tokenizer: Tokenizer, request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None
 ) -> str | None:
     """What the model thought before it gave a finished answer; None where the request does not ask."""
-    if request.reasoning is None:
+    if request.reasoning is None or not request.params.detokenize:
         return None
     if request.params.choices is None:
         token_ids = _without_stop(request, token_ids, finish_reason)
     thought = request.reasoning.split(request.prompt_token_ids, token_ids).reasoning
     # A budget may have cut its last character in half.
-    return tokenizer.decode(thought).rstrip(_REPLACEMENT).strip()
+    return tokenizer.decode(thought, request.params.skip_special_tokens).rstrip(_REPLACEMENT).strip()
 
 
 def num_reasoning_tokens(request: Request, token_ids: Sequence[int]) -> int:
@@ -152,6 +157,22 @@ def num_tokens_before(request: Request, token_ids: Sequence[int]) -> int:
         return 0
     split = request.reasoning.split(request.prompt_token_ids, token_ids, request.params.holds_answer)
     return len(token_ids) - len(split.answer)
+
+
+def stop_reason(
+    request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None, end_token_ids: Collection[int]
+) -> str | int | None:
+    """Which of the request's stops ended a finished answer; None where it was something else.
+
+    `end_token_ids`: the model's own, which count for nothing where the request ignores them.
+    """
+    checker = request.stop_checker
+    if isinstance(checker, StopStrings) and checker.found is not None:
+        return checker.found
+    params, last = request.params, token_ids[-1] if token_ids else None
+    if finish_reason is not FinishReason.STOP or last not in params.stop_token_ids:
+        return None
+    return last if params.ignore_eos or last not in end_token_ids else None
 
 
 def _without_stop(request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:

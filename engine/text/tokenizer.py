@@ -113,9 +113,9 @@ class Tokenizer:
         """The tokens of each choice as an answer: without the special tokens that open a text."""
         return tuple(map(tuple, self.encode_batch(choices, add_special_tokens=False)))
 
-    def decode(self, token_ids: Sequence[int]) -> str:
-        """Text of the tokens, special ones left out."""
-        return str(self._fast.decode(list(token_ids), skip_special_tokens=True))
+    def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """Text of the tokens, special ones left out unless they are not to be."""
+        return str(self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens))
 
     def decode_each(self, token_ids: Sequence[int]) -> list[str]:
         """What each token alone adds to a text, special ones included; part of a character becomes U+FFFD."""

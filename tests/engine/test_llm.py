@@ -122,8 +122,12 @@ def test_the_bar_is_tqdms_unless_there_is_to_be_none(llm, capsys):
     assert capsys.readouterr() == ("", "")
 
 
-def test_all_tokens_are_kept_by_vllms_number_too():
-    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [({"top_k": -1}, {"top_k": 0}), ({"seed": -1}, {"seed": None}), ({"stop_token_ids": None}, {"stop_token_ids": ()})],
+)
+def test_vllms_other_names_for_all_and_none(given, meant):
+    assert SamplingParams(**given) == SamplingParams(**meant)
 
 
 def test_each_prompt_can_have_its_own_parameters(llm):
@@ -309,7 +313,7 @@ def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
         ({"top_k": -2}, "top_k must be ≥ 0"),
         ({"min_p": 2}, "min_p must be"),
         ({"max_tokens": 0}, "max_tokens must be ≥ 1, not 0"),
-        ({"seed": -1}, "seed must be"),
+        ({"seed": -2}, "seed must be"),
         ({"seed": 2**63}, "seed must be"),
         ({"seed": 1.5}, "seed must be a whole number, not 1.5"),
         ({"temperature": "warm"}, "temperature must be a number, not 'warm'"),
@@ -323,7 +327,7 @@ def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
         ({"repetition_penalty": float("inf")}, "repetition_penalty must be"),
         ({"min_tokens": -1}, "min_tokens must be ≥ 0"),
         ({"min_tokens": 17}, "min_tokens must be ≥ 0 and at most max_tokens, not 17"),
-        ({"logprobs": -1}, "logprobs must be ≥ 0"),
+        ({"logprobs": -2}, "logprobs must be ≥ 0"),
         ({"logprobs": True, "n": "2"}, "n must be a whole number, not '2'"),
         ({"logit_bias": {5: 101}}, r"logit_bias must be in \[-100, 100\], not 101 \(token 5\)"),
         ({"logit_bias": {5: float("nan")}}, "logit_bias must be in"),
@@ -344,7 +348,9 @@ def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
         ({"top_p": -0.1}, "top_p must be"),
         ({"top_k": 2.5}, "top_k must be a whole number, not 2.5"),
         ({"min_p": float("nan")}, "min_p must be in"),
-        ({"prompt_logprobs": -1}, "prompt_logprobs must be ≥ 0, not -1"),
+        ({"prompt_logprobs": -2}, "prompt_logprobs must be ≥ 0, not -2"),
+        ({"detokenize": False, "stop": "a"}, "stop needs the text: leave out detokenize=False"),
+        ({"skip_special_tokens": 0}, "skip_special_tokens must be true or false, not 0"),
         ({"prompt_logprobs": "3"}, "prompt_logprobs must be a whole number, not '3'"),
         ({"logit_bias": {-1: 1.0}}, "logit_bias must be a mapping of token ids to numbers, not keyed by -1"),
         ({"logit_bias": {5: "up"}}, r"logit_bias must be in \[-100, 100\], not 'up' \(token 5\)"),

@@ -1,6 +1,7 @@
 """Several answers to a prompt, and log-probabilities."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from headrace.engine.logprobs import Logprob
 from headrace.engine.outputs import CompletionOutput
 from headrace.engine.request import Request, SamplingParams
 
+from .families import VOCAB_SIZE
 from .likeliest import assert_likeliest
 
 PROMPT = "You are asked for several answers to one prompt. " * 3
@@ -92,8 +94,9 @@ def expected_logprobs(model, prompt: list[int], token_ids: tuple[int, ...]) -> t
         SamplingParams(temperature=3.0, top_k=9, logprobs=2, max_tokens=8, ignore_eos=True),
         SamplingParams(logprobs=2, repetition_penalty=1.5, logit_bias={70: 90}, max_tokens=8, ignore_eos=True),
         SamplingParams(logprobs=500, max_tokens=2, ignore_eos=True),
+        SamplingParams(logprobs=-1, max_tokens=2, ignore_eos=True),
     ],
-    ids=["greedy", "its own only", "sampled", "adjusted", "all"],
+    ids=["greedy", "its own only", "sampled", "adjusted", "more than all", "all"],
 )
 def test_logprobs_are_the_models_own_and_transformers(llm, chat_model, params):
     (output,) = llm.generate(PROMPT, params)
@@ -120,3 +123,64 @@ def test_those_who_do_not_ask_have_none_and_those_who_do_are_not_disturbed(llm):
     (alone,) = answers(llm, asking, "one")
     assert alone.logprobs is not None
     assert [*map(values, mixed[0].logprobs)] == [pytest.approx(values(each), abs=1e-4) for each in alone.logprobs]
+
+
+def test_all_of_a_prompts_log_probabilities(llm):
+    [output] = llm.generate("abc", SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=-1))
+    assert output.prompt_logprobs is not None
+    assert [each and len(each) for each in output.prompt_logprobs] == [None, VOCAB_SIZE, VOCAB_SIZE]
+
+
+# </s>, which ends the model's answers, <s>, and a letter.
+END, BEGIN, A = 1, 0, 66
+
+
+@pytest.mark.parametrize(
+    ("params", "reason", "text"),
+    [
+        ({"logit_bias": {END: 100}}, None, ""),
+        ({"logit_bias": {END: 100}, "stop_token_ids": [END]}, None, ""),
+        ({"logit_bias": {END: 100}, "stop_token_ids": [END], "ignore_eos": True}, END, ""),
+        ({"logit_bias": {A: 100}, "stop_token_ids": [A]}, A, ""),
+        ({"logit_bias": {A: 100}, "stop_token_ids": [A], "max_tokens": 1}, A, ""),
+        ({"logit_bias": {A: 100}, "stop": ["aaa", "aaaa"]}, "aaa", ""),
+        ({"logit_bias": {A: 100}, "stop": "aaa", "include_stop_str_in_output": True}, "aaa", "aaa"),
+        ({"logit_bias": {A: 100}, "max_tokens": 2}, None, "aa"),
+    ],
+)
+def test_what_stopped_an_answer_is_said_as_in_vllm(llm, params, reason, text):
+    (answer,) = answers(llm, SamplingParams(temperature=0, **params))
+    assert answer.text == text
+    assert answer.stop_reason == reason
+    assert answer.finished()
+
+
+@pytest.mark.parametrize(
+    ("params", "text"),
+    [
+        ({}, ""),
+        ({"skip_special_tokens": False}, "<s><s><s>"),
+        ({"skip_special_tokens": False, "stop": "s><"}, "<"),
+        ({"detokenize": False}, ""),
+    ],
+)
+def test_special_tokens_are_written_out_where_that_is_asked_for(llm, params, text):
+    (answer,) = answers(llm, SamplingParams(temperature=0, logit_bias={BEGIN: 100}, max_tokens=3, **params))
+    assert answer.text == text
+
+
+def test_the_token_that_ends_an_answer_is_written_only_if_stops_are(llm):
+    params: dict[str, Any] = {"temperature": 0, "logit_bias": {END: 100}, "skip_special_tokens": False}
+    assert answers(llm, SamplingParams(**params))[0].text == ""
+    assert answers(llm, SamplingParams(**params, include_stop_str_in_output=True))[0].text == "</s>"
+
+
+def test_without_detokenizing_tokens_are_numbers_alone(llm):
+    params = SamplingParams(temperature=0, max_tokens=4, logprobs=1, prompt_logprobs=0, detokenize=False)
+    plain = SamplingParams(temperature=0, max_tokens=4, logprobs=1, prompt_logprobs=0)
+    [output], [expected] = llm.generate(PROMPT, params), llm.generate(PROMPT, plain)
+    answer = output.outputs[0]
+    assert (answer.text, answer.token_ids) == ("", expected.outputs[0].token_ids)
+    for found in (answer.logprobs, output.prompt_logprobs):
+        assert found is not None
+        assert {each.decoded_token for entry in found if entry for each in entry.values()} == {None}
