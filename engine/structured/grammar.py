@@ -123,8 +123,19 @@ def _compiled(source: GrammarSource) -> str:
         # As in JSON schemas: digits and letters are ASCII's.
         return str(matcher.grammar_from_lark(f"start: /{_llguidance().regex_to_lark(source.text, 'dw')}/"))
     if source.kind == "lark":
-        return str(matcher.grammar_from_lark(source.text))
+        return str(matcher.grammar_from_lark(_as_lark(source.text)))
     return str(matcher.grammar_from_json_schema(source.text, overrides=json.loads(source.options)))
+
+
+def _as_lark(text: str) -> str:
+    """vLLM's users write GBNF, llama.cpp's form of EBNF. Raises `ValueError` for what is neither."""
+    if "::=" not in text:
+        return text
+    try:
+        return str(import_module("llguidance.gbnf_to_lark").any_to_lark(text))
+    # It raises bare Exception, and whatever it meets in a text that ends too early.
+    except Exception as error:
+        raise ValueError(f"grammar is no GBNF: {error}") from error
 
 
 def _llguidance() -> Any:

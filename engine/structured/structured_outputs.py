@@ -35,7 +35,8 @@ class StructuredOutputsParams:
 
     `json`: a JSON schema, as text or as an object, or a pydantic model, which stands for its own. `json_object`: any
     JSON object. `regex`: the whole answer matches it, in the syntax of Rust's regex crate, but digits and letters
-    (`\\d`, `\\w`) are ASCII's. `choice`: one of these texts. `grammar`: in llguidance's variant of Lark.
+    (`\\d`, `\\w`) are ASCII's. `choice`: one of these texts. `grammar`: in llguidance's variant of Lark,
+    or in GBNF, whose rules are `root ::= ...`.
 
     Objects have no properties but those that their schema names, unless it says otherwise (`additionalProperties`).
     Between the parts of JSON a space may stand, or a line break and up to 20 blanks, unless `disable_any_whitespace`.

@@ -54,7 +54,7 @@ class ResponseFormat(BaseModel):
 
 
 class StructuredOutputs(BaseModel):
-    """vLLM's: exactly one of a JSON schema, any JSON object, a regular expression, some texts, a Lark grammar."""
+    """vLLM's: exactly one of a JSON schema, any JSON object, a regular expression, some texts, a grammar."""
 
     model_config = _FROZEN
 

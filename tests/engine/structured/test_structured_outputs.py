@@ -146,6 +146,30 @@ def test_choices_grammars_and_any_object():
     assert allowed(anything) == [BYTES["{"]]
 
 
+GBNF = """
+root ::= "select " column (", " column)* " from " [a-c]+ # GBNF, as vLLM's users write it
+column ::= "x" | "y" digits?
+digits ::= [0-9]{1,2}
+"""
+
+
+def test_a_grammar_may_be_written_in_gbnf():
+    params = StructuredOutputsParams(grammar=GBNF)
+    check_grammar(params)
+    answers = {walk(guide(params), "byte level", seed) for seed in range(20)}
+    column = "(x|y([0-9]{1,2})?)"
+    assert len(answers) > 1
+    assert all(re.fullmatch(f"select {column}(, {column})* from [a-c]+", answer) for answer in answers)
+    # Lark has texts too.
+    assert walk(guide(StructuredOutputsParams(grammar='start: "a ::= b"')), "byte level", 0) == "a ::= b"
+
+
+@pytest.mark.parametrize("grammar", ['root ::= "a', 'root ::= "\\', 'other ::= "a"', "root ::= " + "(" * 5000])
+def test_what_is_no_gbnf_is_refused(grammar):
+    with pytest.raises(InvalidRequestError, match=r"^structured_outputs: grammar is no GBNF: "):
+        check_grammar(StructuredOutputsParams(grammar=grammar))
+
+
 BYTES = {text: TOKENIZERS["byte level"].encode(text).ids[0] for text in '{}"ab'}
 
 
