@@ -46,7 +46,9 @@ class SamplingParams:
     gives. `choices` restricts the answer to one of the given texts and reports the probability of each.
 
     `repetition_penalty` counts the tokens of prompt and output, `presence_penalty` and `frequency_penalty` those of
-    the output. `logit_bias` maps token ids to what is added to their logits. `stop`: the answer ends where one of
+    the output. `logit_bias` maps token ids to what is added to their logits. An answer is made of
+    `allowed_token_ids` alone, and of `bad_words` has none: of each the last token does not follow those before it, be
+    it with a space in front or without. `stop`: the answer ends where one of
     these texts appears, and before it unless `include_stop_str_in_output`. Up to `min_tokens` tokens neither the end
     token nor a stop ends an answer. `logprobs=k` reports, for each token, its log-probability and those of the k
     likeliest, or with -1 of all, as the model gives them before any of the above; `prompt_logprobs=k` does for the
@@ -80,6 +82,8 @@ class SamplingParams:
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     logit_bias: Mapping[int, float] | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    bad_words: Sequence[str] | None = None
     choices: Sequence[str] | None = None
     detokenize: bool = True
     skip_special_tokens: bool = True
@@ -112,7 +116,8 @@ class SamplingParams:
             raise InvalidRequestError("thinking_token_budget has no meaning without reasoning", "thinking_token_budget")
         _check_logit_bias(self.logit_bias)
         _check_stop(self.stop)
-        _check_stop_token_ids(self.stop_token_ids)
+        _check_token_ids("stop_token_ids", self.stop_token_ids)
+        self._check_words()
         self._check_structured_outputs()
         if self.stop_strings and not self.detokenize:
             raise InvalidRequestError("stop needs the text: leave out detokenize=False", "detokenize")
@@ -173,6 +178,24 @@ class SamplingParams:
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens", "reasoning"):
             _require(isinstance(getattr(self, name), bool), name, "true or false", repr(getattr(self, name)))
 
+    def _check_words(self) -> None:
+        allowed, bad = self.allowed_token_ids, self.bad_words
+        if allowed is not None:
+            _check_token_ids("allowed_token_ids", allowed)
+            _require(bool(allowed), "allowed_token_ids", "a list with a token id, at least", repr(allowed))
+        if bad is not None:
+            fits = isinstance(bad, Sequence) and not isinstance(bad, str) and all(isinstance(each, str) for each in bad)
+            _require(fits, "bad_words", "a list of texts", repr(bad))
+            _require(all(each.strip() for each in bad), "bad_words", "without an empty text", repr(bad))
+        # What a grammar leaves they might take away, and then nothing could follow.
+        for name, given in (("allowed_token_ids", allowed), ("bad_words", bad)):
+            if given and self.structured_outputs is not None:
+                raise InvalidRequestError(f"{name} cannot be held to beside structured_outputs: leave out one", name)
+        if allowed is not None and self.reasoning:
+            raise InvalidRequestError(
+                "allowed_token_ids would bind the reasoning too: leave out one of the two", "allowed_token_ids"
+            )
+
     def _check_structured_outputs(self) -> None:
         given = self.structured_outputs
         fits = given is None or isinstance(given, StructuredOutputsParams)
@@ -205,6 +228,8 @@ _NOT_WITH_CHOICES = (
     "logprobs",
     "prompt_logprobs",
     "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
     "detokenize",
     "skip_special_tokens",
     "structured_outputs",
@@ -248,10 +273,10 @@ def _check_stop(stop: str | Sequence[str] | None) -> None:
     _require(all(texts), "stop", "without an empty text", repr(stop))
 
 
-def _check_stop_token_ids(token_ids: Sequence[int]) -> None:
+def _check_token_ids(name: str, token_ids: Sequence[int]) -> None:
     """As of biases: what the engine needs no model to know."""
     fits = isinstance(token_ids, Sequence) and all(map(_is_token_id, token_ids))
-    _require(fits, "stop_token_ids", "a list of token ids", repr(token_ids))
+    _require(fits, name, "a list of token ids", repr(token_ids))
 
 
 def _check_choices(choices: Sequence[str]) -> None:
@@ -272,9 +297,9 @@ class Request:
     token ids of each of `params.choices`, in order. `stop_checker`, called with each new token, ends the request when
     it says so: the place for `params.stop`, since it sees a stop in the step that completes it, and no token is
     computed in vain. It keeps the state of one run, so a request with one is added once. `grammar`:
-    `params.structured_outputs`, compiled. `reasoning`: between which tokens the model thinks, where `params.reasoning`.
-    `logprobs_temperature` divides the logits of which `params.logprobs` are
-    reported.
+    `params.structured_outputs`, compiled. `bad_words_token_ids`: `params.bad_words` in tokens. `reasoning`: between
+    which tokens the model thinks, where `params.reasoning`. `logprobs_temperature` divides the logits of which
+    `params.logprobs` are reported.
 
     `priority`: a request of a lower value is served first; of equal ones the earlier. `fork_of` names a request with
     the same prompt: while that one's is not computed yet, this one waits for it and shares its KV blocks. So the
@@ -310,6 +335,7 @@ class Request:
     images: Sequence[PromptImage] = ()
     output_kind: RequestOutputKind = RequestOutputKind.DELTA
     reasoning: ReasoningTokens | None = None
+    bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
 
     def of_row(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> "Request":
         """The same for another prompt, of a request without a stop checker: a job makes one for each of its rows."""

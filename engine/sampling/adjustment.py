@@ -1,4 +1,4 @@
-"""What a request does to its logits before a token is chosen: minimum length, biases, penalties, a grammar."""
+"""What a request does to its logits before a token is chosen: allowed tokens, biases, penalties, a grammar."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -41,10 +41,14 @@ class TokenHistory:
 class Adjustment:
     """One request's wishes, and what they depend on. Only requests with wishes have one: others cost nothing.
 
-    `guide`, which its owner keeps up to date, knows the tokens that a grammar allows.
+    `guide`, which its owner keeps up to date, knows the tokens that a grammar allows. `bad_words`: what must not be
+    said, in tokens.
     """
 
-    __slots__ = ("_num_prompt_tokens", "guide", "history", "num_output_tokens", "params", "stop_token_ids")
+    __slots__ = (
+        *("_allowed", "_bad_words", "_num_prompt_tokens", "_word_ends"),
+        *("guide", "history", "num_output_tokens", "params", "stop_token_ids"),
+    )
 
     def __init__(
         self,
@@ -52,8 +56,12 @@ class Adjustment:
         stop_token_ids: Sequence[int],
         num_prompt_tokens: int,
         guide: AnyGuide | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> None:
         self.params = params
+        self._allowed = frozenset(params.allowed_token_ids or ())
+        self._bad_words = bad_words
+        self._word_ends: list[int] = []
         self.guide = guide
         self.stop_token_ids = tuple(stop_token_ids)
         self.num_output_tokens = 0
@@ -69,15 +77,24 @@ class Adjustment:
         stop_token_ids: Sequence[int],
         num_prompt_tokens: int,
         guide: AnyGuide | None = None,
+        bad_words: Sequence[Sequence[int]] = (),
     ) -> Self | None:
         """The adjustment these parameters ask for, if any."""
-        wanted = params.has_penalties or params.logit_bias or params.min_tokens or guide is not None
-        return cls(params, stop_token_ids, num_prompt_tokens, guide) if wanted else None
+        wanted = params.has_penalties or params.logit_bias or params.min_tokens or params.allowed_token_ids
+        is_wanted = wanted or bad_words or guide is not None
+        return cls(params, stop_token_ids, num_prompt_tokens, guide, bad_words) if is_wanted else None
 
     @property
-    def forbids_stops(self) -> bool:
-        """Whether the answer is to go on, being too short. Not where a grammar leaves nothing but stopping."""
+    def forbidden(self) -> Sequence[int]:
+        """The tokens that must not come next: what ends the answer while it is too short, or a bad word."""
+        return (*self._word_ends, *self.stop_token_ids) if self._forbids_stops else self._word_ends
+
+    @property
+    def _forbids_stops(self) -> bool:
+        """Whether the answer is to go on, being too short. Not where nothing but stopping is left."""
         if self.num_output_tokens >= self.params.min_tokens:
+            return False
+        if self._allowed and self._allowed.issubset(self.stop_token_ids):
             return False
         return self.guide is None or self.guide.allows_other_than(self.stop_token_ids)
 
@@ -86,23 +103,43 @@ class Adjustment:
         self.num_output_tokens = len(token_ids) - self._num_prompt_tokens
         if self.history is not None:
             self.history.catch_up(token_ids)
+        if self._bad_words:
+            self._word_ends = [word[-1] for word in self._bad_words if self._ends_with(word[:-1], token_ids)]
         return self
+
+    def _ends_with(self, tokens: Sequence[int], token_ids: Sequence[int]) -> bool:
+        """Whether the answer so far does."""
+        first = len(token_ids) - len(tokens)
+        return first >= self._num_prompt_tokens and tuple(token_ids[first:]) == tuple(tokens)
 
 
 def adjust_(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
     """Change rows of `logits` ([n, vocab] float32) in place: those named by the keys, each by its adjustment.
 
-    In vLLM's order: stop tokens are masked before `min_tokens`, then biases are added, then penalties taken. What a
-    grammar forbids is masked last: nothing of the others changes a logit that is minus infinity.
+    In vLLM's order: what is not allowed is masked, then what is forbidden, bad words and the stop tokens before
+    `min_tokens`, then biases are added, then penalties taken. What a grammar forbids is masked last: nothing of the
+    others changes a logit that is minus infinity.
     """
-    _mask_stops(logits, adjustments)
+    _keep_allowed(logits, adjustments)
+    _mask_given(logits, adjustments)
     _add_biases(logits, adjustments)
     _penalize(logits, adjustments)
     _mask_forbidden(logits, adjustments)
 
 
-def _mask_stops(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
-    pairs = [(row, token) for row, each in adjustments.items() if each.forbids_stops for token in each.stop_token_ids]
+def _keep_allowed(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
+    allowed = {row: each.params.allowed_token_ids for row, each in adjustments.items() if each.params.allowed_token_ids}
+    if not allowed:
+        return
+    pairs = [(row, token) for row, tokens in allowed.items() for token in tokens]
+    rows, tokens = to_device(pairs, logits.device).unbind(1)
+    kept = logits[rows, tokens]
+    logits[to_device(list(allowed), logits.device)] = -torch.inf
+    logits[rows, tokens] = kept
+
+
+def _mask_given(logits: Tensor, adjustments: Mapping[int, Adjustment]) -> None:
+    pairs = [(row, token) for row, each in adjustments.items() for token in each.forbidden]
     if pairs:
         rows, tokens = to_device(pairs, logits.device).unbind(1)
         # A number of the host's would be fetched first, and the host wait for that.

@@ -211,6 +211,11 @@ class Admission:
             raise InvalidRequestError(f"priority must be a whole number, not {request.priority!r}")
         self._check_tokens(request.params.stop_token_ids, "stop_token_ids: ")
         self._check_tokens(request.params.logit_bias or (), "logit_bias: ")
+        self._check_tokens(request.params.allowed_token_ids or (), "allowed_token_ids: ")
+        if request.params.bad_words and not request.bad_words_token_ids:
+            raise InvalidRequestError("bad_words need Request.bad_words_token_ids", "bad_words")
+        for word in request.bad_words_token_ids:
+            self._check_tokens(word, "bad_words: ")
         self._check_tokens(request.resume_token_ids, "resume_token_ids: ")
         for choice in request.choice_token_ids or ():
             self._check_tokens(choice)

@@ -63,7 +63,9 @@ class ServedRequest:
         self.is_checked = request.stop_checker is not None or self.guide is not None or wants_logprobs
         self.thought = None if self._thinks_first else ()
         num_prompt_tokens = len(self.request.prompt_token_ids)
-        self.adjustment = Adjustment.of(self.request.params, tuple(self.stop_token_ids), num_prompt_tokens, self.guide)
+        self.adjustment = Adjustment.of(
+            request.params, tuple(self.stop_token_ids), num_prompt_tokens, self.guide, request.bad_words_token_ids
+        )
 
     @property
     def _thinks_first(self) -> bool:

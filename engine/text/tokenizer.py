@@ -113,6 +113,16 @@ class Tokenizer:
         """The tokens of each choice as an answer: without the special tokens that open a text."""
         return tuple(map(tuple, self.encode_batch(choices, add_special_tokens=False)))
 
+    def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The tokens of each word where a text begins with it, and as far as it is as long where a space is before."""
+        bare = self.encode_choices([word.lstrip() for word in words])
+        spaced = self.encode_choices([f" {word.lstrip()}" for word in words])
+        # Where the space is a token of its own, the bare word follows it.
+        others = [
+            other for word, other in zip(bare, spaced, strict=True) if len(other) == len(word) and other[0] != word[0]
+        ]
+        return (*bare, *others)
+
     def decode(self, token_ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of the tokens, special ones left out unless they are not to be."""
         return str(self._fast.decode(list(token_ids), skip_special_tokens=skip_special_tokens))

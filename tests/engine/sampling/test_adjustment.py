@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,12 @@ from torch import Tensor
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
-from headrace.engine.request import SamplingParams
+from headrace.engine.request import Request, SamplingParams
 from headrace.engine.sampling import sampler
 from headrace.engine.sampling.adjustment import Adjustment, adjust_
 from headrace.engine.sampling.sampler import SampleRow, sample
+from headrace.engine.structured.structured_outputs import StructuredOutputsParams
+from headrace.engine.text.tokenizer import Tokenizer
 
 VOCAB_SIZE = 29
 PROMPT = [3, 4, 4, 5, 6, 6, 6]
@@ -26,6 +29,8 @@ def adjusted(logits: np.ndarray, params: SamplingParams, output: Sequence[int]) 
     result = logits.astype(np.float64)
     for token in range(len(logits)):
         if token in STOPS and len(output) < params.min_tokens:
+            result[token] = -np.inf
+        if params.allowed_token_ids and token not in params.allowed_token_ids:
             result[token] = -np.inf
         result[token] += (params.logit_bias or {}).get(token, 0.0)
         if token in (*PROMPT, *output):
@@ -43,6 +48,7 @@ PARAMS = {
     "frequency": SamplingParams(frequency_penalty=-0.7),
     "bias": SamplingParams(logit_bias={0: 100, 7: -100, 8: 0.5}),
     "min_tokens": SamplingParams(min_tokens=3),
+    "allowed": SamplingParams(allowed_token_ids=[2, 8, 9], min_tokens=2, logit_bias={8: 1.5, 10: 100}),
     "all": SamplingParams(
         repetition_penalty=1.2, presence_penalty=0.4, frequency_penalty=0.3, logit_bias={5: 2.0}, min_tokens=5
     ),
@@ -181,3 +187,83 @@ def test_a_bias_outside_the_vocabulary_is_refused_and_named(llm):
     with pytest.raises(InvalidRequestError, match=r"logit_bias: token id 307 is outside the vocabulary of 307 tokens"):
         llm.generate("x", SamplingParams(logit_bias={307: 1.0}))
     assert not llm.engine.has_work
+
+
+def forbidden(output: Sequence[int], *words: Sequence[int]) -> list[int]:
+    made = Adjustment.of(PLAIN, STOPS, len(PROMPT), bad_words=words)
+    assert made is not None
+    return list(made.after([*PROMPT, *output]).forbidden)
+
+
+def test_a_bad_words_last_token_is_forbidden_behind_the_others():
+    assert forbidden([], [9]) == [9]
+    assert forbidden([7], [7, 8], [8, 7], [5]) == [8, 5]
+    assert forbidden([7, 8], [6, 7, 8, 9], [7, 8, 9]) == [9]
+    # What the prompt ends with does not count.
+    assert forbidden([7], [6, 7, 8]) == []
+
+
+def test_where_nothing_but_stopping_is_allowed_an_answer_may_be_short():
+    params = SamplingParams(allowed_token_ids=[1, 2], min_tokens=3)
+    made = adjustment(params, [])
+    assert made is not None
+    assert not list(made.forbidden)
+
+
+def test_an_answer_is_made_of_what_is_allowed(llm):
+    """Among others, who say what they like, and drawn as among the allowed alone."""
+    params = SamplingParams(allowed_token_ids=[70, 80], max_tokens=12, temperature=3.0, seed=4, logprobs=1)
+    plain = SamplingParams(temperature=0, max_tokens=12, ignore_eos=True)
+    held, free = llm.generate(["abc", "abc"], [params, plain])
+    assert set(held.outputs[0].token_ids) == {70, 80}
+    assert not {70, 80} & set(free.outputs[0].token_ids)
+    # As the model gives them.
+    assert held.outputs[0].cumulative_logprob < 12 * np.log(0.5)
+
+
+def test_bad_words_are_not_said(llm):
+    """A model that would say nothing but a; what the prompt says does not count."""
+    bias = dict(zip(llm.get_tokenizer().encode("abc"), (90, 60, 30), strict=True))
+    said = {
+        words: llm.generate("aa", SamplingParams(temperature=0, max_tokens=6, logit_bias=bias, bad_words=words))
+        for words in ((), ("aaa",), ("aaa", "aab"), ("a",), (" a",))
+    }
+    assert [output.outputs[0].text for [output] in said.values()] == ["aaaaaa", "aabaab", "aacaac", "bbbbbb", "bbbbbb"]
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ({"allowed_token_ids": []}, "allowed_token_ids must be a list with a token id, at least"),
+        ({"allowed_token_ids": ["a"]}, "allowed_token_ids must be a list of token ids"),
+        ({"bad_words": "word"}, "bad_words must be a list of texts, not 'word'"),
+        ({"bad_words": ["word", " "]}, "bad_words must be without an empty text"),
+        ({"allowed_token_ids": [1], "choices": ["a"]}, "allowed_token_ids has no meaning with choices"),
+        ({"bad_words": ["b"], "choices": ["a"]}, "bad_words has no meaning with choices"),
+        ({"allowed_token_ids": [1], "reasoning": True}, "allowed_token_ids would bind the reasoning too"),
+        (
+            {"bad_words": ["b"], "structured_outputs": StructuredOutputsParams(regex="a")},
+            "bad_words cannot be held to beside structured_outputs",
+        ),
+    ],
+)
+def test_allowed_tokens_and_bad_words_that_cannot_be(params, message):
+    with pytest.raises(InvalidRequestError, match=message):
+        SamplingParams(**params)
+
+
+def test_allowed_tokens_are_of_the_vocabulary_and_bad_words_come_in_tokens(llm):
+    with pytest.raises(
+        InvalidRequestError, match="prompt 0: allowed_token_ids: token id 999 is outside the vocabulary"
+    ):
+        llm.generate("a", SamplingParams(allowed_token_ids=[5, 999]))
+    with pytest.raises(InvalidRequestError, match=r"bad_words need Request\.bad_words_token_ids"):
+        llm.engine.add(Request("r", [5], SamplingParams(bad_words=["a"])))
+
+
+def test_bad_words_have_vllms_tokens():
+    """Those of the word itself, and with a space in front, where that is of the same length."""
+    tickets = Tokenizer.from_pretrained(Path(__file__).parents[3] / "examples/tickets/model")
+    bare, spaced = tickets.encode_choices(["the", " the"])
+    assert len(bare) == len(spaced) == 1
+    assert set(tickets.encode_bad_words(["the"])) == set(tickets.encode_bad_words([" the"])) == {bare, spaced}
