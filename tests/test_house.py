@@ -17,6 +17,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import headrace
+
 ROOT = Path(__file__).parents[1]
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 VERSION = PYPROJECT["project"]["version"]
@@ -112,11 +114,18 @@ def test_the_wheel_installs_and_tells_its_version(wheel, tmp_path):
         "from headrace.jobs.cli.app import command_line; command_line(['--help'])",
         "import headrace.jobs.planning.producer",
         "import headrace.jobs.client.client",
+        "from headrace import BeamSearchParams, LoRARequest, SamplingParams, StructuredOutputsParams, TokensPrompt",
     ],
 )
 def test_producers_never_import_torch(statement):
     found = run_python(f"{statement}; import sys; print({{'torch', 'transformers', 'triton'}} & set(sys.modules))")
     assert found == "set()"
+
+
+def test_whatever_the_package_offers_is_there():
+    for name in headrace.__all__:
+        value = getattr(headrace, name)
+        assert name == "__version__" or value.__name__ == name
 
 
 def test_engine_and_kernels_import_where_nothing_of_the_queue_is_installed():
