@@ -1,7 +1,7 @@
 """What goes into the engine and what comes out: requests, sampling parameters, events."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum, StrEnum
 from hashlib import blake2b
@@ -93,6 +93,7 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         self._read_other_names()
+        self._read_lists()
         self._check_types()
         _require(self.n >= 1, "n", "≥ 1", self.n)
         _require(self.n == 1 or not self.is_greedy, "n", "1 with temperature 0 (all answers would be equal)", self.n)
@@ -164,8 +165,15 @@ class SamplingParams:
         """vLLM has numbers that mean all, or none."""
         for name, said, meant in _OTHER_NAMES:
             value = getattr(self, name)
-            if value == said and type(value) is type(said):
+            if type(value) is type(said) and value == said:
                 object.__setattr__(self, name, meant)
+
+    def _read_lists(self) -> None:
+        """Arrays, columns of tables and sets are lists too, if they are given as such."""
+        for name in _LISTS:
+            value = getattr(self, name)
+            if isinstance(value, Iterable) and not isinstance(value, Sequence | Mapping | type):
+                object.__setattr__(self, name, tuple(value))
 
     def _check_types(self) -> None:
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
@@ -219,6 +227,7 @@ _OTHER_NAMES: tuple[tuple[str, int | None, int | tuple[int, ...] | None], ...] =
     ("prompt_logprobs", -1, _ALL),
     ("stop_token_ids", None, ()),
 )
+_LISTS = ("stop", "stop_token_ids", "allowed_token_ids", "bad_words", "choices")
 _NOT_WITH_CHOICES = (
     "presence_penalty",
     "frequency_penalty",
@@ -238,7 +247,9 @@ _NOT_WITH_CHOICES = (
 
 def _require(holds: bool, name: str, expected: str, value: object) -> None:
     if not holds:
-        raise InvalidRequestError(f"{name} must be {expected}, not {value}", name)
+        # What is shown of arrays and tables has several lines.
+        shown = str(value).replace("\n", " ")
+        raise InvalidRequestError(f"{name} must be {expected}, not {shown}", name)
 
 
 def _is_number(value: object) -> TypeGuard[float]:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Integral
+from operator import index
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
 
 from ..errors import InvalidRequestError
@@ -64,13 +65,11 @@ class InputProcessor:
         if isinstance(prompt, str):
             return ReadPrompt(prompt, self.tokenizer.encode(prompt))
         if isinstance(prompt, list | tuple):
-            return ReadPrompt(None, list(prompt))
+            return ReadPrompt(None, _token_ids(prompt))
         given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
         text, token_ids = given.get("prompt"), given.get("prompt_token_ids")
         if token_ids is not None:
-            if isinstance(token_ids, str) or not isinstance(token_ids, Iterable):
-                raise InvalidRequestError(f"prompt_token_ids must be a list of token ids, not {token_ids!r}")
-            return self._with_images(text if isinstance(text, str) else None, list(token_ids), _pictures(given))
+            return self._with_images(text if isinstance(text, str) else None, _token_ids(token_ids), _pictures(given))
         if isinstance(text, str):
             return self._with_images(text, self.tokenizer.encode(text), _pictures(given))
         raise InvalidRequestError(
@@ -110,6 +109,16 @@ class InputProcessor:
             return ReadPrompt(text, token_ids)
         images = self.images.images(pictures)
         return ReadPrompt(text, self.images.expanded(token_ids, [image.grid for image in images]).tolist(), images)
+
+
+def _token_ids(given: Any) -> list[int]:
+    """Python's own numbers, whatever library's they are."""
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidRequestError(f"prompt_token_ids must be a list of token ids, not {given!r}")
+    try:
+        return [*map(index, given)]
+    except TypeError as error:
+        raise InvalidRequestError(f"prompt_token_ids: token ids must be whole numbers: {error}") from error
 
 
 def _pictures(prompt: Mapping[str, Any]) -> Sequence[Picture]:

@@ -6,6 +6,9 @@ from functools import partial
 from pathlib import Path
 from shutil import copytree
 
+import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -62,6 +65,23 @@ def test_token_ids_may_come_bare(llm):
         [output] = llm.generate(prompts, GREEDY)
         assert (output.prompt, output.prompt_token_ids) == (None, ids)
         assert output.outputs == expected.outputs
+
+
+@pytest.mark.parametrize("kind", [np.array, torch.tensor, pa.array, lambda ids: [np.int32(token) for token in ids]])
+def test_token_ids_of_any_library_are_pythons_numbers_in_the_output(llm, kind):
+    ids = llm.get_tokenizer().encode("same")
+    [output] = llm.generate({"prompt_token_ids": kind(ids)}, GREEDY)
+    assert json.loads(json.dumps(output.prompt_token_ids)) == ids
+
+
+@pytest.mark.parametrize("kind", [np.array, pd.Series, set, lambda texts: (text for text in texts)])
+def test_lists_of_parameters_may_be_arrays_and_columns(llm, kind):
+    params = SamplingParams(temperature=0, choices=kind(["a", "b"]))
+    expected = SamplingParams(temperature=0, choices=["a", "b"])
+    probabilities = [llm.generate("x", each)[0].outputs[0].probabilities for each in (params, expected)]
+    assert probabilities[0] == pytest.approx(probabilities[1])
+    assert set(SamplingParams(stop=kind(["a", "b"])).stop_strings) == {"a", "b"}
+    assert set(SamplingParams(stop_token_ids=kind([1, 2])).stop_token_ids) == {1, 2}
 
 
 def test_of_a_prompt_with_token_ids_and_a_text_the_token_ids_count(llm):
@@ -284,7 +304,8 @@ def check_chat(llm: LLM, tokenizer, model) -> None:
         ([], "prompt 1: prompt is empty"),
         ({"prompt_token_ids": 5}, "prompt 1: prompt_token_ids must be a list of token ids, not 5"),
         ({"prompt_token_ids": "5"}, "prompt 1: prompt_token_ids must be a list of token ids, not '5'"),
-        (["x"], "prompt 1: token ids must be whole numbers"),
+        (["x"], "prompt 1: prompt_token_ids: token ids must be whole numbers"),
+        ({"prompt_token_ids": [1, 2.0]}, "prompt 1: prompt_token_ids: token ids must be whole numbers"),
         ("", "prompt 1: prompt is empty"),
         ({"prompt_token_ids": [1, 307]}, "prompt 1: token id 307 is outside the vocabulary of 307 tokens"),
         ("x" * 300, "prompt 1: prompt has 300 tokens.*at most 256 fit"),
@@ -355,6 +376,9 @@ def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
         ({"logit_bias": {-1: 1.0}}, "logit_bias must be a mapping of token ids to numbers, not keyed by -1"),
         ({"logit_bias": {5: "up"}}, r"logit_bias must be in \[-100, 100\], not 'up' \(token 5\)"),
         ({"choices": "ab"}, "choices must be a non-empty list of texts, not 'ab'"),
+        ({"choices": {"a": 1}}, "choices must be a non-empty list of texts, not {'a': 1}"),
+        ({"choices": np.array([1, 2])}, r"choices must be a non-empty list of texts, not \(np.int64\(1\), "),
+        ({"stop_token_ids": {"a"}}, "stop_token_ids must be a list of token ids"),
         ({"choices": []}, r"choices must be a non-empty list of texts, not \[\]"),
         ({"choices": [1, 2]}, "choices must be a non-empty list of texts"),
         ({"choices": ["a"], "prompt_logprobs": 1}, "prompt_logprobs has no meaning with choices"),
