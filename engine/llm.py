@@ -61,6 +61,9 @@ class LLM:
         self._default_params = SamplingParams(**chosen_sampling_defaults(generation_config, folder))
         self._end_token_ids = model_config.eos_token_ids
         self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else _tokenizer(tokenizer, model, folder)
+        self._end_token_id = self._tokenizer.eos_token_id
+        if self._end_token_id not in self._end_token_ids:
+            self._end_token_id = next(iter(self._end_token_ids), None)
         self._prompts = InputProcessor(self._tokenizer, ImageReader(model_config.vision, str(model)))
         self._engine = Engine.from_pretrained(folder, self._config)
         self._ids = count()
@@ -271,7 +274,7 @@ class LLM:
             prompt=text,
             prompt_token_ids=list(first.prompt_token_ids),
             outputs=[
-                completion(self._tokenizer, index, request, answers[request.request_id], self._end_token_ids)
+                completion(self._tokenizer, index, request, answers[request.request_id], self._end_token_id)
                 for index, request in enumerate(samples)
             ],
             num_cached_tokens=answers[first.request_id][-1].num_cached_tokens,

@@ -1,6 +1,6 @@
 """What the offline face returns, with vLLM's names."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from .logprobs import Logprob, TokenLogprobs
@@ -15,9 +15,10 @@ class CompletionOutput:
 
     With `SamplingParams.choices`, `probabilities` has each choice's. With `SamplingParams.logprobs`, `logprobs` has
     for each token a mapping of token ids to `Logprob` (its own first, then the likeliest), and `cumulative_logprob`
-    is the sum of the tokens' own. Otherwise they are None. `stop_reason`: which of the request's stops, a text or a
-    token id, has ended the answer, if one has. With `SamplingParams.reasoning`, `reasoning` is what the
-    model thought before, which `text` leaves out. `error` says what went wrong where `finish_reason` is "error".
+    is the sum of the tokens' own. Otherwise they are None. `stop_reason`: which text of the request's, or which token,
+    has stopped the answer; None where it was the tokenizer's end token. With `SamplingParams.reasoning`, `reasoning` is
+    what the model thought before, which `text` leaves out. `error` says what went wrong where `finish_reason` is
+    "error".
     """
 
     index: int
@@ -58,9 +59,9 @@ def completion(
     index: int,
     request: Request,
     events: Sequence[RequestEvent],
-    end_token_ids: Collection[int] = (),
+    end_token_id: int | None = None,
 ) -> CompletionOutput:
-    """The answer that a request's events, all of them, add up to. `end_token_ids`: those of the model."""
+    """The answer that a request's events, all of them, add up to. `end_token_id`: the one that is nobody's stop."""
     last = events[-1]
     token_ids = tuple(token for event in events for token in event.new_token_ids)
     choices = request.params.choices
@@ -82,7 +83,7 @@ def completion(
         logprobs=logprobs,
         error=last.error,
         reasoning=reasoning,
-        stop_reason=stop_reason(request, token_ids, last.finish_reason, end_token_ids),
+        stop_reason=stop_reason(request, token_ids, last.finish_reason, end_token_id),
     )
 
 

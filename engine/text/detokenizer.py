@@ -1,6 +1,6 @@
 """Token ids to text while an answer grows: whole characters only, and where a stop string ends it."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from tokenizers.decoders import DecodeStream
 
@@ -160,19 +160,22 @@ def num_tokens_before(request: Request, token_ids: Sequence[int]) -> int:
 
 
 def stop_reason(
-    request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None, end_token_ids: Collection[int]
+    request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None, end_token_id: int | None
 ) -> str | int | None:
-    """Which of the request's stops ended a finished answer; None where it was something else.
+    """Which text or token has stopped a finished answer; None where it was `end_token_id`, or something else.
 
-    `end_token_ids`: the model's own, which count for nothing where the request ignores them.
+    The end of a form is none, whichever of the model's end tokens it has; and where the request ignores those,
+    `end_token_id` is a stop like others.
     """
     checker = request.stop_checker
     if isinstance(checker, StopStrings) and checker.found is not None:
         return checker.found
-    params, last = request.params, token_ids[-1] if token_ids else None
-    if finish_reason is not FinishReason.STOP or last not in params.stop_token_ids:
+    if finish_reason is not FinishReason.STOP or not token_ids:
         return None
-    return last if params.ignore_eos or last not in end_token_ids else None
+    params, last = request.params, token_ids[-1]
+    if last == end_token_id and not params.ignore_eos:
+        return None
+    return last if last in params.stop_token_ids or not params.holds_answer else None
 
 
 def _without_stop(request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None) -> Sequence[int]:

@@ -83,6 +83,12 @@ class Tokenizer:
         return self._fast
 
     @property
+    def eos_token_id(self) -> int | None:
+        """What ends a text, as `tokenizer_config.json` says; a model may have further ends."""
+        token = self._template_tokens["eos_token"]
+        return self._fast.token_to_id(token) if token else None
+
+    @property
     def vocab_size(self) -> int:
         return int(self._fast.get_vocab_size())
 

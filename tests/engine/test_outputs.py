@@ -1,6 +1,8 @@
 """Several answers to a prompt, and log-probabilities."""
 
+import json
 from collections.abc import Mapping
+from shutil import copytree
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob
 from headrace.engine.outputs import CompletionOutput
 from headrace.engine.request import Request, SamplingParams
+from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 
 from .families import VOCAB_SIZE
 from .likeliest import assert_likeliest
@@ -153,6 +156,25 @@ def test_what_stopped_an_answer_is_said_as_in_vllm(llm, params, reason, text):
     assert answer.text == text
     assert answer.stop_reason == reason
     assert answer.finished()
+
+
+@pytest.mark.parametrize(
+    ("params", "reason"),
+    [
+        ({}, A),
+        ({"stop_token_ids": [A]}, A),
+        ({"logit_bias": {END: 100}}, None),
+        ({"structured_outputs": StructuredOutputsParams(regex="b")}, None),
+    ],
+)
+def test_a_further_end_token_of_the_model_is_a_stop_reason(chat_folder, tmp_path, params, reason):
+    """As Llama 3's <|eom_id|>, by which its calls are known; the tokenizer's own end token is none."""
+    folder = copytree(chat_folder, tmp_path / "model")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [A, END]}))
+    llm = LLM(folder, num_gpu_blocks_override=16, max_num_seqs=2)
+    assert llm.get_tokenizer().eos_token_id == END
+    (answer,) = answers(llm, SamplingParams(**{"temperature": 0, "logit_bias": {A: 100}, **params}))
+    assert (answer.finish_reason, answer.stop_reason) == ("stop", reason)
 
 
 @pytest.mark.parametrize(
