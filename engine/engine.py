@@ -13,6 +13,7 @@ from .checkpoints.vision_config import VisionConfig
 from .config import EngineConfig
 from .errors import EngineDeadError, one_line
 from .execution.loaded_guessing import load_guessing
+from .execution.lost_device import is_lost
 from .execution.memory_budget import NO_SECOND_MODEL
 from .execution.model_runner import ModelRunner
 from .execution.out_of_memory import is_out_of_memory, release_cached_memory
@@ -101,6 +102,8 @@ class Engine:
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._waited_seconds = 0.0
+        self._death: EngineDeadError | None = None
+        self._when_dead: list[Callable[[str], None]] = []
 
     @classmethod
     def from_pretrained(cls, model: str | Path, config: EngineConfig | None = None) -> "Engine":
@@ -130,10 +133,15 @@ class Engine:
     def call_when_dead(self, function: Callable[[str], None]) -> None:
         """Have it called once, in any thread, with why nothing can be computed any more, should it come to that.
 
-        So it is where one of the processes that share its model is gone; `step` raises `EngineDeadError` then.
+        So it is where one of the processes that share its model is gone, or where the GPU is lost to this process;
+        `step` raises `EngineDeadError` then.
         """
         if isinstance(self._runner, ParallelRunner):
             self._runner.processes.call_when_dead(function)
+        elif self._death is None:
+            self._when_dead.append(function)
+        else:
+            function(str(self._death))
 
     @property
     def has_work(self) -> bool:
@@ -218,9 +226,16 @@ class Engine:
         fewer tokens first. What is no `Exception` (KeyboardInterrupt) goes to the caller: the next call reads the step
         if it was launched, else it is undone. Raises `EngineDeadError` where no other step can be computed.
         """
-        self._zero_tainted_blocks()
-        events = self._step()
-        return self._requests.end_decided() + events + self._requests.admit_parked()
+        if self._death is not None:
+            raise self._death
+        try:
+            self._zero_tainted_blocks()
+            events = self._step()
+            return self._requests.end_decided() + events + self._requests.admit_parked()
+        except Exception as error:
+            if _is_recoverable(error):
+                self._require_device(error)
+            raise
 
     def check(self) -> None:
         """Assert that every KV block is accounted for. For tests."""
@@ -282,6 +297,7 @@ class Engine:
             return None
 
     def _recover(self, plan: StepPlan, error: Exception, among: Container[str] | None) -> list[RequestEvent]:
+        self._require_device(error)
         # The failed step's tensors hang on its frames: they are not to be in the way of the next try.
         clear_frames(error.__traceback__)
         if is_out_of_memory(error) and self._scheduler.budget.shrink(plan.num_tokens):
@@ -300,6 +316,15 @@ class Engine:
         logger.warning("a step of %d requests failed, trying them apart: %s", len(tried), error)
         half = len(suspects) // 2
         return [event for part in (suspects[:half], suspects[half:]) if part for event in self._step(frozenset(part))]
+
+    def _require_device(self, error: Exception) -> None:
+        """Raises `EngineDeadError` where the device computes nothing any more: no request is to be blamed for that."""
+        if isinstance(self._runner, ParallelRunner) or not is_lost(self._runner.device):
+            return
+        self._death = EngineDeadError(f"the GPU is lost to this process, start another one: {one_line(error)}")
+        for function in self._when_dead:
+            function(str(self._death))
+        raise self._death from error
 
     def _record(self, plan: StepPlan, result: StepResult | None) -> list[RequestEvent]:
         if result is None:

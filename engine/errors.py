@@ -22,7 +22,10 @@ class InvalidRequestError(EngineError, ValueError):
 
 
 class EngineDeadError(EngineError):
-    """The engine can compute nothing any more: a process that shares its model is gone. Make another one."""
+    """The engine can compute nothing any more: a process that shares its model is gone, or its GPU is lost.
+
+    Make another one, of a lost GPU in another process.
+    """
 
 
 def one_line(error: Exception) -> str:

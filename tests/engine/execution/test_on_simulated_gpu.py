@@ -19,13 +19,15 @@ pytest.importorskip("llguidance", reason="some requests are held to a grammar")
 from headrace import LLM, SamplingParams
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
-from headrace.engine.errors import ConfigError
+from headrace.engine.engine import Engine
+from headrace.engine.errors import ConfigError, EngineDeadError
 from headrace.engine.execution import memory_budget, model_runner
 from headrace.engine.execution.graph_sizes import graph_sizes, max_graphs
 from headrace.engine.kv_cache.kv_memory import KVMemory
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.models import Decoder
 from headrace.engine.outputs import RequestOutput
+from headrace.engine.request import Request
 from headrace.engine.speculative.ngram import NgramDrafter
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.engine.transfer import Readback
@@ -194,6 +196,36 @@ def test_steps_shrink_when_memory_ends(folder, expected, monkeypatch, caplog):
         with caplog.at_level(logging.WARNING, "headrace.engine.engine"):
             assert_equal(generate(llm, EVERYTHING[1:2]), expected[1:2])
         assert "out of memory with" in caplog.text
+
+
+def touches_what_is_not_there() -> None:
+    raise RuntimeError("CUDA error: an illegal memory access was encountered\nCompile with TORCH_USE_CUDA_DSA")
+
+
+def step_on(engine: Engine) -> None:
+    for _ in range(3):
+        assert not [event for event in engine.step() if event.error]
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["", "one-step-ahead"])
+@pytest.mark.parametrize("is_tainted", [False, True], ids=["", "blocks-to-zero"])
+def test_a_gpu_that_computes_nothing_any_more_is_no_requests_fault(is_tainted, is_async, folder, monkeypatch):
+    with simulated_gpu(monkeypatch) as gpu:
+        engine = LLM(folder, **OPTIONS, device="cuda", enforce_eager=True, async_scheduling=is_async).engine
+        told: list[str] = []
+        engine.call_when_dead(told.append)
+        for index in range(2):
+            engine.add(Request(str(index), [index + 2, 3, 4], GREEDY))
+        engine.step()
+        gpu.timeline.launch(touches_what_is_not_there)
+        if is_tainted:
+            monkeypatch.setattr(engine._cache, "to_be_zeroed", lambda: torch.cuda.synchronize())
+        for _ in range(2):
+            with pytest.raises(EngineDeadError, match="CUDA error: an illegal memory access was encountered Compile"):
+                step_on(engine)
+        assert len(told) == 1
+        engine.call_when_dead(told.append)
+        assert told[0] == told[1]
 
 
 def test_a_capture_that_fails_leaves_nothing_behind(folder, expected, monkeypatch, caplog):

@@ -111,7 +111,8 @@ class Timeline:
     """All streams, and where the host is among them.
 
     `is_hasty`: while one stream computes the others do all that nothing holds back; else they do only what is waited
-    for. Either is a GPU's right. `waits`: what made the host wait, in order.
+    for. Either is a GPU's right. `waits`: what made the host wait, in order. `fault`: what a work has raised; whoever
+    waits from then on hears of it, and nothing more is computed.
     """
 
     def __init__(self, is_hasty: bool) -> None:
@@ -120,6 +121,7 @@ class Timeline:
         self.current = self.default = Stream(self)
         self.waits: list[str] = []
         self.capture: Capture | None = None
+        self.fault: RuntimeError | None = None
 
     def launch(self, work: Work, stream: Stream | None = None) -> None:
         stream = stream or self.current
@@ -143,8 +145,14 @@ class Timeline:
     def wait_for(self, mark: Mark, why: str) -> None:
         self.refuse_in_capture(why)
         self.waits.append(why)
-        with _disable_current_modes(), torch.inference_mode():
-            mark.stream.reach(mark.number)
+        if self.fault is not None:
+            raise RuntimeError(str(self.fault))
+        try:
+            with _disable_current_modes(), torch.inference_mode():
+                mark.stream.reach(mark.number)
+        except RuntimeError as error:
+            self.fault = error
+            raise
 
     def run_ahead(self) -> None:
         for stream in self.streams if self._is_hasty else ():
