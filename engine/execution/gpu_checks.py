@@ -3,7 +3,9 @@
 import logging
 import os
 import shutil
+import sysconfig
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 
@@ -33,11 +35,8 @@ def require_installation(device: torch.device) -> None:
             f"device {str(device)!r} cannot be used: {_described(device)}, and torch {torch.__version__} is built for "
             f"{', '.join(built_for)}: install a build for a newer CUDA"
         )
-    if runs_triton(torch.empty(0, device=device)) and not _has_compiler():
-        raise ConfigError(
-            f"device {str(device)!r} cannot be used: Triton needs a C compiler, and there is neither gcc nor clang: "
-            "install one with its headers (Debian: apt-get install gcc libc6-dev), or set CC to it"
-        )
+    if runs_triton(torch.empty(0, device=device)) and (missing := _missing_for_triton()) is not None:
+        raise ConfigError(f"device {str(device)!r} cannot be used: {missing}")
 
 
 def require_attention(model: ModelConfig, dtype: torch.dtype, device: torch.device) -> None:
@@ -82,6 +81,28 @@ def _has_code(capability: tuple[int, int], built_for: Sequence[str]) -> bool:
     return False
 
 
-def _has_compiler() -> bool:
-    is_interpreted = os.environ.get("TRITON_INTERPRET") == "1"
-    return is_interpreted or "CC" in os.environ or any(shutil.which(name) for name in _COMPILERS)
+def _missing_for_triton() -> str | None:
+    """What Triton's launchers cannot be compiled without, and what to do."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return None
+    compiler = os.environ.get("CC")
+    if compiler is not None and shutil.which(compiler) is None:
+        return f"Triton needs a C compiler, and CC={compiler!r} names none: unset it, or set it to one"
+    if compiler is None and not any(shutil.which(name) for name in _COMPILERS):
+        return (
+            "Triton needs a C compiler, and there is neither gcc nor clang: install one with its headers (Debian: "
+            "apt-get install gcc libc6-dev), or set CC to it"
+        )
+    if not (header := _python_header()).exists():
+        return (
+            f"Triton compiles against Python's headers, and there is no {header}: install them (Debian: apt-get "
+            "install python3-dev)"
+        )
+    return None
+
+
+def _python_header() -> Path:
+    """Where Triton looks for it."""
+    scheme = sysconfig.get_default_scheme()
+    # Debian's own, for what pip installs: its headers are elsewhere.
+    return Path(sysconfig.get_paths("posix_prefix" if scheme == "posix_local" else scheme)["include"]) / "Python.h"

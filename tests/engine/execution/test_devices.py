@@ -2,6 +2,8 @@
 
 import logging
 import shutil
+import sys
+import sysconfig
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -105,7 +107,7 @@ def _gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (devices, gpu_checks):
         monkeypatch.setattr(module, "runs_triton", lambda tensor: True)
     monkeypatch.setattr(gpu_checks, "supports_fp8", lambda device: True)
-    monkeypatch.setenv("CC", "cc")
+    monkeypatch.setenv("CC", sys.executable)
 
 
 @pytest.mark.usefixtures("_gpu")
@@ -157,6 +159,20 @@ def test_no_compiler(monkeypatch):
     with pytest.raises(ConfigError, match="Triton needs a C compiler, and there is neither gcc nor clang: install"):
         resolve_device("cuda")
     monkeypatch.setattr(shutil, "which", lambda name: name if name == "clang" else None)
+    assert resolve_device("cuda") == torch.device("cuda")
+    monkeypatch.setenv("CC", "gcc-99")
+    with pytest.raises(ConfigError, match="Triton needs a C compiler, and CC='gcc-99' names none: unset it"):
+        resolve_device("cuda")
+
+
+@pytest.mark.usefixtures("_gpu")
+def test_no_headers_of_pythons(monkeypatch, tmp_path):
+    """As on a Debian without `python3-dev`."""
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr(sysconfig, "get_paths", lambda scheme: {"include": str(tmp_path)})
+    with pytest.raises(ConfigError, match=rf"Triton compiles against Python's headers, and there is no {tmp_path}/Pyt"):
+        resolve_device("cuda")
+    (tmp_path / "Python.h").touch()
     assert resolve_device("cuda") == torch.device("cuda")
 
 
