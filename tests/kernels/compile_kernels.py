@@ -10,6 +10,7 @@ interpreter is lenient with types, and knows nothing of shared memory.
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partialmethod
@@ -91,6 +92,10 @@ CARDS = {
 }
 
 
+# A product and the sum that rounds it to a whole number as one instruction, which rounds once: not as the reference.
+_FUSED_ROUNDING = r"fma\.rn\.f32[^;]*0f4B400000"
+
+
 def compile_instead(
     kernel: Any, card: Card, is_reported: bool, *args: Any, grid: Any, warmup: bool, **kwargs: Any
 ) -> None:
@@ -119,7 +124,8 @@ def compile_instead(
     shapes = {name: value for name, value in arguments.items() if name.isupper()}
     types = [signature[parameter.name] for parameter in kernel.params if signature[parameter.name].startswith("*")]
     shared = {"shared_bytes": compiled.metadata.shared, "limit": card.shared_bytes, **options}
-    about = {"card": card.name, "kernel": kernel.fn.__name__, "types": " ".join(dict.fromkeys(types))}
+    fuses = re.search(_FUSED_ROUNDING, compiled.asm["ptx"]) is not None
+    about = {"card": card.name, "kernel": kernel.fn.__name__, "types": " ".join(dict.fromkeys(types)), "fuses": fuses}
     code = describe(compiled.asm["cubin"], compiled.metadata.num_warps, compiled.metadata.shared) if is_reported else {}
     print(json.dumps({**about, **shared, **shapes, **code}), flush=True)
 

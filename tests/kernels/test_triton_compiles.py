@@ -56,6 +56,7 @@ def test_every_kernel_compiles_and_fits_into_shared_memory(tmp_path):
     compiled = compile_side_by_side(tmp_path, "attention", "linear lora moe rest")
     assert {each["kernel"] for each in compiled} == launched_kernels()
     assert_fits(compiled)
+    assert not [each["kernel"] for each in compiled if each["fuses"]]
     # Where prefixes are shared, reading own keys goes on beside the products: a processor has room for both programs.
     beside = [
         max(each["shared_bytes"] for each in compiled if each.get("OVERLAPS") is overlaps and each["HEAD_DIM"] == 128)
