@@ -114,8 +114,11 @@ class CudaCapture:
         with suppress(RuntimeError):
             graph.pool()
             return
+        # Before 2.8 torch has another name for it.
+        old_name = "_cuda_endAllocateCurrentStreamToPool"
+        end_allocating = getattr(torch._C, "_cuda_endAllocateToPool", None) or getattr(torch._C, old_name)
         # Each for itself: torch refuses to end what it has ended already.
-        for end in (torch._C._cuda_endAllocateToPool, torch._C._cuda_releasePool):
+        for end in (end_allocating, torch._C._cuda_releasePool):
             with suppress(RuntimeError):
                 end(self._stream.device_index, self._pool)
 
