@@ -27,6 +27,7 @@ from .openai import batches, chat, completions, files, responses
 from .openai import models as openai_models
 from .openai.route import asking_turns
 from .rate_limits import RateLimits
+from .request_ids import RequestIds
 from .service import JobService
 
 # Whoever watches over the process need not be a user of it, and a page without data is anybody's.
@@ -112,3 +113,4 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(Authentication, keys=app.state.keys, open_paths=open_paths)
     # Around all: what is refused counts too.
     app.add_middleware(metrics.CountRequests, metrics=app.state.metrics)
+    app.add_middleware(RequestIds)

@@ -31,6 +31,7 @@ from ...storage.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import LaterVersion, NotRetriable, SpecError
 from ..spec.schemas import problem
+from .request_ids import HEADER, request_id_of
 from .wording import with_fields
 
 logger = logging.getLogger(__name__)
@@ -204,4 +205,7 @@ def of_later_version(error: Exception) -> ApiError:
 
 
 def _answer_fault(request: Request, error: Exception) -> JSONResponse:
-    return error_response(500, FAULT, "internal_error")
+    # Outside of all middleware: the header would be lacking. The traceback follows in the log.
+    request_id = request_id_of(request)
+    logger.error("%s %s failed: %s", request.method, request.url.path, request_id)
+    return error_response(500, FAULT, "internal_error", headers={HEADER: request_id})

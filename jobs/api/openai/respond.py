@@ -9,6 +9,7 @@ from starlette.responses import JSONResponse, Response
 from ..errors import ApiError
 from ..event_stream import ClientGone, EventStreamResponse, ServerStops, while_wanted
 from ..live_answers import LiveAnswers
+from ..request_ids import HEADER
 from .answering import Chunks, chunk_stream, collect
 from .asking import Asked
 from .bodies import Answer, Usage
@@ -51,7 +52,7 @@ def respond_in_chunks(
 
 
 def request_headers(asked: Asked) -> dict[str, str]:
-    return {"x-request-id": asked.id}
+    return {HEADER: asked.id}
 
 
 async def close(answers: LiveAnswers, asked: Asked) -> None:

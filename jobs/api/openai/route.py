@@ -19,6 +19,7 @@ from ...errors import SpecError
 from ..errors import ApiError
 from ..event_stream import ClientGone, ServerStops, never, while_wanted
 from ..live_answers import NoWorker
+from ..request_ids import name_request
 from ..wording import with_fields
 from .asking import Asked, Asker
 from .body import refusal
@@ -85,6 +86,7 @@ async def in_turn(connection: HTTPConnection, hand_over: Callable[[B], Asked], b
     arrived_at = time.perf_counter()
     asked = await _handed_over(connection, hand_over, body)
     asked.arrived_at = arrived_at
+    name_request(connection, asked.id)
     try:
         # Others' submissions go on when this one is not waited for any more.
         await asyncio.shield(asyncio.wrap_future(asked.submitted))

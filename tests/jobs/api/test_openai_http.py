@@ -4,6 +4,7 @@ import gzip
 import json
 import socket
 from collections.abc import Callable
+from concurrent.futures import Future
 from typing import IO, Any
 from urllib.parse import urlsplit
 
@@ -216,3 +217,27 @@ def test_a_request_that_is_cancelled_elsewhere_ends_its_stream_with_an_error(api
     desk.cut_short(leave)
     error = json.loads(data[-1])["error"]
     assert (error["code"], error["param"]) == ("cancelled", None)
+
+
+def test_an_error_has_the_id_that_the_request_was_followed_by(
+    api: ApiServer, desk: LiveDesk, start: Callable[..., "Future[Any]"], wait_until: Callable[..., None]
+) -> None:
+    answers: list[httpx2.Response] = []
+
+    def call_off() -> str:
+        wait_until(lambda: not desk.open_ids(), "nothing else runs")
+        asking = start(api.http.post, CHAT, json={"model": NAME, "messages": MESSAGES} | LONG)
+        asked: list[str] = []
+
+        def is_there() -> bool:
+            asked.extend(desk.open_ids())
+            return bool(asked)
+
+        wait_until(is_there, "the request is there")
+        desk.cancel(asked[0])
+        answers[:] = [asking.result()]
+        return asked[0]
+
+    request_id = desk.cut_short(call_off)
+    assert answers[0].json()["error"]["code"] == "cancelled"
+    assert answers[0].headers.get_list("x-request-id") == [request_id]
