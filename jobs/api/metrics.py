@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 from redis.exceptions import RedisError
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ...storage.errors import LedgerError
@@ -28,6 +29,8 @@ logger = logging.getLogger(__name__)
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _UNKNOWN_ROUTE = "none"
+# The status of a request whose client has gone before its answer began.
+_CLIENT_GONE = 499
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 router = APIRouter(tags=["metrics"])
 
@@ -76,8 +79,7 @@ class CountRequests:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        # What a client that is gone before the answer begins gets.
-        status = 499
+        status: int | None = None
 
         async def note_status(message: Message) -> None:
             nonlocal status
@@ -89,12 +91,18 @@ class CountRequests:
         self._metrics.num_open.inc()
         try:
             await self._app(scope, receive, note_status)
+        except ClientDisconnect:
+            raise
+        except Exception:
+            # Answered outside of all middleware.
+            status = status or 500
+            raise
         finally:
             self._metrics.num_open.dec()
             # Neither the path nor a method of the client's invention: each value is kept for good.
             route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._metrics.num_requests.labels(method, route, str(status)).inc()
+            self._metrics.num_requests.labels(method, route, str(status or _CLIENT_GONE)).inc()
             self._metrics.seconds.labels(method, route).observe(time.perf_counter() - begin)
 
 

@@ -83,6 +83,9 @@ def test_faults_and_a_ledger_that_is_away(desk: Desk, caplog: pytest.LogCaptureF
         failed = http.get("/fault")
     assert (failed.status_code, failed.json()["error"]["code"]) == (500, "internal_error")
     assert f"GET /fault failed: {id_of(failed)}" in caplog.text
+    # It was counted as one whose client had gone.
+    counted = http.get("/metrics").text
+    assert 'headrace_http_requests_total{method="GET",route="/fault",status="500"} 1.0' in counted
 
 
 def test_the_openai_client_shows_it(desk: Desk) -> None:
