@@ -12,6 +12,8 @@ from kombu.exceptions import OperationalError
 from pydantic import BaseModel
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
+from starlette.types import Receive, Scope, Send
 
 from ...engine.errors import InvalidRequestError
 from ...storage.errors import (
@@ -42,6 +44,7 @@ _MAX_PARAM_PARTS = 3
 _JOB_RETRY_SECONDS = 15.0
 # What is raised where the ledger, Redis or the store of a job's output does not answer.
 AWAY = (LedgerUnavailable, StoreUnavailable, RedisError, OperationalError, EmbeddedValkeyError)
+_METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 FAULT = "the server failed: its log says why"
 
 
@@ -94,6 +97,7 @@ def answer_errors(app: FastAPI) -> None:
     app.exception_handler(LaterVersion)(_answer_later)
     for away in AWAY:
         app.exception_handler(away)(_answer_away)
+    app.router.default = _unknown_path
     app.exception_handler(Exception)(_answer_fault)
 
 
@@ -124,17 +128,34 @@ def _encodable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
+async def _unknown_path(scope: Scope, receive: Receive, send: Send) -> None:
+    """The framework's own closes a WebSocket, which clients see as 403."""
+    raise HTTPException(404)
+
+
 def _answer_http(request: Request, error: HTTPException) -> JSONResponse:
     code, param = (error.code, error.param) if isinstance(error, ApiError) else (None, None)
     if error.status_code == 400 and code is None:
         # The framework's word for a body that Python's JSON parser gave up on.
         return _invalid_json(request, "it can not be parsed")
     kind = error.kind if isinstance(error, ApiError) else None
-    message = str(error.detail)
+    message, headers = str(error.detail), error.headers
     if not isinstance(error, ApiError) and error.status_code in (404, 405):
         # The framework's word is the status again. As OpenAI says it, so that a client sees which of its URLs is wrong.
-        message = f"Invalid URL ({request.method} {request.url.path})"
-    return error_response(error.status_code, message, code, param, error.headers, kind)
+        message = f"Invalid URL ({request.scope.get('method', 'WebSocket')} {request.url.path})"
+    if error.status_code == 405:
+        headers = {"Allow": ", ".join(_allowed_methods(request))}
+    return error_response(error.status_code, message, code, param, headers, kind)
+
+
+def _allowed_methods(request: Request) -> list[str]:
+    """Those of all routes of a path: the framework names those of the first."""
+
+    def is_allowed(method: str) -> bool:
+        asked = {**request.scope, "method": method}
+        return any(route.matches(asked)[0] is Match.FULL for route in request.app.router.routes)
+
+    return [method for method in _METHODS if is_allowed(method)]
 
 
 def _answer_invalid(request: Request, error: RequestValidationError | WebSocketRequestValidationError) -> JSONResponse:

@@ -5,6 +5,8 @@ from typing import Any
 
 import httpx2
 import pytest
+from websockets.exceptions import InvalidStatus
+from websockets.sync.client import connect
 
 from .own_server import JOB, Server, assert_error
 
@@ -143,6 +145,31 @@ def test_a_page_that_is_none(server: Server, query: str) -> None:
 def test_unknown_routes_and_methods(server: Server) -> None:
     assert assert_error(server.http.get("/nothing"), 404, None) == "Invalid URL (GET /nothing)"
     assert assert_error(server.http.delete("/jobs"), 405, None) == "Invalid URL (DELETE /jobs)"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "allowed"),
+    [
+        ("PUT", "/jobs", "GET, POST"),
+        ("PATCH", "/jobs/job_1", "DELETE, GET"),
+        ("POST", "/v1/files/file-1", "DELETE, GET"),
+        ("DELETE", "/jobs/job_1/cancel", "POST"),
+        ("OPTIONS", "/health", "GET, HEAD"),
+    ],
+)
+def test_all_methods_of_a_path_are_named(server: Server, method: str, path: str, allowed: str) -> None:
+    refused = server.http.request(method, path)
+    assert_error(refused, 405, None)
+    assert refused.headers["allow"] == allowed
+
+
+@pytest.mark.parametrize("path", ["/nothing", "/jobs"])
+def test_a_websocket_to_a_path_without_one(server: Server, path: str) -> None:
+    with pytest.raises(InvalidStatus) as refused, connect(f"{server.http.base_url}".replace("http", "ws", 1) + path):
+        pass
+    answer = refused.value.response
+    assert answer.status_code == 404
+    assert json.loads(answer.body)["error"]["message"] == f"Invalid URL (WebSocket {path})"
 
 
 def test_the_routes_are_described(server: Server) -> None:
