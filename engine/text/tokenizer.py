@@ -332,7 +332,7 @@ class Tokenizer:
             text = str(template.render({**self._template_tokens, **now, **template_kwargs, **ours}))
         # A template is the model's own code: whatever it raises is about these messages.
         except Exception as error:
-            raise InvalidRequestError(f"messages do not fit the model's chat template: {error}") from error
+            raise InvalidRequestError(f"the model's chat template refuses the messages: {error}") from error
         if ending is not ChatEnding.ANSWER:
             return ending.cut(text)
         # Harmony's templates know nothing of it.

@@ -130,7 +130,7 @@ def test_a_template_that_is_no_text(folder):
     ("chat", "message"),
     [
         ([{"role": "tool", "content": "x"}], "no tools here"),
-        ([{"content": "no role"}], "do not fit the model's chat template"),
+        ([{"content": "no role"}], "the model's chat template refuses the messages"),
     ],
 )
 def test_messages_the_template_refuses(tokenizer, chat, message):

@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
 from openai import BadRequestError, NotFoundError, OpenAI
 from pydantic import BaseModel
 
+from headrace.engine.errors import InvalidRequestError
 from headrace.jobs.api.errors import ApiError
 from headrace.jobs.api.openai.bodies import Answer, Head, Usage
 from headrace.jobs.api.openai.body import parse_body
@@ -15,9 +17,11 @@ from headrace.jobs.api.openai.response_bodies import response
 from headrace.jobs.api.openai.response_events import ResponseEvents
 from headrace.jobs.api.openai.response_schemas import ResponsesRequest, renamed
 from headrace.jobs.calls.events import CallDelta, CallEvent
+from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent, ThoughtEvent
 
+from ..models import write_model_folder
 from ..running import MODEL, Result
 from .batch_lines import create, file_lines, wait_for
 from .conftest import ApiServer
@@ -202,6 +206,15 @@ def test_what_cannot_be_is_named_as_the_request_has_it(fields: dict[str, Any], p
         asked(**fields).as_chat().sampling(9, 0, {})
     assert caught.value.param == param
     assert words in str(caught.value.detail)
+
+
+def test_an_input_that_the_chat_template_refuses(tmp_path: Path) -> None:
+    prompts = LivePrompts(write_model_folder(tmp_path / "model", chat=True))
+    body = asked(input=[{"type": "function_call_output", "call_id": "1", "output": "5"}]).as_chat()
+    with pytest.raises(InvalidRequestError) as refused, renamed():
+        prompts.chat([message.for_template() for message in body.messages])
+    assert refused.value.field == "input"
+    assert str(refused.value) == "the model's chat template refuses the input: no such role"
 
 
 def test_a_server_refuses_it_too(openai_client: OpenAI) -> None:
