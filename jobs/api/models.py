@@ -139,6 +139,11 @@ class ServedModels:
         """All that requests may say, each once."""
         return list(dict.fromkeys(name for served in self._models for name in (served.name, served.exact_name)))
 
+    @property
+    def told_names(self) -> list[str]:
+        """Those of `names` that clients are told."""
+        return [served.name for served in self._models]
+
     def as_noted(self) -> dict[str, dict[str, Any]]:
         """What the ledger keeps of them, for those that are to know what this server means by a name."""
         return {name: self.model(name).as_noted() for name in self.names}
@@ -151,7 +156,7 @@ class ServedModels:
         for served in self._models:
             if model in (served.name, served.exact_name):
                 return served
-        known = ", ".join(served.name for served in self._models)
+        known = ", ".join(self.told_names)
         raise ApiError(404, f"model {model!r} is not served here: use {known}", "model_not_found", "model")
 
     def name_of(self, job: JobRecord) -> str:

@@ -74,10 +74,11 @@ class CheckedLines:
 
 
 def check_lines(
-    path: Path, endpoint: str, is_served: Callable[[str], bool], sort_folder: Path, on_line: Callable[[], None]
+    path: Path, endpoint: str, expect_served: Callable[[str], None], sort_folder: Path, on_line: Callable[[], None]
 ) -> CheckedLines:
     """Read the whole file once; memory does not grow with it. Raises InputError, StorageError.
 
+    `expect_served`: raises `LineFault` for a model that is not.
     `sort_folder`: where the custom_ids go that do not fit into memory. `on_line` is called now and then, and may raise.
     """
     found = CheckedLines()
@@ -87,7 +88,7 @@ def check_lines(
             on_line()
             try:
                 line = parse_line(number, text, endpoint)
-                _check_model(line, found, is_served)
+                _check_model(line, found, expect_served)
             except LineFault as fault:
                 found.add(LineError(fault.code, str(fault), number, fault.param))
             else:
@@ -149,13 +150,12 @@ def _check_envelope(values: dict[str, Any], endpoint: str) -> None:
         raise LineFault("invalid_type", "'body' must be an object.", "body")
 
 
-def _check_model(line: BatchLine, found: CheckedLines, is_served: Callable[[str], bool]) -> None:
+def _check_model(line: BatchLine, found: CheckedLines, expect_served: Callable[[str], None]) -> None:
     model = line.body.get("model")
     if not isinstance(model, str) or not model:
         raise LineFault("missing_required_parameter", "Missing required parameter: 'model'.", "body.model")
     if found.model is None:
-        if not is_served(model):
-            raise LineFault("model_not_found", f"The model {model!r} is not served here.", "body.model")
+        expect_served(model)
         found.model = model
     elif model != found.model:
         message = f"All requests of a batch must name one model: this is {model!r}, before it was {found.model!r}."

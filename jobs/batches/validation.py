@@ -24,7 +24,7 @@ from ..errors import JobError, LaterVersion
 from ..planning.producer import LOCK_SUFFIX, Terms
 from ..spec.schemas import JobSpec, SamplingSpec
 from .files import FileStore
-from .lines import CHAT, CHATS, LineError, check_lines
+from .lines import CHAT, CHATS, LineError, LineFault, check_lines
 from .requests import BatchInput, RequestReader
 
 
@@ -75,8 +75,8 @@ class Validation:
         self.client.ledger.check_quota(batch.tenant, self._quota(batch))
         path = self.store.path(file)
         try:
-            is_served = partial(self._is_served, batch)
-            found = check_lines(path, batch.endpoint, is_served, self.client.jobs_folder, on_row)
+            expect_served = partial(self._expect_served, batch)
+            found = check_lines(path, batch.endpoint, expect_served, self.client.jobs_folder, on_row)
             if found.errors:
                 raise InvalidBatch(*found.errors)
             assert found.model is not None
@@ -93,15 +93,20 @@ class Validation:
         except (EngineError, InputError, JobError, ApiError) as error:
             raise InvalidBatch(LineError("invalid_request", with_fields(error))) from error
 
-    def _is_served(self, batch: BatchRecord, model: str) -> bool:
-        """As the server that took the batch has it, so that all say the same. Raises `ServedElsewhere`."""
-        if batch.served_models is None:
-            return model in self.models.names
-        if model not in batch.served_models:
-            return False
+    def _expect_served(self, batch: BatchRecord, model: str) -> None:
+        """As the server that took the batch has it, so that all say the same. Raises `LineFault`, `ServedElsewhere`."""
+        served = self.models.names if batch.served_models is None else batch.served_models
+        if model not in served:
+            known = ", ".join(self._told_names(batch))
+            raise LineFault("model_not_found", f"The model {model!r} is not served here: use {known}.", "body.model")
         if model not in self.models.names:
             raise ServedElsewhere(model)
-        return True
+
+    def _told_names(self, batch: BatchRecord) -> list[str]:
+        """What the batch's models are called: where folders lie is nothing that clients are told."""
+        if isinstance(batch.served_models, dict):
+            return list(dict.fromkeys(str(noted["name"]) for noted in batch.served_models.values()))
+        return self.models.told_names
 
     def _model(self, batch: BatchRecord, name: str) -> ServedModel:
         """What the server that took the batch means by the name, where it has said so."""

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from headrace.jobs.batches import lines as module
-from headrace.jobs.batches.lines import CHAT, check_lines, numbered_lines
+from headrace.jobs.batches.lines import CHAT, LineFault, check_lines, numbered_lines
 
 
 def line(custom_id, **changes):
@@ -14,12 +14,17 @@ def line(custom_id, **changes):
     return json.dumps(good | changes).encode()
 
 
+def expect_served(model):
+    if model not in ("m", "other"):
+        raise LineFault("model_not_found", "It is not served.", "body.model")
+
+
 @pytest.fixture
 def check(tmp_path):
     def run(*texts, on_line=lambda: None):
         path = tmp_path / "input"
         path.write_bytes(b"\n".join(texts))
-        return check_lines(path, CHAT, {"m", "other"}.__contains__, tmp_path / "sort", on_line)
+        return check_lines(path, CHAT, expect_served, tmp_path / "sort", on_line)
 
     return run
 

@@ -127,6 +127,7 @@ def test_a_model_that_its_server_has_not_fails_it_whoever_looks(validation, othe
     ended = batches.get(batch.tenant, batch.id)
     (error,) = ended.errors
     assert (ended.state, error["code"], error["line"]) == (BatchState.FAILED, "model_not_found", 1)
+    assert error["message"] == "The model 'other' is not served here: use model."
 
 
 @dataclass(frozen=True)

@@ -87,7 +87,7 @@ def test_requests_that_cannot_be_asked_are_named_and_nothing_is_left(run, tmp_pa
     assert (done.status, done.out) == (2, "")
     name = tmp_path / "in.jsonl"
     assert done.err.splitlines() == [
-        f"headrace: {name} line 1 (and 3 other lines): The model 'gpt' is not served here. "
+        f"headrace: {name} line 1 (and 3 other lines): The model 'gpt' is not served here: use model. "
         "Pass --served-model-name to answer to that name.",
         f"headrace: {name} line 5: 'url' must be '/v1/chat/completions', the endpoint of the batch.",
         f"headrace: {name} line 6: Missing required parameter: 'method'.",
