@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from functools import cached_property
+from numbers import Integral
 from pathlib import Path
 
 from .errors import InvalidRequestError
@@ -21,6 +22,7 @@ class LoRARequest:
     lora_path: str
 
     def __post_init__(self) -> None:
+        self._check_types()
         if not self.lora_name:
             raise InvalidRequestError("lora_name must not be empty", "lora_request")
         if self.lora_int_id < 1:
@@ -31,6 +33,18 @@ class LoRARequest:
             absolute_path(self.lora_path)
         except ValueError as error:
             raise InvalidRequestError(f"lora_path {error}", "lora_request") from error
+
+    def _check_types(self) -> None:
+        number = self.lora_int_id
+        for name, fits, wanted in (
+            ("lora_name", isinstance(self.lora_name, str), "a text"),
+            ("lora_int_id", isinstance(number, Integral) and not isinstance(number, bool), "a whole number"),
+            ("lora_path", isinstance(self.lora_path, str | Path), "a path"),
+        ):
+            if not fits:
+                raise InvalidRequestError(f"{name} must be {wanted}, not {getattr(self, name)!r}", "lora_request")
+        # As one is mostly at hand.
+        object.__setattr__(self, "lora_path", str(self.lora_path))
 
     @cached_property
     def folder(self) -> Path:

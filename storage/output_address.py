@@ -22,8 +22,11 @@ def open_folder(address: str | Path) -> OutputFolder:
 
     Raises StorageError for what cannot be one, and for a URL with a password: that belongs into the environment.
     """
+    if not isinstance(address, str | Path):
+        raise StorageError(f"output must be a path or a URL, not {address!r}")
     if not str(address):
         raise StorageError("output is empty: name a folder")
+    _check_storable(str(address))
     if (url := _URL.match(str(address))) is None:
         return LocalFolder(Path(os.path.expanduser(address)).absolute())
     protocol, place = url["protocol"].lower(), url["place"]
@@ -33,6 +36,16 @@ def open_folder(address: str | Path) -> OutputFolder:
     if url["slashes"] != "//":
         raise StorageError(f"output {address} is a URL that has lost a slash: pass it as text, not as a path")
     return RemoteFolder(f"{protocol}://{place.rstrip('/')}")
+
+
+def _check_storable(address: str) -> None:
+    """What no system of files, or no ledger, can take."""
+    if "\0" in address:
+        raise StorageError(f"output {address!r} has a NUL: no path has one")
+    try:
+        address.encode()
+    except UnicodeEncodeError as error:
+        raise StorageError(f"output {address!r} is not valid UTF-8: rename it") from error
 
 
 def is_same_folder(one: str, other: str) -> bool:

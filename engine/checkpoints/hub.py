@@ -38,9 +38,13 @@ def model_name(model: str | Path, revision: str | None = None) -> str:
 
     The path is a folder's, or a GGUF file's, which a folder with nothing else stands for. Of GGUF files on the Hub the
     id names one, as in `org/name:Q4_K_M` or `org/name/file.gguf`. A folder that exists comes before an id that looks
-    like its path. Downloads nothing. Raises `ModelError` for a `revision` of a folder, or beside another in the id, and
-    for the home folder of nobody.
+    like its path. Downloads nothing. Raises `ModelError` for what is neither, for a `revision` of a folder, or beside
+    another in the id, and for the home folder of nobody.
     """
+    if not isinstance(model, str | Path):
+        raise ModelError(f"model must be a folder, a GGUF file or a Hugging Face id, not {model!r}")
+    if not isinstance(revision, str | None):
+        raise ModelError(f"revision must be a text, not {revision!r}")
     try:
         folder = absolute_path(model)
     except ValueError as error:

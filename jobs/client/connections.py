@@ -10,7 +10,7 @@ from celery import Celery
 from ..celery_app import create_app, ring_for_shards
 from ..embedded.valkey import redis_urls
 from ..open_ledger import open_ledger
-from ..settings import Settings
+from ..settings import Settings, SettingsError
 from ..workers.local_worker import LocalWorker
 from ..workers.presence import WorkerPresence
 
@@ -23,6 +23,8 @@ class Connections:
     """
 
     def __init__(self, settings: Settings | None = None) -> None:
+        if not isinstance(settings, Settings | None):
+            raise SettingsError(f"settings must be a headrace.jobs.settings.Settings, not {settings!r}")
         self.settings = settings or Settings.from_environment()
         self._stack = ExitStack()
         with ExitStack() as stack:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -220,3 +221,22 @@ def test_an_adapter_that_was_replaced_in_its_folder(model, tmp_path):
     run_all(engine, [Request("x", [1], greedy_params(2), lora_request=model.loras[0])])
     with pytest.raises(InvalidRequestError, match="is another than before"):
         engine.add(Request("x", [1], greedy_params(2), lora_request=lora))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ((5, 1, "x"), "^lora_name must be a text, not 5$"),
+        (("kind", "1", "x"), "^lora_int_id must be a whole number, not '1'$"),
+        (("kind", True, "x"), "^lora_int_id must be a whole number, not True$"),
+        (("kind", 1, None), "^lora_path must be a path, not None$"),
+    ],
+)
+def test_a_request_whose_fields_are_of_another_type(fields: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(InvalidRequestError, match=message):
+        LoRARequest(*fields)
+
+
+def test_a_requests_folder_may_be_a_path(tmp_path: Path) -> None:
+    given: tuple[Any, ...] = ("kind", np.int64(1), tmp_path)
+    assert LoRARequest(*given) == LoRARequest("kind", 1, str(tmp_path))

@@ -14,13 +14,15 @@ from pydantic import BaseModel, Field
 from redis import Redis
 from sqlalchemy import update
 
-from headrace.engine.errors import ConfigError
+from headrace import Client
+from headrace.engine.errors import ConfigError, ModelError
 from headrace.jobs.client import job as job_module
 from headrace.jobs.client.client import Job, JobTimeoutError
 from headrace.jobs.errors import JobMismatchError, SpecError
 from headrace.jobs.planning.producer import new_job_id
+from headrace.jobs.settings import SettingsError
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
-from headrace.storage.errors import InputError, OutputNotEmpty, SinkError, UnknownJob
+from headrace.storage.errors import InputError, OutputNotEmpty, SinkError, StorageError, UnknownJob
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, write_manifest
@@ -157,6 +159,12 @@ def test_a_job_is_served_by_workers_of_its_own_ledger(client, unserved, tmp_path
         ({"idempotency_key": 5}, SpecError, "^idempotency_key must be a text, not 5$"),
         ({"webhook": 5}, SpecError, "^webhook must be a text, not 5$"),
         ({"webhook": "https://example.com", "webhook_secret": 5}, SpecError, "^webhook_secret must be a text, not 5$"),
+        ({"model": None}, ModelError, "^model must be a folder, a GGUF file or a Hugging Face id, not None$"),
+        ({"model": b"x"}, ModelError, "^model must be a folder"),
+        ({"model": "org/name", "revision": 5}, ModelError, "^revision must be a text, not 5$"),
+        ({"output": None}, StorageError, "^output must be a path or a URL, not None$"),
+        ({"output": "a\0b"}, StorageError, r"^output 'a\\x00b' has a NUL: no path has one$"),
+        ({"output": "\ud800"}, StorageError, r"^output '\\ud800' is not valid UTF-8: rename it$"),
         ({"lora_request": "kind"}, SpecError, "lora_request must be a headrace.LoRARequest, not 'kind'"),
         ({"input": "nowhere.jsonl"}, InputError, "does not exist"),
         ({"input": []}, InputError, "^input of rows has no rows: give it at least one$"),
@@ -173,6 +181,12 @@ def test_what_cannot_run_is_refused_and_leaves_nothing(client, rows, tmp_path, c
         client.submit(**arguments | change)
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("settings", [5, {"data_dir": "/x"}])
+def test_settings_that_are_none(settings):
+    with pytest.raises(SettingsError, match=r"^settings must be a headrace\.jobs\.settings\.Settings, not "):
+        Client(settings)
 
 
 def test_submitting_again_needs_a_mode(client, rows, tmp_path):
