@@ -23,6 +23,10 @@ _KINDS: Mapping[type, tuple[type, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
 }
+# Of the numbers that tensors are measured in.
+_MOST = 2**63 - 1
+# Of threads: the system ends a process that wants many more, without a word.
+_MOST_THREADS = 4096
 # A GPU's memory is set aside for a graph of each: 4 GiB for so many of a model of 32 layers.
 MAX_GRAPH_SIZES = 256
 # Of the host's memory, where nothing is said.
@@ -90,23 +94,18 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._require_types()
-        if self.dtype not in DTYPE_NAMES:
-            raise ConfigError(f"dtype must be one of {', '.join(DTYPE_NAMES)}, not {self.dtype!r}")
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            allowed = ", ".join(QUANTIZATIONS)
-            raise ConfigError(
-                f"quantization must be one of {allowed}, or none, not {self.quantization!r}: of a checkpoint that is "
-                "quantised its config.json says how"
-            )
-        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
-            allowed = ", ".join(KV_CACHE_DTYPES)
-            raise ConfigError(f"kv_cache_dtype must be one of {allowed}, not {self.kv_cache_dtype!r}")
+        _require_one_of("dtype", self.dtype, DTYPE_NAMES)
+        if self.quantization is not None:
+            reason = ": of a checkpoint that is quantised its config.json says how"
+            _require_one_of("quantization", self.quantization, QUANTIZATIONS, ", or none", reason)
+        _require_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
+        if not isinstance(self.device, str):
+            raise ConfigError(f"device must be a text such as 'cpu' or 'cuda', not {self.device!r}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
                 f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
             )
-        if self.load_format not in LOAD_FORMATS:
-            raise ConfigError(f"load_format must be one of {', '.join(LOAD_FORMATS)}, not {self.load_format!r}")
+        _require_one_of("load_format", self.load_format, LOAD_FORMATS)
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
         for name in _COUNTS:
@@ -114,12 +113,16 @@ class EngineConfig:
         for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
             if (value := getattr(self, name)) is not None:
                 _require_positive(name, value)
+        if self.num_threads is not None and self.num_threads > _MOST_THREADS:
+            raise ConfigError(f"num_threads must be at most {_MOST_THREADS}, not {self.num_threads}")
         if self.swap_space_bytes is not None and self.swap_space_bytes < 0:
             raise ConfigError(f"swap_space_bytes must be at least 0, not {self.swap_space_bytes}")
         if self.cuda_graph_sizes is not None:
             self._require_graph_sizes(self.cuda_graph_sizes)
         if self.world_size > 1:
             self._require_parallel()
+        if not _is_list_of(LoRARequest, self.lora_modules):
+            raise ConfigError(f"lora_modules must be a list of LoRARequest, not {self.lora_modules!r}")
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("lora_modules need enable_lora=True")
         if self.speculative_config is not None:
@@ -158,6 +161,8 @@ class EngineConfig:
                 may_be = field.type == kind or (field.type == kind | None and value is not None)
                 if may_be and (not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool)):
                     raise ConfigError(f"{field.name} must be {words}, not {value!r}")
+                if may_be and kind is int and abs(value) > _MOST:
+                    raise ConfigError(f"{field.name} must be at most 2**63 - 1")
 
     def _require_room_for_guesses(self, speculative: SpeculativeConfig) -> None:
         guesses, room = speculative.num_speculative_tokens, self.max_num_batched_tokens
@@ -178,6 +183,8 @@ class EngineConfig:
             )
 
     def _require_graph_sizes(self, sizes: Sequence[int]) -> None:
+        if not _is_list_of(Integral, sizes):
+            raise ConfigError(f"cuda_graph_sizes must be a list of whole numbers, not {sizes!r}")
         if not sizes:
             raise ConfigError("cuda_graph_sizes must name at least one size; enforce_eager=True turns CUDA graphs off")
         if (num_sizes := len(set(sizes))) > MAX_GRAPH_SIZES:
@@ -191,6 +198,15 @@ class EngineConfig:
                     f"cuda_graph_sizes must be between 1 and max_num_batched_tokens={self.max_num_batched_tokens}, "
                     f"not {size}"
                 )
+
+
+def _require_one_of(name: str, value: object, allowed: Sequence[str], otherwise: str = "", reason: str = "") -> None:
+    if not isinstance(value, str) or value not in allowed:
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}{otherwise}, not {value!r}{reason}")
+
+
+def _is_list_of(kind: type, given: object) -> bool:
+    return isinstance(given, Sequence) and all(isinstance(each, kind) for each in given)
 
 
 def parallel_options(tensor_parallel_size: int, pipeline_parallel_size: int) -> str:

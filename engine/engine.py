@@ -32,7 +32,7 @@ from .scheduling.block_tables import BlockTables
 from .scheduling.scheduler import Scheduler
 from .scheduling.speculation import Speculation
 from .scheduling.step_plan import StepPlan
-from .serving.admission import Admission, resolve_max_model_len
+from .serving.admission import Admission, require_context, resolve_max_model_len
 from .serving.served_requests import ServedRequests
 from .steps.in_flight import StepInFlight
 from .steps.step_events import StepEvents
@@ -110,6 +110,8 @@ class Engine:
         """Load a Hugging Face model folder, or a GGUF file. Raises `ModelError` or `ConfigError`."""
         config = config or EngineConfig()
         model_config = ModelConfig.from_pretrained(model)
+        # Before the weights, and tables as long, are in memory.
+        require_context(config, model_config.max_position_embeddings)
         if model_config.vision is not None and config.speculative is not None:
             require_guessing_fits(config.speculative)
         if config.world_size > 1:

@@ -11,7 +11,7 @@ from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSea
 from .checkpoints.hub import locate_model
 from .checkpoints.model_config import ModelConfig
 from .engine import Engine
-from .errors import EngineError, InvalidRequestError
+from .errors import ConfigError, EngineError, InvalidRequestError
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .one_each import one_each
@@ -55,6 +55,8 @@ class LLM:
         **options: Any,
     ) -> None:
         self._config = engine_config(options)
+        if not isinstance(skip_tokenizer_init, bool):
+            raise ConfigError(f"skip_tokenizer_init must be true or false, not {skip_tokenizer_init!r}")
         folder = locate_model(model, revision, with_weights=self._config.load_format != "dummy").folder
         # Before the weights: a missing tokenizer is known at once, a large checkpoint takes minutes.
         model_config = ModelConfig.from_pretrained(folder)
@@ -128,7 +130,8 @@ class LLM:
         ending = ChatEnding.of(add_generation_prompt, continue_final_message)
         params = self._params(sampling_params, len(many))
         are_thinking = [each.reasoning for each in params]
-        read = self._prompts.chats(many, chat_template_kwargs or {}, tools or (), are_thinking, ending, chat_template)
+        told, shown = _told(chat_template_kwargs), _shown(tools)
+        read = self._prompts.chats(many, told, shown, are_thinking, ending, chat_template)
         return self._run(read, params, lora_request, priority, use_tqdm)
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
@@ -303,3 +306,18 @@ def _listed(given: Any, name: str) -> list[Any]:
     if isinstance(given, Iterable) and not isinstance(given, str | Mapping):
         return list(given)
     raise InvalidRequestError(f"{name} must be a list, not {given!r}", name)
+
+
+def _told(template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
+    if template_kwargs is None or isinstance(template_kwargs, Mapping):
+        return template_kwargs or {}
+    problem = f"chat_template_kwargs must be a mapping of names to values, not {template_kwargs!r}"
+    raise InvalidRequestError(problem, "chat_template_kwargs")
+
+
+def _shown(tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, Any]]:
+    if tools is None or (isinstance(tools, Sequence) and all(isinstance(tool, Mapping) for tool in tools)):
+        return tools or ()
+    raise InvalidRequestError(
+        f"tools must be a list of functions as OpenAI's API describes them, not {tools!r}", "tools"
+    )

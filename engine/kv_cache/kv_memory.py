@@ -65,9 +65,11 @@ def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Ten
     num_bytes = math.prod(shape) * dtype.itemsize
     try:
         content = numpy.zeros(num_bytes, dtype=numpy.uint8)
-    except MemoryError as error:
+    # The latter where no address has so many bits.
+    except (MemoryError, ValueError) as error:
         raise ConfigError(
-            f"the system does not give {num_bytes:,} bytes for the KV cache: lower kv_cache_memory_bytes"
+            f"the system does not give {num_bytes:,} bytes for the KV cache: lower kv_cache_memory_bytes or "
+            "num_gpu_blocks_override"
         ) from error
     return torch.from_numpy(content).view(dtype).view(tuple(shape))
 

@@ -244,6 +244,14 @@ class Admission:
         return bool(np.frombuffer(token_ids, np.uint32).max() < self.vocab_size)
 
 
+def require_context(config: EngineConfig, max_position_embeddings: int) -> None:
+    """Raises `ConfigError` where sequences are to be longer than the model has positions for."""
+    if config.max_model_len is not None and config.max_model_len > max_position_embeddings:
+        raise ConfigError(
+            f"max_model_len={config.max_model_len} exceeds the model's context of {max_position_embeddings} tokens"
+        )
+
+
 def resolve_max_model_len(
     config: EngineConfig, num_blocks: int, block_bytes: int, sliding_window: int | None, max_position_embeddings: int
 ) -> int:
@@ -254,10 +262,7 @@ def resolve_max_model_len(
         capacity = None
     if config.max_model_len is None:
         return max_position_embeddings if capacity is None else min(max_position_embeddings, capacity)
-    if config.max_model_len > max_position_embeddings:
-        raise ConfigError(
-            f"max_model_len={config.max_model_len} exceeds the model's context of {max_position_embeddings} tokens"
-        )
+    require_context(config, max_position_embeddings)
     if capacity is not None and config.max_model_len > capacity:
         needed = -(-config.max_model_len // config.block_size)
         # And the null block.

@@ -63,7 +63,7 @@ class InputProcessor:
 
     def read(self, prompt: Prompt) -> ReadPrompt:
         if isinstance(prompt, str):
-            return ReadPrompt(prompt, self.tokenizer.encode(prompt))
+            return ReadPrompt(prompt, self.tokenizer.encode(_encodable(prompt)))
         if isinstance(prompt, list | tuple):
             return ReadPrompt(None, _token_ids(prompt))
         given: Mapping[str, Any] = prompt if isinstance(prompt, Mapping) else {}
@@ -71,7 +71,7 @@ class InputProcessor:
         if token_ids is not None:
             return self._with_images(text if isinstance(text, str) else None, _token_ids(token_ids), _pictures(given))
         if isinstance(text, str):
-            return self._with_images(text, self.tokenizer.encode(text), _pictures(given))
+            return self._with_images(text, self.tokenizer.encode(_encodable(text)), _pictures(given))
         raise InvalidRequestError(
             'a prompt must be a text, a list of token ids, or an object with "prompt" or "prompt_token_ids"'
         )
@@ -93,8 +93,10 @@ class InputProcessor:
             check_messages(chat)
         split = [self.images.split(chat) if has_images(chat) else (with_plain_texts(chat), []) for chat in chats]
         texts = [
-            self.tokenizer.apply_chat_template(
-                chat, self.tokenizer.template_kwargs(template_kwargs, thinks), tools, ending, chat_template
+            _encodable(
+                self.tokenizer.apply_chat_template(
+                    chat, self.tokenizer.template_kwargs(template_kwargs, thinks), tools, ending, chat_template
+                )
             )
             for (chat, _), thinks in zip(split, are_thinking or [False] * len(split), strict=True)
         ]
@@ -113,12 +115,20 @@ class InputProcessor:
 
 def _token_ids(given: Any) -> list[int]:
     """Python's own numbers, whatever library's they are."""
-    if isinstance(given, str) or not isinstance(given, Iterable):
-        raise InvalidRequestError(f"prompt_token_ids must be a list of token ids, not {given!r}")
+    if isinstance(given, str | bytes | Mapping) or not isinstance(given, Iterable):
+        raise InvalidRequestError(f"prompt_token_ids must be a list of token ids, not {given!r}", "prompt_token_ids")
     try:
         return [*map(index, given)]
     except TypeError as error:
         raise InvalidRequestError(f"prompt_token_ids: token ids must be whole numbers: {error}") from error
+
+
+def _encodable(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequestError(f"{text[error.start : error.end]!r} in a prompt is no text: leave it out") from error
+    return text
 
 
 def _pictures(prompt: Mapping[str, Any]) -> Sequence[Picture]:

@@ -19,6 +19,7 @@ from headrace.engine.request import SamplingParams
 
 TICKETS_MODEL = Path(__file__).parents[2] / "examples/tickets/model"
 GREEDY = SamplingParams(temperature=0, max_tokens=12)
+CHAT = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
@@ -168,6 +169,17 @@ def test_each_prompt_can_have_its_own_parameters(llm):
         (lambda llm: llm.chat("hello", GREEDY), "^messages must be a list, not 'hello'$"),
         (lambda llm: llm.chat(["hello"], GREEDY), "^messages must be a list, not 'hello'$"),
         (lambda llm: llm.chat({"role": "user", "content": "hello"}, GREEDY), "^messages must be a list, not {"),
+        (
+            lambda llm: llm.chat(CHAT, GREEDY, chat_template_kwargs=5),
+            "^chat_template_kwargs must be a mapping of names",
+        ),
+        (lambda llm: llm.chat(CHAT, GREEDY, tools=np.zeros(2)), "^tools must be a list of functions as OpenAI's API"),
+        (lambda llm: llm.chat(CHAT, GREEDY, tools=[5]), "^tools must be a list of functions as OpenAI's API"),
+        (lambda llm: llm.generate("x", GREEDY, use_tqdm="no"), "^use_tqdm must be true or false, or what makes a bar"),
+        (lambda llm: llm.generate({"prompt_token_ids": None}, GREEDY), "a prompt must be a text, a list of token ids"),
+        (lambda llm: llm.generate({"prompt_token_ids": "ab"}, GREEDY), "prompt_token_ids must be a list of token ids"),
+        (lambda llm: llm.generate("\ud800", GREEDY), r"^prompt 0: '\\ud800' in a prompt is no text: leave it out$"),
+        (lambda llm: llm.chat([{"role": "user", "content": "\ud800"}], GREEDY), "in a prompt is no text"),
     ],
 )
 def test_arguments_of_another_type_are_named(llm, call, message):
@@ -391,6 +403,29 @@ def test_sampling_parameters_out_of_range(params, message):
     with pytest.raises(InvalidRequestError, match=message) as error:
         SamplingParams(**params)
     assert error.value.field in params
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"skip_tokenizer_init": "no"}, "skip_tokenizer_init must be true or false, not 'no'"),
+        ({"generation_config": "x"}, "generation_config must be auto, vllm, or a folder that has"),
+        ({"dtype": np.zeros(2)}, "dtype must be one of auto,"),
+        ({"device": None}, "device must be a text such as 'cpu' or 'cuda', not None"),
+        ({"max_model_len": 10**30}, r"max_model_len must be at most 2\*\*63 - 1"),
+        ({"max_model_len": 2**62}, "max_model_len=4611686018427387904 exceeds the model's context of 256 tokens"),
+        ({"num_gpu_blocks_override": 2**60}, "the system does not give .* lower .* num_gpu_blocks_override"),
+        ({"num_threads": 2**33}, "num_threads must be at most 4096"),
+        ({"cuda_graph_sizes": 5}, "cuda_graph_sizes must be a list of whole numbers, not 5"),
+        ({"cuda_graph_sizes": ["a"]}, "cuda_graph_sizes must be a list of whole numbers"),
+        ({"lora_modules": 5, "enable_lora": True}, "lora_modules must be a list of LoRARequest, not 5"),
+        ({"lora_modules": ["kind=x"], "enable_lora": True}, "lora_modules must be a list of LoRARequest"),
+    ],
+    ids=str,
+)
+def test_options_of_another_type_are_named(chat_folder, option, message):
+    with pytest.raises(ConfigError, match=f"^{message}"):
+        LLM(chat_folder, **option)
 
 
 def test_an_unknown_option_is_named_with_the_known_ones(chat_folder):
