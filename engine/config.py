@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from numbers import Integral, Real
 from typing import Any
 
-from .errors import ConfigError
+from .errors import ConfigError, shown
 from .lora_request import LoRARequest
 from .speculative.speculative_config import SpeculativeConfig
 
@@ -100,14 +100,14 @@ class EngineConfig:
             _require_one_of("quantization", self.quantization, QUANTIZATIONS, ", or none", reason)
         _require_one_of("kv_cache_dtype", self.kv_cache_dtype, KV_CACHE_DTYPES)
         if not isinstance(self.device, str):
-            raise ConfigError(f"device must be a text such as 'cpu' or 'cuda', not {self.device!r}")
+            raise ConfigError(f"device must be a text such as 'cpu' or 'cuda', not {shown(self.device)}")
         if not 0 < self.gpu_memory_utilization <= 1:
             raise ConfigError(
-                f"gpu_memory_utilization must be above 0 and at most 1, not {self.gpu_memory_utilization}"
+                f"gpu_memory_utilization must be above 0 and at most 1, not {shown(self.gpu_memory_utilization)}"
             )
         _require_one_of("load_format", self.load_format, LOAD_FORMATS)
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
-            raise ConfigError(f"block_size must be a power of two, not {self.block_size}")
+            raise ConfigError(f"block_size must be a power of two, not {shown(self.block_size)}")
         for name in _COUNTS:
             _require_positive(name, getattr(self, name))
         for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
@@ -116,13 +116,13 @@ class EngineConfig:
         if self.num_threads is not None and self.num_threads > _MOST_THREADS:
             raise ConfigError(f"num_threads must be at most {_MOST_THREADS}, not {self.num_threads}")
         if self.swap_space_bytes is not None and self.swap_space_bytes < 0:
-            raise ConfigError(f"swap_space_bytes must be at least 0, not {self.swap_space_bytes}")
+            raise ConfigError(f"swap_space_bytes must be at least 0, not {shown(self.swap_space_bytes)}")
         if self.cuda_graph_sizes is not None:
             self._require_graph_sizes(self.cuda_graph_sizes)
         if self.world_size > 1:
             self._require_parallel()
         if not _is_list_of(LoRARequest, self.lora_modules):
-            raise ConfigError(f"lora_modules must be a list of LoRARequest, not {self.lora_modules!r}")
+            raise ConfigError(f"lora_modules must be a list of LoRARequest, not {shown(self.lora_modules)}")
         if self.lora_modules and not self.enable_lora:
             raise ConfigError("lora_modules need enable_lora=True")
         if self.speculative_config is not None:
@@ -160,7 +160,7 @@ class EngineConfig:
             for kind, (wanted, words) in _KINDS.items():
                 may_be = field.type == kind or (field.type == kind | None and value is not None)
                 if may_be and (not isinstance(value, wanted) or (isinstance(value, bool) and kind is not bool)):
-                    raise ConfigError(f"{field.name} must be {words}, not {value!r}")
+                    raise ConfigError(f"{field.name} must be {words}, not {shown(value)}")
                 if may_be and kind is int and abs(value) > _MOST:
                     raise ConfigError(f"{field.name} must be at most 2**63 - 1")
 
@@ -184,7 +184,7 @@ class EngineConfig:
 
     def _require_graph_sizes(self, sizes: Sequence[int]) -> None:
         if not _is_list_of(Integral, sizes):
-            raise ConfigError(f"cuda_graph_sizes must be a list of whole numbers, not {sizes!r}")
+            raise ConfigError(f"cuda_graph_sizes must be a list of whole numbers, not {shown(sizes)}")
         if not sizes:
             raise ConfigError("cuda_graph_sizes must name at least one size; enforce_eager=True turns CUDA graphs off")
         if (num_sizes := len(set(sizes))) > MAX_GRAPH_SIZES:
@@ -202,7 +202,7 @@ class EngineConfig:
 
 def _require_one_of(name: str, value: object, allowed: Sequence[str], otherwise: str = "", reason: str = "") -> None:
     if not isinstance(value, str) or value not in allowed:
-        raise ConfigError(f"{name} must be one of {', '.join(allowed)}{otherwise}, not {value!r}{reason}")
+        raise ConfigError(f"{name} must be one of {', '.join(allowed)}{otherwise}, not {shown(value)}{reason}")
 
 
 def _is_list_of(kind: type, given: object) -> bool:
@@ -217,4 +217,4 @@ def parallel_options(tensor_parallel_size: int, pipeline_parallel_size: int) -> 
 
 def _require_positive(name: str, value: int) -> None:
     if value < 1:
-        raise ConfigError(f"{name} must be at least 1, not {value}")
+        raise ConfigError(f"{name} must be at least 1, not {shown(value)}")

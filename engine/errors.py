@@ -28,6 +28,14 @@ class EngineDeadError(EngineError):
     """
 
 
+def shown(value: object) -> str:
+    """What was given, as Python writes it, in one line; it refuses to write numbers of thousands of digits."""
+    try:
+        return repr(value).replace("\n", " ")
+    except ValueError:
+        return "a number of thousands of digits"
+
+
 def one_line(error: Exception) -> str:
     """What is told of an error, for a log or an answer."""
     return " ".join(f"{type(error).__name__}: {error}".split())

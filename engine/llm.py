@@ -11,7 +11,7 @@ from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSea
 from .checkpoints.hub import locate_model
 from .checkpoints.model_config import ModelConfig
 from .engine import Engine
-from .errors import ConfigError, EngineError, InvalidRequestError
+from .errors import ConfigError, EngineError, InvalidRequestError, shown
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .one_each import one_each
@@ -56,7 +56,7 @@ class LLM:
     ) -> None:
         self._config = engine_config(options)
         if not isinstance(skip_tokenizer_init, bool):
-            raise ConfigError(f"skip_tokenizer_init must be true or false, not {skip_tokenizer_init!r}")
+            raise ConfigError(f"skip_tokenizer_init must be true or false, not {shown(skip_tokenizer_init)}")
         folder = locate_model(model, revision, with_weights=self._config.load_format != "dummy").folder
         # Before the weights: a missing tokenizer is known at once, a large checkpoint takes minutes.
         model_config = ModelConfig.from_pretrained(folder)
@@ -305,13 +305,13 @@ def _listed(given: Any, name: str) -> list[Any]:
     """Raises `InvalidRequestError` for what is neither one nor several."""
     if isinstance(given, Iterable) and not isinstance(given, str | Mapping):
         return list(given)
-    raise InvalidRequestError(f"{name} must be a list, not {given!r}", name)
+    raise InvalidRequestError(f"{name} must be a list, not {shown(given)}", name)
 
 
 def _told(template_kwargs: Mapping[str, Any] | None) -> Mapping[str, Any]:
     if template_kwargs is None or isinstance(template_kwargs, Mapping):
         return template_kwargs or {}
-    problem = f"chat_template_kwargs must be a mapping of names to values, not {template_kwargs!r}"
+    problem = f"chat_template_kwargs must be a mapping of names to values, not {shown(template_kwargs)}"
     raise InvalidRequestError(problem, "chat_template_kwargs")
 
 
@@ -319,5 +319,5 @@ def _shown(tools: Sequence[Mapping[str, Any]] | None) -> Sequence[Mapping[str, A
     if tools is None or (isinstance(tools, Sequence) and all(isinstance(tool, Mapping) for tool in tools)):
         return tools or ()
     raise InvalidRequestError(
-        f"tools must be a list of functions as OpenAI's API describes them, not {tools!r}", "tools"
+        f"tools must be a list of functions as OpenAI's API describes them, not {shown(tools)}", "tools"
     )

@@ -5,7 +5,7 @@ from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 
-from .errors import InvalidRequestError
+from .errors import InvalidRequestError, shown
 from .paths import absolute_path
 
 
@@ -26,7 +26,7 @@ class LoRARequest:
         if not self.lora_name:
             raise InvalidRequestError("lora_name must not be empty", "lora_request")
         if self.lora_int_id < 1:
-            raise InvalidRequestError(f"lora_int_id must be at least 1, not {self.lora_int_id}", "lora_request")
+            raise InvalidRequestError(f"lora_int_id must be at least 1, not {shown(self.lora_int_id)}", "lora_request")
         if not self.lora_path:
             raise InvalidRequestError("lora_path must name a folder", "lora_request")
         try:
@@ -42,7 +42,7 @@ class LoRARequest:
             ("lora_path", isinstance(self.lora_path, str | Path), "a path"),
         ):
             if not fits:
-                raise InvalidRequestError(f"{name} must be {wanted}, not {getattr(self, name)!r}", "lora_request")
+                raise InvalidRequestError(f"{name} must be {wanted}, not {shown(getattr(self, name))}", "lora_request")
         # As one is mostly at hand.
         object.__setattr__(self, "lora_path", str(self.lora_path))
 

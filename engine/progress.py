@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from .errors import InvalidRequestError
+from .errors import InvalidRequestError, shown
 from .request import Request, RequestEvent
 
 # What makes a bar as tqdm's does.
@@ -23,7 +23,7 @@ class Progress:
     def __init__(self, prompts: Sequence[Sequence[Request]], use_tqdm: bool | MakeBar) -> None:
         if not isinstance(use_tqdm, bool | None) and not callable(use_tqdm):
             raise InvalidRequestError(
-                f"use_tqdm must be true or false, or what makes a bar, not {use_tqdm!r}", "use_tqdm"
+                f"use_tqdm must be true or false, or what makes a bar, not {shown(use_tqdm)}", "use_tqdm"
             )
         make_bar = (_tqdm() if use_tqdm is True else use_tqdm or None) if prompts else None
         self._bar = make_bar and make_bar(total=len(prompts), desc="Processed prompts", dynamic_ncols=True)

@@ -8,7 +8,7 @@ from hashlib import blake2b
 from numbers import Integral, Real
 from typing import NamedTuple, TypeGuard
 
-from .errors import InvalidRequestError
+from .errors import InvalidRequestError, shown
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
 from .structured.grammar import Grammar
@@ -177,24 +177,24 @@ class SamplingParams:
 
     def _check_types(self) -> None:
         for name in ("presence_penalty", "frequency_penalty", "repetition_penalty", "temperature", "top_p", "min_p"):
-            _require(_is_number(getattr(self, name)), name, "a number", repr(getattr(self, name)))
+            _require(_is_number(getattr(self, name)), name, "a number", shown(getattr(self, name)))
         for name in ("n", "top_k", "min_tokens"):
-            _require(_is_whole(getattr(self, name)), name, "a whole number", repr(getattr(self, name)))
+            _require(_is_whole(getattr(self, name)), name, "a whole number", shown(getattr(self, name)))
         for name in ("seed", "max_tokens", "logprobs", "prompt_logprobs", "thinking_token_budget"):
             value = getattr(self, name)
-            _require(value is None or _is_whole(value), name, "a whole number", repr(value))
+            _require(value is None or _is_whole(value), name, "a whole number", shown(value))
         for name in ("ignore_eos", "include_stop_str_in_output", "detokenize", "skip_special_tokens", "reasoning"):
-            _require(isinstance(getattr(self, name), bool), name, "true or false", repr(getattr(self, name)))
+            _require(isinstance(getattr(self, name), bool), name, "true or false", shown(getattr(self, name)))
 
     def _check_words(self) -> None:
         allowed, bad = self.allowed_token_ids, self.bad_words
         if allowed is not None:
             _check_token_ids("allowed_token_ids", allowed)
-            _require(bool(allowed), "allowed_token_ids", "a list with a token id, at least", repr(allowed))
+            _require(bool(allowed), "allowed_token_ids", "a list with a token id, at least", shown(allowed))
         if bad is not None:
             fits = isinstance(bad, Sequence) and not isinstance(bad, str) and all(isinstance(each, str) for each in bad)
-            _require(fits, "bad_words", "a list of texts", repr(bad))
-            _require(all(each.strip() for each in bad), "bad_words", "without an empty text", repr(bad))
+            _require(fits, "bad_words", "a list of texts", shown(bad))
+            _require(all(each.strip() for each in bad), "bad_words", "without an empty text", shown(bad))
         # What a grammar leaves they might take away, and then nothing could follow.
         for name, given in (("allowed_token_ids", allowed), ("bad_words", bad)):
             if given and self.structured_outputs is not None:
@@ -207,7 +207,7 @@ class SamplingParams:
     def _check_structured_outputs(self) -> None:
         given = self.structured_outputs
         fits = given is None or isinstance(given, StructuredOutputsParams)
-        _require(fits, "structured_outputs", "a StructuredOutputsParams", repr(given))
+        _require(fits, "structured_outputs", "a StructuredOutputsParams", shown(given))
         if given is not None and self.ignore_eos:
             raise InvalidRequestError("ignore_eos has no meaning with structured_outputs: leave it out", "ignore_eos")
 
@@ -247,14 +247,19 @@ _NOT_WITH_CHOICES = (
 
 def _require(holds: bool, name: str, expected: str, value: object) -> None:
     if not holds:
-        # What is shown of arrays and tables has several lines.
-        shown = str(value).replace("\n", " ")
-        raise InvalidRequestError(f"{name} must be {expected}, not {shown}", name)
+        given = value if isinstance(value, str) else shown(value)
+        raise InvalidRequestError(f"{name} must be {expected}, not {given}", name)
 
 
 def _is_number(value: object) -> TypeGuard[float]:
-    """Python counts true and false among the numbers; here they are a mistake."""
-    return isinstance(value, Real) and not isinstance(value, bool)
+    """Python counts true and false among the numbers; here they are a mistake, as is what no float can be."""
+    if not isinstance(value, Real) or isinstance(value, bool):
+        return False
+    try:
+        float(value)
+    except OverflowError:
+        return False
+    return True
 
 
 def _is_whole(value: object) -> TypeGuard[int]:
@@ -270,30 +275,30 @@ def _check_logit_bias(logit_bias: Mapping[int, float] | None) -> None:
     if logit_bias is None:
         return
     expected = "a mapping of token ids to numbers"
-    _require(isinstance(logit_bias, Mapping), "logit_bias", expected, repr(logit_bias))
+    _require(isinstance(logit_bias, Mapping), "logit_bias", expected, shown(logit_bias))
     for token, bias in logit_bias.items():
-        _require(_is_token_id(token), "logit_bias", expected, f"keyed by {token!r}")
+        _require(_is_token_id(token), "logit_bias", expected, f"keyed by {shown(token)}")
         fits = _is_number(bias) and -100 <= bias <= 100
-        _require(fits, "logit_bias", "in [-100, 100]", f"{bias!r} (token {token})")
+        _require(fits, "logit_bias", "in [-100, 100]", f"{shown(bias)} (token {shown(token)})")
 
 
 def _check_stop(stop: str | Sequence[str] | None) -> None:
     texts = (stop,) if isinstance(stop, str) else () if stop is None else stop
     fits = isinstance(texts, Sequence) and all(isinstance(text, str) for text in texts)
-    _require(fits, "stop", "a text or a list of texts", repr(stop))
-    _require(all(texts), "stop", "without an empty text", repr(stop))
+    _require(fits, "stop", "a text or a list of texts", shown(stop))
+    _require(all(texts), "stop", "without an empty text", shown(stop))
 
 
 def _check_token_ids(name: str, token_ids: Sequence[int]) -> None:
     """As of biases: what the engine needs no model to know."""
     fits = isinstance(token_ids, Sequence) and all(map(_is_token_id, token_ids))
-    _require(fits, name, "a list of token ids", repr(token_ids))
+    _require(fits, name, "a list of token ids", shown(token_ids))
 
 
 def _check_choices(choices: Sequence[str]) -> None:
     fits = isinstance(choices, Sequence) and not isinstance(choices, str)
     fits = fits and bool(choices) and all(isinstance(choice, str) for choice in choices)
-    _require(fits, "choices", "a non-empty list of texts", repr(choices))
+    _require(fits, "choices", "a non-empty list of texts", shown(choices))
     if not all(choices):
         raise InvalidRequestError("choices must not hold an empty text", "choices")
     if len(set(choices)) != len(choices):

@@ -15,6 +15,7 @@ from typing import Self
 
 import httpx2
 
+from ..engine.errors import shown
 from ..storage.errors import Argument
 from ..storage.ledger import Ledger
 from ..storage.records import NewWebhook
@@ -36,7 +37,7 @@ def parse_webhook(url: str, secret: str | None = None) -> NewWebhook:
     """Check where an event is to go. Raises `SpecError`; whether the host is allowed shows later."""
     for name, value in (("webhook", url), ("webhook_secret", secret)):
         if not isinstance(value, str | None):
-            raise SpecError(Argument(name), f" must be a text, not {value!r}", field=name.replace("_", "."))
+            raise SpecError(Argument(name), f" must be a text, not {shown(value)}", field=name.replace("_", "."))
     try:
         check_web_url(url)
         httpx2.URL(url)

@@ -23,7 +23,7 @@ def open_folder(address: str | Path) -> OutputFolder:
     Raises StorageError for what cannot be one, and for a URL with a password: that belongs into the environment.
     """
     if not isinstance(address, str | Path):
-        raise StorageError(f"output must be a path or a URL, not {address!r}")
+        raise StorageError(f"output must be a path or a URL, not of the type {type(address).__name__}")
     if not str(address):
         raise StorageError("output is empty: name a folder")
     _check_storable(str(address))

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ..errors import ModelError
+from ..errors import ModelError, shown
 from ..paths import absolute_path
 from .gguf.file import gguf_in, is_gguf, the_model
 
@@ -42,9 +42,9 @@ def model_name(model: str | Path, revision: str | None = None) -> str:
     another in the id, and for the home folder of nobody.
     """
     if not isinstance(model, str | Path):
-        raise ModelError(f"model must be a folder, a GGUF file or a Hugging Face id, not {model!r}")
+        raise ModelError(f"model must be a folder, a GGUF file or a Hugging Face id, not {shown(model)}")
     if not isinstance(revision, str | None):
-        raise ModelError(f"revision must be a text, not {revision!r}")
+        raise ModelError(f"revision must be a text, not {shown(revision)}")
     try:
         folder = absolute_path(model)
     except ValueError as error:

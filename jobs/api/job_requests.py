@@ -8,6 +8,7 @@ from ...storage.records import NewWebhook
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
 from ..outside import AddressRefused, check_prefix
+from ..spec.durations import MAX_WITHIN_SECONDS
 from ..spec.precision import Precision
 from ..spec.priority import MAX_PRIORITY
 from ..spec.schemas import KvCacheDType, SamplingSpec
@@ -122,7 +123,7 @@ class JobOptions(_Body):
         examples=[[{"type": "function", "function": {"name": "close", "parameters": {"type": "object"}}}]],
     )
     tool_choice: ToolChoice | None = Field(default=None, description="As in chats: whether an answer has to be a call.")
-    within_seconds: Annotated[float, Field(gt=0, le=366 * 86400)] | None = None
+    within_seconds: Annotated[float, Field(gt=0, le=MAX_WITHIN_SECONDS)] | None = None
     priority: Priority = 0
     input_format: InputFormat | None = Field(
         default=None, description="Of a file or a URL whose name does not end in its format."

@@ -6,10 +6,12 @@ import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cached_property, partial
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
 from ...engine.checkpoints.hub import model_name
+from ...engine.errors import shown
 from ...engine.lora_request import LoRARequest
 from ...storage.columns import as_text
 from ...storage.errors import Argument, InputError, StorageError
@@ -25,6 +27,7 @@ from ..live.cancellations import Cancellations
 from ..live.requests import LiveRequest, LiveRequests
 from ..planning.producer import NO_TERMS, Producer, Terms
 from ..results.row_events import RowEvents, StoredRow, StoredRows
+from ..spec.durations import MAX_WITHIN_SECONDS
 from ..spec.lora import as_fields, worker_options
 from ..spec.precision import Precision
 from ..spec.priority import checked_priority
@@ -122,7 +125,7 @@ class Client(Connections):
             checked_priority(priority),
         )
         output_mode = _checked_mode(mode)
-        with self._opened(input, limit) as source:
+        with self._opened(input, spec.limit) as source:
             return self.submit_spec(source, spec, output, output_mode, terms=terms)
 
     @contextmanager
@@ -263,9 +266,13 @@ class Client(Connections):
 
 def _checked_seconds(within: Any) -> float | None:
     """Raises `SpecError`."""
-    if within is None or (isinstance(within, int | float) and 0 < within < math.inf):
-        return within
-    raise SpecError(Argument("within_seconds"), f" must be a number above 0, not {within!r}")
+    if within is None:
+        return None
+    is_number = isinstance(within, Real) and not isinstance(within, bool)
+    if is_number and 0 < within <= MAX_WITHIN_SECONDS:
+        return float(within)
+    problem = f" must be a number above 0, and at most {MAX_WITHIN_SECONDS} (366 days), not {shown(within)}"
+    raise SpecError(Argument("within_seconds"), problem)
 
 
 def _checked_mode(mode: OutputMode | str) -> OutputMode:
@@ -273,7 +280,7 @@ def _checked_mode(mode: OutputMode | str) -> OutputMode:
     try:
         return OutputMode(mode)
     except ValueError as error:
-        raise SpecError(Argument("mode"), f" must be one of {', '.join(OutputMode)}, not {mode!r}") from error
+        raise SpecError(Argument("mode"), f" must be one of {', '.join(OutputMode)}, not {shown(mode)}") from error
 
 
 def _mappings(rows: Any) -> Iterator[Mapping[Any, Any]]:

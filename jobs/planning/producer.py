@@ -10,6 +10,7 @@ from typing import Any
 
 from celery import Celery
 
+from ...engine.errors import shown
 from ...storage.errors import (
     Argument,
     InputError,
@@ -73,9 +74,19 @@ class Terms:
     def __post_init__(self) -> None:
         """Raises `SpecError`."""
         if not isinstance(self.idempotency_key, str | None):
-            raise SpecError(Argument("idempotency_key"), f" must be a text, not {self.idempotency_key!r}")
+            raise SpecError(Argument("idempotency_key"), f" must be a text, not {shown(self.idempotency_key)}")
+        if self.idempotency_key is not None and not _is_storable(self.idempotency_key):
+            raise SpecError(Argument("idempotency_key"), " is not valid UTF-8")
         if self.idempotency_key == "":
             raise SpecError(Argument("idempotency_key"), " is empty: leave it out, or name the job by it")
+
+
+def _is_storable(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 NO_TERMS = Terms()

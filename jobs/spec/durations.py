@@ -5,6 +5,8 @@ import re
 from ..errors import SpecError
 
 _DURATION = re.compile(r"(?P<count>\d+(\.\d+)?)(?P<unit>[smhd])")
+# Of a deadline, where a number says it.
+MAX_WITHIN_SECONDS = 366 * 86400
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 
 

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ...engine.checkpoints.hub import public_name
+from ...engine.errors import shown
 from ...engine.lora.adapter_folder import AdapterConfig
 from ...engine.lora_request import LoRARequest
 from ...engine.paths import absolute_path
@@ -71,7 +72,7 @@ def parse_loras(texts: Iterable[str]) -> list[ServedLora]:
 def as_fields(lora: LoRARequest | None) -> dict[str, str] | None:
     """The fields of a `LoraModule`, to be checked with the rest of what it is asked with. Raises `SpecError`."""
     if not isinstance(lora, LoRARequest | None):
-        raise SpecError(f"lora_request must be a headrace.LoRARequest, not {lora!r}", field="lora_request")
+        raise SpecError(f"lora_request must be a headrace.LoRARequest, not {shown(lora)}", field="lora_request")
     return None if lora is None else {"name": lora.lora_name, "path": lora.lora_path}
 
 

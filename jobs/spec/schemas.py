@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationIn
 from pydantic_core import PydanticCustomError
 
 from ...engine.checkpoints.hub import model_name
-from ...engine.errors import InvalidRequestError
+from ...engine.errors import InvalidRequestError, shown
 from ...engine.request import SamplingParams
 from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...storage.columns import SCHEMA_VERSION
@@ -42,6 +42,12 @@ _ANSWER_TOKENS, _THINKING_TOKENS = 256, 32_768
 Texts = TypeVar("Texts", str, None, tuple[str, ...])
 Stored = TypeVar("Stored", bound=BaseModel)
 KvCacheDType = Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"]
+
+
+_NUMBERS = (
+    *("n", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty"),
+    *("max_tokens", "min_tokens", "top_logprobs", "prompt_logprobs", "seed", "thinking_token_budget"),
+)
 
 
 class SamplingSpec(BaseModel):
@@ -88,6 +94,11 @@ class SamplingSpec(BaseModel):
     thinking_token_budget: Annotated[int, Field(ge=0, description="After so many tokens it thinks no more")] | None = (
         None
     )
+
+    @field_validator(*_NUMBERS, mode="before")
+    @classmethod
+    def _is_number(cls, value: Any) -> Any:
+        return _number(value)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -180,7 +191,7 @@ class JobSpec(BaseModel):
     prompt: str | None = None
     choices: tuple[str, ...] | None = None
     sampling: SamplingSpec = SamplingSpec()
-    limit: Annotated[int, Field(ge=1)] | None = None
+    limit: Annotated[int, Field(ge=1, lt=2**63)] | None = None
     endpoint: Literal["/v1/chat/completions", "/v1/completions"] | None = None
     cache: bool = False
     vote: bool = False
@@ -222,6 +233,11 @@ class JobSpec(BaseModel):
     @classmethod
     def _absolute(cls, model: str) -> str:
         return model_name(model)
+
+    @field_validator("limit", mode="before")
+    @classmethod
+    def _is_number(cls, value: Any) -> Any:
+        return _number(value)
 
     @field_validator("choices", mode="before")
     @classmethod
@@ -359,7 +375,19 @@ def problem(error: Mapping[str, Any]) -> str:
     message = message.replace(" after validation", "")
     is_short = isinstance(given, bool | int | float) or (isinstance(given, str) and len(given) <= _SHORT)
     # That a flag is set says nothing more.
-    return f"{message}, not {given!r}" if is_short and given is not True else message
+    return f"{message}, not {shown(given)}" if is_short and given is not True else message
+
+
+def _number(value: Any) -> Any:
+    """Python counts true and false among the numbers, as pydantic does numpy's; here they are a mistake.
+
+    What no tensor holds is none either.
+    """
+    if isinstance(value, bool) or getattr(value, "dtype", None) == "bool":
+        raise PydanticCustomError("number", "Input should be a number, not {value}", {"value": str(value).lower()})
+    if isinstance(value, int) and value >= 2**64:
+        raise PydanticCustomError("number", "Input should be below 2**64")
+    return value
 
 
 def _storable(value: Texts) -> Texts:

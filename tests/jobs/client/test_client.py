@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
 import pyarrow.dataset as ds
 import pytest
@@ -154,15 +155,23 @@ def test_a_job_is_served_by_workers_of_its_own_ledger(client, unserved, tmp_path
         ({"mode": "append"}, SpecError, "^mode must be one of new, resume, overwrite, not 'append'$"),
         ({"priority": "high"}, SpecError, "^priority must be a whole number from -1000 to 1000, not 'high'$"),
         ({"priority": 1001}, SpecError, "^priority must be a whole number"),
-        ({"within_seconds": "1h"}, SpecError, "^within_seconds must be a number above 0, not '1h'$"),
-        ({"within_seconds": 0}, SpecError, "^within_seconds must be a number above 0, not 0$"),
+        ({"within_seconds": "1h"}, SpecError, "^within_seconds must be a number above 0, .* not '1h'$"),
+        ({"within_seconds": 0}, SpecError, r"^within_seconds .* and at most 31622400 \(366 days\), not 0$"),
+        ({"within_seconds": True}, SpecError, "^within_seconds must be a number above 0, .* not True$"),
+        ({"within_seconds": 10**30}, SpecError, "^within_seconds must be a number above 0"),
+        ({"priority": True}, SpecError, "^priority must be a whole number from -1000 to 1000, not True$"),
+        ({"limit": True}, SpecError, "^limit: Input should be a number, not true$"),
+        ({"limit": 10**30}, SpecError, r"^limit: Input should be below 2\*\*64"),
+        ({"temperature": True}, SpecError, "^temperature: Input should be a number, not true$"),
+        ({"max_tokens": np.True_}, SpecError, "^max_tokens: Input should be a number, not true$"),
+        ({"idempotency_key": "\ud800"}, SpecError, "^idempotency_key is not valid UTF-8$"),
         ({"idempotency_key": 5}, SpecError, "^idempotency_key must be a text, not 5$"),
         ({"webhook": 5}, SpecError, "^webhook must be a text, not 5$"),
         ({"webhook": "https://example.com", "webhook_secret": 5}, SpecError, "^webhook_secret must be a text, not 5$"),
         ({"model": None}, ModelError, "^model must be a folder, a GGUF file or a Hugging Face id, not None$"),
         ({"model": b"x"}, ModelError, "^model must be a folder"),
         ({"model": "org/name", "revision": 5}, ModelError, "^revision must be a text, not 5$"),
-        ({"output": None}, StorageError, "^output must be a path or a URL, not None$"),
+        ({"output": None}, StorageError, "^output must be a path or a URL, not of the type NoneType$"),
         ({"output": "a\0b"}, StorageError, r"^output 'a\\x00b' has a NUL: no path has one$"),
         ({"output": "\ud800"}, StorageError, r"^output '\\ud800' is not valid UTF-8: rename it$"),
         ({"lora_request": "kind"}, SpecError, "lora_request must be a headrace.LoRARequest, not 'kind'"),
@@ -181,6 +190,24 @@ def test_what_cannot_run_is_refused_and_leaves_nothing(client, rows, tmp_path, c
         client.submit(**arguments | change)
     assert "\n" not in str(refusal.value)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("name", ["prompt", "mode", "webhook", "lora_request", "top_k", "max_tokens", "within_seconds"])
+def test_numbers_that_python_does_not_write_out(unserved, rows, tmp_path, name):
+    with pytest.raises(SpecError, match=rf"^{name}\b.*(not a number of thousands of digits|below 2\*\*64)$"):
+        unserved.submit(rows, MODEL, tmp_path / "out", **{"prompt": "{text}", name: 10**5000})
+
+
+def test_numbers_may_be_numpys(unserved, rows, tmp_path):
+    numbers = {"limit": np.int64(3), "priority": np.int64(2), "within_seconds": np.float32(60), "seed": np.int64(7)}
+    more = {"temperature": np.float32(0.5), "max_tokens": np.int32(9)}
+    job = unserved.submit(rows, np.str_(MODEL), tmp_path / "out", prompt="{text}", **numbers, **more)
+    assert (job.record.num_rows, job.record.priority) == (3, 2)
+    assert job.record.spec["sampling"]["max_tokens"] == 9
+
+
+def test_a_limit_may_be_written_as_a_text_as_over_http(unserved, rows, tmp_path):
+    assert unserved.submit(rows, MODEL, tmp_path / "out", **FAST, limit="5").record.num_rows == 5
 
 
 @pytest.mark.parametrize("settings", [5, {"data_dir": "/x"}])
