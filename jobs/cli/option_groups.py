@@ -32,6 +32,7 @@ _GROUPS = {
     ),
     "Parallel": ("--tensor-parallel-size", "--pipeline-parallel-size"),
 }
+ALL_OPTIONS = tuple(option for options in _GROUPS.values() for option in options)
 # Those of no group.
 _OTHERS = "Options"
 _Lines = list[tuple[str, str]]

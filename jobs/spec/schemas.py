@@ -1,6 +1,7 @@
 """What users send: a job's description, checked once."""
 
 import hashlib
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeVar
@@ -22,6 +23,11 @@ from .response_format import ResponseFormat, StructuredOutputs, checked
 from .tool_choice import ToolChoice, choice_problem, forced_form, is_forced
 from .tools import functions_of, tools_problem
 
+# Where our own messages name another argument than their own.
+_SECOND = re.compile(
+    r"(?:(?<=meaning with )|(?<=1 with )|(?<=meaning without )|(?<=: give )|(?<=, and a ))"
+    r"(choices|temperature|reasoning|logprobs|n)\b"
+)
 # A longer text is not repeated in the message about it.
 _SHORT = 40
 # Every token of every answer is looked at for the beginning of a stop, in a thread that all answers share; and each
@@ -289,7 +295,8 @@ class JobSpec(BaseModel):
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             field = ".".join(map(str, first["loc"]))
-            raise SpecError(Argument(field.removeprefix("sampling.")), f": {problem(first)}", field=field) from error
+            told = _with_arguments(f": {problem(first)}")
+            raise SpecError(Argument(field.removeprefix("sampling.")), *told, field=field) from error
         except InvalidRequestError as error:
             raise _refusal(error) from error
         return spec
@@ -358,7 +365,12 @@ def _refusal(error: InvalidRequestError) -> SpecError:
     """What `SamplingParams` refuses: its messages begin with the field's name."""
     assert error.field is not None
     field = error.field if error.field in JobSpec.model_fields else f"sampling.{error.field}"
-    return SpecError(Argument(error.field), str(error).removeprefix(error.field), field=field)
+    return SpecError(Argument(error.field), *_with_arguments(str(error).removeprefix(error.field)), field=field)
+
+
+def _with_arguments(text: str) -> list[str | Argument]:
+    """A message that may name a second argument by a word that is one of the language too."""
+    return [Argument(part) if index % 2 else part for index, part in enumerate(_SECOND.split(text))]
 
 
 def problem(error: Mapping[str, Any]) -> str:

@@ -16,17 +16,17 @@ def test_a_missing_file_is_refused(refused, tmp_path):
 
 
 def test_a_model_that_cannot_be_shared_is_refused(refused):
-    refused("-tp", "64", words=["tensor_parallel_size=64", "num_attention_heads"])
-    refused("-pp", "64", words=["pipeline_parallel_size=64 must be at most num_hidden_layers"])
+    refused("-tp", "64", words=["--tensor-parallel-size=64", "num_attention_heads"])
+    refused("-pp", "64", words=["--pipeline-parallel-size=64 must be at most num_hidden_layers"])
 
 
 @pytest.mark.parametrize("command", ["run", "up", "worker"])
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"model": "nowhere"}, ["speculative_config", "nowhere does not exist"]),
-        ({"model": "bare"}, ["speculative_config", "bare has no model.safetensors"]),
-        ({"model": str(MODEL), "method": "medusa"}, ["speculative_config", "is not of Medusa heads"]),
+        ({"model": "nowhere"}, ["--speculative-config", "nowhere does not exist"]),
+        ({"model": "bare"}, ["--speculative-config", "bare has no model.safetensors"]),
+        ({"model": str(MODEL), "method": "medusa"}, ["--speculative-config", "is not of Medusa heads"]),
     ],
     ids=["no folder", "no weights", "no heads"],
 )
@@ -145,8 +145,8 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--choices", "a,b", "--stop", "c"], ["stop", "choices"]),
         (["--temperature", "nan"], ["temperature", "≥ 0", "nan"]),
         (["--n", "0"], ["n must be ≥ 1, not 0"]),
-        (["--n", "2"], ["n must be 1 with temperature 0"]),
-        (["--min-tokens", "300"], ["--min-tokens must be", "max_tokens", "300"]),
+        (["--n", "2"], ["--n must be 1 with --temperature 0"]),
+        (["--min-tokens", "300"], ["--min-tokens must be", "at most --max-tokens", "300"]),
         (["--stop-token-ids", "1,x"], ["stop_token_ids.1", "integer", "'x'"]),
         (["--stop-token-ids", "999999"], ["--stop-token-ids: token id 999999", "vocabulary"]),
         (["--chat-template-kwargs", "{"], ["--chat-template-kwargs is no JSON"]),
@@ -156,7 +156,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--logit-bias", "5"], ["--logit-bias", "ID:BIAS", "5"]),
         (["--logit-bias", "five:1"], ["logit_bias", "integer", "five"]),
         (["--logit-bias", "999999:1"], ["--logit-bias: token id 999999", "vocabulary"]),
-        (["--top-logprobs", "2"], ["--top-logprobs: has", "without logprobs"]),
+        (["--top-logprobs", "2"], ["--top-logprobs: has", "without --logprobs"]),
         (["--logprobs", "--top-logprobs", "21"], ["--top-logprobs: ", "20", "21"]),
         (["--best-of", "2"], ["--best-of", "headrace run --help"]),
         (["--max-tokens", "0"], ["--max-tokens: "]),

@@ -117,10 +117,10 @@ def test_of_a_model_with_one_that_guesses(headrace, tmp_path, qwen):
         # That is for CPUs.
         (["--quantization", "int8"], ["No such option", "headrace size --help"]),
         (["--dtype", "int3"], ["dtype must be one of"]),
-        (["--gpu-memory-utilization", "1.5"], ["gpu_memory_utilization must be"]),
-        (["-pp", "50"], ["pipeline_parallel_size=50 must be at most num_hidden_layers=36"]),
-        (["--speculative-config", '{"model": "nowhere"}'], ["speculative_config", "nowhere does not exist"]),
-        (["-tp", "5"], ["tensor_parallel_size=5 must divide num_attention_heads=32"]),
+        (["--gpu-memory-utilization", "1.5"], ["--gpu-memory-utilization must be"]),
+        (["-pp", "50"], ["--pipeline-parallel-size=50 must be at most num_hidden_layers=36"]),
+        (["--speculative-config", '{"model": "nowhere"}'], ["--speculative-config", "nowhere does not exist"]),
+        (["-tp", "5"], ["--tensor-parallel-size=5 must divide num_attention_heads=32"]),
     ],
 )
 def test_what_can_not_be_is_refused(headrace, tmp_path, qwen, options, words):
