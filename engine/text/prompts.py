@@ -6,7 +6,7 @@ from numbers import Integral
 from operator import index
 from typing import TYPE_CHECKING, Any, NotRequired, TypedDict, TypeGuard
 
-from ..errors import InvalidRequestError, shown
+from ..errors import InvalidRequestError
 from ..vision.prompt_images import Picture, PromptImage
 from ..vision.reading import ImageReader, has_images
 from .chat_ending import ChatEnding

@@ -19,7 +19,7 @@ from ..spec.prompt_template import PromptTemplate
 from ..spec.row_images import row_images
 from ..spec.schemas import JobSpec
 from ..spec.tool_choice import choice_problem, is_forced
-from ..spec.tools import TOOLS, functions_of, row_tools, without_nulls
+from ..spec.tools import TOOLS, functions_of, row_tools
 
 if TYPE_CHECKING:
     # With it comes a template engine, which not every command needs.
@@ -59,7 +59,7 @@ class PromptRenderer:
             problem = f"model {spec.model} has no chat template to be told anything"
             kwargs = Argument("chat_template_kwargs")
             raise SpecError(problem, ": leave out ", kwargs, field=kwargs.name)
-        self._tools = [without_nulls(tool) for tool in spec.tools or ()]
+        self._tools: list[Mapping[str, Any]] = list(spec.tools or ())
         self._tool_choice = spec.tool_choice
         if is_forced(spec.tool_choice) and not self._tools and TOOLS not in columns:
             problem = " needs tools: the job has none, nor the input a column 'tools'"

@@ -28,7 +28,7 @@ def tools_problem(tools: Any) -> str | None:
 def row_tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The functions that a row's conversation may call, as a list of OpenAI's objects or as JSON. Raises `RowError`."""
     tools = values.get(TOOLS)
-    if isinstance(tools, str):
+    if is_json := isinstance(tools, str):
         try:
             tools = json.loads(tools)
         except (ValueError, RecursionError) as error:
@@ -37,7 +37,7 @@ def row_tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         return []
     if not isinstance(tools, list) or not all(isinstance(tool, Mapping) for tool in tools):
         raise RowError(f'column {TOOLS!r} must hold a list of objects: {{"type": "function", "function": {{…}}}}')
-    return [without_nulls(tool) for tool in tools]
+    return tools if is_json else [_without_nulls(tool) for tool in tools]
 
 
 def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -51,8 +51,8 @@ def functions_of(tools: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, A
     return functions
 
 
-def without_nulls(value: Any) -> Any:
+def _without_nulls(value: Any) -> Any:
     """Where columns have a type, a function has all the fields that any has."""
     if isinstance(value, Mapping):
-        return {name: without_nulls(each) for name, each in value.items() if each is not None}
-    return [without_nulls(each) for each in value] if isinstance(value, list) else value
+        return {name: _without_nulls(each) for name, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value

@@ -121,6 +121,11 @@ def test_a_conversation_has_the_rows_tools(tmp_path, thinking):
     ]
     for own in (tools, json.dumps(tools), typed):
         assert json.loads(render(caller, row | {"tools": own}).removesuffix("a")) == tools
+    # Elsewhere a null means something.
+    parameters = {"type": "object", "properties": {"x": {"type": ["string", "null"], "default": None}}}
+    nullable = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
+    for given in (row | {"tools": json.dumps(nullable)}, row):
+        assert json.loads(render(caller, given, tools=nullable).removesuffix("a")) == nullable
     nothing: tuple[dict[str, Any], ...] = ({}, {"tools": None}, {"tools": []})
     for none in nothing:
         assert render(caller, row | none) == "[]a"
