@@ -17,14 +17,13 @@ from ..settings import Settings
 from ..ttl_cache import TtlCache
 from .authentication import RESPONSE_HEADERS
 from .caller import tenant_of
-from .errors import RateLimited
+from .errors import LIVE_RETRY_SECONDS, RateLimited, too_many_open
 from .rate_limits import Hold, RateLimits, Usage
 
 # How soon a changed limit holds, and how old the count of a tenant's bulk tokens may be for a live request.
 _CACHE_SECONDS = 3.0
 _STALE_SECONDS = 60.0
 # Live requests end all the time; a job takes longer.
-_LIVE_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,8 @@ class Admission:
         The answer of `connection` gets the `x-ratelimit-*` headers.
         """
         if self._num_unanswered(queue) >= self._settings.max_open_requests:
-            raise RateLimited("requests", "too many requests wait for this model: try again soon", _LIVE_RETRY_SECONDS)
+            # What comes at once is counted when it is queued.
+            raise too_many_open()
         standing = self._standing(tenant_of(connection))
         tenant, num_tokens = standing.tenant, num_prompt_tokens + max_tokens
         if tenant.requests_per_minute is None and tenant.queued_tokens is None:
@@ -139,7 +139,7 @@ class Admission:
         if usage.refused_by == "tokens":
             queued = usage.held_tokens + standing.bulk_tokens
             message = f"{num_tokens} tokens (prompt and max_tokens) beside the {queued} you have queued"
-            raise RateLimited("tokens", f"{message} are more than your {tenant.queued_tokens}", _LIVE_RETRY_SECONDS)
+            raise RateLimited("tokens", f"{message} are more than your {tenant.queued_tokens}", LIVE_RETRY_SECONDS)
 
 
 def admission_of(connection: HTTPConnection) -> Admission:

@@ -40,6 +40,8 @@ logger = logging.getLogger(__name__)
 
 # In a list of rows the path down to the column, not through whatever nests in its value.
 _MAX_PARAM_PARTS = 3
+# When to ask again whether a live request has ended.
+LIVE_RETRY_SECONDS = 1.0
 # When to ask again whether one of the jobs that are in the way has ended.
 _JOB_RETRY_SECONDS = 15.0
 # What is raised where the ledger, Redis or the store of a job's output does not answer.
@@ -80,6 +82,11 @@ class RateLimited(ApiError):
         self.kind = kind
         if retry_after is not None:
             self.headers = {"Retry-After": str(max(1, math.ceil(retry_after)))}
+
+
+def too_many_open() -> RateLimited:
+    """What a client is told where as many live requests of a model are open as may be."""
+    return RateLimited("requests", "too many requests wait for this model: try again soon", LIVE_RETRY_SECONDS)
 
 
 def answer_errors(app: FastAPI) -> None:

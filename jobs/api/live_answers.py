@@ -9,6 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, S
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import chain, compress
 
 from anyio.to_thread import run_sync
 from kombu.exceptions import OperationalError
@@ -24,7 +25,7 @@ from ..streams.events import StreamError, StreamEvent
 from ..streams.frames import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
 from ..workers.presence import RENEW_SECONDS, Worker, WorkerPresence
-from .errors import ApiError
+from .errors import ApiError, too_many_open
 from .latencies import Latencies
 from .models import ServedModel
 
@@ -187,20 +188,28 @@ class LiveAnswers:
 
     def _submit_all(self, submissions: list[_Submission]) -> None:
         """In the thread of submissions."""
-        requests = [request for submission in submissions for request in submission.requests]
+        groups = [submission.requests for submission in submissions]
         try:
-            self._requests.submit(*requests)
-        except OperationalError as error:
-            # Only the bells failed, which come last: a worker's sweeper finds the requests.
-            logger.warning("%d requests wait for a sweeper, Redis does not answer: %s", len(requests), error)
+            are_taken = self._requests.register(groups, self._client.settings.max_open_requests)
+            self._ring([each for group in compress(groups, are_taken) for each in group])
         # The boundary: whoever waits is to hear of it.
         except Exception as error:  # noqa: BLE001
-            self.cancel(requests)
+            self.cancel(chain.from_iterable(groups))
             for submission in submissions:
                 submission.done.set_exception(error)
             return
-        for submission in submissions:
-            submission.done.set_result(None)
+        for submission, is_taken in zip(submissions, are_taken, strict=True):
+            if is_taken:
+                submission.done.set_result(None)
+            else:
+                submission.done.set_exception(too_many_open())
+
+    def _ring(self, requests: Sequence[LiveRequest]) -> None:
+        try:
+            self._requests.ring(*requests)
+        except OperationalError as error:
+            # They are queued: a worker's sweeper finds them.
+            logger.warning("%d requests wait for a sweeper, Redis does not answer: %s", len(requests), error)
 
     def cancel(self, requests: Iterable[LiveRequest]) -> None:
         """Have requests end soon, or once Redis takes anything in again; returns at once."""

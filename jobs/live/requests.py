@@ -11,6 +11,7 @@ from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated, Any, Self
 
 from celery import Celery
@@ -26,7 +27,7 @@ from ..spec.lora import LoraModule
 from ..spec.schemas import SamplingSpec, read_stored
 from ..streams.connections import UNREACHABLE
 from .keys import CANCEL_CHANNEL, PROBE_KEY, open_key, request_key, tenant_key
-from .scripts import CANCEL, REGISTER
+from .scripts import CANCEL, SUBMIT
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ DEFAULT_TIMEOUT_SECONDS = 3600.0
 _REDIS_SECONDS = 5.0
 # How long after its deadline an answer may still come: a worker that takes a request late says so in its stream.
 _OVERDUE_SECONDS = 5.0
+_ANY_NUMBER = 2**53
 # Redis does nothing else meanwhile: some 2 ms.
 _REQUESTS_PER_CALL = 64
 
@@ -141,7 +143,7 @@ def new_seed() -> int:
 
 
 def keys_of(request: LiveRequest) -> list[str]:
-    """The keys of the script `REGISTER`: the request, the queue's open ones and the tenant's."""
+    """The keys of the scripts `REGISTER` and `SUBMIT`: the request, the queue's open ones and the tenant's."""
     return [request_key(request.id), open_key(request.queue), tenant_key(request.tenant)]
 
 
@@ -155,7 +157,7 @@ def registration(
     crashes: int = 0,
     failures: int = 0,
 ) -> list[str | int | float]:
-    """The arguments of the script `REGISTER`."""
+    """The arguments of a request for the scripts `REGISTER` and `SUBMIT`."""
     # What nobody asked for is not in it: a worker of an earlier version may not know the field.
     spec, deadline = request.model_dump_json(exclude_defaults=True), request.deadline_at
     known: list[str | int | float] = [request.id, spec, request.queue, request.tenant, deadline, ttl_seconds]
@@ -185,7 +187,7 @@ class LiveRequests:
         )
         self._app = app
         self._ttl_seconds = ttl_seconds
-        self._submit = self._redis.register_script(REGISTER)
+        self._submit = self._redis.register_script(SUBMIT)
         self._cancel = self._redis.register_script(CANCEL)
         self._warnings = RareWarnings(logger)
 
@@ -200,12 +202,33 @@ class LiveRequests:
 
         Also raises kombu's `OperationalError`; when the bells alone failed, a worker's sweeper finds the requests.
         """
-        for start in range(0, len(requests), _REQUESTS_PER_CALL):
-            some = requests[start : start + _REQUESTS_PER_CALL]
-            self._submit(
-                keys=[key for each in some for key in keys_of(each)],
-                args=[value for each in some for value in registration(each, self._ttl_seconds, LiveState.QUEUED)],
+        self.register([requests])
+        self.ring(*requests)
+
+    def register(self, groups: Sequence[Sequence[LiveRequest]], most_open: int = _ANY_NUMBER) -> list[bool]:
+        """Queue groups of requests, each of one queue, without a bell: which were, as one of them is whole or not.
+
+        One is not where more than `most_open` of its queue would be open with it, unless it is alone.
+        """
+        are_taken = [True] * len(groups)
+        counted = [
+            (number, request, 0 if place else len(group))
+            for number, group in enumerate(groups)
+            for place, request in enumerate(group)
+        ]
+        for start in range(0, len(counted), _REQUESTS_PER_CALL):
+            some = [each for each in counted[start : start + _REQUESTS_PER_CALL] if are_taken[each[0]]]
+            arguments = [(*registration(each, self._ttl_seconds, LiveState.QUEUED), size) for _, each, size in some]
+            answers: Any = self._submit(
+                keys=[key for _, each, _ in some for key in keys_of(each)],
+                args=[most_open, *chain.from_iterable(arguments)],
             )
+            for (number, _, _), is_taken in zip(some, answers, strict=True):
+                are_taken[number] = are_taken[number] and bool(is_taken)
+        return are_taken
+
+    def ring(self, *requests: LiveRequest) -> None:
+        """Tell workers of requests that are queued. Raises kombu's `OperationalError`."""
         ids: dict[str, list[str]] = {}
         for request in requests:
             ids.setdefault(request.queue, []).append(request.id)

@@ -21,7 +21,7 @@ end
 
 # Of each request KEYS: request, open, tenant. ARGV: id, spec, queue, tenant, deadline, ttl, state, attempt, owner,
 # lease seconds, crashes, failures. One that is known stays as it is.
-REGISTER = (
+_REGISTER = (
     _NOW
     + _KEEP
     + """
@@ -38,11 +38,36 @@ local function register(request, open, tenant, id, spec, queue, name, deadline, 
   keep(open, seconds)
   keep(tenant, seconds)
 end
-
+"""
+)
+REGISTER = (
+    _REGISTER
+    + """
 for number = 0, #KEYS / 3 - 1 do
   register(KEYS[3 * number + 1], KEYS[3 * number + 2], KEYS[3 * number + 3],
     unpack(ARGV, 12 * number + 1, 12 * number + 12))
 end
+"""
+)
+
+# As REGISTER, for groups of requests each of which is taken as a whole or not at all. ARGV: how many may be open, then
+# of each request, behind its own twelve, how many are in the group that begins with it; 0 within one. 1 for each that
+# was taken. A group that is larger than the limit is taken where nothing else is open.
+SUBMIT = (
+    _REGISTER
+    + """
+local most, taken, refused = tonumber(ARGV[1]), {}, false
+for number = 0, #KEYS / 3 - 1 do
+  local request, open, tenant = unpack(KEYS, 3 * number + 1, 3 * number + 3)
+  local size = tonumber(ARGV[13 * number + 14])
+  if size > 0 then
+    local others = redis.call('ZCARD', open)
+    refused = others > 0 and others + size > most and redis.call('EXISTS', request) == 0
+  end
+  if not refused then register(request, open, tenant, unpack(ARGV, 13 * number + 2, 13 * number + 13)) end
+  taken[number + 1] = refused and 0 or 1
+end
+return taken
 """
 )
 

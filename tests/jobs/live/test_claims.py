@@ -1,6 +1,7 @@
 """Who may answer a request: one attempt at a time, and another when that one is gone."""
 
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 
 import pytest
@@ -11,7 +12,7 @@ from headrace.jobs.live.claims import LiveClaims, Verdict
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest, new_request_id
 
-from .desk import LONG, TTL_SECONDS, Desk
+from .desk import LONG, PROMPT, TTL_SECONDS, Desk
 
 OVER = 0.0
 
@@ -49,7 +50,7 @@ def test_one_of_two_gets_it(desk, claims_of):
 
 
 def test_many_are_claimed_at_once(desk, claims_of):
-    waiting, taken, ended, called_off = requests = [desk.request() for _ in range(4)]
+    waiting, taken, ended, called_off = requests = [desk.request(PROMPT) for _ in range(4)]
     desk.requests.submit(*requests)
     first, second = claims_of("one"), claims_of("two")
     assert second.claim(taken.id).request == taken
@@ -58,6 +59,27 @@ def test_many_are_claimed_at_once(desk, claims_of):
     found = first.claim_all([*(each.id for each in requests), new_request_id()])
     assert [(claim.request, claim.is_cancelled) for claim in found] == [(waiting, False), (called_off, True)]
     assert first.renew(found) == [Verdict.HELD, Verdict.CANCELLED]
+
+
+def test_of_a_burst_no_more_are_taken_than_may_be_open(desk):
+    groups = [[desk.request(PROMPT) for _ in range(size)] for size in (1, 2, 70, 1, 1)]
+    with ThreadPoolExecutor(4) as pool:
+        new = [[[desk.request(PROMPT)] for _ in range(5)] for _ in range(4)]
+        bursts = pool.map(lambda requests: desk.requests.register(requests, 8), new)
+    assert sum(map(sum, bursts)) == desk.requests.num_unanswered(desk.queue) == 8
+    assert desk.requests.register(groups, 11) == [True, True, False, False, False]
+    assert desk.requests.num_unanswered(desk.queue) == 11
+    # Sent again where its answer was lost on the way.
+    assert desk.requests.register(groups[1:2], 11) == [True]
+    for request in (each for group in groups[2:] for each in group):
+        with pytest.raises(UnknownRequest):
+            desk.requests.get(request.id)
+
+
+def test_a_group_beyond_the_limit_is_taken_alone(desk):
+    groups = [[desk.request(PROMPT) for _ in range(70)], [desk.request(PROMPT)]]
+    assert desk.requests.register(groups, 2) == [True, False]
+    assert desk.requests.num_unanswered(desk.queue) == 70
 
 
 def test_submitting_again_changes_nothing(desk, claims_of):
@@ -135,7 +157,7 @@ def test_a_worker_that_takes_its_own_again_has_not_crashed(desk, claims_of):
 
 def test_a_request_that_a_worker_cannot_read_is_left_to_others(desk, claims_of, caplog):
     """Of a later version: were its leases to run out, they would count as crashes, for which others refuse it."""
-    later, other = requests = [desk.request() for _ in range(2)]
+    later, other = requests = [desk.request(PROMPT) for _ in range(2)]
     desk.requests.submit(*requests)
     lose_bells(desk)
     with Redis.from_url(desk.url, decode_responses=True) as redis:

@@ -16,6 +16,7 @@ from redis import Redis
 
 from headrace.jobs.api import inputs
 from headrace.jobs.api.app import create_app
+from headrace.jobs.api.errors import RateLimited
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.api.openai.asking import Asked
 from headrace.jobs.api.openai.respond import close
@@ -183,6 +184,28 @@ def test_all_together_may_wait_only_so_many(desk: Desk, client: Client, models: 
         assert_limited(desk.probe("other"), "requests")
     finally:
         client.settings = before
+
+
+def test_of_a_burst_no_more_wait_than_may(client: Client, models: ServedModels) -> None:
+    client.settings, before = client.settings.model_copy(update={"max_open_requests": 3}), client.settings
+    try:
+        app = create_app(client, models)
+        with TestClient(app):
+            asked: dict[str, Any] = {
+                "queue": f"{QUEUE}.burst",
+                "model": "model",
+                "prompt_token_ids": [1],
+                "sampling": SamplingSpec(),
+            }
+            submitted = [app.state.live.submit([LiveRequest.new(**asked)]) for _ in range(8)]
+            refused = [error for each in submitted if (error := each.exception(60)) is not None]
+    finally:
+        client.settings = before
+    assert client.live.num_unanswered(f"{QUEUE}.burst") == 3
+    assert len(refused) == 5
+    for error in refused:
+        assert isinstance(error, RateLimited)
+        assert error.headers == {"Retry-After": "1"}
 
 
 def test_what_a_killed_process_held_is_free_again(client: Client, wait_until: WaitUntil) -> None:
