@@ -43,13 +43,19 @@ def start_api(data_dir: Path, log: Path, model: Path = MODEL, /, **settings: str
             command, env=environment(data_dir, **settings), stdout=subprocess.PIPE, stderr=file, text=True
         )
     url, grpc = (process.stdout.readline().removeprefix("headrace: listening on ").strip() for _ in range(2))
-    assert grpc.startswith("grpc://"), log.read_text()
+    if not grpc.startswith("grpc://"):
+        process.kill()
+        raise AssertionError(log.read_text())
     return ApiServer(process, url, grpc.removeprefix("grpc://"), httpx2.Client(base_url=url, timeout=90), data_dir)
 
 
 def stop_api(server: ApiServer, log: Path) -> None:
     server.http.close()
     server.process.terminate()
-    server.process.wait(60)
-    server.process.stdout.close()
+    try:
+        server.process.wait(60)
+    finally:
+        # One that does not end in good order is not to stay either.
+        server.process.kill()
+        server.process.stdout.close()
     assert "Traceback" not in log.read_text()

@@ -4,7 +4,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -157,22 +157,37 @@ def kill(server: ApiServer) -> None:
     server.http.close()
 
 
-def test_a_batch_outlives_the_servers_that_are_killed_over_it(tmp_path: Path, wait_until: Callable[..., None]) -> None:
+@pytest.fixture
+def start_own(tmp_path: Path) -> Iterator[Callable[[], ApiServer]]:
+    """Starts servers over the test's folder, none of which outlives the test, however it ends."""
+    with ExitStack() as stack:
+
+        def start_another() -> ApiServer:
+            server = start(tmp_path, tmp_path / "log")
+            stack.callback(kill, server)
+            return server
+
+        yield start_another
+
+
+def test_a_batch_outlives_the_servers_that_are_killed_over_it(
+    tmp_path: Path, start_own: Callable[[], ApiServer], wait_until: Callable[..., None]
+) -> None:
     lines = [chat_line(f"row-{number}") for number in range(40)]
-    log, files = tmp_path / "log", tmp_path / "files"
-    server = start(tmp_path, log)
+    files = tmp_path / "files"
+    server = start_own()
     held_up(tmp_path, "no_job", "INSERT ON jobs")
     batch = create(client_of(server, "none"), lines, "1s")
     wait_until(lambda: len(list(tmp_path.glob("jobs/*/shard-*.parquet"))) >= 2, "all is spooled, no job recorded")
     kill(server)
     execute(tmp_path, "DROP TRIGGER no_job")
     held_up(tmp_path, "no_end", "UPDATE ON batches WHEN NEW.state = 'expired'")
-    server = start(tmp_path, log)
+    server = start_own()
     wait_until(lambda: len(list(files.glob("file-*"))) == 2, "the error file has its name, but is not recorded")
     assert client_of(server, "none").batches.retrieve(batch.id).status == "finalizing"
     kill(server)
     execute(tmp_path, "DROP TRIGGER no_end")
-    server = start(tmp_path, log)
+    server = start_own()
     client = client_of(server, "none")
     done = wait_for(client, batch)
     assert (done.status, done.request_counts.failed) == ("expired", 40)
@@ -182,7 +197,7 @@ def test_a_batch_outlives_the_servers_that_are_killed_over_it(tmp_path: Path, wa
     assert client_jobs(tmp_path) == [done.job_id]
     assert [path.name for path in (tmp_path / "outputs").iterdir()] == client_jobs(tmp_path)
     wait_until(lambda: not list((tmp_path / "jobs").iterdir()), "the spool is gone")
-    stop_api(server, log)
+    stop_api(server, tmp_path / "log")
 
 
 def stored(data_dir: Path, batch_id: str) -> BatchRecord:

@@ -108,10 +108,13 @@ def test_without_its_ledger_it_is_up_but_not_ready(
 
 def test_ctrl_c_leaves_nothing_running(tmp_path: Path, wait_until_ended: Callable[..., None]) -> None:
     server = start_server(tmp_path)
-    valkey = psutil.Process(int((tmp_path / "valkey/server.pid").read_text()))
-    assert server.submit().status_code == 201
-    assert server.stop(signal.SIGINT) == ""
-    wait_until_ended(valkey)
+    try:
+        valkey = psutil.Process(int((tmp_path / "valkey/server.pid").read_text()))
+        assert server.submit().status_code == 201
+        assert server.stop(signal.SIGINT) == ""
+        wait_until_ended(valkey)
+    finally:
+        server.process.kill()
 
 
 def test_answers_do_not_wait_for_the_acknowledgement_of_what_was_sent_before() -> None:
