@@ -4,7 +4,7 @@ import fcntl
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -29,6 +29,8 @@ def held_file(path: Path) -> Iterator[bytes | None]:
 def held_lock(path: Path) -> Iterator[None]:
     """Hold a file that is there for nothing else, and is removed when the context ends; its folder is made.
 
+    One that can not be removed then stays, and is held by nobody.
+
     Raises StorageError when another keeps it for seconds, OSError when it cannot be made.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -36,8 +38,9 @@ def held_lock(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            # Who tidies up after tries that were killed may have been here.
-            path.unlink(missing_ok=True)
+            # Who tidies up after tries that were killed may have been here. What was done under it is done.
+            with suppress(OSError):
+                path.unlink()
 
 
 @contextmanager

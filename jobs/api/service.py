@@ -245,8 +245,17 @@ class JobService:
         except LedgerError:
             raise
         except (StorageError, OSError) as error:
+            if self._is_recorded(job_id):
+                # Workers write there by now.
+                logger.warning("job %s is queued all the same: %s", job_id, error)
+                return job_id
             shutil.rmtree(output, ignore_errors=True)
             raise _no_room(error) from error
+
+    def _is_recorded(self, job_id: str) -> bool:
+        with suppress(UnknownJob):
+            return self.client.ledger.job(job_id).id == job_id
+        return False
 
     def record(self, job_id: str) -> JobRecord:
         """What the ledger says of a job. Raises `ApiError` (404)."""

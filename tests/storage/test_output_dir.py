@@ -239,3 +239,11 @@ def test_a_lock_is_gone_once_it_is_let_go_of_even_if_somebody_has_tidied_it_away
     assert not path.exists()
     with held_file.held_lock(path):
         path.unlink()
+
+
+def test_a_lock_that_cannot_be_removed_undoes_nothing_of_what_was_done_under_it(tmp_path: Path) -> None:
+    path = tmp_path / "job.lock"
+    with held_file.held_lock(path):
+        path.unlink()
+        path.mkdir()
+    assert path.is_dir()

@@ -1,11 +1,13 @@
 """The server's process: whether it is ready, what it needs, and how it ends."""
 
+import errno
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -85,6 +87,23 @@ def test_without_room_for_its_rows_a_job_is_refused_and_leaves_nothing(client: C
         sent = http.post("/jobs/upload", data={"job": options}, files={"file": file})
         assert_error(sent, 507, "storage_full")
     client.jobs_folder.unlink()
+
+
+def test_a_job_that_is_queued_keeps_its_folder_whatever_fails_then(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create = client.ledger.create_job
+
+    def create_and_fail(*job: Any) -> None:
+        create(*job)
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(client.ledger, "create_job", create_and_fail)
+    with TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
+        created = http.post("/jobs", json=JOB)
+        assert created.status_code == 201
+        assert [job["id"] for job in http.get("/jobs").json()["data"]] == [created.json()["id"]]
+    assert (client.settings.data_dir / "outputs" / created.json()["id"] / "_headrace.json").exists()
 
 
 def test_without_its_ledger_it_is_up_but_not_ready(
