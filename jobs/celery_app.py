@@ -83,11 +83,13 @@ def send_shards(app: Celery, queue: str, shard_ids: Sequence[str], priority: int
 
     Raises kombu's OperationalError when Redis cannot be reached; some messages may be out by then.
     """
-    target = kombu_queue(queue)
+    # Redis makes a queue with its first message. To declare it would be to connect anew where the connection is lost,
+    # and the batch would go on with the channel of the old one.
+    to = {"queue": kombu_queue(queue), "declare": [], "priority": priority}
     try:
         with app.producer_pool.acquire(block=True) as producer, producer.batch(_BATCH_MESSAGES):
             for shard_id in shard_ids:
-                app.send_task(RUN_SHARD, args=[shard_id], queue=target, priority=priority, producer=producer)
+                app.send_task(RUN_SHARD, args=[shard_id], producer=producer, **to)
     except BatchPublishError as error:
         raise OperationalError(str(error.__cause__)) from error
 
