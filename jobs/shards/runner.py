@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from ...storage.errors import JobEnded, LeaseLost, LedgerUnavailable
 from ...storage.records import Claim, JobRecord, JobState
 from ..errors import LaterVersion, Stopped
+from ..rare_warnings import RareWarnings
 from ..spec.lora import LoraModule
 from ..weights import ModelWeights
 from .adapters import AdapterNotHeld, FittingAdapters
@@ -21,6 +22,7 @@ from .finishing import finish_job
 logger = logging.getLogger(__name__)
 
 _PASS_ON_SECONDS = 0.5
+_LEDGER_PAUSE_SECONDS = 1.0
 # Of how many jobs it is known where this worker is. Others end most of those that it has begun.
 _MAX_LAST = 1000
 
@@ -47,6 +49,7 @@ class ShardRunner:
     _attempts: dict[int, ShardAttempt] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _draining: threading.Event = field(default_factory=threading.Event)
+    _warnings: RareWarnings = field(default_factory=lambda: RareWarnings(logger))
 
     def run(self, shard_id: str) -> None:
         """One attempt at the shard whose turn it is, which need not be the one that was rung for.
@@ -55,9 +58,14 @@ class ShardRunner:
         """
         if self._draining.is_set():
             return
-        claim = self._claim()
+        try:
+            claim = self._claim()
+            if claim is None:
+                self._pass_on(shard_id)
+        except LedgerUnavailable as error:
+            self._wait_for_ledger(error)
+            return
         if claim is None:
-            self._pass_on(shard_id)
             return
         try:
             state = self._attempt(claim)
@@ -89,6 +97,11 @@ class ShardRunner:
             if claim is not None:
                 self._note_last(claim)
         return claim
+
+    def _wait_for_ledger(self, error: LedgerUnavailable) -> None:
+        """A sweeper rings again. Not at once: without a wait all messages of the queue would be taken in vain."""
+        self._warnings.warn(f"no shard can be taken: {error}")
+        self._draining.wait(_LEDGER_PAUSE_SECONDS)
 
     def _note_last(self, claim: Claim) -> None:
         self._last.pop(claim.job_id, None)

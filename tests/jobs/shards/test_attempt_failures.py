@@ -1,6 +1,7 @@
 """What can go wrong on a shard's way through an attempt, and what is told of it."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -268,6 +269,23 @@ def test_finished_rows_are_kept_until_the_ledger_is_back(shop, method, takes_eff
     assert leases.times <= 0
     shop.assert_complete()
     assert shop.runner.num_sequences_started == len(ROWS)
+
+
+def test_who_is_rung_for_while_the_ledger_is_away_says_so_once_and_waits(shop, start, caplog):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    leases = Unreliable(shop.ledger.leases, "claim_next", takes_effect=False, times=2)
+    ledger: Any = WithLeases(shop.ledger, leases)
+    shard_runner = shop.shard_runner()
+    shard_runner.tools = replace(shop.tools, ledger=ledger)
+    ringing = [start(partial(shard_runner.run, SHARD)) for _ in range(2)]
+    wait_until(lambda: leases.times == 0, "both have asked for a shard")
+    shard_runner.drain()
+    for each in ringing:
+        each.result()
+    said = [record.getMessage() for record in caplog.records if "no shard can be taken" in record.getMessage()]
+    assert said == ["no shard can be taken: the database is locked"]
+    shop.shard_runner().run(SHARD)
+    shop.assert_complete()
 
 
 def test_an_attempt_can_be_stopped_while_the_ledger_is_away(shop, start):
