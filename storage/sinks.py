@@ -153,9 +153,10 @@ class SqlSink:
                 self._add_columns(connection, self._refuse_other_columns(connection))
             else:
                 self._table.create(connection)
-            with connection.begin_nested() as probe:
-                self._upsert(connection, [_PROBE | dict.fromkeys(self._answer_columns)])
-                probe.rollback()
+            probe = connection.begin_nested()
+            # Where this fails all is undone: SQLite has done so by then if its disk is full, and knows no savepoint.
+            self._upsert(connection, [_PROBE | dict.fromkeys(self._answer_columns)])
+            probe.rollback()
 
     def _column_names(self) -> set[str] | None:
         """Those that the table has; None where there is none."""

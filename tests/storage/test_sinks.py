@@ -3,6 +3,7 @@
 import datetime as dt
 import json
 import re
+import resource
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -302,6 +303,18 @@ def test_a_database_that_does_not_answer_may_be_tried_again(tmp_path: Path):
     for url in (f"sqlite:///{tmp_path}/nowhere/answers.db", f"postgresql://me@/name?host={tmp_path}"):
         with pytest.raises(SinkUnavailable, match="sink "):
             SqlSink(SinkSpec.parse(url), SCHEMA).prepare()
+
+
+def test_a_disk_that_takes_nothing_is_what_is_told_of(tmp_path: Path):
+    sink = SqlSink(SinkSpec.parse(f"sqlite:///{tmp_path}/answers.db"), SCHEMA)
+    sink.prepare()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, hard))
+    try:
+        with pytest.raises(SinkUnavailable, match=r"disk I/O error|disk is full"):
+            sink.prepare()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
 def test_a_user_without_permission_is_told(postgres_server):
