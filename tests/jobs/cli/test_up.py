@@ -76,4 +76,4 @@ def test_an_adapter_that_no_worker_could_hold_is_refused_at_once(headrace, tmp_p
     options = ("--model", MODEL, "--lora-modules", f"x={adapter}")
     for command in (("up", "--port", "0"), ("worker",)):
         result = headrace(tmp_path / "data", *command, *options)
-        assert_refused(result, "r=17, above max_lora_rank=16: raise max_lora_rank to 17")
+        assert_refused(result, "r=17, above --max-lora-rank=16: raise --max-lora-rank to 17")

@@ -80,8 +80,8 @@ def test_what_processes_that_share_the_model_have_room_for(headrace, tickets, tm
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["-tp", "64"], ["tensor_parallel_size=64 must divide num_attention_heads"]),
-        (["-pp", "64"], ["pipeline_parallel_size=64 must be at most num_hidden_layers"]),
+        (["-tp", "64"], ["--tensor-parallel-size=64 must divide num_attention_heads"]),
+        (["-pp", "64"], ["--pipeline-parallel-size=64 must be at most num_hidden_layers"]),
     ],
 )
 def test_a_model_that_cannot_be_shared_so_is_refused(headrace, tickets, tmp_path, options, words):
