@@ -12,7 +12,6 @@ from .model_folder import Raw
 from .model_shape import ModelShape, MoeConfig, QueryGrowth
 from .rope_config import RopeConfig, read_rope
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
-from .vision_config import decoder_fields, read_mrope_section, read_vision
 
 
 def read_plain(folder: Path, raw: Raw, rms_norm_eps: float = 1e-6, rope_theta: float = 10000.0) -> ModelShape:
@@ -98,16 +97,6 @@ def read_qwen2(folder: Path, raw: Raw) -> ModelShape:
     first = int(raw.get("max_window_layers", 28))
     windows = qwen_windows(raw, lambda layer: layer >= first)
     return replace(read_plain(folder, raw), qkv_bias=True, sliding_windows=windows)
-
-
-def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
-    """Qwen2 with a vision tower in front."""
-    plain = read_qwen2(folder, decoder_fields(raw))
-    seeing = replace(plain, vision=read_vision(folder, raw), mrope_section=read_mrope_section(raw, plain.rotary_dim))
-    if seeing.vision is not None and seeing.vision.out_hidden_size != plain.hidden_size:
-        size = seeing.vision.out_hidden_size
-        raise ModelError(f"vision_config.out_hidden_size {size} is not hidden_size {plain.hidden_size}")
-    return seeing
 
 
 def read_qwen3(folder: Path, raw: Raw) -> ModelShape:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ModelError
-from . import llama_families, other_families
+from . import llama_families, other_families, qwen_vl
 from .gpt_oss import read_gpt_oss
 from .model_folder import Raw, config_file, read_config, read_stop_ids
 from .model_shape import DecoderNames, FalconConfig, ModelShape, MoeConfig
@@ -59,7 +59,7 @@ _READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "MixtralForCausalLM": llama_families.read_mixtral,
     "Qwen2ForCausalLM": llama_families.read_qwen2,
     "Qwen2MoeForCausalLM": llama_families.read_qwen2_moe,
-    "Qwen2_5_VLForConditionalGeneration": llama_families.read_qwen2_5_vl,
+    "Qwen2_5_VLForConditionalGeneration": qwen_vl.read_qwen2_5_vl,
     "Qwen3ForCausalLM": llama_families.read_qwen3,
     "Qwen3MoeForCausalLM": llama_families.read_qwen3_moe,
     "Glm4MoeForCausalLM": llama_families.read_glm4_moe,

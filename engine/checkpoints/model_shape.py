@@ -123,9 +123,10 @@ class ModelShape:
     names: DecoderNames = DecoderNames()
     # What tensors' names begin with that are not read: of a model that reads images too, what it sees them with.
     unread_parts: tuple[str, ...] = ()
-    # Of a model that reads images: its eyes, and which of a head's frequencies turn by time, by height, by width.
+    # Of a model that reads images: its eyes, and by which axis each of a head's frequencies turns: by time (0), height
+    # (1) or width (2).
     vision: VisionConfig | None = None
-    mrope_section: tuple[int, int, int] | None = None
+    mrope_axes: tuple[int, ...] = ()
     # Which of the checkpoint's weights are quantised, and how.
     quantization: QuantizationConfig | None = None
     # Which of the layers these are, where other processes have the others.

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from .model_config import ModelConfig, MoeConfig
 from .quantization_config import MXFP4_GROUP, BlockScheme, Int4Scheme, Mxfp4Scheme, WeightScheme
+from .vision_size import num_vision_weights
 
 _HALF_BYTES, _FLOAT_BYTES = 2, 4
 
@@ -172,10 +173,4 @@ def _num_sinks(model: ModelConfig) -> int:
 
 
 def _num_vision_weights(model: ModelConfig) -> int:
-    if (vision := model.vision) is None:
-        return 0
-    size, inner = vision.hidden_size, vision.intermediate_size
-    attention, mlp = 4 * size * (size + 1), 2 * inner * (size + 1) + size * (inner + 1)
-    merged = size * vision.spatial_merge_size**2
-    merger = size + merged * (merged + 1) + vision.out_hidden_size * (merged + 1)
-    return size * vision.patch_values + vision.depth * (attention + mlp + 2 * size) + merger
+    return 0 if model.vision is None else num_vision_weights(model.vision)

@@ -164,12 +164,11 @@ class ModelRunner:
             numbers, last = batch.adapters, batch.last_tokens
             with self.adapters.applied(numbers, None if last is None else last.index):
                 return self._forward(replace(batch, adapters=None))
-        positions, embedded = batch.positions, None
+        positions, images = batch.positions, None
         if batch.images is not None and self.images is not None:
-            positions, embedded = batch.images.positions, self._model.embed(batch.token_ids)
-            self.images.put(embedded, batch.images.pieces)
+            positions, images = batch.images.positions, self.images.see(batch.images.pieces)
         return self._model.forward(
-            batch.token_ids, positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens, embedded
+            batch.token_ids, positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens, images
         )
 
 

@@ -16,6 +16,7 @@ from ..checkpoints.weights import WeightSlot, draw_weights, load_weights
 from ..sharding.ranks import ALONE, Ranks
 from ..sharding.shard import Shard
 from ..sharding.stages import stage_model
+from ..vision.encoder import SeenImages
 from ..vision.tower import VisionTower
 from .blocks import BlankWeights, Step
 from .head import Head
@@ -100,6 +101,7 @@ class Decoder:
         ]
         self._head = Head(blank, self._embedding if is_tied else None) if self.stage.is_last else None
         self.vision = None if config.vision is None else VisionTower(config.vision, dtype, device)
+        self._axes = torch.tensor(config.mrope_axes, dtype=torch.int64, device=device)
         # Rounded as the weights are, as Gemma was trained.
         self._embedding_scale = torch.tensor(config.embedding_scale, dtype=dtype).item()
 
@@ -188,31 +190,36 @@ class Decoder:
         slots: Tensor,
         metadata: AttentionMetadata,
         last_tokens: LastTokens | None = None,
-        embedded: Tensor | None = None,
+        images: SeenImages | None = None,
     ) -> Tensor:
         """Compute a batch of new tokens; writes their keys and values into `kv_cache`.
 
         token_ids, positions, slots: [num_tokens] int64; positions may be [3, num_tokens], by time, height and width.
-        kv_cache: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. `embedded`: what stands for the
-        tokens where some are images', as `embed` gives it. Returns [num_tokens, hidden_size], before the final norm,
-        or of the `last_tokens` alone: [num_last, hidden_size]. A stage takes over what the one before it returns, and
-        hands on what it returns.
+        kv_cache: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. `images`: those that have some of
+        the tokens. Returns [num_tokens, hidden_size], before the final norm, or of the `last_tokens` alone:
+        [num_last, hidden_size]. A stage takes over what the one before it returns, and hands on what it returns.
         """
         # The embedding is the first branch that joins the residual stream.
-        branch = self._opening(token_ids) if embedded is None else embedded
+        branch = self._opening(token_ids)
+        if images is not None:
+            images.put(branch)
         residual = torch.zeros_like(branch)
         # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
         rotary = [self._factors(table, positions).unbind() for table in self._rotary]
         growth = None if self._query_factors is None else self._query_factors[positions]
         step = Step(rotary, slots, metadata, query_factors=growth)
         key_caches, value_caches = (cache.unbind() for cache in kv_cache)
-        for layer, key_cache, value_cache in zip(self._layers, key_caches, value_caches, strict=True):
+        for index, (layer, key_cache, value_cache) in enumerate(
+            zip(self._layers, key_caches, value_caches, strict=True)
+        ):
             if last_tokens is not None and self.stage.is_last and layer is self._layers[-1]:
                 step = replace(step, metadata=last_tokens.attention, wanted=last_tokens.index)
             attended = layer.attend(branch, residual, key_cache, value_cache, step)
             if step.wanted is not None:
                 residual = residual[step.wanted]
             branch = layer.feed_forward(attended, residual)
+            if images is not None:
+                images.add(index, residual)
         hidden = residual.add_(branch)
         if not self.stage.is_last:
             self._ranks.hand_on(hidden)
@@ -229,8 +236,7 @@ class Decoder:
         factors = table[:, positions]
         if positions.ndim == 1:
             return factors
-        assert self.config.mrope_section is not None
-        return by_axis(factors, self.config.mrope_section)
+        return by_axis(factors, self._axes)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """After the final norm. hidden: [n, hidden_size] as the last stage's `forward` gave it."""

@@ -1,7 +1,6 @@
 """Rotary frequencies, stretched as the checkpoint says."""
 
 import math
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -25,14 +24,13 @@ def query_factors(growth: QueryGrowth, max_model_len: int) -> Tensor | None:
     return 1 + growth.beta * torch.log1p(periods.float())
 
 
-def by_axis(factors: Tensor, section: Sequence[int]) -> Tensor:
-    """Of tokens with a position on each of three axes: each axis' own frequencies, as many as `section` says.
+def by_axis(factors: Tensor, axes: Tensor) -> Tensor:
+    """Of tokens with a position on each of three axes: each frequency's by its own axis.
 
-    factors: [2, 3, num_tokens, n]. Returns [2, num_tokens, n]. The multimodal rotary embedding of Qwen2-VL (arXiv
-    2409.12191).
+    factors: [2, 3, num_tokens, n]. axes: [n] int64. Returns [2, num_tokens, n]. The multimodal rotary embedding of
+    Qwen2-VL (arXiv 2409.12191).
     """
-    parts = factors.split_with_sizes(list(section), dim=-1)
-    return torch.cat([part[:, axis] for axis, part in enumerate(parts)], dim=-1)
+    return factors.gather(1, axes.expand(2, 1, factors.shape[2], -1)).squeeze(1)
 
 
 def inverse_frequencies(rope: RopeConfig, rotary_dim: int, max_model_len: int) -> Tensor:

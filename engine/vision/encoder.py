@@ -20,34 +20,57 @@ class ImageTokens:
     positions: Tensor
 
 
+@dataclass(frozen=True)
+class SeenImages:
+    """What a step's images are to the decoder.
+
+    parts: where among the step's tokens each begins, and what its tokens are: [num_levels, n, hidden_size].
+    """
+
+    parts: Sequence[tuple[int, Tensor]]
+
+    def put(self, embedded: Tensor) -> None:
+        """Overwrite the images' tokens. embedded: [num_tokens, hidden_size]."""
+        for place, vectors in self.parts:
+            embedded[place : place + vectors.shape[1]] = vectors[0]
+
+    def add(self, layer: int, hidden: Tensor) -> None:
+        """Add, in place, what belongs to what comes out of the decoder's layer of this index, if anything does."""
+        for place, vectors in self.parts:
+            if layer + 1 < len(vectors):
+                hidden[place : place + vectors.shape[1]] += vectors[layer + 1]
+
+
 class ImageEncoder:
     """Encodes images, and keeps the latest: a prompt's chunks come soon after each other, and so do equal images.
 
-    `num_kept_tokens`: of how many images' tokens vectors are kept; the last image's are in any case. Whatever is
-    forgotten is encoded again. An image that is broken becomes NaNs: so its prompt's logits are none, and the others'
-    are not touched. `num_encoded`: how many images were.
+    `num_kept_vectors`: how many of images' vectors are kept; the last image's are in any case. Whatever is forgotten is
+    encoded again. An image that is broken becomes NaNs: so its prompt's logits are none, and the others' are not
+    touched. `num_encoded`: how many images were.
     """
 
-    def __init__(self, tower: VisionTower, num_kept_tokens: int) -> None:
+    def __init__(self, tower: VisionTower, num_kept_vectors: int) -> None:
         self._tower = tower
-        self._num_kept_tokens = num_kept_tokens
+        self._num_kept_vectors = num_kept_vectors
         self._encoded: OrderedDict[bytes, Tensor] = OrderedDict()
         self.num_encoded = 0
 
-    def put(self, embedded: Tensor, pieces: Sequence[Piece]) -> None:
-        """Overwrite the places of `pieces` with what their images are. embedded: [num_tokens, hidden_size]."""
-        for place, image, first, last in pieces:
-            embedded[place : place + last - first] = self._vectors(image)[first:last]
+    def see(self, pieces: Sequence[Piece]) -> SeenImages:
+        return SeenImages([(place, self._vectors(image)[:, first:last]) for place, image, first, last in pieces])
 
     def _vectors(self, image: PromptImage) -> Tensor:
-        """[num_tokens, hidden_size]."""
+        """[num_levels, num_tokens, hidden_size]."""
         vectors = self._encoded.pop(image.content_hash, None)
         if vectors is None:
             vectors = self._encode(image)
         self._encoded[image.content_hash] = vectors
-        while len(self._encoded) > 1 and sum(map(len, self._encoded.values())) > self._num_kept_tokens:
+        while len(self._encoded) > 1 and self._num_vectors > self._num_kept_vectors:
             self._encoded.popitem(last=False)
         return vectors
+
+    @property
+    def _num_vectors(self) -> int:
+        return sum(each.shape[0] * each.shape[1] for each in self._encoded.values())
 
     def _encode(self, image: PromptImage) -> Tensor:
         try:

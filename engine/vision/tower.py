@@ -1,125 +1,67 @@
-"""The vision tower of Qwen2.5-VL: an image's patches in, one vector of the decoder's size for each of its tokens out.
+"""A vision tower: an image's patches in, vectors of the decoder's size for each of its tokens out.
 
 Weights keep the checkpoint's names; attention is torch's own.
 """
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
-from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
+from torch.nn.functional import interpolate, linear
 
-from ...kernels.norm_rotary import rms_norm
 from ..checkpoints.vision_config import VisionConfig
 from ..checkpoints.weights import WeightSlot
 from .image_size import Grid
+from .parts import BlankTower, Block, Layout, Merger
 from .windows import Windows
 
-_EPS = 1e-6
 _ROPE_THETA = 10000.0
 
 
-@dataclass(frozen=True)
-class _Affine:
-    """x → x · weightᵀ + bias."""
-
-    weight: Tensor
-    bias: Tensor
-
-    @classmethod
-    def blank(cls, num_outputs: int, num_inputs: int, dtype: torch.dtype, device: torch.device) -> "_Affine":
-        weight = torch.empty(num_outputs, num_inputs, dtype=dtype, device=device)
-        return cls(weight, torch.empty(num_outputs, dtype=dtype, device=device))
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return linear(x, self.weight, self.bias)
-
-    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{name}.weight", self.weight)
-        yield WeightSlot(f"{name}.bias", self.bias)
-
-
-@dataclass(frozen=True)
-class _Layout:
-    """What all layers need to know of an image. cos, sin: [num_patches, 1, head_dim], of patches in window order."""
-
-    windows: Windows
-    cos: Tensor
-    sin: Tensor
-
-
-class _Block:
-    """Attention and a gated MLP, each after a norm."""
-
-    def __init__(self, config: VisionConfig, index: int, dtype: torch.dtype, device: torch.device) -> None:
-        size, inner = config.hidden_size, config.intermediate_size
-        self._num_heads = config.num_heads
-        self._is_full = index in config.full_attention_layers
-        self._norms = [torch.empty(size, dtype=dtype, device=device) for _ in range(2)]
-        self._qkv = _Affine.blank(3 * size, size, dtype, device)
-        self._output = _Affine.blank(size, size, dtype, device)
-        self._gate = _Affine.blank(inner, size, dtype, device)
-        self._up = _Affine.blank(inner, size, dtype, device)
-        self._down = _Affine.blank(size, inner, dtype, device)
-
-    def __call__(self, x: Tensor, layout: _Layout) -> Tensor:
-        """x: [num_patches, hidden_size], window after window."""
-        x = x + self._attend(rms_norm(x, self._norms[0], _EPS), layout)
-        normed = rms_norm(x, self._norms[1], _EPS)
-        return x + self._down(silu(self._gate(normed)) * self._up(normed))
-
-    def _attend(self, x: Tensor, layout: _Layout) -> Tensor:
-        query, key, value = self._qkv(x).view(len(x), 3, self._num_heads, -1).unbind(1)
-        query, key = (_rotated(each, layout.cos, layout.sin) for each in (query, key))
-        shapes = [(1, len(x))] if self._is_full else layout.windows.shapes
-        sizes = [number * length for number, length in shapes]
-        split = zip(*(each.split_with_sizes(sizes) for each in (query, key, value)), strict=True)
-        parts = [_attention(qkv, shape) for shape, qkv in zip(shapes, split, strict=True)]
-        return self._output(torch.cat(parts))
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}.norm1.weight", self._norms[0])
-        yield WeightSlot(f"{prefix}.norm2.weight", self._norms[1])
-        yield from self._qkv.weight_slots(f"{prefix}.attn.qkv")
-        yield from self._output.weight_slots(f"{prefix}.attn.proj")
-        yield from self._gate.weight_slots(f"{prefix}.mlp.gate_proj")
-        yield from self._up.weight_slots(f"{prefix}.mlp.up_proj")
-        yield from self._down.weight_slots(f"{prefix}.mlp.down_proj")
-
-
 class VisionTower:
-    """Patch embedding, blocks, and the merger that makes a token of `spatial_merge_size` squared patches."""
+    """Patch embedding, blocks, and the mergers that make a token of `spatial_merge_size` squared patches."""
 
     def __init__(self, config: VisionConfig, dtype: torch.dtype, device: torch.device) -> None:
         self.config = config
         self._dtype, self._device = dtype, device
+        blank, size = BlankTower(config, dtype, device), config.hidden_size
         patch = (config.num_channels, config.temporal_patch_size, config.patch_size, config.patch_size)
-        self._patches = torch.empty(config.hidden_size, *patch, dtype=dtype, device=device)
-        self._blocks = [_Block(config, index, dtype, device) for index in range(config.depth)]
-        merged = config.hidden_size * config.spatial_merge_size**2
-        self._merge_norm = torch.empty(config.hidden_size, dtype=dtype, device=device)
-        self._merge_in = _Affine.blank(merged, merged, dtype, device)
-        self._merge_out = _Affine.blank(config.out_hidden_size, merged, dtype, device)
-        spatial_dim = config.hidden_size // config.num_heads // 2
+        self._patches = blank.empty(size, *patch)
+        self._patch_biases = blank.empty(size) if config.has_patch_biases else None
+        self._positions = None if config.position_side is None else blank.empty(config.position_side**2, size)
+        self._blocks = [Block(blank, index) for index in range(config.depth)]
+        self._merger = Merger(blank)
+        # By the index of the block that each stands behind.
+        self._deepstack = {index: Merger(blank, norms_tokens=True) for index in config.deepstack_layers}
+        spatial_dim = size // config.num_heads // 2
         steps = torch.arange(0, spatial_dim, 2, dtype=torch.float32, device=device) / spatial_dim
         self._frequencies = 1.0 / _ROPE_THETA**steps
 
     def encode(self, pixels: Tensor) -> Tensor:
-        """pixels: [height, width, channels] uint8, whole tokens. Returns [num_tokens, out_hidden_size], row by row."""
+        """pixels: [height, width, channels] uint8, whole tokens.
+
+        Returns [num_levels, num_tokens, out_hidden_size], the tokens row by row: what stands for them, then what is
+        added to each after one of the decoder's first layers after the other.
+        """
         config = self.config
         grid = Grid(pixels.shape[0] // config.factor, pixels.shape[1] // config.factor)
-        windows = Windows.of(grid, config.window_size // config.factor, config.spatial_merge_size**2)
+        side = max(grid) if config.window_size is None else config.window_size // config.factor
+        windows = Windows.of(grid, side, config.spatial_merge_size**2)
         order = windows.order.to(self._device)
-        x = linear(self.patches(pixels.to(self._device)).to(self._dtype), self._patches.flatten(1))
+        patches = self.patches(pixels.to(self._device)).to(self._dtype)
+        x = linear(patches, self._patches.flatten(1), self._patch_biases)
+        if self._positions is not None:
+            x = x + self._learned_positions(self._positions, grid)
         x = _reordered(x, order)
-        layout = _Layout(windows, *self._rotary(grid, order))
-        for block in self._blocks:
+        layout = Layout(windows, *self._rotary(grid, order))
+        deep = []
+        for index, block in enumerate(self._blocks):
             x = block(x, layout)
-        x = rms_norm(x, self._merge_norm, _EPS).view(len(order), -1)
-        merged = self._merge_out(gelu(self._merge_in(x)))
-        return torch.empty_like(merged).index_copy_(0, order, merged)
+            if (merger := self._deepstack.get(index)) is not None:
+                deep.append(merger(x))
+        levels = torch.stack((self._merger(x), *deep))
+        return torch.empty_like(levels).index_copy_(1, order, levels)
 
     @torch.inference_mode()
     def encode_largest(self, max_tokens: int) -> Tensor:
@@ -129,8 +71,8 @@ class VisionTower:
         return self.encode(torch.zeros(side, side, config.num_channels, dtype=torch.uint8))
 
     def nothing(self, grid: Grid) -> Tensor:
-        """What stands for an image that cannot be seen: [num_tokens, out_hidden_size] NaNs."""
-        shape = (grid.num_tokens, self.config.out_hidden_size)
+        """What stands for an image that cannot be seen: [num_levels, num_tokens, out_hidden_size] NaNs."""
+        shape = (self.config.num_levels, grid.num_tokens, self.config.out_hidden_size)
         return torch.full(shape, torch.nan, dtype=self._dtype, device=self._device)
 
     def patches(self, pixels: Tensor) -> Tensor:
@@ -149,6 +91,18 @@ class VisionTower:
         frames = frames.expand(*frames.shape[:5], config.temporal_patch_size, *frames.shape[6:])
         return frames.reshape(-1, config.patch_values)
 
+    def _learned_positions(self, table: Tensor, grid: Grid) -> Tensor:
+        """The table, drawn out or shrunk to an image's patches from corner to corner: [num_patches, hidden_size].
+
+        Token after token, as `patches` has them.
+        """
+        side, merge = math.isqrt(len(table)), self.config.spatial_merge_size
+        square = table.float().T.reshape(1, -1, side, side)
+        shape = (grid.rows * merge, grid.columns * merge)
+        drawn = interpolate(square, shape, mode="bilinear", align_corners=True)
+        parts = drawn.view(-1, grid.rows, merge, grid.columns, merge).permute(1, 3, 2, 4, 0)
+        return parts.reshape(-1, table.shape[1]).to(table.dtype)
+
     def _rotary(self, grid: Grid, order: Tensor) -> tuple[Tensor, Tensor]:
         """Cosines and sines of the patches' places, [num_patches, 1, head_dim] float32, window after window."""
         merge = self.config.spatial_merge_size
@@ -166,29 +120,19 @@ class VisionTower:
         return sum(slot.destination.numel() for slot in self.weight_slots())
 
     def weight_slots(self) -> Iterator[WeightSlot]:
-        yield WeightSlot("visual.patch_embed.proj.weight", self._patches)
+        name = self.config.names.tower
+        yield WeightSlot(f"{name}.patch_embed.proj.weight", self._patches)
+        if self._patch_biases is not None:
+            yield WeightSlot(f"{name}.patch_embed.proj.bias", self._patch_biases)
+        if self._positions is not None:
+            yield WeightSlot(f"{name}.pos_embed.weight", self._positions)
         for index, block in enumerate(self._blocks):
-            yield from block.weight_slots(f"visual.blocks.{index}")
-        yield WeightSlot("visual.merger.ln_q.weight", self._merge_norm)
-        yield from self._merge_in.weight_slots("visual.merger.mlp.0")
-        yield from self._merge_out.weight_slots("visual.merger.mlp.2")
+            yield from block.weight_slots(f"{name}.blocks.{index}")
+        yield from self._merger.weight_slots(f"{name}.merger")
+        for number, merger in enumerate(self._deepstack.values()):
+            yield from merger.weight_slots(f"{name}.deepstack_merger_list.{number}")
 
 
 def _reordered(x: Tensor, order: Tensor) -> Tensor:
     """Of what there is for each patch, token after token: the tokens in this order. x: [num_patches, any]."""
     return x.view(len(order), -1, x.shape[1])[order].flatten(0, 1)
-
-
-def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    wide = x.float()
-    left, right = wide.chunk(2, dim=-1)
-    return (wide * cos + torch.cat((-right, left), dim=-1) * sin).to(x.dtype)
-
-
-def _attention(qkv: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
-    """Within windows, of which there are so many, each of so many patches.
-
-    qkv: three times [num_patches, heads, head_dim]. Returns [num_patches, heads · head_dim].
-    """
-    query, key, value = (each.view(*shape, *each.shape[1:]).transpose(1, 2) for each in qkv)
-    return scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2).flatten(0, 1)

@@ -35,7 +35,7 @@ def test_patches_and_features_are_those_of_transformers(oracle, model, height, w
     grid = token_grid(*image_size(png(image)), oracle.vision)
     assert expected["image_grid_thw"].tolist() == [[1, 2 * grid.rows, 2 * grid.columns]]
     with torch.inference_mode():
-        torch.testing.assert_close(model.vision.encode(pixels), oracle.features(image), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(model.vision.encode(pixels)[0], oracle.features(image), atol=1e-4, rtol=1e-4)
 
 
 def test_a_photo_is_turned_as_its_exif_says(oracle):
@@ -89,9 +89,9 @@ def test_an_older_config_has_its_fields_side_by_side(oracle, tmp_path):
     (folder / "preprocessor_config.json").write_text(json.dumps(images))
     read = ModelConfig.from_pretrained(folder)
     assert read.vision == oracle.vision
-    assert (read.ropes, read.mrope_section, read.eos_token_ids) == (
+    assert (read.ropes, read.mrope_axes, read.eos_token_ids) == (
         oracle.config.ropes,
-        oracle.config.mrope_section,
+        oracle.config.mrope_axes,
         oracle.config.eos_token_ids,
     )
 
@@ -122,8 +122,8 @@ def test_the_size_by_the_description_is_that_of_what_is_loaded(oracle, model):
 
 def test_the_largest_image_is_as_large_as_it_may_be(oracle, model):
     # 48 tokens by max_pixels, of which a square has 36.
-    assert model.vision.encode_largest(500).shape == (36, 64)
-    assert model.vision.encode_largest(10).shape == (9, 64)
+    assert model.vision.encode_largest(500).shape == (1, 36, 64)
+    assert model.vision.encode_largest(10).shape == (1, 9, 64)
 
 
 def test_random_weights_give_numbers(oracle):

@@ -1,0 +1,27 @@
+"""How many weights a vision tower has, by its description alone. Free of torch."""
+
+from .vision_config import VisionConfig
+
+
+def num_vision_weights(vision: VisionConfig) -> int:
+    size, inner = vision.hidden_size, vision.intermediate_size
+    # The last one gives what the others take.
+    *into, _ = vision.names.mlp
+    mlp = len(into) * inner * (size + 1) + size * (inner + 1)
+    attention = 4 * size * (size + 1)
+    patches = size * (vision.patch_values + vision.has_patch_biases)
+    positions = size * (vision.position_side or 0) ** 2
+    blocks = vision.depth * (attention + mlp + 2 * _num_norm_weights(vision, size))
+    mergers = _num_merger_weights(vision, size) + len(vision.deepstack_layers) * _num_merger_weights(
+        vision, vision.merged_size
+    )
+    return patches + positions + blocks + mergers
+
+
+def _num_merger_weights(vision: VisionConfig, norm_size: int) -> int:
+    merged = vision.merged_size
+    return _num_norm_weights(vision, norm_size) + (merged + vision.out_hidden_size) * (merged + 1)
+
+
+def _num_norm_weights(vision: VisionConfig, size: int) -> int:
+    return size * (2 if vision.has_layer_norms else 1)

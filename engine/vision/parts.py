@@ -1,0 +1,171 @@
+"""What vision towers are built of: products, norms, MLPs, attention, and mergers of patches into tokens."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn.functional import gelu, linear, scaled_dot_product_attention, silu
+
+from ...kernels.layer_norm import layer_norm
+from ...kernels.norm_rotary import rms_norm
+from ..checkpoints.vision_config import VisionConfig
+from ..checkpoints.weights import WeightSlot
+from .windows import Windows
+
+_EPS = 1e-6
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh")}
+
+
+@dataclass(frozen=True)
+class Affine:
+    """x → x · weightᵀ + bias."""
+
+    weight: Tensor
+    bias: Tensor
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return linear(x, self.weight, self.bias)
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{name}.weight", self.weight)
+        yield WeightSlot(f"{name}.bias", self.bias)
+
+
+@dataclass(frozen=True)
+class Norm:
+    """By the root mean square, or with a bias by mean and variance."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return rms_norm(x, self.weight, _EPS) if self.bias is None else layer_norm(x, self.weight, self.bias, _EPS)
+
+    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
+        yield WeightSlot(f"{name}.weight", self.weight)
+        if self.bias is not None:
+            yield WeightSlot(f"{name}.bias", self.bias)
+
+
+@dataclass(frozen=True)
+class BlankTower:
+    """Makes a tower's weights, which are still to be filled."""
+
+    config: VisionConfig
+    dtype: torch.dtype
+    device: torch.device
+
+    def empty(self, *shape: int) -> Tensor:
+        return torch.empty(shape, dtype=self.dtype, device=self.device)
+
+    def affine(self, num_outputs: int, num_inputs: int) -> Affine:
+        return Affine(self.empty(num_outputs, num_inputs), self.empty(num_outputs))
+
+    def norm(self, size: int) -> Norm:
+        return Norm(self.empty(size), self.empty(size) if self.config.has_layer_norms else None)
+
+
+class Mlp:
+    """out(activation(in)), or out(activation(gate) · in)."""
+
+    def __init__(self, blank: BlankTower) -> None:
+        config = blank.config
+        self._activate = _ACTIVATIONS[config.activation]
+        *self._names, self._out_name = config.names.mlp
+        self._into = [blank.affine(config.intermediate_size, config.hidden_size) for _ in self._names]
+        self._out = blank.affine(config.hidden_size, config.intermediate_size)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        first, *others = (each(x) for each in self._into)
+        inner = self._activate(first)
+        for other in others:
+            inner = inner * other
+        return self._out(inner)
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for name, affine in zip(self._names, self._into, strict=True):
+            yield from affine.weight_slots(f"{prefix}.{name}")
+        yield from self._out.weight_slots(f"{prefix}.{self._out_name}")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What all layers need to know of an image. cos, sin: [num_patches, 1, head_dim], of patches in window order."""
+
+    windows: Windows
+    cos: Tensor
+    sin: Tensor
+
+
+class Block:
+    """Attention and an MLP, each after a norm."""
+
+    def __init__(self, blank: BlankTower, index: int) -> None:
+        config, size = blank.config, blank.config.hidden_size
+        self._num_heads = config.num_heads
+        self._is_full = config.window_size is None or index in config.full_attention_layers
+        self._norms = [blank.norm(size) for _ in range(2)]
+        self._qkv = blank.affine(3 * size, size)
+        self._output = blank.affine(size, size)
+        self._mlp = Mlp(blank)
+
+    def __call__(self, x: Tensor, layout: Layout) -> Tensor:
+        """x: [num_patches, hidden_size], window after window."""
+        x = x + self._attend(self._norms[0](x), layout)
+        return x + self._mlp(self._norms[1](x))
+
+    def _attend(self, x: Tensor, layout: Layout) -> Tensor:
+        query, key, value = self._qkv(x).view(len(x), 3, self._num_heads, -1).unbind(1)
+        query, key = (_rotated(each, layout.cos, layout.sin) for each in (query, key))
+        shapes = [(1, len(x))] if self._is_full else layout.windows.shapes
+        sizes = [number * length for number, length in shapes]
+        split = zip(*(each.split_with_sizes(sizes) for each in (query, key, value)), strict=True)
+        parts = [_attention(qkv, shape) for shape, qkv in zip(shapes, split, strict=True)]
+        return self._output(torch.cat(parts))
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        for number, norm in enumerate(self._norms, 1):
+            yield from norm.weight_slots(f"{prefix}.norm{number}")
+        yield from self._qkv.weight_slots(f"{prefix}.attn.qkv")
+        yield from self._output.weight_slots(f"{prefix}.attn.proj")
+        yield from self._mlp.weight_slots(f"{prefix}.mlp")
+
+
+class Merger:
+    """Makes a token of the patches that lie in it, normed each for itself or, where it `norms_tokens`, together."""
+
+    def __init__(self, blank: BlankTower, norms_tokens: bool = False) -> None:
+        config, merged = blank.config, blank.config.merged_size
+        self._names, self._merged_size = config.names.merger, merged
+        self._norm_size = merged if norms_tokens else config.hidden_size
+        self._norm = blank.norm(self._norm_size)
+        self._in = blank.affine(merged, merged)
+        self._out = blank.affine(config.out_hidden_size, merged)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [num_patches, hidden_size], token after token. Returns [num_tokens, out_hidden_size]."""
+        normed = self._norm(x.view(-1, self._norm_size))
+        return self._out(gelu(self._in(normed.view(-1, self._merged_size))))
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        norm, into, out = self._names
+        yield from self._norm.weight_slots(f"{prefix}.{norm}")
+        yield from self._in.weight_slots(f"{prefix}.{into}")
+        yield from self._out.weight_slots(f"{prefix}.{out}")
+
+
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    wide = x.float()
+    left, right = wide.chunk(2, dim=-1)
+    return (wide * cos + torch.cat((-right, left), dim=-1) * sin).to(x.dtype)
+
+
+def _attention(qkv: Sequence[Tensor], shape: tuple[int, int]) -> Tensor:
+    """Within windows, of which there are so many, each of so many patches.
+
+    qkv: three times [num_patches, heads, head_dim]. Returns [num_patches, heads · head_dim].
+    """
+    query, key, value = (each.view(*shape, *each.shape[1:]).transpose(1, 2) for each in qkv)
+    return scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2).flatten(0, 1)
