@@ -93,14 +93,14 @@ def _ends(model: ModelConfig) -> Iterator[Projection]:
     """The embedding, and the head where it is another matrix; of a stage, what it has of them."""
     stage, is_tied = model.stage, model.tie_word_embeddings
     if stage.is_first or (stage.is_last and is_tied):
-        yield Projection("model.embed_tokens", model.vocab_size, model.hidden_size, is_quantizable=False)
+        yield Projection(model.names.embedding, model.vocab_size, model.hidden_size, is_quantizable=False)
     if stage.is_last and not is_tied:
-        yield Projection("lm_head", model.vocab_size, model.hidden_size)
+        yield Projection(model.names.head, model.vocab_size, model.hidden_size)
 
 
 def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     """What the layer of this index multiplies by."""
-    prefix, hidden = f"model.layers.{model.stage.first_layer + index}", model.hidden_size
+    prefix, hidden = f"{model.names.layers}.{model.stage.first_layer + index}", model.hidden_size
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     attention = f"{prefix}.self_attn"
     if model.has_fused_projections:

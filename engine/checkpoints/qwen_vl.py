@@ -3,14 +3,16 @@
 Each raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
 """
 
+import math
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ModelError
-from .llama_families import read_qwen2
+from .llama_families import read_qwen2, read_qwen3
 from .model_folder import Raw
-from .model_shape import ModelShape
-from .vision_config import ImageScale, VisionConfig, decoder_fields, read_rope_fields, read_scale
+from .model_shape import DecoderNames, ModelShape
+from .vision_config import ImageScale, VisionConfig, VisionNames, decoder_fields, read_rope_fields, read_scale
 
 # As published with Qwen2-VL.
 _QWEN2_IMAGES = ImageScale(
@@ -19,13 +21,13 @@ _QWEN2_IMAGES = ImageScale(
     image_mean=(0.48145466, 0.4578275, 0.40821073),
     image_std=(0.26862954, 0.26130258, 0.27577711),
 )
+_QWEN3_IMAGES = ImageScale(min_pixels=2**16, max_pixels=2**24, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
 
 
 def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
     """Qwen2 with a vision tower in front (arXiv 2502.13923)."""
     tower = raw["vision_config"]
-    if (activation := tower.get("hidden_act", "silu")) != "silu":
-        raise ModelError(f"unsupported vision_config.hidden_act {activation!r}; supported: silu")
+    _require_activation(raw, "silu")
     vision = replace(
         _read_tower(raw, read_scale(folder, _QWEN2_IMAGES), patch_size=14),
         window_size=int(tower.get("window_size", 112)),
@@ -34,6 +36,60 @@ def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
     section = tuple(map(int, read_rope_fields(raw)["mrope_section"]))
     axes = tuple(axis for axis, number in enumerate(section) for _ in range(number))
     return _seeing(read_qwen2(folder, decoder_fields(raw)), vision, section, axes)
+
+
+def read_qwen3_vl(folder: Path, raw: Raw) -> ModelShape:
+    """Qwen3 with a tower of which some layers speak to the decoder's first ones (arXiv 2511.21631)."""
+    return _read_qwen3(folder, raw, {"head_dim": 128}, read_qwen3)
+
+
+def _read_qwen3(folder: Path, raw: Raw, defaults: Raw, read: Callable[[Path, Raw], ModelShape]) -> ModelShape:
+    """`read`: of its decoder, which has `defaults` for fields that are left out."""
+    tower, text = raw["vision_config"], raw["text_config"]
+    _require_activation(raw, "gelu_pytorch_tanh")
+    vision = replace(
+        _read_tower(raw, read_scale(folder, _QWEN3_IMAGES), patch_size=16),
+        activation="gelu_tanh",
+        has_layer_norms=True,
+        has_patch_biases=True,
+        position_side=_position_side(int(tower.get("num_position_embeddings", 2304))),
+        deepstack_layers=tuple(map(int, tower.get("deepstack_visual_indexes", (8, 16, 24)))),
+        names=VisionNames("model.visual", ("linear_fc1", "linear_fc2"), ("norm", "linear_fc1", "linear_fc2")),
+    )
+    # What the whole model says counts: transformers writes beside it what a decoder alone would have.
+    tied = {"tie_word_embeddings": raw.get("tie_word_embeddings", text.get("tie_word_embeddings", False))}
+    decoder = read(folder, {"rope_theta": 5e5, **defaults, **decoder_fields(raw), **tied})
+    if len(vision.deepstack_layers) >= decoder.num_hidden_layers:
+        raise ModelError(
+            f"vision_config.deepstack_visual_indexes has {len(vision.deepstack_layers)} entries, which must be fewer "
+            f"than num_hidden_layers {decoder.num_hidden_layers}"
+        )
+    language = "model.language_model"
+    names = DecoderNames(f"{language}.embed_tokens", f"{language}.layers", f"{language}.norm")
+    section = tuple(map(int, read_rope_fields(raw).get("mrope_section") or (24, 20, 20)))
+    return _seeing(replace(decoder, names=names), vision, section, _in_turns(section))
+
+
+def _in_turns(section: tuple[int, ...]) -> tuple[int, ...]:
+    """Time, height, width, time and so on, each as often as it has frequencies; those that are left over are time's."""
+    axes = [0] * sum(section)
+    for axis, number in enumerate(section):
+        for place in range(axis, min(3 * number, len(axes)), 3):
+            axes[place] = axis
+    return tuple(axes)
+
+
+def _position_side(num_positions: int) -> int:
+    side = math.isqrt(num_positions)
+    if side**2 != num_positions:
+        raise ModelError(f"vision_config.num_position_embeddings {num_positions} is no square of a whole number")
+    return side
+
+
+def _require_activation(raw: Raw, expected: str) -> None:
+    """Of the tower."""
+    if (activation := raw["vision_config"].get("hidden_act", expected)) != expected:
+        raise ModelError(f"unsupported vision_config.hidden_act {activation!r}; supported: {expected}")
 
 
 def _read_tower(raw: Raw, scale: ImageScale, patch_size: int) -> VisionConfig:

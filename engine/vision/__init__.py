@@ -1,1 +1,1 @@
-"""Images in prompts: Qwen2.5-VL (arXiv 2502.13923) with its own preprocessing, vision tower and 3-D positions."""
+"""Images in prompts: preprocessing, vision towers and 3-D positions of Qwen2.5-VL (arXiv 2502.13923) and its heirs."""

@@ -1,4 +1,4 @@
-"""A tiny Qwen2.5-VL with random weights, as transformers writes it, and what transformers makes of images with it."""
+"""Tiny models that read images, with random weights, as transformers writes them, and what transformers answers."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -10,7 +10,13 @@ import numpy
 import torch
 from PIL import Image
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2_5_VLConfig, Qwen2_5_VLForConditionalGeneration
+from transformers import (
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen3VLConfig,
+    Qwen3VLForConditionalGeneration,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from headrace.engine.checkpoints.model_config import ModelConfig
@@ -30,45 +36,73 @@ CHAT_TEMPLATE = (
 )
 
 
+_TEXT: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 64,
+    "intermediate_size": 96,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.3,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
+    "bos_token_id": None,
+    "eos_token_id": END_TOKEN,
+}
+_TOWER: dict[str, Any] = {
+    "depth": 3,
+    "hidden_size": 32,
+    "intermediate_size": 44,
+    "num_heads": 2,
+    "out_hidden_size": 64,
+    "initializer_range": 0.3,
+}
+_TOKENS: dict[str, Any] = {
+    "image_token_id": IMAGE_TOKEN,
+    "video_token_id": VOCAB_SIZE - 1,
+    "vision_start_token_id": VISION_START_TOKEN,
+    "vision_end_token_id": VISION_END_TOKEN,
+}
+
+
 def save_seeing_model(folder: Path) -> Any:
-    """Full attention and windows both; decoder layers that wander, so that a wrong position shows in the tokens."""
+    """A Qwen2.5-VL with full attention and windows both."""
+    windows = {"window_size": 112, "fullatt_block_indexes": [1]}
     config = Qwen2_5_VLConfig(
-        text_config={
-            "vocab_size": VOCAB_SIZE,
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "max_position_embeddings": 512,
-            "initializer_range": 0.3,
-            "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [2, 3, 3]},
-            "bos_token_id": None,
-            "eos_token_id": END_TOKEN,
-        },
-        vision_config={
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 44,
-            "num_heads": 2,
-            "out_hidden_size": 64,
-            "window_size": 112,
-            "fullatt_block_indexes": [1],
-            "initializer_range": 0.3,
-        },
-        image_token_id=IMAGE_TOKEN,
-        video_token_id=VOCAB_SIZE - 1,
-        vision_start_token_id=VISION_START_TOKEN,
-        vision_end_token_id=VISION_END_TOKEN,
+        text_config={**_TEXT, "num_hidden_layers": 2}, vision_config={**_TOWER, **windows}, **_TOKENS
     )
+    processor = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 48})
+    return _saved(folder, Qwen2_5_VLForConditionalGeneration(_seeded(config)), processor)
+
+
+def save_qwen3_vl(folder: Path, **text: Any) -> Any:
+    """A Qwen3-VL with positions for five patches a side: fewer than some images have, and more than others."""
+    learned = {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
+    config = Qwen3VLConfig(
+        text_config={**_TEXT, "num_hidden_layers": 3, "head_dim": 16, **text},
+        vision_config={**_TOWER, **learned},
+        **_TOKENS,
+    )
+    return _saved(folder, Qwen3VLForConditionalGeneration(_seeded(config)), _qwen3_processor())
+
+
+def _qwen3_processor() -> Qwen2VLImageProcessorPil:
+    size = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 48}
+    return Qwen2VLImageProcessorPil(size=size, patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+
+
+def _seeded(config: Any) -> Any:
     torch.manual_seed(1)
-    model = Qwen2_5_VLForConditionalGeneration(config).eval()
+    return config
+
+
+def _saved(folder: Path, model: Any, processor: Qwen2VLImageProcessorPil) -> Any:
+    """Its decoder's layers wander, so that a wrong position shows in the tokens."""
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
                 parameter.add_(torch.randn_like(parameter) * 0.1)
-    model.save_pretrained(folder)
-    Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 48}).save_pretrained(folder)
+    model.eval().save_pretrained(folder)
+    processor.save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return model
 
@@ -119,10 +153,10 @@ class Oracle:
 
     @torch.inference_mode()
     def features(self, image: Image.Image) -> torch.Tensor:
+        """[num_levels, num_tokens, hidden_size]."""
         patches = self.processed([image])
         output = self.model.model.visual(patches["pixel_values"], patches["image_grid_thw"])
-        features: torch.Tensor = output.pooler_output
-        return features
+        return torch.stack([output.pooler_output, *(output.get("deepstack_features") or ())])
 
     def request(self, name: str, *parts: str | Image.Image, max_tokens: int = NUM_NEW_TOKENS) -> Request:
         """A prompt of texts and images."""
