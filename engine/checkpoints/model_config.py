@@ -62,6 +62,7 @@ _READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Qwen2_5_VLForConditionalGeneration": qwen_vl.read_qwen2_5_vl,
     "Qwen3ForCausalLM": llama_families.read_qwen3,
     "Qwen3VLForConditionalGeneration": qwen_vl.read_qwen3_vl,
+    "Qwen3VLMoeForConditionalGeneration": qwen_vl.read_qwen3_vl_moe,
     "Qwen3MoeForCausalLM": llama_families.read_qwen3_moe,
     "Glm4MoeForCausalLM": llama_families.read_glm4_moe,
     "Dots1ForCausalLM": llama_families.read_dots1,

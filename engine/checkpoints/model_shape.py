@@ -26,7 +26,7 @@ class MoeConfig:
     intermediate_size: int
     norm_topk_prob: bool
     sparse_layers: tuple[bool, ...]
-    naming: Literal["mixtral", "qwen", "glm", "gpt-oss"]
+    naming: Literal["mixtral", "qwen", "qwen-stacked", "glm", "gpt-oss"]
     shared_expert_intermediate_size: int | None = None
     has_shared_gate: bool = True
     has_correction: bool = False

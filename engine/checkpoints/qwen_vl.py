@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ModelError
-from .llama_families import read_qwen2, read_qwen3
+from .llama_families import read_qwen2, read_qwen3, read_qwen3_moe
 from .model_folder import Raw
 from .model_shape import DecoderNames, ModelShape
 from .vision_config import ImageScale, VisionConfig, VisionNames, decoder_fields, read_rope_fields, read_scale
@@ -41,6 +41,13 @@ def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
 def read_qwen3_vl(folder: Path, raw: Raw) -> ModelShape:
     """Qwen3 with a tower of which some layers speak to the decoder's first ones (arXiv 2511.21631)."""
     return _read_qwen3(folder, raw, {"head_dim": 128}, read_qwen3)
+
+
+def read_qwen3_vl_moe(folder: Path, raw: Raw) -> ModelShape:
+    """The same with Qwen3's mixtures, whose experts lie stacked on disk where they are not quantised."""
+    # Not a field of its own: the experts chosen always have all of a token.
+    seeing = _read_qwen3(folder, raw, {}, lambda folder, text: read_qwen3_moe(folder, {**text, "norm_topk_prob": True}))
+    return replace(seeing, moe=None if seeing.moe is None else replace(seeing.moe, naming="qwen-stacked"))
 
 
 def _read_qwen3(folder: Path, raw: Raw, defaults: Raw, read: Callable[[Path, Raw], ModelShape]) -> ModelShape:

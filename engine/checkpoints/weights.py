@@ -31,7 +31,8 @@ class WeightSlot:
     `destination` may be a view into a fused parameter. What `is_optional` keeps what it has where the checkpoint has
     no such tensor. Random weights leave it as it is unless `is_drawn`, and are `constant` where that is given,
     which `constant_shrinks` where it goes with the root of the matrix's inputs. `axes`: where it has its matrix's
-    outputs and inputs; `cut`: which part of the checkpoint's tensor it is, if not the whole.
+    outputs and inputs; `cut`: which part of the checkpoint's tensor it is, if not the whole. `may_be_turned`: the
+    checkpoint may have the last two dimensions the other way round, as its shape says.
     """
 
     name: str
@@ -44,6 +45,12 @@ class WeightSlot:
     constant_shrinks: bool = False
     axes: Axes = WHOLE
     cut: Cut | None = None
+    may_be_turned: bool = False
+
+    def turned(self, tensor: Tensor) -> Tensor:
+        """The checkpoint's tensor, or a view of it, with its dimensions in the destination's order."""
+        is_turned = self.may_be_turned and tensor.mT.shape == self.destination.shape != tensor.shape
+        return tensor.mT if is_turned else tensor
 
     def check(self, tensor: Tensor) -> None:
         """Raises `ValueError` unless the checkpoint's tensor fits, dimensions of size one apart.
@@ -176,5 +183,4 @@ def _read(file: Any, slot: WeightSlot) -> Tensor:
         return whole if cut is None else cut.of_same(whole)
     if cut is not None:
         return cut.read(file.get_slice(slot.name))
-    tensor: Tensor = file.get_tensor(slot.name)
-    return tensor
+    return slot.turned(file.get_tensor(slot.name))

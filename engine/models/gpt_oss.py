@@ -1,7 +1,6 @@
 """gpt-oss: Llama's layer with sinks in its attention, and experts that are stacked on disk and have biases."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import cached_property, partial
 
 import torch
@@ -10,13 +9,11 @@ from torch import Tensor
 from ...kernels.activation import clamped_swiglu
 from ...kernels.linear import Linear
 from ...kernels.moe import ClampedGate, choose_experts
-from ...kernels.weight_memory import empty_weight
-from ..checkpoints.quantization_config import Mxfp4Scheme
 from ..checkpoints.weights import WeightSlot
-from ..quantization.mxfp4 import StoredMxfp4, blank_mxfp4, mxfp4_exponent
 from .blocks import Attention, BlankWeights, linear_slots
 from .llama import LlamaLayer
 from .moe import Mixture
+from .stacked import ExpertMatrices, StackedExpert
 
 
 class GptOssLayer(LlamaLayer):
@@ -46,7 +43,7 @@ class SinkAttention(Attention):
         yield WeightSlot(f"{prefix}.sinks", self._loaded_sinks)
 
 
-class GptOssExperts(Mixture["StackedExpert"]):
+class GptOssExperts(Mixture[StackedExpert]):
     """As all mixtures, with a router that has biases, and experts that have them too."""
 
     def __init__(self, blank: BlankWeights) -> None:
@@ -55,8 +52,8 @@ class GptOssExperts(Mixture["StackedExpert"]):
         assert config.gpt_oss is not None, "not read as a gpt-oss"
         self._moe, gate = config.moe, ClampedGate(config.gpt_oss.limit, config.gpt_oss.alpha)
         number, hidden_size, inner_size = self._moe.num_experts, config.hidden_size, self._moe.intermediate_size
-        self._gate_up = ExpertMatrices(blank, "experts.gate_up_proj", number, 2 * inner_size, hidden_size)
-        self._down = ExpertMatrices(blank, "experts.down_proj", number, hidden_size, inner_size)
+        self._gate_up = ExpertMatrices(blank, "experts.gate_up_proj", number, 2 * inner_size, hidden_size, True)
+        self._down = ExpertMatrices(blank, "experts.down_proj", number, hidden_size, inner_size, True)
         pairs = zip(self._gate_up.linears, self._down.linears, strict=True)
         activate = partial(clamped_swiglu, limit=gate.limit, alpha=gate.alpha)
         super().__init__(
@@ -79,44 +76,3 @@ class GptOssExperts(Mixture["StackedExpert"]):
         yield from linear_slots(self.router, [f"{prefix}.router"])
         yield from self._gate_up.weight_slots(f"{prefix}.experts.gate_up_proj")
         yield from self._down.weight_slots(f"{prefix}.experts.down_proj")
-
-
-@dataclass(frozen=True)
-class StackedExpert:
-    """down(activate(gate_up(x))); gates and ups are in turns, as they are on disk."""
-
-    gate_up: Linear
-    down: Linear
-    activate: Callable[[Tensor], Tensor]
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return self.down.gated(self.activate, self.gate_up(x))
-
-
-class ExpertMatrices:
-    """One projection of each expert: on disk they are one tensor, with inputs before outputs, or in MXFP4 two."""
-
-    def __init__(self, blank: BlankWeights, name: str, num_experts: int, num_outputs: int, num_inputs: int) -> None:
-        quantization, weights = blank.config.quantization, list[Tensor | StoredMxfp4]()
-        if quantization is not None and isinstance(quantization.scheme([blank.prefix + name]), Mxfp4Scheme):
-            stored = zip(*blank_mxfp4(num_experts, num_outputs, num_inputs), strict=True)
-            weights += [StoredMxfp4(*each, blank.dtype, blank.device) for each in stored]
-        else:
-            weights += empty_weight((num_experts, num_outputs, num_inputs), blank.dtype, blank.device)
-        self._biases = torch.empty(num_experts, num_outputs, dtype=blank.dtype, device=blank.device)
-        self.linears = [Linear(weight, bias) for weight, bias in zip(weights, self._biases, strict=True)]
-
-    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        held = self.linears[0].held
-        if isinstance(held, StoredMxfp4):
-            yield WeightSlot(f"{name}_blocks", self._of_all(held.blocks))
-            # Random bytes are random values, and all these have one size.
-            exponent = mxfp4_exponent(held.shape[1] ** -0.5)
-            yield WeightSlot(f"{name}_scales", self._of_all(held.exponents), constant=exponent)
-        else:
-            yield WeightSlot(name, self._of_all(self.linears[0].weight).transpose(1, 2))
-        yield WeightSlot(f"{name}_bias", self._biases)
-
-    def _of_all(self, first: Tensor) -> Tensor:
-        """All experts', of the first one's. Not held, so that it is gone once all matrices are packed."""
-        return first.as_strided((len(self.linears), *first.shape), (first.numel(), *first.stride()))

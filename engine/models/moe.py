@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -22,6 +22,7 @@ from ...kernels.moe import (
 from ..checkpoints.model_config import MoeConfig
 from ..checkpoints.weights import WeightSlot
 from .blocks import ACTIVATIONS, BlankWeights, GatedMlp, MlpNames, linear_slots
+from .stacked import ExpertMatrices, StackedExpert
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class _Naming:
 _NAMINGS = {
     "mixtral": _Naming("block_sparse_moe", MlpNames(("w1", "w3"), "w2")),
     "qwen": _Naming("mlp", MlpNames()),
+    "qwen-stacked": _Naming("mlp", MlpNames()),
     "glm": _Naming("mlp", MlpNames(), "shared_experts"),
 }
 
@@ -95,15 +97,17 @@ class Mixture(ABC, Generic[ExpertType]):
             self.stacked = stack_experts(gate_up, down, self._gate)
 
 
-class ExpertsMlp(Mixture[GatedMlp]):
+class ExpertsMlp(Mixture[Expert]):
     """With gate · shared expert(x) added where there is one."""
 
     def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
         self._moe = moe
         self._ranks = blank.ranks
         naming = _NAMINGS[moe.naming]
-        self.name, names = naming.mixture, naming.expert
+        self.name = naming.mixture
         blank = blank.within(self.name)
+        self._matrices = _StackedMatrices.of(blank, moe) if _are_stacked(blank, moe, naming) else None
+        self._listed = [] if self._matrices else list(_listed_experts(blank, moe, naming))
         hidden_size = blank.config.hidden_size
         # Small, and a rounding here would change who computes: never in int8, and sigmoids, which lie closer to each
         # other than logits, in float32, as their families have it.
@@ -111,10 +115,7 @@ class ExpertsMlp(Mixture[GatedMlp]):
         router = replace(blank, dtype=self._router_dtype)
         super().__init__(
             router.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False),
-            [
-                GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, names, is_expert=True)
-                for index in range(moe.num_experts)
-            ],
+            self._matrices.experts(blank) if self._matrices else self._listed,
             GATES[ACTIVATIONS[blank.config.activation]],
         )
         self._correction = (
@@ -137,7 +138,8 @@ class ExpertsMlp(Mixture[GatedMlp]):
     def projections(self) -> Iterator[Linear]:
         yield self.router
         for expert in self.experts:
-            yield from expert.projections()
+            yield expert.gate_up
+            yield expert.down
         if self.shared is not None:
             yield from self.shared.projections()
 
@@ -145,10 +147,48 @@ class ExpertsMlp(Mixture[GatedMlp]):
         yield from linear_slots(self.router, [f"{prefix}.gate"])
         if self._correction is not None:
             yield WeightSlot(f"{prefix}.gate.e_score_correction_bias", self._correction)
-        for index, expert in enumerate(self.experts):
+        if self._matrices is not None:
+            yield from self._matrices.weight_slots(f"{prefix}.experts")
+        for index, expert in enumerate(self._listed):
             yield from expert.weight_slots(f"{prefix}.experts.{index}")
         if self.shared is not None:
             yield from self.shared.weight_slots(f"{prefix}.{self._shared_name}")
+
+
+def _are_stacked(blank: BlankWeights, moe: MoeConfig, naming: _Naming) -> bool:
+    """Whoever quantises experts writes each for itself, as the family without images has them."""
+    first = f"{blank.prefix}experts.0.{naming.expert.down}"
+    quantization = blank.config.quantization
+    return moe.naming == "qwen-stacked" and (quantization is None or quantization.scheme([first]) is None)
+
+
+def _listed_experts(blank: BlankWeights, moe: MoeConfig, naming: _Naming) -> Iterator[GatedMlp]:
+    for index in range(moe.num_experts):
+        yield GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, naming.expert, is_expert=True)
+
+
+class _StackedMatrices(NamedTuple):
+    """Those of experts without biases that a checkpoint has stacked, gates before ups."""
+
+    gate_up: ExpertMatrices
+    down: ExpertMatrices
+
+    @classmethod
+    def of(cls, blank: BlankWeights, moe: MoeConfig) -> "_StackedMatrices":
+        number, hidden, inner = moe.num_experts, blank.config.hidden_size, moe.intermediate_size
+        return cls(
+            ExpertMatrices(blank, "experts.gate_up_proj", number, 2 * inner, hidden, has_biases=False),
+            ExpertMatrices(blank, "experts.down_proj", number, hidden, inner, has_biases=False),
+        )
+
+    def experts(self, blank: BlankWeights) -> list[StackedExpert]:
+        activate = ACTIVATIONS[blank.config.activation]
+        pairs = zip(self.gate_up.linears, self.down.linears, strict=True)
+        return [StackedExpert(gate_up, down, activate) for gate_up, down in pairs]
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self.gate_up.weight_slots(f"{prefix}.gate_up_proj")
+        yield from self.down.weight_slots(f"{prefix}.down_proj")
 
 
 class SharedExpert:

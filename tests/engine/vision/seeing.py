@@ -16,6 +16,8 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
+    Qwen3VLMoeConfig,
+    Qwen3VLMoeForConditionalGeneration,
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
@@ -75,19 +77,22 @@ def save_seeing_model(folder: Path) -> Any:
 
 
 def save_qwen3_vl(folder: Path, **text: Any) -> Any:
-    """A Qwen3-VL with positions for five patches a side: fewer than some images have, and more than others."""
+    """A Qwen3-VL with positions for five patches a side: fewer than some images have, and more than others.
+
+    `text`: further fields of its decoder; one with experts is a mixture.
+    """
+    kinds: tuple[Any, Any] = (Qwen3VLConfig, Qwen3VLForConditionalGeneration)
+    if "num_experts" in text:
+        kinds = (Qwen3VLMoeConfig, Qwen3VLMoeForConditionalGeneration)
     learned = {"num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
-    config = Qwen3VLConfig(
+    config = kinds[0](
         text_config={**_TEXT, "num_hidden_layers": 3, "head_dim": 16, **text},
         vision_config={**_TOWER, **learned},
         **_TOKENS,
     )
-    return _saved(folder, Qwen3VLForConditionalGeneration(_seeded(config)), _qwen3_processor())
-
-
-def _qwen3_processor() -> Qwen2VLImageProcessorPil:
     size = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 48}
-    return Qwen2VLImageProcessorPil(size=size, patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    processor = Qwen2VLImageProcessorPil(size=size, patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    return _saved(folder, kinds[1](_seeded(config)), processor)
 
 
 def _seeded(config: Any) -> Any:

@@ -23,8 +23,9 @@ from headrace.kernels.native import native_library
 
 from ..lora.adapters import merged, save_adapter
 from ..quantization.quantized_formats import FP8, scaled
+from ..quantization.test_quantized_checkpoints import BYTE, compressed
 from ..running import run_all, token_ids
-from .seeing import Oracle, picture, png
+from .seeing import Oracle, picture, png, save_qwen3_vl
 from .test_images_in_prompts import CAT, DOG, PROMPTS, answers, new_engine, num_encoded
 from .test_tower import SIZES
 
@@ -197,3 +198,48 @@ def test_several_processes_are_refused(qwen3):
     for option in ("tensor_parallel_size", "pipeline_parallel_size"):
         with pytest.raises(ConfigError, match=f"{option}=2 is not supported with a model that reads images"):
             new_engine(qwen3, **{option: 2})
+
+
+EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "mlp_only_layers": [0]}
+_LISTED = ("re:.*self_attn.*", "re:.*mlp.gate$", "re:.*layers.0.mlp.*", "lm_head", "re:.*visual.*")
+
+
+def test_a_mixture(tmp_path):
+    """Its experts are stacked on disk, as published with inputs before outputs; the first layer has none."""
+    mixture = Oracle(tmp_path, save_qwen3_vl(tmp_path, **EXPERTS))
+    asked = {name: mixture.request(name, *PROMPTS[name]) for name in ("two", "text only")}
+    expected = {name: mixture.answer(request, *PROMPTS[name]) for name, request in asked.items()}
+    assert answers(new_engine(mixture, max_num_batched_tokens=13), list(asked.values())) == expected
+    loaded = sum(each.numel() for each in mixture.model.parameters())
+    assert num_parameters(mixture.config) == loaded == weight_bytes(mixture.config, 4) // 4
+    tensors = load_file(tmp_path / "model.safetensors")
+    published = {name: each.mT.contiguous() if ".experts." in name else each for name, each in tensors.items()}
+    assert published["model.language_model.layers.1.mlp.experts.gate_up_proj"].shape == (6, 64, 80)
+    save_file(published, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert answers(new_engine(mixture), list(asked.values())) == expected
+
+
+def test_experts_in_fp8(tmp_path):
+    """Who quantises them writes each for itself."""
+    mixture = Oracle(tmp_path / "base", save_qwen3_vl(tmp_path / "base", **EXPERTS))
+    scheme = compressed("float-quantized", BYTE, list(_LISTED))
+    quantized = load_file(mixture.folder / "model.safetensors")
+    plain, write = {name: tensor.clone() for name, tensor in quantized.items()}, scaled(FP8, "channel")
+    for name in [name for name in plain if ".experts." in name]:
+        del quantized[name]
+        prefix, _, kind = name.rpartition(".")
+        parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else (kind,)
+        for expert, matrices in enumerate(plain[name]):
+            for part, matrix in zip(parts, matrices.chunk(len(parts)), strict=True):
+                stored, stands_for = write(matrix.clone())
+                quantized |= {f"{prefix}.{expert}.{part}.{suffix}": each for suffix, each in stored.items()}
+                matrix.copy_(stands_for)
+    folders = (
+        changed(mixture.folder, tmp_path / "fp8", quantization_config=scheme),
+        changed(mixture.folder, tmp_path / "plain"),
+    )
+    for folder, tensors in zip(folders, (quantized, plain), strict=True):
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    fp8, exact = (Oracle(folder, mixture.model) for folder in folders)
+    requests = [mixture.request("two", *PROMPTS["two"])]
+    assert answers(new_engine(fp8), requests) == answers(new_engine(exact), requests)
