@@ -48,6 +48,17 @@ def says(*parts: str | Image.Image | bytes) -> list[dict]:
 
 
 @pytest.fixture(scope="module")
+def seeing(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a tiny Qwen3-VL; how rows with images are planned is tested with a Qwen2.5-VL."""
+    # With it come transformers, which takes its time.
+    from ..engine.vision.seeing import save_qwen3_vl
+
+    folder = tmp_path_factory.mktemp("models") / "seeing"
+    save_qwen3_vl(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
 def seeing_client(seeing: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """A client whose jobs of the model that reads images have a worker.
 

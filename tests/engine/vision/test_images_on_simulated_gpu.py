@@ -1,15 +1,22 @@
-"""Prompts with images on the CUDA path: prefill as it comes, decodes with graphs, and memory for the largest image."""
+"""Prompts with images on the CUDA path: prefill as it comes, decodes with graphs, and memory for the largest image.
+
+With what images add to the first layers: graphs never meet it, since they are for steps without an image's token.
+"""
 
 from typing import Any
 
 import pytest
+import torch
 from torch import Tensor
 
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
 
+from headrace.engine.config import EngineConfig
 from headrace.engine.execution import memory_budget
 from headrace.engine.llm import LLM, Prompt
+from headrace.engine.models import load_model
 from headrace.engine.request import SamplingParams
+from headrace.engine.vision.image_files import scale
 from headrace.engine.vision.tower import VisionTower
 
 from ..execution.simulated_gpu import simulated_gpu
@@ -30,11 +37,11 @@ PROMPTS: list[Prompt] = [
 GREEDY = SamplingParams(temperature=0, max_tokens=3, ignore_eos=True)
 
 
-def test_answers_are_the_cpus(oracle, monkeypatch):
+def test_answers_are_the_cpus(qwen3, monkeypatch):
     def generated(llm: LLM) -> list[tuple[int, ...]]:
         return [output.outputs[0].token_ids for output in llm.generate(PROMPTS, GREEDY)]
 
-    expected = generated(LLM(oracle.folder, **OPTIONS, num_gpu_blocks_override=30, device="cpu"))
+    expected = generated(LLM(qwen3.folder, **OPTIONS, num_gpu_blocks_override=30, device="cpu"))
     sizes, encode = [], VisionTower.encode
 
     def noted(self: VisionTower, pixels: Tensor) -> Tensor:
@@ -44,8 +51,18 @@ def test_answers_are_the_cpus(oracle, monkeypatch):
     monkeypatch.setattr(VisionTower, "encode", noted)
     monkeypatch.setattr(memory_budget, "_GRAPH_BYTES_PER_LAYER", 0)
     with simulated_gpu(monkeypatch, total_bytes=16 * 2**20) as gpu:
-        llm = LLM(oracle.folder, **OPTIONS, device="cuda", cuda_graph_sizes=(2,), gpu_memory_utilization=0.5)
+        llm = LLM(qwen3.folder, **OPTIONS, device="cuda", cuda_graph_sizes=(2,), gpu_memory_utilization=0.5)
         # What is left for KV was measured with the largest image that a prompt has room for.
-        assert sizes == [(4 * 28, 4 * 28)]
+        assert sizes == [(4 * 32, 4 * 32)]
         assert generated(llm) == expected
         assert gpu.memory.used <= gpu.memory.total // 2
+
+
+@torch.inference_mode()
+def test_a_tower_with_windows_sees_the_same(oracle, monkeypatch):
+    pixels = torch.from_numpy(scale(picture(140, 90), oracle.vision))
+    with simulated_gpu(monkeypatch):
+        model = load_model(oracle.config, EngineConfig(), torch.float32, torch.device("cuda"))
+        assert model.vision is not None
+        seen = model.vision.encode(pixels).cpu()
+    torch.testing.assert_close(seen[0], oracle.features(picture(140, 90))[0], atol=1e-4, rtol=1e-4)
