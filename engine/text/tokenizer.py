@@ -45,7 +45,7 @@ class Tokenizer:
 
     @classmethod
     def from_pretrained(cls, path: str | Path) -> "Tokenizer":
-        """Read `tokenizer.json` and, where they exist, `tokenizer_config.json` and `chat_template.jinja`.
+        """Read `tokenizer.json` and, where they exist, `tokenizer_config.json` and the chat template's own file.
 
         Of a GGUF file those beside it, as far as there are any, and else its metadata. Raises `ModelError` when there
         is no usable tokenizer.
@@ -70,6 +70,9 @@ class Tokenizer:
         fast.no_padding()
         config_file = folder / "tokenizer_config.json"
         config |= read_json_object(config_file) if config_file.is_file() else {}
+        # Where models that read images had it for a while.
+        if not config.get("chat_template") and (template_file := folder / "chat_template.json").is_file():
+            config["chat_template"] = read_json_object(template_file).get("chat_template")
         return cls(path, fast, config)
 
     @property

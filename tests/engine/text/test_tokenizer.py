@@ -97,6 +97,18 @@ def test_the_template_may_stand_in_tokenizer_config(folder, tokenizer):
         assert rendered == tokenizer.apply_chat_template(CHATS[1])
 
 
+def test_models_that_read_images_may_have_their_template_in_a_file_of_its_own(folder, tokenizer):
+    """As transformers' processors wrote it; what the tokenizer says goes before it."""
+    source = (folder / "chat_template.jinja").read_text()
+    (folder / "chat_template.jinja").unlink()
+    (folder / "chat_template.json").write_text(json.dumps({"chat_template": source}))
+    rendered = Tokenizer.from_pretrained(folder).apply_chat_template(CHATS[1])
+    assert rendered == tokenizer.apply_chat_template(CHATS[1])
+    file = folder / "tokenizer_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "chat_template": "its own"}))
+    assert Tokenizer.from_pretrained(folder).apply_chat_template(CHATS[1]) == "its own"
+
+
 def test_conversations_with_tools_may_have_a_template_of_their_own(folder):
     """As those of Hermes 2 and 3."""
     (folder / "chat_template.jinja").unlink()
