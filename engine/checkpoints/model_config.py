@@ -59,6 +59,7 @@ _READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "MixtralForCausalLM": llama_families.read_mixtral,
     "Qwen2ForCausalLM": llama_families.read_qwen2,
     "Qwen2MoeForCausalLM": llama_families.read_qwen2_moe,
+    "Qwen2VLForConditionalGeneration": qwen_vl.read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": qwen_vl.read_qwen2_5_vl,
     "Qwen3ForCausalLM": llama_families.read_qwen3,
     "Qwen3VLForConditionalGeneration": qwen_vl.read_qwen3_vl,

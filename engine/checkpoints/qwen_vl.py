@@ -24,8 +24,25 @@ _QWEN2_IMAGES = ImageScale(
 _QWEN3_IMAGES = ImageScale(min_pixels=2**16, max_pixels=2**24, image_mean=(0.5,) * 3, image_std=(0.5,) * 3)
 
 
+def read_qwen2_vl(folder: Path, raw: Raw) -> ModelShape:
+    """Qwen2 with a vision tower in front (arXiv 2409.12191)."""
+    _require_activation(raw, "quick_gelu")
+    tower = raw["vision_config"]
+    size = int(tower["embed_dim"])
+    # By the others' names: `hidden_size` is the decoder's here.
+    sizes = {"hidden_size": size, "intermediate_size": int(size * float(tower.get("mlp_ratio", 4)))}
+    renamed = {**raw, "vision_config": {**tower, **sizes, "out_hidden_size": tower["hidden_size"]}}
+    vision = replace(
+        _read_tower(renamed, read_scale(folder, _QWEN2_IMAGES), patch_size=14),
+        activation="quick_gelu",
+        has_layer_norms=True,
+        names=VisionNames(mlp=("fc1", "fc2")),
+    )
+    return _seeing_qwen2(folder, raw, vision)
+
+
 def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
-    """Qwen2 with a vision tower in front (arXiv 2502.13923)."""
+    """The same with a tower that has windows (arXiv 2502.13923)."""
     tower = raw["vision_config"]
     _require_activation(raw, "silu")
     vision = replace(
@@ -33,6 +50,10 @@ def read_qwen2_5_vl(folder: Path, raw: Raw) -> ModelShape:
         window_size=int(tower.get("window_size", 112)),
         full_attention_layers=frozenset(map(int, tower.get("fullatt_block_indexes", (7, 15, 23, 31)))),
     )
+    return _seeing_qwen2(folder, raw, vision)
+
+
+def _seeing_qwen2(folder: Path, raw: Raw, vision: VisionConfig) -> ModelShape:
     section = tuple(map(int, read_rope_fields(raw)["mrope_section"]))
     axes = tuple(axis for axis, number in enumerate(section) for _ in range(number))
     return _seeing(read_qwen2(folder, decoder_fields(raw)), vision, section, axes)

@@ -44,7 +44,7 @@ class VisionConfig:
     max_pixels: int
     image_mean: tuple[float, ...]
     image_std: tuple[float, ...]
-    activation: Literal["silu", "gelu_tanh"] = "silu"
+    activation: Literal["silu", "gelu_tanh", "quick_gelu"] = "silu"
     # Layers attend within windows of so many pixels, but for some; None: all attend to the whole image.
     window_size: int | None = None
     full_attention_layers: frozenset[int] = frozenset()

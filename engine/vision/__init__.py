@@ -1,1 +1,1 @@
-"""Images in prompts: preprocessing, vision towers and 3-D positions of Qwen2.5-VL (arXiv 2502.13923) and its heirs."""
+"""Images in prompts: preprocessing, vision towers and 3-D positions of Qwen2-VL (arXiv 2409.12191) and its heirs."""

@@ -15,7 +15,17 @@ from ..checkpoints.weights import WeightSlot
 from .windows import Windows
 
 _EPS = 1e-6
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"silu": silu, "gelu_tanh": partial(gelu, approximate="tanh")}
+
+
+def _quick_gelu(x: Tensor) -> Tensor:
+    return x * (1.702 * x).sigmoid()
+
+
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
+    "silu": silu,
+    "gelu_tanh": partial(gelu, approximate="tanh"),
+    "quick_gelu": _quick_gelu,
+}
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,8 @@ from transformers import (
     PreTrainedTokenizerFast,
     Qwen2_5_VLConfig,
     Qwen2_5_VLForConditionalGeneration,
+    Qwen2VLConfig,
+    Qwen2VLForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -74,6 +76,13 @@ def save_seeing_model(folder: Path) -> Any:
     )
     processor = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 48})
     return _saved(folder, Qwen2_5_VLForConditionalGeneration(_seeded(config)), processor)
+
+
+def save_qwen2_vl(folder: Path) -> Any:
+    shape = {"depth": 2, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "mlp_ratio": 3, "initializer_range": 0.3}
+    config = Qwen2VLConfig(text_config={**_TEXT, "num_hidden_layers": 2}, vision_config=shape, **_TOKENS)
+    processor = Qwen2VLImageProcessorPil(size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 48})
+    return _saved(folder, Qwen2VLForConditionalGeneration(_seeded(config)), processor)
 
 
 def save_qwen3_vl(folder: Path, **text: Any) -> Any:
