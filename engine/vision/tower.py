@@ -55,13 +55,14 @@ class VisionTower:
             x = x + self._learned_positions(self._positions, grid)
         x = _reordered(x, order)
         layout = Layout(windows, *self._rotary(grid, order))
-        deep = []
+        levels = self._empty(grid)
+        deep = iter(levels[1:])
         for index, block in enumerate(self._blocks):
             x = block(x, layout)
             if (merger := self._deepstack.get(index)) is not None:
-                deep.append(merger(x))
-        levels = torch.stack((self._merger(x), *deep))
-        return torch.empty_like(levels).index_copy_(1, order, levels)
+                next(deep).index_copy_(0, order, merger(x))
+        levels[0].index_copy_(0, order, self._merger(x))
+        return levels
 
     @torch.inference_mode()
     def encode_largest(self, max_tokens: int) -> Tensor:
@@ -72,8 +73,11 @@ class VisionTower:
 
     def nothing(self, grid: Grid) -> Tensor:
         """What stands for an image that cannot be seen: [num_levels, num_tokens, out_hidden_size] NaNs."""
+        return self._empty(grid).fill_(torch.nan)
+
+    def _empty(self, grid: Grid) -> Tensor:
         shape = (self.config.num_levels, grid.num_tokens, self.config.out_hidden_size)
-        return torch.full(shape, torch.nan, dtype=self._dtype, device=self._device)
+        return torch.empty(shape, dtype=self._dtype, device=self._device)
 
     def patches(self, pixels: Tensor) -> Tensor:
         """[num_patches, patch_values] float32: normalised, token after token, and in each row by row.

@@ -76,14 +76,18 @@ def test_together(qwen3, expected, options, is_preempted):
     assert num_encoded(engine) == 2
 
 
-def test_rows_with_the_same_image_share_what_it_added(qwen3):
-    """What the first layers were given is in the keys and values of those after them."""
-    engine, shown = new_engine(qwen3), ("This is a dog: ", DOG, ". ")
-    run_all(engine, [qwen3.request("first", *shown, "What is it?")])
-    second = (*shown, "And this? ", CAT)
+@pytest.mark.parametrize(("before", "num_cached"), [("This is a dog: ", 40), ("", 24), ("abc", 24)])
+def test_rows_with_the_same_image_share_what_it_added(qwen3, before, num_cached):
+    """What the first layers were given is in the keys and values of those after them.
+
+    Blocks of eight tokens end behind the image, before its last token, and before its last four.
+    """
+    engine = new_engine(qwen3)
+    run_all(engine, [qwen3.request("first", before, DOG, "What is it?")])
+    second = (before, DOG, "And this? ", CAT)
     request = qwen3.request("second", *second)
     events = run_all(engine, [request])["second"]
-    assert events[-1].num_cached_tokens >= 40
+    assert events[-1].num_cached_tokens == num_cached
     assert token_ids(events) == qwen3.answer(request, *second)
 
 
