@@ -51,6 +51,7 @@ class ModelNeeds:
     most.
     `parameters`: of the whole. `sequence_tokens`: the longest sequence. `beside_bytes`: about what the largest step,
     CUDA graphs and the driver take; a worker measures it. `guessing`: what of it is a draft model's, or Medusa heads'.
+    `reads_images`: then no GPUs can share it.
     """
 
     parameters: int
@@ -65,6 +66,7 @@ class ModelNeeds:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     guessing: GuessNeeds = NO_GUESSER
+    reads_images: bool = False
 
     @classmethod
     def of(cls, folder: Path, options: EngineConfig) -> "ModelNeeds":
@@ -99,6 +101,7 @@ class ModelNeeds:
             tensor_parallel_size=size,
             pipeline_parallel_size=stages,
             guessing=guessing,
+            reads_images=model.vision is not None,
         )
 
     @property
@@ -149,13 +152,15 @@ class Fit:
         """How many such GPUs it takes for so many of the longest sequences; None: no number of them is enough.
 
         Each has the whole model, or as many as share one. Where that and a sequence do not fit, how many have enough
-        memory together.
+        memory together, if they can share it.
         """
         if self._usable_bytes <= 0:
             return None
         size = self.needs.num_sharing
         if self.num_sequences:
             return size * -(-num_sequences // self.num_sequences)
+        if self.needs.reads_images:
+            return None
         needed = self.needs.weight_bytes + num_sequences * self.needs.sequence_bytes + self.needs.block_bytes
         return -(-size * needed // self._usable_bytes)
 

@@ -26,6 +26,21 @@ QWEN: dict[str, Any] = {
 }
 
 
+# Qwen3-VL-8B's.
+QWEN_VL: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 151655,
+    "text_config": {**QWEN, "max_position_embeddings": 262144, "rope_scaling": {"mrope_section": [24, 20, 20]}},
+    "vision_config": {
+        "depth": 27,
+        "hidden_size": 1152,
+        "intermediate_size": 4304,
+        "num_heads": 16,
+        "out_hidden_size": 4096,
+    },
+}
+
+
 @pytest.fixture(scope="module")
 def qwen(tmp_path_factory):
     return write_model_folder(tmp_path_factory.mktemp("models") / "qwen", **QWEN)
@@ -52,6 +67,20 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
     assert note not in printed
     assert note in headrace(tmp_path, "size", qwen, "--gpu", "16GiB").out
     assert note not in headrace(tmp_path, "size", qwen, "--gpu", "h100", "-tp", "2").out
+
+
+def test_a_model_that_reads_images_is_not_said_to_be_shared(headrace, tmp_path):
+    """So many GPUs have memory for one sequence together, but it can have no more than one."""
+    model = write_model_folder(tmp_path / "qwen-vl", **QWEN_VL)
+    found = json.loads(headrace(tmp_path, "size", model, "--gpu", "24GiB", "--gpu", "h200", "--json").out)
+    assert found["parameters"] == 8_767_123_696
+    small, h200 = found["gpus"]
+    assert (small["num_sequences"], small["num_gpus_for_one_sequence"]) == (0, None)
+    assert small["num_gpus_for_max_num_seqs"] is None
+    assert (h200["num_gpus_for_one_sequence"], h200["num_gpus_for_max_num_seqs"]) == (1, 128)
+    printed = headrace(tmp_path, "size", model, "--gpu", "24GiB").out
+    assert "--tensor-parallel-size" not in printed
+    assert "--max-model-len" in printed
 
 
 def test_graphs_of_larger_steps_take_more(qwen):
