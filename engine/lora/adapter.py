@@ -75,7 +75,9 @@ def read_additions(
     with open_weights(file, "pt") as tensors:
         for name in tensors.keys():  # noqa: SIM118
             module, side = _placed(file, name, parts)
-            sides.setdefault(module, {})[side] = _checked(file, name, side, tensors.get_tensor(name), parts, config)
+            sides.setdefault(module, {})[side] = _checked(
+                file, name, side, tensors.get_tensor(name), parts[module], config
+            )
     if not sides:
         raise ModelError(f"{file} holds no tensor: save the adapter again")
     for module, pair in sides.items():
@@ -93,19 +95,20 @@ def read_additions(
 
 def _placed(file: Path, name: str, parts: Mapping[str, LinearPart]) -> tuple[str, str]:
     match = _TENSOR.fullmatch(name)
-    if match is None or match["module"] not in parts:
+    module = "" if match is None else match["module"]
+    if module not in parts:
+        # What PEFT saves has the names of transformers' modules, which are not all those of checkpoints.
+        module = module.replace("model.language_model.", "model.", 1)
+    if match is None or module not in parts:
         known = sorted({part.rpartition(".")[2] for part in parts})
         raise ModelError(
             f"{file} holds a tensor {name}, which this model cannot be adapted by: target_modules may be "
             f"{', '.join(known)} of its layers (no embeddings, heads, experts or norms)"
         )
-    return match["module"], match["side"]
+    return module, match["side"]
 
 
-def _checked(
-    file: Path, name: str, side: str, tensor: Tensor, parts: Mapping[str, LinearPart], config: AdapterConfig
-) -> Tensor:
-    part = parts[name.removeprefix("base_model.model.").removesuffix(f".lora_{side}.weight")]
+def _checked(file: Path, name: str, side: str, tensor: Tensor, part: LinearPart, config: AdapterConfig) -> Tensor:
     expected = (config.rank, part.linear.num_inputs) if side == "A" else (part.size, config.rank)
     if tuple(tensor.shape) != expected:
         raise ModelError(

@@ -4,13 +4,16 @@ import sys
 from base64 import b64encode
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from headrace.engine.beam_search import BeamSearchParams
 from headrace.engine.errors import ConfigError, InvalidRequestError
-from headrace.engine.llm import LLM
+from headrace.engine.llm import LLM, Prompt
+from headrace.engine.lora_request import LoRARequest
 from headrace.engine.request import SamplingParams
 
-from .seeing import IMAGE, VISION_END, VISION_START, picture, png
+from ..lora.adapters import ATTENTION, merged, save_adapter
+from .seeing import IMAGE, VISION_END, VISION_START, Oracle, picture, png
 
 CAT, DOG = picture(60, 90), picture(112, 84)
 PLACE = f"{VISION_START}{IMAGE}{VISION_END}"
@@ -91,6 +94,18 @@ def test_what_does_not_go_together_is_refused(oracle, llm, checkpoint):
     blind = LLM(checkpoint("llama").folder, num_gpu_blocks_override=64, skip_tokenizer_init=True)
     with pytest.raises(InvalidRequestError, match="reads no images: leave them out"):
         blind.generate({"prompt_token_ids": [1, 2], "multi_modal_data": {"image": CAT}}, GREEDY)
+
+
+def test_an_adapter_with_the_names_of_today(oracle, tmp_path):
+    """transformers calls a Qwen2.5-VL's decoder otherwise than checkpoints do, and PEFT as it is called there."""
+    adapter = save_adapter(oracle.folder, tmp_path, targets=ATTENTION)
+    saved = load_file(file := adapter / "adapter_model.safetensors")
+    save_file({name.replace(".layers.", ".language_model.layers."): saved[name] for name in saved}, file)
+    llm = LLM(oracle.folder, num_gpu_blocks_override=64, enable_lora=True)
+    prompt: Prompt = {"prompt": f"{PLACE}?", "multi_modal_data": {"image": CAT}}
+    (output,) = llm.generate(prompt, GREEDY, lora_request=LoRARequest("today's", 1, str(adapter)))
+    adapted = Oracle(oracle.folder, merged(oracle.model, adapter))
+    assert list(output.outputs[0].token_ids) == answer(adapted, output, CAT) != answer(oracle, output, CAT)
 
 
 def test_without_pillow(llm, monkeypatch):
