@@ -103,7 +103,7 @@ def test_an_adapter_with_the_names_of_today(oracle, tmp_path):
     save_file({name.replace(".layers.", ".language_model.layers."): saved[name] for name in saved}, file)
     llm = LLM(oracle.folder, num_gpu_blocks_override=64, enable_lora=True)
     prompt: Prompt = {"prompt": f"{PLACE}?", "multi_modal_data": {"image": CAT}}
-    (output,) = llm.generate(prompt, GREEDY, lora_request=LoRARequest("today's", 1, str(adapter)))
+    (output,) = llm.generate([prompt], GREEDY, lora_request=LoRARequest("today's", 1, str(adapter)))
     adapted = Oracle(oracle.folder, merged(oracle.model, adapter))
     assert list(output.outputs[0].token_ids) == answer(adapted, output, CAT) != answer(oracle, output, CAT)
 
