@@ -5,13 +5,17 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ..errors import ModelError
 from .model_folder import Raw
-from .model_shape import ModelShape, MoeConfig, QueryGrowth
+from .model_shape import DecoderNames, MlpNames, ModelShape, QueryGrowth
 from .rope_config import RopeConfig, read_rope
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
+
+# What a checkpoint calls the parts where there is no gate.
+WITHOUT_GATE = DecoderNames(mlp=MlpNames(("up_proj",)))
+# And where gate and up are one matrix.
+FUSED_GATE_UP = DecoderNames(mlp=MlpNames(("gate_up_proj",)))
 
 
 def read_plain(folder: Path, raw: Raw, rms_norm_eps: float = 1e-6, rope_theta: float = 10000.0) -> ModelShape:
@@ -61,6 +65,22 @@ def read_granite(folder: Path, raw: Raw) -> ModelShape:
     )
 
 
+def read_granite4(folder: Path, raw: Raw) -> ModelShape:
+    """Granite 4 without Mamba and experts (micro, 1b, 350m): a Granite 3 that calls its MLP what others share."""
+    kinds = {str(kind) for kind in raw.get("layer_types") or raw.get("layers_block_type") or ["mamba"]}
+    if others := kinds - {"attention", "full_attention"}:
+        raise ModelError(f"layer_types has {', '.join(sorted(others))}: layers are supported that attend alone")
+    if number := int(raw.get("num_local_experts", 8)):
+        raise ModelError(f"num_local_experts is {number}: Granite 4 is supported without experts")
+    inner = raw.get("shared_intermediate_size", 1024)
+    granite = read_granite(folder, {**raw, "intermediate_size": inner, "mlp_bias": False})
+    ropes = granite.ropes
+    if raw.get("position_embedding_type") != "rope":
+        ropes = tuple(RopeConfig(rope.theta, "none") for rope in ropes)
+    names = DecoderNames(mlp=MlpNames(("input_linear",), "output_linear", "shared_mlp"))
+    return replace(granite, ropes=ropes, names=names)
+
+
 def read_smollm3(folder: Path, raw: Raw) -> ModelShape:
     """A Llama with layers that know no positions."""
     plain = read_llama(folder, {"rope_theta": 2e6, "tie_word_embeddings": True, **raw})
@@ -76,6 +96,36 @@ def read_smollm3(folder: Path, raw: Raw) -> ModelShape:
         ),
         sliding_windows=qwen_windows(raw, lambda layer: not rotates[layer]),
     )
+
+
+def read_seed_oss(folder: Path, raw: Raw) -> ModelShape:
+    """Seed-OSS: a Llama that says of each bias by itself whether it is there."""
+    require_activation(raw, "hidden_act", "silu")
+    return replace(
+        read_plain(folder, {"head_dim": 128, **raw}),
+        qkv_bias=bool(raw.get("attention_bias", True)),
+        output_bias=bool(raw.get("attention_out_bias", False)),
+        mlp_bias=bool(raw.get("mlp_bias", False)),
+    )
+
+
+def read_internlm3(folder: Path, raw: Raw) -> ModelShape:
+    """A Llama, with names of its own for its biases as it is published, and Llama's as transformers saves it."""
+    require_activation(raw, "hidden_act", "silu")
+    bias = bool(raw.get("bias", raw.get("mlp_bias", False)))
+    return replace(
+        read_plain(folder, {"head_dim": 128, **raw}, rms_norm_eps=1e-5),
+        qkv_bias=bool(raw.get("qkv_bias", raw.get("attention_bias", False))),
+        output_bias=bias,
+        mlp_bias=bias,
+    )
+
+
+def read_arcee(folder: Path, raw: Raw) -> ModelShape:
+    """AFM: a Llama whose MLP has no gate."""
+    require_activation(raw, "hidden_act", "relu2")
+    plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw, "hidden_act": "silu"})
+    return replace(plain, activation="relu2", is_gated=False, names=WITHOUT_GATE)
 
 
 def read_mistral(folder: Path, raw: Raw, **defaults: float) -> ModelShape:
@@ -101,109 +151,58 @@ def read_qwen2(folder: Path, raw: Raw) -> ModelShape:
 
 def read_qwen3(folder: Path, raw: Raw) -> ModelShape:
     bias = bool(raw.get("attention_bias", False))
-    return replace(read_qwen2(folder, raw), qkv_bias=bias, output_bias=bias, qk_norm=True)
+    return replace(read_qwen2(folder, raw), qkv_bias=bias, output_bias=bias, qk_norm="heads")
 
 
-def read_mixtral(folder: Path, raw: Raw) -> ModelShape:
-    plain = read_mistral(folder, raw, rms_norm_eps=1e-5, rope_theta=1e6)
-    moe = MoeConfig(
-        num_experts=int(raw["num_local_experts"]),
-        num_experts_per_tok=int(raw["num_experts_per_tok"]),
-        intermediate_size=plain.intermediate_size,
-        norm_topk_prob=True,
-        sparse_layers=(True,) * plain.num_hidden_layers,
-        naming="mixtral",
-    )
-    return replace(plain, moe=moe)
-
-
-def read_qwen2_moe(folder: Path, raw: Raw) -> ModelShape:
-    last = int(raw.get("max_window_layers", 28))
+def read_apertus(folder: Path, raw: Raw) -> ModelShape:
+    """Apertus: a Llama with norms of heads, and an MLP without a gate whose activation is learnt."""
+    require_activation(raw, "hidden_act", "xielu")
+    for field, expected in (("qk_norm", True), ("post_norm", False)):
+        if bool(raw.get(field, expected)) != expected:
+            raise ModelError(f"{field} is {raw[field]}; supported for Apertus: {expected}")
+    stretched = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
+    defaults = {
+        "rope_theta": 1.2e7,
+        "rms_norm_eps": 1e-5,
+        "rope_scaling": {**stretched, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    }
     return replace(
-        read_qwen2(folder, raw),
-        qkv_bias=bool(raw.get("qkv_bias", True)),
-        sliding_windows=qwen_windows(raw, lambda layer: layer % 2 == 0 and layer < last),
-        moe=replace(_qwen_moe(raw), shared_expert_intermediate_size=int(raw["shared_expert_intermediate_size"])),
+        read_llama(folder, {**defaults, **raw, "hidden_act": "silu"}),
+        qk_norm="heads",
+        activation="xielu",
+        is_gated=False,
+        names=replace(WITHOUT_GATE, layer_norms=("attention_layernorm", "feedforward_layernorm")),
     )
 
 
-def read_qwen3_moe(folder: Path, raw: Raw) -> ModelShape:
-    windows = qwen_windows(raw, lambda layer: True)
-    return replace(read_qwen3(folder, raw), sliding_windows=windows, moe=_qwen_moe(raw))
-
-
-def _qwen_moe(raw: Raw) -> MoeConfig:
-    step, dense = int(raw.get("decoder_sparse_step", 1)), raw.get("mlp_only_layers") or []
-    return MoeConfig(
-        num_experts=int(raw.get("num_experts") or raw["num_local_experts"]),
-        num_experts_per_tok=int(raw["num_experts_per_tok"]),
-        intermediate_size=int(raw["moe_intermediate_size"]),
-        norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
-        sparse_layers=tuple(
-            layer not in dense and (layer + 1) % step == 0 for layer in range(int(raw["num_hidden_layers"]))
-        ),
-        naming="qwen",
-    )
-
-
-def read_glm4_moe(folder: Path, raw: Raw) -> ModelShape:
-    """GLM-4.5 and later: a Llama of which half of each head is rotated, with experts that sigmoids choose."""
-    require_activation(raw, "hidden_act", "silu")
-    plain = read_plain(folder, raw, rms_norm_eps=1e-5)
-    share = float(_rope_field(raw, "partial_rotary_factor") or 0.5)
-    return replace(
-        plain,
-        qkv_bias=bool(raw.get("attention_bias", False)),
-        qk_norm=bool(raw.get("use_qk_norm", False)),
-        rotary_dim=int(plain.head_dim * share),
-        moe=_sigmoid_moe(raw, first_dense=1, normalises=True),
-        # Further layers guess further tokens, which is not supported.
-        unread_parts=tuple(f"model.layers.{plain.num_hidden_layers + nth}." for nth in range(_num_guessing(raw))),
-    )
-
-
-def read_dots1(folder: Path, raw: Raw) -> ModelShape:
-    """dots.llm1: a Qwen3 with such experts."""
-    last = int(raw.get("max_window_layers", 62))
-    windows = read_windows({"sliding_window": 4096, **raw}, sliding_layers(raw, lambda layer: layer >= last))
-    return replace(
-        read_qwen3(folder, raw), sliding_windows=windows, moe=_sigmoid_moe(raw, first_dense=0, normalises=False)
-    )
-
-
-def _sigmoid_moe(raw: Raw, first_dense: int, normalises: bool) -> MoeConfig:
-    """As DeepSeek-V3 has it, without groups of experts. The defaults are for fields left out."""
-    if int(raw.get("n_group") or 1) > 1:
-        raise ModelError(f"n_group is {raw['n_group']}: experts in groups are not supported")
-    inner, num_shared = int(raw["moe_intermediate_size"]), int(raw.get("n_shared_experts") or 0)
-    first_dense = int(raw.get("first_k_dense_replace", first_dense))
-    return MoeConfig(
-        num_experts=int(raw.get("n_routed_experts") or raw["num_local_experts"]),
-        num_experts_per_tok=int(raw["num_experts_per_tok"]),
-        intermediate_size=inner,
-        norm_topk_prob=bool(raw.get("norm_topk_prob", normalises)),
-        sparse_layers=tuple(layer >= first_dense for layer in range(int(raw["num_hidden_layers"]))),
-        naming="glm",
-        shared_expert_intermediate_size=num_shared * inner or None,
-        has_shared_gate=False,
-        has_correction=True,
-        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
-    )
-
-
-def _num_guessing(raw: Raw) -> int:
-    return int(raw.get("num_nextn_predict_layers") or raw.get("num_mtp_layers") or 0)
+def read_hunyuan(folder: Path, raw: Raw) -> ModelShape:
+    """Hunyuan's dense ones: a Llama with norms of each head once it is rotated."""
+    if not raw.get("use_qk_norm", True):
+        raise ModelError("use_qk_norm is false: supported are models whose queries and keys have norms")
+    if raw.get("use_cla"):
+        raise ModelError("use_cla is set: layers that share keys and values are not supported")
+    plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    if alpha := float(scaling.get("alpha") or 0):
+        # Said to be dynamic, and the same for all lengths (NTK-aware scaling).
+        theta = plain.ropes[0].theta * alpha ** (plain.head_dim / (plain.head_dim - 2))
+        plain = replace(plain, ropes=(RopeConfig(theta),) * plain.num_hidden_layers)
+    names = DecoderNames(query_norm="query_layernorm", key_norm="key_layernorm")
+    return replace(plain, mlp_bias=False, qk_norm="rotated", names=names)
 
 
 def read_phi3(folder: Path, raw: Raw) -> ModelShape:
     config = read_mistral(folder, raw, rms_norm_eps=1e-5)
-    share = float(_rope_field(raw, "partial_rotary_factor") or 1.0)
-    return replace(config, has_fused_projections=True, rotary_dim=int(config.head_dim * share))
+    return replace(
+        config, has_fused_qkv=True, rotary_dim=read_rotary_dim(raw, config.head_dim, 1.0), names=FUSED_GATE_UP
+    )
 
 
-def _rope_field(raw: Raw, name: str) -> Any:
-    """Beside the rope's own fields (transformers 5) or the model's (before)."""
-    return (raw.get("rope_parameters") or {}).get(name) or raw.get(name)
+def read_rotary_dim(raw: Raw, head_dim: int, share: float) -> int:
+    """How many of a head's dimensions are rotated; `share`: of them, where the config says nothing."""
+    # Beside the rope's own fields (transformers 5) or the model's (before).
+    found = (raw.get("rope_parameters") or {}).get("partial_rotary_factor") or raw.get("partial_rotary_factor")
+    return int(head_dim * float(found or share))
 
 
 def require_activation(raw: Raw, field: str, expected: str) -> None:

@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ModelError
-from . import llama_families, other_families, qwen_vl
+from . import glm_families, layer_norm_families, llama_families, mixture_families, other_families, qwen_vl
 from .gpt_oss import read_gpt_oss
 from .model_folder import Raw, config_file, read_config, read_stop_ids
-from .model_shape import DecoderNames, FalconConfig, ModelShape, MoeConfig
+from .model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape, MoeConfig
 from .quantization_config import read_quantization
 
 
@@ -55,27 +55,49 @@ def _architecture(folder: Path, raw: Raw) -> str:
 _READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "LlamaForCausalLM": llama_families.read_llama,
     "MistralForCausalLM": llama_families.read_mistral,
+    "MinistralForCausalLM": llama_families.read_mistral,
     "Ministral3ForCausalLM": llama_families.read_ministral3,
-    "MixtralForCausalLM": llama_families.read_mixtral,
+    "MixtralForCausalLM": mixture_families.read_mixtral,
     "Qwen2ForCausalLM": llama_families.read_qwen2,
-    "Qwen2MoeForCausalLM": llama_families.read_qwen2_moe,
+    "Qwen2MoeForCausalLM": mixture_families.read_qwen2_moe,
     "Qwen2VLForConditionalGeneration": qwen_vl.read_qwen2_vl,
     "Qwen2_5_VLForConditionalGeneration": qwen_vl.read_qwen2_5_vl,
     "Qwen3ForCausalLM": llama_families.read_qwen3,
     "Qwen3VLForConditionalGeneration": qwen_vl.read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen_vl.read_qwen3_vl_moe,
-    "Qwen3MoeForCausalLM": llama_families.read_qwen3_moe,
-    "Glm4MoeForCausalLM": llama_families.read_glm4_moe,
-    "Dots1ForCausalLM": llama_families.read_dots1,
+    "Qwen3MoeForCausalLM": mixture_families.read_qwen3_moe,
+    "Glm4MoeForCausalLM": glm_families.read_glm4_moe,
+    "GlmForCausalLM": glm_families.read_glm,
+    "Glm4ForCausalLM": glm_families.read_glm4,
+    "Ernie4_5ForCausalLM": glm_families.read_ernie,
+    "Ernie4_5_MoeForCausalLM": glm_families.read_ernie_moe,
+    "MiniMaxM2ForCausalLM": glm_families.read_minimax_m2,
+    "SolarOpenForCausalLM": glm_families.read_solar_open,
+    "Dots1ForCausalLM": glm_families.read_dots1,
     "Phi3ForCausalLM": llama_families.read_phi3,
     "Gemma2ForCausalLM": other_families.read_gemma2,
     "Gemma3ForCausalLM": other_families.read_gemma3,
     "Gemma3ForConditionalGeneration": other_families.read_text_only,
     "Mistral3ForConditionalGeneration": other_families.read_text_only,
     "GraniteForCausalLM": llama_families.read_granite,
+    "GraniteMoeForCausalLM": mixture_families.read_granite_moe,
+    "GraniteMoeHybridForCausalLM": llama_families.read_granite4,
     "SmolLM3ForCausalLM": llama_families.read_smollm3,
+    "ArceeForCausalLM": llama_families.read_arcee,
+    "OlmoeForCausalLM": mixture_families.read_olmoe,
+    "ApertusForCausalLM": llama_families.read_apertus,
+    "HunYuanDenseV1ForCausalLM": llama_families.read_hunyuan,
+    "HunYuanMoEV1ForCausalLM": mixture_families.read_hunyuan_moe,
+    "SeedOssForCausalLM": llama_families.read_seed_oss,
+    "InternLM3ForCausalLM": llama_families.read_internlm3,
     "Olmo2ForCausalLM": other_families.read_olmo2,
     "Olmo3ForCausalLM": other_families.read_olmo3,
+    "Exaone4ForCausalLM": other_families.read_exaone4,
+    "CohereForCausalLM": layer_norm_families.read_cohere,
+    "Cohere2ForCausalLM": layer_norm_families.read_cohere2,
+    "StableLmForCausalLM": layer_norm_families.read_stablelm,
+    "Starcoder2ForCausalLM": layer_norm_families.read_starcoder2,
+    "NemotronForCausalLM": layer_norm_families.read_nemotron,
     "FalconForCausalLM": other_families.read_falcon,
     "GptOssForCausalLM": read_gpt_oss,
 }
@@ -122,4 +144,4 @@ def _check(config: ModelShape) -> None:
             )
 
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "DecoderNames", "FalconConfig", "ModelConfig", "MoeConfig"]
+__all__ = ["SUPPORTED_ARCHITECTURES", "DecoderNames", "FalconConfig", "MlpNames", "ModelConfig", "MoeConfig"]

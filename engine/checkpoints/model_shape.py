@@ -18,7 +18,7 @@ class MoeConfig:
     `shared_expert_intermediate_size`: one more expert that every token has, weighed by a gate of its own where
     `has_shared_gate`. `sparse_layers`: one entry a layer, false where it has an ordinary MLP. `naming`: whose names the
     checkpoint's tensors have. `has_correction`: scores are sigmoids, to which something is added where experts are
-    chosen.
+    chosen, or, where they are not `are_sigmoids`, probabilities.
     """
 
     num_experts: int
@@ -26,11 +26,17 @@ class MoeConfig:
     intermediate_size: int
     norm_topk_prob: bool
     sparse_layers: tuple[bool, ...]
-    naming: Literal["mixtral", "qwen", "qwen-stacked", "glm", "gpt-oss"]
+    naming: Literal["mixtral", "qwen", "qwen-stacked", "glm", "ernie", "minimax", "granite", "hunyuan", "gpt-oss"]
     shared_expert_intermediate_size: int | None = None
     has_shared_gate: bool = True
     has_correction: bool = False
+    are_sigmoids: bool = True
     routed_scaling_factor: float = 1.0
+
+    @property
+    def has_wide_router(self) -> bool:
+        """Whether the family computes who is chosen in float32, whatever the weights have."""
+        return self.has_correction or self.naming == "hunyuan"
 
 
 @dataclass(frozen=True)
@@ -62,13 +68,29 @@ class QueryGrowth:
 
 
 @dataclass(frozen=True)
+class MlpNames:
+    """What a checkpoint calls the parts of an MLP.
+
+    `gate_up`: gate and up, or one name where they are one matrix, or where there is no gate.
+    """
+
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    module: str = "mlp"
+
+
+@dataclass(frozen=True)
 class DecoderNames:
-    """What a checkpoint calls the parts of a decoder."""
+    """What a checkpoint calls the parts of a decoder. `layer_norms`: a layer's, in the order in which they come."""
 
     embedding: str = "model.embed_tokens"
     layers: str = "model.layers"
     final_norm: str = "model.norm"
     head: str = "lm_head"
+    layer_norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    mlp: MlpNames = MlpNames()
+    query_norm: str = "q_norm"
+    key_norm: str = "k_norm"
 
 
 @dataclass(frozen=True)
@@ -80,7 +102,7 @@ class ModelShape:
     """
 
     path: Path
-    decoder_layer: Literal["llama", "gemma", "falcon", "olmo", "gpt-oss"]
+    decoder_layer: Literal["llama", "gemma", "falcon", "olmo", "parallel", "gpt-oss"]
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -103,10 +125,17 @@ class ModelShape:
     qkv_bias: bool = False
     output_bias: bool = False
     mlp_bias: bool = False
-    qk_norm: bool = False
-    activation: Literal["silu", "gelu_tanh"] = "silu"
-    # The checkpoint has q, k, v as one matrix, and gate and up as another.
-    has_fused_projections: bool = False
+    # Whether queries and keys have norms: of each head, before it is rotated or after that, or of all heads together.
+    qk_norm: Literal["heads", "rotated", "all"] | None = None
+    activation: Literal["silu", "gelu_tanh", "gelu", "relu2", "xielu"] = "silu"
+    # What an MLP has activated is multiplied by what a second matrix makes of the same.
+    is_gated: bool = True
+    norm: Literal["rms", "layer"] = "rms"
+    norm_bias: bool = False
+    # The checkpoint has q, k, v as one matrix.
+    has_fused_qkv: bool = False
+    # Turned against each other are a head's neighbours, first and second, third and fourth, not its two halves.
+    has_rotary_pairs: bool = False
     # A score or logit x becomes cap · tanh(x / cap).
     attention_soft_cap: float | None = None
     final_soft_cap: float | None = None

@@ -73,7 +73,8 @@ def num_parameters(model: ModelConfig) -> int:
 
 def weight_bytes(model: ModelConfig, item_bytes: int, quantization: str | None = None) -> int:
     """About what the weights take in memory. `quantization`: as `EngineConfig` has it."""
-    total = _num_norm_weights(model) * (_FLOAT_BYTES if model.norm_offset else item_bytes)
+    is_wide = model.norm_offset and model.norm == "rms"
+    total = _num_norm_weights(model) * (_FLOAT_BYTES if is_wide else item_bytes)
     total += (_num_sinks(model) + _num_vision_weights(model)) * item_bytes
     for index in range(model.num_hidden_layers):
         for each in layer_projections(model, index):
@@ -103,7 +104,7 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     prefix, hidden = f"{model.names.layers}.{model.stage.first_layer + index}", model.hidden_size
     queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
     attention = f"{prefix}.self_attn"
-    if model.has_fused_projections:
+    if model.has_fused_qkv:
         yield Projection(f"{attention}.qkv_proj", queries + 2 * keys, hidden, model.qkv_bias)
     else:
         for name, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
@@ -111,25 +112,27 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     yield Projection(f"{attention}.o_proj", hidden, queries, model.output_bias)
     if model.moe is not None and model.moe.sparse_layers[index]:
         yield from _experts(model.moe, prefix, hidden)
-    elif model.falcon is not None:
-        yield Projection(f"{prefix}.mlp.up_proj", model.intermediate_size, hidden, model.mlp_bias)
-        yield Projection(f"{prefix}.mlp.down_proj", hidden, model.intermediate_size, model.mlp_bias)
-    elif model.has_fused_projections:
-        yield Projection(f"{prefix}.mlp.gate_up_proj", 2 * model.intermediate_size, hidden, model.mlp_bias)
-        yield Projection(f"{prefix}.mlp.down_proj", hidden, model.intermediate_size, model.mlp_bias)
     else:
-        yield from _gated(f"{prefix}.mlp", hidden, model.intermediate_size, has_bias=model.mlp_bias)
+        yield from _mlp(model, f"{prefix}.{model.names.mlp.module}")
+
+
+def _mlp(model: ModelConfig, prefix: str) -> Iterator[Projection]:
+    names, inner = model.names.mlp, model.intermediate_size
+    size = (2 if model.is_gated else 1) * inner // len(names.gate_up)
+    for name in names.gate_up:
+        yield Projection(f"{prefix}.{name}", size, model.hidden_size, model.mlp_bias)
+    yield Projection(f"{prefix}.{names.down}", model.hidden_size, inner, model.mlp_bias)
 
 
 def _experts(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
     if moe.naming == "gpt-oss":
         yield from _stacked_experts(moe, f"{prefix}.mlp", hidden)
         return
-    is_mixtral = moe.naming == "mixtral"
+    is_mixtral = moe.naming in ("mixtral", "minimax")
     mlp, names = (f"{prefix}.block_sparse_moe", "w1 w3 w2") if is_mixtral else (f"{prefix}.mlp", _GATED_NAMES)
     # What corrects its scores is as large as a bias.
-    is_corrected = moe.has_correction
-    yield Projection(f"{mlp}.gate", moe.num_experts, hidden, is_corrected, is_quantizable=False, is_wide=is_corrected)
+    is_corrected, is_wide = moe.has_correction, moe.has_wide_router
+    yield Projection(f"{mlp}.gate", moe.num_experts, hidden, is_corrected, is_quantizable=False, is_wide=is_wide)
     yield from _gated(f"{mlp}.experts.0", hidden, moe.intermediate_size, names, copies=moe.num_experts)
     if moe.shared_expert_intermediate_size is not None:
         shared = f"{mlp}.shared_expert" if moe.has_shared_gate else f"{mlp}.shared_experts"
@@ -148,24 +151,23 @@ def _stacked_experts(moe: MoeConfig, mlp: str, hidden: int) -> Iterator[Projecti
 _GATED_NAMES = "gate_proj up_proj down_proj"
 
 
-def _gated(
-    prefix: str, hidden: int, inner: int, names: str = _GATED_NAMES, has_bias: bool = False, copies: int = 1
-) -> Iterator[Projection]:
+def _gated(prefix: str, hidden: int, inner: int, names: str = _GATED_NAMES, copies: int = 1) -> Iterator[Projection]:
     gate, up, down = names.split()
-    yield Projection(f"{prefix}.{gate}", inner, hidden, has_bias, copies)
-    yield Projection(f"{prefix}.{up}", inner, hidden, has_bias, copies)
-    yield Projection(f"{prefix}.{down}", hidden, inner, has_bias, copies)
+    yield Projection(f"{prefix}.{gate}", inner, hidden, copies=copies)
+    yield Projection(f"{prefix}.{up}", inner, hidden, copies=copies)
+    yield Projection(f"{prefix}.{down}", hidden, inner, copies=copies)
 
 
 def _num_norm_weights(model: ModelConfig) -> int:
+    around = len(model.names.layer_norms)
     if model.falcon is not None:
-        norms = model.num_hidden_layers * (2 if model.falcon.mlp_norm else 1) + model.stage.is_last
-        # A weight and a bias.
-        return norms * 2 * model.hidden_size
-    around = 4 if model.decoder_layer == "gemma" else 2
-    num_heads = model.num_attention_heads + model.num_key_value_heads if model.decoder_layer == "olmo" else 2
-    of_heads = num_heads * model.head_dim if model.qk_norm or model.decoder_layer == "olmo" else 0
-    return model.num_hidden_layers * (around * model.hidden_size + of_heads) + model.hidden_size * model.stage.is_last
+        around = 2 if model.falcon.mlp_norm else 1
+    norms = model.num_hidden_layers * around + model.stage.is_last
+    num_heads = model.num_attention_heads + model.num_key_value_heads if model.qk_norm == "all" else 2
+    in_layer = num_heads * model.head_dim if model.qk_norm else 0
+    # An activation that is learnt has a few numbers too.
+    in_layer += 4 if model.activation == "xielu" else 0
+    return norms * model.hidden_size * (2 if model.norm_bias else 1) + model.num_hidden_layers * in_layer
 
 
 def _num_sinks(model: ModelConfig) -> int:

@@ -11,10 +11,17 @@ from typing import Any
 from ..errors import ModelError
 from .llama_families import context_length, read_ministral3, read_mistral, read_plain, require_activation
 from .model_folder import Raw
-from .model_shape import DecoderNames, FalconConfig, ModelShape
+from .model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape
 from .rope_config import RopeConfig, read_rope
 from .sliding_windows import read_windows, sliding_layers
 from .vision_config import decoder_fields
+
+GEMMA_NORMS = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+)
 
 
 def read_gemma2(folder: Path, raw: Raw) -> ModelShape:
@@ -35,6 +42,7 @@ def read_gemma2(folder: Path, raw: Raw) -> ModelShape:
         final_soft_cap=_optional_float(raw.get("final_logit_softcapping", 30.0)),
         embedding_scale=int(raw["hidden_size"]) ** 0.5,
         norm_offset=1.0,
+        names=DecoderNames(layer_norms=GEMMA_NORMS),
         sliding_windows=read_windows(raw, sliding_layers(raw, lambda layer: layer % 2 == 0)),
     )
 
@@ -47,7 +55,7 @@ def read_gemma3(folder: Path, raw: Raw) -> ModelShape:
     raw = {"sliding_window": 4096, "attn_logit_softcapping": None, "final_logit_softcapping": None, **raw}
     return replace(
         read_gemma2(folder, {**raw, "rope_parameters": None}),
-        qk_norm=True,
+        qk_norm="heads",
         ropes=_ropes_by_window(raw, is_sliding, float(raw.get("rope_theta") or 1e6), local_theta),
         sliding_windows=read_windows(raw, is_sliding),
     )
@@ -67,7 +75,8 @@ def read_olmo2(folder: Path, raw: Raw) -> ModelShape:
     require_activation(raw, "hidden_act", "silu")
     bias = bool(raw.get("attention_bias", False))
     plain = read_plain(folder, raw, rms_norm_eps=1e-5, rope_theta=5e5)
-    return replace(plain, decoder_layer="olmo", qkv_bias=bias, output_bias=bias)
+    names = DecoderNames(layer_norms=("post_attention_layernorm", "post_feedforward_layernorm"))
+    return replace(plain, decoder_layer="olmo", qkv_bias=bias, output_bias=bias, qk_norm="all", names=names)
 
 
 def read_olmo3(folder: Path, raw: Raw) -> ModelShape:
@@ -83,6 +92,19 @@ def read_olmo3(folder: Path, raw: Raw) -> ModelShape:
         sliding_windows=read_windows(raw, is_sliding),
         max_position_embeddings=context_length(raw, full),
     )
+
+
+def read_exaone4(folder: Path, raw: Raw) -> ModelShape:
+    """EXAONE 4: OLMo 2's layer with norms of each head; beside layers with a window those without know no positions."""
+    if isinstance(pattern := raw.get("sliding_window_pattern", 4), str) and not raw.get("layer_types"):
+        raise ModelError(f"sliding_window_pattern is {pattern!r}: layer_types has to say which layers have a window")
+    is_sliding = sliding_layers(raw, lambda layer: (layer + 1) % int(pattern or 1) != 0)
+    windows = read_windows({"sliding_window": 4096, **raw}, is_sliding)
+    plain = read_olmo2(folder, {"rope_theta": 1e4, **raw, "attention_bias": False})
+    turning, idle = plain.ropes[0], RopeConfig(plain.ropes[0].theta, "none")
+    has_windows = raw.get("sliding_window", 4096) is not None
+    ropes = (idle if has_windows and not sliding else turning for sliding in is_sliding)
+    return replace(plain, qk_norm="heads", sliding_windows=windows, ropes=tuple(ropes))
 
 
 def read_falcon(folder: Path, raw: Raw) -> ModelShape:
@@ -108,9 +130,18 @@ def read_falcon(folder: Path, raw: Raw) -> ModelShape:
         qkv_bias=bias,
         output_bias=bias,
         mlp_bias=bias,
-        has_fused_projections=True,
+        has_fused_qkv=True,
         falcon=_falcon_layer(raw, is_new),
-        names=DecoderNames("transformer.word_embeddings", "transformer.h", "transformer.ln_f"),
+        activation="gelu",
+        is_gated=False,
+        norm="layer",
+        norm_bias=True,
+        names=DecoderNames(
+            "transformer.word_embeddings",
+            "transformer.h",
+            "transformer.ln_f",
+            mlp=MlpNames(("dense_h_to_4h",), "dense_4h_to_h"),
+        ),
     )
 
 
@@ -146,11 +177,15 @@ def read_text_only(folder: Path, raw: Raw) -> ModelShape:
     if kind not in _TEXT_READERS:
         raise ModelError(f"unsupported text_config.model_type {kind!r}; supported: {', '.join(_TEXT_READERS)}")
     read, defaults = _TEXT_READERS[kind]
-    language = "language_model.model"
+    language, shape = "language_model.model", read(folder, decoder_fields({**raw, "text_config": {**defaults, **text}}))
     return replace(
-        read(folder, decoder_fields({**raw, "text_config": {**defaults, **text}})),
-        names=DecoderNames(
-            f"{language}.embed_tokens", f"{language}.layers", f"{language}.norm", "language_model.lm_head"
+        shape,
+        names=replace(
+            shape.names,
+            embedding=f"{language}.embed_tokens",
+            layers=f"{language}.layers",
+            final_norm=f"{language}.norm",
+            head="language_model.lm_head",
         ),
         unread_parts=("vision_tower.", "multi_modal_projector."),
     )

@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ..errors import ModelError
-from .llama_families import read_qwen2, read_qwen3, read_qwen3_moe
+from .llama_families import read_qwen2, read_qwen3
+from .mixture_families import read_qwen3_moe
 from .model_folder import Raw
 from .model_shape import DecoderNames, ModelShape
 from .vision_config import ImageScale, VisionConfig, VisionNames, decoder_fields, read_rope_fields, read_scale

@@ -46,7 +46,8 @@ def read_rope(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) 
     theta = float(scaling.get("rope_theta") or theta)
     rope_type = scaling.get("rope_type") or scaling.get("type") or "default"
     match rope_type:
-        case "default":
+        # A dynamic one stretches what is longer than the model's own context, which nothing here is.
+        case "default" | "dynamic":
             return RopeConfig(theta)
         case "linear":
             return RopeConfig(theta, "linear", factor=float(scaling["factor"]))
@@ -64,7 +65,7 @@ def read_rope(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) 
         # Phi-3's first release called it "su".
         case "longrope" | "su":
             return _longrope(scaling, theta, raw)
-    raise ModelError(f"unsupported rope scaling {rope_type!r}; supported: {', '.join(ROPE_TYPES)}")
+    raise ModelError(f"unsupported rope scaling {rope_type!r}; supported: {', '.join(ROPE_TYPES)}, dynamic")
 
 
 def _yarn(scaling: Mapping[str, Any], theta: float, raw: Mapping[str, Any]) -> RopeConfig:

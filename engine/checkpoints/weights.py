@@ -32,7 +32,8 @@ class WeightSlot:
     no such tensor. Random weights leave it as it is unless `is_drawn`, and are `constant` where that is given,
     which `constant_shrinks` where it goes with the root of the matrix's inputs. `axes`: where it has its matrix's
     outputs and inputs; `cut`: which part of the checkpoint's tensor it is, if not the whole. `may_be_turned`: the
-    checkpoint may have the last two dimensions the other way round, as its shape says.
+    checkpoint may have the last two dimensions the other way round, as its shape says. `order`: [rows] int64 on the
+    host, where that part has each row of this, if in an order of its own.
     """
 
     name: str
@@ -46,6 +47,7 @@ class WeightSlot:
     axes: Axes = WHOLE
     cut: Cut | None = None
     may_be_turned: bool = False
+    order: Tensor | None = None
 
     def turned(self, tensor: Tensor) -> Tensor:
         """The checkpoint's tensor, or a view of it, with its dimensions in the destination's order."""
@@ -72,7 +74,8 @@ class WeightSlot:
             if self.has_nothing:
                 self.destination.zero_()
                 return
-            self.destination.copy_(tensor.reshape(self.destination.shape))
+            stored = tensor.reshape(self.destination.shape)
+            self.destination.copy_(stored if self.order is None else stored[self.order])
             if self.offset:
                 self.destination.add_(self.offset)
 
@@ -110,6 +113,8 @@ class WeightSlot:
     def stored(self) -> Tensor:
         """What a checkpoint has for this weight: a copy."""
         stored = self.destination - self.offset if self.offset else self.destination
+        if self.order is not None:
+            return torch.empty_like(stored).index_copy_(0, self.order.to(stored.device), stored)
         return stored.clone(memory_format=torch.contiguous_format)
 
 

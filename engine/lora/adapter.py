@@ -85,12 +85,18 @@ def read_additions(
             missing = "B" if "A" in pair else "A"
             raise ModelError(f"{file} lacks the tensor base_model.model.{module}.lora_{missing}.weight: save it again")
     additions = {
-        module: LowRank(pair["A"].to(dtype), (pair["B"].float() * config.scale).T.contiguous().to(dtype))
+        module: LowRank(pair["A"].to(dtype), _up(pair["B"], config.scale, parts[module].order).to(dtype))
         for module, pair in sides.items()
     }
     for module, addition in additions.items():
         _check_finite(file, module, addition)
     return additions
+
+
+def _up(stored: Tensor, scale: float, order: Tensor | None) -> Tensor:
+    """See `LowRank`; with outputs where the model has them."""
+    scaled = stored.float() * scale
+    return (scaled if order is None else scaled[order]).T.contiguous()
 
 
 def _placed(file: Path, name: str, parts: Mapping[str, LinearPart]) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from .gemma import GemmaLayer
 from .gpt_oss import GptOssLayer
 from .llama import LlamaLayer
 from .olmo import OlmoLayer
+from .parallel import ParallelLayer
 
 # Tensors there have a shape and no memory.
 _NOWHERE = torch.device("meta")
@@ -28,6 +29,7 @@ _LAYERS: dict[str, MakeLayer] = {
     "gemma": GemmaLayer,
     "falcon": FalconLayer,
     "olmo": OlmoLayer,
+    "parallel": ParallelLayer,
     "gpt-oss": GptOssLayer,
 }
 

@@ -1,4 +1,4 @@
-"""What decoder layers are built of: attention and the gated MLP, with the names their weights have on disk."""
+"""What decoder layers are built of: matrices and attention, with the names their weights have on disk."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -9,10 +9,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...kernels.activation import gelu_tanh_and_mul, silu_and_mul
 from ...kernels.kv_cache import KVScales
 from ...kernels.linear import Linear
-from ...kernels.norm_rotary import rotate_and_write
+from ...kernels.norm_rotary import rms_norm, rotate_and_write
 from ...kernels.paged_attention import AttentionMetadata, paged_attention
 from ...kernels.weight_memory import empty_weight
 from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS
@@ -23,15 +22,18 @@ from ..sharding.ranks import ALONE, Ranks
 
 # Of keys and of values; the first of each is one scale for both.
 _KV_SCALE_NAMES = (("kv_scale", "k_proj.k_scale", "k_scale"), ("kv_scale", "v_proj.v_scale", "v_scale"))
-ACTIVATIONS = {"silu": silu_and_mul, "gelu_tanh": gelu_tanh_and_mul}
 
 
 class LinearPart(NamedTuple):
-    """A projection by itself, as checkpoints name it: `size` outputs of the matrix that it is a part of."""
+    """A projection by itself, as checkpoints name it: `size` outputs of the matrix that it is a part of.
+
+    order: [size] int64 on the host, where checkpoints have each of its outputs; None: as it has them.
+    """
 
     linear: Linear
     start: int
     size: int
+    order: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -57,9 +59,20 @@ class BlankWeights:
         return empty_weight((rows, columns), self.dtype, self.device)
 
     def linear(
-        self, names: Sequence[str], sizes: Sequence[int], in_size: int, bias: bool = False, quantizable: bool = True
+        self,
+        names: Sequence[str],
+        sizes: Sequence[int],
+        in_size: int,
+        bias: bool = False,
+        quantizable: bool = True,
+        orders: Sequence[Tensor | None] = (),
     ) -> Linear:
-        """Modules side by side, each of so many outputs, multiplied as one: quantised where the checkpoint's are."""
+        """Modules side by side, each of so many outputs, multiplied as one: quantised where the checkpoint's are.
+
+        orders: of each module's outputs, as `LinearPart` has them. What is not quantised is to be read so: see
+        `linear_slots`.
+        """
+        orders = orders or [None] * len(names)
         offsets = torch.empty(sum(sizes), dtype=self.dtype, device=self.device) if bias else None
         full_names = [self.prefix + name for name in names]
         quantization = self.config.quantization
@@ -67,9 +80,11 @@ class BlankWeights:
         if scheme is None:
             linear = Linear(self.matrix(sum(sizes), in_size), offsets, quantizable)
         else:
-            linear = Linear(stored_modules(scheme, full_names, sizes, in_size, self.dtype, self.device), offsets)
-        for start, name, size in zip(accumulate(sizes, initial=0), full_names, sizes, strict=False):
-            self.parts[name] = LinearPart(linear, start, size)
+            stored = stored_modules(scheme, full_names, sizes, in_size, self.dtype, self.device, orders)
+            linear = Linear(stored, offsets)
+        starts = accumulate(sizes, initial=0)
+        for start, name, size, order in zip(starts, full_names, sizes, orders, strict=False):
+            self.parts[name] = LinearPart(linear, start, size, order)
         return linear
 
     def norm(self, size: int) -> Tensor:
@@ -110,13 +125,16 @@ class Attention:
         query_size = config.num_attention_heads * config.head_dim
         kv_size = config.num_key_value_heads * config.head_dim
         self._sizes = [query_size, kv_size, kv_size]
-        names = ["q_proj", "k_proj", "v_proj"]
-        if config.has_fused_projections:
-            names, self._sizes = ["qkv_proj"], [sum(self._sizes)]
-        self._names = names
-        self.qkv = blank.linear(names, self._sizes, config.hidden_size, config.qkv_bias)
-        self.query_norm = blank.norm(config.head_dim) if config.qk_norm else None
-        self.key_norm = blank.norm(config.head_dim) if config.qk_norm else None
+        self._names, self._stored_sizes = ["q_proj", "k_proj", "v_proj"], self._sizes
+        if config.has_fused_qkv:
+            self._names, self._stored_sizes = ["qkv_proj"], [sum(self._sizes)]
+        self._orders = rotary_orders(config)
+        self.qkv = blank.linear(
+            self._names, self._stored_sizes, config.hidden_size, config.qkv_bias, orders=self._orders
+        )
+        are_of_all = config.qk_norm == "all"
+        self.query_norm = blank.norm(query_size if are_of_all else config.head_dim) if config.qk_norm else None
+        self.key_norm = blank.norm(kv_size if are_of_all else config.head_dim) if config.qk_norm else None
         self.output = blank.linear(["o_proj"], [config.hidden_size], query_size, config.output_bias)
         # On the host: the kernels take them as plain numbers.
         self._loaded_kv_scales = torch.ones(2)
@@ -131,6 +149,25 @@ class Attention:
         """Those of a cache in FP8, once the weights are there."""
         return KVScales(*self._loaded_kv_scales.tolist())
 
+    @cached_property
+    def _head_norms(self) -> tuple[Tensor | None, Tensor | None]:
+        """The weights of the norms that heads have before they are rotated, which changes nothing of their size."""
+        match self._config.qk_norm:
+            case "heads":
+                return self.query_norm, self.key_norm
+            case "rotated":
+                assert self.query_norm is not None
+                ones = torch.ones_like(self.query_norm)
+                return ones, ones
+        return None, None
+
+    @cached_property
+    def _late_weights(self) -> Tensor:
+        """[head_dim]: the weights of norms after that. A score is a sum of products, so queries may have the keys'."""
+        assert self.query_norm is not None
+        assert self.key_norm is not None
+        return (self.query_norm.float() * self.key_norm.float()).to(self.query_norm.dtype)
+
     def __call__(self, x: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         """x: [num_tokens, hidden_size]. Writes keys and values into the caches; returns the rows that `step` wants."""
         config = self._config
@@ -142,11 +179,12 @@ class Attention:
             key_cache,
             value_cache,
             step.slots,
-            self.query_norm,
-            self.key_norm,
+            *self._head_norms,
             config.rms_norm_eps,
             self._kv_scales,
         )
+        if config.qk_norm == "rotated":
+            query = query * self._late_weights
         if step.query_factors is not None:
             query = query * step.query_factors
         attended = paged_attention(
@@ -164,18 +202,26 @@ class Attention:
 
     def project(self, x: Tensor) -> Tensor:
         """Queries, keys and values side by side, of x: [num_tokens, hidden_size]."""
-        return self.qkv(x)
+        qkv = self.qkv(x)
+        if self._config.qk_norm == "all":
+            queries, keys, _ = qkv.split_with_sizes(self._sizes, dim=1)
+            for part, norm in ((queries, self.query_norm), (keys, self.key_norm)):
+                assert norm is not None
+                part.copy_(rms_norm(part.contiguous(), norm, self._config.rms_norm_eps))
+        return qkv
 
     def projections(self) -> Iterator[Linear]:
         yield self.qkv
         yield self.output
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from linear_slots(self.qkv, [f"{prefix}.{name}" for name in self._names], self._sizes)
+        names = [f"{prefix}.{name}" for name in self._names]
+        yield from linear_slots(self.qkv, names, self._stored_sizes, self._orders)
         yield from linear_slots(self.output, [f"{prefix}.o_proj"])
         if self.query_norm is not None and self.key_norm is not None:
-            yield WeightSlot(f"{prefix}.q_norm.weight", self.query_norm, self._config.norm_offset)
-            yield WeightSlot(f"{prefix}.k_norm.weight", self.key_norm, self._config.norm_offset)
+            called = self._config.names
+            yield WeightSlot(f"{prefix}.{called.query_norm}.weight", self.query_norm, self._config.norm_offset)
+            yield WeightSlot(f"{prefix}.{called.key_norm}.weight", self.key_norm, self._config.norm_offset)
         if self._config.quantization is not None:
             yield from self._kv_scale_slots(prefix)
 
@@ -186,52 +232,41 @@ class Attention:
                 yield WeightSlot(f"{prefix}.{name}", scale, is_optional=True, is_drawn=False, is_positive=True)
 
 
-@dataclass(frozen=True)
-class MlpNames:
-    """What a checkpoint calls the parts of a gated MLP; `gate_up` is one name where it has them as one matrix."""
+def rotary_orders(config: ModelConfig) -> list[Tensor | None]:
+    """Where a checkpoint has the outputs of queries, keys and values, if elsewhere than they are multiplied here.
 
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    down: str = "down_proj"
-
-
-class GatedMlp:
-    """down(activation(gate) * up); gate and up are one matrix.
-
-    Where ranks share it, it gives their sum, or of an expert, which `is_expert`, a rank's own part of that.
+    Where neighbours are turned against each other, the first ones of all pairs become a head's first half, and the
+    second ones its second. Queries and keys are so alike, so that their products stay what they are.
     """
+    if not config.has_rotary_pairs:
+        return []
+    assert not config.has_fused_qkv, "queries, keys and values are told apart by their names"
+    assert not config.qk_norm, "norms have weights in the checkpoint's order"
+    turned, rest = torch.arange(config.rotary_dim), torch.arange(config.rotary_dim, config.head_dim)
+    of_head = torch.cat((turned[::2], turned[1::2], rest))
 
-    def __init__(
-        self, blank: BlankWeights, inner_size: int, names: MlpNames, bias: bool = False, is_expert: bool = False
-    ) -> None:
-        self._ranks = ALONE if is_expert else blank.ranks
-        hidden_size = blank.config.hidden_size
-        self._activate = ACTIVATIONS[blank.config.activation]
-        self._names = names
-        size = 2 * inner_size // len(names.gate_up)
-        self.gate_up = blank.linear(names.gate_up, [size] * len(names.gate_up), hidden_size, bias)
-        self.down = blank.linear([names.down], [hidden_size], inner_size, bias)
+    def of_heads(number: int) -> Tensor:
+        return (torch.arange(number).unsqueeze(1) * config.head_dim + of_head).flatten()
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, hidden_size]. Returns the same shape."""
-        return self._ranks.sum(self.down.gated(self._activate, self.gate_up(x)))
-
-    def projections(self) -> Iterator[Linear]:
-        yield self.gate_up
-        yield self.down
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from linear_slots(self.gate_up, [f"{prefix}.{name}" for name in self._names.gate_up])
-        yield from linear_slots(self.down, [f"{prefix}.{self._names.down}"])
+    return [of_heads(config.num_attention_heads), of_heads(config.num_key_value_heads), None]
 
 
-def linear_slots(linear: Linear, names: Sequence[str], sizes: Sequence[int] | None = None) -> Iterator[WeightSlot]:
-    """The parts of a projection under the names the checkpoint gives them: equal parts, or of the sizes given."""
-    sizes = list(sizes or [linear.num_outputs // len(names)] * len(names))
+def linear_slots(
+    linear: Linear,
+    names: Sequence[str],
+    sizes: Sequence[int] | None = None,
+    orders: Sequence[Tensor | None] = (),
+) -> Iterator[WeightSlot]:
+    """The parts of a projection under the names the checkpoint gives them: equal parts, or of the sizes given.
+
+    orders: as `BlankWeights.linear` was given them.
+    """
+    sizes, orders = list(sizes or [linear.num_outputs // len(names)] * len(names)), orders or [None] * len(names)
     if isinstance(linear.held, StoredModules):
         yield from linear.held.slots()
     else:
-        for name, weight in zip(names, linear.weight.split_with_sizes(sizes), strict=True):
-            yield WeightSlot(f"{name}.weight", weight, axes=OF_MATRIX)
+        for name, weight, order in zip(names, linear.weight.split_with_sizes(sizes), orders, strict=True):
+            yield WeightSlot(f"{name}.weight", weight, axes=OF_MATRIX, order=order)
     if linear.bias is not None:
-        for name, bias in zip(names, linear.bias.split_with_sizes(sizes), strict=True):
-            yield WeightSlot(f"{name}.bias", bias, axes=OF_OUTPUTS)
+        for name, bias, order in zip(names, linear.bias.split_with_sizes(sizes), orders, strict=True):
+            yield WeightSlot(f"{name}.bias", bias, axes=OF_OUTPUTS, order=order)

@@ -1,16 +1,16 @@
 """The layer of Falcon: LayerNorms, and attention and MLP side by side on one input in all but the oldest."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
-from ...kernels.activation import gelu
 from ...kernels.linear import Linear
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot
 from .blocks import Attention, BlankWeights, Step, linear_slots
+from .mlp import new_mlp
 from .norms import LayerNorm
 
 
@@ -26,7 +26,7 @@ class FalconLayer:
         self.attention_norm = LayerNorm(blank)
         self.mlp_norm = LayerNorm(blank) if falcon.mlp_norm else self.attention_norm
         self.attention = FalconAttention(blank.within("self_attention"), rope, None)
-        self.mlp = FalconMlp(blank.within("mlp"))
+        self.mlp = new_mlp(blank)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         return self.attention(self.attention_norm.of_sum(branch, residual), key_cache, value_cache, step)
@@ -57,43 +57,8 @@ class FalconAttention(Attention):
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         order = _rows_on_disk(self._config)
         for slot in linear_slots(self.qkv, [f"{prefix}.query_key_value"]):
-            yield _InAnotherOrder(slot.name, slot.destination, order=order)
+            yield replace(slot, order=order)
         yield from linear_slots(self.output, [f"{prefix}.dense"])
-
-
-class FalconMlp:
-    """down(gelu(up(x))); nothing is gated."""
-
-    def __init__(self, blank: BlankWeights) -> None:
-        config = blank.config
-        self.up = blank.linear(["dense_h_to_4h"], [config.intermediate_size], config.hidden_size, config.mlp_bias)
-        self.down = blank.linear(["dense_4h_to_h"], [config.hidden_size], config.intermediate_size, config.mlp_bias)
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x: [num_tokens, hidden_size]. Returns the same shape."""
-        return self.down(gelu(self.up(x)))
-
-    def projections(self) -> Iterator[Linear]:
-        yield self.up
-        yield self.down
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from linear_slots(self.up, [f"{prefix}.dense_h_to_4h"])
-        yield from linear_slots(self.down, [f"{prefix}.dense_4h_to_h"])
-
-
-@dataclass(frozen=True)
-class _InAnotherOrder(WeightSlot):
-    """A matrix whose rows a checkpoint has in another order. order: [rows] int64, where each is found there."""
-
-    order: Tensor = field(kw_only=True)
-
-    def fill(self, tensor: Tensor) -> None:
-        super().fill(tensor[self.order])
-
-    def stored(self) -> Tensor:
-        stored = super().stored()
-        return torch.empty_like(stored).index_copy_(0, self.order.to(stored.device), stored)
 
 
 def _rows_on_disk(config: ModelConfig) -> Tensor:

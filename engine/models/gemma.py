@@ -1,4 +1,4 @@
-"""The layer of Gemma 2 and 3: norms before and after attention, before and after the MLP."""
+"""The layer of Gemma 2 and 3 and of GLM-4: norms before and after attention, before and after the MLP."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,8 @@ from torch import Tensor
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import add_rms_norm, rms_norm
 from ..checkpoints.weights import WeightSlot
-from .blocks import Attention, BlankWeights, GatedMlp, MlpNames, Step
+from .blocks import Attention, BlankWeights, Step
+from .mlp import GatedMlp
 
 
 class GemmaLayer:
@@ -17,13 +18,14 @@ class GemmaLayer:
 
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
+        self._norm_names = config.names.layer_norms
         self._eps = config.rms_norm_eps
         self._norm_offset = config.norm_offset
         self.input_norm = blank.norm(config.hidden_size)
         self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.post_attention_norm = blank.norm(config.hidden_size)
         self.mlp_norm = blank.norm(config.hidden_size)
-        self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, MlpNames())
+        self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, config.names.mlp)
         self.post_mlp_norm = blank.norm(config.hidden_size)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
@@ -40,13 +42,8 @@ class GemmaLayer:
         yield from self.mlp.projections()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        norms = {
-            "input_layernorm": self.input_norm,
-            "post_attention_layernorm": self.post_attention_norm,
-            "pre_feedforward_layernorm": self.mlp_norm,
-            "post_feedforward_layernorm": self.post_mlp_norm,
-        }
-        for name, norm in norms.items():
+        norms = (self.input_norm, self.post_attention_norm, self.mlp_norm, self.post_mlp_norm)
+        for name, norm in zip(self._norm_names, norms, strict=True):
             yield WeightSlot(f"{prefix}.{name}.weight", norm, self._norm_offset)
         yield from self.attention.weight_slots(f"{prefix}.self_attn")
         yield from self.mlp.weight_slots(f"{prefix}.mlp")

@@ -44,7 +44,7 @@ class SinkAttention(Attention):
 
 
 class GptOssExperts(Mixture[StackedExpert]):
-    """As all mixtures, with a router that has biases, and experts that have them too."""
+    """As all mixtures, with a router that has biases, and experts that have them too: gates and ups are in turns."""
 
     def __init__(self, blank: BlankWeights) -> None:
         config = blank.config

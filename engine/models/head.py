@@ -10,7 +10,7 @@ from ..checkpoints.gguf.file import is_gguf
 from ..checkpoints.weights import WeightSlot
 from ..quantization.stored import StoredModules, stored_modules
 from .blocks import BlankWeights, linear_slots
-from .norms import LayerNorm, RmsNorm
+from .norms import new_norm
 
 
 class Head:
@@ -20,7 +20,7 @@ class Head:
         config = blank.config
         self._norm_name, self._name = config.names.final_norm, config.names.head
         self._is_tied = embedding is not None
-        self.norm = LayerNorm(blank) if config.falcon else RmsNorm(blank)
+        self.norm = new_norm(blank)
         if embedding is not None:
             self.matrix = Linear(_tied(blank) or embedding)
         else:

@@ -10,10 +10,12 @@ from typing import Any
 from torch import Tensor
 
 from ...kernels.linear import Linear
-from ...kernels.norm_rotary import add_rms_norm
 from ..checkpoints.weights import WeightSlot
-from .blocks import Attention, BlankWeights, GatedMlp, MlpNames, Step
+from .blocks import Attention, BlankWeights, Step
+from .granite_moe import GraniteExperts
+from .mlp import GatedMlp, PlainMlp, new_mlp
 from .moe import ExpertsMlp, Mixture
+from .norms import new_norm
 
 
 class LlamaLayer:
@@ -21,33 +23,33 @@ class LlamaLayer:
 
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
-        self._eps = config.rms_norm_eps
+        self._mlp_name = config.names.mlp.module
         self._residual_scale = config.residual_scale
-        self.input_norm = blank.norm(config.hidden_size)
+        self._norms = {name: new_norm(blank) for name in config.names.layer_norms}
+        self.input_norm, *others = self._norms.values()
+        self.mlp_norm = others[0] if others else self.input_norm
         self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])
-        self.mlp_norm = blank.norm(config.hidden_size)
         self.mlp = self._new_mlp(blank, index)
 
     def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
         return Attention(blank, rope, sliding_window)
 
-    def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | Mixture[Any]:
+    def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture[Any]:
         config = blank.config
         if config.moe is not None and config.moe.sparse_layers[index]:
-            return ExpertsMlp(blank, config.moe)
-        names = MlpNames(("gate_up_proj",)) if config.has_fused_projections else MlpNames()
-        return GatedMlp(blank.within("mlp"), config.intermediate_size, names, config.mlp_bias)
+            return (GraniteExperts if config.moe.naming == "granite" else ExpertsMlp)(blank, config.moe)
+        return new_mlp(blank)
 
     @property
     def mixture(self) -> Mixture[Any] | None:
         return self.mlp if isinstance(self.mlp, Mixture) else None
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
-        normed = add_rms_norm(branch, residual, self.input_norm, self._eps)
+        normed = self.input_norm.of_sum(branch, residual)
         return self._scaled(self.attention(normed, key_cache, value_cache, step))
 
     def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
-        return self._scaled(self.mlp(add_rms_norm(branch, residual, self.mlp_norm, self._eps)))
+        return self._scaled(self.mlp(self.mlp_norm.of_sum(branch, residual)))
 
     def _scaled(self, branch: Tensor) -> Tensor:
         """In place, of what nobody else has."""
@@ -58,8 +60,10 @@ class LlamaLayer:
         yield from self.mlp.projections()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield WeightSlot(f"{prefix}.input_layernorm.weight", self.input_norm)
+        (first, norm), *others = self._norms.items()
+        yield from norm.weight_slots(f"{prefix}.{first}")
         yield from self.attention.weight_slots(f"{prefix}.self_attn")
-        yield WeightSlot(f"{prefix}.post_attention_layernorm.weight", self.mlp_norm)
-        mlp = "mlp" if self.mixture is None else self.mixture.name
+        for name, norm in others:
+            yield from norm.weight_slots(f"{prefix}.{name}")
+        mlp = self._mlp_name if self.mixture is None else self.mixture.name
         yield from self.mlp.weight_slots(f"{prefix}.{mlp}")

@@ -19,9 +19,10 @@ from ...kernels.moe import (
     mix_stacked_experts,
     stack_experts,
 )
-from ..checkpoints.model_config import MoeConfig
+from ..checkpoints.model_config import MlpNames, MoeConfig
 from ..checkpoints.weights import WeightSlot
-from .blocks import ACTIVATIONS, BlankWeights, GatedMlp, MlpNames, linear_slots
+from .blocks import BlankWeights, linear_slots
+from .mlp import ACTIVATIONS, GatedMlp
 from .stacked import ExpertMatrices, StackedExpert
 
 
@@ -32,6 +33,8 @@ class _Naming:
     mixture: str
     expert: MlpNames
     shared: str = "shared_expert"
+    router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
 
 
 _NAMINGS = {
@@ -39,6 +42,9 @@ _NAMINGS = {
     "qwen": _Naming("mlp", MlpNames()),
     "qwen-stacked": _Naming("mlp", MlpNames()),
     "glm": _Naming("mlp", MlpNames(), "shared_experts"),
+    "hunyuan": _Naming("mlp", MlpNames(), "shared_mlp", "gate.wg"),
+    "ernie": _Naming("mlp", MlpNames(), "shared_experts", correction="moe_statics.e_score_correction_bias"),
+    "minimax": _Naming("block_sparse_moe", MlpNames(("w1", "w3"), "w2"), correction="e_score_correction_bias"),
 }
 
 
@@ -111,16 +117,17 @@ class ExpertsMlp(Mixture[Expert]):
         hidden_size = blank.config.hidden_size
         # Small, and a rounding here would change who computes: never in int8, and sigmoids, which lie closer to each
         # other than logits, in float32, as their families have it.
-        self._router_dtype = torch.float32 if moe.has_correction else blank.dtype
+        self._router_dtype = torch.float32 if moe.has_wide_router else blank.dtype
         router = replace(blank, dtype=self._router_dtype)
         super().__init__(
-            router.linear(["gate"], [moe.num_experts], hidden_size, quantizable=False),
+            router.linear([naming.router], [moe.num_experts], hidden_size, quantizable=False),
             self._matrices.experts(blank) if self._matrices else self._listed,
             GATES[ACTIVATIONS[blank.config.activation]],
         )
         self._correction = (
             torch.empty(moe.num_experts, dtype=torch.float32, device=blank.device) if moe.has_correction else None
         )
+        self._router_name, self._correction_name = naming.router, naming.correction
         self._shared_name, shared_size = naming.shared, moe.shared_expert_intermediate_size
         self.shared = SharedExpert(blank, naming, shared_size, moe.has_shared_gate) if shared_size else None
 
@@ -131,6 +138,7 @@ class ExpertsMlp(Mixture[Expert]):
             self._moe.norm_topk_prob,
             self._correction,
             self._moe.routed_scaling_factor,
+            self._moe.are_sigmoids,
         )
         mixed = self.mix(x, ids, shares)
         return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))
@@ -144,9 +152,9 @@ class ExpertsMlp(Mixture[Expert]):
             yield from self.shared.projections()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from linear_slots(self.router, [f"{prefix}.gate"])
+        yield from linear_slots(self.router, [f"{prefix}.{self._router_name}"])
         if self._correction is not None:
-            yield WeightSlot(f"{prefix}.gate.e_score_correction_bias", self._correction)
+            yield WeightSlot(f"{prefix}.{self._correction_name}", self._correction)
         if self._matrices is not None:
             yield from self._matrices.weight_slots(f"{prefix}.experts")
         for index, expert in enumerate(self._listed):

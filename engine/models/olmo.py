@@ -1,4 +1,4 @@
-"""The layer of OLMo 2 and 3: norms after attention and MLP, none before; queries and keys have norms over all heads."""
+"""The layer of OLMo 2 and 3: norms after attention and MLP, none before."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,8 @@ from torch import Tensor
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rms_norm
 from ..checkpoints.weights import WeightSlot
-from .blocks import Attention, BlankWeights, GatedMlp, MlpNames, Step
+from .blocks import Attention, BlankWeights, Step
+from .mlp import GatedMlp
 
 
 class OlmoLayer:
@@ -18,9 +19,10 @@ class OlmoLayer:
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
         self._eps = config.rms_norm_eps
-        self.attention = OlmoAttention(blank.within("self_attn"), rope, config.sliding_windows[index])
+        self._norm_names = config.names.layer_norms
+        self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.attention_norm = blank.norm(config.hidden_size)
-        self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, MlpNames())
+        self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, config.names.mlp)
         self.mlp_norm = blank.norm(config.hidden_size)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
@@ -36,27 +38,7 @@ class OlmoLayer:
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self.attention.weight_slots(f"{prefix}.self_attn")
-        yield WeightSlot(f"{prefix}.post_attention_layernorm.weight", self.attention_norm)
+        after_attention, after_mlp = self._norm_names
+        yield WeightSlot(f"{prefix}.{after_attention}.weight", self.attention_norm)
         yield from self.mlp.weight_slots(f"{prefix}.mlp")
-        yield WeightSlot(f"{prefix}.post_feedforward_layernorm.weight", self.mlp_norm)
-
-
-class OlmoAttention(Attention):
-    """Its norms are of all heads together, before these are rotated."""
-
-    def __init__(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> None:
-        super().__init__(blank, rope, sliding_window)
-        query_size, key_size, _ = self._sizes
-        self.all_queries_norm, self.all_keys_norm = blank.norm(query_size), blank.norm(key_size)
-
-    def project(self, x: Tensor) -> Tensor:
-        qkv = super().project(x)
-        queries, keys, _ = qkv.split_with_sizes(self._sizes, dim=1)
-        for part, norm in ((queries, self.all_queries_norm), (keys, self.all_keys_norm)):
-            part.copy_(rms_norm(part.contiguous(), norm, self._config.rms_norm_eps))
-        return qkv
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from super().weight_slots(prefix)
-        yield WeightSlot(f"{prefix}.q_norm.weight", self.all_queries_norm)
-        yield WeightSlot(f"{prefix}.k_norm.weight", self.all_keys_norm)
+        yield WeightSlot(f"{prefix}.{after_mlp}.weight", self.mlp_norm)

@@ -26,6 +26,14 @@ class StackedExpert:
         return self.down.gated(self.activate, self.gate_up(x))
 
 
+def all_experts(first: Tensor, number: int) -> Tensor:
+    """All experts' tensors, of the first one's behind which the others lie.
+
+    Not to be held, so that it is gone once all matrices are packed.
+    """
+    return first.as_strided((number, *first.shape), (first.numel(), *first.stride()))
+
+
 class ExpertMatrices:
     """One projection of each expert: on disk they are one tensor, with inputs before outputs, or in MXFP4 two.
 
@@ -60,5 +68,4 @@ class ExpertMatrices:
             yield WeightSlot(f"{name}_bias", self._biases)
 
     def _of_all(self, first: Tensor) -> Tensor:
-        """All experts', of the first one's. Not held, so that it is gone once all matrices are packed."""
-        return first.as_strided((len(self.linears), *first.shape), (first.numel(), *first.stride()))
+        return all_experts(first, len(self.linears))

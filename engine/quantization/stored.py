@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import Generic, TypeVar
 
 import torch
@@ -22,7 +23,8 @@ Scheme = TypeVar("Scheme", bound=WeightScheme)
 class StoredModules(ABC, Generic[Scheme]):
     """Modules that are quantised alike and multiplied as one, side by side. See `StoredWeight`.
 
-    Their tensors wait where the checkpoint is read, on the CPU; what is read of them goes to `device`.
+    Their tensors wait where the checkpoint is read, on the CPU; what is read of them goes to `device`. orders: [size]
+    int64, where the checkpoint has each output of a module; None: as it is to be.
     """
 
     def __init__(
@@ -33,8 +35,10 @@ class StoredModules(ABC, Generic[Scheme]):
         num_inputs: int,
         dtype: torch.dtype,
         device: torch.device,
+        orders: Sequence[Tensor | None] = (),
     ) -> None:
         self._scheme = scheme
+        self._outputs = _joined(orders, sizes)
         self._names = names
         self.shape = (sum(sizes), num_inputs)
         self.dtype = dtype
@@ -54,9 +58,14 @@ class StoredModules(ABC, Generic[Scheme]):
                     axes=stored.axes,
                 )
 
-    @abstractmethod
     def read(self) -> QuantizedWeight:
         """See `StoredWeight`. Raises `ModelError` naming the module whose tensors contradict each other."""
+        weight = self._read()
+        return weight if self._outputs is None else weight.with_outputs(self._outputs.to(self._device))
+
+    @abstractmethod
+    def _read(self) -> Int4Weight | ScaledWeight:
+        """See `read`; with outputs as the checkpoint has them."""
 
     @abstractmethod
     def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
@@ -70,7 +79,7 @@ class StoredModules(ABC, Generic[Scheme]):
 class StoredInt4(StoredModules[Int4Scheme]):
     """Four bits a weight, in any of the formats."""
 
-    def read(self) -> QuantizedWeight:
+    def _read(self) -> Int4Weight:
         parts, orders = [], []
         for name, tensors in self._tensors():
             try:
@@ -122,7 +131,7 @@ class StoredInt4(StoredModules[Int4Scheme]):
 class StoredBytes(StoredModules[ByteScheme]):
     """A byte a weight: int8 or fp8, with scales for the whole, for outputs or for blocks."""
 
-    def read(self) -> QuantizedWeight:
+    def _read(self) -> ScaledWeight:
         tensors = [part for _, part in self._tensors()]
         values = torch.cat([part["weight"] for part in tensors])
         scales = torch.cat([self._rows(part) for part in tensors]).t().contiguous()
@@ -155,7 +164,7 @@ class StoredBytes(StoredModules[ByteScheme]):
 class StoredBlocks(StoredModules[BlockScheme]):
     """GGUF's blocks of up to eight bits a weight."""
 
-    def read(self) -> QuantizedWeight:
+    def _read(self) -> ScaledWeight:
         parts = [BYTE_LAYOUTS[self._scheme.layout].read(part) for _, part in self._tensors()]
         values, scales = (torch.cat(each).to(self._device) for each in zip(*parts, strict=True))
         return ScaledWeight(values, scales.t().contiguous(), self._scheme.group_size)
@@ -171,14 +180,24 @@ def stored_modules(
     num_inputs: int,
     dtype: torch.dtype,
     device: torch.device,
+    orders: Sequence[Tensor | None] = (),
 ) -> StoredInt4 | StoredBytes | StoredBlocks:
     """Modules of `sizes` outputs, quantised alike. Raises `ModelError` where the scheme has no room for these sizes."""
     if isinstance(scheme, Int4Scheme):
-        return StoredInt4(scheme, names, sizes, num_inputs, dtype, device)
+        return StoredInt4(scheme, names, sizes, num_inputs, dtype, device, orders)
     if isinstance(scheme, BlockScheme):
-        return StoredBlocks(scheme, names, sizes, num_inputs, dtype, device)
+        return StoredBlocks(scheme, names, sizes, num_inputs, dtype, device, orders)
     assert isinstance(scheme, ByteScheme), "stacked experts are no modules"
-    return StoredBytes(scheme, names, sizes, num_inputs, dtype, device)
+    return StoredBytes(scheme, names, sizes, num_inputs, dtype, device, orders)
+
+
+def _joined(orders: Sequence[Tensor | None], sizes: Sequence[int]) -> Tensor | None:
+    """Of all modules side by side; None where none has another."""
+    if all(order is None for order in orders):
+        return None
+    starts = accumulate(sizes, initial=0)
+    parts = zip(starts, orders, sizes, strict=False)
+    return torch.cat([start + (torch.arange(size) if order is None else order) for start, order, size in parts])
 
 
 def _narrowed(scales: Tensor) -> Tensor:

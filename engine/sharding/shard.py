@@ -11,9 +11,11 @@ from ..errors import ConfigError
 from .shares import Range, local_model, require_splittable, share_of
 
 _KEYS = ("k_proj", "v_proj")
-_INNER = ("gate_proj", "up_proj", "w1", "w3", "gate_up_proj")
-_FROM_INNER = ("down_proj", "w2")
+_FUSED = ("gate_up_proj", "input_linear")
+_INNER = ("gate_proj", "up_proj", "w1", "w3", "c_fc", *_FUSED)
+_FROM_INNER = ("down_proj", "w2", "c_proj", "output_linear")
 _VOCABULARY = ("embed_tokens", "lm_head")
+_SHARED = (".shared_expert.", ".shared_experts.", ".shared_mlp.")
 # What a quantised checkpoint says of a matrix that is not split, and nothing new: which group an input is in, in order.
 _OF_THE_WHOLE = (".weight_shape", ".g_idx", ".weight_g_idx")
 
@@ -92,7 +94,7 @@ class Shard:
             return None
         inner = self._inner_size(name)
         share = share_of(inner, self.rank, self.size)
-        if module == "gate_up_proj":
+        if module in _FUSED:
             return Part(True, 2 * inner, _side_by_side((inner, inner), (share, share)))
         return Part(module in _INNER, inner, (share,))
 
@@ -117,9 +119,9 @@ class Shard:
 
     def _inner_size(self, name: str) -> int:
         moe = self.model.moe
-        if moe is not None and ".experts." in name:
+        if moe is not None and (".experts." in name or ".block_sparse_moe." in name):
             return moe.intermediate_size
-        if moe is not None and (".shared_expert." in name or ".shared_experts." in name):
+        if moe is not None and any(shared in name for shared in _SHARED):
             return moe.shared_expert_intermediate_size or 0
         return self.model.intermediate_size
 

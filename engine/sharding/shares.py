@@ -7,7 +7,7 @@ from ..checkpoints.quantization_config import Int4Scheme
 from ..errors import ConfigError
 
 # The decoder layers whose weights' names `Shard` knows.
-_LAYERS = ("llama", "gemma")
+_LAYERS = ("llama", "gemma", "olmo", "parallel")
 
 # From one place to before another.
 Range = tuple[int, int]
@@ -45,6 +45,11 @@ def require_splittable(model: ModelConfig, size: int) -> None:
     option = f"tensor_parallel_size={size}"
     if model.decoder_layer not in _LAYERS:
         raise ConfigError(f"{option} is not supported for models like {model.path} ({model.decoder_layer})")
+    if model.qk_norm == "all":
+        raise ConfigError(
+            f"{option} is not supported for {model.path}, whose queries and keys have norms over all heads: use "
+            "pipeline_parallel_size instead"
+        )
     heads, kv_heads = model.num_attention_heads, model.num_key_value_heads
     if heads % size:
         raise ConfigError(f"{option} must divide num_attention_heads={heads} of {model.path}")

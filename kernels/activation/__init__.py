@@ -52,4 +52,26 @@ def gelu(x: Tensor) -> Tensor:
     return functional.gelu(x)
 
 
-__all__ = ["clamped_swiglu", "gelu", "gelu_tanh_and_mul", "silu_and_mul"]
+def gelu_tanh(x: Tensor) -> Tensor:
+    """The same in its approximation by tanh."""
+    return functional.gelu(x, approximate="tanh")
+
+
+def relu_squared(x: Tensor) -> Tensor:
+    """max(x, 0)² (So et al., arXiv 2109.08668). x: any shape; changes nothing."""
+    return functional.relu(x).square_()
+
+
+def xielu(x: Tensor, alpha_p: Tensor, alpha_n: Tensor, beta: Tensor, eps: Tensor) -> Tensor:
+    """An integral of ELU with learnt slopes (Huang & Schlag, arXiv 2411.13010), in float32 and rounded once.
+
+    x: any shape; the others: one number each. Changes nothing.
+    """
+    wide, beta = x.float(), beta.float()
+    above = functional.softplus(alpha_p.float()) * wide.square()
+    slope = beta + functional.softplus(alpha_n.float())
+    below = (torch.expm1(torch.minimum(wide, eps.float())) - wide) * slope
+    return (torch.where(wide > 0, above, below) + beta * wide).to(x.dtype)
+
+
+__all__ = ["clamped_swiglu", "gelu", "gelu_tanh", "gelu_tanh_and_mul", "relu_squared", "silu_and_mul", "xielu"]

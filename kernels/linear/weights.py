@@ -1,6 +1,6 @@
 """Weights in fewer bits than the activations have: the layouts that the kernels read."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import torch
@@ -57,6 +57,11 @@ class Int4Weight:
     @property
     def num_outputs(self) -> int:
         return self.packed.shape[1]
+
+    def with_outputs(self, order: Tensor) -> "Int4Weight":
+        """A weight of these outputs, in this order: [n] int64."""
+        packed, scales, zeros = (each[:, order].contiguous() for each in (self.packed, self.scales, self.zeros))
+        return replace(self, packed=packed, scales=scales, zeros=zeros)
 
     def unpacked(self) -> Tensor:
         """The values at their places: [out, in] uint8."""
@@ -147,6 +152,12 @@ class ScaledWeight:
     @property
     def num_groups(self) -> int:
         return len(self.scales)
+
+    def with_outputs(self, order: Tensor) -> "ScaledWeight":
+        """A weight of these outputs, in this order: [n] int64."""
+        # Few devices look 8-bit floats up.
+        values = self.values.view(torch.uint8)[order].view(self.values.dtype)
+        return replace(self, values=values, scales=self.scales[:, order].contiguous())
 
     def dequantized(self, dtype: torch.dtype) -> Tensor:
         """The weight itself: [out, in]. Computed in float32 and rounded once."""

@@ -13,20 +13,25 @@ Expert = Callable[[Tensor], Tensor]
 
 
 def choose_experts(
-    router_logits: Tensor, num_chosen: int, normalise: bool, correction: Tensor | None = None, scale: float = 1.0
+    router_logits: Tensor,
+    num_chosen: int,
+    normalise: bool,
+    correction: Tensor | None = None,
+    scale: float = 1.0,
+    are_sigmoids: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """The likeliest experts of each token, and their shares.
 
     router_logits: [num_tokens, num_experts]. Returns expert ids [num_tokens, num_chosen] int64 and shares
     [num_tokens, num_chosen] float32: probabilities among all experts, or with `normalise` among the chosen, times
-    `scale`. correction: [num_experts] float32; then scores are sigmoids, and chosen are those that are largest with it
-    (as DeepSeek-V3 balances its experts, arXiv 2412.19437). Changes nothing.
+    `scale`. correction: [num_experts] float32; then scores are sigmoids, or not `are_sigmoids` but probabilities, and
+    chosen are those that are largest with it (as DeepSeek-V3 balances its experts, arXiv 2412.19437). Changes nothing.
     """
     if runs_triton(router_logits):
         from .triton import choose_experts_triton
 
-        return choose_experts_triton(router_logits, num_chosen, normalise, correction, scale)
-    return choose_experts_reference(router_logits, num_chosen, normalise, correction, scale)
+        return choose_experts_triton(router_logits, num_chosen, normalise, correction, scale, are_sigmoids)
+    return choose_experts_reference(router_logits, num_chosen, normalise, correction, scale, are_sigmoids)
 
 
 def mix_experts(x: Tensor, experts: Sequence[Expert], ids: Tensor, shares: Tensor) -> Tensor:

@@ -7,14 +7,19 @@ from torch import Tensor
 
 
 def choose_experts_reference(
-    router_logits: Tensor, num_chosen: int, normalise: bool, correction: Tensor | None = None, scale: float = 1.0
+    router_logits: Tensor,
+    num_chosen: int,
+    normalise: bool,
+    correction: Tensor | None = None,
+    scale: float = 1.0,
+    are_sigmoids: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """See `choose_experts`."""
     logits = router_logits.float()
     if correction is None:
         shares, ids = logits.softmax(-1).topk(num_chosen, dim=-1)
     else:
-        scores = logits.sigmoid()
+        scores = logits.sigmoid() if are_sigmoids else logits.softmax(-1)
         ids = (scores + correction).topk(num_chosen, dim=-1).indices
         shares = scores.gather(1, ids)
     if normalise:

@@ -86,7 +86,12 @@ def expert_tile(num_pairs: int, num_experts: int, dtype: torch.dtype, shared: in
 
 
 def choose_experts_triton(
-    router_logits: Tensor, num_chosen: int, normalise: bool, correction: Tensor | None = None, scale: float = 1.0
+    router_logits: Tensor,
+    num_chosen: int,
+    normalise: bool,
+    correction: Tensor | None = None,
+    scale: float = 1.0,
+    are_sigmoids: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """See `choose_experts`."""
     check_launch("router_logits", router_logits, choose_experts_kernel)
@@ -115,6 +120,7 @@ def choose_experts_triton(
             CHOSEN=num_chosen,
             NORMALISE=normalise,
             IS_CORRECTED=correction is not None,
+            ARE_SIGMOIDS=correction is not None and are_sigmoids,
             TOKENS=tokens,
             PADDED_EXPERTS=padded,
             PADDED_CHOSEN=triton.next_power_of_2(num_chosen),

@@ -29,6 +29,7 @@ def choose_experts_kernel(
     CHOSEN: tl.constexpr,
     NORMALISE: tl.constexpr,
     IS_CORRECTED: tl.constexpr,
+    ARE_SIGMOIDS: tl.constexpr,
     TOKENS: tl.constexpr,
     PADDED_EXPERTS: tl.constexpr,
     PADDED_CHOSEN: tl.constexpr,
@@ -40,14 +41,17 @@ def choose_experts_kernel(
     is_expert = expert < NUM_EXPERTS
     at = logits + token[:, None] * logits_stride + expert
     wide = tl.load(at, mask=is_token[:, None] & is_expert, other=0.0).to(tl.float32)
-    if IS_CORRECTED:
+    if ARE_SIGMOIDS:
         scores = tl.sigmoid(wide)
-        left = tl.where(is_expert, scores + tl.load(correction + expert, mask=is_expert, other=0.0), -float("inf"))
+        left = scores
         total = tl.full((TOKENS,), 1.0, tl.float32)
     else:
         left = tl.where(is_expert, wide, -float("inf"))
         scores = tl.exp(left - tl.max(left, 1)[:, None])
         total = tl.sum(scores, 1)
+    if IS_CORRECTED:
+        added = tl.load(correction + expert, mask=is_expert, other=0.0)
+        left = tl.where(is_expert, scores / total[:, None] + added, -float("inf"))
     place = tl.arange(0, PADDED_CHOSEN)[None, :]
     chosen = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.int32)
     weights = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.float32)

@@ -6,23 +6,44 @@ from typing import Any
 
 import torch
 from transformers import (
+    ApertusConfig,
+    ArceeConfig,
+    Cohere2Config,
+    CohereConfig,
     Dots1Config,
+    Ernie4_5_MoeConfig,
+    Ernie4_5Config,
+    Exaone4Config,
     FalconConfig,
     Gemma2Config,
     Gemma3TextConfig,
+    Glm4Config,
     Glm4MoeConfig,
+    GlmConfig,
     GptOssConfig,
     GraniteConfig,
+    GraniteMoeConfig,
+    GraniteMoeHybridConfig,
+    HunYuanDenseV1Config,
+    HunYuanMoEV1Config,
     LlamaConfig,
+    MiniMaxM2Config,
+    MinistralConfig,
     MistralConfig,
     MixtralConfig,
+    NemotronConfig,
     Olmo3Config,
+    OlmoeConfig,
     Phi3Config,
     Qwen2Config,
     Qwen2MoeConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    SeedOssConfig,
     SmolLM3Config,
+    SolarOpenConfig,
+    StableLmConfig,
+    Starcoder2Config,
 )
 
 VOCAB_SIZE = 307
@@ -63,6 +84,7 @@ YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "origina
 
 
 PHI3_TOKENS = {"pad_token_id": 0, "eos_token_id": 1}
+_TOKENS = {"bos_token_id": 0, "eos_token_id": 1}
 
 
 def longrope(sizes: dict[str, Any]) -> dict[str, Any]:
@@ -212,11 +234,104 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+# Of layers that are like others': tests/engine/models/test_further_families.py has them for all that matters.
+_FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    # Heads that are not rotated whole, and by neighbours.
+    "glm": lambda sizes: GlmConfig(**sizes, **PHI3_TOKENS, head_dim=20),
+    "glm4": lambda sizes: Glm4Config(**sizes, **PHI3_TOKENS, head_dim=20),
+    "ernie": lambda sizes: Ernie4_5Config(**sizes, head_dim=16, use_bias=True, tie_word_embeddings=False),
+    # Embeddings as large as these are would echo the last token, as Gemma's.
+    "cohere": lambda sizes: CohereConfig(
+        **sizes, **_TOKENS, attention_bias=True, logit_scale=0.3, tie_word_embeddings=False
+    ),
+    "cohere2": lambda sizes: Cohere2Config(
+        **sizes,
+        **_TOKENS,
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        tie_word_embeddings=False,
+    ),
+    "apertus": lambda sizes: ApertusConfig(**sizes, rope_parameters=LLAMA3_ROPE),
+    "arcee": lambda sizes: ArceeConfig(**sizes, **_TOKENS, mlp_bias=True),
+    "ministral": lambda sizes: MinistralConfig(
+        **sizes,
+        head_dim=16,
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "solar-open": lambda sizes: SolarOpenConfig(
+        **{name: size for name, size in sizes.items() if name != "intermediate_size"},
+        **_TOKENS,
+        head_dim=20,
+        attention_bias=True,
+        moe_intermediate_size=37,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        n_shared_experts=1,
+    ),
+    "stablelm": lambda sizes: StableLmConfig(**sizes, use_qkv_bias=True, partial_rotary_factor=0.5),
+    "stablelm-parallel": lambda sizes: StableLmConfig(**sizes, use_parallel_residual=True, partial_rotary_factor=0.5),
+    "starcoder2": lambda sizes: Starcoder2Config(**sizes, **_TOKENS, sliding_window=27, tie_word_embeddings=False),
+    "nemotron": lambda sizes: NemotronConfig(**sizes, mlp_bias=True),
+    "ernie-moe": lambda sizes: Ernie4_5_MoeConfig(
+        **sizes,
+        moe_intermediate_size=37,
+        moe_num_experts=6,
+        moe_k=2,
+        moe_num_shared_experts=1,
+        moe_layer_end_index=1,
+        tie_word_embeddings=False,
+    ),
+    "minimax-m2": lambda sizes: MiniMaxM2Config(
+        **sizes,
+        **_TOKENS,
+        head_dim=20,
+        num_local_experts=4,
+        num_experts_per_tok=3,
+        rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    "olmoe": lambda sizes: OlmoeConfig(**sizes, num_experts=6, num_experts_per_tok=2, eos_token_id=1),
+    "hunyuan": lambda sizes: HunYuanDenseV1Config(
+        **sizes,
+        head_dim=20,
+        rope_parameters={"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 1.0, "alpha": 50.0},
+    ),
+    "hunyuan-moe": lambda sizes: HunYuanMoEV1Config(**sizes, head_dim=20, num_experts=6, moe_topk=2),
+    "exaone4": lambda sizes: Exaone4Config(
+        **sizes | {"initializer_range": 0.5},
+        sliding_window=21,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+    ),
+    "granite-moe": lambda sizes: GraniteMoeConfig(
+        **sizes,
+        num_local_experts=6,
+        num_experts_per_tok=2,
+        embedding_multiplier=1.5,
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+        logits_scaling=3.0,
+    ),
+    "granite4": lambda sizes: GraniteMoeHybridConfig(
+        **sizes,
+        mamba_n_heads=8,
+        num_local_experts=0,
+        shared_intermediate_size=77,
+        position_embedding_type="rope",
+        layer_types=["attention"] * 3,
+        embedding_multiplier=1.5,
+        attention_multiplier=0.4,
+        residual_multiplier=0.7,
+    ),
+    "seed-oss": lambda sizes: SeedOssConfig(**sizes, head_dim=16, attention_out_bias=True),
+}
+
+
 @cache
 def families(device: torch.device) -> dict[str, Any]:
-    """`FAMILIES`, but of the sizes that tests on this device have."""
+    """`FAMILIES` and `FURTHER`, but of the sizes that tests on this device have."""
     sizes = odd_sizes(device)
-    return {name: make(sizes) for name, make in _MAKERS.items()}
+    return {name: make(sizes) for name, make in (_MAKERS | _FURTHER_MAKERS).items()}
 
 
-FAMILIES = families(torch.device("cpu"))
+FAMILIES = {name: families(torch.device("cpu"))[name] for name in _MAKERS}
+FURTHER = {name: families(torch.device("cpu"))[name] for name in _FURTHER_MAKERS}

@@ -162,7 +162,7 @@ def test_gemma_3_as_it_is_published(tmp_path):
     assert older.sliding_windows == (32, 32, None, 32, 32, None, 32)
     local, full = RopeConfig(1e4), RopeConfig(1e6, "linear", factor=8.0)
     assert older.ropes == (local, local, full, local, local, full, local)
-    assert (older.attention_soft_cap, older.final_soft_cap, older.qk_norm, older.head_dim) == (None, None, True, 256)
+    assert (older.attention_soft_cap, older.final_soft_cap, older.qk_norm, older.head_dim) == (None, None, "heads", 256)
 
 
 def test_phi_3_as_it_is_published(tmp_path):
@@ -179,7 +179,7 @@ def test_phi_3_as_it_is_published(tmp_path):
     (rope, *_) = config.ropes
     assert (rope.rope_type, rope.original_max_position_embeddings, rope.factor) == ("longrope", 4096, 32.0)
     assert rope.attention_factor == pytest.approx((1 + 5 / 12) ** 0.5)
-    assert (config.rotary_dim, config.has_fused_projections, config.rms_norm_eps) == (6, True, 1e-5)
+    assert (config.rotary_dim, config.has_fused_qkv, config.rms_norm_eps) == (6, True, 1e-5)
 
 
 def test_yarn_stretches_a_context_that_the_config_gives_as_it_was(tmp_path):
@@ -256,7 +256,7 @@ def test_no_architecture_at_all(tmp_path):
         ({"vocab_size": "many"}, "field of the wrong kind"),
         ({"vocab_size": [1]}, "field of the wrong kind"),
         ({"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'"),
-        ({"rope_scaling": {"type": "dynamic"}}, "unsupported rope scaling 'dynamic'; supported: default, linear"),
+        ({"rope_scaling": {"type": "ntk"}}, "unsupported rope scaling 'ntk'; supported: default, linear"),
         ({"rope_scaling": {"type": "linear"}}, "no field 'factor'"),
         ({"rope_scaling": {"type": "longrope"}}, "no field 'short_factor'"),
         (

@@ -253,6 +253,10 @@ def compile_moe(card: Card) -> None:
         for num_tokens in all_tokens:
             ids, shares = moe.choose_experts_triton(torch.empty(num_tokens, 128, dtype=dtype), 8, True)
             moe.mix_stacked_experts_triton(torch.empty(num_tokens, size, dtype=dtype), experts, ids, shares)
+    # GLM-4.5's, ERNIE 4.5's.
+    for num_experts, num_chosen, are_sigmoids in ((160, 8, True), (64, 6, False)):
+        correction = torch.empty(num_experts)
+        moe.choose_experts_triton(torch.empty(9, num_experts), num_chosen, True, correction, 1.0, are_sigmoids)
 
 
 def matrices(kind: str | torch.dtype, dtype: torch.dtype, num_outputs: int, num_inputs: int) -> Matrices:

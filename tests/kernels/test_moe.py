@@ -61,6 +61,13 @@ def test_the_likeliest_experts_are_chosen_with_their_probabilities():
     torch.testing.assert_close(normalised, shares / shares.sum())
 
 
+def test_probabilities_are_chosen_with_what_corrects_them():
+    logits, correction = torch.tensor([[0.0, 3.0, 1.0]]), torch.tensor([1.0, 0.0, -1.0])
+    ids, shares = choose_experts(logits, 2, normalise=False, correction=correction, are_sigmoids=False)
+    assert ids.tolist() == [[0, 1]]
+    torch.testing.assert_close(shares, logits.softmax(-1)[:, :2])
+
+
 def test_sigmoids_are_chosen_with_what_corrects_them():
     logits, correction = torch.tensor([[0.0, 3.0, 1.0]]), torch.tensor([1.0, 0.0, -1.0])
     ids, shares = choose_experts(logits, 2, normalise=False, correction=correction, scale=2.0)

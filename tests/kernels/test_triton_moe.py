@@ -229,13 +229,17 @@ def test_the_likeliest_experts_are_chosen(num_experts, num_chosen, normalise, tr
     assert_close(shares.cpu(), expected_shares)
 
 
+@pytest.mark.parametrize("are_sigmoids", [False, True])
 @pytest.mark.parametrize("normalise", [False, True])
 @pytest.mark.parametrize(("num_experts", "num_chosen"), [(5, 2), (128, 8)])
 @pytest.mark.usefixtures("_nan_filled_outputs")
-def test_sigmoids_are_chosen_with_their_correction_and_weigh_without_it(num_experts, num_chosen, normalise, device):
+def test_scores_are_chosen_with_their_correction_and_weigh_without_it(
+    num_experts, num_chosen, normalise, are_sigmoids, device
+):
     logits, correction = torch.randn(20, num_experts, device=device), torch.randn(num_experts, device=device)
-    ids, shares = choose_experts_triton(logits, num_chosen, normalise, correction, 2.5)
-    expected_ids, expected_shares = choose_experts_reference(logits, num_chosen, normalise, correction, 2.5)
+    scoring = (num_chosen, normalise, correction, 2.5, are_sigmoids)
+    ids, shares = choose_experts_triton(logits, *scoring)
+    expected_ids, expected_shares = choose_experts_reference(logits, *scoring)
     assert torch.equal(ids, expected_ids)
     assert_close(shares, expected_shares)
     assert not torch.equal(ids, choose_experts_reference(logits, num_chosen, normalise)[0])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from headrace.engine.checkpoints.model_config import DecoderNames, FalconConfig, ModelConfig
+from headrace.engine.checkpoints.model_config import DecoderNames, FalconConfig, MlpNames, ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.errors import InvalidRequestError, ModelError
@@ -103,7 +103,8 @@ def test_the_first_architecture_as_it_is_published(tmp_path):
     assert (config.intermediate_size, config.max_position_embeddings) == (18176, 2048)
     assert (config.tie_word_embeddings, config.qkv_bias, config.rms_norm_eps) == (True, False, 1e-5)
     assert config.falcon == FalconConfig(True, "input_layernorm", None)
-    assert config.names == DecoderNames("transformer.word_embeddings", "transformer.h", "transformer.ln_f")
+    mlp = MlpNames(("dense_h_to_4h",), "dense_4h_to_h")
+    assert config.names == DecoderNames("transformer.word_embeddings", "transformer.h", "transformer.ln_f", mlp=mlp)
 
 
 def test_the_new_architecture_as_it_is_published(tmp_path):

@@ -9,7 +9,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.models import load_model
 from headrace.kernels.paged_attention import AttentionMetadata
 
-from ..families import FAMILIES
+from ..families import FAMILIES, FURTHER
 
 BLOCK_SIZE, NUM_TOKENS = 16, 70
 BLOCKS = list(range(-(-NUM_TOKENS // BLOCK_SIZE)))
@@ -28,7 +28,7 @@ def logits(config: ModelConfig, dtype: torch.dtype) -> Tensor:
     return model.logits(hidden).float()
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *FURTHER])
 def test_bfloat16_stays_close_to_float32(checkpoint, name):
     config = ModelConfig.from_pretrained(checkpoint(name).folder)
     exact, rounded = logits(config, torch.float32), logits(config, torch.bfloat16)

@@ -17,7 +17,8 @@ SIZES: dict[str, Any] = {
     "eos_token_id": 1,
 }
 # By what is peculiar to each: biases, tied ends, norms of heads, windows and caps, two ropes, fused matrices, scaled
-# parts, layers without positions, queries that grow, experts.
+# parts, layers without positions, queries that grow, pairs that are rotated, parts side by side,
+# MLPs without a gate, experts.
 MODELS: dict[str, dict[str, Any]] = {
     "llama-bias-tied": {
         "architectures": ["LlamaForCausalLM"],
@@ -54,6 +55,31 @@ MODELS: dict[str, dict[str, Any]] = {
                 "llama_4_scaling_beta": 0.5,
             },
         },
+    },
+    "glm4": {"architectures": ["Glm4ForCausalLM"], "num_key_value_heads": 2},
+    "cohere2": {
+        "architectures": ["Cohere2ForCausalLM"],
+        "sliding_window": 8,
+        "sliding_window_pattern": 2,
+        "tie_word_embeddings": False,
+    },
+    "starcoder2": {"architectures": ["Starcoder2ForCausalLM"], "sliding_window": 8},
+    "nemotron": {"architectures": ["NemotronForCausalLM"], "mlp_bias": True},
+    "hunyuan": {"architectures": ["HunYuanDenseV1ForCausalLM"]},
+    "hunyuan-moe": {"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": [5, 5, 5], "moe_topk": [2, 2, 2]},
+    "exaone4": {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 8, "sliding_window_pattern": 2},
+    "apertus": {"architectures": ["ApertusForCausalLM"]},
+    "granite-moe": {
+        "architectures": ["GraniteMoeForCausalLM"],
+        "intermediate_size": 64,
+        "num_local_experts": 5,
+        "num_experts_per_tok": 2,
+    },
+    "granite4": {
+        "architectures": ["GraniteMoeHybridForCausalLM"],
+        "num_local_experts": 0,
+        "shared_intermediate_size": 64,
+        "layer_types": ["attention"],
     },
     "qwen2-moe": {
         "architectures": ["Qwen2MoeForCausalLM"],

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
+from transformers import GlmConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
 
 from headrace import LLM, SamplingParams
 from headrace.engine.checkpoints.model_config import ModelConfig
@@ -38,6 +38,7 @@ FAMILIES = {
     "qwen2": Qwen2Config(**SIZES, tie_word_embeddings=True),
     "mixtral": MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2),
     "phi3": Phi3Config(**SIZES, pad_token_id=0, eos_token_id=1),
+    "glm": GlmConfig(**SIZES, head_dim=16, pad_token_id=0, eos_token_id=1),
 }
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(1, 40))]
 LAYERS = r"model\.layers\..*(proj|experts\.\d+\.w\d)$"
@@ -96,6 +97,7 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
         r".*mlp\..*_proj$",
     ),
     "gptq of fused projections": ("phi3", gptq(32), GPTQ, LAYERS),
+    "gptq of pairs that are rotated": ("glm", gptq(32, False), {**GPTQ, "sym": False}, LAYERS),
     "awq": ("llama", awq(32), AWQ, LAYERS),
     "awq of experts": ("mixtral", awq(32), {**AWQ, "modules_to_not_convert": ["gate"]}, LAYERS),
     "fp8": (
@@ -115,6 +117,12 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
         "llama",
         scaled(FP8, "block", "weight_scale_inv"),
         {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [128, 128]},
+        LAYERS,
+    ),
+    "fp8 of pairs that are rotated": (
+        "glm",
+        scaled(FP8, "block", "weight_scale_inv"),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
         LAYERS,
     ),
     "compressed int4": ("llama", packed(32, True), compressed("pack-quantized", INT4, HEAD), LAYERS),

@@ -1,0 +1,159 @@
+"""The `config.json` of GLM and ERNIE, and of mixtures whose experts are chosen as GLM's. Free of torch.
+
+Each reader raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import ModelError
+from .llama_families import FUSED_GATE_UP, read_plain, read_qwen3, read_rotary_dim, require_activation
+from .model_folder import Raw
+from .model_shape import ModelShape, MoeConfig
+from .sliding_windows import read_windows, sliding_layers
+
+
+def read_glm(folder: Path, raw: Raw) -> ModelShape:
+    """GLM-4 of 2024: a Llama of which half of each head is rotated, neighbours against each other."""
+    require_activation(raw, "hidden_act", "silu")
+    plain = read_plain(folder, {"head_dim": 128, **raw}, rms_norm_eps=1.5625e-7)
+    return replace(
+        plain,
+        qkv_bias=bool(raw.get("attention_bias", True)),
+        rotary_dim=read_rotary_dim(raw, plain.head_dim, 0.5),
+        has_rotary_pairs=True,
+        names=FUSED_GATE_UP,
+    )
+
+
+def read_glm4(folder: Path, raw: Raw) -> ModelShape:
+    """GLM-4 of 2025: the same with norms after attention and MLP too."""
+    norms = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+    plain = read_glm(folder, raw)
+    return replace(plain, decoder_layer="gemma", names=replace(plain.names, layer_norms=norms))
+
+
+def read_ernie(folder: Path, raw: Raw) -> ModelShape:
+    """ERNIE 4.5: a Llama whose rotary positions are GLM's."""
+    require_activation(raw, "hidden_act", "silu")
+    bias = bool(raw.get("use_bias", False))
+    raw = {"head_dim": 128, "tie_word_embeddings": True, **raw}
+    return replace(
+        read_plain(folder, raw, rms_norm_eps=1e-5, rope_theta=5e5),
+        qkv_bias=bias,
+        output_bias=bias,
+        mlp_bias=bias,
+        has_rotary_pairs=True,
+    )
+
+
+def read_ernie_moe(folder: Path, raw: Raw) -> ModelShape:
+    """ERNIE 4.5's mixtures: experts that probabilities choose, with what corrects these."""
+    if raw.get("use_bias"):
+        raise ModelError("use_bias is set: ERNIE's mixtures are supported without biases")
+    # A head's size follows from the others here.
+    plain = read_ernie(folder, {"head_dim": None, **raw})
+    inner, last = int(raw["moe_intermediate_size"]), int(raw.get("moe_layer_end_index", -1))
+    first, step = int(raw.get("moe_layer_start_index", 1)), int(raw.get("moe_layer_interval", 1))
+    layers = range(plain.num_hidden_layers)
+    end = len(layers) if last == -1 else last + 1
+    moe = MoeConfig(
+        num_experts=int(raw["moe_num_experts"]),
+        num_experts_per_tok=int(raw["moe_k"]),
+        intermediate_size=inner,
+        norm_topk_prob=True,
+        sparse_layers=tuple(first <= layer < end and (layer + 1) % step == 0 for layer in layers),
+        naming="ernie",
+        shared_expert_intermediate_size=int(raw.get("moe_num_shared_experts", 2)) * inner or None,
+        has_shared_gate=False,
+        has_correction=True,
+        are_sigmoids=False,
+    )
+    # Further parts guess further tokens, which is not supported.
+    return replace(plain, moe=moe, unread_parts=("model.mtp_",))
+
+
+def read_minimax_m2(folder: Path, raw: Raw) -> ModelShape:
+    """MiniMax M2: a Llama with norms over all heads, of which a part is rotated, and experts chosen as GLM's."""
+    require_activation(raw, "hidden_act", "silu")
+    for field, expected in (("use_qk_norm", True), ("qk_norm_type", "per_layer"), ("shared_intermediate_size", 0)):
+        if (found := raw.get(field, expected)) != expected:
+            raise ModelError(f"{field} is {found!r}; supported for MiniMax M2: {expected!r}")
+    if 0 in (raw.get("attn_type_list") or ()):
+        raise ModelError("attn_type_list has 0: linear attention is not supported")
+    plain = read_plain(folder, {"head_dim": 128, **raw}, rope_theta=5e6)
+    known = raw.get("rotary_dim")
+    rotary_dim = int(known) if known else read_rotary_dim(raw, plain.head_dim, 1.0)
+    experts = {**raw, "moe_intermediate_size": plain.intermediate_size, "n_shared_experts": 0}
+    return replace(
+        plain,
+        qk_norm="all",
+        rotary_dim=rotary_dim,
+        moe=replace(_sigmoid_moe(experts, first_dense=0, normalises=True), naming="minimax"),
+        unread_parts=tuple(f"model.layers.{plain.num_hidden_layers + nth}." for nth in range(_num_guessing(raw))),
+    )
+
+
+def read_glm4_moe(folder: Path, raw: Raw) -> ModelShape:
+    """GLM-4.5 and later: a Llama of which half of each head is rotated, with experts that sigmoids choose."""
+    require_activation(raw, "hidden_act", "silu")
+    plain = read_plain(folder, raw, rms_norm_eps=1e-5)
+    return replace(
+        plain,
+        qkv_bias=bool(raw.get("attention_bias", False)),
+        qk_norm="heads" if raw.get("use_qk_norm") else None,
+        rotary_dim=read_rotary_dim(raw, plain.head_dim, 0.5),
+        moe=_sigmoid_moe(raw, first_dense=1, normalises=True),
+        # Further layers guess further tokens, which is not supported.
+        unread_parts=tuple(f"model.layers.{plain.num_hidden_layers + nth}." for nth in range(_num_guessing(raw))),
+    )
+
+
+def read_solar_open(folder: Path, raw: Raw) -> ModelShape:
+    """Solar Open: GLM-4.5 with experts in each layer, whose heads are rotated whole."""
+    require_activation(raw, "hidden_act", "silu")
+    plain = read_plain(
+        folder,
+        {"head_dim": 128, "intermediate_size": raw["moe_intermediate_size"], **raw},
+        rms_norm_eps=1e-5,
+        rope_theta=1e6,
+    )
+    return replace(
+        plain,
+        qkv_bias=bool(raw.get("attention_bias", False)),
+        rotary_dim=read_rotary_dim(raw, plain.head_dim, 1.0),
+        moe=_sigmoid_moe({**raw, "first_k_dense_replace": 0}, first_dense=0, normalises=True),
+    )
+
+
+def read_dots1(folder: Path, raw: Raw) -> ModelShape:
+    """dots.llm1: a Qwen3 with such experts."""
+    last = int(raw.get("max_window_layers", 62))
+    windows = read_windows({"sliding_window": 4096, **raw}, sliding_layers(raw, lambda layer: layer >= last))
+    return replace(
+        read_qwen3(folder, raw), sliding_windows=windows, moe=_sigmoid_moe(raw, first_dense=0, normalises=False)
+    )
+
+
+def _sigmoid_moe(raw: Raw, first_dense: int, normalises: bool) -> MoeConfig:
+    """As DeepSeek-V3 has it, without groups of experts. The defaults are for fields left out."""
+    if int(raw.get("n_group") or 1) > 1:
+        raise ModelError(f"n_group is {raw['n_group']}: experts in groups are not supported")
+    inner, num_shared = int(raw["moe_intermediate_size"]), int(raw.get("n_shared_experts") or 0)
+    first_dense = int(raw.get("first_k_dense_replace", first_dense))
+    return MoeConfig(
+        num_experts=int(raw.get("n_routed_experts") or raw["num_local_experts"]),
+        num_experts_per_tok=int(raw["num_experts_per_tok"]),
+        intermediate_size=inner,
+        norm_topk_prob=bool(raw.get("norm_topk_prob", normalises)),
+        sparse_layers=tuple(layer >= first_dense for layer in range(int(raw["num_hidden_layers"]))),
+        naming="glm",
+        shared_expert_intermediate_size=num_shared * inner or None,
+        has_shared_gate=False,
+        has_correction=True,
+        routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
+    )
+
+
+def _num_guessing(raw: Raw) -> int:
+    return int(raw.get("num_nextn_predict_layers") or raw.get("num_mtp_layers") or raw.get("num_mtp_modules") or 0)

@@ -1,0 +1,117 @@
+"""The `config.json` of mixtures whose layer is Llama's but for its experts, as their readers find it. Free of torch.
+
+Each raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import ModelError
+from .llama_families import read_granite, read_hunyuan, read_llama, read_mistral, read_qwen2, read_qwen3
+from .model_folder import Raw
+from .model_shape import ModelShape, MoeConfig
+from .sliding_windows import qwen_windows
+
+
+def read_mixtral(folder: Path, raw: Raw) -> ModelShape:
+    plain = read_mistral(folder, raw, rms_norm_eps=1e-5, rope_theta=1e6)
+    moe = MoeConfig(
+        num_experts=int(raw["num_local_experts"]),
+        num_experts_per_tok=int(raw["num_experts_per_tok"]),
+        intermediate_size=plain.intermediate_size,
+        norm_topk_prob=True,
+        sparse_layers=(True,) * plain.num_hidden_layers,
+        naming="mixtral",
+    )
+    return replace(plain, moe=moe)
+
+
+def read_qwen2_moe(folder: Path, raw: Raw) -> ModelShape:
+    last = int(raw.get("max_window_layers", 28))
+    return replace(
+        read_qwen2(folder, raw),
+        qkv_bias=bool(raw.get("qkv_bias", True)),
+        sliding_windows=qwen_windows(raw, lambda layer: layer % 2 == 0 and layer < last),
+        moe=replace(_qwen_moe(raw), shared_expert_intermediate_size=int(raw["shared_expert_intermediate_size"])),
+    )
+
+
+def read_qwen3_moe(folder: Path, raw: Raw) -> ModelShape:
+    windows = qwen_windows(raw, lambda layer: True)
+    return replace(read_qwen3(folder, raw), sliding_windows=windows, moe=_qwen_moe(raw))
+
+
+def _qwen_moe(raw: Raw) -> MoeConfig:
+    step, dense = int(raw.get("decoder_sparse_step", 1)), raw.get("mlp_only_layers") or []
+    return MoeConfig(
+        num_experts=int(raw.get("num_experts") or raw["num_local_experts"]),
+        num_experts_per_tok=int(raw["num_experts_per_tok"]),
+        intermediate_size=int(raw["moe_intermediate_size"]),
+        norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
+        sparse_layers=tuple(
+            layer not in dense and (layer + 1) % step == 0 for layer in range(int(raw["num_hidden_layers"]))
+        ),
+        naming="qwen",
+    )
+
+
+def read_olmoe(folder: Path, raw: Raw) -> ModelShape:
+    """OLMoE: a Llama with norms over all heads, and experts in each layer."""
+    if raw.get("clip_qkv") is not None:
+        raise ModelError(f"clip_qkv is {raw['clip_qkv']}: queries, keys and values that are cut off are not supported")
+    plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
+    moe = MoeConfig(
+        num_experts=int(raw.get("num_experts", 64)),
+        num_experts_per_tok=int(raw.get("num_experts_per_tok", 8)),
+        intermediate_size=plain.intermediate_size,
+        norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
+        sparse_layers=(True,) * plain.num_hidden_layers,
+        naming="qwen",
+    )
+    return replace(plain, mlp_bias=False, qk_norm="all", moe=moe)
+
+
+def read_granite_moe(folder: Path, raw: Raw) -> ModelShape:
+    """The mixtures of Granite 3, whose experts are stacked, which no way of quantising is read of."""
+    if raw.get("quantization_config"):
+        raise ModelError("quantization_config is set: Granite's mixtures are supported unquantised, use the plain ones")
+    granite = read_granite(folder, {**raw, "mlp_bias": False})
+    moe = MoeConfig(
+        num_experts=int(raw.get("num_local_experts", 8)),
+        num_experts_per_tok=int(raw.get("num_experts_per_tok", 2)),
+        intermediate_size=granite.intermediate_size,
+        norm_topk_prob=True,
+        sparse_layers=(True,) * granite.num_hidden_layers,
+        naming="granite",
+    )
+    return replace(granite, moe=moe)
+
+
+def read_hunyuan_moe(folder: Path, raw: Raw) -> ModelShape:
+    """Hunyuan's mixture (A13B): it says of each layer by itself what all of them have."""
+    plain = read_hunyuan(folder, raw)
+    inner = _of_all_layers(raw, "moe_intermediate_size", plain.intermediate_size)
+    if skipped := int(raw.get("moe_layer_num_skipped") or 0):
+        raise ModelError(f"moe_layer_num_skipped is {skipped}: supported are models with experts in each layer")
+    moe = MoeConfig(
+        num_experts=_of_all_layers(raw, "num_experts", 1),
+        num_experts_per_tok=_of_all_layers(raw, "moe_topk", 1),
+        intermediate_size=inner,
+        norm_topk_prob=True,
+        sparse_layers=(True,) * plain.num_hidden_layers,
+        naming="hunyuan",
+        shared_expert_intermediate_size=_of_all_layers(raw, "num_shared_expert", 1) * plain.intermediate_size,
+        has_shared_gate=False,
+    )
+    return replace(plain, moe=moe)
+
+
+def _of_all_layers(raw: Raw, field: str, default: int) -> int:
+    """A number that a config may have for all layers, or for each of them the same."""
+    found = raw.get(field, default)
+    numbers = set(found) if isinstance(found, list) else {found}
+    if len(numbers) != 1:
+        raise ModelError(
+            f"{field} differs between layers, {sorted(numbers)}: supported are models that have one number"
+        )
+    return int(numbers.pop())

@@ -1,0 +1,61 @@
+"""What is peculiar to a family on a GPU, with CUDA graphs: answers are the CPU's."""
+
+from pathlib import Path
+from shutil import copytree
+from typing import Any
+
+import pytest
+from transformers import (
+    Cohere2Config,
+    Ernie4_5_MoeConfig,
+    GraniteMoeConfig,
+    HunYuanDenseV1Config,
+    NemotronConfig,
+    OlmoeConfig,
+    PretrainedConfig,
+)
+
+pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
+
+from headrace import LLM, SamplingParams
+
+from ..conftest import save_random_model
+from .simulated_gpu import simulated_gpu
+from .test_on_simulated_gpu import OPTIONS, SIZES
+
+MODELS: dict[str, PretrainedConfig] = {
+    "parts side by side on a norm without a bias, pairs that are rotated": Cohere2Config(
+        **SIZES | {"num_hidden_layers": 2},
+        sliding_window=7,
+        layer_types=["sliding_attention", "full_attention"],
+        tie_word_embeddings=False,
+    ),
+    "norms with a bias, an MLP without a gate": NemotronConfig(**SIZES),
+    "norms of heads that are rotated": HunYuanDenseV1Config(**SIZES, head_dim=16),
+    "norms over all heads, experts": OlmoeConfig(**SIZES, num_experts=4, num_experts_per_tok=2),
+    "stacked experts": GraniteMoeConfig(**SIZES, num_local_experts=5, num_experts_per_tok=2),
+    "probabilities that are corrected": Ernie4_5_MoeConfig(
+        **SIZES,
+        moe_num_experts=5,
+        moe_k=2,
+        moe_intermediate_size=24,
+        moe_num_shared_experts=1,
+        moe_layer_start_index=0,
+        tie_word_embeddings=False,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_answers_are_the_cpus(name, chat_folder, tmp_path, monkeypatch):
+    folder = Path(copytree(chat_folder, tmp_path / "model"))
+    save_random_model(MODELS[name], folder)
+    prompts, params = ["a rather long one", "b"], SamplingParams(temperature=0, max_tokens=4, ignore_eos=True)
+
+    def answers(**options: Any) -> list[list[int]]:
+        outputs = LLM(folder, **OPTIONS, **options).generate(prompts, params)
+        return [list(output.outputs[0].token_ids) for output in outputs]
+
+    expected = answers(device="cpu")
+    with simulated_gpu(monkeypatch):
+        assert answers(device="cuda", cuda_graph_sizes=(2,)) == expected

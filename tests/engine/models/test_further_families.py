@@ -1,0 +1,155 @@
+"""Families whose layers are like those of others: greedy output equals transformers' in float32."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from headrace.engine.checkpoints.model_config import ModelConfig
+from headrace.engine.checkpoints.rope_config import RopeConfig
+from headrace.engine.config import EngineConfig
+from headrace.engine.engine import Engine
+from headrace.engine.errors import ModelError
+from headrace.engine.request import Request
+
+from ..families import FURTHER, ODD_SIZES
+from ..running import greedy_params, run_all, token_ids
+
+NUM_TOKENS = 40
+SIZES = {name: size for name, size in ODD_SIZES.items() if name != "initializer_range"} | {"eos_token_id": 1}
+
+
+@torch.inference_mode()
+def is_greedy(model: Any, prompt: list[int], answer: Sequence[int]) -> bool:
+    """Whether an answer is what transformers gives, one likeliest token after the other."""
+    logits = model(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
+    return bool(logits.argmax(-1).tolist() == list(answer)) and len(answer) == NUM_TOKENS
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_prompts_together_in_chunks_preempted_and_from_the_cache(checkpoint, name):
+    made = checkpoint(name)
+    options = EngineConfig(num_gpu_blocks_override=20, max_model_len=150, block_size=8, max_num_batched_tokens=29)
+    engine = Engine.from_pretrained(made.folder, options)
+    # Where every layer has a window blocks slide out, and there is room for more.
+    copies = 1 if None in ModelConfig.from_pretrained(made.folder).sliding_windows else 2
+    prompts = made.prompts * copies
+    for turn in "first", "again":
+        requests = [Request(f"{turn}{nth}", prompt, greedy_params(NUM_TOKENS)) for nth, prompt in enumerate(prompts)]
+        events = run_all(engine, requests)
+        answers = [token_ids(events[request.request_id]) for request in requests]
+        for prompt, answer in zip(prompts, answers, strict=True):
+            assert is_greedy(made.model, prompt, answer)
+            assert len(set(answer)) > 8
+    assert engine.stats.num_preemptions > 0
+    assert copies > 1 or events["again2"][-1].num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("name", FURTHER)
+def test_a_prompt_alone(checkpoint, name):
+    made = checkpoint(name)
+    engine = Engine.from_pretrained(made.folder, EngineConfig(num_gpu_blocks_override=20, enable_prefix_caching=False))
+    events = run_all(engine, [Request("r", made.prompts[-1], greedy_params(NUM_TOKENS))])
+    assert is_greedy(made.model, made.prompts[-1], token_ids(events["r"]))
+
+
+def read(folder: Path, architecture: str, **fields: Any) -> ModelConfig:
+    (folder / "config.json").write_text(json.dumps({**SIZES, "architectures": [architecture], **fields}))
+    return ModelConfig.from_pretrained(folder)
+
+
+def test_internlm_3_as_it_is_published_and_as_transformers_saves_it(tmp_path):
+    """Its context is stretched beyond itself alone."""
+    rope = {"rope_scaling": {"factor": 6.0, "rope_type": "dynamic"}, "rope_theta": 5e7}
+    published = read(tmp_path, "InternLM3ForCausalLM", bias=False, qkv_bias=True, **rope)
+    assert (published.qkv_bias, published.output_bias, published.mlp_bias) == (True, False, False)
+    assert (published.ropes[0], published.max_position_embeddings) == (RopeConfig(5e7), 256)
+    saved = read(tmp_path, "InternLM3ForCausalLM", mlp_bias=True, attention_bias=True, head_dim=8)
+    assert (saved.qkv_bias, saved.output_bias, saved.mlp_bias, saved.head_dim) == (True, True, True, 8)
+
+
+def test_command_r_as_it_is_published(tmp_path):
+    """Its context stands beside what it was first trained for."""
+    config = read(tmp_path, "CohereForCausalLM", model_max_length=131072, max_position_embeddings=8192, rope_theta=8e6)
+    assert (config.max_position_embeddings, config.ropes[0]) == (131072, RopeConfig(8e6))
+    assert (config.tie_word_embeddings, config.logits_scaling, config.has_rotary_pairs) == (True, 16.0, True)
+
+
+def test_windows_and_positions_of_command_r7b_by_its_pattern(tmp_path):
+    config = read(tmp_path, "Cohere2ForCausalLM", num_hidden_layers=5, sliding_window=32, sliding_window_pattern=4)
+    assert config.sliding_windows == (32, 32, 32, None, 32)
+    assert [rope.rope_type for rope in config.ropes] == ["default", "default", "default", "none", "default"]
+    assert config.ropes[0].theta == 1e4
+
+
+@pytest.mark.parametrize(
+    ("architecture", "fields", "message"),
+    [
+        ("CohereForCausalLM", {"use_qk_norm": True}, "use_qk_norm is set: norms of queries and keys"),
+        ("CohereForCausalLM", {"hidden_act": "gelu"}, "unsupported hidden_act 'gelu'; supported: silu"),
+        ("StableLmForCausalLM", {"qk_layernorm": True}, "qk_layernorm is set: norms of queries and keys"),
+        ("ApertusForCausalLM", {"post_norm": True}, "post_norm is True; supported for Apertus: False"),
+        ("OlmoeForCausalLM", {"clip_qkv": 8.0}, r"clip_qkv is 8\.0: .* cut off are not supported"),
+        ("MiniMaxM2ForCausalLM", {"attn_type_list": [1, 0, 1]}, "attn_type_list has 0: linear attention"),
+        ("MiniMaxM2ForCausalLM", {"shared_intermediate_size": 64}, "shared_intermediate_size is 64; supported .*: 0"),
+        ("Ernie4_5_MoeForCausalLM", {"use_bias": True}, "use_bias is set: ERNIE's mixtures are supported without"),
+        ("HunYuanDenseV1ForCausalLM", {"use_qk_norm": False}, "use_qk_norm is false: supported are models whose"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_topk": [2, 2, 4]}, r"moe_topk differs between layers, \[2, 4\]: supported"),
+        ("HunYuanMoEV1ForCausalLM", {"moe_layer_num_skipped": 1}, "moe_layer_num_skipped is 1: supported are models"),
+        ("HunYuanDenseV1ForCausalLM", {"use_cla": True}, "use_cla is set: layers that share keys and values"),
+        (
+            "GraniteMoeForCausalLM",
+            {"quantization_config": {"quant_method": "fp8"}},
+            "quantization_config is set: Granite",
+        ),
+        ("GraniteMoeHybridForCausalLM", {"num_local_experts": 0}, "layer_types has mamba: layers are supported"),
+        (
+            "GraniteMoeHybridForCausalLM",
+            {"layer_types": ["attention"]},
+            "num_local_experts is 8: Granite 4 is supported",
+        ),
+        ("Exaone4ForCausalLM", {"sliding_window_pattern": "LLLG"}, "sliding_window_pattern is 'LLLG': layer_types has"),
+        ("NemotronForCausalLM", {"hidden_act": "silu"}, "unsupported hidden_act 'silu'; supported: relu2"),
+    ],
+)
+def test_what_is_not_supported_is_named(tmp_path, architecture, fields, message):
+    with pytest.raises(ModelError, match=message):
+        read(tmp_path, architecture, **fields)
+
+
+def test_windows_and_positions_of_exaone_4(tmp_path):
+    """Those without a window know no positions, but where none has a window all do."""
+    mixed = read(tmp_path, "Exaone4ForCausalLM", num_hidden_layers=4, sliding_window=32, sliding_window_pattern=4)
+    assert mixed.sliding_windows == (32, 32, 32, None)
+    assert [rope.rope_type for rope in mixed.ropes] == ["default", "default", "default", "none"]
+    small = read(tmp_path, "Exaone4ForCausalLM", sliding_window=None, layer_types=["full_attention"] * 3)
+    assert small.sliding_windows == (None, None, None)
+    assert {rope.rope_type for rope in small.ropes} == {"default"}
+
+
+def test_minimax_m2_as_it_is_published(tmp_path):
+    """How much of a head is rotated is a number of dimensions; what guesses further tokens is left out."""
+    fields = {"head_dim": 16, "rotary_dim": 8, "num_local_experts": 4, "num_experts_per_tok": 2, "num_mtp_modules": 2}
+    published = {"qk_norm_type": "per_layer", "use_qk_norm": True, "shared_intermediate_size": 0, "attn_type_list": [1]}
+    config = read(tmp_path, "MiniMaxM2ForCausalLM", **fields, **published, scoring_func="sigmoid")
+    assert (config.rotary_dim, config.ropes[0].theta, config.qk_norm) == (8, 5e6, "all")
+    assert config.unread_parts == ("model.layers.3.", "model.layers.4.")
+    assert config.moe is not None
+    assert (config.moe.has_correction, config.moe.norm_topk_prob, config.moe.intermediate_size) == (True, True, 101)
+
+
+def test_what_a_config_leaves_out_is_what_its_family_has(tmp_path):
+    sizes = {"hidden_size": 96, "num_attention_heads": 6}
+    stable = read(tmp_path, "StableLmForCausalLM", **sizes)
+    assert (stable.rotary_dim, stable.rms_norm_eps, stable.tie_word_embeddings) == (4, 1e-5, False)
+    nemotron = read(tmp_path, "NemotronForCausalLM", **sizes)
+    assert (nemotron.rotary_dim, nemotron.norm_offset, nemotron.rms_norm_eps) == (8, 1.0, 1e-5)
+    ernie = read(tmp_path, "Ernie4_5ForCausalLM", **sizes)
+    assert (ernie.head_dim, ernie.tie_word_embeddings, ernie.ropes[0].theta) == (128, True, 5e5)
+    glm = read(tmp_path, "Glm4ForCausalLM", **sizes)
+    assert (glm.head_dim, glm.rotary_dim, glm.rms_norm_eps, glm.qkv_bias) == (128, 64, 1.5625e-7, True)
+    apertus = read(tmp_path, "ApertusForCausalLM", **sizes)
+    assert (apertus.ropes[0].rope_type, apertus.ropes[0].theta, apertus.ropes[0].factor) == ("llama3", 1.2e7, 8.0)
