@@ -49,7 +49,7 @@ def test_one_that_cannot_be_shared_is_refused_before_there_is_a_job(served, head
     arguments = label_arguments(tickets, tmp_path / "out")
     arguments[arguments.index(str(MODEL))] = "org/tickets"
     refused = headrace(served, *arguments, "-tp", "64")
-    assert_refused(refused, "tensor_parallel_size=64 must divide num_attention_heads")
+    assert_refused(refused, "--tensor-parallel-size=64 must divide num_attention_heads")
     assert not (tmp_path / "out").exists()
 
 
@@ -58,7 +58,7 @@ def test_a_worker_refuses_one_that_cannot_be_shared_before_its_weights_are_fetch
         env = environment(tmp_path, HF_HOME=str(tmp_path / "hub"), HF_ENDPOINT=hub.endpoint)
         with started(["worker", "--model", "org/name", "-tp", "64"], env, tmp_path / "worker") as worker:
             assert worker.wait(60) == 2
-    assert "tensor_parallel_size=64 must divide num_attention_heads" in (tmp_path / "worker/err").read_text()
+    assert "--tensor-parallel-size=64 must divide num_attention_heads" in (tmp_path / "worker/err").read_text()
     assert "config.json" in hub.downloaded
     assert not [name for name in hub.downloaded if name.endswith(".safetensors")]
 
