@@ -224,7 +224,7 @@ class LLM:
         request_id = str(next(self._ids))
         grammar = self._tokenizer.grammar(params.structured_outputs)
         reasoning = self._tokenizer.reasoning(params.reasoning)
-        bad_words = self._tokenizer.encode_bad_words(params.bad_words) if params.bad_words else ()
+        bad_words = self._tokenizer.encode_bad_words(params.bad_words or ())
         return [
             Request(
                 # The first has the id, and with it the derived seed, that it has when `n` is 1.

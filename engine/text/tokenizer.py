@@ -123,9 +123,16 @@ class Tokenizer:
         return tuple(map(tuple, self.encode_batch(choices, add_special_tokens=False)))
 
     def encode_bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """The tokens of each word where a text begins with it, and as far as it is as long where a space is before."""
+        """The tokens of each word where a text begins with it, and as far as it is as long where a space is before.
+
+        Raises `InvalidRequestError` for a word of which the vocabulary has nothing.
+        """
+        if not words:
+            return ()
         bare = self.encode_choices([word.lstrip() for word in words])
         spaced = self.encode_choices([f" {word.lstrip()}" for word in words])
+        if () in bare:
+            raise InvalidRequestError(f"bad_words: {words[bare.index(())]!r} has no tokens: leave it out", "bad_words")
         # Where the space is a token of its own, the bare word follows it.
         others = [
             other for word, other in zip(bare, spaced, strict=True) if len(other) == len(word) and other[0] != word[0]

@@ -30,6 +30,7 @@ _TAGGED_SIGNS: Mapping[str, Kind] = {"<function=": "qwen3_coder", "<arg_key>": "
 _MISTRAL_SIGN = "[ARGS]"
 # Command's calls are JSON of another shape.
 _UNKNOWN_SIGNS = ("<|START_ACTION|>",)
+SPECIAL_TOKENS_HIDE_CALLS = "calls of tools are found in texts without special tokens: leave it out, or the tools"
 
 
 @dataclass(frozen=True)
@@ -63,6 +64,11 @@ class CallFormat:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
+
+    @property
+    def needs_bare_text(self) -> bool:
+        """Whether calls are found only where special tokens, which are around them, are left out of the text."""
+        return self.kind in ("json", "mistral", "harmony")
 
     def parser(self, key: str) -> ToolCallParser:
         """For one answer. The ids of its calls are made of `key`."""

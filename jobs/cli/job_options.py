@@ -109,12 +109,25 @@ def asked(
     stop_token_ids: Annotated[
         str | None, typer.Option("--stop-token-ids", metavar="ID,ID", help="End an answer at one of these tokens.")
     ] = None,
+    include_stop_str_in_output: Annotated[
+        bool, typer.Option("--include-stop-str-in-output", help="An answer ends with its stop, not before it.")
+    ] = False,
     ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="Go on after the model's end token.")] = False,
     min_tokens: Annotated[int, typer.Option("--min-tokens", help="No end before this many tokens.")] = 0,
     logit_bias: Annotated[
         str | None,
         typer.Option("--logit-bias", metavar="ID:BIAS,...", help="Add to these tokens' logits, in [-100, 100]."),
     ] = None,
+    bad_words: Annotated[
+        list[str] | None, typer.Option("--bad-words", metavar="TEXT", help="Never say this; repeatable.")
+    ] = None,
+    allowed_token_ids: Annotated[
+        str | None, typer.Option("--allowed-token-ids", metavar="ID,ID", help="Answer with these tokens alone.")
+    ] = None,
+    skip_special_tokens: Annotated[
+        bool,
+        typer.Option("--skip-special-tokens/--no-skip-special-tokens", help="Leave special tokens out of answers."),
+    ] = True,
     reasoning: Annotated[
         bool, typer.Option("--reasoning", help="The model thinks first; its answer is what follows.")
     ] = False,
@@ -190,10 +203,14 @@ def asked(
             "repetition_penalty": repetition_penalty,
             "stop": stop or (),
             "stop_token_ids": _numbers(stop_token_ids),
+            "include_stop_str_in_output": include_stop_str_in_output,
             "ignore_eos": ignore_eos,
             **({} if max_tokens is None else {"max_tokens": max_tokens}),
             "min_tokens": min_tokens,
             "logit_bias": _biases(logit_bias),
+            "bad_words": bad_words or (),
+            "allowed_token_ids": None if allowed_token_ids is None else _numbers(allowed_token_ids),
+            "skip_special_tokens": skip_special_tokens,
             "n": n,
             "logprobs": logprobs,
             "top_logprobs": top_logprobs,

@@ -16,7 +16,9 @@ _GROUPS = {
     "Sampling": (
         *("--max-tokens", "--min-tokens", "--temperature", "--top-p", "--top-k", "--min-p"),
         *("--presence-penalty", "--frequency-penalty", "--repetition-penalty", "--logit-bias"),
-        *("--stop", "--stop-token-ids", "--ignore-eos", "--n", "--vote", "--seed", "--logprobs", "--top-logprobs"),
+        *("--bad-words", "--allowed-token-ids", "--skip-special-tokens"),
+        *("--stop", "--stop-token-ids", "--include-stop-str-in-output", "--ignore-eos"),
+        *("--n", "--vote", "--seed", "--logprobs", "--top-logprobs"),
         *("--reasoning", "--thinking-token-budget"),
     ),
     "Output": ("--output", "--resume", "--overwrite", "--sink", "--sink-table"),

@@ -145,6 +145,7 @@ class LiveAnswer:
         choice_token_ids = tokenizer.encode_choices(asked.choices) if asked.choices else None
         grammar = tokenizer.grammar(params.structured_outputs)
         reasoning = tokenizer.reasoning(params.reasoning)
+        bad_words = tokenizer.encode_bad_words(params.bad_words or ())
         files = asked.image_files
         images = ImageReader.of_model(tokenizer.folder, public_name(asked.model)).images(files) if files else ()
         leader: str | None = None
@@ -166,6 +167,7 @@ class LiveAnswer:
                 lora_request=None if asked.lora is None else asked.lora.request(),
                 images=images,
                 reasoning=reasoning,
+                bad_words_token_ids=bad_words,
             )
             leader = leader or request.request_id
             text = GrowingText.of(tokenizer, request)

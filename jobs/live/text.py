@@ -17,10 +17,15 @@ class GrowingText:
     """
 
     def __init__(
-        self, tokenizer: Tokenizer, stops: Sequence[str] = (), thinking: ThinkingTracker | None = None
+        self,
+        tokenizer: Tokenizer,
+        stops: Sequence[str] = (),
+        thinking: ThinkingTracker | None = None,
+        skip_special_tokens: bool = True,
     ) -> None:
         self._tokenizer = tokenizer
-        self._detokenizer = Detokenizer(tokenizer)
+        self._skips = skip_special_tokens
+        self._detokenizer = Detokenizer(tokenizer, self._skips)
         self._stops = stops
         self._longest = max(map(len, stops), default=0)
         self._thinking = thinking
@@ -34,7 +39,7 @@ class GrowingText:
         tokens = request.reasoning
         is_held = request.params.holds_answer
         thinking = None if tokens is None else tokens.tracker(request.prompt_token_ids, is_held)
-        return cls(tokenizer, request.params.stop_strings, thinking)
+        return cls(tokenizer, request.params.stop_strings, thinking, request.params.skip_special_tokens)
 
     @property
     def held(self) -> str:
@@ -78,7 +83,7 @@ class GrowingText:
         assert self._thinking is not None
         if not self._thinking.is_marker:
             return before + self._detokenizer.add(token_id)
-        self._detokenizer = Detokenizer(self._tokenizer)
+        self._detokenizer = Detokenizer(self._tokenizer, self._skips)
         return before + self._tokenizer.marker(token_id)
 
     def owed(self, answer: str) -> str:

@@ -6,7 +6,7 @@ A job may be larger than memory: between the first step and the last, its rows a
 import shutil
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import islice
@@ -26,8 +26,11 @@ from ...storage.planned_rows import planned_rows
 from ...storage.readers import InputRow, InputSource
 from ...storage.records import NewShard
 from ...storage.spool import PlannedRow
+from ..calls.formats import SPECIAL_TOKENS_HIDE_CALLS, CallFormat
 from ..errors import SpecError
+from ..shards.row_calls import has_calls
 from ..spec.schemas import JobSpec
+from ..spec.tool_choice import is_forced
 from .batch_planner import BatchPlanner
 from .collector import leave_alone_what_is_there
 from .custom_ids import CustomIds, Repeats
@@ -119,6 +122,9 @@ class Planner:
         Raises `SpecError`, `InputError`.
         """
         self.spec.sampling.check_vocabulary(self.model.vocab_size)
+        self._check_bad_words()
+        if not self.spec.sampling.skip_special_tokens:
+            self._check_calls(_columns(source))
         if self.spec.sampling.reasoning:
             self._check_reasoning(_columns(source))
         if self.spec.choices is not None:
@@ -126,6 +132,23 @@ class Planner:
             build_choice_tree(self.tokenizer.encode_choices(self.spec.choices), end)
         with _told_from_another_format(source):
             return PromptRenderer(self.spec, self.tokenizer, _columns(source))
+
+    def _check_bad_words(self) -> None:
+        option = Argument("bad_words")
+        try:
+            self.tokenizer.encode_bad_words(self.spec.sampling.bad_words)
+        except InvalidRequestError as error:
+            raise SpecError(option, str(error).removeprefix(option.name), field="sampling.bad_words") from error
+
+    def _check_calls(self, columns: Sequence[str]) -> None:
+        """Where special tokens are written out: whether a call of a tool would still be found."""
+        if not has_calls(self.spec, columns) or is_forced(self.spec.tool_choice):
+            return
+        # Where the form is not known, nothing is looked for.
+        with suppress(InvalidRequestError):
+            if CallFormat.of_model(self.tokenizer, {}).needs_bare_text:
+                option = Argument("skip_special_tokens")
+                raise SpecError(option, f": {SPECIAL_TOKENS_HIDE_CALLS}", field=f"sampling.{option.name}")
 
     def _check_reasoning(self, columns: Sequence[str]) -> None:
         option = Argument("reasoning")

@@ -100,6 +100,7 @@ class RowRequests:
             lora_request=self._lora,
             output_kind=RequestOutputKind.FINAL_ONLY,
             reasoning=self._tokenizer.reasoning(params.reasoning),
+            bad_words_token_ids=self._tokenizer.encode_bad_words(params.bad_words or ()),
         )
         if params.n == 1 or self._spec.draws_votes:
             return [first]
@@ -151,6 +152,7 @@ class RowRequests:
             lora_request=self._lora,
             output_kind=RequestOutputKind.FINAL_ONLY,
             reasoning=self._tokenizer.reasoning(params.reasoning),
+            bad_words_token_ids=self._tokenizer.encode_bad_words(params.bad_words or ()),
         )
 
     @cached_property

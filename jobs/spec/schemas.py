@@ -34,6 +34,8 @@ _SHORT = 40
 # sample is a request of its own in the engine.
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 256
+# As stops, and each that has tokens beside its last one is compared with the end of the answer.
+MAX_BAD_WORDS = 1024
 MAX_SAMPLES = 1024
 # To `JobSpec`. Whoever adds an option adds it here: so do folders that are there stay resumable, and workers that have
 # not been upgraded yet go on with jobs that do without it.
@@ -42,7 +44,10 @@ _ADDED = (
     "tool_choice",
 )
 # The same to `SamplingSpec`.
-_ADDED_TO_SAMPLING = ("prompt_logprobs", "reasoning", "thinking_token_budget")
+_ADDED_TO_SAMPLING = (
+    *("prompt_logprobs", "reasoning", "thinking_token_budget"),
+    *("allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens"),
+)
 # What an answer may have where nothing is said, and with all that is thought before it.
 _ANSWER_TOKENS, _THINKING_TOKENS = 256, 32_768
 Texts = TypeVar("Texts", str, None, tuple[str, ...])
@@ -78,6 +83,7 @@ class SamplingSpec(BaseModel):
     stop: tuple[str, ...] = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
     max_tokens: Annotated[
         int,
         Field(
@@ -88,6 +94,9 @@ class SamplingSpec(BaseModel):
     ] = _ANSWER_TOKENS
     min_tokens: int = 0
     logit_bias: dict[int, float] = Field(default={}, description="What is added to the logits of these token ids")
+    allowed_token_ids: tuple[int, ...] | None = None
+    bad_words: tuple[str, ...] = ()
+    skip_special_tokens: bool = True
     logprobs: bool = False
     top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
     prompt_logprobs: Annotated[int, Field(ge=0, le=20)] | None = None
@@ -130,6 +139,18 @@ class SamplingSpec(BaseModel):
             raise ValueError(f"must be at most {MAX_STOPS} texts of up to {MAX_STOP_CHARACTERS} characters")
         return _storable(value)
 
+    @field_validator("bad_words", mode="before")
+    @classmethod
+    def _none_is_empty(cls, value: Any) -> Any:
+        return () if value is None else value
+
+    @field_validator("bad_words")
+    @classmethod
+    def _are_words(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        if len(value) > MAX_BAD_WORDS or max(map(len, value), default=0) > MAX_STOP_CHARACTERS:
+            raise ValueError(f"must be at most {MAX_BAD_WORDS} texts of up to {MAX_STOP_CHARACTERS} characters")
+        return _storable(value)
+
     @field_validator("top_logprobs")
     @classmethod
     def _needs_logprobs(cls, value: int, info: ValidationInfo) -> int:
@@ -164,8 +185,8 @@ class SamplingSpec(BaseModel):
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises `SpecError` for a token id that the model does not have."""
-        for name, token_ids in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
-            for token in token_ids:
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            for token in getattr(self, name) or ():
                 if token >= vocab_size:
                     problem = f": token id {token} is outside the vocabulary of {vocab_size} tokens"
                     raise SpecError(Argument(name), problem, field=f"sampling.{name}")
@@ -313,6 +334,10 @@ class JobSpec(BaseModel):
             problem = choice_problem(functions_of(self.tools or ()), self.tool_choice)
         if problem is not None:
             raise SpecError(Argument("tool_choice"), f" {problem}", field="tool_choice")
+        for name in ("allowed_token_ids", "bad_words"):
+            if getattr(self.sampling, name):
+                told = " cannot be held to beside ", Argument("tool_choice"), ": leave out one of the two"
+                raise SpecError(Argument(name), *told, field=f"sampling.{name}")
         try:
             checked(forced_form(functions_of(self.tools or ()), self.tool_choice) if self.tools else None)
         except ValueError as error:

@@ -1,5 +1,7 @@
 """A worker's live requests: each stream is the engine's answer, whatever else it serves."""
 
+from typing import Any
+
 import pytest
 
 from headrace.engine.request import Request, SamplingParams
@@ -85,6 +87,27 @@ def test_a_stop_string_is_not_streamed(desk):
         assert text == " ".join(words).partition(stop)[0]
         assert events[-1].finish_reason == "stop"
         assert all(stop not in event.text for event in events)
+
+
+def test_what_may_be_said_and_what_is_written_out_of_it(desk):
+    """A stop is part of the text, bad words are not said, nor what is not allowed, and special tokens are shown."""
+    with desk.worker() as worker:
+
+        def said(**more: Any) -> str:
+            request = desk.submitted(**{"max_tokens": 8, "temperature": 0.0} | more)
+            worker.live.ring(request.id)
+            return "".join(event.text for event in desk.events(request.id))
+
+        words = said().split()
+        stop = " ".join(words[4:6])
+        assert said(stop=(stop,), include_stop_str_in_output=True) == " ".join(words).partition(stop)[0] + stop
+        assert said(allowed_token_ids=[1], ignore_eos=True) == "a a a a a a a a"
+        assert said(bad_words=[words[0], "a"]).split()[0] not in (words[0], "a")
+        # Nothing but a, b and c, in this order, is likely.
+        only = {"logit_bias": {1: 100.0, 2: 60.0, 3: 30.0}}
+        assert said(**only, bad_words=["a a a", "a a b"]) == "a a c a a c a a"
+        assert said(logit_bias={0: 100.0}) == ""
+        assert said(logit_bias={0: 100.0}, skip_special_tokens=False, max_tokens=2) == "<end> <end>"
 
 
 @pytest.mark.parametrize(

@@ -36,9 +36,9 @@ def streamed(tokenizer: Tokenizer, token_ids: Sequence[int], params: SamplingPar
             reason = FinishReason.STOP
             break
     answer = answer_text(tokenizer, request, kept, reason)
-    first = GrowingText(tokenizer, params.stop_strings)
+    first = GrowingText.of(tokenizer, request)
     before = [first.add(token) for token in kept[: min(resume_at, len(kept) - 1)]]
-    text = GrowingText(tokenizer, params.stop_strings)
+    text = GrowingText.of(tokenizer, request)
     text.resume(kept[: len(before)], before)
     pieces = before + [text.add(token) for token in kept[len(before) : -1]]
     for length in range(len(pieces) + 1):
@@ -55,6 +55,17 @@ def test_real_texts(text, stop, tokenizer):
         for cut in range(1, len(token_ids) + 1):
             given, answer = streamed(tokenizer, token_ids[:cut], params, resume_at=cut // 2)
             assert given == answer
+
+
+def test_special_tokens_that_are_written_out(tokenizer):
+    end = tokenizer.eos_token_id
+    token_ids = [*tokenizer.encode("END", add_special_tokens=False), end, end, *tokenizer.encode("END")]
+    for stop in ((), ("E" + tokenizer.decode([end], skip_special_tokens=False)[:1],), ("DE",)):
+        params = SamplingParams(stop=stop, skip_special_tokens=False, include_stop_str_in_output=True)
+        for cut in range(1, len(token_ids) + 1):
+            given, answer = streamed(tokenizer, token_ids[:cut], params, resume_at=cut // 2)
+            assert given == answer
+    assert tokenizer.decode([end], skip_special_tokens=False) in answer
 
 
 def test_tokens_at_random(tokenizer):

@@ -359,3 +359,35 @@ def test_where_each_row_was_planned_is_written_down(model, tmp_path):
     assert len(shards) > 64
     assert dict(zip(table["row"].to_pylist(), table["shard"].to_pylist(), strict=True)) == spooled
     assert sorted(spooled) == list(range(140))
+
+
+def test_a_bad_word_of_which_the_vocabulary_has_nothing_is_refused(model, tmp_path):
+    """As where a normalizer takes the word away."""
+    folder = shutil.copytree(model, tmp_path / "model")
+    tokenizer = json.loads((folder / "tokenizer.json").read_text())
+    tokenizer["normalizer"] = {"type": "Replace", "pattern": {"String": "z"}, "content": ""}
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    (tmp_path / "input.jsonl").write_text('{"text": "a"}\n')
+    spec = JobSpec.parse(model=str(folder), prompt="{text}", sampling={"bad_words": ["a", "z"]})
+    with pytest.raises(SpecError, match="bad_words: 'z' has no tokens: leave it out") as refused:
+        make_planner(spec, None, tmp_path / "sort").check(open_input(tmp_path / "input.jsonl"))
+    assert refused.value.field == "sampling.bad_words"
+
+
+@pytest.mark.parametrize(("sign", "is_refused"), [("[TOOL_CALLS]", True), ("<tool_call>", False), ("nothing", False)])
+def test_special_tokens_are_not_written_out_where_they_would_hide_calls(sign, is_refused, tmp_path):
+    template = f"{{{{ tools }}}}{sign}{{% for message in messages %}}{{{{ message['content'] }}}}{{% endfor %}}"
+    folder = write_model_folder(tmp_path / "model")
+    (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
+    (tmp_path / "input.jsonl").write_text('{"text": "a"}\n')
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    spec = JobSpec.parse(
+        model=str(folder), prompt="{text}", tools=tools, sampling={"skip_special_tokens": False, "bad_words": ["b"]}
+    )
+    planner = make_planner(spec, None, tmp_path / "sort")
+    if is_refused:
+        with pytest.raises(SpecError, match="skip_special_tokens: calls of tools are found in") as refused:
+            planner.check(open_input(tmp_path / "input.jsonl"))
+        assert refused.value.field == "sampling.skip_special_tokens"
+    else:
+        planner.check(open_input(tmp_path / "input.jsonl"))

@@ -151,3 +151,17 @@ def test_without_weights_that_can_be_read_rows_are_generated(shop: Shop, tools: 
     config.rename(shop.model / "config.json")
     assert run(shop, away, cache=True)["steps"]
     assert not run(shop, away, cache=True)["steps"]
+
+
+def test_what_may_be_said_and_what_is_written_out_is_part_of_the_question(shop: Shop, tools: AttemptTools) -> None:
+    asked: list[dict[str, Any]] = [
+        {},
+        {"allowed_token_ids": [1]},
+        {"bad_words": ["a"]},
+        {"include_stop_str_in_output": True},
+        {"skip_special_tokens": False},
+    ]
+    for sampling in asked:
+        assert run(shop, tools, sampling={"max_tokens": 6, **sampling}, cache=True)["from_cache"] == [False] * 3
+    for sampling in asked:
+        assert run(shop, tools, sampling={"max_tokens": 6, **sampling}, cache=True)["from_cache"] == [True] * 3

@@ -230,3 +230,30 @@ def test_the_types_of_a_parquet_input_come_out_as_they_went_in(shop):
         carried = "input_row" if name == "row" else name
         assert output.schema.field(carried).type == TYPES.field(name).type, name
         assert output[carried].combine_chunks().equals(table[name].combine_chunks()), name
+
+
+@pytest.mark.parametrize(
+    ("sampling", "output"),
+    [
+        ({"allowed_token_ids": [1]}, "a a a a a a"),
+        ({"bad_words": ["a a a", "a a b"]}, "a a c a a c"),
+        ({"bad_words": ["a a a", "a a b"], "stop": "c"}, "a a "),
+        ({"bad_words": ["a a a", "a a b"], "stop": "c", "include_stop_str_in_output": True}, "a a c"),
+        ({"logit_bias": {0: 100.0}}, ""),
+        ({"logit_bias": {0: 100.0}, "skip_special_tokens": False}, "<end> <end> <end> <end> <end> <end>"),
+    ],
+    ids=str,
+)
+def test_what_may_be_said_and_what_is_written_out_of_it(sampling, output, shop):
+    """Nothing but a, b and c, in this order, is likely."""
+    likely = {"logit_bias": {1: 100.0, 2: 60.0, 3: 30.0}, "ignore_eos": True, "max_tokens": 6}
+    shop.create(ROWS, sampling=likely | sampling)
+    shop.attempt().run()
+    assert shop.table()["output"].to_pylist() == [output] * len(ROWS)
+    shop.assert_settled()
+
+
+def test_each_of_several_answers_is_made_of_what_is_allowed(shop):
+    shop.create(ROWS, sampling={"n": 3, "temperature": 1.0, "allowed_token_ids": [1, 2], "bad_words": ["a"]})
+    shop.attempt().run()
+    assert {word for row in shop.table()["outputs"].to_pylist() for text in row for word in text.split()} == {"b"}

@@ -49,6 +49,13 @@ from headrace.jobs.spec.schemas import JobSpec, read_stored, row_seed
         ("logit_bias", [5], "logit_bias.*dictionary"),
         ("stop_token_ids", [-1], "stop_token_ids must be a list of token ids"),
         ("stop_token_ids", ["a"], "stop_token_ids.0: .*integer.*, not 'a'"),
+        ("allowed_token_ids", [], "allowed_token_ids must be a list with a token id, at least"),
+        ("allowed_token_ids", ["a"], "allowed_token_ids.0: .*integer.*, not 'a'"),
+        ("bad_words", "word", "bad_words: .*tuple, not 'word'"),
+        ("bad_words", ["word", " "], "bad_words must be without an empty text"),
+        ("bad_words", ["word"] * 1025, "bad_words: must be at most 1024 texts of up to 256 characters"),
+        ("bad_words", ["w" * 257], "bad_words: must be at most 1024 texts of up to 256 characters"),
+        ("bad_words", ["\udcff"], "bad_words: is not valid UTF-8"),
         ("ignore_eos", "perhaps", "ignore_eos: .*boolean.*, not 'perhaps'"),
         ("logprobs", 5, "logprobs: .*boolean.*, not 5"),
         ("top_logprobs", 3, "top_logprobs: has no meaning without logprobs, not 3"),
@@ -88,7 +95,7 @@ def test_an_answer_has_room_for_what_is_thought_before_it(asked, max_tokens):
     assert read_stored(JobSpec, spec.stored()) == spec
 
 
-@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids"])
+@pytest.mark.parametrize("name", ["logit_bias", "stop_token_ids", "allowed_token_ids"])
 def test_token_ids_are_checked_against_the_models_vocabulary(name):
     value = {6: 1.0, 7: 1.0} if name == "logit_bias" else [6, 7]
     sampling = JobSpec.parse(model="m", sampling={name: value}).sampling
@@ -152,7 +159,8 @@ def test_a_description_survives_the_ledger():
         model="m", sampling={"logit_bias": {5: 1.5}, "stop_token_ids": [2], "n": 2, "temperature": 1}
     )
     assert read_stored(JobSpec, json.dumps(biased.stored())) == biased
-    new = JobSpec.parse(model="m", lora={"name": "kind", "path": "/kind"}, sampling={"prompt_logprobs": 0})
+    sampling = {"prompt_logprobs": 0, "allowed_token_ids": [3], "bad_words": ["a", "b"], "skip_special_tokens": False}
+    new = JobSpec.parse(model="m", lora={"name": "kind", "path": "/kind"}, sampling=sampling)
     assert read_stored(JobSpec, new.stored()) == new
 
 
@@ -162,6 +170,9 @@ def test_a_description_without_what_is_new_is_one_that_earlier_versions_know():
     first = {"model", "dtype", "quantization", "system", "prompt", "choices", "sampling", "limit", "endpoint", "cache"}
     assert stored.keys() == first | {"schema_version"}
     assert "prompt_logprobs" not in stored["sampling"]
+    later = {"allowed_token_ids", "bad_words", "include_stop_str_in_output", "skip_special_tokens"}
+    assert not later & stored["sampling"].keys()
+    assert JobSpec.parse(model="m", sampling={"bad_words": None, "allowed_token_ids": None}).stored() == stored
 
 
 @pytest.mark.parametrize(

@@ -50,6 +50,11 @@ NAMED = {"type": "function", "function": {"name": "f"}}
             "tool_choice",
             "tool_choice names 'g', which is none of the tools$",
         ),
+        (
+            {"tools": [F], "tool_choice": "required", "sampling": {"bad_words": ["a"]}},
+            "sampling.bad_words",
+            "bad_words cannot be held to beside tool_choice: leave out one of the two$",
+        ),
         ({"tools": [F], "tool_choice": "required", "choices": ["a", "b"]}, "tool_choice", "says what the answer is"),
         (
             {"tools": [F], "tool_choice": NAMED, "sampling": {"structured_outputs": {"regex": "a"}}},
