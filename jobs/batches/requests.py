@@ -23,7 +23,7 @@ from ..api.openai.sampling_schemas import SamplingFields
 from ..live.prompt import LivePrompts
 from ..planning.rendering import TEMPLATE_KWARGS
 from ..shards.row_sampling import RowSampling
-from ..spec.schemas import JobSpec
+from ..spec.schemas import JobSpec, SamplingSpec
 from ..spec.tools import TOOLS
 from .lines import CHAT, CHATS, RESPONSES, BatchLine, numbered_lines, parse_line
 
@@ -102,15 +102,25 @@ class RequestReader:
 
     def _sampling(self, request: SamplingFields, number: int) -> RowSampling:
         sampling = request.sampling(self.limits.context_length, self._seed(number), self.defaults)
-        if isinstance(request, ChatCompletionRequest) and self.tokenizer is not None:
-            asked = request.include_reasoning, request.thinking_token_budget
+        if self.tokenizer is not None:
             try:
-                sampling = with_reasoning(sampling, self.tokenizer, *asked)
+                sampling = self._of_model(sampling, request, self.tokenizer)
             except InvalidRequestError as error:
                 raise ApiError(400, str(error), "invalid_value", error.field) from error
-        for name, token_ids in (("logit_bias", sampling.logit_bias), ("stop_token_ids", sampling.stop_token_ids)):
-            self._check_tokens(name, token_ids)
+        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+            self._check_tokens(name, getattr(sampling, name) or ())
         return RowSampling(sampling=sampling, choices=request.choices)
+
+    @staticmethod
+    def _of_model(sampling: SamplingSpec, request: SamplingFields, tokenizer: Tokenizer) -> SamplingSpec:
+        """With what the model thinks before; refused is what cannot be beside that, and words without tokens."""
+        tokenizer.encode_bad_words(sampling.bad_words)
+        if not isinstance(request, ChatCompletionRequest):
+            return sampling
+        asked = request.include_reasoning, request.thinking_token_budget
+        sampling = with_reasoning(sampling, tokenizer, *asked)
+        sampling.params(0, request.choices)
+        return sampling
 
     def _prompt(self, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
         if isinstance(request, ChatCompletionRequest):

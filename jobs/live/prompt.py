@@ -130,6 +130,7 @@ class LivePrompts:
                 raise InvalidRequestError(
                     f"prompt: token id {token} is outside the vocabulary of {self.vocab_size} tokens", "prompt"
                 )
+        self.tokenizer.encode_bad_words(sampling.bad_words)
         try:
             sampling.check_vocabulary(self.vocab_size)
         except SpecError as error:

@@ -173,6 +173,9 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
             raise misfit("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of the two")
         if self.forced_call is not None and (self.choices or self.response_format or self.structured_outputs):
             raise misfit("tool_choice", "tool_choice says what the answer is: leave out what else gives it a form")
+        for name in ("allowed_token_ids", "bad_words"):
+            if self.forced_call is not None and getattr(self, name):
+                raise misfit(name, f"{name} cannot be held to beside tool_choice: leave out one of the two")
         return self
 
     @property

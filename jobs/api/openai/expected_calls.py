@@ -2,7 +2,7 @@
 
 from ....engine.errors import InvalidRequestError
 from ....engine.text.tokenizer import Tokenizer
-from ...calls.formats import CallFormat
+from ...calls.formats import SPECIAL_TOKENS_HIDE_CALLS, CallFormat
 from ...spec.tool_choice import NamedTool
 from .chat_schemas import ChatCompletionRequest
 from .tools import functions_of
@@ -11,7 +11,7 @@ from .tools import functions_of
 def expected_calls(body: ChatCompletionRequest, tokenizer: Tokenizer) -> CallFormat | None:
     """That of answers to `body`; None where no tool may be called.
 
-    Raises `InvalidRequestError` where the model is to decide and its format is none that is known.
+    Raises `InvalidRequestError` where the model is to decide and its format is none that is known, or would be hidden.
     """
     if isinstance(body.calls, NamedTool):
         return CallFormat("named", body.calls.function.name)
@@ -21,6 +21,8 @@ def expected_calls(body: ChatCompletionRequest, tokenizer: Tokenizer) -> CallFor
         return CallFormat("required")
     most = 1 if body.parallel_tool_calls is False else None
     form = CallFormat.of_model(tokenizer, functions_of(body.tools or ()), most)
+    if form.needs_bare_text and body.skip_special_tokens is False:
+        raise InvalidRequestError(f"skip_special_tokens: {SPECIAL_TOKENS_HIDE_CALLS}", "skip_special_tokens")
     if form.kind == "harmony" and body.thinking_token_budget is not None:
         raise InvalidRequestError(
             "thinking_token_budget: the final message follows the thinking then, and a call of a tool is another: "

@@ -74,6 +74,10 @@ class SamplingFields(VllmFields, ABC):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    allowed_token_ids: list[int] | None = None
+    bad_words: list[Text] | None = None
+    skip_special_tokens: bool | None = None
     guided_choice: list[Text] | None = None
     structured_outputs: StructuredOutputs | None = None
     cancel_on_disconnect: Annotated[
@@ -144,6 +148,10 @@ _SAME_NAME = (
     "min_tokens",
     "ignore_eos",
     "stop_token_ids",
+    "include_stop_str_in_output",
+    "allowed_token_ids",
+    "bad_words",
+    "skip_special_tokens",
     "response_format",
     "structured_outputs",
 )

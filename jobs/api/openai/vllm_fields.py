@@ -16,22 +16,18 @@ _PROMPT_LOGPROBS = "say echo and logprobs at /v1/completions"
 class VllmFields(Body):
     """Some clients send all of these. vLLM's default asks for nothing; anything else is refused, not ignored."""
 
-    allowed_token_ids: _Refused = None
-    bad_words: Annotated[_Untold, AfterValidator(only([]))] = None
     cache_salt: _Refused = None
     guided_decoding_backend: _Refused = None
     guided_grammar: Annotated[_Untold, AfterValidator(only(instead="say structured_outputs.grammar"))] = None
     guided_json: Annotated[_Untold, AfterValidator(only(instead="say structured_outputs.json"))] = None
     guided_regex: Annotated[_Untold, AfterValidator(only(instead="say structured_outputs.regex"))] = None
     guided_whitespace_pattern: _Refused = None
-    include_stop_str_in_output: Annotated[_Untold, AfterValidator(only(False))] = None
     length_penalty: Annotated[_Untold, AfterValidator(only(1.0))] = None
     logprob_token_ids: _Refused = None
     priority: Annotated[_Untold, AfterValidator(only(0))] = None
     prompt_logprobs: Annotated[_Untold, AfterValidator(only(instead=_PROMPT_LOGPROBS))] = None
     return_token_ids: Annotated[_Untold, AfterValidator(only(False))] = None
     return_tokens_as_token_ids: Annotated[_Untold, AfterValidator(only(False))] = None
-    skip_special_tokens: Annotated[_Untold, AfterValidator(only(True))] = None
     spaces_between_special_tokens: Annotated[_Untold, AfterValidator(only(True))] = None
     truncate_prompt_tokens: _Refused = None
     use_beam_search: Annotated[_Untold, AfterValidator(only(False))] = None

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from openai import BadRequestError, OpenAI
+from pydantic import ValidationError
 
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.text.tokenizer import Tokenizer
@@ -230,6 +231,28 @@ def test_marks_that_no_text_has_are_not_looked_for(tmp_path: Path) -> None:
     calls = expected_calls(request(), Tokenizer.from_pretrained(folder))
     assert calls == CallFormat("json")
     assert parsed(calls.parser(""), [f"{P}\n{Q}"]) == ("", [("f", {"a": 1}), ("g", {"b": "é<"})], "tool_calls")
+
+
+@pytest.mark.parametrize(("sign", "is_refused"), [("<tool_call>", False), ("[TOOL_CALLS]", True)])
+def test_special_tokens_are_not_written_out_where_they_would_hide_calls(
+    tmp_path: Path, sign: str, is_refused: bool
+) -> None:
+    folder = copytree(MODEL, tmp_path / "model")
+    (folder / "chat_template.jinja").write_text("{{ tools }}" + sign)
+    tokenizer = Tokenizer.from_pretrained(folder)
+    if is_refused:
+        with pytest.raises(InvalidRequestError, match="skip_special_tokens: calls of tools are found") as refused:
+            expected_calls(request(skip_special_tokens=False), tokenizer)
+        assert refused.value.field == "skip_special_tokens"
+    else:
+        assert expected_calls(request(skip_special_tokens=False), tokenizer) == CallFormat("hermes")
+    assert expected_calls(request(skip_special_tokens=False, tool_choice="none"), tokenizer) is None
+
+
+def test_forced_calls_leave_nothing_to_be_ruled_out() -> None:
+    for name, value in (("bad_words", ["a"]), ("allowed_token_ids", [1])):
+        with pytest.raises(ValidationError, match=f"{name} cannot be held to beside tool_choice"):
+            request(**{name: value}, tool_choice="required")
 
 
 def json_call(name: str, key: str = "arguments", **arguments: Any) -> str:

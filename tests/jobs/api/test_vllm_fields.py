@@ -44,11 +44,9 @@ def test_defaults_ask_for_nothing() -> None:
 @pytest.mark.parametrize(
     ("field", "value", "instead"),
     [
-        ("skip_special_tokens", False, "leave it out"),
-        ("include_stop_str_in_output", True, "leave it out"),
+        ("spaces_between_special_tokens", False, "leave it out"),
         ("use_beam_search", True, "leave it out"),
         ("truncate_prompt_tokens", 5, "leave it out"),
-        ("allowed_token_ids", [1], "leave it out"),
         ("guided_json", {"type": "object"}, "say structured_outputs.json"),
         ("guided_regex", "a+", "say structured_outputs.regex"),
         ("guided_grammar", "root", "say structured_outputs.grammar"),

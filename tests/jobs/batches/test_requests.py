@@ -4,11 +4,13 @@ from typing import Any
 
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.batches.lines import CHAT, BatchLine
-from headrace.jobs.batches.requests import ModelLimits, RequestReader
+from headrace.jobs.batches.requests import REQUEST_ERROR, ModelLimits, RequestReader
 from headrace.jobs.planning.rendering import PromptRenderer
 from headrace.jobs.spec.schemas import JobSpec
 
+from ...engine.thinking import thinking_copy
 from ..models import write_model_folder
+from ..running import MODEL
 
 TEMPLATE = (
     "{{ messages[0]['content'] }}{% if enable_thinking is defined and not enable_thinking %} d{% endif %}"
@@ -36,3 +38,13 @@ def test_what_a_line_has_the_chat_template_told(tmp_path):
         assert row.error is None
         prompts.append(renderer.render(row.values))
     assert prompts == ["a d", "a", "a", "a d none", "a none", "a high"]
+
+
+def test_what_cannot_be_beside_the_thinking_is_named(tmp_path):
+    tokenizer = Tokenizer.from_pretrained(thinking_copy(MODEL, tmp_path / "thinker"))
+    reader = RequestReader(CHAT, ModelLimits(context_length=100, vocab_size=1000), "key", tokenizer)
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "allowed_token_ids": [5]}
+    assert reader.row(0, BatchLine(1, "x", body)).error is None
+    row = reader.row(0, BatchLine(1, "x", body | {"include_reasoning": True}))
+    assert row.values[REQUEST_ERROR]["param"] == "allowed_token_ids"
+    assert "would bind the reasoning too" in (row.error or "")

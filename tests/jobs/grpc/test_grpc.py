@@ -126,6 +126,19 @@ def test_an_answer_has_the_form_that_was_asked_for(stub: HeadraceStub) -> None:
     assert formed.strip() in ('"yes"', '"no"')
 
 
+def test_what_may_be_said_and_what_is_written_out_of_it(api: ApiServer, stub: HeadraceStub) -> None:
+    free, end = read(stub.Generate(chat(), timeout=90))
+    text, first = text_of(free, end), free[0].tokens
+    word, token = first.texts[0], first.token_ids[0]
+    assert text_of(*read(stub.Generate(chat(allowed_token_ids=[token]), timeout=90))) == word * 30
+    assert not text_of(*read(stub.Generate(chat(bad_words=[word]), timeout=90))).startswith(word)
+    asked: dict[str, Any] = {"stop": [text[4:7]], "include_stop_str_in_output": True, "skip_special_tokens": False}
+    stopped = text_of(*read(stub.Generate(chat(**asked), timeout=90)))
+    assert stopped == text.partition(text[4:7])[0] + text[4:7]
+    answer = api.post("/v1/chat/completions", **OPTIONS, **asked, messages=MESSAGES)
+    assert answer["choices"][0]["message"]["content"] == stopped
+
+
 def test_a_row_of_a_job(api: ApiServer, stub: HeadraceStub, wait_until_done: Callable[[str], Any]) -> None:
     job = api.post("/jobs", model=api.model, rows=[{"text": "late"}], prompt="{text}", sampling={"max_tokens": 5})
     _, end = read(stub.Stream(StreamRequest(id=f"{job['id']}/0"), timeout=90))
@@ -145,6 +158,8 @@ SCHEMA = ResponseFormat(type="json_schema", schema="{")
         (chat(temperature=-1.0), "INVALID_ARGUMENT", "temperature"),
         (chat(top_logprobs=3), "INVALID_ARGUMENT", "top_logprobs"),
         (chat(response_format=SCHEMA), "INVALID_ARGUMENT", "response_format.schema"),
+        (chat(bad_words=[" "]), "INVALID_ARGUMENT", "bad_words"),
+        (chat(allowed_token_ids=[10**6]), "INVALID_ARGUMENT", "allowed_token_ids"),
         (chat(prompt="both"), "INVALID_ARGUMENT", "messages"),
         (chat(messages=[]), "INVALID_ARGUMENT", "messages"),
         (chat(messages=[Message(role="judge", content="x")]), "INVALID_ARGUMENT", "messages[0].role"),
