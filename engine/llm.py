@@ -20,7 +20,7 @@ from .progress import MakeBar, Progress
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .sampling.defaults import chosen_sampling_defaults
 from .text.chat_ending import ChatEnding
-from .text.detokenizer import StopStrings
+from .text.detokenizer import StopStrings, end_token_id
 from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
 from .vision.reading import ImageReader
@@ -63,9 +63,7 @@ class LLM:
         self._default_params = SamplingParams(**chosen_sampling_defaults(generation_config, folder))
         self._end_token_ids = model_config.eos_token_ids
         self._tokenizer = NoTokenizer(folder) if skip_tokenizer_init else _tokenizer(tokenizer, model, folder)
-        self._end_token_id = self._tokenizer.eos_token_id
-        if self._end_token_id not in self._end_token_ids:
-            self._end_token_id = next(iter(self._end_token_ids), None)
+        self._end_token_id = end_token_id(self._tokenizer, self._end_token_ids)
         self._prompts = InputProcessor(self._tokenizer, ImageReader(model_config.vision, str(model)))
         self._engine = Engine.from_pretrained(folder, self._config)
         self._ids = count()

@@ -45,7 +45,12 @@ _RECEIPT = pa.struct(
 )
 # Tables of rows that were made before there were these get them.
 ADDED_NAMES = frozenset((*(field.name for field in _DOUBT), "receipt", "parsed", "tool_calls"))
-_ALL_ANSWERS = (pa.field("finish_reasons", pa.list_(pa.string())), pa.field("outputs_logprobs", pa.list_(_LOGPROBS)))
+_ALL_ANSWERS = (
+    pa.field("finish_reasons", pa.list_(pa.string())),
+    # As JSON: some are texts, others token ids. Null where the answers, or the only one, have none.
+    pa.field("stop_reasons", pa.list_(pa.string())),
+    pa.field("outputs_logprobs", pa.list_(_LOGPROBS)),
+)
 
 
 @dataclass(frozen=True)

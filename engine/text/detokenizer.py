@@ -159,6 +159,12 @@ def num_tokens_before(request: Request, token_ids: Sequence[int]) -> int:
     return len(token_ids) - len(split.answer)
 
 
+def end_token_id(tokenizer: Tokenizer, eos_token_ids: Sequence[int]) -> int | None:
+    """Which of a model's end tokens is no `stop_reason`: its tokenizer's, where that is one of them, else the first."""
+    own = tokenizer.eos_token_id
+    return own if own in eos_token_ids else next(iter(eos_token_ids), None)
+
+
 def stop_reason(
     request: Request, token_ids: Sequence[int], finish_reason: FinishReason | None, end_token_id: int | None
 ) -> str | int | None:

@@ -224,11 +224,16 @@ def _answers(row: Mapping[str, Any]) -> list[Answer]:
     reasoning = None if row.get(OMIT_REASONING) else row.get("reasoning")
     if row.get(ECHOES_ONLY):
         return [Answer.of_prompt(*before) for _ in row["outputs"] or [row["output"]]]
+    # Workers of an earlier version write none.
+    stopped = [None if reason is None else json.loads(reason) for reason in row.get("stop_reasons") or ()]
     if row["outputs"] is None:
-        return [Answer(row["output"], row["finish_reason"], row["logprobs"], *before, reasoning)]
+        answer = Answer(row["output"], row["finish_reason"], row["logprobs"], *before, reasoning)
+        return [replace(answer, stop_reason=reason) for reason in stopped or [None]]
     logprobs = row["outputs_logprobs"] or [None] * len(row["outputs"])
     columns = (row["outputs"], row["finish_reasons"], logprobs)
-    first, *others = (Answer(*answer, *before) for answer in zip(*columns, strict=True))
+    answers = [Answer(*answer, *before) for answer in zip(*columns, strict=True)]
+    told = zip(answers, stopped or [None] * len(answers), strict=True)
+    first, *others = (replace(answer, stop_reason=reason) for answer, reason in told)
     # Of several answers a data set has the first one's.
     return [replace(first, reasoning=reasoning), *others]
 

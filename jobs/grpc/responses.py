@@ -27,7 +27,12 @@ def _tokens(event: StreamEvent) -> Tokens:
 
 def _end(event: StreamEvent) -> End:
     usage = None if event.usage is None else Usage(**asdict(event.usage))
-    return End(num_tokens=event.last, finish_reason=event.finish_reason, text=event.text, usage=usage)
+    end = End(num_tokens=event.last, finish_reason=event.finish_reason, text=event.text, usage=usage)
+    if isinstance(event.stop_reason, str):
+        end.stop_text = event.stop_reason
+    elif event.stop_reason is not None:
+        end.stop_token_id = event.stop_reason
+    return end
 
 
 def _logprob(entry: Mapping[str, Any]) -> TokenLogprob:

@@ -11,6 +11,7 @@ from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..outcomes import Answer
+from ..stop_reasons import stop_reason_of
 from ..streams.events import RecoveredStream, StreamError, StreamUsage
 from ..streams.publisher import StreamPublisher
 from .claims import LiveClaim
@@ -48,11 +49,11 @@ class LiveSample:
         last = self._last
         if last is None:
             whole = self._whole_text(answer, self.token_ids)
-            self._finish(str(answer.finish_reason), self.text.owed(whole))
+            self._finish(str(answer.finish_reason), self.text.owed(whole), stop_reason=self._stop_reason(answer))
             return
         whole = self._whole_text(answer, [*self.token_ids, *last.new_token_ids])
         self._append(last, self._last_texts(last, whole))
-        self._finish(str(answer.finish_reason), "")
+        self._finish(str(answer.finish_reason), "", stop_reason=self._stop_reason(answer))
 
     def fail(self, error: StreamError) -> None:
         """End the stream with an error after what is there."""
@@ -87,14 +88,19 @@ class LiveSample:
         self.token_ids += event.new_token_ids
         self.publisher.append(self.stream_id, event.new_token_ids, texts, logprobs, of_prompt, self.attempt)
 
-    def _finish(self, reason: str, text: str, error: StreamError | None = None) -> None:
+    def _stop_reason(self, answer: Answer) -> str | int | None:
+        return stop_reason_of(self.tokenizer, self.request, answer)
+
+    def _finish(
+        self, reason: str, text: str, error: StreamError | None = None, stop_reason: str | int | None = None
+    ) -> None:
         usage = StreamUsage(
             prompt_tokens=len(self.request.prompt_token_ids),
             # A later attempt may find tokens of the answer cached too.
             cached_tokens=min(self.num_cached_tokens, len(self.request.prompt_token_ids)),
             completion_tokens=len(self.token_ids),
         )
-        self.publisher.finish(self.stream_id, reason, text, usage, error, self.attempt)
+        self.publisher.finish(self.stream_id, reason, text, usage, error, self.attempt, stop_reason)
 
     def release(self) -> None:
         """Leave the stream to another attempt."""

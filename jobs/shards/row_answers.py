@@ -1,5 +1,6 @@
 """A row's answers as output columns."""
 
+import json
 from collections.abc import Sequence
 from math import log
 from typing import Any
@@ -9,6 +10,7 @@ from ...engine.text.detokenizer import answer_text, num_reasoning_tokens, num_to
 from ...engine.text.tokenizer import Tokenizer
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..outcomes import Answer
+from ..stop_reasons import stop_reason_of
 
 Answered = tuple[Request, Answer]
 
@@ -18,7 +20,7 @@ def answer_columns(
 ) -> dict[str, Any]:
     """The columns of a row that was answered, once or several times; `output` and its like are the `chosen` answer's.
 
-    `with_all_answers`: of several answers, also how each ended and each one's log-probabilities.
+    `with_all_answers`: also what stopped each, and of several how each ended and each one's log-probabilities.
     """
     (request, answer), (_, first) = samples[chosen], samples[0]
     num_prompt_tokens = len(request.prompt_token_ids)
@@ -43,6 +45,10 @@ def answer_columns(
         columns["logprobs"] = _logprobs(tokenizer, request, answer, num_top)
     if first.prompt_logprobs is not None:
         columns["prompt_logprobs"] = prompt_logprob_entries(tokenizer, request, first.prompt_logprobs)
+    if with_all_answers:
+        reasons = [stop_reason_of(tokenizer, *sample) for sample in samples]
+        if any(reason is not None for reason in reasons):
+            columns["stop_reasons"] = [None if reason is None else json.dumps(reason) for reason in reasons]
     if with_all_answers and len(samples) > 1:
         columns["finish_reasons"] = [str(each.finish_reason) for _, each in samples]
         if num_top is not None:

@@ -39,7 +39,8 @@ class StreamEvent:
     `first` is the number of the first token, counted from 1, and `texts` what each token added. `text` is all that
     the event adds: the texts of all events of a stream give the stored output. `logprobs` has an item a token
     where they were asked for, and `prompt_logprobs` an item a token of the prompt, beside the first token of a request
-    (of its first sample). The end has a `finish_reason` ("error" with `error`), `usage` and no tokens.
+    (of its first sample). The end has a `finish_reason` ("error" with `error`), `usage`, perhaps a `stop_reason`, as
+    vLLM has it, and no tokens.
     """
 
     first: int
@@ -51,6 +52,7 @@ class StreamEvent:
     usage: StreamUsage | None = None
     error: StreamError | None = None
     prompt_logprobs: tuple[Any, ...] | None = None
+    stop_reason: str | int | None = None
 
     @property
     def last(self) -> int:
@@ -93,13 +95,14 @@ class StreamEvent:
                 None if logprobs is None else json.loads(logprobs),
                 None if of_prompt is None else json.loads(of_prompt),
             )
-        usage, error = fields.get("usage"), fields.get("error")
+        usage, error, stopped = fields.get("usage"), fields.get("error"), fields.get("stop_reason")
         return cls._end(
             entry_id,
             fields["finish_reason"],
             fields["text"],
             None if usage is None else json.loads(usage),
             None if error is None else json.loads(error),
+            None if stopped is None else json.loads(stopped),
         )
 
     @classmethod
@@ -108,7 +111,8 @@ class StreamEvent:
         if "finish_reason" not in fields:
             logprobs, of_prompt = fields.get("logprobs"), fields.get("prompt_logprobs")
             return cls._tokens(fields["first"], fields["tokens"], fields["texts"], logprobs, of_prompt)
-        return cls._end(entry_id, fields["finish_reason"], fields["text"], fields.get("usage"), fields.get("error"))
+        further = (fields.get(name) for name in ("usage", "error", "stop_reason"))
+        return cls._end(entry_id, fields["finish_reason"], fields["text"], *further)
 
     @classmethod
     def _tokens(
@@ -131,6 +135,7 @@ class StreamEvent:
         text: str,
         usage: Mapping[str, int] | None,
         error: Mapping[str, str] | None,
+        stop_reason: str | int | None,
     ) -> Self:
         return cls(
             int(entry_id.partition("-")[0]) + 1,
@@ -138,6 +143,7 @@ class StreamEvent:
             text=text,
             usage=None if usage is None else StreamUsage(**usage),
             error=None if error is None else StreamError(**error),
+            stop_reason=stop_reason,
         )
 
 

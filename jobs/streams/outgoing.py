@@ -9,7 +9,7 @@ from .events import RecoveredStream, StreamError, StreamUsage
 from .keys import checked
 
 # How many arguments each operation of the script takes.
-_NUM_ARGUMENTS = {"claim": 6, "tokens": 9, "first": 10, "end": 9, "renew": 4}
+_NUM_ARGUMENTS = {"claim": 6, "tokens": 9, "first": 10, "end": 10, "renew": 4}
 _DECODER = json.JSONDecoder()
 
 
@@ -83,9 +83,17 @@ class OutgoingStream:
         if was_ahead:
             self.seek(self.num_sent)
 
-    def finish(self, reason: str, text: str, usage: StreamUsage | None, error: StreamError | None) -> None:
+    def finish(
+        self,
+        reason: str,
+        text: str,
+        usage: StreamUsage | None,
+        error: StreamError | None,
+        stop_reason: str | int | None = None,
+    ) -> None:
         """Keep the end."""
-        fields = (reason, text, usage.to_json() if usage else "", error.to_json() if error else "")
+        stopped = "" if stop_reason is None else json.dumps(stop_reason)
+        fields = (reason, text, usage.to_json() if usage else "", error.to_json() if error else "", stopped)
         # Decoded text has no lone surrogates; one that has some all the same must not stop the thread.
         self._end = b"".join(_argument(field.encode(errors="replace")) for field in fields)
 

@@ -100,9 +100,10 @@ class StreamPublisher:
         usage: StreamUsage | None,
         error: StreamError | None = None,
         attempt: int | None = None,
+        stop_reason: str | int | None = None,
     ) -> None:
         """End the stream with the text that is still owed."""
-        self._call(self._writer.finish, stream_id, finish_reason, text, usage, error, attempt)
+        self._call(self._writer.finish, stream_id, finish_reason, text, usage, error, attempt, stop_reason)
 
     def release(self, stream_id: str, attempt: int | None = None) -> None:
         """Write what there is and forget the stream without an end: another attempt will go on."""

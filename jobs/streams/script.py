@@ -9,7 +9,7 @@ from .keys import FRAMES_PREFIX, STREAM_PREFIX, WRITER_PREFIX
 #   claim:  number of the last token, "0" or "1" (whether the stream should have ended)
 #   tokens: first, last, tokens, texts, logprobs or ""
 #   first:  the same, and the prompt's logprobs
-#   end:    last, finish_reason, text, usage or "", error or ""
+#   end:    last, finish_reason, text, usage or "", error or "", stop_reason or ""
 #   renew:  nothing
 # Answers with a pair for each operation that was refused: its number (from 1) and why: `stale`, the id of the stream's
 # newest entry (`0-0` for none) or `error …`. What an operation does for its stream is done entirely or not at all.
@@ -89,13 +89,18 @@ local function finish(id, attempt, reader, at)
     items[#items + 1], items[#items + 2] = 'error', failure
     fields = fields .. ',"error":' .. failure
   end
+  local stopped = ARGV[at + 9]
+  if stopped ~= '' then
+    items[#items + 1], items[#items + 2] = 'stop_reason', stopped
+    fields = fields .. ',"stop_reason":' .. stopped
+  end
   call('XADD', STREAM .. id, entry, unpack(items))
   renew(id)
   tell(id, reader, entry, fields)
 end
 
 local kinds = {
-  claim = {claim, 6}, tokens = {tokens, 9}, first = {begin, 10}, ['end'] = {finish, 9}, renew = {renew, 4}
+  claim = {claim, 6}, tokens = {tokens, 9}, first = {begin, 10}, ['end'] = {finish, 10}, renew = {renew, 4}
 }
 local at, number = 2, 0
 while at <= #ARGV do

@@ -89,9 +89,10 @@ class StreamWriter:
         usage: StreamUsage | None,
         error: StreamError | None,
         attempt: int | None,
+        stop_reason: str | int | None,
     ) -> None:
         if (stream := self._of(stream_id, attempt)) is not None:
-            stream.finish(reason, text, usage, error)
+            stream.finish(reason, text, usage, error, stop_reason)
             self._fell_behind(stream, urgent=True)
 
     def release(self, stream_id: str, attempt: int | None) -> None:

@@ -72,8 +72,8 @@ def _answer(asked: Asked, choice: int, collected: Sequence[Sequence[StreamEvent]
     entries = [entry for event in events for entry in event.logprobs or ()] if asked.has_logprobs else None
     thought = "".join(event.reasoning for event in events if isinstance(event, ThoughtEvent))
     reasoning = thought if asked.parsers and asked.parsers[choice].is_told else None
-    end = str(events[-1].finish_reason)
-    return Answer(text, end, entries, echo, prompt_logprobs, reasoning, merged_calls(events))
+    end, stopped = str(events[-1].finish_reason), events[-1].stop_reason
+    return Answer(text, end, entries, echo, prompt_logprobs, reasoning, merged_calls(events), stopped)
 
 
 async def chunk_stream(

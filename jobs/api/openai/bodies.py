@@ -21,7 +21,7 @@ class Answer:
 
     `echo`: the prompt, where it is to stand in front; `prompt_logprobs`: likewise an entry for each token of it.
     `reasoning`: what the model thought before, where that is told. `tool_calls`: as a message
-    has them.
+    has them. `stop_reason`: the text or token that stopped it, as vLLM's server tells.
     """
 
     text: str
@@ -31,6 +31,7 @@ class Answer:
     prompt_logprobs: LogprobEntries | None = None
     reasoning: str | None = None
     tool_calls: Sequence[Mapping[str, Any]] = ()
+    stop_reason: str | int | None = None
 
     @classmethod
     def of_prompt(cls, echo: str, prompt_logprobs: LogprobEntries | None) -> "Answer":
@@ -128,6 +129,7 @@ def _chat_choice(index: int, answer: Answer) -> Mapping[str, Any]:
         "message": message,
         "logprobs": None if answer.logprobs is None else chat_logprobs(answer.logprobs),
         "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
     }
 
 
@@ -142,6 +144,7 @@ def _text_choice(index: int, answer: Answer) -> Mapping[str, Any]:
         "text": answer.echo + answer.text,
         "logprobs": _text_logprobs(answer),
         "finish_reason": answer.finish_reason,
+        "stop_reason": answer.stop_reason,
     }
 
 

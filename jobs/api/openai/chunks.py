@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from json.encoder import encode_basestring
+from types import MappingProxyType
 from typing import Any
 
 from ...calls.events import CallEvent
@@ -16,8 +17,15 @@ CHAT_CHUNK = "chat.completion.chunk"
 DONE = b"data: [DONE]\n\n"
 
 
+# Of a choice that goes on.
+NO_END: Mapping[str, Any] = MappingProxyType({"finish_reason": None})
 # Made once: `dumps` with options makes one a call.
 to_json = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode
+
+
+def end_fields(event: StreamEvent) -> dict[str, Any]:
+    """How a choice's last chunk says why it ended."""
+    return {"finish_reason": event.finish_reason, "stop_reason": event.stop_reason}
 
 
 class ChunkWriter:
@@ -77,7 +85,7 @@ class ChatChunks:
         if isinstance(event, CallEvent) and event.calls:
             yield self._chunk(index, {"tool_calls": [call.body() for call in event.calls]})
         if event.is_final:
-            yield self._chunk(index, {}, finish_reason=event.finish_reason)
+            yield self._chunk(index, {}, end=end_fields(event))
 
     def usage(self, usage: Usage) -> bytes:
         return self._writer.usage(usage)
@@ -93,7 +101,6 @@ class ChatChunks:
         index: int,
         delta: Mapping[str, Any],
         logprobs: Mapping[str, Any] | None = None,
-        finish_reason: str | None = None,
+        end: Mapping[str, Any] = NO_END,
     ) -> bytes:
-        choice = {"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish_reason}
-        return self._writer.choice(choice)
+        return self._writer.choice({"index": index, "delta": delta, "logprobs": logprobs, **end})

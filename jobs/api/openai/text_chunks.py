@@ -6,7 +6,7 @@ from typing import Any
 from ...streams.events import StreamEvent
 from .asking import Asked
 from .bodies import TEXT_COMPLETION, Head, Usage
-from .chunks import DONE, ChunkWriter
+from .chunks import DONE, NO_END, ChunkWriter, end_fields
 from .logprobs import LogprobEntries, text_logprobs
 from .running_usage import RunningUsage
 
@@ -56,16 +56,16 @@ class TextChunks:
     def _answer(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         if self._asked.echoes_only:
             if event.is_final:
-                yield self._chunk(index, "", None, "length")
+                yield self._chunk(index, "", None, {"finish_reason": "length", "stop_reason": None})
             return
         logprobs = None
         if self._asked.has_logprobs and event.logprobs:
             logprobs = text_logprobs(event.logprobs, self._offsets[index])
             self._offsets[index] += sum(len(token) for token in logprobs["tokens"])
         if event.text or logprobs or event.is_final:
-            yield self._chunk(index, event.text, logprobs, event.finish_reason)
+            yield self._chunk(index, event.text, logprobs, end_fields(event) if event.is_final else NO_END)
 
     def _chunk(
-        self, index: int, text: str, logprobs: Mapping[str, Any] | None = None, finish_reason: str | None = None
+        self, index: int, text: str, logprobs: Mapping[str, Any] | None = None, end: Mapping[str, Any] = NO_END
     ) -> bytes:
-        return self._writer.choice({"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish_reason})
+        return self._writer.choice({"index": index, "text": text, "logprobs": logprobs, **end})

@@ -133,8 +133,15 @@ def test_what_may_be_said_and_what_is_written_out_of_it(api: ApiServer, stub: He
     assert text_of(*read(stub.Generate(chat(allowed_token_ids=[token]), timeout=90))) == word * 30
     assert not text_of(*read(stub.Generate(chat(bad_words=[word]), timeout=90))).startswith(word)
     asked: dict[str, Any] = {"stop": [text[4:7]], "include_stop_str_in_output": True, "skip_special_tokens": False}
-    stopped = text_of(*read(stub.Generate(chat(**asked), timeout=90)))
+    tokens, end = read(stub.Generate(chat(**asked), timeout=90))
+    stopped = text_of(tokens, end)
     assert stopped == text.partition(text[4:7])[0] + text[4:7]
+    assert (end.end.WhichOneof("stop_reason"), end.end.stop_text) == ("stop_text", text[4:7])
+    assert read(stub.Stream(StreamRequest(id=end.id), timeout=90))[1] == end
+    _, end = read(stub.Generate(chat(stop_token_ids=[token]), timeout=90))
+    assert (end.end.WhichOneof("stop_reason"), end.end.stop_token_id) == ("stop_token_id", token)
+    _, end = read(stub.Generate(chat(), timeout=90))
+    assert end.end.WhichOneof("stop_reason") is None
     answer = api.post("/v1/chat/completions", **OPTIONS, **asked, messages=MESSAGES)
     assert answer["choices"][0]["message"]["content"] == stopped
 

@@ -85,7 +85,7 @@ def test_a_stop_string_is_not_streamed(desk):
         events = desk.events(request.id)
         text = "".join(event.text for event in events)
         assert text == " ".join(words).partition(stop)[0]
-        assert events[-1].finish_reason == "stop"
+        assert (events[-1].finish_reason, events[-1].stop_reason) == ("stop", stop)
         assert all(stop not in event.text for event in events)
 
 
