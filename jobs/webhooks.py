@@ -52,6 +52,16 @@ def parse_webhook(url: str, secret: str | None = None) -> NewWebhook:
     return NewWebhook(url, secret)
 
 
+def optional_webhook(url: str | None, secret: str | None) -> NewWebhook | None:
+    """The same where there may be none: then nothing is signed. Raises `SpecError`."""
+    if url is not None:
+        return parse_webhook(url, secret)
+    if secret is not None:
+        signed = " signs what is sent to ", Argument("webhook"), ": give both, or neither"
+        raise SpecError(Argument("webhook_secret"), *signed, field="webhook.secret")
+    return None
+
+
 def expect_public_receiver(webhook: NewWebhook, settings: Settings) -> None:
     """Refuse now what a sender with these settings would not connect to. Raises `SpecError`."""
     if settings.allow_private_addresses:

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shlex
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -15,16 +16,19 @@ from ...engine.checkpoints.hub import model_name
 from ...storage.errors import Argument
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource
+from ...storage.records import NewWebhook
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
 from ..planning.producer import Terms
 from ..spec.durations import parse_duration
 from ..spec.lora import parse_lora
 from ..spec.schemas import JobSpec
-from ..webhooks import parse_webhook
+from ..webhooks import optional_webhook
 from .choices import parse_choices
 from .inputs import file_text, hint_at_file, opened_source, text_or_file
 from .options import DType, KvCacheDType, Model, Quantization, Revision
+
+_SECRET_VARIABLE = "WEBHOOK_SECRET"
 
 
 @dataclass(frozen=True)
@@ -283,7 +287,7 @@ def target(
         typer.Option(
             "--webhook-secret",
             metavar="SECRET",
-            envvar="WEBHOOK_SECRET",
+            envvar=_SECRET_VARIABLE,
             help="With --webhook: what signs it.",
         ),
     ] = None,
@@ -295,10 +299,16 @@ def target(
         None if within is None else parse_duration("--within", within),
         idempotency_key,
         None if sink is None else SinkSpec.parse(sink, sink_table),
-        None if webhook is None else parse_webhook(webhook, webhook_secret),
+        _webhook(webhook, webhook_secret),
         priority,
     )
     return Target(output, _mode(resume, overwrite), terms)
+
+
+def _webhook(url: str | None, secret: str | None) -> NewWebhook | None:
+    # The environment's is there for all jobs, those without a webhook too.
+    is_for_all = url is None and secret == os.environ.get(_SECRET_VARIABLE)
+    return optional_webhook(url, None if is_for_all else secret)
 
 
 def _mode(resume: bool, overwrite: bool) -> OutputMode:

@@ -36,7 +36,7 @@ from ..streams.events import StreamEvent
 from ..streams.keys import is_request
 from ..streams.reader import afollow
 from ..streams.row_watch import RowWatch
-from ..webhooks import expect_public_receiver, parse_webhook
+from ..webhooks import expect_public_receiver, optional_webhook
 from .connections import Connections
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
@@ -121,7 +121,7 @@ class Client(Connections):
             _checked_seconds(within_seconds),
             idempotency_key,
             None if sink is None else SinkSpec.parse(sink, sink_table),
-            None if webhook is None else parse_webhook(webhook, webhook_secret),
+            optional_webhook(webhook, webhook_secret),
             checked_priority(priority),
         )
         output_mode = _checked_mode(mode)

@@ -7,7 +7,9 @@ import typer
 from typer.core import TyperGroup
 
 from headrace.jobs.cli.app import command_line
+from headrace.jobs.cli.job_options import target
 from headrace.jobs.cli.options import engine_config, engine_options
+from headrace.jobs.errors import SpecError
 
 from ...engine.thinking import thinking_copy
 from ..running import MODEL
@@ -168,3 +170,13 @@ def test_what_the_system_refuses_is_said_in_one_line(headrace, tmp_path):
         done = headrace(tmp_path / "data", "dry-run", input, "--model", model)
         assert (done.status, done.out, len(done.err.splitlines())) == (status, "", 1)
         assert "File name too long" in done.err
+
+
+def test_a_secret_of_the_environment_is_there_for_jobs_without_a_webhook_too(monkeypatch):
+    monkeypatch.setenv("WEBHOOK_SECRET", "of all jobs")
+    assert target("out", webhook_secret="of all jobs").terms.webhook is None
+    told = target("out", webhook="https://example.com/", webhook_secret="of all jobs").terms.webhook
+    assert told is not None
+    assert told.secret == "of all jobs"
+    with pytest.raises(SpecError, match="webhook_secret signs what is sent to webhook"):
+        target("out", webhook_secret="another")

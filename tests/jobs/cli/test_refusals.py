@@ -187,6 +187,7 @@ def test_a_damaged_model_folder_is_refused(refused, tmp_path, name, content, wor
         (["--sink-table", "labels"], ["--sink-table is a table of --sink's database: pass both"]),
         (["--resume", "--overwrite"], ["--resume", "--overwrite"]),
         (["--webhook", "ftp://a/"], ["--webhook must be an http"]),
+        (["--webhook-secret", "s"], ["--webhook-secret signs what is sent to --webhook: give both, or neither"]),
         (["--temprature", "1"], ["--temprature", "headrace run --help"]),
         (["one", "too", "many"], ["one", "headrace run --help"]),
     ],

@@ -168,6 +168,7 @@ def test_a_job_is_served_by_workers_of_its_own_ledger(client, unserved, tmp_path
         ({"idempotency_key": 5}, SpecError, "^idempotency_key must be a text, not 5$"),
         ({"webhook": 5}, SpecError, "^webhook must be a text, not 5$"),
         ({"webhook": "https://example.com", "webhook_secret": 5}, SpecError, "^webhook_secret must be a text, not 5$"),
+        ({"webhook_secret": "s"}, SpecError, "^webhook_secret signs what is sent to webhook: give both, or neither$"),
         ({"model": None}, ModelError, "^model must be a folder, a GGUF file or a Hugging Face id, not None$"),
         ({"model": b"x"}, ModelError, "^model must be a folder"),
         ({"model": "org/name", "revision": 5}, ModelError, "^revision must be a text, not 5$"),
