@@ -60,7 +60,7 @@ class PartDamaged(StorageError):
 
 
 class SpoolDamaged(StorageError):
-    """A spooled shard is gone or cannot be read."""
+    """A spooled shard is gone, damaged, or cannot be read now, as its message says."""
 
 
 class LedgerError(StorageError):

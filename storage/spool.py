@@ -103,10 +103,14 @@ def without_images(table: pa.Table) -> pa.Table:
 
 
 def read_shard(path: Path) -> pa.Table:
-    """All rows of a shard. Raises SpoolDamaged, also when it is gone."""
+    """All rows of a shard. Raises SpoolDamaged, also when it is gone or only cannot be read now."""
     try:
         return pq.read_table(path, partitioning=None)
     except (OSError, pa.ArrowException) as error:
+        # The system's own refusals have a number, Arrow's have none.
+        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):
+            cause = f"mend what keeps it from being read ({error})"
+            raise SpoolDamaged(f"cannot read the spooled shard {path}: {cause}") from error
         raise SpoolDamaged(f"cannot read the spooled shard {path}: submit the job again ({error})") from error
 
 

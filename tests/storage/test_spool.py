@@ -1,5 +1,6 @@
 """Planned rows to a file and back."""
 
+import resource
 from pathlib import Path
 
 import pyarrow as pa
@@ -62,3 +63,20 @@ def test_unreadable_shard(content: bytes | None, tmp_path: Path) -> None:
         path.write_bytes(content)
     with pytest.raises(StorageError, match="submit the job again"):
         read_shard(path)
+
+
+def test_a_shard_that_cannot_be_read_now_is_not_lost(tmp_path: Path) -> None:
+    """As where a process may open no more files: nobody has to submit anything again."""
+    path = tmp_path / "00000.parquet"
+    write_shard(path, ROWS, pa.schema([]))
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+    try:
+        with pytest.raises(
+            StorageError, match=r"mend what keeps it from being read \(.*Too many open files"
+        ) as refused:
+            read_shard(path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    assert "submit the job again" not in str(refused.value)
+    assert read_shard(path).num_rows == len(ROWS)
