@@ -86,8 +86,12 @@ class ShardRunner:
             self._forget_left_alone()
         # The job's boundary: whatever went wrong is written down with the shard, which is tried again.
         except Exception as error:
-            logger.exception("attempt %d at shard %s failed", claim.attempt_number, claim.shard_id)
-            self._release(claim, why_failed(error))
+            why = why_failed(error)
+            if is_fault(why):
+                logger.exception("attempt %d at shard %s failed", claim.attempt_number, claim.shard_id)
+            else:
+                logger.error("attempt %d at shard %s failed: %s", claim.attempt_number, claim.shard_id, why)
+            self._release(claim, why)
 
     def _claim(self) -> Claim | None:
         # One after the other, so that each goes on where the one before is.

@@ -341,3 +341,21 @@ def test_a_job_that_this_version_cannot_read_is_told(shop):
     shop.shard_runner().run("job_2/00000")
     assert "option_of_tomorrow" in (shop.ledger.job("job_2").error or "")
     assert shop.ledger.shards("job_2")[0].state is ShardState.QUEUED
+
+
+def test_what_the_operator_has_to_mend_is_a_line_of_the_log_and_a_fault_of_ours_more(shop, monkeypatch, caplog):
+    shop.create(ROWS, sampling={"max_tokens": 4})
+    away = shop.output.rename(shop.folder / "away")
+    shop.shard_runner().run(SHARD)
+    away.rename(shop.output)
+    monkeypatch.setattr(runner, "ShardAttempt", partial(fail_in, ZeroDivisionError("one of ours")))
+    shop.shard_runner().run(SHARD)
+    outside, ours = [each for each in caplog.records if each.getMessage().startswith("attempt ")]
+    assert outside.exc_info is None
+    assert outside.getMessage() == f"attempt 1 at shard {SHARD} failed: {shop.ledger.attempts(SHARD)[0].error}"
+    assert ours.exc_info is not None
+    assert ours.getMessage() == f"attempt 2 at shard {SHARD} failed"
+
+
+def fail_in(error: Exception, *_: Any) -> None:
+    raise error
