@@ -46,7 +46,7 @@ class Adjustment:
     """
 
     __slots__ = (
-        *("_allowed", "_bad_words", "_num_prompt_tokens", "_word_ends"),
+        *("_allowed", "_bad_tokens", "_bad_words", "_num_prompt_tokens", "_word_ends"),
         *("guide", "history", "num_output_tokens", "params", "stop_token_ids"),
     )
 
@@ -60,8 +60,13 @@ class Adjustment:
     ) -> None:
         self.params = params
         self._allowed = frozenset(params.allowed_token_ids or ())
-        self._bad_words = bad_words
-        self._word_ends: list[int] = []
+        self._bad_tokens = [word[0] for word in bad_words if len(word) == 1]
+        # By the token before the last: few of them may end with the next one.
+        self._bad_words: dict[int, list[Sequence[int]]] = {}
+        for word in bad_words:
+            if len(word) > 1:
+                self._bad_words.setdefault(word[-2], []).append(word)
+        self._word_ends = self._bad_tokens
         self.guide = guide
         self.stop_token_ids = tuple(stop_token_ids)
         self.num_output_tokens = 0
@@ -104,7 +109,9 @@ class Adjustment:
         if self.history is not None:
             self.history.catch_up(token_ids)
         if self._bad_words:
-            self._word_ends = [word[-1] for word in self._bad_words if self._ends_with(word[:-1], token_ids)]
+            begun = self._bad_words.get(token_ids[-1], ())
+            ends = [word[-1] for word in begun if self._ends_with(word[:-1], token_ids)]
+            self._word_ends = [*ends, *self._bad_tokens]
         return self
 
     def _ends_with(self, tokens: Sequence[int], token_ids: Sequence[int]) -> bool:

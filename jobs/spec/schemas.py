@@ -34,7 +34,7 @@ _SHORT = 40
 # sample is a request of its own in the engine.
 MAX_STOPS = 64
 MAX_STOP_CHARACTERS = 256
-# As stops, and each that has tokens beside its last one is compared with the end of the answer.
+# Each is looked at likewise, though nearly all at once.
 MAX_BAD_WORDS = 1024
 MAX_SAMPLES = 1024
 # To `JobSpec`. Whoever adds an option adds it here: so do folders that are there stay resumable, and workers that have

@@ -26,6 +26,7 @@ PARAMS = {
     ),
     "minimum": SamplingParams(temperature=0.9, seed=8, min_tokens=9, max_tokens=24, logit_bias={END_TOKEN_ID: 3.0}),
     "logprobs": SamplingParams(temperature=1.1, seed=9, logprobs=3, **PLAIN),
+    "allowed": SamplingParams(temperature=1.0, seed=10, allowed_token_ids=range(3, 9), **PLAIN),
 }
 
 
@@ -41,6 +42,21 @@ def test_from_every_cut_the_rest_is_the_same(name):
         assert token_ids(events) == answer[cut:]
         assert [each for event in events for each in event.logprobs] == logprobs[cut:]
         assert events[-1].finish_reason is expected[-1].finish_reason
+
+
+def test_a_bad_word_may_have_begun_in_what_is_resumed():
+    engine, _ = make_engine(num_blocks=64, max_num_batched_tokens=30)
+    params = SamplingParams(temperature=1.0, seed=11, allowed_token_ids=[3, 4], bad_words=["a"], **PLAIN)
+    whole = Request("same", PROMPT, params, bad_words_token_ids=((3, 3, 3), (4, 4)))
+    answer = token_ids(run_all(engine, [whole])["same"])
+    text = "".join(map(str, answer))
+    assert "33" in text
+    assert "333" not in text
+    assert "44" not in text
+    for cut in range(len(answer)):
+        assert (
+            token_ids(run_all(engine, [replace(whole, resume_token_ids=tuple(answer[:cut]))])["same"]) == answer[cut:]
+        )
 
 
 @pytest.mark.parametrize("is_caching", [True, False])

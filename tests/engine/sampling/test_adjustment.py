@@ -1,5 +1,6 @@
 """Penalties, biases and minimum length: what they mean, whom they touch, and what transformers makes of the same."""
 
+import random
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -201,6 +202,19 @@ def test_a_bad_words_last_token_is_forbidden_behind_the_others():
     assert forbidden([7, 8], [6, 7, 8, 9], [7, 8, 9]) == [9]
     # What the prompt ends with does not count.
     assert forbidden([7], [6, 7, 8]) == []
+
+
+def test_of_many_bad_words_the_same_are_forbidden_as_one_by_one():
+    draw = random.Random(3)
+    for _ in range(200):
+        words = [[draw.randrange(4) for _ in range(draw.randint(1, 4))] for _ in range(12)]
+        output = [draw.randrange(4) for _ in range(draw.randrange(6))]
+        expected = {each[-1] for each in words if ends_with(output, each[:-1])}
+        assert set(forbidden(output, *words)) == expected
+
+
+def ends_with(output: list[int], tokens: list[int]) -> bool:
+    return not tokens or output[-len(tokens) :] == tokens
 
 
 def test_where_nothing_but_stopping_is_allowed_an_answer_may_be_short():
