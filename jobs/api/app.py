@@ -52,10 +52,13 @@ _ROUTERS = (
 Beside = Callable[[FastAPI], AbstractAsyncContextManager[object]]
 
 
-def create_app(client: Client, models: ServedModels, beside: Beside = nullcontext) -> FastAPI:
+def create_app(
+    client: Client, models: ServedModels, beside: Beside = nullcontext, local_names_only: bool = False
+) -> FastAPI:
     """The ASGI application over an open client, which has to stay open while it serves.
 
-    `beside`: what is open in the application's event loop for as long as it can answer.
+    `beside`: what is open in the application's event loop for as long as it can answer. `local_names_only`: while no
+    key is needed, it answers only who calls it by an IP address or as localhost.
     """
     limits, row_watch = RateLimits(client.redis_url), RowWatch(client.redis_url)
     live = LiveRequests(client.redis_url, client.celery)
@@ -80,7 +83,7 @@ def create_app(client: Client, models: ServedModels, beside: Beside = nullcontex
     _fill_state(app.state, client, models, live)
     app.state.admission = Admission(client.settings, client.ledger, limits, live.num_unanswered)
     app.state.row_watch = row_watch
-    _add_middleware(app, client.settings)
+    _add_middleware(app, client.settings, local_names_only)
     for router in _ROUTERS:
         app.include_router(router)
     answer_errors(app)
@@ -102,7 +105,7 @@ def _fill_state(state: State, client: Client, models: ServedModels, live: LiveRe
     state.metrics = metrics.Metrics(client, live.num_waiting, {model.live_queue for model in models.all})
 
 
-def _add_middleware(app: FastAPI, settings: Settings) -> None:
+def _add_middleware(app: FastAPI, settings: Settings, local_names_only: bool) -> None:
     """Each around those before it."""
     upload_bytes = settings.max_file_bytes + files.MAX_FORM_BYTES
     upload_limit = dict.fromkeys((files.PATH, routes.UPLOAD_PATH), (upload_bytes, FILE_ADVICE))
@@ -110,7 +113,8 @@ def _add_middleware(app: FastAPI, settings: Settings) -> None:
     app.add_middleware(BodyLimit, max_bytes=settings.max_body_bytes, other_paths=upload_limit | live_limit)
     # Around the limit: of a request that is nobody's no body is read.
     open_paths = _OPEN_PATHS if settings.metrics_require_key else _OPEN_PATHS | {"/metrics"}
-    app.add_middleware(Authentication, keys=app.state.keys, open_paths=open_paths)
+    keys: KeyRing = app.state.keys
+    app.add_middleware(Authentication, keys=keys, open_paths=open_paths, local_names_only=local_names_only)
     # Around all: what is refused counts too.
     app.add_middleware(metrics.CountRequests, metrics=app.state.metrics)
     app.add_middleware(RequestIds)

@@ -17,6 +17,7 @@ from ...storage.errors import LedgerError
 from ...storage.records import DEFAULT_TENANT
 from ..ttl_cache import TtlCache
 from .errors import error_response
+from .foreign_pages import refusal
 
 logger = logging.getLogger(__name__)
 
@@ -47,10 +48,13 @@ class KeyRing:
         self._keys: TtlCache[bytes, ApiKeyRecord | None] = TtlCache(seconds, _STALE_SECONDS)
         # Judgements under way, by what was presented.
         self._judging: dict[str | Refused, asyncio.Task[str | Refused]] = {}
+        # What `is_open` last said.
+        self.was_open = False
 
     def is_open(self) -> bool:
         """Whether no key was ever created, so that everybody is the default tenant. Raises `LedgerError`."""
-        return self._is_open.get(None, lambda: self._api_keys.count() == 0)
+        self.was_open = self._is_open.get(None, lambda: self._api_keys.count() == 0)
+        return self.was_open
 
     def tenant_of(self, key: str) -> str | Refused:
         """Raises `LedgerError`."""
@@ -96,13 +100,18 @@ class KeyRing:
 class Authentication:
     """ASGI middleware: sets `state.tenant` of HTTP and WebSocket requests, or answers 401 in the app's place.
 
-    Paths in `open_paths` need no key. The answer also gets the headers that are put into `state.response_headers`.
+    Paths in `open_paths` need no key. While none is needed for others, pages of other sites get 403, with
+    `local_names_only` also whoever calls this machine by a name that may be another's. The answer also gets the headers
+    that are put into `state.response_headers`.
     """
 
-    def __init__(self, app: ASGIApp, keys: KeyRing, open_paths: Collection[str]) -> None:
+    def __init__(
+        self, app: ASGIApp, keys: KeyRing, open_paths: Collection[str], local_names_only: bool = False
+    ) -> None:
         self._app = app
         self._keys = keys
         self._open_paths = frozenset(open_paths)
+        self._local_names_only = local_names_only
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] not in ("http", "websocket") or scope["path"] in self._open_paths:
@@ -116,6 +125,9 @@ class Authentication:
             return
         if isinstance(caller, Refused):
             await _refuse(_unauthorized(caller), scope, receive, send)
+            return
+        if self._keys.was_open and (refused := refusal(scope, self._local_names_only)) is not None:
+            await _refuse(refused, scope, receive, send)
             return
         scope.setdefault("state", {})["tenant"] = caller
         scope["state"][RESPONSE_HEADERS] = {}

@@ -67,12 +67,14 @@ def serve(
     port: int,
     on_listening: Callable[[str], None],
     grpc_port: int | None = None,
+    allow_anonymous: bool = False,
 ) -> None:
     """Serve until SIGTERM or SIGINT, in the main thread. Port 0 picks a free one.
 
     `on_listening` is told the URL once connections are taken, and then that of gRPC, if it is wanted. The process may
     have as many files open from now on as it can. Raises `ListenError`, what `Client` raises, `SpecError` where
-    gRPC is wanted and not installed, and `SettingsError` for a Redis that refuses its user.
+    gRPC is wanted and not installed, and `SettingsError` for a Redis that refuses its user. Without `allow_anonymous`,
+    and while there is no API key, it is to be called by an IP address or as localhost.
     """
     if settings.redis_url is not None:
         check_access(settings.redis_url)
@@ -80,7 +82,7 @@ def serve(
     logging.getLogger("uvicorn.error").addFilter(_is_worth_saying)
     with _listen(host, port) as listener, Client(settings) as client:
         beside = nullcontext if grpc_port is None else _grpc(settings, host, grpc_port, on_listening)
-        app = create_app(client, models, beside)
+        app = create_app(client, models, beside, local_names_only=not allow_anonymous)
         config = uvicorn.Config(
             app,
             http="httptools",

@@ -45,7 +45,7 @@ class Serving:
         if not self.allow_anonymous:
             with open_ledger(settings) as ledger:
                 refuse_anonymous(ledger, self.host)
-        serve_api(settings, self.served, self.host, self.port, on_listening, self.grpc_port)
+        serve_api(settings, self.served, self.host, self.port, on_listening, self.grpc_port, self.allow_anonymous)
 
     @cached_property
     def served(self) -> "ServedModels":
@@ -74,7 +74,10 @@ def serving(
         int | None, typer.Option("--grpc-port", min=0, max=65535, help="Also answer gRPC; 0 picks a free one.")
     ] = None,
     allow_anonymous: Annotated[
-        bool, typer.Option("--allow-anonymous", help="Listen beyond this machine although there is no API key.")
+        bool,
+        typer.Option(
+            "--allow-anonymous", help="Without an API key, listen beyond this machine and answer to any host."
+        ),
     ] = False,
     lora_modules: LoraModules = None,
     served_model_name: ServedModelName = None,
