@@ -105,6 +105,11 @@ class SinkSpec:
         """Whether the table is in this database, and its user the same."""
         return _normal(make_url(self.url)) == _normal(database)
 
+    @property
+    def options(self) -> set[str]:
+        """The names of what the URL says behind its question mark."""
+        return set(make_url(self.url).query)
+
     def as_dict(self) -> dict[str, str]:
         return asdict(self)
 

@@ -32,6 +32,9 @@ _FROM_URL: dict[str, JsonValue] = {
 }
 
 
+# What a sink's URL may say behind its question mark. Others (`host`, `service`, `passfile`, `sslkey`, …) would lead to
+# another place than the URL seems to, or name files of the server's.
+_SINK_OPTIONS = ("application_name", "channel_binding", "client_encoding", "options", "sslmode")
 _PRECISION = (
     "Of the workers that are to do it. Where a job names none of these it goes to those that the server was set up for."
 )
@@ -69,7 +72,11 @@ class SinkRequest(_Body):
                 raise AddressRefused("has a user that no URL has")
         except AddressRefused as error:
             raise SpecError(f"sink.url {error}: see HEADRACE_SINK_URLS", field="sink.url") from error
-        return SinkSpec.parse(self.url, self.table)
+        sink = SinkSpec.parse(self.url, self.table)
+        if refused := sorted(sink.options.difference(_SINK_OPTIONS)):
+            problem = f"must not say {refused[0]!r}, only {', '.join(_SINK_OPTIONS)}: leave it out"
+            raise SpecError(f"sink.url {problem}", field="sink.url")
+        return sink
 
 
 class WebhookRequest(_Body):
