@@ -19,7 +19,7 @@ from .execution.model_runner import ModelRunner
 from .execution.out_of_memory import is_out_of_memory, release_cached_memory
 from .execution.proposer import Proposer
 from .execution.runner import Runner
-from .kv_cache.block_hashes import ROOT, hash_blocks
+from .kv_cache.block_hashes import ROOT, hash_blocks, salted
 from .kv_cache.block_pool import BlockPool
 from .kv_cache.prefix_cache import PrefixCache
 from .kv_cache.swap import SwapSpace
@@ -199,7 +199,11 @@ class Engine:
         return token_ids, logprobs[: len(token_ids)]
 
     def expect_prefix(
-        self, token_ids: SequenceOf[int], num_requests: int, lora_request: LoRARequest | None = None
+        self,
+        token_ids: SequenceOf[int],
+        num_requests: int,
+        lora_request: LoRARequest | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         """Announce requests whose prompts begin with these tokens: until they have come, its blocks are evicted last.
 
@@ -215,7 +219,8 @@ class Engine:
             token_ids = token_ids[: list(token_ids).index(self._vision.image_token_id)]
         root = ROOT if lora_request is None or self._loras is None else self._loras.hash_root(lora_request)
         if root is not None:
-            self._scheduler.expected.expect(hash_blocks(token_ids, self._config.block_size, root), num_requests)
+            hashes = hash_blocks(token_ids, self._config.block_size, salted(root, cache_salt))
+            self._scheduler.expected.expect(hashes, num_requests)
 
     def step(self) -> list[RequestEvent]:
         """Compute one batch and return what it brought, at most one event a request.

@@ -332,6 +332,7 @@ class Request:
     rest of it told step by step all the same.
 
     `lora_request`: the LoRA adapter to answer with; its KV blocks are shared among requests with the same one only.
+    `cache_salt`: likewise; who does not have it cannot learn, from what is cached, what others have asked.
 
     `images`: those in the prompt, in their order. For each token of each, `Grid.num_tokens`, the prompt has the model's
     image token.
@@ -352,6 +353,7 @@ class Request:
     output_kind: RequestOutputKind = RequestOutputKind.DELTA
     reasoning: ReasoningTokens | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
+    cache_salt: str | None = None
 
     def of_row(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> "Request":
         """The same for another prompt, of a request without a stop checker: a job makes one for each of its rows."""

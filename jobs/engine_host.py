@@ -174,7 +174,7 @@ class EngineHost:
                 num_added += 1
         # One alone shares with nobody.
         if num_added > 1:
-            self._engine.expect_prefix(prefix, num_added, requests[0].lora_request)
+            self._engine.expect_prefix(prefix, num_added, requests[0].lora_request, requests[0].cache_salt)
 
     def _watch(self, request_id: str, sink: Sink, on_tokens: TokenSink) -> None:
         pending = self._pending.get(request_id)

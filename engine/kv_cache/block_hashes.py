@@ -11,6 +11,14 @@ ROOT: BlockHash = b"\0" * 16
 _TOKEN_BYTES = array("i").itemsize
 
 
+def salted(root: BlockHash, cache_salt: str | None) -> BlockHash:
+    """The root of those blocks that only requests with the same `cache_salt` are to find; of None the root itself."""
+    if cache_salt is None:
+        return root
+    # Personal: no tokens of a block have the hash.
+    return blake2b(root + cache_salt.encode(), digest_size=16, person=b"cache salt").digest()
+
+
 def hash_blocks(token_ids: Sequence[int], block_size: int, root: BlockHash = ROOT) -> list[BlockHash]:
     """Chained 128-bit hashes of the full blocks of `token_ids`.
 

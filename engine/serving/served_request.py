@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from ..errors import InvalidRequestError
-from ..kv_cache.block_hashes import ROOT
+from ..kv_cache.block_hashes import ROOT, salted
 from ..logprobs import PromptLogprobs, TokenLogprobs
 from ..lora.adapter import Adapter
 from ..request import FinishReason, Request, RequestEvent, RequestOutputKind
@@ -143,7 +143,7 @@ class ServedRequest:
             choice_node=node,
             prompt_logprobs=None if num_top is None else PromptLogprobs(num_top, len(prompt)),
             adapter_number=self.adapter.number if self.adapter else 0,
-            hash_root=self.adapter.hash_root if self.adapter else ROOT,
+            hash_root=salted(self.adapter.hash_root if self.adapter else ROOT, self.request.cache_salt),
             images=self.images,
             priority=self.request.priority,
             arrival=self.arrival,

@@ -9,6 +9,7 @@ from ...engine.request import FinishReason, Request, RequestEvent
 from ...engine.text.detokenizer import StopStrings, answer_text
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
+from ..cache_salts import cache_salt
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..outcomes import Answer
 from ..stop_reasons import stop_reason_of
@@ -174,6 +175,7 @@ class LiveAnswer:
                 images=images,
                 reasoning=reasoning,
                 bad_words_token_ids=bad_words,
+                cache_salt=cache_salt(asked.tenant),
             )
             leader = leader or request.request_id
             text = GrowingText.of(tokenizer, request)

@@ -22,6 +22,7 @@ from ...storage.parts import recover_shard
 from ...storage.records import AttemptRecord, Claim, JobRecord, JobState, PartRecord
 from ...storage.sinks import SinkSpec
 from ...storage.spool import read_shard
+from ..cache_salts import cache_salt
 from ..engine_host import EngineHost
 from ..errors import Stopped
 from ..outcomes import Outcome
@@ -169,7 +170,8 @@ class ShardAttempt:
         prefix, known = str(self.claim.attempt_id), self._checkpoint.known
         receipts = self.tools.receipts
         common = None if receipts is None else receipts.of_attempt(self.claim.attempt_number, self.spec.lora)
-        batch = RowBatch(table, done, self.spec, self.tools.tokenizer, prefix, known, common)
+        salt = cache_salt(self.job.tenant)
+        batch = RowBatch(table, done, self.spec, self.tools.tokenizer, prefix, known, common, salt)
         if batch.requests:
             self._expect_adapter()
         if self.spec.cache and self.tools.answers is not None:

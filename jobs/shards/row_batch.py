@@ -74,7 +74,7 @@ class _OpenRow:
 class RowBatch:
     """Used by one thread. `table` is the spooled shard; rows in `done` are left out.
 
-    `prefix` and `known`: as `RowRequests` has them. `receipt`: what those of its rows have in common.
+    `prefix`, `known` and `cache_salt`: as `RowRequests` has them. `receipt`: what those of its rows have in common.
     """
 
     def __init__(
@@ -86,6 +86,7 @@ class RowBatch:
         prefix: str,
         known: Mapping[str, Begun] = NOTHING_KNOWN,
         receipt: Mapping[str, Any] | None = None,
+        cache_salt: str | None = None,
     ) -> None:
         self._table = without_images(table)
         self._spec = spec
@@ -96,7 +97,7 @@ class RowBatch:
         tools = RowTools(table, spec)
         self._calls = RowCalls(table, tools, spec, tokenizer) if "tool_calls" in self._schema.names else None
         self._forced_calls = ForcedCalls(tools, spec)
-        self._row_requests = RowRequests(spec, tokenizer, prefix, known)
+        self._row_requests = RowRequests(spec, tokenizer, prefix, known, cache_salt)
         self._shown = ShownImages(self._table, spec)
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
         self._failed: dict[str, EngineFailure] = {}

@@ -24,16 +24,22 @@ class RowRequests:
     """Makes the requests of one attempt, named PREFIX/ROW and PREFIX/ROW/SAMPLE. Used by one thread.
 
     `known`: what answers begin with, by `ROW` or `ROW/SAMPLE`; their requests are resumed from it. `resume_logprobs`:
-    of these, by the requests' ids, what is known of their tokens.
+    of these, by the requests' ids, what is known of their tokens. `cache_salt`: as `Request` has it.
     """
 
     def __init__(
-        self, spec: JobSpec, tokenizer: Tokenizer, prefix: str, known: Mapping[str, Begun] = NOTHING_KNOWN
+        self,
+        spec: JobSpec,
+        tokenizer: Tokenizer,
+        prefix: str,
+        known: Mapping[str, Begun] = NOTHING_KNOWN,
+        cache_salt: str | None = None,
     ) -> None:
         self._spec = spec
         self._tokenizer = tokenizer
         self._prefix = prefix
         self._known = known
+        self._cache_salt = cache_salt
         self.resume_logprobs: dict[str, tuple[TokenLogprobs, ...]] = {}
         self._lora = None if spec.lora is None else spec.lora.request()
         self._choice_token_ids = tokenizer.encode_choices(spec.choices) if spec.choices else None
@@ -101,6 +107,7 @@ class RowRequests:
             output_kind=RequestOutputKind.FINAL_ONLY,
             reasoning=self._tokenizer.reasoning(params.reasoning),
             bad_words_token_ids=self._tokenizer.encode_bad_words(params.bad_words or ()),
+            cache_salt=self._cache_salt,
         )
         if params.n == 1 or self._spec.draws_votes:
             return [first]
@@ -153,6 +160,7 @@ class RowRequests:
             output_kind=RequestOutputKind.FINAL_ONLY,
             reasoning=self._tokenizer.reasoning(params.reasoning),
             bad_words_token_ids=self._tokenizer.encode_bad_words(params.bad_words or ()),
+            cache_salt=self._cache_salt,
         )
 
     @cached_property

@@ -57,9 +57,11 @@ class GatedRunner(FakeRunner):
 
 
 @contextmanager
-def hosted(runner: GatedRunner, max_num_seqs: int = 8) -> Iterator[tuple[EngineHost, Engine]]:
+def hosted(
+    runner: GatedRunner, max_num_seqs: int = 8, enable_prefix_caching: bool = False
+) -> Iterator[tuple[EngineHost, Engine]]:
     """A running host, and its engine for a look once it has ended."""
-    config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, enable_prefix_caching=False)
+    config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=max_num_seqs, enable_prefix_caching=enable_prefix_caching)
     engine = fake_engine(runner, config)
     with EngineHost(engine) as host:
         try:

@@ -66,12 +66,17 @@ class Desk:
 
     @contextmanager
     def worker(
-        self, lease_seconds: float = LONG, grace_seconds: float = 0.0, max_num_seqs: int = 8, num_slots: int = 256
+        self,
+        lease_seconds: float = LONG,
+        grace_seconds: float = 0.0,
+        max_num_seqs: int = 8,
+        num_slots: int = 256,
+        enable_prefix_caching: bool = False,
     ) -> Iterator[InProcessWorker]:
         """Bells are not brought by Celery here: `live.ring` is called instead."""
         runner, owner = GatedRunner(), f"worker {next(self.owners)}"
         with (
-            hosted(runner, max_num_seqs) as (host, _),
+            hosted(runner, max_num_seqs, enable_prefix_caching) as (host, _),
             StreamPublisher(self.url, TTL_SECONDS) as publisher,
             LiveClaims(self.url, self.queue, owner, lease_seconds, TTL_SECONDS) as claims,
             LiveRunner(host, self.tokenizer, publisher, claims, self.app, grace_seconds, num_slots) as live,

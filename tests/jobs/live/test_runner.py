@@ -173,3 +173,17 @@ def test_a_request_that_cannot_be_begun_ends_alone(desk, wait_until, ends, monke
         assert error_of(desk, bad.id) == "internal_error"
         ends(bad)
         wait_until(lambda: worker.live.num_in_flight == 0, "both are forgotten")
+
+
+def test_usage_tells_nobody_what_another_tenant_has_asked(desk):
+    """Whoever guesses another's prompt would see it in `cached_tokens`, block by block."""
+    prompt = [*range(1, 11)] * 2
+
+    def cached_tokens(tenant):
+        request = desk.submitted(*prompt, tenant=tenant)
+        worker.live.ring(request.id)
+        return desk.assert_streamed(request)[-1].usage.cached_tokens
+
+    with desk.worker(enable_prefix_caching=True) as worker:
+        tenants = ["default", "acme", "other"]
+        assert [cached_tokens(tenant) for tenant in tenants + tenants] == [0] * 3 + [16] * 3

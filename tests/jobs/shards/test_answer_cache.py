@@ -22,6 +22,7 @@ from headrace.storage.output_dir import Manifest, write_manifest
 from headrace.storage.records import DEFAULT_TENANT
 from headrace.storage.result_cache import ResultCache
 
+from ..answers import GatedRunner, hosted
 from ..attempts import ask
 from ..running import environment
 from ..shop import JOB, Shop
@@ -109,6 +110,15 @@ def test_nobody_learns_from_it_what_another_tenant_has_asked(shop, tools):
     assert run(shop, tools, sampling={"max_tokens": 6}, cache=True)["from_cache"] == [False] * 3
     assert run(shop, tools, tenant="other", sampling={"max_tokens": 6}, cache=True)["from_cache"] == [False] * 3
     assert run(shop, tools, tenant="other", sampling={"max_tokens": 6}, cache=True)["from_cache"] == [True] * 3
+
+
+def test_nobody_learns_from_cached_tokens_what_another_tenant_has_asked(shop, tools):
+    rows = ask((1, 2, 3, 4, 5, 6, 7, 8, 9))
+    tenants = [DEFAULT_TENANT, "acme", "other"]
+    with hosted(GatedRunner(), enable_prefix_caching=True) as (host, _):
+        caching = replace(tools, host=host)
+        answers = [run(shop, caching, rows, tenant, sampling={"max_tokens": 2}) for tenant in tenants * 2]
+    assert [answer["cached_tokens"] for answer in answers] == [[0]] * 3 + [[8]] * 3
 
 
 def test_other_weights_answer_for_themselves(shop, tools, model, tmp_path):
