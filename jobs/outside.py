@@ -19,6 +19,8 @@ import httpx2
 from .errors import JobError
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
+# What Python before 3.12.4 counts as global but for a few: a cloud has its metadata service in it (192.0.0.192).
+_PROTOCOLS = ipaddress.ip_network("192.0.0.0/24")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -82,7 +84,7 @@ def is_public(address: str) -> bool:
         # Python counts both as global: what no network routes, and what some sites still use within.
         if ip.is_reserved or ip.is_site_local:
             return False
-    return ip.is_global and not ip.is_multicast
+    return ip.is_global and not ip.is_multicast and ip not in _PROTOCOLS
 
 
 def outside_client(allow_private: bool, timeout_seconds: float, follow_redirects: bool = False) -> httpx2.AsyncClient:
@@ -148,6 +150,8 @@ def _parsed(url: str) -> SplitResult:
         _ = parts.port
     except ValueError as error:
         raise AddressRefused(f"is not a URL: {error}") from error
+    if parts.scheme in _PORTS and not parts.hostname:
+        raise AddressRefused("names no host")
     if "@" in parts.netloc:
         raise AddressRefused("must not contain a user or a password")
     # What follows `::` is for fsspec another URL, wrapped by the first.
