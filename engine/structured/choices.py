@@ -6,10 +6,11 @@ as certain, so long choices are not punished for their length, and the probabili
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
+from typing import NamedTuple
 
 from ..errors import InvalidRequestError
 
@@ -46,30 +47,47 @@ def build_choice_tree(choices: tuple[TokenIds, ...], end_token_id: int | None) -
     """
     if not choices or not all(choices) or len(set(choices)) != len(choices):
         raise InvalidRequestError("choices must be different, non-empty token sequences")
-    ended = tuple(_with_end(choice, choices, end_token_id) for choice in choices)
+    ended = _ended(choices, end_token_id)
     if any(one == other[: len(one)] for one, other in pairwise(sorted(ended))):
         raise InvalidRequestError("a choice that holds the end-of-sequence token cannot be told from another")
-    followers: dict[TokenIds, dict[int, None]] = {}
-    for choice in ended:
-        for length, token in enumerate(choice):
-            followers.setdefault(choice[:length], {})[token] = None
-    parting = [(path, tuple(tokens)) for path, tokens in followers.items() if len(tokens) > 1]
-    nodes = tuple(ChoiceNode(path, tokens) for path, tokens in sorted(parting, key=lambda item: len(item[0])))
-    return ChoiceTree(choices, nodes, tuple(_route(choice, nodes) for choice in ended))
+    partings = sorted(_partings(ended), key=lambda parting: (parting.depth, parting.first))
+    routes: list[list[tuple[int, int]]] = [[] for _ in ended]
+    for index, parting in enumerate(partings):
+        for child, followers in enumerate(parting.followers.values()):
+            for choice in followers:
+                routes[choice].append((index, child))
+    nodes = tuple(ChoiceNode(ended[each.first][: each.depth], tuple(each.followers)) for each in partings)
+    return ChoiceTree(choices, nodes, tuple(map(tuple, routes)))
 
 
-def _with_end(choice: TokenIds, choices: tuple[TokenIds, ...], end_token_id: int | None) -> TokenIds:
-    is_beginning = any(other != choice and other[: len(choice)] == choice for other in choices)
-    if not is_beginning:
-        return choice
+def _ended(choices: tuple[TokenIds, ...], end_token_id: int | None) -> list[TokenIds]:
+    """With an end where a choice is the beginning of another. In the order of all it is then that of the next one."""
+    beginnings = {one for one, other in pairwise(sorted(choices)) if other[: len(one)] == one}
+    if not beginnings:
+        return list(choices)
     if end_token_id is None:
         raise InvalidRequestError("one choice is the beginning of another and the model has no end-of-sequence token")
-    return (*choice, end_token_id)
+    return [(*choice, end_token_id) if choice in beginnings else choice for choice in choices]
 
 
-def _route(choice: TokenIds, nodes: tuple[ChoiceNode, ...]) -> tuple[tuple[int, int], ...]:
-    return tuple(
-        (index, node.children.index(choice[len(node.path)]))
-        for index, node in enumerate(nodes)
-        if len(node.path) < len(choice) and choice[: len(node.path)] == node.path
-    )
+class _Parting(NamedTuple):
+    """`followers`: by the token at `depth` which choices go on with it; `first`: the first choice of all of them."""
+
+    depth: int
+    first: int
+    followers: dict[int, list[int]]
+
+
+def _partings(choices: Sequence[TokenIds]) -> Iterator[_Parting]:
+    """Where choices part, none of which is the beginning of another; each of their tokens is looked at once."""
+    groups = [(0, list(range(len(choices))))]
+    while groups:
+        depth, group = groups.pop()
+        if len(group) == 1:
+            continue
+        followers: dict[int, list[int]] = {}
+        for choice in group:
+            followers.setdefault(choices[choice][depth], []).append(choice)
+        groups += [(depth + 1, each) for each in followers.values()]
+        if len(followers) > 1:
+            yield _Parting(depth, group[0], followers)
