@@ -2,8 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, field_validator
+from pydantic_core import PydanticCustomError
 
+from ...engine.structured.structured_outputs import MAX_GRAMMAR_BYTES
 from ...storage.records import NewWebhook
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
@@ -137,6 +139,16 @@ class JobOptions(_Body):
     )
     sink: SinkRequest | None = None
     webhook: WebhookRequest | None = None
+
+    @field_validator("choices")
+    @classmethod
+    def _are_not_too_many(cls, choices: tuple[str, ...] | None) -> tuple[str, ...] | None:
+        """As of live requests: each row is asked wherever two of them part, by a worker that others have to share."""
+        num_bytes = sum(len(choice.encode(errors="surrogatepass")) for choice in choices or ())
+        if num_bytes > MAX_GRAMMAR_BYTES:
+            problem = f"are {num_bytes} bytes together, but at most {MAX_GRAMMAR_BYTES} are taken: give fewer"
+            raise PydanticCustomError("choices", "{problem}", {"problem": problem})
+        return choices
 
     def of_spec(self, served: ServedModel) -> dict[str, Any]:
         """The fields of a `JobSpec`."""

@@ -49,6 +49,7 @@ BAD_JOBS = {
     "unknown stop token": ({"sampling": {"stop_token_ids": [999999]}}, "sampling.stop_token_ids"),
     "top_logprobs alone": ({"choices": None, "sampling": {"top_logprobs": 2}}, "sampling.top_logprobs"),
     "no choices": ({"choices": []}, "choices"),
+    "choices beyond what a worker should be busy with": ({"choices": [f"{n:08}" for n in range(16_385)]}, "choices"),
     "unknown column": ({"prompt": "{body}"}, "prompt"),
     "malformed template": ({"prompt": "{"}, "prompt"),
     "neither messages nor prompt": ({"prompt": None}, "prompt"),
