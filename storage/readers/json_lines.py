@@ -3,7 +3,7 @@
 import codecs
 import json
 from collections.abc import Iterator
-from typing import Any, NoReturn
+from typing import Any, BinaryIO, NoReturn
 
 from .location import Location
 from .source import InputRow, InputSource, is_unicode
@@ -11,6 +11,8 @@ from .text import refuse_utf16
 
 # As deep as requests to the API may be. Python itself reads deeper ones than it can write again.
 _MAX_DEPTH = 200
+# A megabyte of gzip may be one line of a gigabyte, which no process of ours is to hold.
+MAX_LINE_BYTES = 64 * 2**20
 _SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
@@ -38,17 +40,29 @@ class JsonRows(InputSource):
 
 
 class JsonLines(JsonRows):
-    """One JSON object a line, UTF-8. Blank lines are no rows."""
+    """One JSON object a line, UTF-8. Blank lines are no rows, lines beyond 64 MiB error rows."""
 
     def _rows(self) -> Iterator[InputRow]:
         row = 0
         with self._location.open() as file:
-            for line_number, line in enumerate(file, start=1):
+            for line_number, line in enumerate(_lines(file, MAX_LINE_BYTES), start=1):
                 line = line.removeprefix(codecs.BOM_UTF8) if line_number == 1 else line
                 if not line.strip():
                     continue
-                yield self._row(row, line_number, line)
+                if len(line) > MAX_LINE_BYTES:
+                    yield InputRow(row, {}, f"line {line_number}: longer than {MAX_LINE_BYTES:,} bytes")
+                else:
+                    yield self._row(row, line_number, line)
                 row += 1
+
+
+def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:
+    """Of a line that has more, one byte more than so many."""
+    while line := file.readline(max_bytes + 1):
+        yield line
+        # What is left of it.
+        while len(line) > max_bytes and not line.endswith(b"\n"):
+            line = file.readline(max_bytes + 1)
 
 
 class BadRow(Exception):

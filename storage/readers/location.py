@@ -100,6 +100,9 @@ class Location:
             elif self._compression == ".zst":
                 with pa.CompressedInputStream(raw, "zstd") as stream:
                     yield cast(BinaryIO, io.BufferedReader(stream, 1024**2))
+            elif self.is_remote:
+                # Some file systems' own files read whole lines only.
+                yield cast(BinaryIO, io.BufferedReader(cast(io.RawIOBase, raw), 1024**2))
             else:
                 yield raw
 

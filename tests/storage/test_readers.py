@@ -5,6 +5,7 @@ import datetime
 import gzip
 import hashlib
 import json
+import tracemalloc
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -17,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.storage.errors import InputError
-from headrace.storage.readers import InputRow, open_input
+from headrace.storage.readers import InputRow, json_lines, open_input
 
 
 def write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -333,3 +334,29 @@ def test_an_unusable_url(url: str, message: str) -> None:
         open_input(url)
     assert str(caught.value).startswith(message)
     assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("max_bytes", [40, 41, 12])
+def test_a_line_that_is_too_long_is_an_error_row(
+    max_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", max_bytes)
+    long = json.dumps({"a": "x" * 600})
+    found = rows(write(tmp_path, "rows.jsonl", "\n".join(['{"a": 1}', long, '{"a": 2}', long])))
+    assert [row.values for row in found] == [{"a": 1}, {}, {"a": 2}, {}]
+    problem = f"longer than {max_bytes} bytes"
+    assert [row.error for row in found] == [None, f"line 2: {problem}", None, f"line 4: {problem}"]
+
+
+def test_of_a_line_that_is_too_long_no_more_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A megabyte of gzip may be one of a gigabyte."""
+    monkeypatch.setattr(json_lines, "MAX_LINE_BYTES", 2**20)
+    content = gzip.compress(b'{"a": "' + b"x" * 2**25 + b'"}\n{"a": 1}\n')
+    path = write(tmp_path, "rows.jsonl.gz", content)
+    tracemalloc.start()
+    try:
+        assert [row.values for row in rows(path)] == [{}, {"a": 1}]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**23
