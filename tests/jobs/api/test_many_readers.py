@@ -37,7 +37,7 @@ def open_files(soft: int) -> Iterator[None]:
 def reader(address: tuple[str, int], path: str) -> socket.socket:
     """A connection that has asked for a stream and reads nothing of it."""
     connection = socket.create_connection(address, timeout=120)
-    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: headrace\r\nConnection: close\r\n\r\n".encode())
+    connection.sendall(f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     return connection
 
 

@@ -136,7 +136,7 @@ def test_the_bytes_of_a_stream(api: ApiServer) -> None:
 def test_two_streams_asked_at_once_over_one_connection(api: ApiServer) -> None:
     url = urlsplit(api.url)
     body = json.dumps({"model": NAME, "messages": MESSAGES, "stream": True, **LONG, "max_tokens": 30})
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}"
     with socket.create_connection((url.hostname, url.port), 60) as connection, connection.makefile("rb") as file:
         connection.sendall(2 * f"{head}\r\n\r\n{body}".encode())
         first, second = (text_of(chunked_body(file)) for _ in range(2))
@@ -181,7 +181,8 @@ def test_a_client_that_leaves_while_it_waits_ends_its_request(
     api: ApiServer, desk: LiveDesk, wait_until: Callable[..., None]
 ) -> None:
     body = json.dumps({"model": NAME, "messages": MESSAGES, "n": 2, "temperature": 1} | LONG | {"temperature": 1})
-    head = f"POST {CHAT} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    head += f"Content-Length: {len(body)}\r\n\r\n"
     url = urlsplit(api.url)
 
     def leave() -> str:

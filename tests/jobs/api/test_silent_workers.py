@@ -127,7 +127,7 @@ def test_whoever_leaves_waits_no_more(
 ) -> None:
     url = httpx2.URL(server.url)
     body = json.dumps(BODY).encode()
-    head = f"Host: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"Host: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
     with socket.create_connection((url.host, url.port or 80)) as connection:
         connection.sendall(f"POST /v1/chat/completions HTTP/1.1\r\n{head}".encode() + body)
         wait_until(lambda: len(looked_for) > 1, "the request waits")
