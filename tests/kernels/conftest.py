@@ -1,5 +1,6 @@
 """Small tensors: one thread is the faster. Triton's kernels are tested in the dtypes that are right where they run."""
 
+import os
 from collections.abc import Iterator
 
 import pytest
@@ -23,7 +24,8 @@ def _same_numbers() -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "triton_dtype" in metafunc.fixturenames:
         # The interpreter's bfloat16 arithmetic is wrong.
-        dtypes = [torch.float32, torch.bfloat16 if metafunc.config.getoption("--device") == "cuda" else torch.float16]
+        is_compiled = metafunc.config.getoption("--device") == "cuda" or "HEADRACE_TESTS_CAPABILITY" in os.environ
+        dtypes = [torch.float32, torch.bfloat16 if is_compiled else torch.float16]
         metafunc.parametrize("triton_dtype", dtypes, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
