@@ -51,6 +51,12 @@ def test_two_floats_are_rounded_into_one_register(kind):
     assert torch.equal(got, torch.stack((y, x), 1).to(dtype))
 
 
+def test_a_float_is_cut_to_a_half():
+    x = floats(1 + 2**-11 + 2**-20, -1 - 2**-10 - 2**-11, 1e6, -math.inf, 2**-24 * 1.9)
+    got = mapped("cvt.rz.f16.f32 %h1, %r3; cvt.u32.u16 %r9, %h1;", x).to(torch.int16).view(torch.float16)
+    assert got[:5].tolist() == [1.0, -1 - 2**-10, 65504.0, -math.inf, 2**-24]
+
+
 @pytest.mark.parametrize(("kind", "dtype"), [("e4m3", torch.float8_e4m3fn), ("e5m2", torch.float8_e5m2)])
 def test_bytes_are_rounded_and_limited_and_read_back(kind, dtype):
     largest = torch.finfo(dtype).max
@@ -132,6 +138,8 @@ def test_bits_are_shifted_extracted_and_permuted():
     assert mapped("bfe.u32 %r9, %r3, 4, 8;", x)[:3].tolist() == [255, 0x21, 255]
     assert mapped("bfe.s32 %r9, %r3, 2, 3;", x)[:3].tolist() == [-4, -4, -1]
     assert mapped("bfe.s32 %r9, %r3, 28, 8;", x)[:2].tolist() == [-1, 7]
+    assert mapped("bfi.b32 %r9, %r3, -1, 8, 12;", x)[:2].tolist() == [-0xF01, -0xDEF01]
+    assert mapped("bfi.b32 %r9, %r3, 0, 28, 8;", x)[:3].tolist() == [0, 0, -(2**28)]
     assert mapped("prmt.b32 %r9, %r3, 0x33221100, 0x7410U;", x)[1].item() == 0x33003210
     # A selector of 8 and more gives the byte's sign.
     assert mapped("prmt.b32 %r9, %r3, 0, 0x7b88U;", x)[:2].tolist() == [0x00FFFFFF, 0]

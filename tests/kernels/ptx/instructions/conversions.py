@@ -39,6 +39,16 @@ def from_bytes(threads: Threads, instruction: Instruction) -> None:
     threads.write(target, joined(encoded(numbers, "f16")))
 
 
+@executes("cvt", modifiers="rz f16", types=("f32",))
+def cut_to_half(threads: Threads, instruction: Instruction) -> None:
+    """Towards zero."""
+    target, source = _operands(instruction, 2)
+    values = threads.read(source, "f32")
+    halves = values.astype(np.float16)
+    is_farther = np.abs(halves.astype(np.float32)) > np.abs(values)
+    threads.write(target, encoded(np.where(is_farther, np.nextafter(halves, np.float16(0)), halves), "f16"))
+
+
 @executes("cvt", modifiers=" ".join(("rn ftz", *_ROUNDING, *_SCALARS)), types=_SCALARS)
 def convert(threads: Threads, instruction: Instruction) -> None:
     """A float that an integer cannot be is the nearest it can, and NaN is 0."""

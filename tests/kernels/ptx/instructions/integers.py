@@ -125,6 +125,21 @@ def extract_bits(threads: Threads, instruction: Instruction) -> None:
     threads.write(target, extracted.astype(np.int32))
 
 
+@executes("bfi", types=("b32", "b64"))
+def insert_bits(threads: Threads, instruction: Instruction) -> None:
+    """The lowest `length` bits, in place of as many from `begin` on; what does not fit is left out."""
+    target, source, into, *range_ = instruction.operands
+    kind = instruction.type
+    begin, length = (threads.read(each, "u32") & np.uint32(0xFF) for each in range_)
+    values, held = threads.read(source, kind), threads.read(into, kind)
+    bits = 8 * width_of(kind)
+    place = np.arange(bits)
+    inserted = np.where((place >= begin[:, None]) & (place < (begin + length)[:, None]), 1, 0)
+    mask = np.bitwise_or.reduce(inserted.astype(values.dtype) << place.astype(values.dtype), axis=1)
+    moved = np.where(begin < bits, values << np.minimum(begin, bits - 1).astype(values.dtype), 0)
+    threads.write(target, ((held & ~mask) | (moved & mask)).astype(values.dtype))
+
+
 @executes("popc", types=("b32", "b64"))
 def count_bits(threads: Threads, instruction: Instruction) -> None:
     target, source = instruction.operands
