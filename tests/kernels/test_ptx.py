@@ -138,6 +138,9 @@ def test_bits_are_shifted_extracted_and_permuted():
     assert mapped("bfe.u32 %r9, %r3, 4, 8;", x)[:3].tolist() == [255, 0x21, 255]
     assert mapped("bfe.s32 %r9, %r3, 2, 3;", x)[:3].tolist() == [-4, -4, -1]
     assert mapped("bfe.s32 %r9, %r3, 28, 8;", x)[:2].tolist() == [-1, 7]
+    assert mapped("shf.l.wrap.b32 %r9, 0xABCDEF01, %r3, 40;", x)[1].item() == 0x543210AB
+    assert mapped("shf.r.clamp.b32 %r9, 0, %r3, 40;", x)[1].item() == 0x76543210
+    assert mapped("shf.r.wrap.b32 %r9, 0, %r3, 40;", x)[1].item() == 0x10000000
     assert mapped("bfi.b32 %r9, %r3, -1, 8, 12;", x)[:2].tolist() == [-0xF01, -0xDEF01]
     assert mapped("bfi.b32 %r9, %r3, 0, 28, 8;", x)[:3].tolist() == [0, 0, -(2**28)]
     assert mapped("prmt.b32 %r9, %r3, 0x33221100, 0x7410U;", x)[1].item() == 0x33003210

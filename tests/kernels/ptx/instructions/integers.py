@@ -109,6 +109,18 @@ def shift(threads: Threads, instruction: Instruction) -> None:
     threads.write(target, shifted)
 
 
+@executes("shf", modifiers="l r wrap clamp", types=("b32",))
+def shift_two(threads: Threads, instruction: Instruction) -> None:
+    """Of two registers side by side, the upper's bits when shifted left and the lower's when right (9.7.8.7)."""
+    target, low, high, by = instruction.operands
+    direction, mode, _ = instruction.modifiers
+    amount = threads.read(by, "u32").astype(np.uint64)
+    amount = amount & np.uint64(31) if mode == "wrap" else np.minimum(amount, np.uint64(32))
+    both = threads.read(high, "b32").astype(np.uint64) << np.uint64(32) | threads.read(low, "b32")
+    shifted = (both << amount) >> np.uint64(32) if direction == "l" else both >> amount
+    threads.write(target, shifted.astype(np.uint32))
+
+
 @executes("bfe", types=("u32", "s32"))
 def extract_bits(threads: Threads, instruction: Instruction) -> None:
     """`length` bits from `begin` on; of a signed one the highest of them, or of the register's, is the sign's."""
