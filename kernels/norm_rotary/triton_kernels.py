@@ -135,8 +135,21 @@ def _as_stored(x, scale, cache, LARGEST_FP8: tl.constexpr):
         quotient = x.to(tl.float32) / scale
         # NaN stays NaN: it is how a row that went wrong is found.
         reached = tl.clamp(quotient, -1.0 * LARGEST_FP8, 1.0 * LARGEST_FP8, propagate_nan=tl.PropagateNan.ALL)
-        x = reached.to(cache.dtype.element_ty)
+        x = _as_e5m2(reached) if cache.dtype.element_ty == tl.float8e5 else reached.to(cache.dtype.element_ty)
     return x
+
+
+@triton.jit
+def _as_e5m2(x):
+    """To the nearest, ties to even. For GPUs before Ada Triton's own rounds ties away from zero, and NaN to -0."""
+    bits = x.to(tl.uint32, bitcast=True)
+    # The exponent's bias is 15 for 127, and of 23 bits after it two stay.
+    normal = (((bits & 0x7FFFFFFF) + 0xFFFFF + ((bits >> 21) & 1)) >> 21) - (112 << 2)
+    # What is smaller than any normal number is a multiple of 2**-16, which this sum ends with.
+    subnormal = (tl.abs(x) + 192.0).to(tl.uint32, bitcast=True) & 7
+    magnitude = tl.where(tl.abs(x) < 2.0**-14, subnormal, normal)
+    magnitude = tl.where(x == x, magnitude, 0x7F)
+    return (magnitude | (bits >> 24) & 0x80).to(tl.uint8).to(tl.float8e5, bitcast=True)
 
 
 @triton.jit

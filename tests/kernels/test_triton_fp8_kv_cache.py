@@ -108,6 +108,21 @@ def test_what_fp8_cannot_reach_is_written_as_its_largest(key, value, dtype, devi
     assert caches.float().flatten(1).tolist() == [[largest if x > 0 else -largest] * 16 for x in (key, value)]
 
 
+def test_ties_are_written_as_even_numbers(device):
+    """And what is a little more or less than one. In e5m2: the interpreter cuts e4m3 off."""
+    numbers = torch.arange(0x7C, dtype=torch.uint8, device=device).view(torch.float8_e5m2).float()
+    ties = (numbers[:-1] + numbers[1:]) / 2
+    given = torch.cat((numbers, ties, ties * (1 + 2**-20), ties * (1 - 2**-20)))
+    given = torch.cat((given, -given, given.new_zeros(-2 * len(given) % 16))).view(-1, 16)
+    caches = torch.zeros(2, -(-len(given) // 16), 16, 1, 16, device=device).to(torch.float8_e5m2)
+    cos, sin = torch.ones(len(given), 8, device=device), torch.zeros(len(given), 8, device=device)
+    slots = torch.arange(len(given), device=device)
+    rotate_and_write_triton(given.repeat(1, 3), cos, sin, caches[0], caches[1], slots)
+    expected = given.to(torch.float8_e5m2).float()
+    for cache in caches.float():
+        assert torch.equal(cache.view(-1, 16)[: len(given)], expected)
+
+
 def test_nan_is_written_as_nan(device):
     """In e5m2, whose NaN the interpreter knows too."""
     cos, sin = torch.ones(1, 8, device=device), torch.zeros(1, 8, device=device)
