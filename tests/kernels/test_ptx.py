@@ -35,6 +35,7 @@ def test_an_instruction_that_is_not_known_is_named():
         "tanh.approx.f32 %r4, %r3",
         "add.sat.s32 %r4, %r3, 1",
         "bar.sync 1, 64",
+        "cvt.rn.s32.f32 %r9, %r3",
         "shfl.sync.idx.b32 %r9, %r3, 0, 31, 1",
     ):
         with pytest.raises(UnknownInstructionError, match=re.escape(text)):
@@ -79,6 +80,7 @@ def test_floats_become_the_nearest_integers_there_are():
     }
     for kind, expected in whole.items():
         assert mapped(f"cvt.{kind}.f32 %r9, %r3;", x)[:8].tolist() == expected, kind
+    assert mapped("cvt.rpi.f32.f32 %r9, %r3;", x, dtype=torch.float32)[:4].tolist() == [3.0, 4.0, -2.0, -2.0]
 
 
 def test_a_product_and_a_sum_are_rounded_once():

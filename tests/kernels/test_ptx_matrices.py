@@ -71,6 +71,31 @@ def test_a_product_of_a_warp(kind, dtype):
     assert torch.equal(result_of(sums), a @ b + 1)
 
 
+def test_a_product_of_bytes_ends_at_the_largest_sum():
+    """A lane has four numbers of a row or column, and four that are 16 on: PTX ISA, 9.7.14.5.10."""
+    a, b = torch.randint(-128, 128, (16, 32)), torch.randint(-128, 128, (32, 8))
+    registers, sums = torch.zeros(32, 24, dtype=torch.int8), torch.zeros(32, 8, dtype=torch.int32)
+    for lane in range(32):
+        group, in_group = lane // 4, lane % 4
+        for i in range(16):
+            row = group if i < 4 or 8 <= i < 12 else group + 8
+            registers[lane, i] = a[row, in_group * 4 + (i & 3) + (0 if i < 8 else 16)]
+        for i in range(8):
+            registers[lane, 16 + i] = b[in_group * 4 + (i & 3) + (0 if i < 4 else 16), group]
+    product = "mma.sync.aligned.m16n8k32.row.col{}.s32.s8.s8.s32 {{{}}}, {{%r4, %r5, %r6, %r7}}, {{%r8, %r9}}, {{{}}};"
+    body = f"""
+        ld.global.v2.b32 {{%r4, %r5}}, [%a0]; ld.global.v2.b32 {{%r6, %r7}}, [%a0+8];
+        ld.global.v2.b32 {{%r8, %r9}}, [%a0+16]; mov.b32 %r10, 0; mov.b32 %r11, 0x7FFFFFFF;
+        {product.format("", "%r12, %r13, %r14, %r15", ", ".join(["%r10"] * 4))}
+        {product.format(".satfinite", "%r16, %r17, %r18, %r19", ", ".join(["%r11"] * 4))}
+        st.global.v4.b32 [%a1], {{%r12, %r13, %r14, %r15}}; st.global.v4.b32 [%a1+16], {{%r16, %r17, %r18, %r19}};
+    """
+    emulate(body, registers, sums)
+    assert torch.equal(result_of(sums[:, :4]), (a @ b).float())
+    limited = (a @ b + 2**31 - 1).clamp(max=2**31 - 1)
+    assert torch.equal(result_of(sums[:, 4:]), limited.float())
+
+
 # By how many 16 bytes apart a row's blocks lie, by the row: PTX ISA, 9.7.15.5.1, figures of the swizzling modes.
 SWIZZLES = {128: (1, lambda row: row % 8), 64: (2, lambda row: row // 2 % 4), 32: (3, lambda row: row // 4 % 2)}
 BLOCK_ROWS = 8

@@ -57,13 +57,16 @@ def convert(threads: Threads, instruction: Instruction) -> None:
     values = read_floats(threads, source, given)
     if "ftz" in roundings:
         values = flushed(values)
+    for rounding in _ROUNDING.keys() & set(roundings):
+        values = _ROUNDING[rounding](values)
     if wanted in HALVES:
         threads.write(target, encoded(values, wanted))
     elif values.dtype.kind != "f" or wanted in ("f32", "f64"):
         threads.write(target, values.astype(DTYPES[wanted]))
+    elif _ROUNDING.keys() & set(roundings):
+        threads.write(target, _whole(values.astype(np.float64), wanted))
     else:
-        (rounding,) = (each for each in roundings if each in _ROUNDING)
-        threads.write(target, _whole(_ROUNDING[rounding](values.astype(np.float64)), wanted))
+        raise UnknownInstructionError(instruction.text)
 
 
 def _whole(values: Array, kind: str) -> Array:

@@ -73,7 +73,15 @@ def multiply(threads: Threads, instruction: Instruction) -> None:
     for index, (target, addend) in enumerate(zip(targets, addends, strict=True)):
         added = threads.read(addend, result)
         row, column = _GROUP + 8 * (index // 2), 2 * _IN_GROUP + index % 2
-        threads.write(target, (products[:, row, column].reshape(-1) + added).astype(added.dtype))
+        sums = products[:, row, column].reshape(-1) + added
+        if "satfinite" in instruction.modifiers:
+            sums = np.clip(sums, -(2**31), 2**31 - 1)
+        threads.write(target, as_sums(sums, result))
+
+
+def as_sums(numbers: Array, kind: str) -> Array:
+    """Rounded to float32, or wrapped to 32 bits."""
+    return numbers.astype(np.float32) if kind == "f32" else numbers.astype(np.int64).astype(np.int32)
 
 
 def fill_left(matrix: Array, threads: Threads, registers: tuple[Operand, ...], kind: str) -> None:

@@ -11,7 +11,7 @@ import numpy as np
 from ..program import Instruction, Literal, Operand, UnknownInstructionError
 from ..threads import WARPGROUP, Threads
 from ..values import Array, decoded
-from .matrices import ELEMENT_BYTES, fill_left
+from .matrices import ELEMENT_BYTES, as_sums, fill_left
 from .registry import executes
 
 _LANE, _WARP = np.arange(WARPGROUP) % 32, np.arange(WARPGROUP) // 32
@@ -71,7 +71,12 @@ def wait(threads: Threads, instruction: Instruction) -> None:
 def begin(threads: Threads, instruction: Instruction) -> None:
     _, left, right, adds, *options = instruction.operands
     signs = options[: 0 if instruction.type == "s8" else 2]
-    if any(not isinstance(each, Literal) for each in options) or signs not in ([], [Literal(1), Literal(1)]):
+    is_known = instruction.modifiers[-3] == ("s32" if instruction.type == "s8" else "f32")
+    if (
+        not is_known
+        or any(not isinstance(each, Literal) for each in options)
+        or signs not in ([], [Literal(1), Literal(1)])
+    ):
         raise UnknownInstructionError(instruction.text)
     for warpgroup in threads.acting_together(WARPGROUP, instruction).tolist():
         group = int(threads.committed_products[warpgroup * WARPGROUP])
@@ -112,7 +117,8 @@ def _multiply(threads: Threads, product: Product) -> None:
     for index, target in enumerate(targets):
         row, column = 16 * _WARP + _LANE // 4 + 8 * (index // 2 % 2), 8 * (index // 4) + 2 * (_LANE % 4) + index % 2
         sums = threads.read(target, result).copy()
-        _of(sums, warpgroup)[:] = products[row, column] + (_of(sums, warpgroup) if product.adds else 0)
+        added = products[row, column] + (_of(sums, warpgroup) if product.adds else 0)
+        _of(sums, warpgroup)[:] = as_sums(added, result)
         threads.write(target, sums)
 
 
