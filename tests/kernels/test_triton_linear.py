@@ -163,7 +163,9 @@ def test_a_tile_fits_into_a_smaller_shared_memory(shared, tile, stages):
     assert (found.rows, found.outputs, found.num_stages(shared)) == (*tile, stages)
 
 
-@pytest.mark.parametrize(("rows", "inputs", "group_size"), [(1, 3, 3), (5, 200, 200), (3, 300, 128), (0, 8, 8)])
+@pytest.mark.parametrize(
+    ("rows", "inputs", "group_size"), [(1, 3, 3), (5, 200, 200), (3, 300, 128), (64, 512, 128), (0, 8, 8)]
+)
 def test_rows_in_int8(rows, inputs, group_size, triton_dtype, device):
     """Bit for bit, ties and a row of zeros among them."""
     x = (normal(rows, inputs + 1) * 3).to(device, triton_dtype)[:, :inputs]
