@@ -69,10 +69,8 @@ public:
     static void attend_few(int count, const Few<float>& few, FewResult* results) {
         // By the number of queries.
         static constexpr void (*kAttend[kMaxFew + 1])(const Few<float>&, FewResult*) = {
-            nullptr,
-            IsaOfFew::template attend<1>, IsaOfFew::template attend<2>, IsaOfFew::template attend<3>,
-            IsaOfFew::template attend<4>, IsaOfFew::template attend<5>, IsaOfFew::template attend<6>,
-            IsaOfFew::template attend<7>, IsaOfFew::template attend<8>,
+            nullptr, attend_few<1>, attend_few<2>, attend_few<3>, attend_few<4>,
+            attend_few<5>, attend_few<6>, attend_few<7>, attend_few<8>,
         };
         kAttend[count](few, results);
     }
@@ -105,6 +103,30 @@ public:
     }
 
 private:
+    // Leaves a result for each of `kCount` queries.
+    template <int kCount>
+    static void attend_few(const Few<float>& few, FewResult* results) {
+        alignas(64) float scores[kMaxFew][kFewChunk];
+        for (int query = 0; query < kCount; ++query) {
+            results[query].maximum = attention::kNoScore;
+            results[query].sum = 0;
+            std::memset(results[query].output, 0, (few.head_dim + 15) / 16 * 16 * sizeof(float));
+        }
+        const int to = few.span.to;
+        for (int first = few.span.from; first < to; first += kFewChunk) {
+            const int end = std::min(first + kFewChunk, to), count = (end - first + 15) / 16 * 16;
+            IsaOfFew::template few_scores<kCount>(few, first, end, scores);
+            for (int query = 0; query < kCount; ++query) {
+                if (std::isfinite(few.soft_cap)) {
+                    Isa::cap_scores(scores[query], count / kLanes, few.scale, few.soft_cap);
+                }
+                std::fill(scores[query] + end - first, scores[query] + count, -INFINITY);
+                IsaOfFew::few_weights(scores[query], count, few.factor, few.head_dim, results[query]);
+            }
+            IsaOfFew::template few_outputs<kCount>(few, first, end, scores, results);
+        }
+    }
+
     // Whether a tile's queries at work see any of a chunk's keys, of which the first is `first_key`.
     bool sees(int tile, int first_key, int num_keys) const {
         return parts_[tile].first < first_key + num_keys && parts_[tile].last > first_key;

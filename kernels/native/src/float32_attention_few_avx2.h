@@ -13,8 +13,6 @@ using attention::FewResult;
 using attention::kMaxFew;
 
 struct FewAvx2 {
-    static constexpr int kFewChunk = attention::kChunk;
-
     HEADRACE_AVX2_INLINE __m256 sum_of_pairs(__m256 a, __m256 b) {
         return _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
     }
@@ -142,31 +140,6 @@ struct FewAvx2 {
         }
         for (; dim < few.head_dim; dim += avx2::kLanes) {
             add_dims<kCount, 1>(rows, end - first, dim, weights, results);
-        }
-    }
-
-    template <int kCount>
-    HEADRACE_AVX2 static void attend(const Few<float>& few, FewResult* results) {
-        alignas(64) float scores[kMaxFew][kFewChunk];
-        for (int query = 0; query < kCount; ++query) {
-            results[query].maximum = attention::kNoScore;
-            results[query].sum = 0;
-            std::memset(results[query].output, 0, few.head_dim * sizeof(float));
-        }
-        const int to = few.span.to;
-        for (int first = few.span.from; first < to; first += kFewChunk) {
-            const int end = first + kFewChunk < to ? first + kFewChunk : to, count = (end - first + 15) / 16 * 16;
-            few_scores<kCount>(few, first, end, scores);
-            for (int query = 0; query < kCount; ++query) {
-                if (few.soft_cap < __builtin_inff()) {
-                    Avx2::cap_scores(scores[query], count / kLanes, few.scale, few.soft_cap);
-                }
-                for (int i = end - first; i < count; ++i) {
-                    scores[query][i] = -__builtin_inff();
-                }
-                few_weights(scores[query], count, few.factor, few.head_dim, results[query]);
-            }
-            few_outputs<kCount>(few, first, end, scores, results);
         }
     }
 

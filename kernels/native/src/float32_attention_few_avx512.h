@@ -13,8 +13,6 @@ using attention::FewResult;
 using attention::kMaxFew;
 
 struct FewAvx512 {
-    static constexpr int kFewChunk = attention::kChunk;
-
     HEADRACE_INLINE __m512 sum_of(__m512i a, __m512i b) {
         return _mm512_add_ps(_mm512_castsi512_ps(a), _mm512_castsi512_ps(b));
     }
@@ -137,29 +135,6 @@ struct FewAvx512 {
                     _mm512_mask_storeu_ps(results[query].output + dim + part * kLanes, masks[part], totals[query][part]);
                 }
             }
-        }
-    }
-
-    template <int kCount>
-    HEADRACE_AVX512 static void attend(const Few<float>& few, FewResult* results) {
-        alignas(64) float scores[kMaxFew][kFewChunk];
-        for (int query = 0; query < kCount; ++query) {
-            results[query].maximum = attention::kNoScore;
-            results[query].sum = 0;
-            std::memset(results[query].output, 0, (few.head_dim + 15) / 16 * 16 * sizeof(float));
-        }
-        const int to = few.span.to;
-        for (int first = few.span.from; first < to; first += kFewChunk) {
-            const int end = first + kFewChunk < to ? first + kFewChunk : to, count = (end - first + 15) / 16 * 16;
-            few_scores<kCount>(few, first, end, scores);
-            for (int query = 0; query < kCount; ++query) {
-                if (few.soft_cap < __builtin_inff()) {
-                    Avx512::cap_scores(scores[query], count / kLanes, few.scale, few.soft_cap);
-                }
-                attention::hide_tail(scores[query], end - first);
-                few_weights(scores[query], count, few.factor, few.head_dim, results[query]);
-            }
-            few_outputs<kCount>(few, first, end, scores, results);
         }
     }
 

@@ -15,6 +15,7 @@ using attention::kMaxHeadDim;
 using attention::Tile;
 
 constexpr int kChunk = 64;  // keys that scores are held of at a time
+constexpr int kFewChunk = attention::kChunk;  // the same of a lone token's few queries
 
 // The queries of a tile at work: those from lane `begin` to before `end`.
 struct Lanes {
