@@ -1,0 +1,104 @@
+"""Gated DeltaNet: attention that keeps a state of fixed size instead of keys and values (arXiv 2412.06464)."""
+
+import torch
+from torch import Tensor
+
+from .reference import causal_conv_reference, gated_delta_rule_reference, gated_rms_norm_reference
+from .state_slots import NULL_STATE, StateSlots
+
+
+def causal_conv(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
+    """Each channel convolved over its sequence's latest tokens, then SiLU.
+
+    x: [num_tokens, num_channels], the sequences one after the other as `slots` says, its rows evenly apart. weight:
+    [num_channels, width], the last column for the token itself. states: [num_slots, width - 1, num_channels], the
+    inputs before a sequence's first token, oldest first; those that `slots` writes are changed in place. All of one
+    dtype. Returns [num_tokens, num_channels], contiguous. Raises `ValueError` naming the argument that does not fit.
+    """
+    _check_conv(x, weight, states, slots)
+    return causal_conv_reference(x, weight, states, slots)
+
+
+def gated_delta_rule(
+    mixed: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    decay_scale: Tensor,
+    decay_bias: Tensor,
+    states: Tensor,
+    slots: StateSlots,
+) -> Tensor:
+    """Write each token's value under its key into its sequence's state, and read what the state has for its query.
+
+    Of a head's state S, a key k and a query q of length 1, q divided by √key_dim, and a value v a token makes
+    S ← e^g · S, S ← S + k ⊗ β · (v - Sᵀk), and has the output Sᵀq, all in float32; g = -e^decay_scale ·
+    softplus(decay + decay_bias), β = sigmoid(beta).
+
+    mixed: [num_tokens, 2 * num_key_heads * key_dim + num_heads * value_dim], queries, then keys, then values; each
+    query and key head serves num_heads / num_key_heads consecutive heads. decay, beta: [num_tokens, num_heads], of
+    mixed's dtype, their rows evenly apart. decay_scale, decay_bias: [num_heads] float32. states: [num_slots, num_heads,
+    key_dim, value_dim] float32; those that `slots` writes are changed in place. Returns [num_tokens, num_heads,
+    value_dim], of mixed's dtype. Raises `ValueError` naming the argument that does not fit.
+    """
+    _check_rule(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+    return gated_delta_rule_reference(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+
+
+def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """`rms_norm` of each head, times SiLU of its gate, in float32.
+
+    x: [num_tokens, num_heads, size], contiguous; gate: [num_tokens, num_heads * size], its rows evenly apart; weight:
+    [size]. All of one dtype. Returns x's shape and dtype; changes nothing.
+    """
+    return gated_rms_norm_reference(x, gate, weight, eps)
+
+
+def _check_conv(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> None:
+    if x.ndim != 2 or len(x) != slots.num_tokens:
+        raise ValueError(f"x {tuple(x.shape)} must be [{slots.num_tokens} tokens, num_channels]")
+    if weight.ndim != 2 or len(weight) != x.shape[1] or weight.shape[1] < 2:
+        raise ValueError(
+            f"weight {tuple(weight.shape)} must be [{x.shape[1]} channels, width], of a width of 2 or more"
+        )
+    if states.ndim != 3 or states.shape[1:] != (weight.shape[1] - 1, x.shape[1]):
+        wanted = f"[num_slots, {weight.shape[1] - 1}, {x.shape[1]} channels]"
+        raise ValueError(f"states {tuple(states.shape)} must be {wanted}")
+    for name, tensor in (("weight", weight), ("states", states)):
+        if tensor.dtype != x.dtype:
+            raise ValueError(f"{name} is {tensor.dtype}, and x {x.dtype}: they must be alike")
+
+
+def _check_rule(
+    mixed: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    decay_scale: Tensor,
+    decay_bias: Tensor,
+    states: Tensor,
+    slots: StateSlots,
+) -> None:
+    if states.ndim != 4 or states.dtype != torch.float32:
+        raise ValueError(
+            f"states {tuple(states.shape)}, {states.dtype}, must be [num_slots, num_heads, key_dim, value_dim] float32"
+        )
+    _, num_heads, key_dim, value_dim = states.shape
+    if mixed.ndim != 2 or len(mixed) != slots.num_tokens:
+        raise ValueError(f"mixed {tuple(mixed.shape)} must be [{slots.num_tokens} tokens, size]")
+    num_key_heads, rest = divmod(mixed.shape[1] - num_heads * value_dim, 2 * key_dim)
+    if rest or num_key_heads < 1 or num_heads % num_key_heads:
+        raise ValueError(
+            f"mixed {tuple(mixed.shape)} must have queries and keys of {key_dim} for each key head, and values of "
+            f"{value_dim} for each of {num_heads} heads, a multiple of the key heads"
+        )
+    for name, tensor in (("decay", decay), ("beta", beta)):
+        if tensor.shape != (len(mixed), num_heads) or tensor.dtype != mixed.dtype:
+            raise ValueError(
+                f"{name} {tuple(tensor.shape)}, {tensor.dtype}, must be [{len(mixed)} tokens, {num_heads} heads], of "
+                f"mixed's {mixed.dtype}"
+            )
+    for name, tensor in (("decay_scale", decay_scale), ("decay_bias", decay_bias)):
+        if tensor.shape != (num_heads,) or tensor.dtype != torch.float32:
+            raise ValueError(f"{name} {tuple(tensor.shape)}, {tensor.dtype}, must be [{num_heads} heads] float32")
+
+
+__all__ = ["NULL_STATE", "StateSlots", "causal_conv", "gated_delta_rule", "gated_rms_norm"]
