@@ -53,10 +53,10 @@ def _heads(mixed: Tensor, num_heads: int, key_dim: int, value_dim: int) -> tuple
     key_size = (mixed.shape[1] - num_heads * value_dim) // 2
     *of_keys, values = mixed.split_with_sizes([key_size, key_size, num_heads * value_dim], dim=1)
     queries, keys = (
-        _unit(each.unflatten(1, (-1, key_dim))).repeat_interleave(num_heads * key_dim // key_size, dim=1)
+        _unit(each.reshape(len(each), -1, key_dim)).repeat_interleave(num_heads * key_dim // key_size, dim=1)
         for each in of_keys
     )
-    return queries * key_dim**-0.5, keys, values.unflatten(1, (num_heads, value_dim))
+    return queries * key_dim**-0.5, keys, values.reshape(-1, num_heads, value_dim)
 
 
 def _unit(x: Tensor) -> Tensor:
