@@ -22,6 +22,7 @@ from .execution.runner import Runner
 from .kv_cache.block_hashes import ROOT, hash_blocks, salted
 from .kv_cache.block_pool import BlockPool
 from .kv_cache.prefix_cache import PrefixCache
+from .kv_cache.state_pool import StatePool
 from .kv_cache.swap import SwapSpace
 from .logprobs import TokenLogprobs
 from .lora.adapters import LoraAdapters
@@ -31,6 +32,7 @@ from .request import Request, RequestEvent
 from .scheduling.block_tables import BlockTables
 from .scheduling.scheduler import Scheduler
 from .scheduling.speculation import Speculation
+from .scheduling.state_tables import StateTables
 from .scheduling.step_plan import StepPlan
 from .serving.admission import Admission, require_context, resolve_max_model_len
 from .serving.served_requests import ServedRequests
@@ -38,7 +40,7 @@ from .steps.in_flight import StepInFlight
 from .steps.step_events import StepEvents
 from .steps.step_launcher import StepLauncher
 from .steps.step_result import StepResult
-from .vision.options import require_guessing_fits
+from .text.guessers import require_guessing_fits
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ class Engine:
         loras: LoraAdapters | None = None,
         proposer: Proposer | None = None,
         vision: VisionConfig | None = None,
+        num_states: int = 0,
     ) -> None:
         self._runner = runner
         self._config = config
@@ -86,7 +89,9 @@ class Engine:
             config, memory.num_blocks, block_bytes, runner.sliding_window, max_position_embeddings
         )
         self._cache = PrefixCache(BlockPool(memory.num_blocks), config.enable_prefix_caching)
-        self._tables = BlockTables(self._cache, runner.sliding_window, _swap_space(runner, config))
+        states = StateTables(StatePool(num_states)) if num_states else None
+        swap_space = None if states else _swap_space(runner, config)
+        self._tables = BlockTables(self._cache, runner.sliding_window, swap_space, states)
         drafter = proposer.drafter if proposer else None
         self._speculation = Speculation(config.speculative, drafter) if config.speculative is not None else None
         self._scheduler = Scheduler(self._tables, config.max_num_seqs, config.max_num_batched_tokens, self._speculation)
@@ -112,15 +117,16 @@ class Engine:
         model_config = ModelConfig.from_pretrained(model)
         # Before the weights, and tables as long, are in memory.
         require_context(config, model_config.max_position_embeddings)
-        if model_config.vision is not None and config.speculative is not None:
-            require_guessing_fits(config.speculative)
+        if config.speculative is not None:
+            require_guessing_fits(config.speculative, model_config)
         if config.world_size > 1:
             return cls._parallel(model_config, config)
         loaded = load_guessing(config, model_config)
         runner = ModelRunner(model_config, config, loaded.needs if loaded else NO_SECOND_MODEL)
         proposer = loaded.beside(runner) if loaded else None
         context, eos_token_ids = model_config.max_position_embeddings, model_config.eos_token_ids
-        return cls(runner, config, context, eos_token_ids, runner.loras, proposer, model_config.vision)
+        vision, num_states = model_config.vision, runner.num_states
+        return cls(runner, config, context, eos_token_ids, runner.loras, proposer, vision, num_states)
 
     @classmethod
     def _parallel(cls, model_config: ModelConfig, config: EngineConfig) -> "Engine":
@@ -291,7 +297,7 @@ class Engine:
             return None
         plan = self._scheduler.schedule(is_ahead=True)
         if plan.is_stuck or not plan.scheduled:
-            self._scheduler.undo(plan)
+            self._scheduler.undo(plan, was_begun=False)
             return None
         try:
             return self._launcher.launch(plan, True, step.sampled)

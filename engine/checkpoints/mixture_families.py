@@ -32,8 +32,13 @@ def read_qwen2_moe(folder: Path, raw: Raw) -> ModelShape:
         read_qwen2(folder, raw),
         qkv_bias=bool(raw.get("qkv_bias", True)),
         sliding_windows=qwen_windows(raw, lambda layer: layer % 2 == 0 and layer < last),
-        moe=replace(_qwen_moe(raw), shared_expert_intermediate_size=int(raw["shared_expert_intermediate_size"])),
+        moe=read_shared_qwen_moe(raw),
     )
+
+
+def read_shared_qwen_moe(raw: Raw) -> MoeConfig:
+    """Qwen's experts with one beside them that every token has."""
+    return replace(_qwen_moe(raw), shared_expert_intermediate_size=int(raw["shared_expert_intermediate_size"]))
 
 
 def read_qwen3_moe(folder: Path, raw: Raw) -> ModelShape:

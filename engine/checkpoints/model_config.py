@@ -5,10 +5,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ModelError
-from . import glm_families, layer_norm_families, llama_families, mixture_families, other_families, qwen_vl
+from . import glm_families, layer_norm_families, llama_families, mixture_families, other_families, qwen_next, qwen_vl
 from .gpt_oss import read_gpt_oss
 from .model_folder import Raw, config_file, read_config, read_stop_ids
-from .model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape, MoeConfig
+from .model_shape import DecoderNames, FalconConfig, LinearAttentionConfig, MlpNames, ModelShape, MoeConfig
 from .quantization_config import read_quantization
 
 
@@ -66,6 +66,11 @@ _READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Qwen3VLForConditionalGeneration": qwen_vl.read_qwen3_vl,
     "Qwen3VLMoeForConditionalGeneration": qwen_vl.read_qwen3_vl_moe,
     "Qwen3MoeForCausalLM": mixture_families.read_qwen3_moe,
+    "Qwen3NextForCausalLM": qwen_next.read_qwen3_next,
+    "Qwen3_5ForCausalLM": qwen_next.read_qwen3_5_text,
+    "Qwen3_5MoeForCausalLM": qwen_next.read_qwen3_5_text,
+    "Qwen3_5ForConditionalGeneration": qwen_vl.read_qwen3_5,
+    "Qwen3_5MoeForConditionalGeneration": qwen_vl.read_qwen3_5,
     "Glm4MoeForCausalLM": glm_families.read_glm4_moe,
     "GlmForCausalLM": glm_families.read_glm,
     "Glm4ForCausalLM": glm_families.read_glm4,
@@ -131,6 +136,8 @@ def _check(config: ModelShape) -> None:
             f"num_attention_heads {config.num_attention_heads} is no multiple of num_key_value_heads "
             f"{config.num_key_value_heads}"
         )
+    if (linear := config.linear_attention) is not None:
+        _check_linear(linear)
     if config.moe is not None and config.moe.num_experts_per_tok > config.moe.num_experts:
         raise ModelError(f"num_experts_per_tok is {config.moe.num_experts_per_tok} of {config.moe.num_experts} experts")
     if config.quantization is not None and config.quantization.method == "mxfp4" and config.gpt_oss is None:
@@ -144,4 +151,32 @@ def _check(config: ModelShape) -> None:
             )
 
 
-__all__ = ["SUPPORTED_ARCHITECTURES", "DecoderNames", "FalconConfig", "MlpNames", "ModelConfig", "MoeConfig"]
+def _check_linear(linear: LinearAttentionConfig) -> None:
+    sizes = {
+        "linear_num_key_heads": linear.num_key_heads,
+        "linear_num_value_heads": linear.num_heads,
+        "linear_key_head_dim": linear.key_dim,
+        "linear_value_head_dim": linear.value_dim,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise ModelError(f"{name} must be at least 1, not {size}")
+    if linear.num_heads % linear.num_key_heads:
+        raise ModelError(
+            f"linear_num_value_heads {linear.num_heads} is no multiple of linear_num_key_heads {linear.num_key_heads}"
+        )
+    if linear.conv_width < 2:
+        raise ModelError(f"linear_conv_kernel_dim must be at least 2, not {linear.conv_width}")
+    if all(linear.layers):
+        raise ModelError("layer_types has no full_attention: supported are models of which some layers attend")
+
+
+__all__ = [
+    "SUPPORTED_ARCHITECTURES",
+    "DecoderNames",
+    "FalconConfig",
+    "LinearAttentionConfig",
+    "MlpNames",
+    "ModelConfig",
+    "MoeConfig",
+]

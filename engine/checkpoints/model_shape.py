@@ -60,6 +60,36 @@ class GptOssConfig:
 
 
 @dataclass(frozen=True)
+class LinearAttentionConfig:
+    """A Gated DeltaNet in place of attention: see `headrace.kernels.gated_delta`, whose sizes these are.
+
+    `conv_width`: over how many tokens its inputs are convolved. `layers`: one entry a layer, false where it attends.
+    `is_grouped`: the checkpoint has what belongs to one key head side by side, not all queries, then all keys.
+    """
+
+    num_key_heads: int
+    num_heads: int
+    key_dim: int
+    value_dim: int
+    conv_width: int
+    layers: tuple[bool, ...]
+    is_grouped: bool = False
+
+    @property
+    def key_size(self) -> int:
+        return self.num_key_heads * self.key_dim
+
+    @property
+    def value_size(self) -> int:
+        return self.num_heads * self.value_dim
+
+    @property
+    def mixed_size(self) -> int:
+        """Queries, keys and values together: what is convolved."""
+        return 2 * self.key_size + self.value_size
+
+
+@dataclass(frozen=True)
 class QueryGrowth:
     """Queries grow with the position: times 1 + beta · ln(1 + ⌊position / period⌋) (as in Llama 4)."""
 
@@ -146,6 +176,9 @@ class ModelShape:
     # What is added to the weights of norms.
     norm_offset: float = 0.0
     query_growth: QueryGrowth | None = None
+    # What attention gives is multiplied by the sigmoid of what a second part of the queries' matrix makes of its input.
+    has_output_gate: bool = False
+    linear_attention: LinearAttentionConfig | None = None
     moe: MoeConfig | None = None
     falcon: FalconConfig | None = None
     gpt_oss: GptOssConfig | None = None
@@ -160,3 +193,9 @@ class ModelShape:
     quantization: QuantizationConfig | None = None
     # Which of the layers these are, where other processes have the others.
     stage: Stage = WHOLE_MODEL
+
+    @property
+    def num_kv_layers(self) -> int:
+        """How many of the layers have keys and values."""
+        linear = self.linear_attention
+        return self.num_hidden_layers - (sum(linear.layers) if linear is not None else 0)

@@ -61,7 +61,16 @@ class Projection:
 
 def kv_token_bytes(model: ModelConfig, item_bytes: int) -> int:
     """Bytes that a token's keys and values take over all layers."""
-    return 2 * model.num_hidden_layers * model.num_key_value_heads * model.head_dim * item_bytes
+    return 2 * model.num_kv_layers * model.num_key_value_heads * model.head_dim * item_bytes
+
+
+def state_bytes(model: ModelConfig, item_bytes: int) -> int:
+    """Bytes that a sequence's states take over all layers that have some, whatever its length."""
+    linear = model.linear_attention
+    if linear is None:
+        return 0
+    convolved = (linear.conv_width - 1) * linear.mixed_size * item_bytes
+    return sum(linear.layers) * (convolved + linear.value_size * linear.key_dim * _FLOAT_BYTES)
 
 
 def num_parameters(model: ModelConfig) -> int:

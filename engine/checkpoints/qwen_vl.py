@@ -13,6 +13,7 @@ from .llama_families import read_qwen2, read_qwen3
 from .mixture_families import read_qwen3_moe
 from .model_folder import Raw
 from .model_shape import DecoderNames, ModelShape
+from .qwen_next import read_qwen3_5_text
 from .vision_config import ImageScale, VisionConfig, VisionNames, decoder_fields, read_rope_fields, read_scale
 
 # As published with Qwen2-VL.
@@ -69,11 +70,28 @@ def read_qwen3_vl_moe(folder: Path, raw: Raw) -> ModelShape:
     """The same with Qwen3's mixtures, whose experts lie stacked on disk where they are not quantised."""
     # Not a field of its own: the experts chosen always have all of a token.
     seeing = _read_qwen3(folder, raw, {}, lambda folder, text: read_qwen3_moe(folder, {**text, "norm_topk_prob": True}))
+    return _with_stacked_experts(seeing)
+
+
+def _with_stacked_experts(seeing: ModelShape) -> ModelShape:
     return replace(seeing, moe=None if seeing.moe is None else replace(seeing.moe, naming="qwen-stacked"))
 
 
-def _read_qwen3(folder: Path, raw: Raw, defaults: Raw, read: Callable[[Path, Raw], ModelShape]) -> ModelShape:
-    """`read`: of its decoder, which has `defaults` for fields that are left out."""
+def read_qwen3_5(folder: Path, raw: Raw) -> ModelShape:
+    """Qwen3.5, whose tower has nothing to say to the decoder's layers."""
+    tower = {**raw["vision_config"], "deepstack_visual_indexes": ()}
+    seeing = _read_qwen3(folder, {**raw, "vision_config": tower}, {}, read_qwen3_5_text, sections=(11, 11, 10))
+    return _with_stacked_experts(seeing)
+
+
+def _read_qwen3(
+    folder: Path,
+    raw: Raw,
+    defaults: Raw,
+    read: Callable[[Path, Raw], ModelShape],
+    sections: tuple[int, ...] = (24, 20, 20),
+) -> ModelShape:
+    """`read`: of its decoder, which has `defaults` for fields left out, and a rope of these `sections`."""
     tower, text = raw["vision_config"], raw["text_config"]
     _require_activation(raw, "gelu_pytorch_tanh")
     vision = replace(
@@ -95,7 +113,7 @@ def _read_qwen3(folder: Path, raw: Raw, defaults: Raw, read: Callable[[Path, Raw
         )
     language = "model.language_model"
     names = DecoderNames(f"{language}.embed_tokens", f"{language}.layers", f"{language}.norm")
-    section = tuple(map(int, read_rope_fields(raw).get("mrope_section") or (24, 20, 20)))
+    section = tuple(map(int, read_rope_fields(raw).get("mrope_section") or sections))
     return _seeing(replace(decoder, names=names), vision, section, _in_turns(section))
 
 

@@ -12,7 +12,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from ...kernels.gated_delta import StateSlots
 from ...kernels.paged_attention import AttentionMetadata, DecodeSeries, DecodeStep
+from ..kv_cache.state_pool import NULL_STATE
 from ..models.last_tokens import LastTokens
 from ..sampling.prompt_reader import PromptReader
 from ..scheduling.decode_rows import DecodeRows
@@ -44,6 +46,7 @@ class Batch:
     this step brings to its end, and its draft, in the order scheduled. `prompt_reader`, if any, is to be shown the
     prompts' logits. `last_tokens`, if any, are all that the last layer has to compute. `adapters`, if any token has
     one: [num_tokens], on the host, the number of each one's LoRA adapter, or 0. `images`, if any token is an image's.
+    `states`: where the sequences have theirs, of a model whose layers have some.
     """
 
     token_ids: Tensor
@@ -54,6 +57,7 @@ class Batch:
     last_tokens: LastTokens | None = None
     adapters: Ints | None = None
     images: ImageTokens | None = None
+    states: StateSlots | None = None
 
     @classmethod
     def build(
@@ -84,6 +88,7 @@ class Batch:
             last_token_index=to_device(layout.last(num_wanted), device),
             prompt_reader=prompt_reader,
             last_tokens=_last_tokens(attention, layout, num_wanted) if prompt_reader is None else None,
+            states=_state_slots([item.sequence for item in scheduled], gathered.lens, device),
         )
 
     def wanted(self, hidden: Tensor) -> Tensor:
@@ -113,11 +118,13 @@ class DecodeBatches:
         self._device = device
         self._decodes: ref[DecodeRows] | None = None
         self._series = DecodeSeries()
+        self._states: StateSlots | None = None
 
     def batch(self, decodes: DecodeRows, token_ids: Tensor) -> Batch:
         """Their next step. token_ids: [n] int64, what the step before it has sampled."""
         if self._decodes is None or self._decodes() is not decodes:
             self._decodes, self._series = ref(decodes), DecodeSeries()
+            self._states = _state_slots(decodes.sequences, decodes.query_lens, self._device)
         attention = AttentionMetadata(
             query_lens=decodes.query_lens,
             context_lens=decodes.context_lens,
@@ -126,13 +133,24 @@ class DecodeBatches:
             device=self._device,
             decode_step=DecodeStep(self._series, decodes.num_steps, *decodes.begun),
         )
-        return Batch(token_ids, decodes.places, attention, _every_token(len(decodes), self._device))
+        wanted = _every_token(len(decodes), self._device)
+        return Batch(token_ids, decodes.places, attention, wanted, states=self._states)
 
 
 @lru_cache(maxsize=1)
 def _every_token(number: int, device: torch.device) -> Tensor:
     """[number] int64, counting from 0. Mostly as many sequences decode as in the step before."""
     return torch.arange(number, device=device)
+
+
+def _state_slots(
+    sequences: SequenceOf[Sequence], query_lens: SequenceOf[int], device: torch.device
+) -> StateSlots | None:
+    """None where the model has no states."""
+    if sequences[0].state == NULL_STATE:
+        return None
+    read, write = [each.read_state for each in sequences], [each.state for each in sequences]
+    return StateSlots(query_lens, read, write, device)
 
 
 def _last_tokens(attention: AttentionMetadata, layout: "_Layout", num_wanted: Ints) -> LastTokens | None:

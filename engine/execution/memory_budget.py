@@ -8,14 +8,18 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from ...kernels.gated_delta import StateSlots
 from ...kernels.paged_attention import AttentionMetadata
 from ...kernels.paged_attention.static_plans import plan_bytes
 from ...kernels.sampling import likeliest_tokens, sample_tokens
 from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.model_size import state_bytes
 from ..config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.kv_memory import block_bytes, kv_shape, num_blocks_in, zeros
+from ..kv_cache.state_memory import StateMemory
+from ..kv_cache.state_pool import NULL_STATE
 from ..models import Decoder
 from ..sharding.ranks import ALONE, Ranks
 from .cuda_graphs import GraphLimits
@@ -23,6 +27,10 @@ from .graph_sizes import max_graphs
 from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
+
+# Of the states of sequences: what the most urgent one needs to get on by itself, and how many prefixes may keep one.
+_MIN_STATES = 4
+_KEPT_STATES = 32
 
 # What the driver keeps for a captured graph, a layer: about twenty launches with their arguments.
 _GRAPH_BYTES_PER_LAYER = 512 * 1024
@@ -103,9 +111,12 @@ class LargestStep:
         )
 
     @torch.inference_mode()
-    def forward(self, model: Decoder, kv_cache: Tensor) -> Tensor:
-        """What a graph would compute of it: [num_tokens, hidden_size]."""
-        return model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention)
+    def forward(self, model: Decoder, kv_cache: Tensor, states: StateMemory | None = None) -> Tensor:
+        """What a graph would compute of it: [num_tokens, hidden_size]. Of states one is enough for all."""
+        lens = self.attention.query_lens
+        slots = StateSlots(lens, [NULL_STATE] * len(lens), [NULL_STATE + 1] * len(lens), self.token_ids.device)
+        layer_states = None if states is None else states.of(slots)
+        return model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention, states=layer_states)
 
     @torch.inference_mode()
     def draw(self, model: Decoder, hidden: Tensor) -> Tensor:
@@ -119,6 +130,17 @@ class LargestStep:
         likeliest_tokens(logits, with_log_sum_exp=True)
         ones = torch.ones(len(logits), dtype=torch.float64, device=logits.device)
         return sample_tokens(logits.float(), ones, ones.long(), ones, ones, ones / 2)
+
+
+def num_states_in(memory_bytes: int, model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
+    """How many states of sequences fit, of as many as could be of use: one for each that runs, and some to be kept.
+
+    0 for a model without. There are a few in any case.
+    """
+    if model.linear_attention is None:
+        return 0
+    useful = config.max_num_seqs + max(_KEPT_STATES, config.max_num_seqs // 4)
+    return max(_MIN_STATES, min(useful, memory_bytes // state_bytes(model, dtype.itemsize)))
 
 
 def stated_num_blocks(
@@ -137,7 +159,7 @@ def stated_num_blocks(
     return num_blocks_in(stated, model_config, config.block_size, kv_dtype, second.block_bytes)
 
 
-def measured_num_blocks(
+def measured_caches(
     model: Decoder,
     model_config: ModelConfig,
     config: EngineConfig,
@@ -145,23 +167,27 @@ def measured_num_blocks(
     device: torch.device,
     second: SecondModel = NO_SECOND_MODEL,
     ranks: Ranks = ALONE,
-) -> int:
-    """How many KV blocks the GPU that holds `model`, and a second one's weights, has memory for.
+) -> tuple[int, int]:
+    """How many KV blocks the GPU that holds `model`, and a second one's weights, has memory for, and how many states.
 
     Of all `ranks` the fewest. Raises `ConfigError` where there is no room for any; it is 0 then for the other ranks.
+    States, where the model has them, get half of the memory at most.
     """
     use = measure_memory_use(model, model_config, config, kv_dtype, device)
     use = replace(use, graphs=use.graphs + second.graph_bytes)
-    least = 2 * (block_bytes(model_config, config.block_size, kv_dtype) + second.block_bytes)
+    state_size = state_bytes(model_config, model.dtype.itemsize)
+    least = 2 * (block_bytes(model_config, config.block_size, kv_dtype) + second.block_bytes) + _MIN_STATES * state_size
     try:
         left = use.left_for_kv(config.gpu_memory_utilization, least)
     except ConfigError:
         # They wait to hear of it.
         ranks.least(0)
         raise
+    num_states = num_states_in(left // 2, model_config, config, model.dtype)
+    left -= num_states * state_size
     num_blocks = num_blocks_in(left, model_config, config.block_size, kv_dtype, second.block_bytes)
-    logger.info("%s for %d KV blocks beside %s", gib(left), num_blocks, use)
-    return ranks.least(num_blocks)
+    logger.info("%s for %d KV blocks beside %s and %d states", gib(left), num_blocks, use, num_states)
+    return ranks.least(num_blocks), num_states
 
 
 def measure_memory_use(
@@ -170,12 +196,13 @@ def measure_memory_use(
     """Run the largest step on the GPU that holds `model`. Raises `ConfigError` where that does not fit."""
     max_model_len = config.max_model_len or model_config.max_position_embeddings
     kv_cache = zeros(kv_shape(model_config, NULL_BLOCK + 2, config.block_size), kv_dtype, device)
+    states = StateMemory(model_config, 1, model.dtype, device) if model_config.linear_attention else None
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
     with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
         step = LargestStep.of(config, max_model_len, device)
-        hidden = step.forward(model, kv_cache)
+        hidden = step.forward(model, kv_cache, states)
         forward_bytes = torch.cuda.max_memory_reserved(device) - before
         step.draw(model, hidden)
         if model.vision is not None:

@@ -13,7 +13,8 @@ from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.quantization_config import QuantizationConfig
 from ..config import EngineConfig
 from ..errors import ConfigError
-from ..kv_cache.kv_memory import KVMemory
+from ..kv_cache.kv_memory import KVMemory, block_bytes
+from ..kv_cache.state_memory import StateMemory
 from ..kv_cache.swap import PreemptionCosts
 from ..lora.adapter import adaptable
 from ..lora.adapters import LoraAdapters
@@ -27,15 +28,23 @@ from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
 from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
 from .gpu_checks import require_attention, warn_of_widened_weights
 from .host_memory import give_back_freed_memory, keep_freed_memory
-from .memory_budget import NO_SECOND_MODEL, SecondModel, fitting, measured_num_blocks, stated_num_blocks
+from .memory_budget import (
+    NO_SECOND_MODEL,
+    SecondModel,
+    fitting,
+    measured_caches,
+    num_states_in,
+    stated_num_blocks,
+)
 from .parts import num_parts, split
 
 logger = logging.getLogger(__name__)
 
 
 class ModelRunner:
-    """Owns the weights and the KV cache. `second`: what a model beside it takes that is loaded already.
+    """Owns the weights, the KV cache and the sequences' states, if the model has such: `num_states` of them.
 
+    `second`: what a model beside it takes that is loaded already.
     Where it is one of several `ranks`, it owns its share of both, or of a stage of layers.
     """
 
@@ -60,6 +69,9 @@ class ModelRunner:
         self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
         self._num_stages = ranks.num_stages
+        if model_config.linear_attention is not None:
+            # What graphs read is laid out for attention alone so far.
+            config = replace(config, enforce_eager=True)
         share = own_model(model_config, ranks.stage, ranks.num_stages, ranks.rank, ranks.size)
         num_blocks = stated_num_blocks(share, config, kv_dtype, self.device, second)
         with fitting("the model"):
@@ -80,10 +92,18 @@ class ModelRunner:
         self.preemption_costs = preemption_costs(ranks.num_stages * self._model.num_parameters, self.device)
         ranks.meet()
         if num_blocks is None:
-            num_blocks = measured_num_blocks(self._model, share, config, kv_dtype, self.device, second, ranks)
+            num_blocks, self.num_states = measured_caches(
+                self._model, share, config, kv_dtype, self.device, second, ranks
+            )
         else:
             num_blocks = ranks.least(num_blocks)
+            kv_bytes = num_blocks * block_bytes(share, config.block_size, kv_dtype)
+            self.num_states = num_states_in(kv_bytes, share, config, self.dtype)
         self._kv_dtype = kv_dtype
+        self._states: StateMemory | None = None
+        if self.num_states:
+            with fitting(f"{self.num_states} states of sequences"):
+                self._states = StateMemory(share, self.num_states, self.dtype, self.device)
         self.keeps_hidden = False
         self._kept_hidden: Tensor | None = None
         self.hold(num_blocks, share, config)
@@ -167,8 +187,16 @@ class ModelRunner:
         positions, images = batch.positions, None
         if batch.images is not None and self.images is not None:
             positions, images = batch.images.positions, self.images.see(batch.images.pieces)
+        states = None if self._states is None or batch.states is None else self._states.of(batch.states)
         return self._model.forward(
-            batch.token_ids, positions, self.memory.cache, batch.slots, batch.attention, batch.last_tokens, images
+            batch.token_ids,
+            positions,
+            self.memory.cache,
+            batch.slots,
+            batch.attention,
+            batch.last_tokens,
+            images,
+            states,
         )
 
 

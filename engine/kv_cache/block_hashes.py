@@ -1,6 +1,7 @@
 """Hashes of KV blocks: each stands for everything up to the block's end."""
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 
@@ -58,6 +59,11 @@ def add_marked_hashes(
 def hash_block(parent: BlockHash, token_ids: "array[int]") -> BlockHash:
     """The hash of one block of 32-bit tokens after the block of this hash."""
     return blake2b(parent + token_ids.tobytes(), digest_size=16).digest()
+
+
+def num_common(hashes: Sequence[BlockHash], others: Sequence[BlockHash]) -> int:
+    """How many blocks two prompts begin with alike: each hash says so of all before it."""
+    return bisect_left(range(min(len(hashes), len(others))), True, key=lambda index: hashes[index] != others[index])
 
 
 class PromptHasher:

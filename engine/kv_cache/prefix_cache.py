@@ -2,8 +2,8 @@
 
 from array import array
 from collections import Counter, OrderedDict
-from collections.abc import Iterable, Sequence
-from itertools import chain, repeat
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise, repeat, takewhile
 
 from .block_hashes import BlockHash
 from .block_pool import NULL_BLOCK, BlockPool
@@ -165,6 +165,13 @@ class PrefixCache:
             if block in self._awaited:
                 del self._awaited[block]
                 self._idle[block] = None
+
+    def announced_ends(self, hashes: Sequence[BlockHash]) -> Iterator[int]:
+        """After how many of a prompt's blocks announced prefixes end, or part from it."""
+        counts = takewhile(bool, (self._expected[block_hash] for block_hash in hashes))
+        for end, (here, following) in enumerate(pairwise(chain(counts, (0,))), start=1):
+            if following < here:
+                yield end
 
     def taint(self, blocks: Iterable[int]) -> None:
         """Note that owned blocks hold NaNs, which a mask lets through as 0 × NaN: nobody may find or inherit them."""

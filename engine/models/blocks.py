@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ...kernels.gated_delta import StateSlots
 from ...kernels.kv_cache import KVScales
 from ...kernels.linear import Linear
 from ...kernels.norm_rotary import rms_norm, rotate_and_write
@@ -100,7 +101,7 @@ class Step:
     rotary: for each of the model's ropes, the cosines and the sines of the tokens' positions, each [num_tokens,
     rotary_dim / 2]. slots: [num_tokens] int64, where their keys and values belong. wanted: [n] int64, the tokens whose
     attention is to be computed, those of `metadata`; None: all. query_factors: [num_tokens, 1, 1], what queries are
-    multiplied by; None: by nothing.
+    multiplied by; None: by nothing. states: where the sequences have theirs, of a model whose layers have some.
     """
 
     rotary: Sequence[Sequence[Tensor]]
@@ -108,6 +109,7 @@ class Step:
     metadata: AttentionMetadata
     wanted: Tensor | None = None
     query_factors: Tensor | None = None
+    states: StateSlots | None = None
 
 
 class Attention:
@@ -126,9 +128,12 @@ class Attention:
         kv_size = config.num_key_value_heads * config.head_dim
         self._sizes = [query_size, kv_size, kv_size]
         self._names, self._stored_sizes = ["q_proj", "k_proj", "v_proj"], self._sizes
+        self._gate_size = query_size if config.has_output_gate else 0
+        if config.has_output_gate:
+            self._stored_sizes = [2 * query_size, kv_size, kv_size]
         if config.has_fused_qkv:
             self._names, self._stored_sizes = ["qkv_proj"], [sum(self._sizes)]
-        self._orders = rotary_orders(config)
+        self._orders = gate_orders(config) if config.has_output_gate else rotary_orders(config)
         self.qkv = blank.linear(
             self._names, self._stored_sizes, config.hidden_size, config.qkv_bias, orders=self._orders
         )
@@ -172,8 +177,9 @@ class Attention:
         """x: [num_tokens, hidden_size]. Writes keys and values into the caches; returns the rows that `step` wants."""
         config = self._config
         cos, sin = step.rotary[self._rope]
+        projected = self.project(x)
         query = rotate_and_write(
-            self.project(x),
+            projected[:, self._gate_size :] if self._gate_size else projected,
             cos,
             sin,
             key_cache,
@@ -197,11 +203,14 @@ class Attention:
             config.attention_soft_cap,
             self._kv_scales,
             self.sinks,
-        )
-        return self._ranks.sum(self.output(attended.flatten(1)))
+        ).flatten(1)
+        if self._gate_size:
+            gate = projected[:, : self._gate_size]
+            attended = attended * torch.sigmoid(gate if step.wanted is None else gate[step.wanted])
+        return self._ranks.sum(self.output(attended))
 
     def project(self, x: Tensor) -> Tensor:
-        """Queries, keys and values side by side, of x: [num_tokens, hidden_size]."""
+        """Queries, keys and values side by side, of x: [num_tokens, hidden_size]; before them gates, if there are."""
         qkv = self.qkv(x)
         if self._config.qk_norm == "all":
             queries, keys, _ = qkv.split_with_sizes(self._sizes, dim=1)
@@ -249,6 +258,14 @@ def rotary_orders(config: ModelConfig) -> list[Tensor | None]:
         return (torch.arange(number).unsqueeze(1) * config.head_dim + of_head).flatten()
 
     return [of_heads(config.num_attention_heads), of_heads(config.num_key_value_heads), None]
+
+
+def gate_orders(config: ModelConfig) -> list[Tensor | None]:
+    """Gates before queries, where a checkpoint has each head's query and then its gate."""
+    assert not config.has_fused_qkv, "queries and keys are told apart by their names"
+    assert not config.has_rotary_pairs, "one order at a time"
+    pairs = torch.arange(2 * config.num_attention_heads * config.head_dim).view(-1, 2, config.head_dim)
+    return [pairs[:, [1, 0]].transpose(0, 1).flatten(), None, None]
 
 
 def linear_slots(

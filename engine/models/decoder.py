@@ -21,6 +21,7 @@ from ..vision.tower import VisionTower
 from .blocks import BlankWeights, Step
 from .head import Head
 from .last_tokens import LastTokens
+from .layer_states import LayerStates
 from .moe import Mixture
 from .rope import by_axis, query_factors, rotary_factors
 
@@ -82,7 +83,7 @@ class Decoder:
         self._shard = Shard(ranks.rank, ranks.size, config) if ranks.size > 1 else None
         config = self._shard.local if self._shard is not None else config
         self.config = config
-        self._dtype, self._device = dtype, device
+        self.dtype, self._device = dtype, device
         self.stage = config.stage
         blank = BlankWeights(config, dtype, device, ranks=ranks)
         self.parts = blank.parts
@@ -191,13 +192,15 @@ class Decoder:
         metadata: AttentionMetadata,
         last_tokens: LastTokens | None = None,
         images: SeenImages | None = None,
+        states: LayerStates | None = None,
     ) -> Tensor:
         """Compute a batch of new tokens; writes their keys and values into `kv_cache`.
 
         token_ids, positions, slots: [num_tokens] int64; positions may be [3, num_tokens], by time, height and width.
-        kv_cache: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. `images`: those that have some of
-        the tokens. Returns [num_tokens, hidden_size], before the final norm, or of the `last_tokens` alone:
-        [num_last, hidden_size]. A stage takes over what the one before it returns, and hands on what it returns.
+        kv_cache: [2, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim]. `images`: those that have some of
+        the tokens. `states`: of the layers that have no keys and values, changed in place. Returns [num_tokens,
+        hidden_size], before the final norm, or of the `last_tokens` alone: [num_last, hidden_size]. A stage takes over
+        what the one before it returns, and hands on what it returns.
         """
         # The embedding is the first branch that joins the residual stream.
         branch = self._opening(token_ids)
@@ -207,11 +210,9 @@ class Decoder:
         # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
         rotary = [self._factors(table, positions).unbind() for table in self._rotary]
         growth = None if self._query_factors is None else self._query_factors[positions]
-        step = Step(rotary, slots, metadata, query_factors=growth)
-        key_caches, value_caches = (cache.unbind() for cache in kv_cache)
-        for index, (layer, key_cache, value_cache) in enumerate(
-            zip(self._layers, key_caches, value_caches, strict=True)
-        ):
+        step = Step(rotary, slots, metadata, query_factors=growth, states=None if states is None else states.slots)
+        caches = self._caches(kv_cache, states)
+        for index, (layer, (key_cache, value_cache)) in enumerate(zip(self._layers, caches, strict=True)):
             if last_tokens is not None and self.stage.is_last and layer is self._layers[-1]:
                 step = replace(step, metadata=last_tokens.attention, wanted=last_tokens.index)
             attended = layer.attend(branch, residual, key_cache, value_cache, step)
@@ -225,10 +226,20 @@ class Decoder:
             self._ranks.hand_on(hidden)
         return hidden
 
+    def _caches(self, kv_cache: Tensor, states: LayerStates | None) -> Iterator[tuple[Tensor, Tensor]]:
+        """Each layer's keys and values, or what it has in their place."""
+        of_attention = zip(*(cache.unbind() for cache in kv_cache), strict=True)
+        linear = self.config.linear_attention
+        if linear is None:
+            return of_attention
+        assert states is not None
+        of_others = zip(states.conv.unbind(), states.recurrent.unbind(), strict=True)
+        return (next(of_others if is_linear else of_attention) for is_linear in linear.layers)
+
     def _opening(self, token_ids: Tensor) -> Tensor:
         if self.stage.is_first:
             return self.embed(token_ids)
-        room = torch.empty(len(token_ids), self.config.hidden_size, dtype=self._dtype, device=self._device)
+        room = torch.empty(len(token_ids), self.config.hidden_size, dtype=self.dtype, device=self._device)
         return self._ranks.take_over(room)
 
     def _factors(self, table: Tensor, positions: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """The layer of the Llama family: a norm before attention, a norm before the MLP.
 
 Covers Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite and the mixtures among them; what differs is a field of
-`ModelConfig`.
+`ModelConfig`. Of Qwen3-Next and Qwen3.5 most layers have a Gated DeltaNet for attention.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from torch import Tensor
 from ...kernels.linear import Linear
 from ..checkpoints.weights import WeightSlot
 from .blocks import Attention, BlankWeights, Step
+from .gated_delta_net import GatedDeltaNet
 from .granite_moe import GraniteExperts
 from .mlp import GatedMlp, PlainMlp, new_mlp
 from .moe import ExpertsMlp, Mixture
@@ -28,7 +29,14 @@ class LlamaLayer:
         self._norms = {name: new_norm(blank) for name in config.names.layer_norms}
         self.input_norm, *others = self._norms.values()
         self.mlp_norm = others[0] if others else self.input_norm
-        self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])
+        linear = config.linear_attention
+        self.attention: Attention | GatedDeltaNet
+        if linear is not None and linear.layers[index]:
+            self._attention_name = "linear_attn"
+            self.attention = GatedDeltaNet(blank.within("linear_attn"), linear)
+        else:
+            self._attention_name = "self_attn"
+            self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])
         self.mlp = self._new_mlp(blank, index)
 
     def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
@@ -62,7 +70,7 @@ class LlamaLayer:
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         (first, norm), *others = self._norms.items()
         yield from norm.weight_slots(f"{prefix}.{first}")
-        yield from self.attention.weight_slots(f"{prefix}.self_attn")
+        yield from self.attention.weight_slots(f"{prefix}.{self._attention_name}")
         for name, norm in others:
             yield from norm.weight_slots(f"{prefix}.{name}")
         mlp = self._mlp_name if self.mixture is None else self.mixture.name

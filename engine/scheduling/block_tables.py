@@ -2,15 +2,16 @@
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
-from ..kv_cache.block_hashes import PromptHasher
+from ..kv_cache.block_hashes import BlockHash, PromptHasher, num_common
 from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.prefix_cache import PrefixCache
 from ..kv_cache.swap import SwapSpace
 from .decode_rows import DecodeRows
 from .scheduled_sequence import as_decode
 from .sequence import Sequence, new_block_table
+from .state_tables import StateTables
 from .step_plan import StepPlan, SwapIn
 
 
@@ -18,28 +19,36 @@ class BlockTables:
     """Changes sequences' block tables, and with them how much of each counts as computed.
 
     `sliding_window`: how far back the model looks in all its layers, if that is limited. `swap_space`: where preempted
-    sequences may leave their KV.
+    sequences may leave their KV. `states`: of a model that has recurrent states beside it.
     """
 
     def __init__(
-        self, cache: PrefixCache, sliding_window: int | None = None, swap_space: SwapSpace | None = None
+        self,
+        cache: PrefixCache,
+        sliding_window: int | None = None,
+        swap_space: SwapSpace | None = None,
+        states: StateTables | None = None,
     ) -> None:
         self.cache = cache
         self.num_swaps = 0
         self._hasher = PromptHasher()
         self._window = sliding_window
         self._swap_space = swap_space
+        self.states = states
 
     @property
     def has_window(self) -> bool:
         return self._window is not None
 
-    def attach(self, sequence: Sequence) -> None:
+    def attach(self, sequence: Sequence, following: Sequence | None = None) -> None:
         """Own the cached blocks of the sequence's beginning; its last token is always left to compute.
 
-        What it has in the host's memory continues them, where they reach as far.
+        What it has in the host's memory continues them, where they reach as far. `following`: the next in the queue.
         """
         blocks = self._cached(sequence)
+        num_cached = len(blocks)
+        if self.states is not None:
+            del blocks[self.states.attach(sequence, num_cached) :]
         num_computed_tokens = len(blocks) * sequence.block_size
         if (swapped := sequence.swapped) is not None:
             if swapped.first_block <= self._first_needed(sequence, swapped.num_computed_tokens):
@@ -58,10 +67,31 @@ class BlockTables:
         sequence.block_table = blocks
         sequence.num_slid_blocks = num_slid
         sequence.num_computed_tokens = num_computed_tokens
+        if self.states is not None and self.cache.is_enabled and sequence.may_read_cache:
+            self.states.plan_snapshots(sequence, self._partings(sequence, num_cached, following))
+
+    def _partings(self, sequence: Sequence, num_cached: int, following: Sequence | None) -> Iterator[int]:
+        """After how many of its blocks others are going to part from the sequence, or have."""
+        hashes = sequence.hashes()
+        yield num_cached
+        yield from self.cache.announced_ends(hashes)
+        if following is not None:
+            yield num_common(hashes, self._hashes(following))
+        if sequence.is_followed:
+            yield (sequence.num_tokens - 1) // sequence.block_size
+
+    def awaits_state(self, sequence: Sequence) -> bool:
+        """Whether a waiting sequence is better off once a state is there that another one is computing."""
+        if self.states is None or not sequence.may_read_cache:
+            return False
+        num_cached, usable = len(self._cached(sequence)), (sequence.num_tokens - 1) // sequence.block_size
+        return self.states.awaits(sequence, sequence.hashes()[:usable], num_cached)
 
     def chunk(self, sequence: Sequence, budget: int) -> int:
         """How many of its tokens the sequence can compute in a step, at most `budget`."""
         num_tokens = min(sequence.num_uncomputed_tokens, budget)
+        if self.states is not None:
+            num_tokens = self.states.chunk(sequence, num_tokens)
         if self._window is None:
             return num_tokens
         # A sequence longer than the memory advances by what its window leaves free.
@@ -70,6 +100,8 @@ class BlockTables:
 
     def can_grow(self, sequence: Sequence, num_tokens: int, num_spare: int = 0) -> bool:
         """Whether there are blocks for so many more tokens, and `num_spare` others."""
+        if self.states is not None and not self.states.can_grow(sequence):
+            return False
         return self._num_new_blocks(sequence, num_tokens) + num_spare <= self.cache.num_available
 
     def grow(
@@ -84,6 +116,8 @@ class BlockTables:
             if 0 <= first < swapped.num_blocks:
                 blocks = table[first_new : swapped.first_block + swapped.num_blocks].tolist()
                 plan.swapped_in.append(SwapIn(swapped, first, blocks))
+        if self.states is not None:
+            self.states.grow(sequence, num_tokens, plan)
         self._publish(sequence, num_tokens)
         plan.schedule(sequence, num_tokens, is_new, draft)
 
@@ -95,14 +129,14 @@ class BlockTables:
         if self._window is not None:
             return 0
         placed = []
-        num_idle = 0
+        num_idle, states = 0, self.states
         for sequence in sequences:
             num_computed, size = sequence.num_computed_tokens, sequence.block_size
             num_uncomputed = len(sequence.token_ids) + sequence.num_unread_tokens - num_computed
             if num_uncomputed == 0:
                 num_idle += 1
                 continue
-            if num_uncomputed > 1 or not num_computed:
+            if num_uncomputed > 1 or not num_computed or (states is not None and not states.is_own(sequence)):
                 break
             if len(sequence.block_table) * size == num_computed:
                 if not self.cache.num_available:
@@ -170,6 +204,8 @@ class BlockTables:
         sequence.num_slid_blocks = 0
         sequence.num_computed_tokens = 0
         sequence.num_drafted_tokens = 0
+        if self.states is not None:
+            self.states.detach(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> list[tuple[int, int]]:
         """Give `child`, whose tokens are those that the parent has computed, the parent's KV.
@@ -184,6 +220,8 @@ class BlockTables:
         child.block_table = parent.block_table[:num_full] + new_block_table(copies)
         child.num_computed_tokens = parent.num_computed_tokens
         child.num_slid_blocks = min(parent.num_slid_blocks, num_full)
+        if self.states is not None:
+            self.states.fork(parent, child)
         return [(parent.block_table[num_full], copy) for copy in copies]
 
     def can_fork(self, parent: Sequence) -> bool:
@@ -226,6 +264,8 @@ class BlockTables:
     def taint(self, sequence: Sequence) -> None:
         """Note that a running sequence's blocks hold NaNs."""
         self.cache.taint(sequence.block_table)
+        if self.states is not None:
+            self.states.pool.forget(sequence.block_hashes)
 
     def check(self, running: Iterable[Sequence], waiting: Iterable[Sequence]) -> None:
         """Assert that every block is accounted for and owned by running sequences alone. For tests."""
@@ -240,6 +280,8 @@ class BlockTables:
         swapped = [each.swapped.num_blocks for each in (*waiting, *running) if each.swapped is not None]
         num_used = self._swap_space.num_used if self._swap_space is not None else 0
         assert sum(swapped) == num_used, "swap space is lost"
+        if self.states is not None:
+            self.states.check(running, waiting)
 
     def _first_needed(self, sequence: Sequence, num_computed_tokens: int) -> int:
         """The first block that tokens after the computed ones can see."""
@@ -251,11 +293,15 @@ class BlockTables:
         """What the cache has of the sequence's beginning."""
         if not self.cache.is_enabled or not sequence.may_read_cache:
             return new_block_table()
+        usable = (sequence.num_tokens - 1) // sequence.block_size
+        return self.cache.match(self._hashes(sequence)[:usable], self._num_window_blocks(sequence))
+
+    def _hashes(self, sequence: Sequence) -> list[BlockHash]:
+        """As the sequence's own, in less time where the prompt before it began alike."""
         # Of a prompt with images the tokens are not all.
         if not sequence.block_hashes and sequence.images is None:
             sequence.block_hashes = self._hasher.hashes(sequence.token_ids, sequence.block_size, sequence.hash_root)
-        usable = (sequence.num_tokens - 1) // sequence.block_size
-        return self.cache.match(sequence.hashes()[:usable], self._num_window_blocks(sequence))
+        return sequence.hashes()
 
     def _num_window_blocks(self, sequence: Sequence) -> int | None:
         """How many blocks before a block's first token that token can see."""

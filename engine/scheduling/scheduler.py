@@ -150,7 +150,7 @@ class Scheduler:
     def _admit_first(self, plan: StepPlan) -> bool:
         """Admit the first in the queue, if need be in place of the less urgent; false when it has to wait."""
         sequence = self.waiting.first
-        if not plan.admits(sequence):
+        if not plan.admits(sequence) or self._tables.awaits_state(sequence):
             return False
         while not self._begin(sequence, plan):
             if not self.running or self.running[-1].priority <= sequence.priority:
@@ -165,7 +165,7 @@ class Scheduler:
         """Let a waiting sequence compute its next chunk; false, and nothing changed, without a seat or room for it."""
         if len(self.running) >= self._max_num_seqs:
             return False
-        self._tables.attach(sequence)
+        self._tables.attach(sequence, None if self._tables.states is None else self.waiting.second)
         num_tokens = self._tables.chunk(sequence, plan.budget)
         if not self._tables.can_grow(sequence, num_tokens):
             self._tables.detach(sequence)
@@ -223,6 +223,9 @@ class Scheduler:
 
         `unread`: whose sampled tokens the next step may go on by before they are read; None where no step may.
         """
+        plan.is_launched = True
+        if self._tables.states is not None:
+            self._tables.states.launched(plan)
         if plan.decodes is not None and unread is not None and len(unread) == len(plan.decodes):
             plan.decodes.advance(num_unread=1)
             return
@@ -301,16 +304,20 @@ class Scheduler:
                 sequence.num_computed_tokens -= num_tokens
         self.undo(plan)
 
-    def undo(self, plan: StepPlan) -> None:
+    def undo(self, plan: StepPlan, was_begun: bool = True) -> None:
         """Take back a step that failed: no block it was to fill can be found, nobody has more than before.
 
-        Newcomers keep their seats, without blocks; those preempted for the step stay so.
+        Newcomers keep their seats, without blocks; those preempted for the step stay so. `was_begun`: the device may
+        have changed the sequences' states, if they have such; then nobody has anything.
         """
         self.part_decodes()
+        states = self._tables.states
         for item in plan.scheduled:
             self._tables.forget_unwritten(item.sequence)
+        if states is not None:
+            states.undo(plan)
         for item in plan.scheduled:
-            if item.is_new:
+            if item.is_new or (states is not None and was_begun):
                 self._tables.detach(item.sequence)
             else:
                 self._tables.shrink(item.sequence)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from ..kv_cache.block_hashes import ROOT, BlockHash, add_hashes, add_marked_hashes, hash_block
 from ..kv_cache.shared_run import SharedRun
+from ..kv_cache.state_pool import NULL_STATE
 from ..kv_cache.swap import SwappedBlocks
 from ..logprobs import PromptLogprobs
 from ..speculative.pace import Pace
@@ -63,6 +64,14 @@ class Sequence:
     # Of its blocks the first ones, if it owns them together with others.
     shared_run: SharedRun | None = None
     block_hashes: list[BlockHash] = field(default_factory=list)
+    # Of a model with recurrent states: the one that its next step leaves, and the one that step goes on from, which is
+    # another one only until the step is launched.
+    state: int = NULL_STATE
+    read_state: int = NULL_STATE
+    # After how many blocks its state is to be kept for others, ascending. `is_followed`: others are going to begin with
+    # all that it has.
+    snapshot_ends: list[int] = field(default_factory=list)
+    is_followed: bool = False
     # While it waits, its KV may lie in the host's memory.
     swapped: SwappedBlocks | None = None
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from ..kv_cache.block_hashes import BlockHash
 from ..kv_cache.swap import SwappedBlocks
 from .decode_rows import DecodeRows
 from .scheduled_sequence import ScheduledSequence
@@ -26,6 +27,8 @@ class StepPlan:
     `budget`: how many more tokens may be scheduled; `num_tokens`: how many are. `is_ahead`: a step in flight still
     computes, so nobody is preempted; `is_stuck`: somebody would have to be. `decodes`: the scheduled sequences as
     columns, where each of them decodes one token. `num_draft_tokens`: how many of the scheduled tokens are guesses.
+    `moved_states`: the sequences that leave another state than they go on from; `snapshots`: those whose state is then
+    that of the prefix with this hash.
     """
 
     budget: int
@@ -39,6 +42,9 @@ class StepPlan:
     is_stuck: bool = False
     decodes: DecodeRows | None = None
     num_draft_tokens: int = 0
+    moved_states: list[Sequence] = field(default_factory=list)
+    snapshots: list[tuple[Sequence, BlockHash]] = field(default_factory=list)
+    is_launched: bool = False
 
     def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool, draft: tuple[int, ...] = ()) -> None:
         reaches_end = num_tokens == sequence.num_uncomputed_tokens

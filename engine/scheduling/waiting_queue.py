@@ -31,6 +31,17 @@ class WaitingQueue:
             heapq.heappop(self._heap)
         return sequence
 
+    @property
+    def second(self) -> Sequence | None:
+        """The one after the first, if there is one."""
+        if len(self._sequences) < 2:
+            return None
+        turn = self.first.turn
+        heapq.heappop(self._heap)
+        second = self.first
+        heapq.heappush(self._heap, turn)
+        return second
+
     def push(self, sequence: Sequence) -> None:
         turn = sequence.turn
         self._sequences[turn] = sequence

@@ -63,6 +63,11 @@ def require_parallel(model: ModelConfig, tensor_parallel_size: int, pipeline_par
         raise ConfigError(
             f"{options} is not supported with a model that reads images, as {model.path} does: leave it out"
         )
+    if model.linear_attention is not None and options:
+        raise ConfigError(
+            f"{options} is not supported with a model whose layers have states, as those of {model.path} have: "
+            "leave it out"
+        )
     if pipeline_parallel_size > 1:
         require_stages(model, pipeline_parallel_size)
     if tensor_parallel_size > 1:

@@ -11,7 +11,6 @@ from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weight_files import check_weight_files, open_weights, weight_files
 from ..errors import ConfigError, ModelError
 from ..speculative.speculative_config import SpeculativeConfig
-from ..vision.options import require_guessing_fits
 from .vocabularies import require_same_vocabulary
 
 
@@ -33,8 +32,7 @@ def check_guessing(speculative: SpeculativeConfig, model: ModelConfig) -> None:
 
 def described_guesser(speculative: SpeculativeConfig, model: ModelConfig) -> ModelConfig | MedusaConfig | None:
     """The draft model or heads by their description; None where tokens are looked up. Raises `ConfigError`."""
-    if model.vision is not None:
-        require_guessing_fits(speculative)
+    require_guessing_fits(speculative, model)
     if speculative.model is None:
         return None
     with _naming_the_option():
@@ -42,6 +40,21 @@ def described_guesser(speculative: SpeculativeConfig, model: ModelConfig) -> Mod
         if speculative.method == "draft_model":
             return fitting_draft(folder, model)
         return fitting_heads(folder, speculative)
+
+
+def require_guessing_fits(speculative: SpeculativeConfig, model: ModelConfig) -> None:
+    """Raises `ConfigError` where nothing may be guessed for the model, or not by a second one."""
+    if model.linear_attention is not None:
+        raise ConfigError(
+            f"speculative_config is not supported with {model.path}: its layers have states, out of which a wrong "
+            "guess cannot be taken: leave it out"
+        )
+    if model.vision is not None and speculative.method != "ngram":
+        # Of an image it would see a placeholder.
+        raise ConfigError(
+            f"speculative_config: method {speculative.method} is not supported with a model that reads images: "
+            "take ngram, or none"
+        )
 
 
 @contextmanager
@@ -78,6 +91,8 @@ def _require_plain_text(model: ModelConfig, draft: ModelConfig) -> None:
             f"speculative_config: method draft_model needs a model that keeps all of its KV, and all layers of "
             f"{model.path} have sliding windows: use method ngram"
         )
+    if draft.linear_attention is not None:
+        raise ConfigError(f"speculative_config: model {draft.path} has layers with states: take another one, or ngram")
     for each in (model, draft):
         if each.vision is not None:
             raise ConfigError(

@@ -18,7 +18,7 @@ def check_model(model: str, engine: EngineConfig) -> None:
         check_weight_files(path)
     if engine.world_size > 1:
         require_parallel(_config_of(model), engine.tensor_parallel_size, engine.pipeline_parallel_size)
-    if engine.speculative is not None and engine.speculative.model is not None:
+    if engine.speculative is not None:
         check_guessing(engine.speculative, _config_of(model))
 
 

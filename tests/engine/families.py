@@ -37,8 +37,11 @@ from transformers import (
     Phi3Config,
     Qwen2Config,
     Qwen2MoeConfig,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3MoeConfig,
+    Qwen3NextConfig,
     SeedOssConfig,
     SmolLM3Config,
     SolarOpenConfig,
@@ -326,12 +329,37 @@ _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
+# Of layers of which most have a state: tests/engine/models/test_gated_delta_net.py has them.
+_STATE_SIZES = {
+    "num_hidden_layers": 4,
+    "head_dim": 16,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+_EXPERTS = {
+    "moe_intermediate_size": 37,
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 45,
+}
+_WITH_STATES_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
+    "qwen3-next": lambda sizes: Qwen3NextConfig(**sizes | _STATE_SIZES, **_EXPERTS, mlp_only_layers=[1]),
+    "qwen3.5": lambda sizes: Qwen3_5TextConfig(**sizes | _STATE_SIZES, tie_word_embeddings=False),
+    "qwen3.5-moe": lambda sizes: Qwen3_5MoeTextConfig(
+        **{name: size for name, size in (sizes | _STATE_SIZES).items() if name != "intermediate_size"}, **_EXPERTS
+    ),
+}
+
+
 @cache
 def families(device: torch.device) -> dict[str, Any]:
-    """`FAMILIES` and `FURTHER`, but of the sizes that tests on this device have."""
+    """`FAMILIES`, `FURTHER` and `WITH_STATES`, but of the sizes that tests on this device have."""
     sizes = odd_sizes(device)
-    return {name: make(sizes) for name, make in (_MAKERS | _FURTHER_MAKERS).items()}
+    return {name: make(sizes) for name, make in (_MAKERS | _FURTHER_MAKERS | _WITH_STATES_MAKERS).items()}
 
 
 FAMILIES = {name: families(torch.device("cpu"))[name] for name in _MAKERS}
+WITH_STATES = {name: families(torch.device("cpu"))[name] for name in _WITH_STATES_MAKERS}
 FURTHER = {name: families(torch.device("cpu"))[name] for name in _FURTHER_MAKERS}

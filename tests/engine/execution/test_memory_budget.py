@@ -14,7 +14,7 @@ from headrace.engine.execution.memory_budget import (
     MemoryUse,
     fitting,
     graph_bytes,
-    measured_num_blocks,
+    measured_caches,
     stated_num_blocks,
 )
 from headrace.engine.kv_cache.block_pool import NULL_BLOCK
@@ -76,11 +76,9 @@ def test_the_other_ranks_hear_of_one_without_room(model_config, monkeypatch):
     model = load_model(model_config, EngineConfig(load_format="dummy"), torch.float32, CPU)
     told = Told()
     with pytest.raises(ConfigError, match=r"gpu_memory_utilization=0\.25 of"):
-        measured_num_blocks(
-            model, model_config, EngineConfig(gpu_memory_utilization=0.25), torch.float32, GPU, ranks=told
-        )
+        measured_caches(model, model_config, EngineConfig(gpu_memory_utilization=0.25), torch.float32, GPU, ranks=told)
     assert told.numbers == [0]
-    assert measured_num_blocks(model, model_config, EngineConfig(), torch.float32, GPU, ranks=told) == 50
+    assert measured_caches(model, model_config, EngineConfig(), torch.float32, GPU, ranks=told) == (50, 0)
     assert told.numbers[1] > 50
 
 
