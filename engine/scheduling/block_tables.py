@@ -136,7 +136,7 @@ class BlockTables:
             if num_uncomputed == 0:
                 num_idle += 1
                 continue
-            if num_uncomputed > 1 or not num_computed or (states is not None and not states.is_own(sequence)):
+            if num_uncomputed > 1 or not num_computed or (states is not None and not states.stays(sequence)):
                 break
             if len(sequence.block_table) * size == num_computed:
                 if not self.cache.num_available:

@@ -150,5 +150,6 @@ def _decodes(scheduled: ScheduledSequence) -> bool:
         and not is_new
         and sequence.choice_node is None
         and sequence.prompt_logprobs is None
+        and not sequence.spares_state
         and sequence.num_tokens > sequence.num_prompt_tokens
     )

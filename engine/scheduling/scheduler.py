@@ -308,16 +308,18 @@ class Scheduler:
         """Take back a step that failed: no block it was to fill can be found, nobody has more than before.
 
         Newcomers keep their seats, without blocks; those preempted for the step stay so. `was_begun`: the device may
-        have changed the sequences' states, if they have such; then nobody has anything.
+        have changed sequences' states in place; then these have nothing any more.
         """
         self.part_decodes()
         states = self._tables.states
         for item in plan.scheduled:
             self._tables.forget_unwritten(item.sequence)
-        if states is not None:
-            states.undo(plan)
+        broken = [] if states is None else states.undo(plan, was_begun)
+        for sequence in broken:
+            sequence.spares_state = True
+            self._tables.detach(sequence)
         for item in plan.scheduled:
-            if item.is_new or (states is not None and was_begun):
+            if item.is_new:
                 self._tables.detach(item.sequence)
             else:
                 self._tables.shrink(item.sequence)
@@ -363,7 +365,9 @@ class Scheduler:
             for each in (*self.waiting, *self.running)
             if each.turn not in served and each.num_uncomputed_tokens
         ]
-        left += [item.sequence.priority for item in plan.scheduled if not item.reaches_end]
+        # Where a prompt is cut for the sake of others, it goes short of nothing.
+        cut = [sequence for sequence, _ in plan.snapshots]
+        left += [item.sequence.priority for item in plan.scheduled if not item.reaches_end and item.sequence not in cut]
         most_urgent_left = min(left, default=None)
         for sequence in served.values():
             assert most_urgent_left is None or sequence.priority <= most_urgent_left, "bulk is before the urgent"

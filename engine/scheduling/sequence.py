@@ -72,6 +72,8 @@ class Sequence:
     # all that it has.
     snapshot_ends: list[int] = field(default_factory=list)
     is_followed: bool = False
+    # A step that failed has cost it its state: the next ones leave theirs elsewhere, so that it loses none again.
+    spares_state: bool = False
     # While it waits, its KV may lie in the host's memory.
     swapped: SwappedBlocks | None = None
 

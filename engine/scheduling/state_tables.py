@@ -18,7 +18,8 @@ class StateTables:
     So a prompt is cut where others are going to part from it, and the state there is kept: at the end of an announced
     prefix, where the next in the queue parts, and where blocks are cached that somebody else's prompt has filled.
     Whoever shares a state that is still being made waits for it. States are not copied: a step that finds its
-    sequence's state shared or kept leaves the next one elsewhere.
+    sequence's state shared or kept leaves the next one elsewhere. So it does where it must not lose the state should it
+    fail: what it changes in place is lost then, once for each sequence.
     """
 
     def __init__(self, pool: StatePool) -> None:
@@ -64,21 +65,20 @@ class StateTables:
             return num_tokens
         return min(num_tokens, sequence.snapshot_ends[0] * sequence.block_size - sequence.num_computed_tokens)
 
-    def is_own(self, sequence: Sequence) -> bool:
-        """Whether the sequence's state is nobody else's, nor kept."""
-        state = sequence.state
-        return state != NULL_STATE and not self.pool.is_owned_by_others(state) and not self.pool.is_kept(state)
+    def stays(self, sequence: Sequence) -> bool:
+        """Whether its next step may change its state in place: it is nobody else's, nor kept, nor to be spared."""
+        return self._is_own(sequence) and not self.pool.is_kept(sequence.state) and not sequence.spares_state
 
     def can_grow(self, sequence: Sequence) -> bool:
         """Whether there is a state for the sequence's next step to leave."""
-        return self.pool.num_available > 0 or self._may_stay(sequence)
+        return self.pool.num_available > 0 or (self._is_own(sequence) and not sequence.spares_state)
 
-    def _may_stay(self, sequence: Sequence) -> bool:
+    def _is_own(self, sequence: Sequence) -> bool:
         return sequence.state != NULL_STATE and not self.pool.is_owned_by_others(sequence.state)
 
     def grow(self, sequence: Sequence, num_tokens: int, plan: StepPlan) -> None:
         """Give the sequence a state that a step of so many tokens may change, and note if that is to be kept."""
-        if not self.is_own(sequence):
+        if not self.stays(sequence):
             if self.pool.num_available:
                 sequence.state = self.pool.allocate()
                 plan.moved_states.append(sequence)
@@ -100,14 +100,17 @@ class StateTables:
             del sequence.snapshot_ends[0]
             self._break_promise(sequence, block_hash)
 
-    def undo(self, plan: StepPlan) -> None:
-        """Take back a plan. Was it launched, nothing is left of the states; else everybody has the one it had."""
+    def undo(self, plan: StepPlan, was_begun: bool) -> list[Sequence]:
+        """Take back a plan, with which the device may have begun; returns whose states it may have changed."""
         if plan.is_launched:
             self.pool.forget(block_hash for _, block_hash in plan.snapshots)
-            return
+            return [item.sequence for item in plan.scheduled]
         for sequence in plan.moved_states:
             self.pool.release(sequence.state)
             sequence.state = sequence.read_state
+        if not was_begun:
+            return []
+        return [item.sequence for item in plan.scheduled if item.sequence not in plan.moved_states]
 
     def detach(self, sequence: Sequence) -> None:
         """Give up the sequence's state, and what it was going to keep for others."""

@@ -14,6 +14,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.draft_model import DraftModel
+from headrace.engine.kv_cache.state_pool import NULL_STATE
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import Request
 from headrace.engine.sampling.adjustment import Adjustment
@@ -78,6 +79,8 @@ class FakeRunner:
     With a `sliding_window` it reads, and answers by, that many last tokens. `fail_next`: the next step raises this
     before it writes. `poison`: a step with this token in it raises. `fits`: with more tokens a step runs out of memory.
     `breaks`: the logits after this token are NaN.
+    With `num_states` it also has a state for each sequence, which is all of its tokens, and which a step that raises
+    leaves in pieces.
     """
 
     vocab_size = VOCAB_SIZE
@@ -85,7 +88,11 @@ class FakeRunner:
     # Moving is always the cheaper way.
     preemption_costs = PreemptionCosts(seconds_per_token=1.0, seconds_per_byte=0.0, seconds_per_swap=0.0)
 
-    def __init__(self, num_blocks: int, block_size: int, sliding_window: int | None = None) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, sliding_window: int | None = None, num_states: int = 0
+    ) -> None:
+        self.num_states = num_states
+        self.states: dict[int, list[int] | None] = {NULL_STATE: []}
         self.memory = FakeMemory(num_blocks, block_size)
         self.sliding_window = sliding_window
         self.fail_next: type[BaseException] | None = None
@@ -98,9 +105,13 @@ class FakeRunner:
             error, self.fail_next = self.fail_next, None
             raise error("asked for by the test")
         slots = batch.slots.tolist()
+        if self.num_states:
+            self._advance_states(batch)
         if self.poison in batch.token_ids.tolist():
+            self._break_states(batch)
             raise RuntimeError("poisoned\nrow")
         if self.fits is not None and len(slots) > self.fits:
+            self._break_states(batch)
             raise torch.OutOfMemoryError("asked for by the test")
         assert len(set(slots)) == len(slots), "two tokens are written to one slot"
         written = zip(batch.token_ids.tolist(), batch.positions.tolist(), strict=True)
@@ -109,6 +120,25 @@ class FakeRunner:
             batch.prompt_reader.read(lambda index: self._prompt_logits(batch, index), self.vocab_size, self.device)
         rows = [self._logits(self._context(batch, token)) for token in batch.last_token_index.tolist()]
         return torch.stack(rows) if rows else torch.empty(0, self.vocab_size)
+
+    def _advance_states(self, batch: Batch) -> None:
+        assert batch.states is not None
+        read, write = batch.states.read, batch.states.write
+        assert NULL_STATE not in write
+        assert len(set(write)) == len(write), "two sequences leave one state"
+        for index, (one, other) in enumerate(zip(read, write, strict=True)):
+            assert one == other or other not in read, "a state is overwritten that another one goes on from"
+            assert 0 <= one <= self.num_states >= other > 0
+            start = batch.attention.query_starts[index]
+            tokens = batch.token_ids[start : start + batch.attention.query_lens[index]].tolist()
+            before = self.states[one]
+            assert before is not None, "a state is read that a failed step has left"
+            assert len(before) == int(batch.positions[start]), "a state is of another length"
+            self.states[other] = before + tokens
+
+    def _break_states(self, batch: Batch) -> None:
+        for state in batch.states.write if batch.states is not None else ():
+            self.states[state] = None
 
     def _prompt_logits(self, batch: Batch, tokens: Tensor) -> Tensor:
         """What the model says after each of the batch's tokens that `tokens` names."""
@@ -128,13 +158,17 @@ class FakeRunner:
             token, written_position = self.memory.slots[block_table[block] * block_size + offset]
             assert written_position == position, "a slot holds another position's token"
             tokens.append(token)
+        if batch.states is not None:
+            state = self.states[batch.states.write[index]]
+            assert state is not None
+            assert state[:end] == tokens, "a state is of other tokens"
         return tokens
 
 
 def fake_engine(
     runner: FakeRunner, config: EngineConfig, context: int = CONTEXT, draft: DraftModel | None = None
 ) -> Engine:
-    return Engine(runner, config, context, [END_TOKEN_ID], proposer=draft)
+    return Engine(runner, config, context, [END_TOKEN_ID], proposer=draft, num_states=runner.num_states)
 
 
 def make_engine(num_blocks: int = 32, sliding_window: int | None = None, **options: Any) -> tuple[Engine, FakeRunner]:

@@ -1,6 +1,6 @@
 """Whatever arrives, in whatever order, in however little memory: no block is lost and no answer changes."""
 
-from collections.abc import Container
+from collections.abc import Container, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -15,6 +15,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.draft_model import DraftModel
 from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
+from headrace.engine.scheduling import state_tables
 from headrace.engine.scheduling.step_plan import StepPlan
 from headrace.engine.structured.choices import build_choice_tree
 
@@ -72,6 +73,8 @@ configs = st.builds(
     ),
 )
 windows = st.sampled_from([None, None, 1, 5, 8])
+# Of a model with recurrent states: a few, so that they run out.
+state_numbers = st.sampled_from([0, 0, 2, 4, 9])
 priorities = st.sampled_from([0, 0, 0, -1, 2])
 output_kinds = st.sampled_from(RequestOutputKind)
 # Longest prompt, longest choice, one token to generate.
@@ -89,12 +92,23 @@ class EngineMachine(RuleBasedStateMachine):
     runner: FakeRunner
     second: FakeRunner
 
-    @initialize(config=configs, window=windows, spare_blocks=st.integers(0, 6), is_harsh=st.booleans())
-    def start(self, config: EngineConfig, window: int | None, spare_blocks: int, is_harsh: bool) -> None:
+    @initialize(
+        config=configs,
+        window=windows,
+        num_states=state_numbers,
+        spare_blocks=st.integers(0, 6),
+        is_harsh=st.booleans(),
+    )
+    def start(
+        self, config: EngineConfig, window: int | None, num_states: int, spare_blocks: int, is_harsh: bool
+    ) -> None:
+        if num_states:
+            config, window = replace(config, speculative_config=None), None
         longest = LONGEST_REQUEST if window is None else window - 1 + config.block_size
         num_blocks = -(-longest // config.block_size) + spare_blocks
         # The second one sees so little that it is often wrong.
-        self.runner, self.second = (FakeRunner(num_blocks, config.block_size, sees) for sees in (window, 3))
+        self.runner = FakeRunner(num_blocks, config.block_size, window, num_states)
+        self.second = FakeRunner(num_blocks, config.block_size, 3)
         if is_harsh:
             self.runner.poison, self.runner.breaks = POISON, BREAKS
             self.second.poison = POISON
@@ -253,6 +267,14 @@ def check_every_plan(engine: Engine) -> None:
         return plan
 
     scheduler.schedule = checked  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _states_are_kept_for_any_gain() -> Iterator[None]:
+    """Prompts are short here."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(state_tables, "_MIN_TOKENS", 1)
+        yield
 
 
 TestEngine = EngineMachine.TestCase
