@@ -3,11 +3,13 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .model_config import ModelConfig, MoeConfig
+from .model_config import LinearAttentionConfig, ModelConfig, MoeConfig
 from .quantization_config import MXFP4_GROUP, BlockScheme, Int4Scheme, Mxfp4Scheme, WeightScheme
 from .vision_size import num_vision_weights
 
 _HALF_BYTES, _FLOAT_BYTES = 2, 4
+# How many prefixes may keep a state beside those of the sequences that run.
+KEPT_STATES = 32
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ def num_parameters(model: ModelConfig) -> int:
     """Of the whole model, before it was quantised."""
     projections = [each for index in range(model.num_hidden_layers) for each in layer_projections(model, index)]
     matrices = sum(each.num_weights + each.num_biases for each in (*_ends(model), *projections))
-    return matrices + _num_norm_weights(model) + _num_sinks(model) + _num_vision_weights(model)
+    linear_attention = sum(_num_linear_attention_weights(model))
+    return matrices + _num_norm_weights(model) + linear_attention + _num_sinks(model) + _num_vision_weights(model)
 
 
 def weight_bytes(model: ModelConfig, item_bytes: int, quantization: str | None = None) -> int:
@@ -85,6 +88,8 @@ def weight_bytes(model: ModelConfig, item_bytes: int, quantization: str | None =
     is_wide = model.norm_offset and model.norm == "rms"
     total = _num_norm_weights(model) * (_FLOAT_BYTES if is_wide else item_bytes)
     total += (_num_sinks(model) + _num_vision_weights(model)) * item_bytes
+    plain, wide = _num_linear_attention_weights(model)
+    total += plain * item_bytes + wide * _FLOAT_BYTES
     for index in range(model.num_hidden_layers):
         for each in layer_projections(model, index):
             total += each.num_bias_bytes(item_bytes)
@@ -111,18 +116,43 @@ def _ends(model: ModelConfig) -> Iterator[Projection]:
 def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     """What the layer of this index multiplies by."""
     prefix, hidden = f"{model.names.layers}.{model.stage.first_layer + index}", model.hidden_size
-    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
-    attention = f"{prefix}.self_attn"
-    if model.has_fused_qkv:
-        yield Projection(f"{attention}.qkv_proj", queries + 2 * keys, hidden, model.qkv_bias)
+    linear = model.linear_attention
+    if linear is not None and linear.layers[index]:
+        yield from _linear_attention(linear, f"{prefix}.linear_attn", hidden)
     else:
-        for name, size in (("q_proj", queries), ("k_proj", keys), ("v_proj", keys)):
-            yield Projection(f"{attention}.{name}", size, hidden, model.qkv_bias)
-    yield Projection(f"{attention}.o_proj", hidden, queries, model.output_bias)
+        yield from _attention(model, f"{prefix}.self_attn")
     if model.moe is not None and model.moe.sparse_layers[index]:
         yield from _experts(model.moe, prefix, hidden)
     else:
         yield from _mlp(model, f"{prefix}.{model.names.mlp.module}")
+
+
+def _attention(model: ModelConfig, prefix: str) -> Iterator[Projection]:
+    queries, keys = model.num_attention_heads * model.head_dim, model.num_key_value_heads * model.head_dim
+    gates = queries if model.has_output_gate else 0
+    if model.has_fused_qkv:
+        yield Projection(f"{prefix}.qkv_proj", queries + 2 * keys, model.hidden_size, model.qkv_bias)
+    else:
+        for name, size in (("q_proj", queries + gates), ("k_proj", keys), ("v_proj", keys)):
+            yield Projection(f"{prefix}.{name}", size, model.hidden_size, model.qkv_bias)
+    yield Projection(f"{prefix}.o_proj", model.hidden_size, queries, model.output_bias)
+
+
+def _linear_attention(linear: LinearAttentionConfig, prefix: str, hidden: int) -> Iterator[Projection]:
+    """By the names of checkpoints that have each part for itself: quantised are all alike."""
+    yield Projection(f"{prefix}.in_proj_qkv", linear.mixed_size, hidden)
+    yield Projection(f"{prefix}.in_proj_z", linear.value_size, hidden)
+    yield Projection(f"{prefix}.in_proj_ba", 2 * linear.num_heads, hidden, is_quantizable=False)
+    yield Projection(f"{prefix}.out_proj", hidden, linear.value_size)
+
+
+def _num_linear_attention_weights(model: ModelConfig) -> tuple[int, int]:
+    """Beside the matrices: those of the model's dtype, and those in float32."""
+    linear = model.linear_attention
+    if linear is None:
+        return 0, 0
+    number = sum(linear.layers)
+    return number * (linear.mixed_size * linear.conv_width + linear.value_dim), number * 2 * linear.num_heads
 
 
 def _mlp(model: ModelConfig, prefix: str) -> Iterator[Projection]:
@@ -176,7 +206,7 @@ def _num_norm_weights(model: ModelConfig) -> int:
     in_layer = num_heads * model.head_dim if model.qk_norm else 0
     # An activation that is learnt has a few numbers too.
     in_layer += 4 if model.activation == "xielu" else 0
-    return norms * model.hidden_size * (2 if model.norm_bias else 1) + model.num_hidden_layers * in_layer
+    return norms * model.hidden_size * (2 if model.norm_bias else 1) + model.num_kv_layers * in_layer
 
 
 def _num_sinks(model: ModelConfig) -> int:

@@ -13,7 +13,7 @@ from ...kernels.paged_attention import AttentionMetadata
 from ...kernels.paged_attention.static_plans import plan_bytes
 from ...kernels.sampling import likeliest_tokens, sample_tokens
 from ..checkpoints.model_config import ModelConfig
-from ..checkpoints.model_size import state_bytes
+from ..checkpoints.model_size import KEPT_STATES, state_bytes
 from ..config import DEFAULT_KV_CACHE_BYTES, EngineConfig
 from ..errors import ConfigError
 from ..kv_cache.block_pool import NULL_BLOCK
@@ -28,9 +28,8 @@ from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
-# Of the states of sequences: what the most urgent one needs to get on by itself, and how many prefixes may keep one.
+# Of states: so that the most urgent sequence gets on by itself, and some prefix may keep one.
 _MIN_STATES = 4
-_KEPT_STATES = 32
 
 # What the driver keeps for a captured graph, a layer: about twenty launches with their arguments.
 _GRAPH_BYTES_PER_LAYER = 512 * 1024
@@ -139,7 +138,7 @@ def num_states_in(memory_bytes: int, model: ModelConfig, config: EngineConfig, d
     """
     if model.linear_attention is None:
         return 0
-    useful = config.max_num_seqs + max(_KEPT_STATES, config.max_num_seqs // 4)
+    useful = config.max_num_seqs + max(KEPT_STATES, config.max_num_seqs // 4)
     return max(_MIN_STATES, min(useful, memory_bytes // state_bytes(model, dtype.itemsize)))
 
 

@@ -32,9 +32,7 @@ _TOO_SMALL = (
     "those takes that share the model. It must divide the model's attention heads. --pipeline-parallel-size gives each "
     "some of the layers instead."
 )
-_NOT_SHARED = (
-    "GPUs do not share a model that reads images: where none has room for a sequence, a shorter --max-model-len may."
-)
+_NOT_SHARED = "GPUs do not share a model that reads images or has states: where none has room for a sequence, a shorter --max-model-len may."
 
 
 def size(
@@ -111,7 +109,7 @@ def _print(name: str, needs: ModelNeeds, fits: list[Fit], num_seqs: int) -> None
             f"{needs.kv_token_bytes:,} bytes a token in {needs.kv_dtype}"
             + _of_guesser("{:,}".format, needs.guessing.kv_token_bytes),
         ),
-        ("a sequence", f"{_memory(needs.sequence_bytes)} of KV for {longest}"),
+        ("a sequence", f"{_memory(needs.sequence_bytes)} of KV for {longest}" + _of_states(needs.state_bytes)),
         ("beside them", f"about {_memory(needs.beside_bytes)}: the largest step, CUDA graphs, the driver"),
     ]
     for title, text in lines:
@@ -120,7 +118,11 @@ def _print(name: str, needs: ModelNeeds, fits: list[Fit], num_seqs: int) -> None
     heading = ("GPU", "MEMORY", "LEFT FOR KV", "TOKENS", "SEQUENCES", "GPUS FOR ONE", f"GPUS FOR {num_seqs:,}")
     print_table(heading, [_line(fit, num_seqs) for fit in fits])
     if not all(fit.num_sequences for fit in fits):
-        typer.echo(f"\n{_NOT_SHARED if needs.reads_images else _TOO_SMALL}")
+        typer.echo(f"\n{_TOO_SMALL if needs.is_shareable else _NOT_SHARED}")
+
+
+def _of_states(num_bytes: int) -> str:
+    return f", {_memory(num_bytes)} of it a state of any length" if num_bytes else ""
 
 
 def _of_guesser(shown: Callable[[int], str], num_bytes: int) -> str:

@@ -5,7 +5,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...engine.checkpoints.model_config import ModelConfig
-from ...engine.checkpoints.model_size import kv_token_bytes, layer_projections, num_parameters, weight_bytes
+from ...engine.checkpoints.model_size import (
+    KEPT_STATES,
+    kv_token_bytes,
+    layer_projections,
+    num_parameters,
+    state_bytes,
+    weight_bytes,
+)
 from ...engine.config import EngineConfig
 from ...engine.execution.graph_sizes import graph_sizes, max_graphs
 from ...engine.sharding.stages import stage_shares
@@ -51,7 +58,8 @@ class ModelNeeds:
     most.
     `parameters`: of the whole. `sequence_tokens`: the longest sequence. `beside_bytes`: about what the largest step,
     CUDA graphs and the driver take; a worker measures it. `guessing`: what of it is a draft model's, or Medusa heads'.
-    `reads_images`: then no GPUs can share it.
+    `state_bytes`: what a sequence takes whatever its length, of a model whose layers have states. `is_shareable`:
+    whether GPUs can share it.
     """
 
     parameters: int
@@ -66,7 +74,8 @@ class ModelNeeds:
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
     guessing: GuessNeeds = NO_GUESSER
-    reads_images: bool = False
+    state_bytes: int = 0
+    is_shareable: bool = True
 
     @classmethod
     def of(cls, folder: Path, options: EngineConfig) -> "ModelNeeds":
@@ -101,7 +110,8 @@ class ModelNeeds:
             tensor_parallel_size=size,
             pipeline_parallel_size=stages,
             guessing=guessing,
-            reads_images=model.vision is not None,
+            state_bytes=state_bytes(model, item_bytes),
+            is_shareable=model.vision is None and model.linear_attention is None,
         )
 
     @property
@@ -115,7 +125,7 @@ class ModelNeeds:
 
     @property
     def sequence_bytes(self) -> int:
-        return self.sequence_blocks * self.block_bytes
+        return self.sequence_blocks * self.block_bytes + self.state_bytes
 
     @property
     def block_bytes(self) -> int:
@@ -146,7 +156,11 @@ class Fit:
     @property
     def num_sequences(self) -> int:
         """Of the longest, at a time."""
-        return self.num_blocks // self.needs.sequence_blocks
+        if not self.needs.state_bytes:
+            return self.num_blocks // self.needs.sequence_blocks
+        # States of prefixes are kept beside theirs, and all states get half of what is left at most.
+        num_states = self.kv_bytes // 2 // self.needs.state_bytes - KEPT_STATES
+        return max(0, min(num_states, self.kv_bytes // self.needs.sequence_bytes))
 
     def num_gpus(self, num_sequences: int) -> int | None:
         """How many such GPUs it takes for so many of the longest sequences; None: no number of them is enough.
@@ -159,7 +173,7 @@ class Fit:
         size = self.needs.num_sharing
         if self.num_sequences:
             return size * -(-num_sequences // self.num_sequences)
-        if self.needs.reads_images:
+        if not self.needs.is_shareable:
             return None
         needed = self.needs.weight_bytes + num_sequences * self.needs.sequence_bytes + self.needs.block_bytes
         return -(-size * needed // self._usable_bytes)
@@ -180,7 +194,7 @@ def _beside_bytes(model: ModelConfig, options: EngineConfig, item_bytes: int, nu
 
 def _graph_bytes(model: ModelConfig, options: EngineConfig, token_bytes: int) -> int:
     """What graphs take, the largest by its tokens: their memory, and once more where each is tried first."""
-    if not options.may_use_graphs:
+    if not options.may_use_graphs or model.linear_attention is not None:
         return 0
     parts = _PART_ROW_BYTES * model.num_attention_heads * (model.head_dim + 1)
     sizes = graph_sizes(options, model)

@@ -17,7 +17,7 @@ from headrace.engine.kv_cache.kv_memory import block_bytes
 from headrace.engine.models import load_model
 from headrace.kernels.linear.weights import Int4Weight
 
-from ..families import FAMILIES, FURTHER
+from ..families import FAMILIES, FURTHER, WITH_STATES
 
 GROUPS = {"bits": 4, "group_size": 32}
 FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic"}
@@ -43,9 +43,9 @@ def loaded_bytes(config: ModelConfig, dtype: torch.dtype) -> int:
     return sum(each.numel() * each.element_size() for each in slots.values())
 
 
-@pytest.mark.parametrize("family", [*FAMILIES, *FURTHER])
+@pytest.mark.parametrize("family", [*FAMILIES, *FURTHER, *WITH_STATES])
 def test_of_each_family(tmp_path: Path, family: str) -> None:
-    config = described((FAMILIES | FURTHER)[family], tmp_path)
+    config = described((FAMILIES | FURTHER | WITH_STATES)[family], tmp_path)
     assert weight_bytes(config, 2) == loaded_bytes(config, torch.bfloat16)
     assert weight_bytes(config, 4) == loaded_bytes(config, torch.float32) == 4 * num_parameters(config)
     assert kv_token_bytes(config, 2) * 16 == block_bytes(config, 16, torch.bfloat16)
