@@ -29,7 +29,7 @@ def read_qwen3_5_text(folder: Path, raw: Raw) -> ModelShape:
         return _read(folder, raw)
     # Its MLPs are all experts.
     shape = _read(folder, {**raw, "intermediate_size": raw["moe_intermediate_size"]})
-    return replace(shape, moe=replace(read_shared_qwen_moe(raw), norm_topk_prob=True))
+    return replace(shape, moe=replace(read_shared_qwen_moe(raw), norm_topk_prob=True, naming="qwen-stacked"))
 
 
 def _read(folder: Path, raw: Raw, is_grouped: bool = False) -> ModelShape:

@@ -70,18 +70,13 @@ def read_qwen3_vl_moe(folder: Path, raw: Raw) -> ModelShape:
     """The same with Qwen3's mixtures, whose experts lie stacked on disk where they are not quantised."""
     # Not a field of its own: the experts chosen always have all of a token.
     seeing = _read_qwen3(folder, raw, {}, lambda folder, text: read_qwen3_moe(folder, {**text, "norm_topk_prob": True}))
-    return _with_stacked_experts(seeing)
-
-
-def _with_stacked_experts(seeing: ModelShape) -> ModelShape:
     return replace(seeing, moe=None if seeing.moe is None else replace(seeing.moe, naming="qwen-stacked"))
 
 
 def read_qwen3_5(folder: Path, raw: Raw) -> ModelShape:
     """Qwen3.5, whose tower has nothing to say to the decoder's layers."""
     tower = {**raw["vision_config"], "deepstack_visual_indexes": ()}
-    seeing = _read_qwen3(folder, {**raw, "vision_config": tower}, {}, read_qwen3_5_text, sections=(11, 11, 10))
-    return _with_stacked_experts(seeing)
+    return _read_qwen3(folder, {**raw, "vision_config": tower}, {}, read_qwen3_5_text, sections=(11, 11, 10))
 
 
 def _read_qwen3(

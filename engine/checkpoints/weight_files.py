@@ -23,6 +23,17 @@ def weight_files(folder: Path) -> list[Path]:
     return files
 
 
+def holds_tensor(folder: Path, name: str) -> bool:
+    """Whether a model's weights, if they are there, have a tensor of this name. Raises `ModelError`."""
+    for file, promised in _promised_tensors(folder).items():
+        if name in promised:
+            return True
+        if not promised and file.is_file():
+            with open_weights(file, "numpy") as tensors:
+                return name in tensors.keys()  # noqa: SIM118
+    return False
+
+
 def open_weights(file: Path, framework: str) -> Any:
     """What `safetensors.safe_open` opens for this framework. Raises `ModelError` when the file is not whole."""
     try:

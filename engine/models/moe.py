@@ -20,6 +20,7 @@ from ...kernels.moe import (
     stack_experts,
 )
 from ..checkpoints.model_config import MlpNames, MoeConfig
+from ..checkpoints.weight_files import holds_tensor
 from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, linear_slots
 from .mlp import ACTIVATIONS, GatedMlp
@@ -164,10 +165,12 @@ class ExpertsMlp(Mixture[Expert]):
 
 
 def _are_stacked(blank: BlankWeights, moe: MoeConfig, naming: _Naming) -> bool:
-    """Whoever quantises experts writes each for itself, as the family without images has them."""
+    """Whoever quantises experts writes each for itself, and so does transformers where it saves some families."""
     first = f"{blank.prefix}experts.0.{naming.expert.down}"
     quantization = blank.config.quantization
-    return moe.naming == "qwen-stacked" and (quantization is None or quantization.scheme([first]) is None)
+    if moe.naming != "qwen-stacked" or (quantization is not None and quantization.scheme([first]) is not None):
+        return False
+    return not holds_tensor(blank.config.path, f"{first}.weight")
 
 
 def _listed_experts(blank: BlankWeights, moe: MoeConfig, naming: _Naming) -> Iterator[GatedMlp]:

@@ -32,7 +32,10 @@ _TOO_SMALL = (
     "those takes that share the model. It must divide the model's attention heads. --pipeline-parallel-size gives each "
     "some of the layers instead."
 )
-_NOT_SHARED = "GPUs do not share a model that reads images or has states: where none has room for a sequence, a shorter --max-model-len may."
+_NOT_SHARED = (
+    "GPUs do not share a model that reads images or has states: where none has room for a sequence, a shorter "
+    "--max-model-len may."
+)
 
 
 def size(

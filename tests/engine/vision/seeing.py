@@ -16,6 +16,10 @@ from transformers import (
     Qwen2_5_VLForConditionalGeneration,
     Qwen2VLConfig,
     Qwen2VLForConditionalGeneration,
+    Qwen3_5Config,
+    Qwen3_5ForConditionalGeneration,
+    Qwen3_5MoeConfig,
+    Qwen3_5MoeForConditionalGeneration,
     Qwen3VLConfig,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeConfig,
@@ -97,6 +101,24 @@ def save_qwen3_vl(folder: Path, **text: Any) -> Any:
     config = kinds[0](
         text_config={**_TEXT, "num_hidden_layers": 3, "head_dim": 16, **text},
         vision_config={**_TOWER, **learned},
+        **_TOKENS,
+    )
+    size = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 48}
+    processor = Qwen2VLImageProcessorPil(size=size, patch_size=16, image_mean=[0.5] * 3, image_std=[0.5] * 3)
+    return _saved(folder, kinds[1](_seeded(config)), processor)
+
+
+def save_qwen3_5(folder: Path, **text: Any) -> Any:
+    """A Qwen3.5 of whose decoder's layers all but the last have a state. `text`: as of `save_qwen3_vl`."""
+    kinds: tuple[Any, Any] = (Qwen3_5Config, Qwen3_5ForConditionalGeneration)
+    if "num_experts" in text:
+        kinds = (Qwen3_5MoeConfig, Qwen3_5MoeForConditionalGeneration)
+    heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4}
+    dims = {"head_dim": 16, "linear_key_head_dim": 16, "linear_value_head_dim": 24}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1], "partial_rotary_factor": 0.5}
+    config = kinds[0](
+        text_config={**_TEXT, "num_hidden_layers": 4, **heads, **dims, "rope_parameters": rope, **text},
+        vision_config={**_TOWER, "num_position_embeddings": 25},
         **_TOKENS,
     )
     size = {"shortest_edge": 64 * 64, "longest_edge": 32 * 32 * 48}
