@@ -3,7 +3,9 @@
 import torch
 from torch import Tensor
 
-from .reference import causal_conv_reference, gated_delta_rule_reference, gated_rms_norm_reference
+from ..device import runs_triton
+from .chunked import causal_conv_chunked, gated_delta_rule_chunked
+from .reference import gated_rms_norm_reference
 from .state_slots import NULL_STATE, StateSlots
 
 
@@ -16,7 +18,11 @@ def causal_conv(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) ->
     dtype. Returns [num_tokens, num_channels], contiguous. Raises `ValueError` naming the argument that does not fit.
     """
     _check_conv(x, weight, states, slots)
-    return causal_conv_reference(x, weight, states, slots)
+    if runs_triton(x):
+        from .triton import causal_conv_triton
+
+        return causal_conv_triton(x, weight, states, slots)
+    return causal_conv_chunked(x, weight, states, slots)
 
 
 def gated_delta_rule(
@@ -41,7 +47,11 @@ def gated_delta_rule(
     value_dim], of mixed's dtype. Raises `ValueError` naming the argument that does not fit.
     """
     _check_rule(mixed, decay, beta, decay_scale, decay_bias, states, slots)
-    return gated_delta_rule_reference(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+    if runs_triton(mixed):
+        from .triton import gated_delta_rule_triton
+
+        return gated_delta_rule_triton(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+    return gated_delta_rule_chunked(mixed, decay, beta, decay_scale, decay_bias, states, slots)
 
 
 def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -50,6 +60,10 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     x: [num_tokens, num_heads, size], contiguous; gate: [num_tokens, num_heads * size], its rows evenly apart; weight:
     [size]. All of one dtype. Returns x's shape and dtype; changes nothing.
     """
+    if runs_triton(x):
+        from .triton import gated_rms_norm_triton
+
+        return gated_rms_norm_triton(x, gate, weight, eps)
     return gated_rms_norm_reference(x, gate, weight, eps)
 
 

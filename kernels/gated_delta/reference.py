@@ -11,9 +11,9 @@ from .state_slots import StateSlots
 def causal_conv_reference(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
     """See `causal_conv`."""
     outputs = []
-    for own, read, write in zip(x.split_with_sizes(list(slots.query_lens)), slots.read, slots.write, strict=True):
-        inputs = torch.cat((states[read], own))
-        states[write] = inputs[len(own) :]
+    for start, length, read, write in slots.spans:
+        inputs = torch.cat((states[read], x[start : start + length]))
+        states[write] = inputs[length:]
         convolved = conv1d(inputs.T.unsqueeze(0), weight.unsqueeze(1), groups=x.shape[1])
         outputs.append(silu(convolved[0].T))
     return torch.cat(outputs)
@@ -30,33 +30,31 @@ def gated_delta_rule_reference(
 ) -> Tensor:
     """See `gated_delta_rule`."""
     _, num_heads, key_dim, value_dim = states.shape
-    queries, keys, values = _heads(mixed.float(), num_heads, key_dim, value_dim)
+    queries, keys, values = split_heads(mixed.float(), num_heads, key_dim, value_dim)
     rates = -decay_scale.exp() * softplus(decay.float() + decay_bias)
     kept, written = rates.exp().unsqueeze(-1), beta.float().sigmoid().unsqueeze(-1)
     output = torch.empty_like(values)
-    token = 0
-    for length, read, write in zip(slots.query_lens, slots.read, slots.write, strict=True):
+    for start, length, read, write in slots.spans:
         state = states[read]
-        for _ in range(length):
+        for token in range(start, start + length):
             key = keys[token].unsqueeze(-1)
             state = state * kept[token].unsqueeze(-1)
             change = written[token] * (values[token] - (state * key).sum(1))
             state = state + key * change.unsqueeze(1)
             output[token] = (state * queries[token].unsqueeze(-1)).sum(1)
-            token += 1
         states[write] = state
     return output.to(mixed.dtype)
 
 
-def _heads(mixed: Tensor, num_heads: int, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor, Tensor]:
+def split_heads(mixed: Tensor, num_heads: int, key_dim: int, value_dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Each head's query and key, [num_tokens, num_heads, key_dim], ready for use, and value."""
     key_size = (mixed.shape[1] - num_heads * value_dim) // 2
     *of_keys, values = mixed.split_with_sizes([key_size, key_size, num_heads * value_dim], dim=1)
     queries, keys = (
-        _unit(each.reshape(len(each), -1, key_dim)).repeat_interleave(num_heads * key_dim // key_size, dim=1)
+        _unit(each.view(len(mixed), -1, key_dim)).repeat_interleave(num_heads * key_dim // key_size, dim=1)
         for each in of_keys
     )
-    return queries * key_dim**-0.5, keys, values.reshape(-1, num_heads, value_dim)
+    return queries * key_dim**-0.5, keys, values.view(len(mixed), num_heads, value_dim)
 
 
 def _unit(x: Tensor) -> Tensor:

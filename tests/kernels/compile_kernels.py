@@ -25,6 +25,8 @@ from triton.runtime.jit import JITFunction
 
 from headrace.kernels import device
 from headrace.kernels.activation import triton as activation
+from headrace.kernels.gated_delta import StateSlots
+from headrace.kernels.gated_delta import triton as gated_delta
 from headrace.kernels.kv_cache import triton as kv_cache
 from headrace.kernels.layer_norm import triton as layer_norm
 from headrace.kernels.linear import Int4Weight, ScaledWeight
@@ -170,6 +172,8 @@ def compile_attention(card: Card) -> None:
 def compile_tightest(card: Card) -> None:
     """What needs the most shared memory where there is less than on Hopper."""
     attend(8, 4, 256, BF16)
+    for key_dim in (128, 256):
+        go_by_the_rule(key_dim, BF16)
 
 
 def compile_heads(card: Card) -> None:
@@ -273,6 +277,29 @@ def matrices(kind: str | torch.dtype, dtype: torch.dtype, num_outputs: int, num_
     return PlainMatrices(torch.empty(128, num_outputs, num_inputs, dtype=dtype))
 
 
+def compile_gated_delta(card: Card) -> None:
+    """Decodes, and a prefill among them, in the sizes of Qwen3-Next-80B-A3B."""
+    for dtype in (BF16, F32):
+        go_by_the_rule(128, dtype)
+        for query_lens in ((1, 1), (1, 100)):
+            x, weight = torch.zeros(sum(query_lens), 8192, dtype=dtype), torch.zeros(8192, 4, dtype=dtype)
+            gated_delta.causal_conv_triton(x, weight, torch.zeros(3, 3, 8192, dtype=dtype), slots_of(query_lens))
+        heads, gate = torch.zeros(4, 32, 128, dtype=dtype), torch.zeros(4, 32 * 128, dtype=dtype)
+        gated_delta.gated_rms_norm_triton(heads, gate, heads[0, 0], 1e-6)
+    go_by_the_rule(24, F16)
+
+
+def go_by_the_rule(head_dim: int, dtype: torch.dtype) -> None:
+    """A decode and a prefill, with twice as many heads as keys."""
+    slots, states, of_head = slots_of((1, 100)), torch.zeros(3, 32, head_dim, head_dim), torch.zeros(32)
+    mixed, of_heads = torch.zeros(101, 64 * head_dim, dtype=dtype), torch.zeros(101, 32, dtype=dtype)
+    gated_delta.gated_delta_rule_triton(mixed, of_heads, of_heads, of_head, of_head, states, slots)
+
+
+def slots_of(query_lens: Sequence[int]) -> StateSlots:
+    return StateSlots(query_lens, (0, 1), (1, 2), torch.device("cpu"))
+
+
 @dataclass(frozen=True)
 class Model:
     """What kernels are compiled for of a published model."""
@@ -305,6 +332,7 @@ def compile_models(card: Card) -> None:
     compile_products(3072, 576)
     compile_lora(card)
     compile_moe(card)
+    compile_gated_delta(card)
 
 
 def compile_rows(model: Model) -> None:
@@ -346,6 +374,7 @@ PARTS = {
     "tightest": compile_tightest,
     "heads": compile_heads,
     "linear": compile_linear,
+    "gated_delta": compile_gated_delta,
     "lora": compile_lora,
     "moe": compile_moe,
     "rest": compile_the_rest,
@@ -358,7 +387,7 @@ def main() -> None:
     parser.add_argument("--cards", default="H200", help="of " + ", ".join(CARDS))
     parser.add_argument("--report", action="store_true", help="registers, stack, programs a processor, instructions")
     arguments = parser.parse_args()
-    for module in (activation, attention, kv_cache, layer_norm, linear, lora, moe, norm_rotary, sampling):
+    for module in (activation, attention, gated_delta, kv_cache, layer_norm, linear, lora, moe, norm_rotary, sampling):
         # Tensors on the CPU stand for those on the GPU: only their types and sizes are read.
         vars(module)["check_launch"] = lambda name, tensor, kernel: None
     for card in (CARDS[name] for name in arguments.cards.split(",")):

@@ -51,6 +51,13 @@ CHOSEN = {
             "test_what_fp8_cannot_reach_is_written_as_its_largest[1000000.0--1000000.0-e5m2]",
             "test_nan_is_written_as_nan",
         ],
+        "test_triton_gated_delta.py": [
+            "test_the_rule[bfloat16-padded-h2of4-odd]",
+            "test_a_prompt_in_two_parts_is_a_whole_one[bfloat16-70]",
+            "test_convolutions[bfloat16-padded-4]",
+            "test_convolutions[bfloat16-decodes-2]",
+            "test_gated_rms_norm[bfloat16-(5, 3, 24)]",
+        ],
         "test_triton_layer_norm.py": [
             "test_layer_norm[bfloat16-(13, 101)]",
             "test_add_layer_norm[bfloat16-(5, 576)]",
@@ -105,12 +112,16 @@ CHOSEN_FOR_AMPERE = {
         "test_ties_are_written_as_even_numbers",
         "test_nan_is_written_as_nan",
     ],
+    "test_triton_gated_delta.py": ["test_the_rule[bfloat16-padded-h1of4]"],
     "test_triton_linear.py": ["test_scaled[bfloat16-64-65-128-128-1-int8]", "test_int4[bfloat16-64-65-128-128-1]"],
 }
 # What either of them launches.
 ROWS = {"copy_blocks", "gate", "layer_norm", "rms_norm", "rotate_and_write"}
 LAUNCHED = {
-    "attention and rows": ROWS | {"attend", "expand", "merge", "shrink"},
+    "attention and rows": {
+        *ROWS,
+        *("attend", "causal_conv", "chunk", "expand", "gated_rms_norm", "merge", "recurrent_rule", "scan", "shrink"),
+    },
     "products and sampling": {
         *("int4_linear", "quantize_rows", "scaled_linear", "sum_splits"),
         *("choose_experts", "clamped", "experts", "gated_experts", "int4_experts", "mix_rows", "scaled_experts"),

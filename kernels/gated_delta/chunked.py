@@ -1,0 +1,111 @@
+"""The torch path: lone tokens all at once, longer sequences by chunks (arXiv 2412.06464, section 3.3), in float32."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import silu, softplus
+
+from .reference import split_heads
+from .state_slots import StateSlots
+
+_CHUNK = 64
+# So that no more states than these are copied at a time.
+_LONE_AT_ONCE = 16
+
+
+def causal_conv_chunked(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
+    """See `causal_conv`."""
+    output = torch.empty_like(x, memory_format=torch.contiguous_format)
+    places, read, write = slots.lone_tokens
+    if len(places):
+        inputs = torch.cat((states[read], x[places].unsqueeze(1)), dim=1)
+        states[write] = inputs[:, 1:]
+        output[places] = _convolve(inputs, weight)[:, 0].to(x.dtype)
+    for start, length, read_slot, write_slot in slots.longer:
+        inputs = torch.cat((states[read_slot], x[start : start + length]))
+        states[write_slot] = inputs[length:]
+        output[start : start + length] = _convolve(inputs, weight)
+    return output
+
+
+def _convolve(inputs: Tensor, weight: Tensor) -> Tensor:
+    """inputs: [..., num_tokens + width - 1, num_channels]. Returns [..., num_tokens, num_channels] float32."""
+    wide, width = inputs.float(), weight.shape[1]
+    num_tokens = inputs.shape[-2] - width + 1
+    total = torch.zeros_like(wide[..., :num_tokens, :])
+    for nth, factors in enumerate(weight.float().unbind(1)):
+        total.addcmul_(wide[..., nth : nth + num_tokens, :], factors)
+    return silu(total)
+
+
+class _Tokens(NamedTuple):
+    """Queries and keys, ready for use, and values: [num_tokens, num_heads, dim]; the rest [num_tokens, num_heads].
+
+    rates: the logarithm of what a token leaves of its state. written: how much of what it says comes into it.
+    """
+
+    queries: Tensor
+    keys: Tensor
+    values: Tensor
+    rates: Tensor
+    written: Tensor
+
+    def of(self, places: Tensor | slice) -> "_Tokens":
+        return _Tokens(*(each[places] for each in self))
+
+
+def gated_delta_rule_chunked(
+    mixed: Tensor,
+    decay: Tensor,
+    beta: Tensor,
+    decay_scale: Tensor,
+    decay_bias: Tensor,
+    states: Tensor,
+    slots: StateSlots,
+) -> Tensor:
+    """See `gated_delta_rule`."""
+    _, num_heads, key_dim, value_dim = states.shape
+    queries, keys, values = split_heads(mixed.float(), num_heads, key_dim, value_dim)
+    rates = -decay_scale.exp() * softplus(decay.float() + decay_bias)
+    tokens = _Tokens(queries, keys, values, rates, beta.float().sigmoid())
+    output = torch.empty_like(values)
+    for places, read, write in zip(*(torch.split(each, _LONE_AT_ONCE) for each in slots.lone_tokens), strict=True):
+        output[places] = _update(tokens.of(places), states, read, write)
+    for start, length, read, write in slots.longer:
+        state = states[read]
+        for first in range(start, start + length, _CHUNK):
+            chunk = slice(first, min(first + _CHUNK, start + length))
+            result, state = _go_on(tokens.of(chunk), state)
+            output[chunk] = result.transpose(0, 1)
+        states[write] = state
+    return output.to(mixed.dtype)
+
+
+def _update(tokens: _Tokens, states: Tensor, read: Tensor, write: Tensor) -> Tensor:
+    """The outputs of tokens of different sequences, [num_tokens, num_heads, value_dim]; states are changed in place."""
+    queries, keys, values, rates, written = tokens
+    state = states[read].mul_(rates.exp()[..., None, None])
+    change = written.unsqueeze(-1) * (values - (keys.unsqueeze(2) @ state).squeeze(2))
+    state.addcmul_(keys.unsqueeze(3), change.unsqueeze(2))
+    states[write] = state
+    return (queries.unsqueeze(2) @ state).squeeze(2)
+
+
+def _go_on(chunk: _Tokens, state: Tensor) -> tuple[Tensor, Tensor]:
+    """The outputs of a sequence's next tokens, [num_heads, num_tokens, value_dim], and the state after them.
+
+    What a token writes depends on what those before it do: a triangular system.
+    """
+    queries, keys, values, rates, written = (each.transpose(0, 1) for each in chunk)
+    # Logarithms of what is left, at a token, of what the chunk began with.
+    left = rates.cumsum(1)
+    apart = left.unsqueeze(2) - left.unsqueeze(1)
+    between = apart.masked_fill_(torch.ones_like(apart[0], dtype=torch.bool).triu_(1), -torch.inf).exp_()
+    system = (keys * written.unsqueeze(2)) @ keys.mT * between
+    before = left.exp().unsqueeze(2)
+    rest = written.unsqueeze(2) * (values - before * (keys @ state))
+    change = torch.linalg.solve_triangular(system, rest, upper=False, unitriangular=True)
+    output = before * (queries @ state) + (queries @ keys.mT * between) @ change
+    after = (left[:, -1:] - left).exp().unsqueeze(2)
+    return output, before[:, -1:] * state + (keys * after).mT @ change

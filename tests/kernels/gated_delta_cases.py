@@ -1,0 +1,119 @@
+"""What Gated DeltaNet's kernels are called with in tests."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from headrace.kernels.gated_delta import NULL_STATE, StateSlots
+
+from .tolerances import TOLERANCES
+
+# Key heads, heads, key_dim, value_dim.
+SHAPES = {"h1of1": (1, 1, 32, 16), "h2of4-odd": (2, 4, 24, 40), "h1of4": (1, 4, 16, 32)}
+LENGTHS = {
+    "one": (1,),
+    "few": (1, 2, 1, 16, 3),
+    "mixed": (1, 63, 64, 65, 1),
+    "long": (130, 17),
+    "whole": (128,),
+    "decodes": (1,) * 19,
+    "padded": (1, 0, 2, 0, 33),
+}
+
+
+@dataclass(frozen=True)
+class ConvCase:
+    """x is a part of a wider matrix."""
+
+    x: Tensor
+    weight: Tensor
+    states: Tensor
+    slots: StateSlots
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`states` is a copy."""
+        return vars(replace(self, states=self.states.clone()))
+
+
+@dataclass(frozen=True)
+class RuleCase:
+    """mixed, decay and beta are parts of wider matrices."""
+
+    mixed: Tensor
+    decay: Tensor
+    beta: Tensor
+    decay_scale: Tensor
+    decay_bias: Tensor
+    states: Tensor
+    slots: StateSlots
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """`states` is a copy."""
+        return vars(replace(self, states=self.states.clone()))
+
+
+def slots_of(query_lens: Sequence[int], device: torch.device) -> StateSlots:
+    """The first begins with nothing; of the others every second one goes on in place, and the rest somewhere else."""
+    read = [NULL_STATE, *range(1, len(query_lens))]
+    write = [slot if slot % 2 else len(query_lens) + slot for slot in read]
+    return StateSlots(query_lens, read, write, device)
+
+
+def states_of(slots: StateSlots, *shape: int) -> Tensor:
+    """float32; what nobody may read is NaN."""
+    states = torch.full((2 * len(slots.read), *shape), torch.nan)
+    for span in slots.spans:
+        states[span.read] = 0.0 if span.read == NULL_STATE else torch.randn(shape)
+    return states.to(slots.device)
+
+
+def assert_states(actual: Tensor, expected: Tensor, before: Tensor, slots: StateSlots, dtype: torch.dtype) -> None:
+    """Those that are written, within the tolerance of what they are made of; all others, bit for bit as they were."""
+    written = [span.write for span in slots.spans]
+    others = [slot for slot in range(len(before)) if slot not in written]
+    tolerance = TOLERANCES[dtype]
+    torch.testing.assert_close(actual[written], expected[written], rtol=tolerance, atol=tolerance)
+    assert torch.equal(actual[others].view(torch.uint8), before[others].view(torch.uint8))
+
+
+def zero_rule_case(device: torch.device) -> RuleCase:
+    """Of three tokens in two sequences, one key head and two heads of 16."""
+    mixed, states = torch.zeros(3, 64, device=device), torch.zeros(3, 2, 16, 16, device=device)
+    (decay, beta), (scale, bias) = torch.zeros(2, 3, 2, device=device), torch.zeros(2, 2, device=device)
+    return RuleCase(mixed, decay, beta, scale, bias, states, StateSlots((1, 2), (0, 0), (1, 2), device))
+
+
+def zero_conv_case(device: torch.device) -> ConvCase:
+    """Of three tokens in two sequences, five channels and a width of four."""
+    x, weight, states = (torch.zeros(shape, device=device) for shape in ((3, 5), (5, 4), (3, 3, 5)))
+    return ConvCase(x, weight, states, StateSlots((1, 2), (0, 0), (1, 2), device))
+
+
+def conv_case(
+    query_lens: Sequence[int], num_channels: int, width: int, dtype: torch.dtype, device: torch.device
+) -> ConvCase:
+    x = torch.randn(sum(query_lens), num_channels + 3).to(device, dtype)[:, :-3]
+    weight = torch.randn(num_channels, width).to(device, dtype)
+    slots = slots_of(query_lens, device)
+    return ConvCase(x, weight, states_of(slots, width - 1, num_channels).to(dtype), slots)
+
+
+def rule_case(
+    query_lens: Sequence[int], shape: tuple[int, int, int, int], dtype: torch.dtype, device: torch.device
+) -> RuleCase:
+    """From decays of many sizes, outputs that are large for the dtype's tolerance, and sums that are not too large."""
+    num_key_heads, num_heads, key_dim, value_dim = shape
+    key_size, num_tokens = num_key_heads * key_dim, sum(query_lens)
+    mixed = torch.randn(num_tokens, 2 * key_size + num_heads * value_dim + 3)
+    mixed[:, 2 * key_size :] *= 0.5 if dtype == torch.float32 else key_dim**0.5 / 2
+    mixed = mixed.to(device, dtype)[:, :-3]
+    decay, beta = torch.randn(num_tokens, 2 * num_heads + 1).to(device, dtype)[:, :-1].chunk(2, dim=1)
+    decay_scale, decay_bias = torch.rand(num_heads, device=device) * 4 - 3, torch.randn(num_heads, device=device)
+    slots = slots_of(query_lens, device)
+    states = states_of(slots, num_heads, key_dim, value_dim)
+    return RuleCase(mixed, decay, beta, decay_scale, decay_bias, states, slots)
