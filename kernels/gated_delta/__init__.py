@@ -5,6 +5,14 @@ from torch import Tensor
 
 from ..device import runs_triton
 from .chunked import causal_conv_chunked, gated_delta_rule_chunked
+from .native import (
+    causal_conv_native,
+    gated_delta_rule_native,
+    gated_rms_norm_native,
+    takes_native_conv,
+    takes_native_norm,
+    takes_native_rule,
+)
 from .reference import gated_rms_norm_reference
 from .state_slots import NULL_STATE, StateSlots
 
@@ -18,6 +26,8 @@ def causal_conv(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) ->
     dtype. Returns [num_tokens, num_channels], contiguous. Raises `ValueError` naming the argument that does not fit.
     """
     _check_conv(x, weight, states, slots)
+    if takes_native_conv(x, weight, states):
+        return causal_conv_native(x, weight, states, slots)
     if runs_triton(x):
         from .triton import causal_conv_triton
 
@@ -47,6 +57,8 @@ def gated_delta_rule(
     value_dim], of mixed's dtype. Raises `ValueError` naming the argument that does not fit.
     """
     _check_rule(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+    if takes_native_rule(mixed, decay, beta, decay_scale, decay_bias, states):
+        return gated_delta_rule_native(mixed, decay, beta, decay_scale, decay_bias, states, slots)
     if runs_triton(mixed):
         from .triton import gated_delta_rule_triton
 
@@ -60,6 +72,8 @@ def gated_rms_norm(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tenso
     x: [num_tokens, num_heads, size], contiguous; gate: [num_tokens, num_heads * size], its rows evenly apart; weight:
     [size]. All of one dtype. Returns x's shape and dtype; changes nothing.
     """
+    if takes_native_norm(x, gate, weight):
+        return gated_rms_norm_native(x, gate, weight, eps)
     if runs_triton(x):
         from .triton import gated_rms_norm_triton
 

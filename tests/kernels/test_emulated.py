@@ -67,7 +67,7 @@ def run(*command: str | Path, **environment: str) -> str:
             " and not three-threads and not 0.5 and not 50.0",
             (
                 *("kernels/test_native_attention.py", "kernels/test_int8_linear.py", "kernels/test_gates.py"),
-                *("kernels/test_norm_rotary.py", "kernels/test_likeliest.py"),
+                *("kernels/test_norm_rotary.py", "kernels/test_likeliest.py", "kernels/test_native_gated_delta.py"),
             ),
         ),
     ],

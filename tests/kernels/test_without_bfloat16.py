@@ -32,7 +32,7 @@ CPU = torch.device("cpu")
 MODEL = Path(__file__).parents[2] / "examples" / "tickets" / "model"
 BFLOAT16_INSTRUCTIONS = re.compile(r"\bv(dpbf16ps|cvtneps2bf16|cvtne2ps2bf16)")
 # Of functions that are called where there is none of these; bfloat16 is `unsigned short` there.
-OF_FLOAT32 = re.compile(r"float32|Float32|\b(int8|grouped)::.*\bfloat\b")
+OF_FLOAT32 = re.compile(r"float32|Float32|\b(int8|grouped)::.*\bfloat\b|\bdelta::.*<float\b")
 
 pytestmark = pytest.mark.skipif(not has_avx512(), reason="needs AVX-512")
 

@@ -151,6 +151,8 @@ inline __m512i _mm512_load_si512(const void* source) { return (__m512i)_mm512_lo
 inline void _mm512_storeu_si512(void* place, __m512i x) { emulated::store(place, x); }
 inline void _mm512_store_si512(void* place, __m512i x) { emulated::demand_aligned(place), emulated::store(place, x); }
 inline void _mm512_store_ps(void* place, __m512 x) { _mm512_store_si512(place, (__m512i)x); }
+inline void _mm512_storeu_ps(void* place, __m512 x) { emulated::store(place, x); }
+inline void _mm512_stream_ps(void* place, __m512 x) { _mm512_store_ps(place, x); }
 
 inline __m512 _mm512_mask_loadu_ps(__m512 other, __mmask16 mask, const void* source) {
     return emulated::load_masked<float>(other, mask, source);

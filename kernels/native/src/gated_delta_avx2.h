@@ -1,0 +1,45 @@
+// Gated DeltaNet's operations in float32 with AVX2.
+#pragma once
+
+#include "avx2.h"
+#include "gated_delta_call.h"
+
+#ifdef HEADRACE_X86
+#define HEADRACE_TARGET HEADRACE_AVX2
+#define HEADRACE_TARGET_INLINE HEADRACE_AVX2_INLINE
+
+namespace delta::avx2 {
+
+using Vector = __m256;
+using ::avx2::kLanes;
+using ::avx2::load;
+using ::avx2::sum_of;
+constexpr int kVectors = 1;      // the registers that four tokens leave room for
+constexpr int kWideVectors = 4;  // of a lone token
+
+HEADRACE_AVX2_INLINE Vector zero() { return _mm256_setzero_ps(); }
+HEADRACE_AVX2_INLINE Vector set(float x) { return _mm256_set1_ps(x); }
+HEADRACE_AVX2_INLINE void store(float* place, Vector x) { _mm256_storeu_ps(place, x); }
+HEADRACE_AVX2_INLINE void stream(float* place, Vector x) { _mm256_stream_ps(place, x); }
+HEADRACE_AVX2_INLINE Vector multiply(Vector a, Vector b) { return _mm256_mul_ps(a, b); }
+HEADRACE_AVX2_INLINE Vector multiply_add(Vector a, Vector b, Vector c) { return _mm256_fmadd_ps(a, b, c); }
+HEADRACE_AVX2_INLINE Vector negated_multiply_add(Vector a, Vector b, Vector c) { return _mm256_fnmadd_ps(a, b, c); }
+
+template <class Element>
+HEADRACE_AVX2_INLINE Vector rounded(Vector x) {
+    return x;
+}
+
+template <class Element>
+HEADRACE_AVX2_INLINE Vector sigmoid(Vector x) {
+    return ::avx2::sigmoid(x);
+}
+
+#include "gated_delta_rule.h"
+#include "gated_delta_rows.h"
+
+}  // namespace delta::avx2
+
+#undef HEADRACE_TARGET
+#undef HEADRACE_TARGET_INLINE
+#endif

@@ -1,0 +1,141 @@
+// Gated DeltaNet's convolution and its gated norm, for one instruction set: included as gated_delta_rule.h is.
+
+template <class Element>
+HEADRACE_TARGET_INLINE Vector silu(Vector x) {
+    return multiply(x, sigmoid<Element>(x));
+}
+
+constexpr std::int64_t kConvChannels = 128;  // that one thread takes together
+constexpr std::int64_t kConvTokens = 16;
+constexpr int kMaxWidth = 8;
+constexpr std::int64_t kRowsWorthThreads = 8192;  // elements
+
+// Some channels of a sequence: the rows of its inputs and outputs, and where its state is.
+template <class Element>
+struct Inputs {
+    const Element* x;
+    std::int64_t stride, length;
+    const Element* read;
+    Element* write;
+    std::int64_t num_channels;
+    std::int64_t width;
+
+    // Of the token of that index, or from the state of so many tokens before the first.
+    const Element* row(std::int64_t index) const {
+        return index >= 0 ? x + index * stride : read + (width - 1 + index) * num_channels;
+    }
+
+    // Where both states are one, rows are read before they are written.
+    void keep_latest(std::int64_t count) const {
+        for (std::int64_t i = 0; i + 1 < width; ++i) {
+            std::memmove(write + i * num_channels, row(length - width + 1 + i), count * sizeof(Element));
+        }
+    }
+};
+
+// taps: [width][kConvChannels]. A few tokens at a time, so that what lies before each is in registers.
+template <class Element, int kWidth>
+HEADRACE_TARGET void convolve(const Inputs<Element>& inputs, const float* taps, std::int64_t count, Element* output) {
+    for (std::int64_t first = 0; first < inputs.length; first += kConvTokens) {
+        const std::int64_t end = std::min(first + kConvTokens, inputs.length);
+        for (std::int64_t c = 0; c < count; c += kLanes) {
+            Vector latest[kWidth], tap[kWidth];
+#pragma GCC unroll 8
+            for (int i = 0; i < kWidth; ++i) {
+                tap[i] = load(taps + i * kConvChannels + c);
+                if (i > 0) {
+                    latest[i] = load(inputs.row(first - kWidth + i) + c);
+                }
+            }
+            for (std::int64_t token = first; token < end; ++token) {
+#pragma GCC unroll 8
+                for (int i = 1; i < kWidth; ++i) {
+                    latest[i - 1] = latest[i];
+                }
+                latest[kWidth - 1] = load(inputs.x + token * inputs.stride + c);
+                Vector sum = multiply(latest[0], tap[0]);
+#pragma GCC unroll 8
+                for (int i = 1; i < kWidth; ++i) {
+                    sum = multiply_add(latest[i], tap[i], sum);
+                }
+                store(output + token * inputs.num_channels + c, silu<Element>(sum));
+            }
+        }
+    }
+}
+
+// Some channels of some sequences.
+template <class Element>
+HEADRACE_TARGET void convolve_part(const ConvCall& call, std::int64_t first_channel, std::int64_t first_sequence,
+                                   std::int64_t end_sequence) {
+    using Convolve = void (*)(const Inputs<Element>&, const float*, std::int64_t, Element*);
+    static constexpr Convolve kConvolve[kMaxWidth + 1] = {
+        nullptr, nullptr, convolve<Element, 2>, convolve<Element, 3>, convolve<Element, 4>,
+        convolve<Element, 5>, convolve<Element, 6>, convolve<Element, 7>, convolve<Element, 8>,
+    };
+    alignas(64) float taps[kMaxWidth * kConvChannels];
+    const std::int64_t count = std::min(kConvChannels, call.num_channels - first_channel);
+    const Element* weight = static_cast<const Element*>(call.weight) + first_channel * call.channel_stride;
+    for (std::int64_t c = 0; c < count; ++c) {
+        for (std::int64_t i = 0; i < call.width; ++i) {
+            taps[i * kConvChannels + c] = widened(weight[c * call.channel_stride + i * call.tap_stride]);
+        }
+    }
+    Element* states = static_cast<Element*>(call.states) + first_channel;
+    for (std::int64_t i = first_sequence; i < end_sequence; ++i) {
+        const std::int64_t token = call.slots.starts[i];
+        const Element* x = static_cast<const Element*>(call.x) + token * call.x_stride + first_channel;
+        const Inputs<Element> inputs = {x, call.x_stride, call.slots.starts[i + 1] - token,
+                                        states + call.slots.read[i] * call.slot_stride,
+                                        states + call.slots.write[i] * call.slot_stride, call.num_channels, call.width};
+        Element* output = static_cast<Element*>(call.output) + token * call.num_channels + first_channel;
+        kConvolve[call.width](inputs, taps, count, output);
+        inputs.keep_latest(count);
+    }
+}
+
+template <class Element>
+void run_conv(const ConvCall& call) {
+    const std::int64_t num_sequences = call.slots.num_sequences;
+    const std::int64_t blocks = (call.num_channels + kConvChannels - 1) / kConvChannels;
+    const bool is_worth_threads = call.slots.starts[num_sequences] * call.num_channels > kRowsWorthThreads;
+    const std::int64_t wanted = (kPiecesPerThread * omp_get_max_threads() + blocks - 1) / blocks;
+    const std::int64_t parts = is_worth_threads ? std::min(wanted, num_sequences) : 1;
+    pieces::share(blocks * parts, is_worth_threads, [&](std::int64_t piece) {
+        const std::int64_t part = piece % parts;
+        convolve_part<Element>(call, piece / parts * kConvChannels, num_sequences * part / parts,
+                               num_sequences * (part + 1) / parts);
+    });
+}
+
+// Rounded where `rms_norm` and the product with the gate are operations of their own.
+template <class Element>
+HEADRACE_TARGET void norm_row(const Element* x, const Element* gate, const Element* weight, std::int64_t size, float eps,
+                              Element* output) {
+    Vector total = zero();
+    for (std::int64_t i = 0; i < size; i += kLanes) {
+        const Vector part = load(x + i);
+        total = multiply_add(part, part, total);
+    }
+    const Vector scale = set(1.0f / __builtin_sqrtf(sum_of(total) / static_cast<float>(size) + eps));
+    for (std::int64_t i = 0; i < size; i += kLanes) {
+        const Vector scaled = rounded<Element>(multiply(load(x + i), scale));
+        const Vector normed = rounded<Element>(multiply(scaled, load(weight + i)));
+        store(output + i, multiply(normed, silu<Element>(load(gate + i))));
+    }
+}
+
+template <class Element>
+void run_norm(const NormCall& call) {
+    const Element *x = static_cast<const Element*>(call.x), *gate = static_cast<const Element*>(call.gate);
+    const Element* weight = static_cast<const Element*>(call.weight);
+    Element* output = static_cast<Element*>(call.output);
+    const std::int64_t row_size = call.num_heads * call.size;
+#pragma omp parallel for schedule(static) if (call.num_rows * row_size > kRowsWorthThreads)
+    for (std::int64_t row = 0; row < call.num_rows; ++row) {
+        for (std::int64_t i = 0; i < row_size; i += call.size) {
+            norm_row(x + row * row_size + i, gate + row * call.gate_stride + i, weight, call.size, call.eps,
+                     output + row * row_size + i);
+        }
+    }
+}
