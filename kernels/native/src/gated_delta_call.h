@@ -64,6 +64,7 @@ struct NormCall {
 constexpr int kGroup = 4;   // tokens that change the state together
 constexpr int kChunk = 64;  // tokens whose keys and queries are made ready together
 constexpr int kMaxKeyDim = 256;
+constexpr int kLineBytes = 64;
 // Of a state's columns so many are one thread's, and more where there are enough others.
 constexpr std::int64_t kPartColumns = 32;
 constexpr std::int64_t kPiecesPerThread = 4;

@@ -64,35 +64,55 @@ HEADRACE_TARGET void convolve(const Inputs<Element>& inputs, const float* taps, 
     }
 }
 
-// Some channels of some sequences.
-template <class Element>
-HEADRACE_TARGET void convolve_part(const ConvCall& call, std::int64_t first_channel, std::int64_t first_sequence,
-                                   std::int64_t end_sequence) {
-    using Convolve = void (*)(const Inputs<Element>&, const float*, std::int64_t, Element*);
-    static constexpr Convolve kConvolve[kMaxWidth + 1] = {
-        nullptr, nullptr, convolve<Element, 2>, convolve<Element, 3>, convolve<Element, 4>,
-        convolve<Element, 5>, convolve<Element, 6>, convolve<Element, 7>, convolve<Element, 8>,
-    };
-    alignas(64) float taps[kMaxWidth * kConvChannels];
-    const std::int64_t count = std::min(kConvChannels, call.num_channels - first_channel);
-    const Element* weight = static_cast<const Element*>(call.weight) + first_channel * call.channel_stride;
+// taps[i][c] = weight[c][i] for some channels. What lies side by side, the compiler knows.
+template <int kWidth, class Element>
+HEADRACE_TARGET void turn_taps(const Element* weight, const ConvCall& call, std::int64_t count, float* taps) {
+    if (call.tap_stride == 1 && call.channel_stride == kWidth) {
+        for (std::int64_t c = 0; c < count; ++c) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kWidth; ++i) {
+                taps[i * kConvChannels + c] = widened(weight[c * kWidth + i]);
+            }
+        }
+        return;
+    }
     for (std::int64_t c = 0; c < count; ++c) {
-        for (std::int64_t i = 0; i < call.width; ++i) {
+        for (int i = 0; i < kWidth; ++i) {
             taps[i * kConvChannels + c] = widened(weight[c * call.channel_stride + i * call.tap_stride]);
         }
     }
+}
+
+// Some channels of some sequences.
+template <class Element, int kWidth>
+HEADRACE_TARGET void convolve_part(const ConvCall& call, std::int64_t first_channel, std::int64_t first_sequence,
+                                   std::int64_t end_sequence) {
+    alignas(64) float taps[kWidth * kConvChannels];
+    const std::int64_t count = std::min(kConvChannels, call.num_channels - first_channel);
+    const Element* weight = static_cast<const Element*>(call.weight) + first_channel * call.channel_stride;
+    turn_taps<kWidth>(weight, call, count, taps);
     Element* states = static_cast<Element*>(call.states) + first_channel;
     for (std::int64_t i = first_sequence; i < end_sequence; ++i) {
         const std::int64_t token = call.slots.starts[i];
         const Element* x = static_cast<const Element*>(call.x) + token * call.x_stride + first_channel;
         const Inputs<Element> inputs = {x, call.x_stride, call.slots.starts[i + 1] - token,
                                         states + call.slots.read[i] * call.slot_stride,
-                                        states + call.slots.write[i] * call.slot_stride, call.num_channels, call.width};
+                                        states + call.slots.write[i] * call.slot_stride, call.num_channels, kWidth};
         Element* output = static_cast<Element*>(call.output) + token * call.num_channels + first_channel;
-        kConvolve[call.width](inputs, taps, count, output);
+        convolve<Element, kWidth>(inputs, taps, count, output);
         inputs.keep_latest(count);
     }
 }
+
+template <class Element>
+using ConvolvePart = void (*)(const ConvCall&, std::int64_t, std::int64_t, std::int64_t);
+
+// By the width.
+template <class Element>
+constexpr ConvolvePart<Element> kConvolvePart[kMaxWidth + 1] = {
+    nullptr, nullptr, convolve_part<Element, 2>, convolve_part<Element, 3>, convolve_part<Element, 4>,
+    convolve_part<Element, 5>, convolve_part<Element, 6>, convolve_part<Element, 7>, convolve_part<Element, 8>,
+};
 
 template <class Element>
 void run_conv(const ConvCall& call) {
@@ -103,8 +123,8 @@ void run_conv(const ConvCall& call) {
     const std::int64_t parts = is_worth_threads ? std::min(wanted, num_sequences) : 1;
     pieces::share(blocks * parts, is_worth_threads, [&](std::int64_t piece) {
         const std::int64_t part = piece % parts;
-        convolve_part<Element>(call, piece / parts * kConvChannels, num_sequences * part / parts,
-                               num_sequences * (part + 1) / parts);
+        kConvolvePart<Element>[call.width](call, piece / parts * kConvChannels, num_sequences * part / parts,
+                                           num_sequences * (part + 1) / parts);
     });
 }
 

@@ -118,6 +118,16 @@ struct Values {
     Values from(std::int64_t token) const {
         return {values + token * stride, stride, output + token * output_stride, output_stride};
     }
+
+    // Rows lie too far apart for the processor to guess.
+    void fetch(int count, int num_columns) const {
+        for (int i = 0; i < count; ++i) {
+            for (int column = 0; column < num_columns; column += kLineBytes / sizeof(Element)) {
+                __builtin_prefetch(values + i * stride + column);
+                __builtin_prefetch(output + i * output_stride + column, 1);
+            }
+        }
+    }
 };
 
 // Writes a group's outputs, and leaves its changes.
@@ -147,9 +157,9 @@ HEADRACE_TARGET void solve(int count, const Factors& factors, const Products<kVe
     changes.kept = factors.kept[count - 1];
 }
 
-// Whether a state is written past the caches: where it would only be fetched to be overwritten.
-inline bool is_streamed(const Block& block) {
-    return block.source != block.target && reinterpret_cast<std::uintptr_t>(block.target) % 64 == 0;
+// Whether columns are written past the caches, which would only fetch them to be overwritten; parts of a line are not.
+inline bool is_streamed(const Block& block, std::int64_t num_columns) {
+    return block.source != block.target && num_columns >= 16 && reinterpret_cast<std::uintptr_t>(block.target) % 64 == 0;
 }
 
 // Some columns through all groups of a chunk.
@@ -162,17 +172,19 @@ HEADRACE_TARGET void walk(const Block& block, std::int64_t key_dim, const Group*
     Changes<kVectors> changes = {};
     Block now = {block.source, block.source_stride, copy, kStride};
     const auto begin = num_groups == 1 ? kBegin<kVectors>[groups[0].count] : kCopy<kVectors>;
+    rows.fetch(groups[0].count, kStride);
     begin(now, key_dim, nullptr, changes, groups, products);
     solve<Element, kVectors>(groups[0].count, factors[0], products, rows, changes);
     for (int g = 1; g < num_groups; ++g) {
         now = {copy, kStride, copy, kStride};
+        rows.from(g * kGroup).fetch(groups[g].count, kStride);
         kGoOn<kVectors>[groups[g].count](now, key_dim, groups + g - 1, changes, groups + g, products);
         solve<Element, kVectors>(groups[g].count, factors[g], products, rows.from(g * kGroup), changes);
     }
     now.target = block.target;
     now.target_stride = block.target_stride;
     const Group& last = groups[num_groups - 1];
-    const auto& end = is_streamed(block) ? kEnd<kVectors, Target::streamed> : kEnd<kVectors, Target::cached>;
+    const auto& end = is_streamed(block, kStride) ? kEnd<kVectors, Target::streamed> : kEnd<kVectors, Target::cached>;
     end[last.count](now, key_dim, &last, changes, nullptr, products);
 }
 
@@ -184,7 +196,8 @@ HEADRACE_TARGET void walk_lone(const Block& block, std::int64_t key_dim, const G
     Changes<kVectors> changes = {};
     sweep<0, 1, kVectors, Target::none>(block, key_dim, nullptr, changes, &group, products);
     solve<Element, kVectors>(1, factors, products, rows, changes);
-    const auto end = is_streamed(block) ? sweep<1, 0, kVectors, Target::streamed> : sweep<1, 0, kVectors, Target::cached>;
+    const auto end = is_streamed(block, kVectors * kLanes) ? sweep<1, 0, kVectors, Target::streamed>
+                                                           : sweep<1, 0, kVectors, Target::cached>;
     end(block, key_dim, &group, changes, nullptr, products);
 }
 
@@ -211,6 +224,15 @@ HEADRACE_TARGET inline float dot(const float* a, const float* b, std::int64_t si
         total = multiply_add(load(a + i), load(b + i), total);
     }
     return sum_of(total);
+}
+
+template <class Element>
+inline void fetch_rows(const Element* rows, std::int64_t stride, int count, std::int64_t size) {
+    for (int i = 0; i < count; ++i) {
+        for (std::int64_t column = 0; column < size; column += kLineBytes / sizeof(Element)) {
+            __builtin_prefetch(rows + i * stride + column);
+        }
+    }
 }
 
 // Keys and queries of `count` tokens, whose rows are `stride` apart.
@@ -287,10 +309,14 @@ HEADRACE_TARGET void run_part(const RuleCall& call, const Parts& parts, std::int
         const int num_tokens = static_cast<int>(std::min<std::int64_t>(kChunk, end_token - chunk.token));
         chunk.num_groups = (num_tokens + kGroup - 1) / kGroup;
         const Element* queries = static_cast<const Element*>(call.mixed) + chunk.token * call.mixed_stride + key_head * call.key_dim;
-        for (int g = 0; g < chunk.num_groups; ++g) {
-            const Element* own = queries + g * kGroup * call.mixed_stride;
-            make_ready(own + call.num_key_heads * call.key_dim, own, call.mixed_stride, call.key_dim,
-                       std::min(kGroup, num_tokens - g * kGroup), chunk.groups[g]);
+        const Element* keys = queries + call.num_key_heads * call.key_dim;
+        for (int i = 0; i < num_tokens; i += kGroup) {
+            const std::int64_t place = i * call.mixed_stride, next = place + kGroup * call.mixed_stride;
+            const int num_next = std::clamp(num_tokens - i - kGroup, 0, kGroup);
+            fetch_rows(queries + next, call.mixed_stride, num_next, call.key_dim);
+            fetch_rows(keys + next, call.mixed_stride, num_next, call.key_dim);
+            make_ready(keys + place, queries + place, call.mixed_stride, call.key_dim, std::min(kGroup, num_tokens - i),
+                       chunk.groups[i / kGroup]);
         }
         for (std::int64_t block = first; block < end;) {
             const std::int64_t head = block / parts.per_head, next = std::min(end, (head + 1) * parts.per_head);

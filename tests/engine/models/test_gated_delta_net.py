@@ -32,7 +32,7 @@ def test_prompts_together_in_chunks_and_preempted(checkpoint, name):
 @pytest.mark.parametrize("name", WITH_STATES)
 def test_a_shared_prompt_is_computed_once(checkpoint, name):
     made = checkpoint(name)
-    engine = Engine.from_pretrained(made.folder, EngineConfig(block_size=8, max_num_batched_tokens=2048))
+    engine = Engine.from_pretrained(made.folder, EngineConfig(block_size=8, num_gpu_blocks_override=100))
     requests = [Request(f"{nth}", SHARED + own, greedy_params(NUM_TOKENS)) for nth, own in enumerate(OWN)]
     events = run_all(engine, requests)
     for request in requests:
