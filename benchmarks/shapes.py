@@ -74,6 +74,41 @@ SHAPES = {
             "rope_theta": 1000000.0,
         },
     ),
+    "M3": Shape(
+        "Qwen3.5-0.8B",
+        {
+            "architectures": ["Qwen3_5ForCausalLM"],
+            "model_type": "qwen3_5_text",
+            "hidden_act": "silu",
+            "rms_norm_eps": 1e-6,
+            "tie_word_embeddings": True,
+            "attention_bias": False,
+            "bos_token_id": None,
+            "eos_token_id": 248044,
+            "dtype": "bfloat16",
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "layer_types": [*["linear_attention"] * 3, "full_attention"] * 6,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "vocab_size": 248320,
+            "max_position_embeddings": 32768,
+            "rope_parameters": {
+                "rope_type": "default",
+                "rope_theta": 1e7,
+                "partial_rotary_factor": 0.25,
+                "mrope_section": [11, 11, 10],
+                "mrope_interleaved": True,
+            },
+        },
+    ),
     "draft": Shape(
         "a draft model for M1, a twelfth of its size",
         {
@@ -121,7 +156,7 @@ def checkpoint(name: str) -> Path:
 def _write_weights(folder: Path) -> None:
     options = EngineConfig(load_format="dummy", seed=0)
     model = load_model(ModelConfig.from_pretrained(folder), options, torch.bfloat16, torch.device("cpu"))
-    tensors = {slot.name: slot.destination.clone() for slot in model.weight_slots()}
+    tensors = {slot.name: slot.stored() for slot in model.weight_slots()}
     # Renamed when complete: an interrupted run leaves no file that looks whole.
     partial = folder / "model.safetensors.tmp"
     save_file(tensors, partial, metadata={"format": "pt"})

@@ -55,7 +55,7 @@ class GatedDeltaNet:
         names = [f"{prefix}.{name}" for name in self._step_names]
         yield from linear_slots(self.steps, names, self._step_sizes, self._step_orders)
         yield from linear_slots(self.output, [f"{prefix}.out_proj"])
-        yield WeightSlot(f"{prefix}.conv1d.weight", self.conv_weight)
+        yield WeightSlot(f"{prefix}.conv1d.weight", self.conv_weight.unsqueeze(1))
         yield WeightSlot(f"{prefix}.A_log", self.decay_scale)
         yield WeightSlot(f"{prefix}.dt_bias", self.decay_bias)
         yield WeightSlot(f"{prefix}.norm.weight", self.norm)
