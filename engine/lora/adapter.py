@@ -20,7 +20,8 @@ from .adapter_folder import WEIGHTS_FILE, AdapterConfig
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
 # Not those of experts: these see some of a batch's tokens, in an order of their own.
 _ADAPTABLE = re.compile(
-    r"model\.(language_model\.)?layers\.\d+\.(self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj"
+    r"model\.(language_model\.)?layers\.\d+\."
+    r"((self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj|linear_attn\.(in_proj_(qkv|z|b|a|qkvz|ba)|out_proj))"
 )
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

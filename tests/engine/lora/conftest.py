@@ -13,7 +13,7 @@ from headrace import LoRARequest
 
 from ..conftest import save_random_model
 from ..families import VOCAB_SIZE, families
-from .adapters import ATTENTION, MLP, merged, save_adapter
+from .adapters import ATTENTION, LINEAR_ATTENTION, MLP, merged, save_adapter
 
 NUM_TOKENS = 32
 # As an adapter of each family is, one that fuses projections has them under other names.
@@ -46,6 +46,8 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> C
         folder = tmp_path_factory.mktemp(family)
         model = save_random_model(families(device)[family], folder)
         targets = _FUSED if family.startswith("phi3") else ATTENTION + MLP
+        if family.startswith("qwen3.5"):
+            targets += LINEAR_ATTENTION
         folders = [
             save_adapter(folder, folder / "all", targets=targets, seed=1),
             save_adapter(folder, folder / "few", targets=(targets[0], "down_proj"), rank=3, use_rslora=True, seed=2),

@@ -70,6 +70,12 @@ def test_rows_of_all_adapters_in_one_batch(adapted, family):
     assert engine.stats.num_computed_tokens - before < before
 
 
+@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 13, "block_size": 8}], ids=["batched", "chunked"])
+def test_layers_with_states(adapted, options):
+    model = adapted("qwen3.5")
+    assert_greedy(load(model, **options), model)
+
+
 @pytest.mark.parametrize("schedule", list(SCHEDULES))
 def test_however_the_work_is_scheduled(adapted, schedule):
     model = adapted("llama")
