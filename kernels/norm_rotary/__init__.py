@@ -5,7 +5,7 @@ from torch import Tensor
 from ..device import runs_triton
 from ..kv_cache.fp8 import UNSCALED, KVScales
 from ..native import are_dense, runs_native
-from .native import add_rms_norm_native, rms_norm_native, rotate_and_write_native
+from .native import add_rms_norm_native, rms_norm_native, rotate_and_write_native, takes_native_norm
 from .reference import (
     add_rms_norm_reference,
     apply_rotary,
@@ -21,7 +21,7 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     x: [..., size]; weight: [size], of x's dtype, or float32 where x should not be rounded before it is multiplied.
     Returns x's shape and dtype; changes nothing.
     """
-    if x.ndim == 2 and runs_native(x, weight):
+    if x.ndim == 2 and takes_native_norm(x, weight):
         return rms_norm_native(x, weight, eps)
     if runs_triton(x):
         from .triton import rms_norm_triton
@@ -35,7 +35,7 @@ def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> Ten
 
     x, residual: [num_tokens, size]; weight: [size]. Changes residual alone.
     """
-    if runs_native(x, residual, weight) and are_dense(x, residual):
+    if runs_native(x, residual) and takes_native_norm(x, weight) and are_dense(x, residual):
         return add_rms_norm_native(x, residual, weight, eps)
     if runs_triton(x):
         from .triton import add_rms_norm_triton
@@ -65,8 +65,10 @@ def rotate_and_write(
     the queries: [num_tokens, num_heads, head_dim].
     """
     norms = () if query_norm is None or key_norm is None else (query_norm, key_norm)
-    if runs_native(qkv, cos, sin, key_cache, value_cache, *norms) and are_dense(
-        cos, sin, key_cache, value_cache, slots
+    if (
+        runs_native(qkv, cos, sin, key_cache, value_cache)
+        and takes_native_norm(qkv, *norms)
+        and are_dense(cos, sin, key_cache, value_cache, slots)
     ):
         return rotate_and_write_native(qkv, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps)
     if runs_triton(qkv):

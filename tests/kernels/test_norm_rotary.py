@@ -99,13 +99,13 @@ def test_rotation_keeps_lengths_and_leaves_position_zero_alone():
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("with_norms", [False, True], ids=["plain", "norms"])
+@pytest.mark.parametrize("norms", ["no-norms", "norms", "float32-norms"])
 @pytest.mark.parametrize(
     ("tokens", "heads", "kv_heads", "head_dim", "rotary_dim"),
     [(1, 9, 3, 64, 64), (5, 4, 4, 20, 20), (7, 3, 1, 80, 32), (2, 2, 2, 128, 100), (0, 2, 1, 16, 16)],
     ids=["decode", "odd-head", "partial", "partial-odd", "nothing"],
 )
-def test_rotate_and_write(tokens, heads, kv_heads, head_dim, rotary_dim, with_norms, dtype):
+def test_rotate_and_write(tokens, heads, kv_heads, head_dim, rotary_dim, norms, dtype):
     """Against the reference: queries, and what is written where. Untouched slots stay NaN."""
     generator = torch.Generator().manual_seed(head_dim)
 
@@ -118,7 +118,9 @@ def test_rotate_and_write(tokens, heads, kv_heads, head_dim, rotary_dim, with_no
     slots = torch.randperm(24, generator=generator)[:tokens]
     # Every third token is padding.
     slots[2::3] = PADDING_SLOT
-    query_norm, key_norm = draw(2, head_dim) if with_norms else (None, None)
+    query_norm, key_norm = draw(2, head_dim) if norms != "no-norms" else (None, None)
+    if norms == "float32-norms":
+        query_norm, key_norm = (1 + torch.randn(head_dim) * 0.1 for _ in range(2))
     caches, expected_caches = torch.full((2, 2, 6, 4, kv_heads, head_dim), torch.nan).to(dtype)
     queries = rotate_and_write(qkv, cos, sin, caches[0], caches[1], slots, query_norm, key_norm, 1e-5)
     expected = rotate_and_write_reference(

@@ -34,6 +34,10 @@ HEADRACE_INLINE __m512 load(const bf16* source, __mmask16 mask) {
     return widen(_mm256_maskz_loadu_epi16(mask, source));
 }
 
+HEADRACE_INLINE __m512 load(const float* source, __mmask16 mask) {
+    return _mm512_maskz_loadu_ps(mask, source);
+}
+
 // Rounds to nearest, ties to even, as torch does.
 HEADRACE_INLINE __m256i narrow(__m512 wide) {
     return reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(wide));
@@ -45,6 +49,15 @@ HEADRACE_INLINE void store(bf16* destination, __m512 wide) {
 
 HEADRACE_INLINE void store(bf16* destination, __m512 wide, __mmask16 mask) {
     _mm256_mask_storeu_epi16(destination, mask, narrow(wide));
+}
+
+// What a norm's weight is multiplied by: in bfloat16 it is rounded first, as Llama's own code does, in float32 not.
+HEADRACE_INLINE __m512 rounded_like(const bf16*, __m512 scaled) {
+    return widen(narrow(scaled));
+}
+
+HEADRACE_INLINE __m512 rounded_like(const float*, __m512 scaled) {
+    return scaled;
 }
 
 // The lanes of the last, partly filled vector of `size` elements.

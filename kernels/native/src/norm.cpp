@@ -1,4 +1,4 @@
-// RMSNorm over rows of bfloat16, with or without the residual added first.
+// RMSNorm over rows of bfloat16, with or without the residual added first. Weights may be float32.
 
 #include "common.h"
 
@@ -33,21 +33,19 @@ HEADRACE_AVX512 float add_and_sum_of_squares(bf16* residual, const bf16* x, std:
     return _mm512_reduce_add_ps(total);
 }
 
-// The product with the scale is rounded before the one with the weight, as Llama's own code does.
-HEADRACE_AVX512 void scale_row(const bf16* row, const bf16* weight, float scale, bf16* output, std::int64_t size) {
+template <typename Weight>
+HEADRACE_AVX512 void scale_row(const bf16* row, const Weight* weight, float scale, bf16* output, std::int64_t size) {
     const __m512 factor = _mm512_set1_ps(scale);
     for (std::int64_t i = 0; i < size; i += 16) {
         const __mmask16 mask = lanes(i, size);
-        const __m512 scaled = widen(narrow(_mm512_mul_ps(load(row + i, mask), factor)));
+        const __m512 scaled = rounded_like(weight, _mm512_mul_ps(load(row + i, mask), factor));
         store(output + i, _mm512_mul_ps(scaled, load(weight + i, mask)), mask);
     }
 }
 
-}  // namespace
-
-// output[r] = weight * x[r] / rms(x[r]). Rows of `size`, `x_stride` elements apart in x, dense in output.
-HEADRACE_API HEADRACE_AVX512 void headrace_rms_norm(const bf16* x, std::int64_t x_stride, const bf16* weight, bf16* output,
-                                                    std::int64_t num_rows, std::int64_t size, float eps) {
+template <typename Weight>
+HEADRACE_AVX512 void rms_norm(const bf16* x, std::int64_t x_stride, const Weight* weight, bf16* output,
+                              std::int64_t num_rows, std::int64_t size, float eps) {
 #pragma omp parallel for schedule(static) if (num_rows * size > 16384)
     for (std::int64_t row = 0; row < num_rows; ++row) {
         const bf16* source = x + row * x_stride;
@@ -56,14 +54,38 @@ HEADRACE_API HEADRACE_AVX512 void headrace_rms_norm(const bf16* x, std::int64_t 
     }
 }
 
-// residual += x, then output = weight * residual / rms(residual). Dense rows of `size`.
-HEADRACE_API HEADRACE_AVX512 void headrace_add_rms_norm(const bf16* x, bf16* residual, const bf16* weight, bf16* output,
-                                                        std::int64_t num_rows, std::int64_t size, float eps) {
+template <typename Weight>
+HEADRACE_AVX512 void add_rms_norm(const bf16* x, bf16* residual, const Weight* weight, bf16* output,
+                                  std::int64_t num_rows, std::int64_t size, float eps) {
 #pragma omp parallel for schedule(static) if (num_rows * size > 16384)
     for (std::int64_t row = 0; row < num_rows; ++row) {
         bf16* kept = residual + row * size;
         const float mean = add_and_sum_of_squares(kept, x + row * size, size) / static_cast<float>(size);
         scale_row(kept, weight, 1.0f / __builtin_sqrtf(mean + eps), output + row * size, size);
     }
+}
+
+}  // namespace
+
+// output[r] = weight * x[r] / rms(x[r]). Rows of `size`, `x_stride` elements apart in x, dense in output.
+HEADRACE_API void headrace_rms_norm(const bf16* x, std::int64_t x_stride, const bf16* weight, bf16* output,
+                                    std::int64_t num_rows, std::int64_t size, float eps) {
+    rms_norm(x, x_stride, weight, output, num_rows, size, eps);
+}
+
+HEADRACE_API void headrace_wide_rms_norm(const bf16* x, std::int64_t x_stride, const float* weight, bf16* output,
+                                         std::int64_t num_rows, std::int64_t size, float eps) {
+    rms_norm(x, x_stride, weight, output, num_rows, size, eps);
+}
+
+// residual += x, then output = weight * residual / rms(residual). Dense rows of `size`.
+HEADRACE_API void headrace_add_rms_norm(const bf16* x, bf16* residual, const bf16* weight, bf16* output,
+                                        std::int64_t num_rows, std::int64_t size, float eps) {
+    add_rms_norm(x, residual, weight, output, num_rows, size, eps);
+}
+
+HEADRACE_API void headrace_wide_add_rms_norm(const bf16* x, bf16* residual, const float* weight, bf16* output,
+                                             std::int64_t num_rows, std::int64_t size, float eps) {
+    add_rms_norm(x, residual, weight, output, num_rows, size, eps);
 }
 #endif

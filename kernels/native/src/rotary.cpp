@@ -34,16 +34,18 @@ HEADRACE_AVX512 float inverse_rms(const bf16* head, const Heads& heads) {
 }
 
 // Some of a head's elements, normalised (and rounded, as rms_norm does) where there is a weight.
-HEADRACE_INLINE __m512 load_normed(const bf16* head, const bf16* weight, __m512 scale, std::int64_t i, __mmask16 mask) {
+template <typename Weight>
+HEADRACE_INLINE __m512 load_normed(const bf16* head, const Weight* weight, __m512 scale, std::int64_t i, __mmask16 mask) {
     const __m512 x = load(head + i, mask);
     if (weight == nullptr) {
         return x;
     }
-    const __m512 scaled = widen(narrow(_mm512_mul_ps(x, scale)));
+    const __m512 scaled = rounded_like(weight, _mm512_mul_ps(x, scale));
     return widen(narrow(_mm512_mul_ps(scaled, load(weight + i, mask))));
 }
 
-HEADRACE_AVX512 void rotate(const bf16* head, const bf16* weight, const bf16* cos, const bf16* sin, bf16* output,
+template <typename Weight>
+HEADRACE_AVX512 void rotate(const bf16* head, const Weight* weight, const bf16* cos, const bf16* sin, bf16* output,
                             const Heads& heads) {
     const __m512 scale = _mm512_set1_ps(weight == nullptr ? 1.0f : inverse_rms(head, heads));
     for (std::int64_t i = 0; i < heads.half; i += 16) {
@@ -60,18 +62,12 @@ HEADRACE_AVX512 void rotate(const bf16* head, const bf16* weight, const bf16* co
     }
 }
 
-}  // namespace
-
-// Each row of qkv, `stride` elements apart, is its heads' queries, then keys, then values. cos, sin: dense rows of
-// `half`. A cache's slot is `num_kv_heads` heads, and nothing is written for a negative one; query_output dense. The
-// norms' weights are both null where there are none.
-HEADRACE_API HEADRACE_AVX512 void headrace_rotate_and_write(const bf16* qkv, std::int64_t stride, const bf16* cos,
-                                                            const bf16* sin, bf16* key_cache, bf16* value_cache,
-                                                            const std::int64_t* slots, const bf16* query_norm,
-                                                            const bf16* key_norm, float eps, bf16* query_output,
-                                                            std::int64_t num_tokens, std::int64_t num_heads,
-                                                            std::int64_t num_kv_heads, std::int64_t head_dim,
-                                                            std::int64_t half) {
+template <typename Weight>
+HEADRACE_AVX512 void rotate_and_write(const bf16* qkv, std::int64_t stride, const bf16* cos, const bf16* sin,
+                                      bf16* key_cache, bf16* value_cache, const std::int64_t* slots,
+                                      const Weight* query_norm, const Weight* key_norm, float eps, bf16* query_output,
+                                      std::int64_t num_tokens, std::int64_t num_heads, std::int64_t num_kv_heads,
+                                      std::int64_t head_dim, std::int64_t half) {
     const Heads heads{head_dim, half, eps};
     const std::int64_t query_size = num_heads * head_dim, kv_size = num_kv_heads * head_dim;
 #pragma omp parallel for schedule(static) if (num_tokens * query_size > 16384)
@@ -95,5 +91,28 @@ HEADRACE_API HEADRACE_AVX512 void headrace_rotate_and_write(const bf16* qkv, std
         }
         std::memcpy(value_cache + slots[token] * kv_size, key + kv_size, kv_size * sizeof(bf16));
     }
+}
+
+}  // namespace
+
+// Each row of qkv, `stride` elements apart, is its heads' queries, then keys, then values. cos, sin: dense rows of
+// `half`. A cache's slot is `num_kv_heads` heads, and nothing is written for a negative one; query_output dense. The
+// norms' weights are both null where there are none.
+HEADRACE_API void headrace_rotate_and_write(const bf16* qkv, std::int64_t stride, const bf16* cos, const bf16* sin,
+                                            bf16* key_cache, bf16* value_cache, const std::int64_t* slots,
+                                            const bf16* query_norm, const bf16* key_norm, float eps,
+                                            bf16* query_output, std::int64_t num_tokens, std::int64_t num_heads,
+                                            std::int64_t num_kv_heads, std::int64_t head_dim, std::int64_t half) {
+    rotate_and_write(qkv, stride, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps, query_output,
+                     num_tokens, num_heads, num_kv_heads, head_dim, half);
+}
+
+HEADRACE_API void headrace_wide_rotate_and_write(const bf16* qkv, std::int64_t stride, const bf16* cos, const bf16* sin,
+                                                 bf16* key_cache, bf16* value_cache, const std::int64_t* slots,
+                                                 const float* query_norm, const float* key_norm, float eps,
+                                                 bf16* query_output, std::int64_t num_tokens, std::int64_t num_heads,
+                                                 std::int64_t num_kv_heads, std::int64_t head_dim, std::int64_t half) {
+    rotate_and_write(qkv, stride, cos, sin, key_cache, value_cache, slots, query_norm, key_norm, eps, query_output,
+                     num_tokens, num_heads, num_kv_heads, head_dim, half);
 }
 #endif

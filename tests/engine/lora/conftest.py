@@ -45,9 +45,8 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> C
     def make(family: str) -> Adapted:
         folder = tmp_path_factory.mktemp(family)
         model = save_random_model(families(device)[family], folder)
-        targets = _FUSED if family.startswith("phi3") else ATTENTION + MLP
-        if family.startswith("qwen3.5"):
-            targets += LINEAR_ATTENTION
+        linear = LINEAR_ATTENTION if family.startswith("qwen3.5") else ()
+        targets = _FUSED if family.startswith("phi3") else (*ATTENTION, *MLP, *linear)
         folders = [
             save_adapter(folder, folder / "all", targets=targets, seed=1),
             save_adapter(folder, folder / "few", targets=(targets[0], "down_proj"), rank=3, use_rslora=True, seed=2),
