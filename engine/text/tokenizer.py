@@ -109,9 +109,12 @@ class Tokenizer:
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [array("i", encoding.ids) for encoding in encodings]
 
-    def fewest_tokens(self, num_characters: int) -> int:
-        """How few tokens a text of so many characters has at least, as far as the tokenizer lets that be known."""
-        longest = self._characters_per_token
+    def fewest_tokens(self, num_characters: int, limit: int = 0) -> int:
+        """How few tokens a text of so many characters has at least, as far as the tokenizer lets that be known.
+
+        Less than `limit` is not looked for: to find the vocabulary's longest token takes a moment, once.
+        """
+        longest = self._characters_per_token if num_characters >= limit else None
         return 0 if longest is None else -(-num_characters // longest)
 
     @cached_property

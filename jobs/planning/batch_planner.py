@@ -135,10 +135,7 @@ class BatchPlanner:
 
     def _check_size(self, num_characters: int) -> None:
         """Refuse a text that is too long however it is tokenized: doing it takes dozens of bytes a character."""
-        # No more than a token for each character can be known beforehand.
-        if num_characters < self.context:
-            return
-        fewest = self.tokenizer.fewest_tokens(num_characters)
+        fewest = self.tokenizer.fewest_tokens(num_characters, self.context)
         if fewest >= self.context:
             raise RowError(
                 f"{TOO_LONG} at least {fewest} tokens; the model's context holds {self.context} with the answer"
