@@ -132,6 +132,7 @@ class JobOptions(_Body):
         examples=[[{"type": "function", "function": {"name": "close", "parameters": {"type": "object"}}}]],
     )
     tool_choice: ToolChoice | None = Field(default=None, description="As in chats: whether an answer has to be a call.")
+    parallel_tool_calls: bool = Field(default=True, description="As in chats: whether an answer may have several.")
     within_seconds: Annotated[float, Field(gt=0, le=MAX_WITHIN_SECONDS)] | None = None
     priority: Priority = 0
     input_format: InputFormat | None = Field(
@@ -162,6 +163,7 @@ class JobOptions(_Body):
             "chat_template_kwargs",
             "tools",
             "tool_choice",
+            "parallel_tool_calls",
         )
         # What is not said has defaults that depend on the rest.
         sampling = self.sampling.model_dump(exclude_unset=True)
