@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import re
 import shlex
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
@@ -19,7 +18,7 @@ from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..live.cancellations import Cancellations
 from ..live.in_batches import InBatches
-from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
+from ..live.requests import REQUEST_ID, LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
 from ..rare_warnings import RareWarnings
 from ..streams.events import StreamError, StreamEvent
 from ..streams.frames import HubClosed, StreamHub
@@ -42,7 +41,6 @@ _LOOK_SECONDS = 0.25
 # The thread of submissions has nothing to do when none come.
 _TICK_SECONDS = 60.0
 _RETRY_AFTER = {"Retry-After": "5"}
-_REQUEST_ID = re.compile(r"req_[0-9a-f]{24}", re.ASCII)
 
 
 class NoWorker(ApiError):
@@ -217,7 +215,7 @@ class LiveAnswers:
 
     def get(self, request_id: str, tenant: str) -> LiveRecord:
         """A request of the tenant's. Raises `ApiError` (404), `LaterVersion`, and redis' errors."""
-        if _REQUEST_ID.fullmatch(request_id):
+        if REQUEST_ID.fullmatch(request_id):
             try:
                 record = self._requests.get(request_id)
             except UnknownRequest:
