@@ -40,6 +40,10 @@ logger = logging.getLogger(__name__)
 
 # In a list of rows the path down to the column, not through whatever nests in its value.
 _MAX_PARAM_PARTS = 3
+# What proxies call an answer that nobody is there to read.
+CLIENT_CLOSED_REQUEST = 499
+# The header of what may be well again in a while.
+RETRY_SOON = {"Retry-After": "5"}
 # When to ask again whether a live request has ended.
 LIVE_RETRY_SECONDS = 1.0
 # When to ask again whether one of the jobs that are in the way has ended.
@@ -221,7 +225,7 @@ def unavailable(error: Exception) -> ApiError:
 def try_later(problem: str, param: str | None = None) -> ApiError:
     """503, for what may be well again in a while."""
     told = ApiError(503, f"{problem}: try again later", "unavailable", param)
-    told.headers = {"Retry-After": "5"}
+    told.headers = RETRY_SOON
     return told
 
 

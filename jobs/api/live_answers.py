@@ -24,7 +24,7 @@ from ..streams.events import StreamError, StreamEvent
 from ..streams.frames import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
 from ..workers.presence import RENEW_SECONDS, Worker, WorkerPresence
-from .errors import ApiError, too_many_open
+from .errors import RETRY_SOON, ApiError, too_many_open
 from .latencies import Latencies
 from .models import ServedModel
 
@@ -40,7 +40,6 @@ RETURN_SECONDS = 10.0
 _LOOK_SECONDS = 0.25
 # The thread of submissions has nothing to do when none come.
 _TICK_SECONDS = 60.0
-_RETRY_AFTER = {"Retry-After": "5"}
 
 
 class NoWorker(ApiError):
@@ -57,7 +56,7 @@ class NoWorker(ApiError):
         else:
             message = f"no worker serves the model {model.name!r} now: start one with `{_command(model)}`"
         super().__init__(503, message, "model_loading" if is_loading else "no_worker", "model")
-        self.headers = _RETRY_AFTER
+        self.headers = RETRY_SOON
 
 
 def _command(model: ServedModel) -> str:
