@@ -100,7 +100,7 @@ def status(
     precisions = {job.queue: Precision.of_spec(job.spec) for job in overview.open_jobs()}
     return Status(
         models=_models(models, live),
-        workers=[WorkerStatus.of(worker) for worker in live.workers()],
+        workers=[WorkerStatus.of(worker) for worker in live.workers.all()],
         queues=[QueueStatus.of(queue, models, precisions.get(queue.queue)) for queue in overview.waiting()],
     )
 
