@@ -122,8 +122,9 @@ class BatchPlanner:
         if row.error is not None:
             raise RowError(row.error)
         prompt = self.renderer.render(row.values)
-        if isinstance(prompt, str):
-            self._check_size(len(prompt))
+        text = prompt.text if isinstance(prompt, IllustratedPrompt) else prompt
+        if isinstance(text, str):
+            self._check_size(len(text))
         return prompt
 
     def _length_error(self, num_tokens: int) -> str | None:
