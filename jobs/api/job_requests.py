@@ -153,25 +153,15 @@ class JobOptions(_Body):
 
     def of_spec(self, served: ServedModel) -> dict[str, Any]:
         """The fields of a `JobSpec`."""
-        names = (
-            "prompt",
-            "system",
-            "choices",
-            "limit",
-            "cache",
-            "vote",
-            "chat_template_kwargs",
-            "tools",
-            "tool_choice",
-            "parallel_tool_calls",
-        )
+        names = {"prompt", "system", "choices", "limit", "cache", "vote", "chat_template_kwargs"}
+        names |= {"tools", "tool_choice", "parallel_tool_calls"}
         # What is not said has defaults that depend on the rest.
         sampling = self.sampling.model_dump(exclude_unset=True)
         given = {name: getattr(self, name) for name in Precision._fields}
         # Whoever names one of these means workers with exactly that.
         precision = {k: v for k, v in given.items() if v is not None} or served.precision._asdict()
         model = {"model": served.exact_name, "lora": served.lora}
-        return {**self.model_dump(include=set(names)), "sampling": sampling, **precision, **model}
+        return {**self.model_dump(include=names), "sampling": sampling, **precision, **model}
 
 
 class JobRequest(JobOptions):
