@@ -116,10 +116,11 @@ class LLM:
     ) -> list[RequestOutput]:
         """Answer each conversation through the model's chat template, which is told `chat_template_kwargs`.
 
-        `chat_template`: the text of another one. The prompt ends where the assistant's answer begins, or with the last
-        message where there is to be no `add_generation_prompt`; with `continue_final_message` too, within that
-        message, so that the answer goes on from it. `tools`: functions as OpenAI's API describes them, for the
-        template to show; the model's calls are in its text. The rest is as `generate` has it.
+        `chat_template`: the text of another one, or the name of one where the model has several. The prompt ends where
+        the assistant's answer begins, or with the last message where there is to be no `add_generation_prompt`; with
+        `continue_final_message` too, within that message, so that the answer goes on from it. `tools`: functions as
+        OpenAI's API describes them, for the template to show; the model's calls are in its text. The rest is as
+        `generate` has it.
         Images are parts of messages, `{"type": "image_url", "image_url": {"url": "data:image/png;base64,..."}}`, or
         `{"type": "image_pil", "image_pil": ...}`.
         """

@@ -1,4 +1,4 @@
-"""Whether Redis lets us in: what no waiting cures is found out before a model is loaded."""
+"""How Redis is asked, and whether it lets us in: what no waiting cures is found out before a model is loaded."""
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -9,6 +9,11 @@ from .settings import SettingsError
 
 _SECONDS = 2.0
 _NO_SUCH_DATABASE = "DB index is out of range"
+
+
+def text_client(redis_url: str, seconds: float = 5.0) -> Redis:
+    """A client whose answers are texts; waits for so long for one, and for the connection."""
+    return Redis.from_url(redis_url, decode_responses=True, socket_timeout=seconds, socket_connect_timeout=seconds)
 
 
 def check_url(redis_url: str) -> None:

@@ -2,18 +2,21 @@
 
 import hashlib
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
 from ..engine.checkpoints.gguf.file import is_gguf, parts_of
 from ..engine.checkpoints.hub import LocatedModel
+from ..engine.checkpoints.model_folder import TEMPLATES_FOLDER
 from ..engine.errors import ModelError
 from ..engine.lora.adapter_folder import adapter_identity
 from .spec.lora import LoraModule
 
 # What an answer depends on, beside the weights: the tokenizer, the model's description.
-_MODEL_FILES = ("*.json", "*.jinja", "*.safetensors")
-_BESIDE_GGUF = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
+_TEMPLATES = f"{TEMPLATES_FOLDER}/*.jinja"
+_MODEL_FILES = ("*.json", "*.jinja", _TEMPLATES, "*.safetensors")
+_BESIDE_GGUF = ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", _TEMPLATES)
 
 
 class ModelWeights:
@@ -61,13 +64,17 @@ def _identify(model: LocatedModel, identity: "Future[str]") -> None:
 
 def folder_identity(folder: Path) -> str:
     """The same for folders with the same model, wherever they are. Reads all of the weights."""
-    return _identity(folder, [path.name for pattern in _MODEL_FILES for path in folder.glob(pattern)])
+    return _identity(folder, _files(folder, _MODEL_FILES))
 
 
 def gguf_identity(model: Path) -> str:
     """As `folder_identity`, of a GGUF file, or all its parts, and those beside it that are read with it."""
-    beside = [name for name in _BESIDE_GGUF if (model.parent / name).is_file()]
-    return _identity(model.parent, [*(file.name for file in parts_of(model)), *beside])
+    parts = [file.name for file in parts_of(model)]
+    return _identity(model.parent, [*parts, *_files(model.parent, _BESIDE_GGUF)])
+
+
+def _files(folder: Path, patterns: Sequence[str]) -> list[str]:
+    return [path.relative_to(folder).as_posix() for pattern in patterns for path in folder.glob(pattern)]
 
 
 def _identity(folder: Path, names: list[str]) -> str:

@@ -10,6 +10,8 @@ import datetime as dt
 import json
 import math
 import os
+import re
+import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -66,6 +68,13 @@ _SINK, _SINK_TABLE = Argument("sink"), Argument("sink_table")
 _POSTGRES_NAME_BYTES = 63
 # As many values as a statement of either database takes, and more.
 _ROWS_AT_A_TIME = 1000
+# Of what keeps a connection from being made neither libpq nor SQLite's driver has a code for all cases: their words are
+# all there is. What is none of these may pass.
+_WRONG_URL = re.compile(
+    r"authentication failed|does not exist|no password supplied|no pg_hba\.conf entry|not permitted to log in"
+    r"|permission denied for database|no such (user|database)|invalid \w+ value|unable to open database file"
+    rf"|failed to resolve host .*\[Errno {socket.EAI_NONAME}\]"
+)
 _PROBE: dict[str, Any] = {"job_id": "", "row": 0, "attempt_id": 0}
 
 
@@ -232,9 +241,14 @@ class SqlSink:
 
 
 def check_reachable(spec: SinkSpec) -> None:
-    """Raises SinkUnavailable, SinkError."""
-    with _connected(spec):
-        pass
+    """Raises SinkUnavailable where the database may answer later, SinkError where its URL has to be another."""
+    try:
+        with _connected(spec):
+            pass
+    except SinkUnavailable as error:
+        if _WRONG_URL.search(str(error)):
+            raise SinkError(str(error)) from error
+        raise
 
 
 @contextmanager

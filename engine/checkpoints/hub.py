@@ -8,6 +8,7 @@ from pathlib import Path
 from ..errors import ModelError, shown
 from ..paths import absolute_path
 from .gguf.file import gguf_in, is_gguf, the_model
+from .model_folder import TEMPLATES_FOLDER
 
 # As in vLLM: a repository of GGUF files is followed by the type of the weights, or by the file.
 _HUB_ID = re.compile(
@@ -18,8 +19,6 @@ _HUB_ID = re.compile(
 # What is read here, and nothing of what repositories hold beside it: other formats, other weights in subfolders.
 _DESCRIPTION = ["*.json", "*.jinja"]
 _WEIGHTS = ["model*.safetensors", "medusa_lm_head.safetensors"]
-_SUBFOLDERS = ["*/*"]
-_DESCRIPTION_IN_SUBFOLDERS = ["*/*.json", "*/*.jinja"]
 
 
 @dataclass(frozen=True)
@@ -77,14 +76,15 @@ def locate_model(model: str | Path, revision: str | None = None, *, with_weights
         return LocatedModel(name, Path(name))
     if match["type"] or match["file"]:
         return _locate_gguf(match)
-    folder = _fetch(match, _DESCRIPTION + (_WEIGHTS if with_weights else []), _SUBFOLDERS)
+    folder = _fetch(match, _DESCRIPTION + (_WEIGHTS if with_weights else []), _in_other_folders("*"))
     return LocatedModel(f"{match['id']}@{folder.name}", folder)
 
 
 def _locate_gguf(match: re.Match[str]) -> LocatedModel:
     hub_id, kind, file = match["id"], match["type"], match["file"]
     patterns = _of_type(kind) if kind else [_with_parts(file)]
-    folder = _fetch(match, _DESCRIPTION + patterns, _DESCRIPTION_IN_SUBFOLDERS)
+    ignored = [each for pattern in _DESCRIPTION for each in _in_other_folders(pattern)]
+    folder = _fetch(match, _DESCRIPTION + patterns, ignored)
     # There may be others, from before.
     names = [each.relative_to(folder).as_posix() for each in sorted(folder.rglob("*.gguf"))]
     found = [folder / name for name in names if any(fnmatchcase(name, pattern) for pattern in patterns)]
@@ -92,6 +92,14 @@ def _locate_gguf(match: re.Match[str]) -> LocatedModel:
         what = f"of type {kind}" if kind else file
         raise ModelError(f"model {hub_id} has no GGUF file {what} on Hugging Face: look at the names of its files")
     return LocatedModel(f"{match[0].partition('@')[0]}@{folder.name}", model)
+
+
+def _in_other_folders(pattern: str) -> list[str]:
+    """What files of this pattern are in subfolders, but the one of templates: in patterns `*` stands for `/` too."""
+    name = TEMPLATES_FOLDER
+    same = [name[:length] for length in range(len(name) + 1)]
+    unlike = [f"{start}[!{following}]*/{pattern}" for start, following in zip(same, f"{name}/", strict=True)]
+    return [*unlike, *(f"{start}/{pattern}" for start in same[:-1])]
 
 
 def _of_type(kind: str) -> list[str]:

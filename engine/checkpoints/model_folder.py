@@ -9,6 +9,8 @@ from .gguf.config import read_gguf_config
 from .gguf.file import is_gguf
 
 Raw = dict[str, Any]
+# Where a folder has further chat templates, each in a file that is called after it.
+TEMPLATES_FOLDER = "additional_chat_templates"
 
 
 def read_json_object(file: Path) -> Raw:

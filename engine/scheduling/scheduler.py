@@ -171,11 +171,18 @@ class Scheduler:
             self._tables.detach(sequence)
             return False
         self.waiting.remove(sequence)
+        self._call_next(sequence)
         self._seat(sequence)
         if not sequence.was_admitted:
             self._note_arrival(sequence)
         self._tables.grow(sequence, num_tokens, plan, is_new=True)
         return True
+
+    def _call_next(self, sequence: Sequence) -> None:
+        """Let the next one of its request wait, once."""
+        make, sequence.next_in_line = sequence.next_in_line, None
+        if make is not None and (following := make()) is not None:
+            self.waiting.push(following)
 
     def _seat(self, sequence: Sequence) -> None:
         self.part_decodes()

@@ -1,7 +1,7 @@
 """A request's tokens on their way through the engine, and the KV blocks they own."""
 
 from array import array
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..kv_cache.block_hashes import ROOT, BlockHash, add_hashes, add_marked_hashes, hash_block
@@ -33,6 +33,8 @@ class Sequence:
     num_prompt_tokens: int
     block_size: int
     choice_node: ChoiceNode | None = None
+    # Makes its request's next one, which takes its place in the queue: of thousands only one waits.
+    next_in_line: "Callable[[], Sequence | None] | None" = None
     # Collects log-probabilities of the prompt's tokens, where the request asks for them.
     prompt_logprobs: PromptLogprobs | None = None
     # Of the LoRA adapter that it is computed with, 0 where it has none, and where its blocks' hashes begin.

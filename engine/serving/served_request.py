@@ -53,6 +53,7 @@ class ServedRequest:
     # Whether somebody looks at each token before it counts, or has more to tell of it than what it is.
     is_checked: bool = field(init=False)
     _node_logprobs: dict[ChoiceNode, list[float]] = field(default_factory=dict)
+    _nodes: Iterator[ChoiceNode] = field(init=False)
     _branches: Iterator[int] = field(default_factory=count)
     _known_choice: tuple[int, ...] = ()
 
@@ -253,21 +254,31 @@ class ServedRequest:
         self.sequences.remove(thinking)
         self.num_cached_tokens = thinking.num_cached_tokens
 
-    def reach(self, sequence: Sequence, logprobs: list[float]) -> list[Sequence]:
-        """Note the scores at the choice node that ends `sequence`; returns the sequences that are wanted next.
+    def reach(self, sequence: Sequence, logprobs: list[float]) -> Sequence | None:
+        """Note the scores at the choice node that ends `sequence`; returns the sequence that is to be queued, if any.
 
-        Once the first node is known its prompt is cached: the tree's other nodes share it.
+        Once the first node is known its prompt is cached: the tree's other nodes share it. Each of them brings the
+        next one when it is admitted: made all at once, thousands of them would keep the step from its end.
         """
         assert self.tree is not None
         assert sequence.choice_node is not None
         self._node_logprobs[sequence.choice_node] = logprobs
         self.sequences.remove(sequence)
         if sequence.choice_node is not self.tree.nodes[0]:
-            return []
+            return None
         # Of what was thought here the sequence that did has told.
         if len(self.thought or ()) <= len(self.request.resume_token_ids):
             self.num_cached_tokens = sequence.num_cached_tokens
-        return [self.new_sequence(node) for node in self.tree.nodes[1:]]
+        self._nodes = iter(self.tree.nodes[1:])
+        return self._next_sequence()
+
+    def _next_sequence(self) -> Sequence | None:
+        """That of the next of the tree's nodes."""
+        if (node := next(self._nodes, None)) is None:
+            return None
+        sequence = self.new_sequence(node)
+        sequence.next_in_line = self._next_sequence
+        return sequence
 
     def decide(self) -> RequestEvent:
         """The last event of a request that is complete, or has choices all of whose nodes are known."""

@@ -142,8 +142,8 @@ class StepEvents:
         served = self._requests.by_id[sequence.request_id]
         following = served.reach(sequence, logprobs)
         self._scheduler.finish(sequence)
-        for other in following:
-            self._scheduler.add(other)
+        if following is not None:
+            self._scheduler.add(following)
         return [] if served.sequences else [self._requests.end(served, served.decide())]
 
     def _fail_broken(self, served: ServedRequest) -> RequestEvent:

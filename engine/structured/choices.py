@@ -17,9 +17,12 @@ from ..errors import InvalidRequestError
 TokenIds = tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ChoiceNode:
-    """A point where choices part: after the tokens `path`, one of the tokens `children` follows."""
+    """A point where choices part: after the tokens `path`, one of the tokens `children` follows.
+
+    One is equal to itself alone: as a key, which it is for each choice's probability, it takes no look at its tokens.
+    """
 
     path: TokenIds
     children: TokenIds

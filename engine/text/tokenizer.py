@@ -23,6 +23,7 @@ from .chat_ending import ChatEnding
 from .earlier_calls import with_read_arguments
 from .gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_config
 from .segments import SegmentEncoder
+from .template_sources import read_template_sources
 from .token_lengths import characters_per_token
 
 if TYPE_CHECKING:
@@ -109,9 +110,12 @@ class Tokenizer:
         encodings = self._fast.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [array("i", encoding.ids) for encoding in encodings]
 
-    def fewest_tokens(self, num_characters: int) -> int:
-        """How few tokens a text of so many characters has at least, as far as the tokenizer lets that be known."""
-        longest = self._characters_per_token
+    def fewest_tokens(self, num_characters: int, limit: int = 0) -> int:
+        """How few tokens a text of so many characters has at least, as far as the tokenizer lets that be known.
+
+        Less than `limit` is not looked for: to find the vocabulary's longest token takes a moment, once.
+        """
+        longest = self._characters_per_token if num_characters >= limit else None
         return 0 if longest is None else -(-num_characters // longest)
 
     @cached_property
@@ -276,21 +280,7 @@ class Tokenizer:
 
     @cached_property
     def _template_sources(self) -> dict[str, str]:
-        """By their names, which `transformers` has given them."""
-        file = _folder_of(self._folder) / "chat_template.jinja"
-        if file.is_file():
-            return {"default": file.read_text(encoding="utf-8")}
-        source = self._config.get("chat_template")
-        if source is None:
-            return {}
-        entries = source if isinstance(source, list) else [{"name": "default", "template": source}]
-        named = {}
-        for entry in entries:
-            text = entry.get("template") if isinstance(entry, dict) else None
-            if not isinstance(text, str):
-                raise ModelError(f"model {self._folder} has a malformed chat template: it must be a text, not {text!r}")
-            named[str(entry.get("name"))] = text
-        return named
+        return read_template_sources(_folder_of(self._folder), self._config)
 
     @cached_property
     def _template(self) -> Any:
@@ -327,8 +317,9 @@ class Tokenizer:
 
         `template_kwargs`: what else the template is told, such as `enable_thinking`, which counts for models in
         harmony's format too; `tools`: the functions that the model may call; `chat_template`: one to take in place of
-        the model's. The text carries the model's special tokens: encode it with `add_special_tokens=False`. Raises
-        `InvalidRequestError` when the messages do not fit the template, `ModelError` when there is none.
+        the model's, or the name of another of the model's. The text carries the model's special tokens: encode it with
+        `add_special_tokens=False`. Raises `InvalidRequestError` when the messages do not fit the template,
+        `ModelError` when there is none.
         """
         template = self._chosen_template(bool(tools), chat_template)
         marked = ending.marked(messages)
@@ -350,6 +341,8 @@ class Tokenizer:
         return f"{text}{harmony.ANSWER_HEADER}" if begins_answer else text
 
     def _chosen_template(self, with_tools: bool, source: str | None) -> Any:
+        if source in self._template_sources:
+            return self._compiled(self._template_sources[source])
         if source is not None:
             from .chat_template import given_template
 

@@ -23,7 +23,6 @@ from .rate_limits import Hold, RateLimits, Usage
 # How soon a changed limit holds, and how old the count of a tenant's bulk tokens may be for a live request.
 _CACHE_SECONDS = 3.0
 _STALE_SECONDS = 60.0
-# Live requests end all the time; a job takes longer.
 
 
 @dataclass(frozen=True)

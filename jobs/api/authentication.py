@@ -16,7 +16,7 @@ from ...storage.api_keys import KEY_START, ApiKeyRecord, ApiKeys
 from ...storage.errors import LedgerError
 from ...storage.records import DEFAULT_TENANT
 from ..ttl_cache import TtlCache
-from .errors import error_response
+from .errors import RETRY_SOON, error_response
 from .foreign_pages import refusal
 
 logger = logging.getLogger(__name__)
@@ -153,7 +153,7 @@ def _unauthorized(reason: Refused) -> Response:
     return error_response(401, reason.value, "invalid_api_key", headers={"WWW-Authenticate": "Bearer"})
 
 
-_AWAY = error_response(503, "the ledger does not answer: try again later", "unavailable", headers={"Retry-After": "5"})
+_AWAY = error_response(503, "the ledger does not answer: try again later", "unavailable", headers=RETRY_SOON)
 
 
 async def _refuse(response: Response, scope: Scope, receive: Receive, send: Send) -> None:

@@ -40,11 +40,15 @@ logger = logging.getLogger(__name__)
 
 # In a list of rows the path down to the column, not through whatever nests in its value.
 _MAX_PARAM_PARTS = 3
+# What proxies call an answer that nobody is there to read.
+CLIENT_CLOSED_REQUEST = 499
+# The header of what may be well again in a while.
+RETRY_SOON = {"Retry-After": "5"}
 # When to ask again whether a live request has ended.
 LIVE_RETRY_SECONDS = 1.0
 # When to ask again whether one of the jobs that are in the way has ended.
 _JOB_RETRY_SECONDS = 15.0
-# What is raised where the ledger, Redis or the store of a job's output does not answer.
+# What is raised where the ledger, Redis, a sink or the store of a job's output does not answer.
 AWAY = (LedgerUnavailable, StoreUnavailable, RedisError, OperationalError, EmbeddedValkeyError)
 _METHODS = ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT")
 FAULT = "the server failed: its log says why"
@@ -94,8 +98,7 @@ def answer_errors(app: FastAPI) -> None:
     app.exception_handler(HTTPException)(_answer_http)
     app.exception_handler(RequestValidationError)(_answer_invalid)
     app.exception_handler(WebSocketRequestValidationError)(_answer_invalid)
-    # One that can not be reached is the client's to put right: it has named it.
-    for refused in (SpecError, InvalidRequestError, InputError, SinkError, SinkUnavailable):
+    for refused in (SpecError, InvalidRequestError, InputError, SinkError):
         app.exception_handler(refused)(_answer_refused)
     # The latter are no fault of the server's program: somebody has removed or damaged what the job has written.
     for conflict in (JobEnded, NotRetriable, OutputNotEmpty, ManifestDamaged, PartMissing, PartDamaged, SpoolDamaged):
@@ -210,16 +213,19 @@ def _answer_away(request: Request, error: Exception) -> JSONResponse:
 
 def unavailable(error: Exception) -> ApiError:
     """What a client is told of one of the errors `AWAY` (503)."""
+    if isinstance(error, SinkUnavailable):
+        # The client has named it, and a port may be the wrong one.
+        return try_later(str(error), "sink.url")
     who = "the ledger" if isinstance(error, LedgerUnavailable) else "Redis"
     if isinstance(error, StoreUnavailable):
         who = "the store of the job's output"
     return try_later(f"{who} does not answer")
 
 
-def try_later(problem: str) -> ApiError:
+def try_later(problem: str, param: str | None = None) -> ApiError:
     """503, for what may be well again in a while."""
-    told = ApiError(503, f"{problem}: try again later", "unavailable")
-    told.headers = {"Retry-After": "5"}
+    told = ApiError(503, f"{problem}: try again later", "unavailable", param)
+    told.headers = RETRY_SOON
     return told
 
 

@@ -7,7 +7,8 @@ The events of a raw stream are JSON objects, the same over both:
 
 `first` is the number of the first token, counted from 1; `text` is all that the event adds, so that the texts of all
 events make up the answer. Where they were asked for, `logprobs` has an item a token, and beside the first token
-`prompt_logprobs` has an item a token of the prompt. An answer that failed ends with the finish reason "error" and an
+`prompt_logprobs` has an item a token of the prompt. Where one of the request's stops ended the answer, the end has it
+as `stop_reason`, a text or a token id. An answer that failed ends with the finish reason "error" and an
 `error` of a `code` and a `message`. As server-sent events, `id` is the number of the last token: a reader that comes
 back with it as `Last-Event-ID` gets what follows. The end is an event of its own type, `end`; what begins with a colon
 only keeps the connection open.
@@ -199,14 +200,18 @@ def event_object(event: StreamEvent) -> dict[str, Any]:
 
 
 def _end_object(event: StreamEvent) -> dict[str, Any]:
-    end = {
+    end: dict[str, Any] = {
         "type": "end",
         "num_tokens": event.last,
         "finish_reason": event.finish_reason,
         "text": event.text,
         "usage": None if event.usage is None else asdict(event.usage),
     }
-    return end if event.error is None else {**end, "error": asdict(event.error)}
+    if event.stop_reason is not None:
+        end["stop_reason"] = event.stop_reason
+    if event.error is not None:
+        end["error"] = asdict(event.error)
+    return end
 
 
 def event_json(event: StreamEvent) -> str:

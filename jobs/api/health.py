@@ -5,22 +5,18 @@ from typing import Annotated, Any
 
 import anyio
 from anyio.to_thread import run_sync
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 from redis.exceptions import RedisError
 
 from ...storage.errors import LedgerError
 from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from .schemas import Readiness
+from .state import client_of
 
 _PATIENCE_SECONDS = 3.0
 _OK = "ok"
 router = APIRouter(tags=["health"])
-
-
-def _client(request: Request) -> Client:
-    client: Client = request.app.state.service.client
-    return client
 
 
 # Probes such as wget's --spider want no body.
@@ -33,7 +29,7 @@ async def health() -> dict[str, str]:
 
 @router.head("/ready", include_in_schema=False)
 @router.get("/ready", responses={503: {"model": Readiness}})
-async def ready(client: Annotated[Client, Depends(_client)], response: Response) -> Readiness:
+async def ready(client: Annotated[Client, Depends(client_of)], response: Response) -> Readiness:
     """Whether the ledger and Redis answer; with 503 if one does not."""
     found: dict[str, str] = {}
     async with anyio.create_task_group() as group:

@@ -132,6 +132,7 @@ class JobOptions(_Body):
         examples=[[{"type": "function", "function": {"name": "close", "parameters": {"type": "object"}}}]],
     )
     tool_choice: ToolChoice | None = Field(default=None, description="As in chats: whether an answer has to be a call.")
+    parallel_tool_calls: bool = Field(default=True, description="As in chats: whether an answer may have several.")
     within_seconds: Annotated[float, Field(gt=0, le=MAX_WITHIN_SECONDS)] | None = None
     priority: Priority = 0
     input_format: InputFormat | None = Field(
@@ -152,24 +153,15 @@ class JobOptions(_Body):
 
     def of_spec(self, served: ServedModel) -> dict[str, Any]:
         """The fields of a `JobSpec`."""
-        names = (
-            "prompt",
-            "system",
-            "choices",
-            "limit",
-            "cache",
-            "vote",
-            "chat_template_kwargs",
-            "tools",
-            "tool_choice",
-        )
+        names = {"prompt", "system", "choices", "limit", "cache", "vote", "chat_template_kwargs"}
+        names |= {"tools", "tool_choice", "parallel_tool_calls"}
         # What is not said has defaults that depend on the rest.
         sampling = self.sampling.model_dump(exclude_unset=True)
         given = {name: getattr(self, name) for name in Precision._fields}
         # Whoever names one of these means workers with exactly that.
         precision = {k: v for k, v in given.items() if v is not None} or served.precision._asdict()
         model = {"model": served.exact_name, "lora": served.lora}
-        return {**self.model_dump(include=set(names)), "sampling": sampling, **precision, **model}
+        return {**self.model_dump(include=names), "sampling": sampling, **precision, **model}
 
 
 class JobRequest(JobOptions):

@@ -2,9 +2,6 @@
 
 import asyncio
 import logging
-import re
-import shlex
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing, asynccontextmanager, suppress
@@ -19,15 +16,16 @@ from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..live.cancellations import Cancellations
 from ..live.in_batches import InBatches
-from ..live.requests import LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
+from ..live.requests import REQUEST_ID, LiveRecord, LiveRequest, LiveRequests, LiveState, UnknownRequest
 from ..rare_warnings import RareWarnings
 from ..streams.events import StreamError, StreamEvent
 from ..streams.frames import HubClosed, StreamHub
 from ..streams.reader import StreamTimeout
-from ..workers.presence import RENEW_SECONDS, Worker, WorkerPresence
+from ..workers.presence import WorkerPresence
 from .errors import ApiError, too_many_open
 from .latencies import Latencies
 from .models import ServedModel
+from .worker_watch import WorkerWatch
 
 logger = logging.getLogger(__name__)
 
@@ -36,36 +34,8 @@ _CHECK_SECONDS = 30.0
 _LAST_SECONDS = 1.0
 # For how long Redis has to take nothing in: a failover takes less.
 _REFUSED_SECONDS = 10.0
-# How long a request waits for a worker that has gone silent, and how often it looks.
-RETURN_SECONDS = 10.0
-_LOOK_SECONDS = 0.25
 # The thread of submissions has nothing to do when none come.
 _TICK_SECONDS = 60.0
-_RETRY_AFTER = {"Retry-After": "5"}
-_REQUEST_ID = re.compile(r"req_[0-9a-f]{24}", re.ASCII)
-
-
-class NoWorker(ApiError):
-    """No worker serves the model now (503). `may_return`: one that did is silent, and not known to be gone.
-
-    `is_loading`: one is about to.
-    """
-
-    def __init__(self, model: ServedModel, may_return: bool, is_loading: bool = False) -> None:
-        self.model = model
-        self.may_return = may_return
-        if is_loading:
-            message = f"the model {model.name!r} is being loaded: try again in some seconds"
-        else:
-            message = f"no worker serves the model {model.name!r} now: start one with `{_command(model)}`"
-        super().__init__(503, message, "model_loading" if is_loading else "no_worker", "model")
-        self.headers = _RETRY_AFTER
-
-
-def _command(model: ServedModel) -> str:
-    # Where folders lie on this machine is nothing that clients are told.
-    shown = f"<the folder {model.name}>" if model.exact_name.startswith("/") else model.name
-    return " ".join(["headrace worker --model", shown, *model.worker_options])
 
 
 @dataclass(frozen=True)
@@ -81,21 +51,16 @@ class LiveAnswers:
         self,
         client: Client,
         requests: LiveRequests,
-        presence: WorkerPresence,
+        workers: WorkerWatch,
         hub: StreamHub,
-        latencies: Latencies | None = None,
+        latencies: Latencies,
     ) -> None:
         self._client = client
         self._requests = requests
-        self._presence = presence
         self._hub = hub
-        self.latencies = latencies or Latencies()
-        self._served_until: dict[str, float] = {}
-        # Queues of which the log says that they have no worker.
-        self._unserved: set[str] = set()
+        self.workers = workers
+        self.latencies = latencies
         self._awaited: set[asyncio.Task[None]] = set()
-        # By queue, for workers that have gone silent.
-        self._looks: dict[str, asyncio.Task[bool]] = {}
         # One thread for all: in a burst handing over is a call of Redis and a bell for many.
         self._submissions = InBatches[_Submission]("live submissions", self._submit_all, _TICK_SECONDS)
         self._cancellations = Cancellations(requests)
@@ -103,16 +68,14 @@ class LiveAnswers:
 
     @classmethod
     @asynccontextmanager
-    async def opened(
-        cls, client: Client, requests: LiveRequests, latencies: Latencies | None = None
-    ) -> "AsyncIterator[LiveAnswers]":
+    async def opened(cls, client: Client, requests: LiveRequests, latencies: Latencies) -> "AsyncIterator[LiveAnswers]":
         """Connected to the client's Redis, which need not answer yet. `requests` stays the caller's.
 
         `latencies`: where it is noted how long answers take.
         """
         with WorkerPresence(client.redis_url) as presence:
             async with StreamHub(client.redis_url) as hub:
-                answers = cls(client, requests, presence, hub, latencies)
+                answers = cls(client, requests, WorkerWatch(client, presence), hub, latencies)
                 # In this order: what cannot be submitted is called off.
                 with answers._cancellations, answers._submissions:
                     yield answers
@@ -125,47 +88,6 @@ class LiveAnswers:
     def reader_id(self) -> str:
         """What requests that are to be followed here name as their `reply_to`."""
         return self._hub.reader_id
-
-    def expect_worker(self, model: ServedModel) -> None:
-        """Raises `NoWorker`, or redis' errors when Redis does not answer. A worker found is believed for a second."""
-        queue, now = model.shard_queue, time.monotonic()
-        if self._served_until.get(queue, 0.0) > now:
-            return
-        self._client.ensure_redis()
-        if not self._presence.is_served(queue):
-            self._presence.ping()
-            is_loading = self._presence.is_loading(queue)
-            if queue not in self._unserved and not is_loading:
-                self._unserved.add(queue)
-                command = shlex.join(["headrace", "worker", "--model", model.exact_name, *model.worker_options])
-                logger.warning("no worker: start one with %s", command)
-            raise NoWorker(model, self._presence.may_be_served_again(queue), is_loading)
-        self._unserved.discard(queue)
-        self._served_until[queue] = now + RENEW_SECONDS
-
-    async def await_worker(self, model: ServedModel) -> None:
-        """Until a worker serves the model, for some seconds at most: one that is starved comes back by then.
-
-        However many wait, Redis is asked once for all.
-        """
-        deadline = time.monotonic() + RETURN_SECONDS
-        while time.monotonic() < deadline and not await asyncio.shield(self._next_look(model.shard_queue)):
-            pass
-
-    def _next_look(self, queue: str) -> "asyncio.Task[bool]":
-        if (look := self._looks.get(queue)) is None:
-            look = self._looks[queue] = asyncio.ensure_future(self._look(queue))
-            look.add_done_callback(lambda _: self._looks.pop(queue))
-        return look
-
-    async def _look(self, queue: str) -> bool:
-        """Whether a worker is there in a moment."""
-        await asyncio.sleep(_LOOK_SECONDS)
-        return await run_sync(self._presence.is_served, queue)
-
-    def workers(self) -> list[Worker]:
-        """All that are alive, of whatever model. Raises redis' errors."""
-        return self._presence.workers()
 
     def num_waiting(self, model: ServedModel) -> int:
         """How many requests for it no worker has. Raises redis' errors."""
@@ -217,7 +139,7 @@ class LiveAnswers:
 
     def get(self, request_id: str, tenant: str) -> LiveRecord:
         """A request of the tenant's. Raises `ApiError` (404), `LaterVersion`, and redis' errors."""
-        if _REQUEST_ID.fullmatch(request_id):
+        if REQUEST_ID.fullmatch(request_id):
             try:
                 record = self._requests.get(request_id)
             except UnknownRequest:

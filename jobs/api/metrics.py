@@ -22,6 +22,7 @@ from ...storage.overview import Overview, Totals, Waiting
 from ..client.client import Client
 from ..embedded.valkey import EmbeddedValkeyError
 from ..workers.presence import Worker, WorkerPresence
+from .errors import CLIENT_CLOSED_REQUEST
 from .latencies import Latencies
 
 logger = logging.getLogger(__name__)
@@ -29,8 +30,6 @@ logger = logging.getLogger(__name__)
 _CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 _UNKNOWN_ROUTE = "none"
-# The status of a request whose client has gone before its answer began.
-_CLIENT_GONE = 499
 _METHODS = frozenset(("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"))
 router = APIRouter(tags=["metrics"])
 
@@ -102,7 +101,7 @@ class CountRequests:
             # Neither the path nor a method of the client's invention: each value is kept for good.
             route = getattr(scope.get("route"), "path", _UNKNOWN_ROUTE)
             method = scope["method"] if scope["method"] in _METHODS else "other"
-            self._metrics.num_requests.labels(method, route, str(status or _CLIENT_GONE)).inc()
+            self._metrics.num_requests.labels(method, route, str(status or CLIENT_CLOSED_REQUEST)).inc()
             self._metrics.seconds.labels(method, route).observe(time.perf_counter() - begin)
 
 

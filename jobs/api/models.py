@@ -168,10 +168,6 @@ class ServedModels:
         names = (each.name for each in self._models if each.lora is None and each.exact_name == exact_name)
         return next(names, None) or public_name(exact_name)
 
-    def exact_name(self, model: str) -> str:
-        """What the queues call a model that a client names. Raises `ApiError` (404)."""
-        return self.model(model).exact_name
-
 
 def _sampling_defaults(exact_name: str, generation_config: GenerationConfig) -> SamplingDefaults:
     return LivePrompts.of(exact_name).sampling_defaults if generation_config == "auto" else {}

@@ -11,10 +11,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
-from redis import Redis
 from redis.exceptions import RedisError
 
-_REDIS_SECONDS = 5.0
+from ..redis_access import text_client
+
 ENTRY_SECONDS = 15.0
 _NO_LIMIT = -1
 
@@ -117,9 +117,7 @@ class RateLimits:
     """
 
     def __init__(self, redis_url: str, entry_seconds: float = ENTRY_SECONDS) -> None:
-        self._redis: Redis = Redis.from_url(
-            redis_url, decode_responses=True, socket_timeout=_REDIS_SECONDS, socket_connect_timeout=_REDIS_SECONDS
-        )
+        self._redis = text_client(redis_url)
         self._entry_us = int(entry_seconds * 1e6)
         self._admit = self._redis.register_script(_ADMIT)
         self._renew = self._redis.register_script(_RENEW)

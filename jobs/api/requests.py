@@ -12,7 +12,7 @@ from ..streams.events import StreamEvent
 from .caller import tenant_of
 from .errors import ApiError
 from .event_stream import STREAM_RESPONSES, EventStreamResponse, cursor_of, send_events, sse_events
-from .live_answers import LiveAnswers
+from .state import answers_of
 
 router = APIRouter(tags=["requests"])
 Choice = Annotated[str, Query(description="Which of its answers, from 0 on, where it asked for several (`n`)")]
@@ -56,7 +56,7 @@ async def request_events(
     connection: HTTPConnection, request_id: str, choice: str, after: int
 ) -> AsyncGenerator[StreamEvent, None]:
     """The events of a choice of a request of the caller's after the token `after`. Raises `ApiError` (404)."""
-    answers: LiveAnswers = connection.app.state.live
+    answers = answers_of(connection)
     record = await run_sync(answers.get, request_id, tenant_of(connection))
     samples = map(str, range(record.request.sampling.n))
     if choice not in samples:

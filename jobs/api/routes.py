@@ -21,7 +21,7 @@ NOT_FOUND: Responses = {404: {"model": ErrorBody, "description": "There is no su
 EVERYWHERE: Responses = {
     401: {"model": ErrorBody, "description": "There are API keys, and none that holds came with the request"},
     422: {"model": ErrorBody, "description": "A field is missing, unknown or can not be used"},
-    503: {"model": ErrorBody, "description": "The ledger, Redis or the store of a job's output does not answer"},
+    503: {"model": ErrorBody, "description": "The ledger, Redis, a job's sink or its output's store does not answer"},
 }
 LATER: Responses = {501: {"model": ErrorBody, "description": "It is of a later version than this server"}}
 _BAD_CURSOR: Responses = {400: {"model": ErrorBody, "description": "There is no such job to list those after"}}

@@ -2,17 +2,18 @@
 
 from typing import Annotated
 
-from fastapi import APIRouter, Depends, Request, Response
+from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
 from ...storage.overview import Overview, Waiting
+from ..client.client import Client
 from ..spec.precision import Precision
 from ..workers.presence import Worker
 from .live_answers import LiveAnswers
 from .models import ServedModels
 from .pages import Page
 from .routes import EVERYWHERE
-from .service import JobService
+from .state import answers_of, client_of, models_of
 
 router = APIRouter(tags=["health"])
 _PAGE = Page("status_page.html")
@@ -87,26 +88,20 @@ def page() -> Response:
     return _PAGE.response()
 
 
-def _service(request: Request) -> JobService:
-    service: JobService = request.app.state.service
-    return service
-
-
-def _live(request: Request) -> LiveAnswers:
-    live: LiveAnswers = request.app.state.live
-    return live
-
-
 @router.get("/status", responses=EVERYWHERE)
-def status(service: Annotated[JobService, Depends(_service)], live: Annotated[LiveAnswers, Depends(_live)]) -> Status:
+def status(
+    client: Annotated[Client, Depends(client_of)],
+    models: Annotated[ServedModels, Depends(models_of)],
+    live: Annotated[LiveAnswers, Depends(answers_of)],
+) -> Status:
     """The models, the workers and what their engines do, and what waits in the queues."""
-    service.client.ensure_redis()
-    overview = Overview(service.client.ledger.database)
+    client.ensure_redis()
+    overview = Overview(client.ledger.database)
     precisions = {job.queue: Precision.of_spec(job.spec) for job in overview.open_jobs()}
     return Status(
-        models=_models(service.models, live),
-        workers=[WorkerStatus.of(worker) for worker in live.workers()],
-        queues=[QueueStatus.of(queue, service.models, precisions.get(queue.queue)) for queue in overview.waiting()],
+        models=_models(models, live),
+        workers=[WorkerStatus.of(worker) for worker in live.workers.all()],
+        queues=[QueueStatus.of(queue, models, precisions.get(queue.queue)) for queue in overview.waiting()],
     )
 
 

@@ -2,15 +2,13 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from ...engine.errors import InvalidRequestError
 from ...engine.sampling.defaults import SamplingDefaults
-from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError
 from ..api.openai.body import parse_body
@@ -19,11 +17,12 @@ from ..api.openai.completion_schemas import CompletionRequest
 from ..api.openai.expected_calls import expected_calls
 from ..api.openai.reasoning import with_reasoning
 from ..api.openai.response_schemas import ResponsesRequest, renamed
+from ..api.openai.route import refusals
 from ..api.openai.sampling_schemas import SamplingFields
 from ..live.prompt import LivePrompts
 from ..planning.rendering import TEMPLATE_KWARGS
 from ..shards.row_sampling import RowSampling
-from ..spec.schemas import JobSpec, SamplingSpec
+from ..spec.schemas import JobSpec
 from ..spec.tools import TOOLS
 from .lines import CHAT, CHATS, RESPONSES, BatchLine, numbered_lines, parse_line
 
@@ -39,38 +38,27 @@ TOLD_AGAIN = "told_again"
 
 
 @dataclass(frozen=True)
-class ModelLimits:
-    """What a request can not go beyond."""
-
-    context_length: int
-    vocab_size: int
-
-
-@dataclass(frozen=True)
 class RequestReader:
     """Turns request bodies into rows. `key` is what requests without a seed derive theirs from.
 
-    `tokenizer`: what knows how the model thinks. `defaults`: what requests do not say of how they are sampled.
+    `defaults`: what requests do not say of how they are sampled.
     """
 
     endpoint: str
-    limits: ModelLimits
+    prompts: LivePrompts
     key: str
-    tokenizer: Tokenizer | None = None
     defaults: SamplingDefaults = field(default_factory=dict)
 
     @classmethod
     def of(cls, endpoint: str, spec: JobSpec) -> Self:
         """That of a batch's job, for which it makes the same rows each time. Raises `ModelError`."""
-        prompts = LivePrompts.of(spec.model)
-        limits = ModelLimits(prompts.context_length, prompts.vocab_size)
-        return cls(endpoint, limits, str(spec.sampling.seed), prompts.tokenizer, spec.sampling_defaults)
+        return cls(endpoint, LivePrompts.of(spec.model), str(spec.sampling.seed), spec.sampling_defaults)
 
     def row(self, number: int, line: BatchLine) -> InputRow:
         """The row of a line; a request that can not be answered is an error row, its error as a body has it."""
         values: dict[str, Any] = {"custom_id": line.custom_id}
         try:
-            with renamed() if self.endpoint == RESPONSES else nullcontext():
+            with renamed() if self.endpoint == RESPONSES else nullcontext(), refusals():
                 request, response = self._parse(line.body)
                 sampling = self._sampling(request, number)
                 values |= self._prompt(request)
@@ -101,26 +89,17 @@ class RequestReader:
         return request, response
 
     def _sampling(self, request: SamplingFields, number: int) -> RowSampling:
-        sampling = request.sampling(self.limits.context_length, self._seed(number), self.defaults)
-        if self.tokenizer is not None:
-            try:
-                sampling = self._of_model(sampling, request, self.tokenizer)
-            except InvalidRequestError as error:
-                raise ApiError(400, str(error), "invalid_value", error.field) from error
-        for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
-            self._check_tokens(name, getattr(sampling, name) or ())
-        return RowSampling(sampling=sampling, choices=request.choices)
-
-    @staticmethod
-    def _of_model(sampling: SamplingSpec, request: SamplingFields, tokenizer: Tokenizer) -> SamplingSpec:
-        """With what the model thinks before; refused is what cannot be beside that, and words without tokens."""
+        tokenizer = self.prompts.tokenizer
+        sampling = request.sampling(self.prompts.context_length, self._seed(number), self.defaults)
+        sampling.check_vocabulary(self.prompts.vocab_size)
+        # Refuses words without tokens.
         tokenizer.encode_bad_words(sampling.bad_words)
-        if not isinstance(request, ChatCompletionRequest):
-            return sampling
-        asked = request.include_reasoning, request.thinking_token_budget
-        sampling = with_reasoning(sampling, tokenizer, *asked)
-        sampling.params(0, request.choices)
-        return sampling
+        if isinstance(request, ChatCompletionRequest):
+            asked = request.include_reasoning, request.thinking_token_budget
+            sampling = with_reasoning(sampling, tokenizer, *asked)
+            # Refuses what cannot be beside that.
+            sampling.params(0, request.choices)
+        return RowSampling(sampling=sampling, choices=request.choices)
 
     def _prompt(self, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
         if isinstance(request, ChatCompletionRequest):
@@ -137,28 +116,24 @@ class RequestReader:
         if isinstance(prompt, str):
             echo = {ECHO: prompt, ECHOES_ONLY: request.echoes_only} if request.echo else {}
             return {"prompt": prompt, **echo}
-        self._check_tokens("prompt", prompt)
+        self._check_tokens(prompt)
         if request.echo:
             raise ApiError(400, "echo: needs a prompt that is a text in a batch", "unsupported_parameter", "echo")
         return {"prompt": list(prompt)}
 
     def _tools(self, request: ChatCompletionRequest) -> dict[str, Any]:
-        if not request.tools or self.tokenizer is None:
+        if not request.tools:
             return {}
-        try:
-            calls = expected_calls(request, self.tokenizer)
-        except InvalidRequestError as error:
-            raise ApiError(400, str(error), "invalid_value", error.field) from error
+        calls = expected_calls(request, self.prompts.tokenizer)
         told = {} if calls is None else {CALL_FORMAT: calls.to_json()}
-        if self.tokenizer.tools_template_has(TOOLS):
+        if self.prompts.tokenizer.tools_template_has(TOOLS):
             told[TOOLS] = json.dumps([tool.for_template() for tool in request.tools])
         return told
 
-    def _check_tokens(self, name: str, token_ids: Any) -> None:
-        for token in token_ids:
-            if token >= self.limits.vocab_size:
-                message = f"{name}: token id {token} is outside the vocabulary of {self.limits.vocab_size} tokens"
-                raise ApiError(400, message, "invalid_value", name)
+    def _check_tokens(self, prompt: Sequence[int]) -> None:
+        if (token := max(prompt)) >= self.prompts.vocab_size:
+            message = f"prompt: token id {token} is outside the vocabulary of {self.prompts.vocab_size} tokens"
+            raise ApiError(400, message, "invalid_value", "prompt")
 
     def _seed(self, number: int) -> int:
         digest = hashlib.blake2b(f"{self.key}/{number}".encode(), digest_size=8).digest()

@@ -167,6 +167,10 @@ def asked(
             help="With tools: whether an answer has to be a call, of the function NAME.",
         ),
     ] = None,
+    parallel_tool_calls: Annotated[
+        bool,
+        typer.Option("--parallel-tool-calls/--no-parallel-tool-calls", help="An answer may be several calls."),
+    ] = True,
     seed: Annotated[int, typer.Option("--seed", help="The same seed gives the same answers.")] = 0,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first N rows.")] = None,
     cache: Annotated[
@@ -230,6 +234,7 @@ def asked(
         chat_template_kwargs=None if chat_template_kwargs is None else _template_kwargs(chat_template_kwargs),
         tools=None if tools is None else _json("--tools", tools, "["),
         tool_choice=None if tool_choice is None else _tool_choice(tool_choice),
+        parallel_tool_calls=parallel_tool_calls,
         lora=None if lora is None else parse_lora(Argument("lora"), lora).module,
     )
     # A worker for it has to be possible.

@@ -12,7 +12,7 @@ _GROUPS = {
     ),
     "Input": ("--input-format", "--sql", "--query", "--limit"),
     "Prompt": ("--prompt", "--system", "--image", "--chat-template-kwargs", "--tools"),
-    "Structured output": ("--choices", "--json-schema", "--regex", "--tool-choice"),
+    "Structured output": ("--choices", "--json-schema", "--regex", "--tool-choice", "--parallel-tool-calls"),
     "Sampling": (
         *("--max-tokens", "--min-tokens", "--temperature", "--top-p", "--top-k", "--min-p"),
         *("--presence-penalty", "--frequency-penalty", "--repetition-penalty", "--logit-bias"),

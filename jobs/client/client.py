@@ -76,6 +76,7 @@ class Client(Connections):
         chat_template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] | None = None,
         tool_choice: str | Mapping[str, Any] | None = None,
+        parallel_tool_calls: bool = True,
         image: str | None = None,
         **sampling: Any,
     ) -> Job:
@@ -94,9 +95,9 @@ class Client(Connections):
         `lora_request`: the LoRA adapter to answer with, in a folder that workers see too. `chat_template_kwargs`: what
         the model's chat template is told, such as `{"enable_thinking": False}`. `tools`: functions as OpenAI's API
         describes them, which the template shows the model: its calls are in the column `tool_calls`. `tool_choice`:
-        "auto", "none", "required", or {"type": "function", "function": {"name": …}}, as there. `image`: the column of
-        a row's image, or images: bytes, {"bytes", "path"} as Hugging Face's data sets have them, paths of files, or
-        data URLs.
+        "auto", "none", "required", or {"type": "function", "function": {"name": …}}, as there; without
+        `parallel_tool_calls` an answer has one call at most. `image`: the column of a row's image, or images: bytes,
+        {"bytes", "path"} as Hugging Face's data sets have them, paths of files, or data URLs.
         Raises what `Producer.submit` raises; a single bad row becomes an error row instead.
         """
         spec = JobSpec.parse(
@@ -114,6 +115,7 @@ class Client(Connections):
             chat_template_kwargs=chat_template_kwargs,
             tools=tools,
             tool_choice=tool_choice,
+            parallel_tool_calls=parallel_tool_calls,
             lora=as_fields(lora_request),
             image=image,
         )

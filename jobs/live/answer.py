@@ -16,6 +16,7 @@ from ..stop_reasons import stop_reason_of
 from ..streams.events import RecoveredStream, StreamError, StreamUsage
 from ..streams.publisher import StreamPublisher
 from .claims import LiveClaim
+from .requests import LiveRequest
 from .text import GrowingText
 
 # Interactive requests go before bulk rows, whose priority is 0.
@@ -147,35 +148,20 @@ class LiveAnswer:
     def open(self, tokenizer: Tokenizer, publisher: StreamPublisher, recovered: Mapping[str, RecoveredStream]) -> None:
         """Make the samples that earlier attempts have not ended, each going on where its stream stands."""
         asked, attempt = self.claim.request, self.claim.attempt
-        # Not the seed of a job's row: what the user gave is what the engine gets.
-        params = replace(asked.sampling.params(0, asked.choices), seed=asked.sampling.seed)
-        choice_token_ids = tokenizer.encode_choices(asked.choices) if asked.choices else None
-        grammar = tokenizer.grammar(params.structured_outputs)
-        reasoning = tokenizer.reasoning(params.reasoning)
-        bad_words = tokenizer.encode_bad_words(params.bad_words or ())
-        files = asked.image_files
-        images = ImageReader.of_model(tokenizer.folder, public_name(asked.model)).images(files) if files else ()
+        plain = _plain_request(tokenizer, asked)
         leader: str | None = None
         for index, stream_id in enumerate(asked.stream_ids):
             known = recovered.get(stream_id, RecoveredStream())
             if known.end is not None:
                 continue
-            request = Request(
+            request = replace(
+                plain,
                 # Another attempt's may still be in the engine, about to be dropped.
-                f"{stream_id}#{attempt}",
-                asked.prompt_token_ids,
-                params.of_sample(index),
-                choice_token_ids,
-                StopStrings.of(tokenizer, params, asked.prompt_token_ids),
-                grammar,
-                priority=PRIORITY,
+                request_id=f"{stream_id}#{attempt}",
+                params=plain.params.of_sample(index),
+                stop_checker=StopStrings.of(tokenizer, plain.params, asked.prompt_token_ids),
                 fork_of=leader,
                 resume_token_ids=known.token_ids,
-                lora_request=None if asked.lora is None else asked.lora.request(),
-                images=images,
-                reasoning=reasoning,
-                bad_words_token_ids=bad_words,
-                cache_salt=cache_salt(asked.tenant),
             )
             leader = leader or request.request_id
             text = GrowingText.of(tokenizer, request)
@@ -193,3 +179,24 @@ class LiveAnswer:
             if known.end is None:
                 publisher.open(stream_id, self.claim.attempt, self.claim.request.reply_to, known)
                 publisher.finish(stream_id, str(FinishReason.ERROR), "", None, error, self.claim.attempt)
+
+
+def _plain_request(tokenizer: Tokenizer, asked: LiveRequest) -> Request:
+    """What is the same in the engine's requests for all samples. Raises `InvalidRequestError`."""
+    # Not the seed of a job's row: what the user gave is what the engine gets.
+    params = replace(asked.sampling.params(0, asked.choices), seed=asked.sampling.seed)
+    files = asked.image_files
+    images = ImageReader.of_model(tokenizer.folder, public_name(asked.model)).images(files) if files else ()
+    return Request(
+        asked.id,
+        asked.prompt_token_ids,
+        params,
+        tokenizer.encode_choices(asked.choices) if asked.choices else None,
+        grammar=tokenizer.grammar(params.structured_outputs),
+        priority=PRIORITY,
+        lora_request=None if asked.lora is None else asked.lora.request(),
+        images=images,
+        reasoning=tokenizer.reasoning(params.reasoning),
+        bad_words_token_ids=tokenizer.encode_bad_words(params.bad_words or ()),
+        cache_salt=cache_salt(asked.tenant),
+    )

@@ -39,7 +39,8 @@ class GenerationError(JobError):
 class GeneratedText:
     """One answer. `logprobs`: an item a token where they were asked for, as a job's column `logprobs` has them.
 
-    `prompt_logprobs`: those of the prompt, where they were asked for; the first answer has them.
+    `prompt_logprobs`: those of the prompt, where they were asked for; the first answer has them. `stop_reason`: which
+    of the request's stops ended it, a text or a token id, if one did.
     """
 
     text: str
@@ -48,6 +49,7 @@ class GeneratedText:
     usage: StreamUsage
     logprobs: tuple[Any, ...] | None = None
     prompt_logprobs: tuple[Any, ...] | None = None
+    stop_reason: str | int | None = None
 
 
 @dataclass(frozen=True)
@@ -236,4 +238,5 @@ def _generated(events: Sequence[StreamEvent]) -> GeneratedText:
         usage=end.usage,
         logprobs=tuple(item for event in events for item in event.logprobs or ()) if has_logprobs else None,
         prompt_logprobs=events[0].prompt_logprobs,
+        stop_reason=end.stop_reason,
     )

@@ -8,10 +8,10 @@ from enum import StrEnum
 from typing import Any, Self
 
 from pydantic import ValidationError
-from redis import Redis
 from redis.exceptions import RedisError
 
 from ..rare_warnings import RareWarnings
+from ..redis_access import text_client
 from ..streams.keys import writer_key
 from .keys import open_key, request_key
 from .requests import LiveRequest, LiveState, keys_of, registration
@@ -20,7 +20,6 @@ from .scripts import BEGIN, CLAIM, END, REGISTER, RELEASE, RENEW, SWEEP
 logger = logging.getLogger(__name__)
 
 Arguments = list[str | int | float]
-_REDIS_SECONDS = 5.0
 _SWEEP_REQUESTS = 1000
 
 
@@ -56,9 +55,7 @@ class LiveClaims:
     """
 
     def __init__(self, redis_url: str, queue: str, owner: str, lease_seconds: float, ttl_seconds: float) -> None:
-        self._redis: Redis = Redis.from_url(
-            redis_url, decode_responses=True, socket_timeout=_REDIS_SECONDS, socket_connect_timeout=_REDIS_SECONDS
-        )
+        self._redis = text_client(redis_url)
         self.queue = queue
         self.owner = owner
         self.lease_seconds = lease_seconds

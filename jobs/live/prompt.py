@@ -26,7 +26,7 @@ class ContextLengthExceeded(InvalidRequestError):
     code = "context_length_exceeded"
 
 
-def length_problem(num_tokens: int, context_length: int) -> str:
+def length_problem(num_tokens: int | str, context_length: int) -> str:
     """What is told of such a prompt, beginning as other servers' messages do: there are clients that look for it."""
     return (
         f"this model's maximum context length is {context_length} tokens, one of them generated, and the prompt has "
@@ -89,8 +89,7 @@ class LivePrompts:
             raise
         except InvalidRequestError as error:
             raise InvalidRequestError(str(error), "messages") from error
-        # A chat template writes the special tokens itself.
-        return LivePrompt(self.tokenizer.encode(text, add_special_tokens=False))
+        return LivePrompt(self._encode_chat(text))
 
     def _illustrated(
         self,
@@ -104,16 +103,22 @@ class LivePrompts:
             raise InvalidRequestError("an image must be a data URL: data:image/png;base64,...", "messages")
         grids = self._images.grids(files)
         text = self.tokenizer.apply_chat_template(split, template_kwargs, tools)
-        token_ids = self.tokenizer.encode(text, add_special_tokens=False)
+        token_ids = self._encode_chat(text)
         self._check_length(num_expanded(token_ids, grids))
         return LivePrompt(self._images.expanded(token_ids, grids).tolist(), files)
 
     def text(self, prompt: str) -> list[int]:
         """The tokens of a text to be continued."""
+        self._check_size(prompt, "prompt")
         token_ids = self.tokenizer.encode(prompt)
         if not token_ids:
             raise InvalidRequestError("prompt is empty", "prompt")
         return token_ids
+
+    def _encode_chat(self, text: str) -> list[int]:
+        self._check_size(text, "messages")
+        # A chat template writes the special tokens itself.
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def check(self, prompt_token_ids: Sequence[int], sampling: SamplingSpec, field: str) -> None:
         """Refuse what the model has no room or no tokens for; raises `ContextLengthExceeded` for the former.
@@ -135,6 +140,12 @@ class LivePrompts:
             sampling.check_vocabulary(self.vocab_size)
         except SpecError as error:
             raise InvalidRequestError(str(error), (error.field or "").removeprefix("sampling.") or None) from error
+
+    def _check_size(self, text: str, field: str) -> None:
+        """Refuse a text that is too long however it is tokenized: that takes seconds a megabyte."""
+        fewest = self.tokenizer.fewest_tokens(len(text), self.context_length)
+        if fewest >= self.context_length:
+            raise ContextLengthExceeded(length_problem(f"at least {fewest}", self.context_length), field)
 
     def _check_length(self, num_tokens: int, field: str = "messages") -> None:
         if num_tokens >= self.context_length:

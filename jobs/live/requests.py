@@ -5,6 +5,7 @@ k > 0 the id `<request id>/<k>` (`stream_ids`).
 """
 
 import logging
+import re
 import secrets
 import time
 from base64 import b64decode, b64encode
@@ -16,12 +17,13 @@ from typing import Annotated, Any, Self
 
 from celery import Celery
 from pydantic import BaseModel, ConfigDict, Field
-from redis import Redis
 from redis.exceptions import RedisError
 
+from ...storage.records import DEFAULT_TENANT
 from ..celery_app import send_request
 from ..errors import JobError
 from ..rare_warnings import RareWarnings
+from ..redis_access import text_client
 from ..redis_clock import server_time
 from ..spec.lora import LoraModule
 from ..spec.schemas import SamplingSpec, read_stored
@@ -32,15 +34,16 @@ from .scripts import CANCEL, SUBMIT
 logger = logging.getLogger(__name__)
 
 DEFAULT_TIMEOUT_SECONDS = 3600.0
-_REDIS_SECONDS = 5.0
 # How long after its deadline an answer may still come: a worker that takes a request late says so in its stream.
 _OVERDUE_SECONDS = 5.0
 _ANY_NUMBER = 2**53
 # Redis does nothing else meanwhile: some 2 ms.
 _REQUESTS_PER_CALL = 64
+REQUEST_ID = re.compile(r"req_[0-9a-f]{24}", re.ASCII)
 
 
 def new_request_id() -> str:
+    """What `REQUEST_ID` matches."""
     return f"req_{secrets.token_hex(12)}"
 
 
@@ -68,16 +71,15 @@ class LiveRequest(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    id: Annotated[str, Field(pattern=r"^req_[0-9a-f]{24}$")]
+    id: Annotated[str, Field(pattern=f"^{REQUEST_ID.pattern}$")]
     queue: str
     model: str
     prompt_token_ids: tuple[int, ...]
-    # Files of those in the prompt, in base64.
     images: tuple[str, ...] = ()
     sampling: SamplingSpec = SamplingSpec()
     choices: tuple[str, ...] | None = None
     lora: LoraModule | None = None
-    tenant: str = "default"
+    tenant: str = DEFAULT_TENANT
     weight: int = 1
     reply_to: str | None = None
     created_at: float
@@ -94,7 +96,7 @@ class LiveRequest(BaseModel):
         images: Sequence[bytes] = (),
         choices: Sequence[str] | None = None,
         lora: LoraModule | None = None,
-        tenant: str = "default",
+        tenant: str = DEFAULT_TENANT,
         weight: int = 1,
         reply_to: str | None = None,
         timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
@@ -182,9 +184,7 @@ class LiveRequests:
     """
 
     def __init__(self, redis_url: str, app: Celery, ttl_seconds: float = 3600.0) -> None:
-        self._redis: Redis = Redis.from_url(
-            redis_url, decode_responses=True, socket_timeout=_REDIS_SECONDS, socket_connect_timeout=_REDIS_SECONDS
-        )
+        self._redis = text_client(redis_url)
         self._app = app
         self._ttl_seconds = ttl_seconds
         self._submit = self._redis.register_script(SUBMIT)

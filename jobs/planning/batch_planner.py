@@ -122,8 +122,9 @@ class BatchPlanner:
         if row.error is not None:
             raise RowError(row.error)
         prompt = self.renderer.render(row.values)
-        if isinstance(prompt, str):
-            self._check_size(len(prompt))
+        text = prompt.text if isinstance(prompt, IllustratedPrompt) else prompt
+        if isinstance(text, str):
+            self._check_size(len(text))
         return prompt
 
     def _length_error(self, num_tokens: int) -> str | None:
@@ -135,10 +136,7 @@ class BatchPlanner:
 
     def _check_size(self, num_characters: int) -> None:
         """Refuse a text that is too long however it is tokenized: doing it takes dozens of bytes a character."""
-        # No more than a token for each character can be known beforehand.
-        if num_characters < self.context:
-            return
-        fewest = self.tokenizer.fewest_tokens(num_characters)
+        fewest = self.tokenizer.fewest_tokens(num_characters, self.context)
         if fewest >= self.context:
             raise RowError(
                 f"{TOO_LONG} at least {fewest} tokens; the model's context holds {self.context} with the answer"

@@ -53,6 +53,7 @@ class ForcedCalls:
     def __init__(self, tools: RowTools, spec: JobSpec) -> None:
         self._tools = tools
         self._choice = spec.tool_choice
+        self._is_parallel = spec.parallel_tool_calls
         # By the functions, as below.
         self._forms: dict[str, StructuredOutputsParams | None] = {}
 
@@ -66,7 +67,7 @@ class ForcedCalls:
         tools = self._tools.of(place)
         key = json.dumps(tools, default=str)
         if key not in self._forms:
-            form = forced_form(functions_of(tools), self._choice)
+            form = forced_form(functions_of(tools), self._choice, self._is_parallel)
             try:
                 checked(form)
             except ValueError as error:
@@ -82,6 +83,7 @@ class RowCalls:
         self._rows = table["row"]
         self._tools = tools
         self._choice = spec.tool_choice
+        self._most = None if spec.parallel_tool_calls else 1
         self._tokenizer = tokenizer
         # By the functions: most rows have the same.
         self._formats: dict[str, CallFormat | None] = {}
@@ -106,7 +108,8 @@ class RowCalls:
         if key not in self._formats:
             functions = functions_of(tools)
             try:
-                self._formats[key] = CallFormat.of_model(self._tokenizer, functions) if functions else None
+                known = CallFormat.of_model(self._tokenizer, functions, self._most) if functions else None
+                self._formats[key] = known
             except InvalidRequestError:
                 self._formats[key] = None
         return self._formats[key]

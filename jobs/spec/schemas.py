@@ -41,7 +41,7 @@ MAX_SAMPLES = 1024
 # not been upgraded yet go on with jobs that do without it.
 _ADDED = (
     *("kv_cache_dtype", "vote", "chat_template_kwargs", "lora", "image", "sampling_defaults", "told_time", "tools"),
-    "tool_choice",
+    *("tool_choice", "parallel_tool_calls"),
 )
 # The same to `SamplingSpec`.
 _ADDED_TO_SAMPLING = (
@@ -204,7 +204,8 @@ class JobSpec(BaseModel):
     a row's own column of that name goes before it. `lora`: the adapter that the model answers with. `image`: the column
     of a row's image, or images. `told_time`: what a chat template that asks for the time is told in all rows, whenever
     they are asked. `tools`: the functions that the template shows the model; a row's own column goes before them.
-    `tool_choice`: whether an answer has to call one, as in OpenAI's chat API.
+    `tool_choice`: whether an answer has to call one, as in OpenAI's chat API, and `parallel_tool_calls`: whether it may
+    call several.
     `schema_version`: which columns the data set has, as docs/data-set.md tells; jobs of before it was noted have 1.
     """
 
@@ -229,6 +230,7 @@ class JobSpec(BaseModel):
     told_time: datetime | None = None
     tools: tuple[dict[str, Any], ...] | None = None
     tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool = True
     schema_version: Annotated[int, Field(ge=1, le=SCHEMA_VERSION)] = 1
 
     @property

@@ -3,8 +3,7 @@
 from collections.abc import Collection
 from typing import Self
 
-from redis import Redis
-
+from ..redis_access import text_client
 from ..redis_clock import server_time
 from .keys import watch_key
 
@@ -20,9 +19,7 @@ class RowWatch:
     """
 
     def __init__(self, redis_url: str) -> None:
-        self._redis: Redis = Redis.from_url(
-            redis_url, decode_responses=True, socket_timeout=_REDIS_SECONDS, socket_connect_timeout=_REDIS_SECONDS
-        )
+        self._redis = text_client(redis_url, _REDIS_SECONDS)
 
     def watch(self, job_id: str, row: int) -> None:
         """Ask for a row's tokens for the next `TTL_SECONDS`."""

@@ -96,8 +96,8 @@ def test_a_model_that_is_not_there_is_refused_before_any_work(served, headrace, 
 def test_requests_name_a_served_model_by_its_id_or_with_its_commit():
     models = ServedModels.of(["org/tickets", str(MODEL)])
     exact = f"org/tickets@{FIRST}"
-    assert models.exact_name("org/tickets") == models.exact_name(exact) == exact
-    assert models.exact_name("model") == models.exact_name(str(MODEL)) == str(MODEL)
+    assert models.model("org/tickets").exact_name == models.model(exact).exact_name == exact
+    assert models.model("model").exact_name == models.model(str(MODEL)).exact_name == str(MODEL)
     with pytest.raises(ApiError, match=f"'org/tickets@{SECOND}' is not served here: use org/tickets, model"):
-        models.exact_name(f"org/tickets@{SECOND}")
+        models.model(f"org/tickets@{SECOND}")
     assert (public_name(exact), public_name(str(MODEL))) == ("org/tickets", "model")

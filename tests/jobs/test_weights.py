@@ -29,3 +29,13 @@ def test_a_part_that_has_gone_keeps_nobody_waiting(tmp_path: Path) -> None:
     part.write_bytes(b"x")
     with pytest.raises(OSError, match="m-0000"):
         ModelWeights(LocatedModel(str(part), part)).identity()
+
+
+def test_another_chat_template_makes_another_model(tmp_path: Path) -> None:
+    folder = write_model_folder(tmp_path / "model")
+    identities = [folder_identity(folder)]
+    (folder / "additional_chat_templates").mkdir()
+    for source in ("a", "b"):
+        (folder / "additional_chat_templates/tool_use.jinja").write_text(source)
+        identities.append(folder_identity(folder))
+    assert len(set(identities)) == 3

@@ -4,6 +4,7 @@ import datetime as dt
 import json
 import re
 import resource
+import socket
 import uuid
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +16,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 
 from headrace.storage.errors import SinkError, SinkUnavailable
 from headrace.storage.parts import output_schema
-from headrace.storage.sinks import SinkSpec, SqlSink
+from headrace.storage.sinks import SinkSpec, SqlSink, check_reachable
 
 INPUTS = [
     pa.field("text", pa.string()),
@@ -303,6 +304,30 @@ def test_a_database_that_does_not_answer_may_be_tried_again(tmp_path: Path):
     for url in (f"sqlite:///{tmp_path}/nowhere/answers.db", f"postgresql://me@/name?host={tmp_path}"):
         with pytest.raises(SinkUnavailable, match="sink "):
             SqlSink(SinkSpec.parse(url), SCHEMA).prepare()
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:////nowhere/answers.db",
+        "postgresql://me@nowhere.invalid/name",
+        "{server}&user=nobody",
+        "{server}&dbname=nothing",
+        "{server}&sslmode=some",
+    ],
+)
+def test_a_url_that_leads_nowhere_is_no_database_that_is_away(postgres_server: str, url: str) -> None:
+    with pytest.raises(SinkError) as refused:
+        check_reachable(SinkSpec.parse(url.format(server=postgres_server)))
+    assert not isinstance(refused.value, SinkUnavailable)
+
+
+def test_a_database_that_is_away_may_be_back_soon(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    for url in (f"postgresql://me@127.0.0.1:{port}/name", f"postgresql://me@/name?host={tmp_path}"):
+        with pytest.raises(SinkUnavailable, match="Is the server running"):
+            check_reachable(SinkSpec.parse(url))
 
 
 def test_a_disk_that_takes_nothing_is_what_is_told_of(tmp_path: Path):

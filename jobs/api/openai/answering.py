@@ -11,7 +11,7 @@ from anyio.streams.memory import MemoryObjectSendStream
 
 from ...calls.events import merged_calls
 from ...streams.events import StreamError, StreamEvent, ThoughtEvent
-from ..errors import ApiError
+from ..errors import CLIENT_CLOSED_REQUEST, RETRY_SOON, ApiError
 from ..live_answers import UNAVAILABLE, LiveAnswers
 from .asking import Asked
 from .bodies import Answer, Usage
@@ -26,7 +26,7 @@ _CANCELLED = StreamError("cancelled", "the request was cancelled")
 _STATUSES = {
     "invalid_request": 400,
     "context_length_exceeded": 400,
-    "cancelled": 499,
+    "cancelled": CLIENT_CLOSED_REQUEST,
     "deadline_exceeded": 504,
     "unavailable": 503,
 }
@@ -38,7 +38,7 @@ class AnswerFailed(ApiError):
     def __init__(self, error: StreamError) -> None:
         super().__init__(_STATUSES.get(error.code, 500), error.message, error.code)
         if self.status_code == 503:
-            self.headers = {"Retry-After": "5"}
+            self.headers = RETRY_SOON
 
 
 class Chunks(Protocol):

@@ -164,7 +164,7 @@ class Asker:
         )
 
     def _submit(self, model: ServedModel, requests: list[LiveRequest], body: SamplingFields) -> Asked:
-        self.answers.expect_worker(model)
+        self.answers.workers.expect(model)
         with ExitStack() as admissions:
             for request in requests:
                 admissions.enter_context(self._admit(request))

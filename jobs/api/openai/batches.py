@@ -3,7 +3,7 @@
 import secrets
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Query
 
 from ....storage.batch_records import BatchRecord, BatchState, NewBatch
 from ....storage.errors import UnknownBatch, UnknownFile, UnknownJob
@@ -16,6 +16,7 @@ from ..errors import ApiError, ErrorBody
 from ..json_body import expect_json
 from ..models import ServedModels
 from ..schemas import Name, WebhookList
+from ..state import ledger_of, models_of, settings_of
 from .batch_schemas import BatchBody, BatchList, BatchRequest
 from .files import EVERYWHERE, Tenant
 from .route import OpenAIRoute
@@ -28,21 +29,6 @@ _CREATE: _Responses = {
     415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
 }
 _CANCEL: _Responses = _NOT_FOUND | {409: {"model": ErrorBody, "description": "The batch has ended"}}
-
-
-def ledger_of(request: Request) -> Ledger:
-    ledger: Ledger = request.app.state.service.client.ledger
-    return ledger
-
-
-def settings_of(request: Request) -> Settings:
-    settings: Settings = request.app.state.service.client.settings
-    return settings
-
-
-def models_of(request: Request) -> ServedModels:
-    models: ServedModels = request.app.state.service.models
-    return models
 
 
 LedgerOf = Annotated[Ledger, Depends(ledger_of)]

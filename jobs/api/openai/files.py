@@ -12,7 +12,7 @@ from ....storage.file_records import FileRecord, NewFile
 from ...batches.files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile, new_file_id
 from ..admission import count_request
 from ..caller import tenant_of
-from ..errors import ApiError, ErrorBody
+from ..errors import CLIENT_CLOSED_REQUEST, ApiError, ErrorBody
 from ..schemas import Name
 from .file_schemas import DeletedFile, FileBody, FileList, UploadFields
 from .route import OpenAIRoute
@@ -22,7 +22,6 @@ PATH = "/v1/files"
 # Of an upload beside its file.
 MAX_FORM_BYTES = 2**20
 _MAX_FILES = 10_000
-_CLIENT_CLOSED_REQUEST = 499
 EVERYWHERE: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "A field is missing or can not be used"},
     401: {"model": ErrorBody, "description": "There are API keys, and none that holds came with the request"},
@@ -85,7 +84,7 @@ async def create_file(request: Request, store: Store, tenant: Tenant) -> FileBod
             return FileBody.of(await run_sync(store.add, incoming, file))
     except ClientDisconnect:
         # Nobody reads this.
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     except LedgerError:
         raise
     except StorageError as error:

@@ -2,11 +2,12 @@
 
 from typing import Annotated, Literal
 
-from fastapi import APIRouter, Depends, Request
+from fastapi import APIRouter, Depends
 from pydantic import BaseModel
 
 from ..errors import ErrorBody
 from ..models import ServedModel, ServedModels
+from ..state import models_of
 from .route import OpenAIRoute
 
 
@@ -33,12 +34,7 @@ class ModelList(BaseModel):
     data: list[ModelBody]
 
 
-def _models(request: Request) -> ServedModels:
-    models: ServedModels = request.app.state.service.models
-    return models
-
-
-Models = Annotated[ServedModels, Depends(_models)]
+Models = Annotated[ServedModels, Depends(models_of)]
 router = APIRouter(prefix="/v1", tags=["openai"], route_class=OpenAIRoute)
 
 

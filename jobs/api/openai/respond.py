@@ -6,17 +6,16 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
-from ..errors import ApiError
+from ..errors import CLIENT_CLOSED_REQUEST, RETRY_SOON, ApiError
 from ..event_stream import ClientGone, EventStreamResponse, ServerStops, while_wanted
 from ..live_answers import LiveAnswers
 from ..request_ids import HEADER
+from ..state import answers_of
 from .answering import Chunks, chunk_stream, collect
 from .asking import Asked
 from .bodies import Answer, Usage
 from .running_usage import RunningUsage
 
-# What proxies call an answer that nobody is there to read.
-_CLIENT_CLOSED_REQUEST = 499
 MakeBody = Callable[[Sequence[Answer], Usage], dict[str, Any]]
 
 
@@ -25,11 +24,11 @@ async def respond(request: Request, asked: Asked, make_body: MakeBody) -> Respon
 
     When nobody waits for it any more what is not complete is called off.
     """
-    answers: LiveAnswers = request.app.state.live
+    answers = answers_of(request)
     try:
         collected, usage = await while_wanted(collect(answers, asked), request.receive, request.app.state.stopping)
     except ClientGone:
-        return Response(status_code=_CLIENT_CLOSED_REQUEST)
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     except ServerStops as error:
         raise server_stops(asked) from error
     finally:
@@ -41,7 +40,7 @@ def respond_in_chunks(
     request: Request, asked: Asked, chunks: Chunks, includes_usage: bool, running: RunningUsage | None
 ) -> Response:
     """All choices as server-sent events; what is not complete when the client leaves is called off."""
-    answers: LiveAnswers = request.app.state.live
+    answers = answers_of(request)
     return EventStreamResponse(
         chunk_stream(answers, asked, chunks, includes_usage, running),
         request.app.state.stopping,
@@ -73,5 +72,5 @@ def server_stops(asked: Asked) -> ApiError:
     """What the client is told when the server stops before its answer is complete."""
     then = "send the request again" if asked.cancel_on_disconnect else f"go on at /requests/{asked.id}/stream"
     error = ApiError(503, f"the server stops: {then}", "server_stops")
-    error.headers = {"Retry-After": "5", **request_headers(asked)}
+    error.headers = RETRY_SOON | request_headers(asked)
     return error

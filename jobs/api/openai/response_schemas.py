@@ -250,7 +250,8 @@ class ResponsesRequest(HostedFields):
         thought: dict[str, Any] = {}
         for item in self.input:
             if item.type == "reasoning":
-                thought = {"reasoning": "".join(part.text or "" for part in item.content or ())}
+                before = thought.get("reasoning", "")
+                thought = {"reasoning": before + "".join(part.text or "" for part in item.content or ())}
                 continue
             if item.type == "message":
                 content = [part.for_chat() for part in item.content or ()]

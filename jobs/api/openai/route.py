@@ -18,9 +18,9 @@ from ....engine.errors import InvalidRequestError, ModelError
 from ...errors import SpecError
 from ..errors import ApiError
 from ..event_stream import ClientGone, ServerStops, never, while_wanted
-from ..live_answers import NoWorker
 from ..request_ids import name_request
 from ..wording import with_fields
+from ..worker_watch import NoWorker
 from .asking import Asked, Asker
 from .body import refusal
 
@@ -106,7 +106,7 @@ async def _handed_over(connection: HTTPConnection, hand_over: Callable[[B], Aske
             raise
         receive = connection.receive if isinstance(connection, Request) else never
         try:
-            await while_wanted(state.live.await_worker(missing.model), receive, state.stopping)
+            await while_wanted(state.live.workers.wait_for(missing.model), receive, state.stopping)
         except (ClientGone, ServerStops):
             raise missing from None
     return await run_sync(hand_over, body, limiter=state.asking_turns)

@@ -20,9 +20,11 @@ from headrace.engine.request import SamplingParams
 
 from .fake_hub import COMMIT, FakeHub, running_hub
 
-DESCRIPTION = {"config.json", "tokenizer.json", "chat_template.jinja", "model.safetensors.index.json"}
+TEMPLATES = {"chat_template.jinja", "additional_chat_templates/tool_use.jinja"}
+DESCRIPTION = {"config.json", "tokenizer.json", "model.safetensors.index.json", *TEMPLATES}
 WEIGHTS = {"model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"}
-BESIDES = {"README.md", "consolidated.safetensors", "original/params.json", "pytorch_model.bin"}
+SUBFOLDERS = {"original/params.json", "a/config.json", "add/chat.jinja", "additional_chat_templates_2/a.jinja"}
+BESIDES = {"README.md", "consolidated.safetensors", "pytorch_model.bin", *SUBFOLDERS}
 PARTS = {"large/name-Q6_K-00001-of-00002.gguf", "large/name-Q6_K-00002-of-00002.gguf"}
 GGUF = {"name-Q4_K_M.gguf", "name-IQ4_K_M.gguf", "name.q8_0.gguf", *PARTS}
 FILES = {name: f"content of {name}".encode() for name in DESCRIPTION | WEIGHTS | BESIDES | GGUF}
@@ -79,7 +81,7 @@ def test_a_revision_is_resolved_to_its_commit(locate, hub, tmp_path, revision):
     assert locate("org/name", revision) == found(tmp_path)
     assert set(hub.downloaded) == DESCRIPTION | WEIGHTS
     folder = Path(found(tmp_path).partition(" ")[2])
-    assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
+    assert {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()} == {
         name: FILES[name] for name in DESCRIPTION | WEIGHTS
     }
 

@@ -124,6 +124,24 @@ def test_an_aborted_request_is_never_heard_of_again_and_its_blocks_are_free():
     assert {event.request_id for event in events} == {"stays"}
 
 
+def test_of_many_choices_only_those_wait_that_are_next_in_turn():
+    """With 15,000 choices each of a job's rows had 1,500 sequences made in one step: others waited for seconds."""
+    choices = tuple((first, last) for first in range(1, 9) for last in (1, 2))
+    params = SamplingParams(temperature=0, choices=[str(choice) for choice in choices])
+    engine, _ = make_engine(max_num_seqs=2)
+    requests = [Request(str(number), [*PREFIX, number], params, choices) for number in range(3)]
+    for request in requests:
+        engine.add(request)
+    ended = []
+    while engine.has_work:
+        ended += engine.step()
+        engine.check()
+        assert engine.stats.num_waiting <= len(requests)
+    assert sorted(event.request_id for event in ended) == ["0", "1", "2"]
+    for event in ended:
+        assert len(event.choice_probabilities or ()) == len(choices)
+
+
 @pytest.mark.parametrize("num_steps", range(5))
 def test_a_request_with_choices_can_be_aborted_between_any_two_steps(num_steps):
     """Its later nodes are queued when the first is known, and none of them may outlive it."""

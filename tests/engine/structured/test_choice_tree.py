@@ -72,6 +72,25 @@ def test_many_choices_are_not_compared_with_each_other(shape: str) -> None:
     assert _Counted.num_compared < 50 * sum(map(len, choices))
 
 
+class _Hashed(int):
+    """A token that counts how often it is hashed."""
+
+    num_hashed = 0
+
+    def __hash__(self) -> int:
+        _Hashed.num_hashed += 1
+        return int.__hash__(self)
+
+
+def test_probabilities_do_not_look_at_all_tokens_again_for_each_choice() -> None:
+    """The engine's thread finds them, for each row: of 15,000 choices in 0.7 seconds."""
+    tree = built([(_Hashed(number),) for number in range(100)])
+    logprobs = {node: [-2.0] * len(node.children) for node in tree.nodes}
+    _Hashed.num_hashed = 0
+    assert len(tree.probabilities(logprobs)) == 100
+    assert _Hashed.num_hashed == 0
+
+
 def test_a_long_choice_takes_no_more_than_its_tokens() -> None:
     """One of 100,000 tokens took 40 GB."""
     choices = [(*range(2, 5000), last) for last in (1, 2)]

@@ -123,6 +123,28 @@ def test_conversations_with_tools_may_have_a_template_of_their_own(folder):
     assert tokenizer.tools_template_has("tools")
 
 
+def test_further_templates_may_be_files_of_their_own(folder):
+    """As transformers saves a tokenizer that has several."""
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    # What files say goes before it.
+    config["chat_template"] = [{"name": "default", "template": "none"}, {"name": "old", "template": "none"}]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    (folder / "chat_template.jinja").write_text("plain")
+    (folder / "additional_chat_templates").mkdir()
+    for name, source in {"tool_use": "{{ tools[0].name }}", "rag": "{{ documents[0].title }}"}.items():
+        (folder / "additional_chat_templates" / f"{name}.jinja").write_text(source)
+    tokenizer, oracle = Tokenizer.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    told = {"documents": [{"title": "found", "text": "it"}]}
+    for tools, template in ((None, None), ([{"name": "f"}], None), ([{"name": "f"}], "default"), (None, "rag")):
+        written = tokenizer.apply_chat_template(CHATS[0], told, tools or (), chat_template=template)
+        assert written == oracle.apply_chat_template(
+            CHATS[0], tools=tools, chat_template=template, tokenize=False, **told
+        )
+    assert tokenizer.tools_template_has("tools")
+    # What is no name is a template.
+    assert tokenizer.apply_chat_template(CHATS[0], chat_template="old") == "old"
+
+
 def test_a_model_without_a_template(folder):
     (folder / "chat_template.jinja").unlink()
     tokenizer = Tokenizer.from_pretrained(folder)

@@ -44,6 +44,23 @@ def test_a_sink_leads_where_its_url_seems_to(tmp_path: Path, option: str) -> Non
     assert "sink.url must not say" in answer.json()["error"]["message"]
 
 
+def test_a_sink_that_does_not_answer_is_tried_again_later(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        closed = f"postgresql://127.0.0.1:{listener.getsockname()[1]}/"
+    wrong = "postgresql://db.invalid/"
+    settings = Settings.from_environment(environment(tmp_path, HEADRACE_SINK_URLS=f"{closed},{wrong}"))
+    with Client(settings) as client, TestClient(create_app(client, ServedModels.of([str(MODEL)]))) as http:
+        job = {"model": MODEL.name, "rows": [{"text": "x"}], "prompt": "{text}"}
+        away, refused = (http.post("/jobs", json=job | {"sink": {"url": f"{url}rows"}}) for url in (closed, wrong))
+    assert (away.status_code, away.headers["retry-after"]) == (503, "5")
+    error = away.json()["error"]
+    assert (error["type"], error["code"], error["param"]) == ("server_error", "unavailable", "sink.url")
+    assert error["message"].startswith("sink postgresql")
+    assert error["message"].endswith("try again later")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (422, "invalid_value")
+    assert list(tmp_path.glob("outputs/*")) == []
+
+
 @pytest.mark.parametrize(
     "option", ["passfile=/a", "service=x", "sslkey=/a", "sslrootcert=/a", "port=1", "dbname=x", "requirepeer=root"]
 )

@@ -92,6 +92,20 @@ def test_the_whole_stream(api: ApiServer) -> None:
     }
 
 
+def test_the_end_says_what_stopped_the_answer(api: ApiServer) -> None:
+    request_id, _ = ask(api)
+    texts = texts_of(read(api, f"/requests/{request_id}/stream"))
+    token = read(api, f"/requests/{request_id}/stream")[0][2]["token_ids"][0]
+    text = "".join(texts)[3:6]
+    for changes, reason in (({"stop": [text]}, text), ({"stop_token_ids": [token]}, token)):
+        request_id, answer = ask(api, **changes)
+        assert answer["choices"][0]["stop_reason"] == reason
+        end = read(api, f"/requests/{request_id}/stream")[-1][2]
+        assert (end["finish_reason"], end["stop_reason"]) == ("stop", reason)
+        with connect(f"{api.url.replace('http', 'ws')}/requests/{request_id}/stream", open_timeout=60) as socket:
+            assert [json.loads(message) for message in socket][-1] == end
+
+
 @pytest.mark.parametrize("known", [0, 1, 17, 29, 30])
 def test_a_reader_goes_on_where_it_was_cut_off(api: ApiServer, known: int) -> None:
     request_id, _ = ask(api)

@@ -242,7 +242,8 @@ def test_turns_become_messages() -> None:
     turns = [
         {"role": "developer", "content": "Be brief."},
         {"role": "user", "content": [{"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]},
-        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "hm"}]},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "h"}]},
+        {"type": "reasoning", "id": "rs", "summary": [], "content": [{"type": "reasoning_text", "text": "m"}]},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "c", "annotations": []}]},
         call,
         {**call, "call_id": "2"},

@@ -10,7 +10,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.jobs.api import live_answers
+from headrace.jobs.api import worker_watch
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
@@ -66,7 +66,7 @@ def looked_for(
         return is_served(presence, queue)
 
     with monkeypatch.context() as watched:
-        watched.setattr(live_answers, "RETURN_SECONDS", 1e9)
+        watched.setattr(worker_watch, "RETURN_SECONDS", 1e9)
         watched.setattr(WorkerPresence, "is_served", note)
         yield looked_for
 
@@ -103,7 +103,7 @@ def test_one_that_does_not_is_not_waited_for_long(
     wait_until: Callable[..., None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(live_answers, "RETURN_SECONDS", 0.01)
+    monkeypatch.setattr(worker_watch, "RETURN_SECONDS", 0.01)
     fall_silent(presence, monkeypatch, wait_until)
     refused = ask(server)
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "no_worker")

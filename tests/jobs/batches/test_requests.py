@@ -4,7 +4,8 @@ from typing import Any
 
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.batches.lines import CHAT, BatchLine
-from headrace.jobs.batches.requests import REQUEST_ERROR, ModelLimits, RequestReader
+from headrace.jobs.batches.requests import REQUEST_ERROR, RequestReader
+from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.planning.rendering import PromptRenderer
 from headrace.jobs.spec.schemas import JobSpec
 
@@ -21,7 +22,7 @@ TEMPLATE = (
 def test_what_a_line_has_the_chat_template_told(tmp_path):
     folder = write_model_folder(tmp_path / "model")
     (folder / "chat_template.jinja").write_text(TEMPLATE)
-    reader = RequestReader(CHAT, ModelLimits(context_length=100, vocab_size=10), "key")
+    reader = RequestReader(CHAT, LivePrompts(folder), "key")
     renderer = PromptRenderer(JobSpec.parse(model="m", endpoint=CHAT), Tokenizer.from_pretrained(folder), ["messages"])
     prompts = []
     told: dict[str, Any]
@@ -41,8 +42,7 @@ def test_what_a_line_has_the_chat_template_told(tmp_path):
 
 
 def test_what_cannot_be_beside_the_thinking_is_named(tmp_path):
-    tokenizer = Tokenizer.from_pretrained(thinking_copy(MODEL, tmp_path / "thinker"))
-    reader = RequestReader(CHAT, ModelLimits(context_length=100, vocab_size=1000), "key", tokenizer)
+    reader = RequestReader(CHAT, LivePrompts(thinking_copy(MODEL, tmp_path / "thinker")), "key")
     body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "allowed_token_ids": [5]}
     assert reader.row(0, BatchLine(1, "x", body)).error is None
     row = reader.row(0, BatchLine(1, "x", body | {"include_reasoning": True}))

@@ -14,7 +14,7 @@ import grpc
 import pytest
 from fastapi import FastAPI
 
-from headrace.jobs.api import live_answers
+from headrace.jobs.api import worker_watch
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import shard_queue
@@ -289,7 +289,7 @@ def test_without_the_extra_there_is_one_line(
 
 
 def test_whoever_leaves_waits_no_more_for_a_silent_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(live_answers, "RETURN_SECONDS", 1e9)
+    monkeypatch.setattr(worker_watch, "RETURN_SECONDS", 1e9)
     with Client(Settings.from_environment(environment(tmp_path))) as client:
         with WorkerPresence(client.redis_url) as presence, monkeypatch.context() as short:
             short.setattr(presence_module, "TTL_SECONDS", 0.001)
@@ -312,4 +312,5 @@ async def _leave(client: Client) -> None:
 
 def _are_waiting() -> bool:
     """Whether a request waits for a worker, or to be handed over to one."""
-    return any(getattr(task.get_coro(), "__name__", "") == "await_worker" for task in asyncio.all_tasks())
+    waiting = worker_watch.WorkerWatch.wait_for.__qualname__
+    return any(getattr(task.get_coro(), "__qualname__", "") == waiting for task in asyncio.all_tasks())

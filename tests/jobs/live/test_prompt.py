@@ -1,4 +1,4 @@
-"""Prompts with images, on the producer's side."""
+"""Prompts on the producer's side: those that are too long, and those with images."""
 
 from base64 import b64encode
 
@@ -6,8 +6,10 @@ import pytest
 
 from headrace.engine.vision.reading import ImageReader
 from headrace.jobs.live.prompt import ContextLengthExceeded, LivePrompts
+from headrace.jobs.spec.schemas import SamplingSpec
 
 from ...engine.vision.seeing import picture, png
+from ..running import MODEL
 
 URL = f"data:image/png;base64,{b64encode(png(picture(200, 130))).decode()}"
 
@@ -21,3 +23,24 @@ def test_images_that_do_not_fit_are_refused_before_their_tokens_are_written(seei
     monkeypatch.delattr(ImageReader, "expanded")
     with pytest.raises(ContextLengthExceeded, match=r"maximum context length is 512 tokens.* has 571"):
         prompts.chat(asked[1])
+
+
+@pytest.mark.parametrize("field", ["messages", "prompt"])
+def test_a_text_that_is_too_long_however_it_is_tokenized_is_not(field: str) -> None:
+    """It takes seconds a megabyte."""
+    prompts = LivePrompts(MODEL)
+    context = prompts.context_length
+
+    def ask(text: str) -> None:
+        if field == "prompt":
+            prompts.check(prompts.text(text), SamplingSpec(), field)
+        else:
+            prompts.check(prompts.chat([{"role": "user", "content": text}]).token_ids, SamplingSpec(), field)
+
+    told = f"this model's maximum context length is {context} tokens, one of them generated, and the prompt has"
+    with pytest.raises(ContextLengthExceeded, match=rf"^{told} at least \d+ tokens: shorten it$") as refused:
+        ask("parcel " * context * 20)
+    assert refused.value.field == field
+    # Of one that may be short enough it is known only then.
+    with pytest.raises(ContextLengthExceeded, match=rf"^{told} \d+ tokens: shorten it$"):
+        ask("parcel " * context)

@@ -144,13 +144,14 @@ MESSAGES = [{"role": "user", "content": "My parcel never came, I want my money b
 def test_the_answer_is_the_engines(client, llm):
     plain: dict[str, Any] = {"max_tokens": 30, "ignore_eos": True}
     drawn: dict[str, Any] = {"n": 2, "temperature": 1.0, "seed": 11, "max_tokens": 9}
-    for sampling in (plain, drawn):
+    stopped = plain | {"stop": [llm.chat(MESSAGES, SamplingParams(temperature=0.0, **plain))[0].outputs[0].text[3:6]]}
+    for sampling in (plain, drawn, stopped):
         params = SamplingParams(**{"temperature": 0.0, **sampling})
         (expected,) = llm.chat(MESSAGES, params)
         answer = client.generate(MESSAGES, MODEL, start_worker=False, **sampling)
         for output, mine in zip(expected.outputs, answer.outputs, strict=True):
             assert (mine.text, mine.token_ids) == (output.text, output.token_ids)
-            assert mine.finish_reason == output.finish_reason
+            assert (mine.finish_reason, mine.stop_reason) == (output.finish_reason, output.stop_reason)
         usage = answer.outputs[0].usage
         assert (usage.prompt_tokens, usage.completion_tokens) == (
             len(expected.prompt_token_ids),

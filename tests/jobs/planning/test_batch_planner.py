@@ -1,5 +1,6 @@
 """Rows that could take all memory there is, or spoil what is remembered for others."""
 
+from base64 import b64encode
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,8 @@ from headrace.jobs.planning.batch_planner import BatchPlanner, planned_row
 from headrace.jobs.planning.helper import Recipe
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow
+
+from ...engine.vision.seeing import picture, png
 
 MODEL = Path(__file__).parents[3] / "examples" / "tickets" / "model"
 CONTEXT = 256
@@ -37,6 +40,15 @@ def test_a_giant_row_is_refused_untokenized_and_its_neighbours_are_planned(plann
     # The template's own text is a few dozen characters.
     assert len(giant) // LONGEST_TOKEN <= fewest <= len(giant) // LONGEST_TOKEN + 10
     assert rest == f"the model's context holds {CONTEXT} with the answer"
+
+
+def test_a_giant_text_beside_an_image_is_refused_untokenized_too(seeing: Path) -> None:
+    spec = JobSpec.parse(model=str(seeing))
+    planner = Recipe(spec.model_dump_json(), ("messages",), seeing, CONTEXT).planner()
+    image = f"data:image/png;base64,{b64encode(png(picture(64, 64))).decode()}"
+    content = [{"type": "image_url", "image_url": {"url": image}}, {"type": "text", "text": "x" * 2_000_000}]
+    [item] = planner.plan([InputRow(0, {"messages": [{"role": "user", "content": content}]})]).items
+    assert (planned_row(item).error or "").startswith("prompt has at least ")
 
 
 def test_what_might_fit_is_tokenized(planner):

@@ -181,6 +181,17 @@ def test_an_answer_that_has_to_call_does(tmp_path, unserved: Client, is_own):
             assert 10 <= arguments[parameter[call["function"]["name"]]] <= 99
 
 
+def test_one_call_is_all_where_they_are_not_to_be_several(tmp_path, hermes, unserved: Client):
+    tools = [integer_of("close", "ticket"), integer_of("route", "desk")]
+    once: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
+    [row] = asked_for(unserved, tmp_path / "out", [{"text": "a"}], prompt="{text}", tools=tools, **once)
+    assert (row["finish_reason"], len(row["tool_calls"])) == ("stop", 1)
+    # Of those that the model has made of itself the first is taken.
+    row_of_two = (f"{CALL}{CALL}", json.dumps([CLOSE]))
+    assert [len(calls) for calls in answers(hermes, [row_of_two])] == [2]
+    assert [len(calls) for calls in answers(hermes, [row_of_two], parallel_tool_calls=False)] == [1]
+
+
 def test_a_named_function_is_called_once_and_none_never(tmp_path, unserved: Client):
     tools = [integer_of("close", "ticket"), integer_of("route", "desk")]
     choice = {"type": "function", "function": {"name": "route"}}

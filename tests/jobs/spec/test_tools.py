@@ -79,6 +79,13 @@ def test_a_choice_of_tools_that_no_answer_could_be_is_refused(given, field, prob
     assert refused.value.field == field
 
 
+def test_that_calls_are_not_to_be_several_is_stored_only_where_it_is_said():
+    plain, once = (JobSpec.parse(model="m", tools=[F], parallel_tool_calls=many) for many in (True, False))
+    assert "parallel_tool_calls" not in plain.stored()
+    assert once.stored()["parallel_tool_calls"] is False
+    assert plain.fingerprint("x") != once.fingerprint("x")
+
+
 def test_a_choice_of_tools_is_stored_only_where_it_changes_something():
     for choice in (None, "auto"):
         assert "tool_choice" not in JobSpec.parse(model="m", tools=[F], tool_choice=choice).stored()
