@@ -10,8 +10,8 @@ from .reference import split_heads
 from .state_slots import StateSlots
 
 _CHUNK = 64
-# So that no more states than these are copied at a time.
-_LONE_AT_ONCE = 16
+# Of states that are copied, changed and put back at a time: what a cache has room for.
+_BYTES_AT_ONCE = 4 << 20
 
 
 def causal_conv_chunked(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
@@ -69,8 +69,9 @@ def gated_delta_rule_chunked(
     queries, keys, values = split_heads(mixed.float(), num_heads, key_dim, value_dim)
     rates = -decay_scale.exp() * softplus(decay.float() + decay_bias)
     tokens = _Tokens(queries, keys, values, rates, beta.float().sigmoid())
-    output = torch.empty_like(values)
-    for places, read, write in zip(*(torch.split(each, _LONE_AT_ONCE) for each in slots.lone_tokens), strict=True):
+    output = torch.empty_like(values, memory_format=torch.contiguous_format)
+    at_once = max(_BYTES_AT_ONCE // states[0].nbytes, 1)
+    for places, read, write in zip(*(torch.split(each, at_once) for each in slots.lone_tokens), strict=True):
         output[places] = _update(tokens.of(places), states, read, write)
     for start, length, read, write in slots.longer:
         state = states[read]
@@ -85,10 +86,12 @@ def gated_delta_rule_chunked(
 def _update(tokens: _Tokens, states: Tensor, read: Tensor, write: Tensor) -> Tensor:
     """The outputs of tokens of different sequences, [num_tokens, num_heads, value_dim]; states are changed in place."""
     queries, keys, values, rates, written = tokens
-    state = states[read].mul_(rates.exp()[..., None, None])
+    # In a sixth of an index's time; putting back one by one takes a third of it.
+    state = states.index_select(0, read).mul_(rates.exp()[..., None, None])
     change = written.unsqueeze(-1) * (values - (keys.unsqueeze(2) @ state).squeeze(2))
     state.addcmul_(keys.unsqueeze(3), change.unsqueeze(2))
-    states[write] = state
+    for slot, own in zip(write.tolist(), state, strict=True):
+        states[slot] = own
     return (queries.unsqueeze(2) @ state).squeeze(2)
 
 

@@ -297,9 +297,9 @@ def _rate(decay, head, decay_scale, decay_bias):
     """The logarithm of what a token leaves of the state: -e^decay_scale · softplus(decay + decay_bias)."""
     x = decay.to(tl.float32) + tl.load(decay_bias + head)
     small = tl.exp(-tl.abs(x))
-    sum_ = 1.0 + small
-    # log(1 + small), however small it is.
-    log1p = tl.where(sum_ == 1.0, small, tl.log(sum_) * (small / (sum_ - 1.0)))
+    # log(1 + small), however small it is: 1 + small is rounded, and its logarithm scaled by how much.
+    added = 1.0 + small - 1.0
+    log1p = tl.where(added == 0.0, small, tl.log(1.0 + small) * (small / tl.where(added == 0.0, 1.0, added)))
     return -tl.exp(tl.load(decay_scale + head)) * (tl.maximum(x, 0.0) + log1p)
 
 

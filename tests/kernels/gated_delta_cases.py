@@ -81,6 +81,24 @@ def assert_states(actual: Tensor, expected: Tensor, before: Tensor, slots: State
     assert torch.equal(actual[others].view(torch.uint8), before[others].view(torch.uint8))
 
 
+def hard_rule_case(kind: str, dtype: torch.dtype, device: torch.device) -> RuleCase:
+    """alike: all keys are nearly the same and every token overwrites what the last one wrote; nothing is forgotten.
+
+    Powers of such a triangular system have numbers of 17 digits, its inverse none above 1. forgetful: hardly anything
+    is left from one token to the next, so that nothing is left of a number that is divided by what is left.
+    """
+    case = rule_case((70,), SHAPES["h1of1"], dtype, device)
+    keys, values = case.mixed[:, 32:64], case.mixed[:, 64:]
+    values.mul_(0.5)
+    if kind == "alike":
+        keys.copy_(keys[:1] + keys / 64)
+        case.decay.fill_(-20.0)
+        case.beta.fill_(6.0)
+    else:
+        case.decay.mul_(4).add_(20.0)
+    return case
+
+
 def zero_rule_case(device: torch.device) -> RuleCase:
     """Of three tokens in two sequences, one key head and two heads of 16."""
     mixed, states = torch.zeros(3, 64, device=device), torch.zeros(3, 2, 16, 16, device=device)

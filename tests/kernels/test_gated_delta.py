@@ -20,6 +20,7 @@ from .gated_delta_cases import (
     SHAPES,
     assert_states,
     conv_case,
+    hard_rule_case,
     rule_case,
     zero_conv_case,
     zero_rule_case,
@@ -68,6 +69,17 @@ def test_gated_rms_norm_is_that_of_transformers(dtype):
 @pytest.mark.parametrize("lengths", LENGTHS)
 def test_the_rule_by_chunks(lengths, shape, dtype):
     case = rule_case(LENGTHS[lengths], SHAPES[shape], dtype, CPU)
+    given, expected = case.arguments, case.arguments
+    output = gated_delta_rule_chunked(**given)
+    assert output.is_contiguous()
+    assert_close(output, gated_delta_rule_reference(**expected))
+    assert_states(given["states"], expected["states"], case.states, case.slots, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kind", ["alike", "forgetful"])
+def test_hard_chunks(kind, dtype):
+    case = hard_rule_case(kind, dtype, CPU)
     given, expected = case.arguments, case.arguments
     assert_close(gated_delta_rule_chunked(**given), gated_delta_rule_reference(**expected))
     assert_states(given["states"], expected["states"], case.states, case.slots, dtype)

@@ -21,6 +21,7 @@ from .gated_delta_cases import (
     SHAPES,
     assert_states,
     conv_case,
+    hard_rule_case,
     rule_case,
     zero_conv_case,
     zero_rule_case,
@@ -40,6 +41,14 @@ CASES = [
 @pytest.mark.parametrize(("lengths", "shape"), CASES)
 def test_the_rule(lengths, shape, triton_dtype, device):
     case = rule_case(LENGTHS[lengths], SHAPES[shape], triton_dtype, device)
+    given, expected = case.arguments, case.arguments
+    assert_close(gated_delta_rule_triton(**given), gated_delta_rule_reference(**expected))
+    assert_states(given["states"], expected["states"], case.states, case.slots, triton_dtype)
+
+
+@pytest.mark.parametrize("kind", ["alike", "forgetful"])
+def test_hard_chunks(kind, triton_dtype, device):
+    case = hard_rule_case(kind, triton_dtype, device)
     given, expected = case.arguments, case.arguments
     assert_close(gated_delta_rule_triton(**given), gated_delta_rule_reference(**expected))
     assert_states(given["states"], expected["states"], case.states, case.slots, triton_dtype)
