@@ -20,7 +20,7 @@ LENGTHS = {
     "long": (130, 17),
     "whole": (128,),
     "decodes": (1,) * 19,
-    "padded": (1, 0, 2, 0, 33),
+    "padded": (1, 0, 0, 2, 33),
 }
 
 
@@ -65,10 +65,10 @@ def slots_of(query_lens: Sequence[int], device: torch.device) -> StateSlots:
 
 
 def states_of(slots: StateSlots, *shape: int) -> Tensor:
-    """float32; what nobody may read is NaN."""
+    """float32; NaN in those that are only written, or not even that."""
     states = torch.full((2 * len(slots.read), *shape), torch.nan)
-    for span in slots.spans:
-        states[span.read] = 0.0 if span.read == NULL_STATE else torch.randn(shape)
+    for slot in slots.read:
+        states[slot] = 0.0 if slot == NULL_STATE else torch.randn(shape)
     return states.to(slots.device)
 
 
