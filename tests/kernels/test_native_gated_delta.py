@@ -268,7 +268,7 @@ def test_conv_with_several_threads(instructions, dtype, request):
     def results(threads: int) -> tuple[Tensor, Tensor]:
         torch.set_num_threads(threads)
         torch.manual_seed(0)
-        return check_conv([1] * 9 + [70], 272, 4, dtype, conv)
+        return check_conv([1] * 9 + [70], 1040, 4, dtype, conv)
 
     for one, three in zip(results(1), results(3), strict=True):
         assert torch.equal(one.nan_to_num(7), three.nan_to_num(7))

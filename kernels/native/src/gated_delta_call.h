@@ -90,7 +90,7 @@ struct Factors {
 
 // The columns from `first` to before `end` of a head.
 struct Columns {
-    std::int64_t sequence, key_head, head, first, end;
+    std::int64_t head, first, end;
 };
 
 // Some columns of a state, where they are read and where they are written: rows `stride` apart.
@@ -105,7 +105,8 @@ struct Block {
 struct Parts {
     explicit Parts(const RuleCall& call)
         : group(call.num_heads / call.num_key_heads), per_head((call.value_dim + kPartColumns - 1) / kPartColumns) {
-        const std::int64_t work = call.slots.starts[call.slots.num_sequences] * call.num_heads * call.key_dim * call.value_dim;
+        const std::int64_t num_tokens = call.slots.starts[call.slots.num_sequences];
+        const std::int64_t work = num_tokens * call.num_heads * call.key_dim * call.value_dim;
         is_worth_threads = work > kWorkWorthThreads;
         const std::int64_t items = std::max<std::int64_t>(1, call.slots.num_sequences * call.num_key_heads);
         const std::int64_t wanted = is_worth_threads ? kPiecesPerThread * omp_get_max_threads() : 1;

@@ -5,7 +5,9 @@ HEADRACE_TARGET_INLINE Vector silu(Vector x) {
     return multiply(x, sigmoid<Element>(x));
 }
 
-constexpr std::int64_t kConvChannels = 128;  // that one thread takes together
+// Channels that a thread takes together: many, so that it has some of a row before it is at the next one, which is far
+// away; fewer where there are many threads.
+constexpr std::int64_t kConvChannels = 512, kLeastConvChannels = 128;
 constexpr std::int64_t kConvTokens = 16;
 constexpr int kMaxWidth = 8;
 constexpr std::int64_t kRowsWorthThreads = 8192;  // elements
@@ -85,10 +87,9 @@ HEADRACE_TARGET void turn_taps(const Element* weight, const ConvCall& call, std:
 
 // Some channels of some sequences.
 template <class Element, int kWidth>
-HEADRACE_TARGET void convolve_part(const ConvCall& call, std::int64_t first_channel, std::int64_t first_sequence,
-                                   std::int64_t end_sequence) {
+HEADRACE_TARGET void convolve_part(const ConvCall& call, std::int64_t first_channel, std::int64_t count,
+                                   std::int64_t first_sequence, std::int64_t end_sequence) {
     alignas(64) float taps[kWidth * kConvChannels];
-    const std::int64_t count = std::min(kConvChannels, call.num_channels - first_channel);
     const Element* weight = static_cast<const Element*>(call.weight) + first_channel * call.channel_stride;
     turn_taps<kWidth>(weight, call, count, taps);
     Element* states = static_cast<Element*>(call.states) + first_channel;
@@ -105,7 +106,7 @@ HEADRACE_TARGET void convolve_part(const ConvCall& call, std::int64_t first_chan
 }
 
 template <class Element>
-using ConvolvePart = void (*)(const ConvCall&, std::int64_t, std::int64_t, std::int64_t);
+using ConvolvePart = void (*)(const ConvCall&, std::int64_t, std::int64_t, std::int64_t, std::int64_t);
 
 // By the width.
 template <class Element>
@@ -117,21 +118,22 @@ constexpr ConvolvePart<Element> kConvolvePart[kMaxWidth + 1] = {
 template <class Element>
 void run_conv(const ConvCall& call) {
     const std::int64_t num_sequences = call.slots.num_sequences;
-    const std::int64_t blocks = (call.num_channels + kConvChannels - 1) / kConvChannels;
     const bool is_worth_threads = call.slots.starts[num_sequences] * call.num_channels > kRowsWorthThreads;
-    const std::int64_t wanted = (kPiecesPerThread * omp_get_max_threads() + blocks - 1) / blocks;
-    const std::int64_t parts = is_worth_threads ? std::min(wanted, num_sequences) : 1;
+    const std::int64_t wanted = is_worth_threads ? kPiecesPerThread * omp_get_max_threads() : 1;
+    const std::int64_t size = std::clamp(call.num_channels / wanted / 16 * 16, kLeastConvChannels, kConvChannels);
+    const std::int64_t blocks = (call.num_channels + size - 1) / size;
+    const std::int64_t parts = std::min((wanted + blocks - 1) / blocks, num_sequences);
     pieces::share(blocks * parts, is_worth_threads, [&](std::int64_t piece) {
-        const std::int64_t part = piece % parts;
-        kConvolvePart<Element>[call.width](call, piece / parts * kConvChannels, num_sequences * part / parts,
-                                           num_sequences * (part + 1) / parts);
+        const std::int64_t part = piece % parts, channel = piece / parts * size;
+        kConvolvePart<Element>[call.width](call, channel, std::min(size, call.num_channels - channel),
+                                           num_sequences * part / parts, num_sequences * (part + 1) / parts);
     });
 }
 
 // Rounded where `rms_norm` and the product with the gate are operations of their own.
 template <class Element>
-HEADRACE_TARGET void norm_row(const Element* x, const Element* gate, const Element* weight, std::int64_t size, float eps,
-                              Element* output) {
+HEADRACE_TARGET void norm_row(const Element* x, const Element* gate, const Element* weight, std::int64_t size,
+                              float eps, Element* output) {
     Vector total = zero();
     for (std::int64_t i = 0; i < size; i += kLanes) {
         const Vector part = load(x + i);

@@ -7,7 +7,7 @@
 //     c_i = beta_i (v_i - d_i S'k_i - sum over j < i of d_ij (k_j . k_i) c_j),
 // its output d_i S'q_i + sum over j <= i of d_ij (k_j . q_i) c_j, and the state that the four leave d_n S + sum of
 // d_nj k_j c_j' (the chunks of arXiv 2406.06484 and 2412.06464, small enough that all of it but S stays in registers).
-// So one sweep over S makes the state that four tokens leave and its products with the keys and queries of the next four.
+// So one sweep over S makes the state that four tokens leave, and its products with the next four's keys and queries.
 
 // Sums over a state's rows for each column: of each token's key, then each one's query.
 template <int kVectors>
@@ -95,8 +95,9 @@ using Sweep = void (*)(const Block&, std::int64_t, const Group*, const Changes<k
 
 // By the number of tokens: products alone, with a copy of the state, after a whole group, and changes alone.
 template <int kVectors>
-constexpr Sweep<kVectors> kBegin[kGroup + 1] = {nullptr, sweep<0, 1, kVectors, Target::none>, sweep<0, 2, kVectors, Target::none>,
-                                                sweep<0, 3, kVectors, Target::none>, sweep<0, 4, kVectors, Target::none>};
+constexpr Sweep<kVectors> kBegin[kGroup + 1] = {
+    nullptr, sweep<0, 1, kVectors, Target::none>, sweep<0, 2, kVectors, Target::none>,
+    sweep<0, 3, kVectors, Target::none>, sweep<0, 4, kVectors, Target::none>};
 template <int kVectors>
 constexpr Sweep<kVectors> kCopy = sweep<0, kGroup, kVectors, Target::cached>;
 template <int kVectors>
@@ -159,7 +160,8 @@ HEADRACE_TARGET void solve(int count, const Factors& factors, const Products<kVe
 
 // Whether columns are written past the caches, which would only fetch them to be overwritten; parts of a line are not.
 inline bool is_streamed(const Block& block, std::int64_t num_columns) {
-    return block.source != block.target && num_columns >= 16 && reinterpret_cast<std::uintptr_t>(block.target) % 64 == 0;
+    const bool is_aligned = reinterpret_cast<std::uintptr_t>(block.target) % kLineBytes == 0;
+    return block.source != block.target && is_aligned && num_columns * sizeof(float) >= kLineBytes;
 }
 
 // Some columns through all groups of a chunk.
@@ -293,39 +295,43 @@ HEADRACE_TARGET void walk_head(const RuleCall& call, const Columns& columns, con
     }
 }
 
+// Makes the next tokens ready, from `chunk.token` to before `end_token`, as many as a chunk has.
+template <class Element>
+HEADRACE_TARGET void fill(const RuleCall& call, std::int64_t key_head, std::int64_t end_token, Chunk& chunk) {
+    const int num_tokens = static_cast<int>(std::min<std::int64_t>(kChunk, end_token - chunk.token));
+    const Element* queries = static_cast<const Element*>(call.mixed) + chunk.token * call.mixed_stride;
+    queries += key_head * call.key_dim;
+    const Element* keys = queries + call.num_key_heads * call.key_dim;
+    chunk.num_groups = (num_tokens + kGroup - 1) / kGroup;
+    for (int i = 0; i < num_tokens; i += kGroup) {
+        const std::int64_t place = i * call.mixed_stride, next = place + kGroup * call.mixed_stride;
+        const int num_next = std::clamp(num_tokens - i - kGroup, 0, kGroup);
+        fetch_rows(queries + next, call.mixed_stride, num_next, call.key_dim);
+        fetch_rows(keys + next, call.mixed_stride, num_next, call.key_dim);
+        make_ready(keys + place, queries + place, call.mixed_stride, call.key_dim, std::min(kGroup, num_tokens - i),
+                   chunk.groups[i / kGroup]);
+    }
+}
+
 // A part of one key head's heads and columns, for all tokens of a sequence.
 template <class Element>
 HEADRACE_TARGET void run_part(const RuleCall& call, const Parts& parts, std::int64_t piece) {
     const std::int64_t part = piece % parts.count, key_head = piece / parts.count % call.num_key_heads;
     const std::int64_t sequence = piece / parts.count / call.num_key_heads;
-    const std::int64_t first = parts.first_block(part), end = parts.first_block(part + 1);
-    const Slots& slots = call.slots;
-    const float* source = call.states + slots.read[sequence] * call.slot_stride;
-    float* const target = call.states + slots.write[sequence] * call.slot_stride;
+    const std::int64_t end = parts.first_block(part + 1), state_size = call.key_dim * call.value_dim;
+    const std::int64_t end_token = call.slots.starts[sequence + 1];
+    const float* source = call.states + call.slots.read[sequence] * call.slot_stride;
+    float* const target = call.states + call.slots.write[sequence] * call.slot_stride;
     Chunk& chunk = Chunk::of_this_thread();
-    const std::int64_t state_size = call.key_dim * call.value_dim;
-    const std::int64_t end_token = slots.starts[sequence + 1];
-    for (chunk.token = slots.starts[sequence]; chunk.token < end_token; chunk.token += kChunk, source = target) {
-        const int num_tokens = static_cast<int>(std::min<std::int64_t>(kChunk, end_token - chunk.token));
-        chunk.num_groups = (num_tokens + kGroup - 1) / kGroup;
-        const Element* queries = static_cast<const Element*>(call.mixed) + chunk.token * call.mixed_stride + key_head * call.key_dim;
-        const Element* keys = queries + call.num_key_heads * call.key_dim;
-        for (int i = 0; i < num_tokens; i += kGroup) {
-            const std::int64_t place = i * call.mixed_stride, next = place + kGroup * call.mixed_stride;
-            const int num_next = std::clamp(num_tokens - i - kGroup, 0, kGroup);
-            fetch_rows(queries + next, call.mixed_stride, num_next, call.key_dim);
-            fetch_rows(keys + next, call.mixed_stride, num_next, call.key_dim);
-            make_ready(keys + place, queries + place, call.mixed_stride, call.key_dim, std::min(kGroup, num_tokens - i),
-                       chunk.groups[i / kGroup]);
-        }
-        for (std::int64_t block = first; block < end;) {
-            const std::int64_t head = block / parts.per_head, next = std::min(end, (head + 1) * parts.per_head);
+    for (chunk.token = call.slots.starts[sequence]; chunk.token < end_token; chunk.token += kChunk, source = target) {
+        fill<Element>(call, key_head, end_token, chunk);
+        for (std::int64_t block = parts.first_block(part), next; block < end; block = next) {
+            const std::int64_t group_head = block / parts.per_head, head = key_head * parts.group + group_head;
+            next = std::min(end, (group_head + 1) * parts.per_head);
             const std::int64_t begin = block % parts.per_head * kPartColumns;
-            const Columns columns = {sequence, key_head, key_head * parts.group + head, begin,
-                                     std::min(call.value_dim, begin + (next - block) * kPartColumns)};
-            find_factors<Element>(call, columns.head, chunk.token, chunk.groups, chunk.num_groups, chunk.factors);
-            walk_head<Element>(call, columns, chunk, source + columns.head * state_size, target + columns.head * state_size);
-            block = next;
+            const Columns columns = {head, begin, std::min(call.value_dim, begin + (next - block) * kPartColumns)};
+            find_factors<Element>(call, head, chunk.token, chunk.groups, chunk.num_groups, chunk.factors);
+            walk_head<Element>(call, columns, chunk, source + head * state_size, target + head * state_size);
         }
     }
     // What was written past the caches is there for whoever waits for this thread.
