@@ -153,8 +153,8 @@ def test_rule_of_every_number_of_a_few_tokens(instructions, dtype):
 def test_rule_of_tokens_that_forget_or_keep_all(instructions, dtype):
     """A rate that leaves nothing of the state, one that is beyond softplus' bend, writes of none and of all."""
     rule = Rule.draw((1, 2, 32, 48), [1, 9, 33], dtype)
-    rule.decay[::2] = 40
-    rule.decay[1::3] = -40
+    rule.decay[::2] = 100
+    rule.decay[1::3] = -100
     rule.beta[::3] = -200
     rule.beta[1::3] = 200
     for scale in (-9.0, 0.0, 4.0):
@@ -321,6 +321,17 @@ def test_norm_with_gates_near_saturation(instructions, dtype):
     expected = gated_rms_norm_reference(x, gate, weight, 1e-6)
     tolerance = TOLERANCES[dtype]
     torch.testing.assert_close(output, expected, rtol=tolerance, atol=tolerance, equal_nan=True)
+
+
+@of_every_way
+def test_norm_rounds_where_the_reference_does(instructions, dtype):
+    """Gates of 45 let all through, so that nothing but sums in another order differs."""
+    x, weight = (torch.randn(100, 2, 64) * 3).to(dtype), torch.randn(64).to(dtype)
+    gate = torch.full((100, 128), 45.0, dtype=dtype)
+    output = gated_rms_norm_native(x, gate, weight, 1e-6, instructions)
+    assert_close(output, gated_rms_norm_reference(x, gate, weight, 1e-6))
+    if dtype == torch.bfloat16:
+        assert (output != gated_rms_norm_reference(x, gate, weight, 1e-6)).float().mean() < 0.01
 
 
 @of_every_way
