@@ -13,6 +13,8 @@ from .output_folder import OutputFolder
 MANIFEST_NAME = "_headrace.json"
 _TEMPORARY_MANIFEST = f".{MANIFEST_NAME}.tmp"
 _PART = r"part-\d+-\d+-\d+(-[0-9a-f]{8})?\.parquet"
+# It is the name of a folder too.
+_JOB_ID = re.compile(r"[\w-]+")
 _PART_NAME = re.compile(rf"{_PART}|\.{_PART}\.tmp")
 
 
@@ -124,6 +126,8 @@ def belongs_to_another(folder: OutputFolder, job_id: str) -> bool:
 def _parsed(folder: OutputFolder, content: bytes) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(content)
+        if not _JOB_ID.fullmatch(values["job_id"]):
+            raise ValueError("the job's id is no name of a folder")
         return {"job_id": values["job_id"], "fingerprint": values["fingerprint"], **values}
     except (ValueError, TypeError, KeyError) as error:
         problem, overwrite = f"{folder}/{MANIFEST_NAME} is damaged", OutputMode.OVERWRITE.argument
