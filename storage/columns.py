@@ -1,6 +1,7 @@
 """Columns of the input on their way to the output: their types, their names, and values that have no type."""
 
 import json
+import warnings
 from base64 import b64encode
 from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -154,6 +155,16 @@ def python_values(column: pa.Array) -> list[Any]:
         column = column.cast(pa.int64())
     values: list[Any] = column.to_pylist()
     return values
+
+
+# Arrow warns of it, once for every process that reads such a row.
+warnings.filterwarnings("ignore", "Encountered key .* already encountered", UserWarning, r"headrace\.storage\.columns")
+
+
+def plain_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as JSON and SQL have them: maps as objects, with the last value of a key that is there twice."""
+    rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="lossy")
+    return rows
 
 
 def carried_values(column: pa.Array, field: pa.Field) -> list[Any]:

@@ -50,7 +50,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
-from .columns import as_text
+from .columns import as_text, plain_rows
 from .database import noticing_lost_peers, reason_of
 from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
@@ -177,7 +177,7 @@ class SqlSink:
         both = {"job_id": job_id, "attempt_id": attempt_id}
         rows = [
             both | {self._stored[name]: _plain(value) for name, value in row.items()}
-            for row in _in_microseconds(part).to_pylist(maps_as_pydicts="lossy")
+            for row in plain_rows(_in_microseconds(part))
         ]
         if connection is not None:
             with _translated_errors(self._spec):

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...storage.batch_records import BatchRecord, BatchState, BatchTotals
+from ...storage.columns import plain_rows
 from ...storage.errors import PartMissing, StorageError
 from ...storage.file_records import NewFile
 from ...storage.ledger import Ledger
@@ -115,7 +116,7 @@ class OutputWriter:
             self._lose(part, error)
             return
         for batch in table.to_batches(_ROWS):
-            yield from batch.to_pylist(maps_as_pydicts="lossy")
+            yield from plain_rows(batch)
 
     def _lose(self, part: PartRecord, error: PartMissing) -> None:
         """Somebody has removed answers: the rest is to be had all the same."""

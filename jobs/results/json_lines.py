@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...storage.columns import plain_rows
 from ...storage.records import JobRecord
 from ..spec.lora import asked_model
 
@@ -19,7 +20,7 @@ def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     No NaN and no infinity; bytes, as images are, as data URLs; times, decimals and the like as text.
     """
     for batch in table.to_batches():
-        for row in batch.to_pylist(maps_as_pydicts="lossy"):
+        for row in plain_rows(batch):
             yield {name: _json_value(value) for name, value in row.items()}
 
 
@@ -43,7 +44,7 @@ def openai_lines(job: JobRecord, table: pa.Table) -> Iterator[dict[str, Any]]:
     Source: OpenAI's Batch API, the output of `POST /v1/batches`.
     """
     for batch in table.to_batches():
-        for row in batch.to_pylist(maps_as_pydicts="lossy"):
+        for row in plain_rows(batch):
             yield _line(job, row)
 
 

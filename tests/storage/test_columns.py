@@ -2,6 +2,8 @@
 
 import datetime
 import json
+import subprocess
+import sys
 from typing import Any
 
 import pyarrow as pa
@@ -172,3 +174,14 @@ def test_carried_names_do_not_meet() -> None:
 )
 def test_custom_id(values: dict[str, Any], custom_id: str) -> None:
     assert custom_id_of(values, 7) == custom_id
+
+
+def test_of_a_key_that_a_map_has_twice_rows_have_the_last_value_and_nobody_is_warned():
+    """Arrow's warning would go to the terminal, between the rows. (Tests have filters of their own.)"""
+    code = (
+        "import pyarrow as pa; from headrace.storage.columns import plain_rows;"
+        "maps = pa.array([[('k', 1), ('k', 2)], None], pa.map_(pa.string(), pa.int8()));"
+        "print(plain_rows(pa.table({'a': maps})))"
+    )
+    ran = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+    assert (ran.stdout, ran.stderr) == ("[{'a': {'k': 2}}, {'a': None}]\n", "")
