@@ -64,6 +64,8 @@ _INSERTS: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
 }
 _SINK, _SINK_TABLE = Argument("sink"), Argument("sink_table")
 _POSTGRES_NAME_BYTES = 63
+# PostgreSQL's code for a table that is not there.
+_UNDEFINED_TABLE = "42P01"
 # As many values as a statement of either database takes, and more.
 _ROWS_AT_A_TIME = 1000
 _PROBE: dict[str, Any] = {"job_id": "", "row": 0, "attempt_id": 0}
@@ -248,7 +250,9 @@ def _translated_errors(spec: SinkSpec) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        may_pass = isinstance(error, OperationalError | InterfaceError)
+        # SQLite says of a table that is gone that it cannot be operated on.
+        is_gone = getattr(getattr(error, "orig", None), "sqlstate", None) == _UNDEFINED_TABLE
+        may_pass = is_gone or isinstance(error, OperationalError | InterfaceError)
         kind = SinkUnavailable if may_pass else SinkError
         raise kind(f"sink {spec}: {reason_of(error)}") from error
 
