@@ -35,7 +35,7 @@ from ...storage.output_dir import (
 )
 from ...storage.output_folder import OutputFolder
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
-from ...storage.readers import InputSource
+from ...storage.readers import InputSource, is_unicode
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState, shard_id_of
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.spool import carried_fields, discard_spool, lock_of
@@ -73,18 +73,10 @@ class Terms:
         """Raises `SpecError`."""
         if not isinstance(self.idempotency_key, str | None):
             raise SpecError(Argument("idempotency_key"), f" must be a text, not {shown(self.idempotency_key)}")
-        if self.idempotency_key is not None and not _is_storable(self.idempotency_key):
+        if self.idempotency_key is not None and not is_unicode(self.idempotency_key):
             raise SpecError(Argument("idempotency_key"), " is not valid UTF-8")
         if self.idempotency_key == "":
             raise SpecError(Argument("idempotency_key"), " is empty: leave it out, or name the job by it")
-
-
-def _is_storable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 NO_TERMS = Terms()
