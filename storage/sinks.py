@@ -50,7 +50,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
-from .columns import as_text, plain_rows
+from .columns import as_text, in_microseconds, plain_rows
 from .database import noticing_lost_peers, reason_of
 from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
@@ -179,7 +179,7 @@ class SqlSink:
         both = {"job_id": job_id, "attempt_id": attempt_id}
         rows = [
             both | {self._stored[name]: _plain(value) for name, value in row.items()}
-            for row in plain_rows(_in_microseconds(part))
+            for row in plain_rows(in_microseconds(part))
         ]
         if connection is not None:
             with _translated_errors(self._spec):
@@ -319,20 +319,6 @@ def _sql_type(kind: pa.DataType) -> TypeEngine[Any]:
 def _python_type(kind: TypeEngine[Any]) -> type:
     # PostgreSQL's JSONB and others say nothing of theirs.
     return dict if isinstance(kind, JSON) else kind.python_type
-
-
-def _in_microseconds(part: pa.Table) -> pa.Table:
-    """Without nanoseconds, of which neither Python's times nor SQL's have any."""
-    for index, field in enumerate(part.schema):
-        if (kind := _coarser(field.type)) is not None:
-            part = part.set_column(index, field.name, part.column(index).cast(kind, safe=False))
-    return part
-
-
-def _coarser(kind: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    return {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}.get(kind)
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..columns import SchemaUnifier, carried_values, python_values
+from ..columns import SchemaUnifier, carried_values, changed_type, python_values
 from ..errors import InputError
 from .location import Location
 from .source import InputRow, InputSource, readable, refuse_duplicates
@@ -84,6 +84,8 @@ class SavedDataset(ArrowSource):
         if not files:
             raise InputError(f"input {folder.name} has no rows: give it at least one")
         super().__init__(folder.name, files, limit)
+        for field in self._schema:
+            _expect_storable(folder, field)
 
     def _read_schema(self, file: Location) -> pa.Schema:
         with readable(file.name), file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
@@ -98,26 +100,25 @@ class SavedDataset(ArrowSource):
                     yield batch.slice(start, num_rows)
 
 
+def _expect_storable(folder: Location, field: pa.Field) -> None:
+    """Raises InputError for a type that Parquet has not, which is what rows go on in."""
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+    except pa.ArrowException as error:
+        raise InputError(
+            f"input {folder.name}: column {field.name!r} is {field.type}, which Parquet does not know: give it another "
+            "type, or leave it out"
+        ) from error
+
+
 def _without_views(schema: pa.Schema) -> pa.Schema:
     """With texts and bytes as plain ones where they are views, of which Arrow cannot take some."""
-    fields = [field.with_type(_without_view(field.type)) for field in schema]
+    fields = [field.with_type(changed_type(field.type, _without_view)) for field in schema]
     return pa.schema(fields, schema.metadata)
 
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_binary_view(kind):
-        return pa.binary()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_view(field.type)) for field in kind.fields])
-    if pa.types.is_map(kind):
-        return pa.map_(_without_view(kind.key_type), _without_view(kind.item_type), kind.keys_sorted)
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_view(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_without_view(kind.value_type)))
-    return kind
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
 
 
 def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
@@ -139,7 +140,13 @@ def _values(file: Location, batch: pa.RecordBatch, field: pa.Field) -> list[Any]
                 f"input {file.name}: column {field.name!r} has a value that {field.type}, its type in other files, "
                 f"does not hold ({' '.join(str(error).split())}): give all files one type"
             ) from error
-    return carried_values(column, field) if found.metadata == field.metadata else python_values(column)
+    try:
+        return carried_values(column, field) if found.metadata == field.metadata else python_values(column)
+    except OverflowError as error:
+        raise InputError(
+            f"input {file.name}: column {field.name!r} has a time before the year 1 or after 9999: make it a text, or "
+            "leave it out"
+        ) from error
 
 
 def _merged(first: Location, schema: pa.Schema, other: Location, found: pa.Schema) -> pa.Schema:

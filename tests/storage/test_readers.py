@@ -161,6 +161,13 @@ def test_views_in_parquet_are_plain(kind: pa.DataType, plain: pa.DataType, value
     assert [row.values["n"] for row in source] == [value, None]
 
 
+def test_times_that_python_has_not_are_refused_by_name(tmp_path: Path) -> None:
+    times = pa.array([10**18, None], pa.timestamp("us"))
+    pq.write_table(pa.table({"text": ["a", "b"], "at": times}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="column 'at' has a time before the year 1 or after 9999: make it a text"):
+        rows(tmp_path / "a.parquet")
+
+
 def test_parquet_of_several_batches(tmp_path: Path) -> None:
     pq.write_table(pa.table({"n": range(5000)}), tmp_path / "a.parquet", row_group_size=700)
     assert [(row.row, row.values["n"]) for row in open_input(tmp_path / "a.parquet")] == [
