@@ -217,8 +217,8 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
     if isinstance(messages, str):
         try:
             messages = json.loads(messages)
-        except json.JSONDecodeError as error:
-            raise RowError(f"column 'messages' is not valid JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:
+            raise RowError(f"column 'messages' is not valid JSON: {getattr(error, 'msg', error)}") from error
     problem = messages_problem(messages)
     if problem is not None:
         raise RowError("prompt is empty" if problem == EMPTY else f"column 'messages' {problem}")
