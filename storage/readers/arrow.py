@@ -15,6 +15,7 @@ from .location import Location
 from .source import InputRow, InputSource, readable, refuse_duplicates
 
 _BATCH_ROWS = 1024
+_FIRST_ROWS = 16
 # Of rows with images, which are hundreds of kilobytes, fewer are read at a time.
 _BATCH_BYTES = 32 * 1024**2
 _BYTES = (pa.binary(), pa.large_binary())
@@ -67,11 +68,8 @@ class Parquet(ArrowSource):
         # Unbuffered: a file may be one row group, larger than memory.
         with file.open_raw() as raw, pq.ParquetFile(raw, pre_buffer=False) as parquet:
             for group in range(parquet.num_row_groups):
-                found = parquet.metadata.row_group(group)
                 with readable(f"{file.name}, row group {group},"):
-                    yield from parquet.iter_batches(
-                        _rows_at_a_time(found.num_rows, found.total_byte_size), row_groups=[group]
-                    )
+                    yield from parquet.iter_batches(_rows_of_group_at_a_time(parquet, group), row_groups=[group])
 
 
 class SavedDataset(ArrowSource):
@@ -119,6 +117,14 @@ def _without_views(schema: pa.Schema) -> pa.Schema:
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
     return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+
+
+def _rows_of_group_at_a_time(parquet: pq.ParquetFile, group: int) -> int:
+    """By the size that the file notes, and by that of the first rows: a value that many rows share is noted once."""
+    noted = parquet.metadata.row_group(group)
+    first = next(parquet.iter_batches(_FIRST_ROWS, row_groups=[group]), None)
+    sizes = [(noted.num_rows, noted.total_byte_size), *([] if first is None else [(first.num_rows, first.nbytes)])]
+    return min(_rows_at_a_time(*size) for size in sizes)
 
 
 def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
