@@ -14,8 +14,8 @@ LOAD_FORMATS = ("auto", "dummy")
 QUANTIZATIONS = ("int8",)
 KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "fp8_e5m2")
 _COUNTS = (
-    *("max_num_seqs", "max_num_batched_tokens", "max_loras", "max_lora_rank"),
-    *("tensor_parallel_size", "pipeline_parallel_size"),
+    *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks_override", "block_size"),
+    *("max_loras", "max_lora_rank", "tensor_parallel_size", "pipeline_parallel_size"),
 )
 # Python counts true and false among the numbers; here they are a mistake.
 _KINDS: Mapping[type, tuple[type, str]] = {
@@ -25,6 +25,8 @@ _KINDS: Mapping[type, tuple[type, str]] = {
 }
 # Of the numbers that tensors are measured in.
 _MOST = 2**63 - 1
+# Of what kernels count: in 32 bits.
+_MOST_COUNTED = 2**31 - 1
 # Of threads: the system ends a process that wants many more, without a word.
 _MOST_THREADS = 4096
 # A GPU's memory is set aside for a graph of each: 4 GiB for so many of a model of 32 layers.
@@ -109,12 +111,9 @@ class EngineConfig:
         if self.block_size < 1 or self.block_size & (self.block_size - 1):
             raise ConfigError(f"block_size must be a power of two, not {shown(self.block_size)}")
         for name in _COUNTS:
-            _require_positive(name, getattr(self, name))
-        for name in ("max_model_len", "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_threads"):
-            if (value := getattr(self, name)) is not None:
-                _require_positive(name, value)
-        if self.num_threads is not None and self.num_threads > _MOST_THREADS:
-            raise ConfigError(f"num_threads must be at most {_MOST_THREADS}, not {self.num_threads}")
+            _require_count(name, getattr(self, name), _MOST_COUNTED)
+        _require_count("num_threads", self.num_threads, _MOST_THREADS)
+        _require_count("kv_cache_memory_bytes", self.kv_cache_memory_bytes, _MOST)
         if self.swap_space_bytes is not None and self.swap_space_bytes < 0:
             raise ConfigError(f"swap_space_bytes must be at least 0, not {shown(self.swap_space_bytes)}")
         if self.cuda_graph_sizes is not None:
@@ -215,6 +214,8 @@ def parallel_options(tensor_parallel_size: int, pipeline_parallel_size: int) -> 
     return " and ".join(f"{name}={size}" for name, size in sizes.items() if size > 1)
 
 
-def _require_positive(name: str, value: int) -> None:
-    if value < 1:
+def _require_count(name: str, value: int | None, most: int) -> None:
+    if value is not None and value < 1:
         raise ConfigError(f"{name} must be at least 1, not {shown(value)}")
+    if value is not None and value > most:
+        raise ConfigError(f"{name} must be at most {most}, not {shown(value)}")

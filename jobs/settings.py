@@ -16,6 +16,11 @@ _PREFIX = "HEADRACE_"
 _IGNORED_PREFIX = "HEADRACE_TEST_"
 # The kernels read it themselves: they run without this package too.
 _READ_ELSEWHERE = frozenset(("HEADRACE_NATIVE_KERNELS",))
+# What is longer no clock of ours counts, and what is more no database.
+_MOST_SECONDS = 366 * 86400
+_MOST = 2**63 - 1
+# As many shards Celery asks a broker for at a time.
+_MOST_SHARDS = 2**16 - 1
 
 
 class SettingsError(ValueError):
@@ -91,21 +96,21 @@ class Settings(BaseModel):
     redis_url: RedisUrl | None = None
     database_url: DatabaseUrl
     # Workers look for dead ones once a second: a shorter lease gains nothing, and a ledger's hiccup loses it.
-    lease_seconds: float = Field(default=6.0, ge=1, allow_inf_nan=False)
+    lease_seconds: float = Field(default=6.0, ge=1, le=_MOST_SECONDS)
     # None: by the size of the job.
-    shard_rows: int | None = Field(default=None, ge=1)
-    flush_seconds: float = Field(default=2.0, gt=0, allow_inf_nan=False)
-    worker_concurrency: int = Field(default=4, ge=1)
-    stream_ttl_seconds: int = Field(default=3600, ge=1)
-    result_cache_ttl_seconds: int = Field(default=86_400, ge=1)
+    shard_rows: int | None = Field(default=None, ge=1, le=_MOST)
+    flush_seconds: float = Field(default=2.0, gt=0, le=_MOST_SECONDS)
+    worker_concurrency: int = Field(default=4, ge=1, le=_MOST_SHARDS)
+    stream_ttl_seconds: int = Field(default=3600, ge=1, le=_MOST_SECONDS)
+    result_cache_ttl_seconds: int = Field(default=86_400, ge=1, le=_MOST_SECONDS)
     log_level: LogLevel = "INFO"
     input_urls: UrlPrefixes = ("https://",)
     sink_urls: Annotated[UrlPrefixes, AfterValidator(_have_no_user)] = ()
     allow_private_addresses: bool = False
-    max_body_bytes: int = Field(default=16 * 2**20, ge=1)
-    max_file_bytes: int = Field(default=4 * 2**30, ge=1)
-    max_open_requests: int = Field(default=4096, ge=1)
-    max_queued_jobs: int = Field(default=10_000, ge=1)
+    max_body_bytes: int = Field(default=16 * 2**20, ge=1, le=_MOST)
+    max_file_bytes: int = Field(default=4 * 2**30, ge=1, le=_MOST)
+    max_open_requests: int = Field(default=4096, ge=1, le=_MOST)
+    max_queued_jobs: int = Field(default=10_000, ge=1, le=_MOST)
     metrics_require_key: bool = False
 
     @classmethod

@@ -11,7 +11,7 @@ from .clock import now
 from .database import Database
 from .errors import UnknownBatch
 from .file_records import NewFile, by_age, follows, insert_file
-from .records import JobState, NewWebhook
+from .records import ENDED, NewWebhook
 from .tables import batches, jobs
 from .webhooks import insert_webhook
 
@@ -192,7 +192,7 @@ class BatchRecords:
     def due(self) -> list[DueBatch]:
         """Batches that somebody could bring further now and that nobody has a lease on, the oldest first."""
         joined = batches.outerjoin(jobs, jobs.c.id == batches.c.job_id)
-        job_is_over = or_(jobs.c.id.is_(None), jobs.c.state.in_([state for state in JobState if state.has_ended]))
+        job_is_over = or_(jobs.c.id.is_(None), jobs.c.state.in_(ENDED))
         is_over = and_(
             batches.c.state == BatchState.IN_PROGRESS,
             or_(job_is_over, batches.c.expires_at <= now(), batches.c.ending.is_not(None)),

@@ -1,8 +1,10 @@
 """Columns of the input on their way to the output: their types, their names, and values that have no type."""
 
 import json
+import warnings
 from base64 import b64encode
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -129,10 +131,23 @@ def column_array(values: Iterable[Any], field: pa.Field) -> pa.Array:
     if field.metadata and field.metadata.items() >= _JSON_TEXT.items():
         values = (None if value is None else json.dumps(value, ensure_ascii=False) for value in values)
     values = list(values)
-    if pa.types.is_temporal(field.type) and any(isinstance(value, str) for value in values):
-        texts = [None if value is None else str(value) for value in values]
-        return pa.array(texts, pa.string()).cast(field.type)
+    if _has_nanoseconds(field.type):
+        values = [_with_times(value, field.type) for value in values]
     return pa.array(values, type=field.type)
+
+
+def changed_type(kind: pa.DataType, change: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
+    """The type with all changed that it is made of."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(changed_type(field.type, change)) for field in kind.fields])
+    if pa.types.is_map(kind):
+        return pa.map_(changed_type(kind.key_type, change), changed_type(kind.item_type, change), kind.keys_sorted)
+    if not (pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)):
+        return change(kind)
+    item = kind.value_field.with_type(changed_type(kind.value_type, change))
+    if pa.types.is_fixed_size_list(kind):
+        return pa.list_(item, kind.list_size)
+    return pa.list_(item) if pa.types.is_list(kind) else pa.large_list(item)
 
 
 def as_text(value: Any) -> str:
@@ -145,15 +160,27 @@ def as_text(value: Any) -> str:
 def python_values(column: pa.Array) -> list[Any]:
     """A Parquet column's values for Python, from which `column_array` makes the same column again.
 
-    Python's times have no nanoseconds: timestamps that need them become text, and times of day and
-    durations in that unit become integers.
+    Python's times have no nanoseconds: where some need them, timestamps become text, and times of day and durations
+    integers. Raises OverflowError for times before the year 1 or after 9999, of which Python has none.
     """
-    if pa.types.is_timestamp(column.type) and column.type.unit == "ns":
-        column = _without_nanoseconds(column)
-    elif column.type in (pa.time64("ns"), pa.duration("ns")):
-        column = column.cast(pa.int64())
+    if _has_nanoseconds(column.type):
+        column = _without_nanoseconds(column, _text_or_integer)
     values: list[Any] = column.to_pylist()
     return values
+
+
+# Arrow warns of it, once for every process that reads such a row.
+warnings.filterwarnings("ignore", "Encountered key .* already encountered", UserWarning, r"headrace\.storage\.columns")
+
+
+def plain_rows(table: pa.Table | pa.RecordBatch) -> list[dict[str, Any]]:
+    """Rows as JSON and SQL have them: maps as objects, with the last value of a key that is there twice.
+
+    Timestamps that need nanoseconds are text, and other times have none.
+    """
+    table = _changed_columns(table, partial(_without_nanoseconds, otherwise=_text_of_time))
+    rows: list[dict[str, Any]] = table.to_pylist(maps_as_pydicts="lossy")
+    return rows
 
 
 def carried_values(column: pa.Array, field: pa.Field) -> list[Any]:
@@ -168,11 +195,61 @@ def carried_values(column: pa.Array, field: pa.Field) -> list[Any]:
             return values
 
 
-def _without_nanoseconds(column: pa.Array) -> pa.Array:
+def in_microseconds(table: pa.Table) -> pa.Table:
+    """Without the nanoseconds of times, of which SQL's have none."""
+    return _changed_columns(table, partial(_without_nanoseconds, otherwise=_same))
+
+
+def _changed_columns(table: pa.Table, change: Callable[[pa.Array], pa.Array]) -> pa.Table:
+    """With those changed that have nanoseconds."""
+    for index, field in enumerate(table.schema):
+        if _has_nanoseconds(field.type):
+            table = table.set_column(index, field.name, change(table.column(index)))
+    return table
+
+
+def _has_nanoseconds(kind: pa.DataType) -> bool:
+    return bool(changed_type(kind, _in_microseconds) != kind)
+
+
+def _without_nanoseconds(column: pa.Array, otherwise: Callable[[pa.DataType], pa.DataType]) -> pa.Array:
+    """`otherwise`: what becomes of times where some would lose digits."""
     try:
-        return column.cast(pa.timestamp("us", column.type.tz))
+        return column.cast(changed_type(column.type, _in_microseconds))
     except pa.ArrowInvalid:
-        return column.cast(pa.string())
+        return column.cast(changed_type(changed_type(column.type, otherwise), _in_microseconds), safe=False)
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    if pa.types.is_timestamp(kind) and kind.unit == "ns":
+        return pa.timestamp("us", kind.tz)
+    return {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}.get(kind, kind)
+
+
+def _text_of_time(kind: pa.DataType) -> pa.DataType:
+    """Of a timestamp; Arrow writes no other times."""
+    return pa.string() if pa.types.is_timestamp(kind) else kind
+
+
+def _same(kind: pa.DataType) -> pa.DataType:
+    return kind
+
+
+def _text_or_integer(kind: pa.DataType) -> pa.DataType:
+    return pa.int64() if kind in (pa.time64("ns"), pa.duration("ns")) else _text_of_time(kind)
+
+
+def _with_times(value: Any, kind: pa.DataType) -> Any:
+    """A value in which timestamps may be texts with those as their numbers of nanoseconds."""
+    if isinstance(value, str) and pa.types.is_timestamp(kind):
+        return pa.scalar(value).cast(kind).value
+    if pa.types.is_struct(kind) and isinstance(value, Mapping):
+        return {field.name: _with_times(value.get(field.name), field.type) for field in kind.fields}
+    if not isinstance(value, list):
+        return value
+    if pa.types.is_map(kind):
+        return [(_with_times(key, kind.key_type), _with_times(item, kind.item_type)) for key, item in value]
+    return [_with_times(each, kind.value_type) for each in value]
 
 
 def carried_names(names: Sequence[str]) -> dict[str, str]:

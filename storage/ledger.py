@@ -19,6 +19,7 @@ from .migrate import migrate
 from .quotas import NO_QUOTA, Quota, check_quota, queued_tokens, tokens_of
 from .records import (
     DEFAULT_TENANT,
+    ENDED,
     OPEN,
     AttemptRecord,
     JobRecord,
@@ -129,7 +130,7 @@ class Ledger:
 
     def ended_jobs(self, output_dir: str) -> list[str]:
         """The ids of the jobs that wrote into a folder and write no more. Looks at all jobs."""
-        return self._jobs_of_folder(output_dir, [state for state in JobState if state.has_ended])
+        return self._jobs_of_folder(output_dir, ENDED)
 
     def open_jobs(self, output_dir: str) -> list[str]:
         """The ids of the jobs that have not ended and write into a folder. Looks at all jobs."""

@@ -9,11 +9,13 @@ from typing import Any
 
 from .errors import Argument, ManifestDamaged, OutputNotEmpty
 from .output_folder import OutputFolder
+from .parts import is_part
 
 MANIFEST_NAME = "_headrace.json"
 _TEMPORARY_MANIFEST = f".{MANIFEST_NAME}.tmp"
-_PART = r"part-\d+-\d+-\d+(-[0-9a-f]{8})?\.parquet"
-_PART_NAME = re.compile(rf"{_PART}|\.{_PART}\.tmp")
+# It is the name of a folder too.
+_JOB_ID = re.compile(r"[\w-]+")
+_HIDDEN_PART = re.compile(r"\.(?P<part>.*)\.tmp")
 
 
 class OutputMode(StrEnum):
@@ -124,6 +126,8 @@ def belongs_to_another(folder: OutputFolder, job_id: str) -> bool:
 def _parsed(folder: OutputFolder, content: bytes) -> dict[str, Any]:
     try:
         values: dict[str, Any] = json.loads(content)
+        if not _JOB_ID.fullmatch(values["job_id"]):
+            raise ValueError("the job's id is no name of a folder")
         return {"job_id": values["job_id"], "fingerprint": values["fingerprint"], **values}
     except (ValueError, TypeError, KeyError) as error:
         problem, overwrite = f"{folder}/{MANIFEST_NAME} is damaged", OutputMode.OVERWRITE.argument
@@ -154,4 +158,5 @@ def _clear(folder: OutputFolder, names: list[str]) -> None:
 
 
 def _is_ours(name: str) -> bool:
-    return name in (MANIFEST_NAME, _TEMPORARY_MANIFEST) or _PART_NAME.fullmatch(name) is not None
+    hidden = _HIDDEN_PART.fullmatch(name)
+    return name in (MANIFEST_NAME, _TEMPORARY_MANIFEST) or is_part(hidden["part"] if hidden else name)

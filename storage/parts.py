@@ -199,6 +199,11 @@ def recover_shard(
     return Recovered(rows=frozenset(rows), missing=tuple(missing))
 
 
+def is_part(name: str) -> bool:
+    """Whether a file has the name of a published part, of whichever job."""
+    return _FINAL_NAME.fullmatch(name) is not None
+
+
 def parts_of(job_ids: Collection[str], names: Iterable[str]) -> list[WrittenPart]:
     """Those of a folder's files that are parts of these jobs, or of any: before jobs were marked they did not say."""
     marks = {None, *map(_mark, job_ids)}

@@ -18,11 +18,12 @@ class JobState(StrEnum):
 
     @property
     def has_ended(self) -> bool:
-        return self in (JobState.COMPLETED, JobState.CANCELLED)
+        return self in ENDED
 
 
-# Of a job that has not ended.
+# Of a job that has not ended, and of one that has.
 OPEN = (JobState.RUNNING, JobState.PAUSED)
+ENDED = (JobState.COMPLETED, JobState.CANCELLED)
 
 
 class ShardState(StrEnum):
@@ -254,7 +255,6 @@ class Progress:
     """Sums over the committed parts of a job; `rows_done` includes the other kinds of rows.
 
     `rows_truncated`: those whose answers a limit of tokens cut off; parts of before that was counted have none.
-
     `error`: why shards of it wait, or attempts at them that run, while some do.
     """
 

@@ -52,7 +52,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
-from .columns import as_text
+from .columns import as_text, in_microseconds, plain_rows
 from .database import noticing_lost_peers, reason_of
 from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
@@ -66,6 +66,8 @@ _INSERTS: dict[str, Callable[[Table], postgresql.Insert | sqlite.Insert]] = {
 }
 _SINK, _SINK_TABLE = Argument("sink"), Argument("sink_table")
 _POSTGRES_NAME_BYTES = 63
+# PostgreSQL's code for a table that is not there.
+_UNDEFINED_TABLE = "42P01"
 # As many values as a statement of either database takes, and more.
 _ROWS_AT_A_TIME = 1000
 # Of what keeps a connection from being made neither libpq nor SQLite's driver has a code for all cases: their words are
@@ -186,7 +188,7 @@ class SqlSink:
         both = {"job_id": job_id, "attempt_id": attempt_id}
         rows = [
             both | {self._stored[name]: _plain(value) for name, value in row.items()}
-            for row in _in_microseconds(part).to_pylist(maps_as_pydicts="lossy")
+            for row in plain_rows(in_microseconds(part))
         ]
         if connection is not None:
             with _translated_errors(self._spec):
@@ -262,7 +264,9 @@ def _translated_errors(spec: SinkSpec) -> Iterator[None]:
     try:
         yield
     except SQLAlchemyError as error:
-        may_pass = isinstance(error, OperationalError | InterfaceError)
+        # SQLite says of a table that is gone that it cannot be operated on.
+        is_gone = getattr(getattr(error, "orig", None), "sqlstate", None) == _UNDEFINED_TABLE
+        may_pass = is_gone or isinstance(error, OperationalError | InterfaceError)
         kind = SinkUnavailable if may_pass else SinkError
         raise kind(f"sink {spec}: {reason_of(error)}") from error
 
@@ -329,20 +333,6 @@ def _sql_type(kind: pa.DataType) -> TypeEngine[Any]:
 def _python_type(kind: TypeEngine[Any]) -> type:
     # PostgreSQL's JSONB and others say nothing of theirs.
     return dict if isinstance(kind, JSON) else kind.python_type
-
-
-def _in_microseconds(part: pa.Table) -> pa.Table:
-    """Without nanoseconds, of which neither Python's times nor SQL's have any."""
-    for index, field in enumerate(part.schema):
-        if (kind := _coarser(field.type)) is not None:
-            part = part.set_column(index, field.name, part.column(index).cast(kind, safe=False))
-    return part
-
-
-def _coarser(kind: pa.DataType) -> pa.DataType | None:
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return pa.timestamp("us", kind.tz)
-    return {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}.get(kind)
 
 
 def _plain(value: Any) -> Any:

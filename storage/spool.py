@@ -1,7 +1,9 @@
 """The spool: planned rows on their way from the planner to a worker, one Parquet file a shard."""
 
+import shutil
 from array import array
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import pairwise, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -38,6 +40,18 @@ class PlannedRow(NamedTuple):
     error: str | None
     sampling: str | None = None
     images: Sequence[bytes | None] | None = None
+
+
+def lock_of(spool: Path) -> Path:
+    """What is held while a job's spool is written and the job recorded. Killed meanwhile, one leaves it there."""
+    return spool.with_name(f"{spool.name}.lock")
+
+
+def discard_spool(spool: Path) -> None:
+    """Remove a job's spool and the lock that was left beside it, as far as that can be done."""
+    shutil.rmtree(spool, ignore_errors=True)
+    with suppress(OSError):
+        lock_of(spool).unlink(missing_ok=True)
 
 
 def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_sampling: bool = False) -> None:

@@ -4,7 +4,7 @@ from sqlalchemy import ColumnElement, select, update
 
 from .clock import now
 from .database import Database
-from .records import JobRecord, JobState
+from .records import ENDED, JobRecord, JobState
 from .tables import jobs
 
 # How long who completes or cancels a job, or takes one up here, has for it.
@@ -63,7 +63,7 @@ class Tidying:
 
 
 def _has_ended() -> ColumnElement[bool]:
-    return jobs.c.state.in_([state for state in JobState if state.has_ended])
+    return jobs.c.state.in_(ENDED)
 
 
 def _is_due() -> ColumnElement[bool]:

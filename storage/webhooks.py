@@ -9,7 +9,7 @@ from sqlalchemy import Connection, Row, Select, and_, delete, exists, func, inse
 
 from .clock import now
 from .database import Database
-from .records import AttemptOutcome, JobState, NewWebhook, WebhookState
+from .records import ENDED, AttemptOutcome, JobState, NewWebhook, WebhookState
 from .tables import attempts, batches, jobs, parts, shards, webhooks
 
 # After an attempt that failed. In all a day: who does not answer until then is not told.
@@ -161,7 +161,7 @@ def _ended_jobs() -> Select[Any]:
     columns = (webhooks.c.id, jobs.c.state, jobs.c.finished_at, jobs.c.num_rows)
     ended = select(*columns, counts.scalar_subquery().label("num_failed"), exists(too_late).label("is_expired"))
     joined = ended.select_from(webhooks.join(jobs, jobs.c.id == webhooks.c.job_id))
-    has_ended = jobs.c.state.in_([state for state in JobState if state.has_ended])
+    has_ended = jobs.c.state.in_(ENDED)
     return joined.where(webhooks.c.state == WebhookState.WAITING, has_ended)
 
 

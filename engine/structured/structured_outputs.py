@@ -1,13 +1,16 @@
 """What an answer has to look like: a JSON schema, a regular expression, a grammar. Free of torch and llguidance."""
 
 import json as json_module
+import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal
 
 from ..errors import InvalidRequestError
 from .closed_schema import closed
+from .schema_numbers import number_problem, within_range
 
 Kind = Literal["json_schema", "regex", "lark"]
 
@@ -16,6 +19,7 @@ MAX_GRAMMAR_BYTES = 128 * 1024
 # What a schema may nest; the compiler's own limit is near.
 _MAX_DEPTH = 64
 _WAYS = ("json", "json_object", "regex", "choice", "grammar")
+_SCHEMA_WITHIN = re.compile(r"%json\s*")
 # Bounded: a model may otherwise write nothing but blanks until its tokens are used up.
 WHITESPACE = r"\x20|\r?\n[\x20\t]{0,20}"
 
@@ -67,6 +71,7 @@ class StructuredOutputsParams:
         if self.regex is not None:
             return GrammarSource("regex", self.regex)
         if self.grammar is not None:
+            _check_schemas_within(self.grammar)
             return GrammarSource("lark", self.grammar)
         if self.choice is not None:
             # Lark's strings are JSON's.
@@ -100,14 +105,29 @@ def _schema_text(schema: Any) -> str:
     """A JSON schema as text, known to be a JSON object."""
     try:
         value = json_module.loads(schema) if isinstance(schema, str) else schema
-        text = json_module.dumps(closed(value), ensure_ascii=False, allow_nan=False)
+        text = json_module.dumps(within_range(closed(value)), ensure_ascii=False, allow_nan=False)
     except RecursionError as error:
         raise _too_deep() from error
     except (ValueError, TypeError) as error:
         raise _invalid(f"json is no JSON: {error}") from error
     _require(isinstance(value, Mapping), "json must be a schema, that is a JSON object")
     _check_depth(value)
+    _check_numbers(value)
     return text
+
+
+def _check_schemas_within(grammar: str) -> None:
+    """Of Lark, which llguidance lets have JSON schemas as terms; what is no JSON it refuses itself."""
+    schemas = []
+    for place in _SCHEMA_WITHIN.finditer(grammar):
+        with suppress(ValueError, RecursionError):
+            schemas.append(json_module.JSONDecoder().raw_decode(grammar, place.end())[0])
+    _check_numbers(schemas)
+
+
+def _check_numbers(schema: Any) -> None:
+    if (problem := number_problem(schema)) is not None:
+        raise _invalid(f"json: {problem}")
 
 
 def _check_depth(value: Any) -> None:

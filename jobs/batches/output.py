@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from ...storage.batch_records import BatchRecord, BatchState, BatchTotals
+from ...storage.columns import plain_rows
 from ...storage.errors import PartMissing, StorageError
 from ...storage.file_records import NewFile
 from ...storage.ledger import Ledger
@@ -25,6 +26,8 @@ from ..api.openai.response_bodies import response
 from ..calls.events import merged_calls
 from ..calls.formats import CallFormat
 from ..planning.batch_planner import TOO_LONG
+from ..shards.deadline import EXPIRED
+from ..shards.faults import is_servers
 from ..spec.tools import TOOLS
 from ..streams.events import StreamEvent
 from .files import DEFAULT_EXPIRY_SECONDS, FileStore, IncomingFile
@@ -35,7 +38,6 @@ logger = logging.getLogger(__name__)
 
 PURPOSE = "batch_output"
 _ROWS = 256
-_SERVER_FAULTS = ("engine failed", "worker_crashed")
 _TOO_LONG = re.compile(rf"{TOO_LONG} (at least )?\d+ tokens|.*max_model_len")
 _NEVER_RAN = {
     BatchState.EXPIRED: ("batch_expired", "This request was not begun before the batch expired."),
@@ -115,7 +117,7 @@ class OutputWriter:
             self._lose(part, error)
             return
         for batch in table.to_batches(_ROWS):
-            yield from batch.to_pylist(maps_as_pydicts="lossy")
+            yield from plain_rows(batch)
 
     def _lose(self, part: PartRecord, error: PartMissing) -> None:
         """Somebody has removed answers: the rest is to be had all the same."""
@@ -156,13 +158,12 @@ class OutputWriter:
 
     def _error(self, row: Mapping[str, Any]) -> dict[str, Any]:
         text = row["error"]
-        kind, _, _ = (text or "").partition(":")
-        if text is None or kind == "expired":
+        if text is None or text.startswith(EXPIRED):
             self._has_expired_rows |= text is not None
             ending = BatchState.EXPIRED if text is not None else self.batch.ending or BatchState.CANCELLED
             code, message = _NEVER_RAN[ending]
             return {"response": None, "error": {"code": code, "message": message}}
-        if kind in _SERVER_FAULTS:
+        if is_servers(text):
             detail = {"message": text, "type": "server_error", "param": None, "code": "server_error"}
             return {"response": _response(500, self._request_id(row), {"error": detail}), "error": None}
         detail = {"type": "invalid_request_error", **self._fault(row)}

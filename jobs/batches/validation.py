@@ -21,7 +21,7 @@ from ..api.wording import with_fields
 from ..batch_jobs import batch_job_key
 from ..client.client import Client
 from ..errors import JobError, LaterVersion
-from ..planning.producer import LOCK_SUFFIX, Terms
+from ..planning.producer import Terms
 from ..spec.schemas import JobSpec, SamplingSpec
 from .files import FileStore
 from .lines import CHAT, CHATS, LineError, LineFault, check_lines
@@ -175,7 +175,7 @@ def _remove_leftovers(client: Client, batch: BatchRecord, job: JobRecord) -> Non
     """What tries before this one have spooled: none of them can be recorded any more."""
     for folder in (client.jobs_folder, _outputs(client)):
         for path in folder.glob(f"{_job_prefix(batch)}*"):
-            if path.suffix == LOCK_SUFFIX:
+            if path.is_file():
                 path.unlink(missing_ok=True)
             elif path.name != job.id:
                 shutil.rmtree(path, ignore_errors=True)

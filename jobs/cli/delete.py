@@ -11,7 +11,6 @@ from ...storage.errors import LedgerError, StorageError, UnknownJob
 from ...storage.webhooks import Webhooks
 from ..batch_jobs import is_unwritten
 from ..client.client import Client, Job
-from ..client.verbs import delete_job
 from ..errors import SpecError
 from ..spec.durations import parse_duration
 from .display import counted
@@ -94,7 +93,7 @@ def _owes(client: Client, job: Job) -> bool:
 def _delete(client: Client, job: Job, output_too: bool, dry_run: bool, before: float | None = None) -> bool:
     """Whether it is, or would be; with `before` not one that has been tried again since then."""
     note = "; its webhook is told nothing more" if before is None and _owes(client, job) else ""
-    if not dry_run and not delete_job(client.ledger, client.jobs_folder, job.id, output_too, before):
+    if not dry_run and not job.delete(output_too, before):
         return False
     kept = "" if output_too else f"; its data set stays in {job.record.output_dir}"
     typer.echo(f"{job.id} {'would be' if dry_run else 'is'} deleted{kept}{note}")

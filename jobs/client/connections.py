@@ -66,8 +66,11 @@ class Connections:
 
     def worker_for(self, queue: str, options: Sequence[str], name: str) -> LocalWorker:
         """A worker for a queue, to be started if it has none; `options` are those of `headrace worker`."""
-        log = self.settings.data_dir / "logs" / f"worker-{name}.log"
-        return LocalWorker(self._presence, queue, options, log, self.settings.environment())
+        return LocalWorker(self._presence, queue, options, self.log_of(name), self.settings.environment())
+
+    def log_of(self, name: str) -> Path:
+        """Where the worker that was started for a job, or a request, says what it does."""
+        return self.settings.data_dir / "logs" / f"worker-{name}.log"
 
     def ensure_redis(self) -> None:
         """Bring the embedded server back should it be gone."""

@@ -4,6 +4,7 @@ import math
 import shlex
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -122,9 +123,17 @@ class Job:
         """Try the failed rows of a completed job again, in the same data set. Raises `JobError`, `StorageError`."""
         self.client.ring(self.record.queue, retry_job(self.client.ledger, self.id))
 
-    def delete(self, with_output: bool = False) -> None:
-        """Forget the job, and with `with_output` remove its data set; one that has not ended is cancelled."""
-        delete_job(self.client.ledger, self.client.jobs_folder, self.id, with_output)
+    def delete(self, with_output: bool = False, ended_before: float | None = None) -> bool:
+        """Forget the job, and with `with_output` remove its data set; one that has not ended is cancelled.
+
+        With `ended_before`, in Unix seconds, only one that had ended by then and has not been tried again since;
+        returns whether it was.
+        """
+        is_deleted = delete_job(self.client.ledger, self.client.jobs_folder, self.id, with_output, ended_before)
+        if is_deleted:
+            with suppress(OSError):
+                self.client.log_of(self.id).unlink(missing_ok=True)
+        return is_deleted
 
     def results(self) -> pa.Table:
         """All rows committed so far, in the input's order."""

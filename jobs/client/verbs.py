@@ -1,7 +1,6 @@
 """What can be done with a job that is there, beside waiting for it."""
 
 import logging
-import shutil
 from pathlib import Path
 
 from ...storage.errors import JobEnded, StorageError
@@ -11,6 +10,7 @@ from ...storage.output_dir import Manifest, complete_manifest, expect_removable,
 from ...storage.output_folder import OutputFolder
 from ...storage.parts import parts_of
 from ...storage.records import JobRecord, JobState, NewShard, shard_id_of
+from ...storage.spool import discard_spool
 from ..errors import NotRetriable
 from ..shards.finishing import finish_job, publish_committed
 from ..shards.retriable import retriable_shards
@@ -69,7 +69,7 @@ def delete_job(
         _publish(ledger, job)
     elif _owns(job, output):
         remove_output_dir(output)
-    shutil.rmtree(jobs_folder / job_id, ignore_errors=True)
+    discard_spool(jobs_folder / job_id)
     ledger.delete_job(job_id)
     return True
 

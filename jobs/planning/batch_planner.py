@@ -11,7 +11,7 @@ from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import num_expanded
 from ...storage.columns import custom_id_of
-from ...storage.readers import InputRow
+from ...storage.readers import InputRow, is_unicode
 from ...storage.spool import PlannedRow
 from ..errors import RowError
 from ..shards.row_sampling import RowSampling
@@ -125,6 +125,9 @@ class BatchPlanner:
         text = prompt.text if isinstance(prompt, IllustratedPrompt) else prompt
         if isinstance(text, str):
             self._check_size(len(text))
+            # JSON within a column can spell it.
+            if not is_unicode(text):
+                raise RowError("prompt is not valid text: an escape is half of a surrogate pair")
         return prompt
 
     def _length_error(self, num_tokens: int) -> str | None:

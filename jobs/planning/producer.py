@@ -35,10 +35,10 @@ from ...storage.output_dir import (
 )
 from ...storage.output_folder import OutputFolder
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
-from ...storage.readers import InputSource
+from ...storage.readers import InputSource, is_unicode
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState, shard_id_of
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
-from ...storage.spool import carried_fields
+from ...storage.spool import carried_fields, discard_spool, lock_of
 from ...storage.webhooks import Webhooks
 from ..celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError, SpecError
@@ -48,8 +48,6 @@ from ..spec.row_images import images_fingerprint
 from ..spec.schemas import JobSpec, read_stored
 from .planner import Plan, make_planner
 
-# Of what is held while a job is submitted, beside its spool.
-LOCK_SUFFIX = ".lock"
 _OVERWRITE = OutputMode.OVERWRITE.argument
 
 
@@ -75,18 +73,10 @@ class Terms:
         """Raises `SpecError`."""
         if not isinstance(self.idempotency_key, str | None):
             raise SpecError(Argument("idempotency_key"), f" must be a text, not {shown(self.idempotency_key)}")
-        if self.idempotency_key is not None and not _is_storable(self.idempotency_key):
+        if self.idempotency_key is not None and not is_unicode(self.idempotency_key):
             raise SpecError(Argument("idempotency_key"), " is not valid UTF-8")
         if self.idempotency_key == "":
             raise SpecError(Argument("idempotency_key"), " is empty: leave it out, or name the job by it")
-
-
-def _is_storable(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 NO_TERMS = Terms()
@@ -167,7 +157,7 @@ class Producer:
         """Until the context ends nobody else submits this job. Raises `JobMismatchError` where another does so."""
         with ExitStack() as stack:
             try:
-                stack.enter_context(held_lock(self.jobs_folder / f"{job_id}{LOCK_SUFFIX}"))
+                stack.enter_context(held_lock(lock_of(self.jobs_folder / job_id)))
             except StorageError as error:
                 raise JobMismatchError(
                     f"job {job_id} of output folder {output} is being submitted by another process: wait until it "
@@ -205,10 +195,10 @@ class Producer:
     def _cancel_owner(self, output: OutputFolder) -> None:
         """Keep the workers of the job that is about to be replaced from writing on.
 
-        Raises `OutputNotEmpty` where only another ledger could do so.
+        Raises `OutputNotEmpty` where only another ledger could do so, `JobMismatchError` while it is being submitted.
         """
-        # Unreadable, completed with another ledger, or killed before it was recorded: nobody works on it.
-        with suppress(ManifestDamaged, UnknownJob):
+        # Nobody works on what cannot be read.
+        with suppress(ManifestDamaged):
             if (report := read_report(output)) is None:
                 return
             job_id = report["job_id"]
@@ -218,7 +208,8 @@ class Producer:
                     f"there: delete it with that ledger (headrace delete {job_id} --output-too), remove the folder if "
                     "that ledger is gone, or choose another"
                 )
-            self._cancel(job_id)
+            with self._alone_with(job_id, output):
+                self._cancel(job_id)
 
     def _cancel_homeless(self, output: OutputFolder) -> None:
         """End the jobs whose folder was removed by hand: a worker would put their rows beside those of the new job."""
@@ -226,8 +217,10 @@ class Producer:
             self._cancel(job_id)
 
     def _cancel(self, job_id: str) -> None:
-        self.ledger.cancel_job(job_id)
-        shutil.rmtree(self.jobs_folder / job_id, ignore_errors=True)
+        # Completed with another ledger, or killed before it was recorded.
+        with suppress(UnknownJob):
+            self.ledger.cancel_job(job_id)
+        discard_spool(self.jobs_folder / job_id)
 
     def _is_anothers(self, ledger: str | None) -> bool:
         """Whether a manifest was written with another ledger, as far as it says so."""

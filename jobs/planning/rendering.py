@@ -133,7 +133,8 @@ class PromptRenderer:
         return self._is_raw or not self._tokenizer.has_chat_template
 
     def _tools_of(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-        tools = self._tools if values.get(TOOLS) is None else row_tools(values)
+        own = row_tools(values)
+        tools = self._tools if own is None else own
         if (problem := choice_problem(functions_of(tools), self._tool_choice)) is not None:
             raise RowError(f"tool_choice {problem}")
         if tools and not self._shows_tools and not is_forced(self._tool_choice):
@@ -198,7 +199,8 @@ def _template(spec: JobSpec, columns: Sequence[str]) -> PromptTemplate | None:
 def _template_kwargs(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a row has the chat template told, as an object or as JSON."""
     kwargs = values.get(TEMPLATE_KWARGS)
-    if kwargs is None:
+    # CSV has no other way to say nothing.
+    if kwargs is None or kwargs == "":
         return {}
     if isinstance(kwargs, str):
         try:
@@ -217,8 +219,8 @@ def _messages(values: Mapping[str, Any], system: str | None) -> list[Mapping[str
     if isinstance(messages, str):
         try:
             messages = json.loads(messages)
-        except json.JSONDecodeError as error:
-            raise RowError(f"column 'messages' is not valid JSON: {error.msg}") from error
+        except (ValueError, RecursionError) as error:
+            raise RowError(f"column 'messages' is not valid JSON: {getattr(error, 'msg', error)}") from error
     problem = messages_problem(messages)
     if problem is not None:
         raise RowError("prompt is empty" if problem == EMPTY else f"column 'messages' {problem}")

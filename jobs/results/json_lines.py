@@ -7,10 +7,11 @@ from typing import Any
 
 import pyarrow as pa
 
+from ...storage.columns import plain_rows
 from ...storage.records import JobRecord
+from ..shards.deadline import EXPIRED
+from ..shards.faults import is_servers
 from ..spec.lora import asked_model
-
-_SERVER_FAULTS = ("engine failed", "worker_crashed")
 
 
 def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
@@ -19,7 +20,7 @@ def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     No NaN and no infinity; bytes, as images are, as data URLs; times, decimals and the like as text.
     """
     for batch in table.to_batches():
-        for row in batch.to_pylist(maps_as_pydicts="lossy"):
+        for row in plain_rows(batch):
             yield {name: _json_value(value) for name, value in row.items()}
 
 
@@ -43,7 +44,7 @@ def openai_lines(job: JobRecord, table: pa.Table) -> Iterator[dict[str, Any]]:
     Source: OpenAI's Batch API, the output of `POST /v1/batches`.
     """
     for batch in table.to_batches():
-        for row in batch.to_pylist(maps_as_pydicts="lossy"):
+        for row in plain_rows(batch):
             yield _line(job, row)
 
 
@@ -52,10 +53,9 @@ def _line(job: JobRecord, row: Mapping[str, Any]) -> dict[str, Any]:
     line = {"id": f"batch_req_{request_id}", "custom_id": row["custom_id"], "response": None, "error": None}
     if row["error"] is None:
         return line | {"response": _response(request_id, 200, _completion(job, request_id, row))}
-    kind, _, _ = row["error"].partition(":")
-    if kind == "expired":
+    if row["error"].startswith(EXPIRED):
         return line | {"error": {"code": "batch_expired", "message": row["error"]}}
-    is_ours = kind in _SERVER_FAULTS
+    is_ours = is_servers(row["error"])
     error = {"message": row["error"], "type": "server_error" if is_ours else "invalid_request_error"}
     body = {"error": error | {"param": None, "code": None}}
     return line | {"response": _response(request_id, 500 if is_ours else 400, body)}

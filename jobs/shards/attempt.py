@@ -30,8 +30,8 @@ from ..spec.schemas import JobSpec, read_stored
 from .answer_cache import AnswerCache
 from .checkpoints import Checkpoint, TokenCheckpoints
 from .deadline import NOT_ANSWERED, Deadline, expire
-from .faults import MAX_FAULTS, repeated_fault
-from .isolation import WORKER_CRASHED, CrashHistory, EngineRoom, condemned, rows_of
+from .faults import ENGINE_FAILED, MAX_FAULTS, repeated_fault
+from .isolation import ALONE, CrashHistory, EngineRoom, condemned, rows_of
 from .part_writer import PartWriter
 from .patience import Patience
 from .receipts import Receipts
@@ -41,8 +41,6 @@ from .row_streams import RowStreams
 from .trouble import Trouble
 
 logger = logging.getLogger(__name__)
-
-_ENGINE_FAILED = "engine failed: "
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ class ShardAttempt:
     def _answer_apart(self, table: pa.Table, history: CrashHistory) -> None:
         """Answer some rows at a time, with nothing else in the engine, so that a crash tells whose fault it was."""
         guilty = rows_of(table, history.culprits)
-        self._answer(condemned(guilty, WORKER_CRASHED))
+        self._answer(condemned(guilty, ALONE))
         with self.tools.room.alone(self._stop):
             for group in history.groups(row for row in table["row"].to_pylist() if row not in history.culprits):
                 logger.info("shard %s: trying %d rows apart", self.claim.shard_id, len(group))
@@ -235,8 +233,8 @@ class ShardAttempt:
             if self._stop.is_set():
                 raise Stopped
             if batch.failure is not None and not self._gives_up():
-                raise EngineFailed(f"{_ENGINE_FAILED}{batch.failure}")
-            batch.refuse_failed(_ENGINE_FAILED)
+                raise EngineFailed(f"{ENGINE_FAILED}{batch.failure}")
+            batch.refuse_failed(ENGINE_FAILED)
 
     def _keep(self, finished: Mapping[int, Mapping[str, Any]]) -> None:
         if self.tools.answers is not None and finished:
@@ -266,7 +264,7 @@ class ShardAttempt:
 
     def _gives_up(self) -> bool:
         errors = (attempt.error or "" for attempt in self.tools.ledger.attempts(self.claim.shard_id))
-        return sum(error.startswith(_ENGINE_FAILED) for error in errors) + 1 >= self.tools.max_failures
+        return sum(error.startswith(ENGINE_FAILED) for error in errors) + 1 >= self.tools.max_failures
 
 
 class AdapterMissing(StorageError):

@@ -9,8 +9,9 @@ import pyarrow as pa
 from ...storage.records import Claim
 from .isolation import condemned
 
-NOT_BEGUN = "expired: no worker had begun this row by the job's deadline"
-NOT_ANSWERED = "expired: this row had no answer by the job's deadline"
+EXPIRED = "expired: "
+NOT_BEGUN = f"{EXPIRED}no worker had begun this row by the job's deadline"
+NOT_ANSWERED = f"{EXPIRED}this row had no answer by the job's deadline"
 
 
 def expire(spooled: pa.Table) -> pa.Table:

@@ -1,4 +1,4 @@
-"""Faults of our own: an attempt that they end is made again, but not for ever."""
+"""Faults of our own, which end an attempt that is made again, but not for ever, and what rows say of them then."""
 
 from collections.abc import Collection, Iterable
 from itertools import takewhile
@@ -8,6 +8,9 @@ from redis.exceptions import RedisError
 from ...storage.errors import LedgerError, StorageError
 from ...storage.records import AttemptOutcome, AttemptRecord, PartRecord
 
+# What the errors of rows begin with that are not to blame for them.
+ENGINE_FAILED = "engine failed: "
+WORKER_CRASHED = "worker_crashed: "
 _FAULT = "attempt_failed: "
 MAX_FAULTS = 5
 # Beyond that error rows do not help: the fault is where earlier parts are read, or new ones committed.
@@ -22,6 +25,11 @@ def why_failed(error: Exception) -> str:
     if isinstance(error, StorageError):
         return text
     return f"{'' if isinstance(error, _NOT_OURS) else _FAULT}{type(error).__name__}: {text}"
+
+
+def is_servers(row_error: str) -> bool:
+    """Whether a row has an error that says nothing against the row."""
+    return row_error.startswith((ENGINE_FAILED, WORKER_CRASHED, _FAULT))
 
 
 def is_fault(error: str | None) -> bool:

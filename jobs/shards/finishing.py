@@ -1,7 +1,6 @@
 """What is left to do when a job has ended: make room, and write down in its folder how it went."""
 
 import logging
-import shutil
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -14,6 +13,7 @@ from ...storage.output_folder import OutputFolder
 from ...storage.parts import parts_of
 from ...storage.planned_rows import PLANNED_ROWS
 from ...storage.records import JobRecord, JobState, ShardState
+from ...storage.spool import discard_spool, lock_of
 from ..batch_jobs import is_unwritten
 from .manifest_report import manifest_report
 from .retriable import retriable_shards
@@ -118,10 +118,10 @@ def _remove_folder(job: JobRecord, spooled: Iterable[Path]) -> None:
 def _empty(folder: Path) -> None:
     planned = folder / PLANNED_ROWS
     if not planned.exists():
-        shutil.rmtree(folder, ignore_errors=True)
+        discard_spool(folder)
         return
     # Who reads the data set wants it for as long as the job is known.
     with suppress(OSError):
-        for path in set(folder.iterdir()) - {planned}:
+        for path in {lock_of(folder), *folder.iterdir()} - {planned}:
             with suppress(OSError):
                 path.unlink(missing_ok=True)

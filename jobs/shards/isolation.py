@@ -12,8 +12,9 @@ import pyarrow.compute as pc
 
 from ...storage.records import AttemptOutcome, AttemptRecord
 from ..errors import Stopped
+from .faults import WORKER_CRASHED
 
-WORKER_CRASHED = "worker_crashed: the worker died each time it came to this row, even with no other row beside it"
+ALONE = f"{WORKER_CRASHED}the worker died each time it came to this row, even with no other row beside it"
 
 _MAX_CRASHES = 2
 # Once may be chance: a machine that goes away takes some row with it, but hardly the same one twice.

@@ -43,8 +43,8 @@ class RowTools:
 
     def of(self, place: int) -> Sequence[Mapping[str, Any]]:
         """The functions of the row at this place of the shard."""
-        own = None if self._own is None else self._own[place].as_py()
-        return self._jobs if own is None else row_tools({TOOLS: own})
+        own = None if self._own is None else row_tools({TOOLS: self._own[place].as_py()})
+        return self._jobs if own is None else own
 
 
 class ForcedCalls:

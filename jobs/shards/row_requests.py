@@ -96,19 +96,7 @@ class RowRequests:
         self, row: int, token_ids: Sequence[int], params: SamplingParams, choice_token_ids: TokenLists | None
     ) -> list[Request]:
         """One for each sample: the first computes the prompt, the others fork from it."""
-        first = Request(
-            self.name(row),
-            token_ids,
-            params.of_sample(0),
-            choice_token_ids,
-            self._stops(params, token_ids),
-            self._tokenizer.grammar(params.structured_outputs),
-            lora_request=self._lora,
-            output_kind=RequestOutputKind.FINAL_ONLY,
-            reasoning=self._tokenizer.reasoning(params.reasoning),
-            bad_words_token_ids=self._tokenizer.encode_bad_words(params.bad_words or ()),
-            cache_salt=self._cache_salt,
-        )
+        first = self._request(self.name(row), token_ids, params.of_sample(0), choice_token_ids)
         if params.n == 1 or self._spec.draws_votes:
             return [first]
         return [first, *(self._fork(first, sample, params) for sample in range(1, params.n))]
@@ -149,13 +137,18 @@ class RowRequests:
         params = self._job_params
         if params.n > 1 or params.stop_strings:
             return None
-        grammar = self._tokenizer.grammar(params.structured_outputs)
+        return self._request("", (), params, self._choice_token_ids)
+
+    def _request(
+        self, request_id: str, token_ids: Sequence[int], params: SamplingParams, choice_token_ids: TokenLists | None
+    ) -> Request:
         return Request(
-            "",
-            (),
+            request_id,
+            token_ids,
             params,
-            self._choice_token_ids,
-            grammar=grammar,
+            choice_token_ids,
+            self._stops(params, token_ids),
+            self._tokenizer.grammar(params.structured_outputs),
             lora_request=self._lora,
             output_kind=RequestOutputKind.FINAL_ONLY,
             reasoning=self._tokenizer.reasoning(params.reasoning),

@@ -11,3 +11,10 @@ def json_problem(value: Any) -> str | None:
     except (TypeError, ValueError, RecursionError) as error:
         return f"can only have what JSON has: {error}"
     return None
+
+
+def in_order(value: Any) -> Any:
+    """The value, unless its order differs from run to run: raises `ValueError`, for pydantic."""
+    if isinstance(value, set | frozenset):
+        raise ValueError("must be a list, as a set has no order")
+    return value

@@ -8,6 +8,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from ...engine.errors import InvalidRequestError
 from ...engine.structured.grammar import check_grammar
 from ...engine.structured.structured_outputs import StructuredOutputsParams, as_schema
+from .json_values import in_order
 
 _FROZEN = ConfigDict(
     frozen=True, extra="forbid", validate_by_name=True, validate_by_alias=True, serialize_by_alias=True
@@ -61,7 +62,7 @@ class StructuredOutputs(BaseModel):
     json_: Annotated[dict[str, Any] | str | None, Field(alias="json"), BeforeValidator(as_schema)] = None
     json_object: bool | None = None
     regex: str | None = None
-    choice: tuple[str, ...] | None = None
+    choice: Annotated[tuple[str, ...] | None, BeforeValidator(in_order)] = None
     grammar: str | None = None
     disable_any_whitespace: bool = False
 

@@ -16,6 +16,7 @@ from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...storage.columns import SCHEMA_VERSION
 from ...storage.errors import Argument
 from ..errors import LaterVersion, SpecError
+from .json_values import in_order
 from .lora import LoraModule
 from .messages import template_kwargs_problem
 from .precision import Precision
@@ -114,6 +115,11 @@ class SamplingSpec(BaseModel):
     @classmethod
     def _is_number(cls, value: Any) -> Any:
         return _number(value)
+
+    @field_validator("stop", "stop_token_ids", "allowed_token_ids", "bad_words", mode="before")
+    @classmethod
+    def _is_in_order(cls, value: Any) -> Any:
+        return in_order(value)
 
     @field_validator("stop", mode="before")
     @classmethod
@@ -274,7 +280,7 @@ class JobSpec(BaseModel):
         # Each letter of a text would be a choice.
         if isinstance(value, str):
             raise ValueError("must be a list of texts")
-        return tuple(value) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
+        return tuple(in_order(value)) if isinstance(value, Iterable) and not isinstance(value, Mapping) else value
 
     @field_validator("vote")
     @classmethod

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError, ValidatorFunctionWr
 from pydantic_core import PydanticCustomError
 
 from ...engine.structured.closed_schema import closed
+from ...engine.structured.schema_numbers import within_range
 from ...engine.structured.structured_outputs import WHITESPACE
 from .response_format import StructuredOutputs
 
@@ -87,6 +88,6 @@ def _calls_grammar(functions: Functions, is_parallel: bool) -> str:
     for index, (name, arguments) in enumerate(functions.items()):
         # Lark's strings are JSON's.
         head = json.dumps(f'{{"name": {json.dumps(name)}, "parameters": ')
-        schema = {**closed(arguments or _NOTHING), "x-guidance": {"whitespace_pattern": WHITESPACE}}
+        schema = {**within_range(closed(arguments or _NOTHING)), "x-guidance": {"whitespace_pattern": WHITESPACE}}
         rules.append(f'call_{index}: {head} %json {json.dumps(schema)} "}}"')
     return "\n".join(rules)

@@ -25,9 +25,14 @@ def tools_problem(tools: Any) -> str | None:
     return json_problem(tools)
 
 
-def row_tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The functions that a row's conversation may call, as a list of OpenAI's objects or as JSON. Raises `RowError`."""
+def row_tools(values: Mapping[str, Any]) -> list[Mapping[str, Any]] | None:
+    """The functions that a row's conversation may call, as a list of OpenAI's objects or as JSON.
+
+    None where it says nothing of them, which in CSV is an empty text. Raises `RowError`.
+    """
     tools = values.get(TOOLS)
+    if tools is None or tools == "":
+        return None
     if is_json := isinstance(tools, str):
         try:
             tools = json.loads(tools)

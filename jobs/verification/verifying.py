@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from ...storage.columns import REASONING_NAMES, input_names
+from ...storage.columns import REASONING_NAMES, input_names, plain_rows
 from ...storage.local_folder import LocalFolder
 from ...storage.output_dir import OutputMode, read_report
 from ...storage.readers import InputSource
@@ -65,11 +65,11 @@ def verify(
     changed = {"cache": False, "limit": None, **({"model": model} if model is not None else {})}
     spec = JobSpec.model_validate(receipt.spec.model_dump() | changed)
     with _answered_again(client, receipt, sample, spec, worker_options) as job:
-        again = {row["row"]: row for row in job.results().to_pylist()}
+        again = {row["row"]: row for row in plain_rows(job.results())}
         weights = client.job(job.id).record.weights
     # What a data set of before has of the input may have a name that is ours by now.
     inputs = list(input_names(_without_reasoning(sample, spec).column_names, spec.schema_version))
-    pairs = [(row, again[row["row"]]) for row in sample.table.drop_columns(inputs).to_pylist()]
+    pairs = [(row, again[row["row"]]) for row in plain_rows(sample.table.drop_columns(inputs))]
     found = (first_difference(*pair, tolerance) for pair in pairs)
     differences = tuple(each for each in found if each is not None)
     return Verification(receipt, sample, weights, differences, changes(pairs))

@@ -11,7 +11,7 @@ from .folder import Concatenated, files_of_one_format
 from .json_array import JsonArray, is_json_array
 from .json_lines import JsonLines
 from .location import Location
-from .source import InputRow, InputSource, readable
+from .source import InputRow, InputSource, is_unicode, readable
 from .sql import SqlQuery
 
 
@@ -93,4 +93,4 @@ def _open_folder(folder: Location, limit: int | None) -> InputSource:
     return Concatenated(folder.name, [_open_file(file, None) for file in files], limit)
 
 
-__all__ = ["FORMATS", "InputRow", "InputSource", "open_input", "open_sql", "readable"]
+__all__ = ["FORMATS", "InputRow", "InputSource", "is_unicode", "open_input", "open_sql", "readable"]

@@ -9,12 +9,13 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ..columns import SchemaUnifier, carried_values, python_values
+from ..columns import SchemaUnifier, carried_values, changed_type, python_values
 from ..errors import InputError
 from .location import Location
 from .source import InputRow, InputSource, readable, refuse_duplicates
 
 _BATCH_ROWS = 1024
+_FIRST_ROWS = 16
 # Of rows with images, which are hundreds of kilobytes, fewer are read at a time.
 _BATCH_BYTES = 32 * 1024**2
 _BYTES = (pa.binary(), pa.large_binary())
@@ -67,11 +68,8 @@ class Parquet(ArrowSource):
         # Unbuffered: a file may be one row group, larger than memory.
         with file.open_raw() as raw, pq.ParquetFile(raw, pre_buffer=False) as parquet:
             for group in range(parquet.num_row_groups):
-                found = parquet.metadata.row_group(group)
                 with readable(f"{file.name}, row group {group},"):
-                    yield from parquet.iter_batches(
-                        _rows_at_a_time(found.num_rows, found.total_byte_size), row_groups=[group]
-                    )
+                    yield from parquet.iter_batches(_rows_of_group_at_a_time(parquet, group), row_groups=[group])
 
 
 class SavedDataset(ArrowSource):
@@ -84,6 +82,8 @@ class SavedDataset(ArrowSource):
         if not files:
             raise InputError(f"input {folder.name} has no rows: give it at least one")
         super().__init__(folder.name, files, limit)
+        for field in self._schema:
+            _expect_storable(folder, field)
 
     def _read_schema(self, file: Location) -> pa.Schema:
         with readable(file.name), file.open_raw() as raw, pa.ipc.open_stream(raw) as stream:
@@ -98,26 +98,33 @@ class SavedDataset(ArrowSource):
                     yield batch.slice(start, num_rows)
 
 
+def _expect_storable(folder: Location, field: pa.Field) -> None:
+    """Raises InputError for a type that Parquet has not, which is what rows go on in."""
+    try:
+        pq.ParquetWriter(pa.BufferOutputStream(), pa.schema([field])).close()
+    except pa.ArrowException as error:
+        raise InputError(
+            f"input {folder.name}: column {field.name!r} is {field.type}, which Parquet does not know: give it another "
+            "type, or leave it out"
+        ) from error
+
+
 def _without_views(schema: pa.Schema) -> pa.Schema:
     """With texts and bytes as plain ones where they are views, of which Arrow cannot take some."""
-    fields = [field.with_type(_without_view(field.type)) for field in schema]
+    fields = [field.with_type(changed_type(field.type, _without_view)) for field in schema]
     return pa.schema(fields, schema.metadata)
 
 
 def _without_view(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_string_view(kind):
-        return pa.string()
-    if pa.types.is_binary_view(kind):
-        return pa.binary()
-    if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_without_view(field.type)) for field in kind.fields])
-    if pa.types.is_map(kind):
-        return pa.map_(_without_view(kind.key_type), _without_view(kind.item_type), kind.keys_sorted)
-    if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_without_view(kind.value_type)))
-    if pa.types.is_large_list(kind):
-        return pa.large_list(kind.value_field.with_type(_without_view(kind.value_type)))
-    return kind
+    return {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}.get(kind, kind)
+
+
+def _rows_of_group_at_a_time(parquet: pq.ParquetFile, group: int) -> int:
+    """By the size that the file notes, and by that of the first rows: a value that many rows share is noted once."""
+    noted = parquet.metadata.row_group(group)
+    first = next(parquet.iter_batches(_FIRST_ROWS, row_groups=[group]), None)
+    sizes = [(noted.num_rows, noted.total_byte_size), *([] if first is None else [(first.num_rows, first.nbytes)])]
+    return min(_rows_at_a_time(*size) for size in sizes)
 
 
 def _rows_at_a_time(num_rows: int, num_bytes: int) -> int:
@@ -139,7 +146,13 @@ def _values(file: Location, batch: pa.RecordBatch, field: pa.Field) -> list[Any]
                 f"input {file.name}: column {field.name!r} has a value that {field.type}, its type in other files, "
                 f"does not hold ({' '.join(str(error).split())}): give all files one type"
             ) from error
-    return carried_values(column, field) if found.metadata == field.metadata else python_values(column)
+    try:
+        return carried_values(column, field) if found.metadata == field.metadata else python_values(column)
+    except OverflowError as error:
+        raise InputError(
+            f"input {file.name}: column {field.name!r} has a time before the year 1 or after 9999: make it a text, or "
+            "leave it out"
+        ) from error
 
 
 def _merged(first: Location, schema: pa.Schema, other: Location, found: pa.Schema) -> pa.Schema:

@@ -2,51 +2,64 @@
 
 import csv
 import io
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NoReturn
+from itertools import chain, pairwise
+from operator import itemgetter
+from typing import NoReturn, TextIO
 
 from ..errors import InputError
 from .location import Location
 from .source import InputRow, InputSource, is_unicode, refuse_duplicates
 from .text import refuse_utf16
 
-if TYPE_CHECKING:
-    from _csv import Reader as CsvLines
-
+# As much as a line of JSON: a megabyte of gzip may be one field of a gigabyte, which no process of ours is to hold.
+MAX_RECORD_CHARACTERS = 64 * 2**20
 _DELIMITERS = {",": "commas", ";": "semicolons", "\t": "tabs"}
 
 
 class Csv(InputSource):
-    """RFC 4180: commas, double quotes, a header. UTF-8. Every value is text, as CSV has no types."""
+    """RFC 4180: commas, double quotes, a header. UTF-8. Every value is text, as CSV has no types.
+
+    Records beyond 64 Mi characters are error rows.
+    """
 
     def __init__(self, location: Location, limit: int | None, delimiter: str = ",") -> None:
         super().__init__(location.name, limit)
         self._location = location
         self._delimiter = delimiter
         refuse_utf16(location)
-        with self._lines() as lines:
-            self._columns = dict.fromkeys(self._header(lines))
+        with self._records() as records:
+            self._columns = dict.fromkeys(self._header(records))
 
     def fingerprint(self) -> str:
         return self._location.fingerprint()
 
     def _rows(self) -> Iterator[InputRow]:
-        with self._lines() as lines:
-            next(lines)
+        with self._records() as records:
+            records.next()
             row = 0
-            first_line = lines.line_num + 1
-            for fields in _fields_or_error(lines):
+            while (fields := self._fields_or_problem(records)) is not None:
                 # An empty line is one the file ends with, or separates its blocks with.
                 if fields != []:
-                    yield self._row(row, first_line, fields)
+                    yield self._row(row, records.first_line, fields)
                     row += 1
-                first_line = lines.line_num + 1
 
-    def _row(self, row: int, line_number: int, fields: "Sequence[str] | csv.Error") -> InputRow:
-        if isinstance(fields, csv.Error):
-            return InputRow(row, {}, f"line {line_number}: not valid CSV: {fields}")
+    def _fields_or_problem(self, records: "_Records") -> list[str] | str | None:
+        try:
+            return records.next()
+        except _TooLong as error:
+            column = dict(enumerate(self._columns)).get(error.longest_field)
+            where = "" if column is None else f", most of them in column {column!r}"
+            return f"longer than {MAX_RECORD_CHARACTERS:,} characters{where}"
+        except csv.Error as error:
+            return f"not valid CSV: {error}"
+
+    def _row(self, row: int, line_number: int, fields: list[str] | str) -> InputRow:
+        if isinstance(fields, str):
+            return InputRow(row, {}, f"line {line_number}: {fields}")
         if len(fields) != len(self._columns):
             problem = f"number of fields is {len(fields)}, the header has {len(self._columns)}"
             return InputRow(row, {}, f"line {line_number}: {problem}")
@@ -55,17 +68,17 @@ class Csv(InputSource):
         return InputRow(row, dict(zip(self._columns, fields, strict=True)))
 
     @contextmanager
-    def _lines(self) -> "Iterator[CsvLines]":
-        # The module's limit of 128 KB a field is meant for other files than prompts.
-        csv.field_size_limit(sys.maxsize)
+    def _records(self) -> "Iterator[_Records]":
         # Bytes that are not UTF-8 spoil their own row only: they come through, and are found there.
         with self._location.open() as file:
             text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
-            yield csv.reader(text, delimiter=self._delimiter, strict=True)
+            yield _Records(text, self._delimiter)
 
-    def _header(self, lines: "CsvLines") -> list[str]:
+    def _header(self, records: "_Records") -> list[str]:
         try:
-            header = next(lines, [])
+            header = records.next()
+        except _TooLong:
+            self._refuse(f"has a header longer than {MAX_RECORD_CHARACTERS:,} characters: check its quotes")
         except csv.Error as error:
             self._refuse(f"has a header that is not valid CSV ({error}): check its quotes")
         if not header:
@@ -84,11 +97,61 @@ class Csv(InputSource):
         raise InputError(f"input {self.name} {problem}")
 
 
-def _fields_or_error(lines: "CsvLines") -> "Iterator[list[str] | csv.Error]":
-    while True:
-        try:
-            yield next(lines)
-        except csv.Error as error:
-            yield error
-        except StopIteration:
-            return
+class _TooLong(Exception):
+    """A record that was read past. `longest_field`: the index of the one that has most of its characters."""
+
+    def __init__(self, longest_field: int) -> None:
+        super().__init__()
+        self.longest_field = longest_field
+
+
+class _Records:
+    """The records of a file. `first_line`: where the last one began."""
+
+    def __init__(self, text: TextIO, delimiter: str) -> None:
+        # The module's limit of 128 KB a field is meant for other files than prompts.
+        csv.field_size_limit(sys.maxsize)
+        self._text = text
+        self._delimiter = delimiter
+        self._reader = csv.reader(iter(self._line, ""), delimiter=delimiter, strict=True)
+        self._lines: list[str] = []
+        self._left = 0
+        self._next_line = 1
+        self.first_line = 1
+
+    def next(self) -> list[str] | None:
+        """The fields of the next record, empty those of an empty line; None at the end.
+
+        Raises csv.Error, after which it goes on with the next line, and _TooLong.
+        """
+        self.first_line = self._next_line
+        self._lines.clear()
+        self._left = MAX_RECORD_CHARACTERS
+        return next(self._reader, None)
+
+    def _line(self) -> str:
+        """The next line of a record, for the parser; empty at the end."""
+        line = self._text.readline(self._left + 1)
+        self._left -= len(line)
+        self._next_line += 1
+        self._lines.append(line)
+        if self._left < 0:
+            self._skip()
+            raise _TooLong(_longest_field("".join(self._lines), self._delimiter))
+        return line
+
+    def _skip(self) -> None:
+        """Read on to the end of the record: the line in which as many quotes have closed as were opened."""
+        num_quotes = sum(line.count('"') for line in self._lines)
+        line = self._lines[-1]
+        while line and (num_quotes % 2 or not line.endswith(("\n", "\r"))):
+            self._next_line += line.endswith(("\n", "\r"))
+            line = self._text.readline(MAX_RECORD_CHARACTERS)
+            num_quotes += line.count('"')
+
+
+def _longest_field(record: str, delimiter: str) -> int:
+    found = re.finditer(f'"[^"]*"?|{delimiter}', record)
+    ends = (match.start() for match in found if record.startswith(delimiter, match.start()))
+    lengths = (end - start for start, end in pairwise(chain((-1,), ends, (len(record),))))
+    return max(enumerate(lengths), key=itemgetter(1))[0]

@@ -306,6 +306,13 @@ def test_configs_that_cannot_be_served(tmp_path, changes, message):
         ({"max_num_batched_tokens": -1}, "max_num_batched_tokens must be at least 1, not -1"),
         ({"max_model_len": 0}, "max_model_len must be at least 1, not 0"),
         ({"num_gpu_blocks_override": 0}, "num_gpu_blocks_override must be at least 1, not 0"),
+        *(
+            ({name: 2**62}, f"{name} must be at most 2147483647, not {2**62}")
+            for name in (
+                *("max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_gpu_blocks_override", "block_size"),
+                *("max_loras", "max_lora_rank", "tensor_parallel_size", "pipeline_parallel_size"),
+            )
+        ),
         (
             {"cuda_graph_sizes": ()},
             "cuda_graph_sizes must name at least one size; enforce_eager=True turns CUDA graphs off",

@@ -112,7 +112,19 @@ def test_the_test_suites_own_variables_are_ignored():
         ("HEADRACE_SHARD_ROWS", "many", "HEADRACE_SHARD_ROWS=many: Input should be a valid integer"),
         ("HEADRACE_SHARD_ROWS", "0", "HEADRACE_SHARD_ROWS=0: Input should be greater than or equal to 1"),
         ("HEADRACE_LEASE_SECONDS", "0.9", "HEADRACE_LEASE_SECONDS=0.9: Input should be greater than or equal to 1"),
-        ("HEADRACE_LEASE_SECONDS", "inf", "HEADRACE_LEASE_SECONDS=inf: Input should be a finite number"),
+        *(
+            (f"HEADRACE_{name}", value, f"HEADRACE_{name}={value}: Input should be less than or equal to {most}")
+            for name, value, most in (
+                ("LEASE_SECONDS", "inf", 366 * 86400),
+                ("LEASE_SECONDS", "nan", 366 * 86400),
+                ("FLUSH_SECONDS", "1e+300", 366 * 86400),
+                ("STREAM_TTL_SECONDS", str(2**62), 366 * 86400),
+                ("RESULT_CACHE_TTL_SECONDS", str(2**62), 366 * 86400),
+                ("WORKER_CONCURRENCY", str(2**62), 65535),
+                ("SHARD_ROWS", str(2**63), 2**63 - 1),
+                ("MAX_QUEUED_JOBS", str(2**63), 2**63 - 1),
+            )
+        ),
         (
             "HEADRACE_WORKER_CONCURRENCY",
             "1.5",

@@ -8,6 +8,7 @@ import pytest
 
 from headrace.storage.readers import arrow, open_input
 
+DOCUMENT = "a document that all rows are about " * 30
 TABLE = pa.table({"image": [bytes([row]) * 1000 for row in range(50)]})
 
 
@@ -27,3 +28,15 @@ def test_large_rows_come_few_at_a_time(kind, tmp_path, monkeypatch):
     sizes = [batch.num_rows for file in source._files for batch in source._batches(file)]
     assert max(sizes) <= 9
     assert [row.values["image"] for row in source] == TABLE["image"].to_pylist()
+
+
+def test_rows_that_share_a_large_value_come_few_at_a_time(tmp_path, monkeypatch):
+    """Parquet has it once, and a thousand rows of it in memory were gigabytes."""
+    monkeypatch.setattr(arrow, "_BATCH_BYTES", 9000)
+    table = pa.table({"document": [DOCUMENT] * 200, "question": [f"question {number}" for number in range(200)]})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    source = open_input(tmp_path / "rows.parquet")
+    assert isinstance(source, arrow.ArrowSource)
+    sizes = [batch.num_rows for file in source._files for batch in source._batches(file)]
+    assert max(sizes) <= 9
+    assert [row.values for row in source] == table.to_pylist()

@@ -191,6 +191,19 @@ def test_a_data_set_saved_by_hugging_face(tmp_path: Path) -> None:
     assert source.unifier().schema() == table.schema
 
 
+@pytest.mark.parametrize(
+    ("column", "kind"),
+    [
+        (pa.array([{}], pa.struct([])), "struct<>"),
+        (pa.array([(1, 2, 3)], pa.month_day_nano_interval()), "month_day_nano_interval"),
+    ],
+)
+def test_what_parquet_has_no_type_for_is_refused_before_any_work(column: pa.Array, kind: str, tmp_path: Path) -> None:
+    folder = saved_dataset(tmp_path / "saved", pa.table({"text": ["a"], "more": column}))
+    with pytest.raises(InputError, match=f"column 'more' is {kind}, which Parquet does not know: give it another type"):
+        open_input(folder)
+
+
 def test_of_a_saved_dictionary_of_splits_one_must_be_named(tmp_path: Path) -> None:
     saved_dataset(tmp_path / "train", pa.table({"a": [1, 2]}))
     write(tmp_path, "dataset_dict.json", '{"splits": ["train"]}')

@@ -127,7 +127,7 @@ def test_folder_is_taken_once(folder: OutputFolder) -> None:
     assert read_manifest(folder) == MANIFEST
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job_id": "x"}'])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job_id": "x"}', b'{"job_id": "../x", "fingerprint": "y"}'])
 def test_damaged_manifest(content: bytes, used: OutputFolder) -> None:
     used.replace(MANIFEST_NAME, content)
     with pytest.raises(ManifestDamaged, match='damaged: pass mode="overwrite"'):

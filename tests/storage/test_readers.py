@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from headrace.storage.errors import InputError
-from headrace.storage.readers import InputRow, json_lines, open_input
+from headrace.storage.readers import InputRow, csv_lines, json_lines, open_input
 
 
 def write(folder: Path, name: str, content: str | bytes) -> Path:
@@ -159,6 +159,13 @@ def test_views_in_parquet_are_plain(kind: pa.DataType, plain: pa.DataType, value
     source = open_input(tmp_path / "a.parquet")
     assert source.unifier().schema().field("n").type == plain
     assert [row.values["n"] for row in source] == [value, None]
+
+
+def test_times_that_python_has_not_are_refused_by_name(tmp_path: Path) -> None:
+    times = pa.array([10**18, None], pa.timestamp("us"))
+    pq.write_table(pa.table({"text": ["a", "b"], "at": times}), tmp_path / "a.parquet")
+    with pytest.raises(InputError, match="column 'at' has a time before the year 1 or after 9999: make it a text"):
+        rows(tmp_path / "a.parquet")
 
 
 def test_parquet_of_several_batches(tmp_path: Path) -> None:
@@ -356,6 +363,49 @@ def test_of_a_line_that_is_too_long_no_more_is_held(tmp_path: Path, monkeypatch:
     tracemalloc.start()
     try:
         assert [row.values for row in rows(path)] == [{}, {"a": 1}]
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 2**23
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_a_csv_record_that_is_too_long_is_an_error_row(
+    end: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(csv_lines, "MAX_RECORD_CHARACTERS", 40)
+    x, words = "x" * 600, '"' + f'one, ""two""{end}' * 30
+    lines = ["a,b", "1,2", f"3,{x}", "4,5", f'{words}",6', f'"7{end}8",{x}', "9,10", f"{x},{x},{x}", "11,12"]
+    lines.append(f'13,"{x}')
+    found = rows(write(tmp_path, "a.csv", end.join(lines).encode()))
+    assert [tuple(row.values.values()) for row in found if row.error is None] == [
+        ("1", "2"),
+        ("4", "5"),
+        ("9", "10"),
+        ("11", "12"),
+    ]
+    problem = "longer than 40 characters, most of them in column"
+    assert [row.error for row in found if row.error] == [
+        f"line 3: {problem} 'b'",
+        f"line 5: {problem} 'a'",
+        f"line 36: {problem} 'b'",
+        f"line 39: {problem} 'a'",
+        f"line 41: {problem} 'b'",
+    ]
+
+
+def test_a_csv_header_that_is_too_long_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_lines, "MAX_RECORD_CHARACTERS", 40)
+    with pytest.raises(InputError, match="has a header longer than 40 characters: check its quotes"):
+        open_input(write(tmp_path, "a.csv", 'a,"b' + "x" * 100 + "\n1,2\n"))
+
+
+def test_of_a_csv_record_that_is_too_long_no_more_is_held(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_lines, "MAX_RECORD_CHARACTERS", 2**20)
+    path = write(tmp_path, "rows.csv.gz", gzip.compress(b"a\n" + b"x" * 2**25 + b"\n1\n"))
+    tracemalloc.start()
+    try:
+        assert [row.values for row in rows(path)] == [{}, {"a": "1"}]
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -330,6 +330,16 @@ def test_a_database_that_is_away_may_be_back_soon(tmp_path: Path) -> None:
             check_reachable(SinkSpec.parse(url))
 
 
+def test_a_table_that_is_gone_may_come_back(spec, sink):
+    """Rows that are computed are kept until then: whoever gave them up would have them computed again and again."""
+    execute(spec, "drop table answers")
+    with pytest.raises(SinkUnavailable, match="answers"):
+        sink.upsert("job", 1, part({"row": 0, "output": "a"}))
+    sink.prepare()
+    sink.upsert("job", 1, part({"row": 0, "output": "a"}))
+    assert execute(spec, "select output from answers") == [{"output": "a"}]
+
+
 def test_a_disk_that_takes_nothing_is_what_is_told_of(tmp_path: Path):
     sink = SqlSink(SinkSpec.parse(f"sqlite:///{tmp_path}/answers.db"), SCHEMA)
     sink.prepare()

@@ -119,7 +119,7 @@ def test_a_row_that_was_finished_before_the_cancellation_is_told_of_once(validat
     with BatchKeeper(validation.client, validation.store, validation):
         wait_until(lambda: ledger.batches.get(batch.tenant, batch.id).job_id is not None, "it has a job")
     job = ledger.job(ledger.batches.get(batch.tenant, batch.id).job_id)
-    row = {"row": [0], "custom_id": ["row-0"], "error": ["engine failed: asked for by the test"]}
+    row = {"row": [0], "custom_id": ["row-0"], "error": ["attempt_failed: TypeError: asked for by the test"]}
     pq.write_table(pa.table(row), Path(job.output_dir, "part-one.parquet"))
     claim = take_shard(ledger, f"{job.id}/00000", "worker", 60)
     ledger.leases.commit_part(claim, NewPart("part-one.parquet", 1, 1))
@@ -130,7 +130,10 @@ def test_a_row_that_was_finished_before_the_cancellation_is_told_of_once(validat
     ended = ledger.batches.get(batch.tenant, batch.id)
     assert (ended.state, ended.num_total, ended.num_failed) == (BatchState.CANCELLED, 2, 2)
     file = validation.store.path(ledger.files.get(batch.tenant, ended.error_file_id))
-    assert sorted(json.loads(line)["custom_id"] for line in file.open()) == ["row-0", "row-1"]
+    lines = sorted(map(json.loads, file.open()), key=lambda line: line["custom_id"])
+    assert [line["custom_id"] for line in lines] == ["row-0", "row-1"]
+    # No fault of the request's.
+    assert lines[0]["response"]["status_code"] == 500
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from sqlalchemy import update
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client import verbs
-from headrace.jobs.client.verbs import delete_job
 from headrace.jobs.errors import JobMismatchError, LaterVersion, NotRetriable, SpecError
 from headrace.jobs.grpc.statuses import status_of
 from headrace.jobs.planning.producer import Producer
@@ -264,10 +263,10 @@ def test_a_retry_that_begins_meanwhile_keeps_a_job(client, tmp_path, monkeypatch
         return open_folder(address)
 
     monkeypatch.setattr(verbs, "open_folder", open_and_retry)
-    assert not delete_job(client.ledger, client.jobs_folder, job.id, with_output=True, ended_before=before)
+    assert not job.delete(with_output=True, ended_before=before)
     done = job.wait(SECONDS, start_worker=False)
     assert (done.state, done.rows_done, done.rows_failed) == (JobState.COMPLETED, 3, 0)
-    assert not delete_job(client.ledger, client.jobs_folder, job.id, with_output=True, ended_before=before)
+    assert not job.delete(with_output=True, ended_before=before)
     assert len(job.results()) == 3
 
 
@@ -287,11 +286,19 @@ def test_a_cancelled_job_has_no_spool_unless_a_batch_is_to_read_it(unserved, tmp
     assert (unserved.jobs_folder / job.id).exists() == is_kept
 
 
-def test_deleting_a_job_that_waits_removes_its_spool(unserved, tmp_path):
+@pytest.mark.parametrize("by_command", [True, False])
+def test_deleting_a_job_that_waits_removes_its_spool_and_its_workers_log(unserved, headrace, tmp_path, by_command):
     job = unserved.submit(ROWS, MODEL, tmp_path / "out", **FAST)
-    assert (unserved.jobs_folder / job.id).exists()
-    job.delete()
-    assert not (unserved.jobs_folder / job.id).exists()
+    spool, log = unserved.jobs_folder / job.id, unserved.log_of(job.id)
+    assert spool.exists()
+    log.parent.mkdir(exist_ok=True)
+    log.touch()
+    if by_command:
+        assert headrace(tmp_path / "unserved", "delete", job.id).status == 0
+    else:
+        assert job.delete()
+    assert not spool.exists()
+    assert not log.exists()
 
 
 def test_a_data_set_with_something_else_in_it_is_not_deleted(unserved, tmp_path, headrace):

@@ -57,3 +57,24 @@ def test_what_might_fit_is_tokenized(planner):
     assert exact is not None
     assert exact.startswith("prompt has ")
     assert "at least" not in exact
+
+
+@pytest.mark.parametrize(
+    ("messages", "problem"),
+    [
+        ("[" * 100_000, "column 'messages' is not valid JSON: maximum recursion depth exceeded"),
+        (f"[{'1' * 5000}]", "column 'messages' is not valid JSON: Exceeds the limit (4300 digits)"),
+        ('[{"role": "user", "content": "\\ud800"}]', "prompt is not valid text: an escape is half of a surrogate pair"),
+    ],
+    ids=["deep", "long number", "surrogate"],
+)
+def test_messages_that_json_or_no_text_can_have_are_their_rows_error_alone(messages, problem):
+    """As columns of CSV have them. One such row refused the whole input, or was a server's fault."""
+    good = '[{"role": "user", "content": "My parcel is lost."}]'
+    spec = JobSpec.parse(model=str(MODEL))
+    planner = Recipe(spec.model_dump_json(), ("messages",), MODEL, CONTEXT).planner()
+    batch = planner.plan([InputRow(number, {"messages": text}) for number, text in enumerate((good, messages, good))])
+    before, error, after = (planned_row(item).error for item in batch.items)
+    assert before is after is None
+    assert error is not None
+    assert error.startswith(problem)

@@ -14,6 +14,7 @@ from headrace.jobs.planning import work
 from headrace.jobs.planning.producer import Terms
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.schemas import JobSpec
+from headrace.storage import held_file
 from headrace.storage.errors import InputError, LedgerUnavailable, OutputNotEmpty, SinkError, StorageError
 from headrace.storage.ledger import Ledger
 from headrace.storage.output_address import open_folder
@@ -22,6 +23,7 @@ from headrace.storage.output_folder import OutputFolder
 from headrace.storage.quotas import Quota, QuotaExceeded
 from headrace.storage.readers import open_input
 from headrace.storage.records import JobState
+from headrace.storage.spool import lock_of
 
 from ...shelf import make_bucket
 from ..running import LABELS, MODEL, environment, write_unreadable_parquet
@@ -173,6 +175,47 @@ def test_a_folder_of_before_ledgers_were_noted_is_overwritten(client: Client, tm
     found = read_manifest(open_folder(tmp_path / "out"))
     assert found is not None
     assert found.job_id == new.id
+
+
+@pytest.fixture
+def killed(client: Client, tmp_path: Path) -> tuple[Path, list[Path]]:
+    """An output folder whose job was not recorded when its submitter was killed, and what that has left of it."""
+    job = submit(client, tmp_path / "out")
+    client.ledger.cancel_job(job.id)
+    client.ledger.delete_job(job.id)
+    spool = client.jobs_folder / job.id
+    assert spool.is_dir()
+    lock_of(spool).touch()
+    return tmp_path / "out", [spool, lock_of(spool)]
+
+
+def test_what_a_killed_submitter_has_left_goes_when_its_folder_is_overwritten(
+    client: Client, killed: tuple[Path, list[Path]]
+) -> None:
+    output, left = killed
+    submit(client, output, "overwrite")
+    assert [path for path in left if path.exists()] == []
+
+
+def test_a_folder_whose_job_is_being_submitted_is_not_overwritten(
+    client: Client, killed: tuple[Path, list[Path]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    output, left = killed
+    monkeypatch.setattr(held_file, "_PATIENCE_SECONDS", 0.1)
+    with held_file.held_lock(left[1]), pytest.raises(JobMismatchError, match="being submitted by another process"):
+        submit(client, output, "overwrite")
+    assert left[0].exists()
+
+
+@pytest.mark.parametrize("end", [Job.cancel, Job.delete])
+def test_the_lock_that_a_killed_submitter_has_left_goes_with_its_job(
+    client: Client, tmp_path: Path, end: Callable[[Job], None]
+) -> None:
+    job = submit(client, tmp_path / "out")
+    lock = lock_of(client.jobs_folder / job.id)
+    lock.touch()
+    end(job)
+    assert not lock.exists()
 
 
 def test_of_two_ledgers_that_come_at_once_one_gets_the_folder(

@@ -100,7 +100,8 @@ def test_the_template_is_told_what_the_job_and_the_row_say(thinking, prompt):
     row: dict[str, Any] = {"text": "a", "messages": [say("user", "a")]}
     off, on = {"enable_thinking": False}, {"enable_thinking": True, "unused": None}
     assert render(thinking, row, prompt=prompt) == "a"
-    assert render(thinking, row, prompt=prompt, chat_template_kwargs=off) == "a d"
+    for nothing in ({}, {"chat_template_kwargs": ""}):
+        assert render(thinking, row | nothing, prompt=prompt, chat_template_kwargs=off) == "a d"
     for own in (off, json.dumps(off)):
         assert render(thinking, row | {"chat_template_kwargs": own}, prompt=prompt) == "a d"
     assert render(thinking, row | {"chat_template_kwargs": on}, prompt=prompt, chat_template_kwargs=off) == "a"
@@ -126,7 +127,7 @@ def test_a_conversation_has_the_rows_tools(tmp_path, thinking):
     nullable = [{"type": "function", "function": {"name": "f", "parameters": parameters}}]
     for given in (row | {"tools": json.dumps(nullable)}, row):
         assert json.loads(render(caller, given, tools=nullable).removesuffix("a")) == nullable
-    nothing: tuple[dict[str, Any], ...] = ({}, {"tools": None}, {"tools": []})
+    nothing: tuple[dict[str, Any], ...] = ({}, {"tools": None}, {"tools": ""}, {"tools": []})
     for none in nothing:
         assert render(caller, row | none) == "[]a"
     # A template over the columns has what it names.
@@ -138,6 +139,7 @@ def test_a_conversation_has_the_rows_tools(tmp_path, thinking):
     with_jobs = {"tools": other}
     assert json.loads(render(caller, row, **with_jobs).removesuffix("a")) == other
     assert json.loads(render(caller, row | {"tools": tools}, **with_jobs).removesuffix("a")) == tools
+    assert json.loads(render(caller, row | {"tools": ""}, **with_jobs).removesuffix("a")) == other
     assert render(caller, row | {"tools": []}, **with_jobs) == "[]a"
     assert json.loads(render(caller, {"text": "b"}, prompt="{text}", **with_jobs).removesuffix("b")) == other
     with pytest.raises(SpecError, match=r"the chat template of model .* has no tools: leave out tools"):

@@ -117,6 +117,7 @@ def test_log_probabilities_have_their_bytes(job):
         ("column 'text' is null", 400, "invalid_request_error"),
         ("engine failed: out of memory", 500, "server_error"),
         ("worker_crashed: the worker died", 500, "server_error"),
+        ("attempt_failed: TypeError: a mistake of ours", 500, "server_error"),
     ],
 )
 def test_a_row_that_failed_has_its_error_in_the_body(job, error, status, kind):

@@ -17,7 +17,7 @@ from headrace.jobs.outcomes import Answer
 from headrace.jobs.results.json_lines import openai_lines
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.jobs.shards.row_batch import RowBatch
-from headrace.jobs.shards.row_calls import has_calls
+from headrace.jobs.shards.row_calls import RowTools, has_calls
 from headrace.jobs.spec.schemas import JobSpec
 
 from ..running import MODEL
@@ -110,6 +110,12 @@ def test_the_types_of_arguments_are_those_of_each_rows_functions(tmp_path):
     typed = {"type": "function", "function": {"name": "close", "parameters": integer}}
     found = answers(coder, [(CODER, json.dumps([tools])) for tools in (CLOSE, typed)])
     assert [call["function"]["arguments"] for [call] in found] == ['{"why": "1"}', '{"why": 1}']
+
+
+@pytest.mark.parametrize("own", [None, ""])
+def test_a_row_that_says_nothing_of_functions_has_the_jobs(own):
+    spec = JobSpec.parse(model=str(MODEL), tools=[CLOSE])
+    assert RowTools(pa.table({"tools": pa.array([own], pa.string())}), spec).of(0) == (CLOSE,)
 
 
 def test_a_rows_own_functions_go_before_the_jobs(tmp_path):

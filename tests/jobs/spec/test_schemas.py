@@ -127,6 +127,28 @@ def test_a_bad_description_is_refused_and_named(values, problem):
         JobSpec.parse(model="m", **values)
 
 
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("choices", {"choices": frozenset({"a", "b"})}),
+        ("stop", {"sampling": {"stop": {"a", "b"}}}),
+        ("bad_words", {"sampling": {"bad_words": {"a", "b"}}}),
+        ("stop_token_ids", {"sampling": {"stop_token_ids": {1, 2}}}),
+        ("allowed_token_ids", {"sampling": {"allowed_token_ids": {1, 2}}}),
+        ("structured_outputs.choice", {"sampling": {"structured_outputs": {"choice": {"a", "b"}}}}),
+    ],
+)
+def test_a_set_is_refused_as_the_same_job_would_be_another_in_the_next_run(name, values):
+    with pytest.raises(SpecError, match=f"^{name}: must be a list, as a set has no order"):
+        JobSpec.parse(model="m", **values)
+
+
+def test_choices_may_come_in_anything_that_has_an_order():
+    labels = {"b": 1, "a": 2}
+    for choices in (["b", "a"], labels.keys(), (label for label in labels)):
+        assert JobSpec.parse(model="m", choices=choices).choices == ("b", "a")
+
+
 def test_the_model_is_an_absolute_path_wherever_the_worker_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     assert JobSpec.parse(model="m").model == str(tmp_path / "m")

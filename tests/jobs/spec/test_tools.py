@@ -96,3 +96,11 @@ def test_a_choice_of_tools_is_stored_only_where_it_changes_something():
     assert specs[-1].stored()["tool_choice"] == NAMED
     # Rows without a template over the columns may bring functions of their own.
     assert JobSpec.parse(model="m", tool_choice="required").tools is None
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "f"}}])
+def test_a_forced_call_may_have_integers_of_64_bits(choice):
+    bounded = {"type": "integer", "minimum": -(2**63), "maximum": 2**63 - 1}
+    parameters = {"type": "object", "properties": {"id": bounded}, "required": ["id"]}
+    tool = {"type": "function", "function": {"name": "f", "parameters": parameters}}
+    assert JobSpec.parse(model="m", tools=[tool], tool_choice=choice).tools == (tool,)
