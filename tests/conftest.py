@@ -52,7 +52,8 @@ def pytest_xdist_auto_num_workers() -> int:
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes long in one piece: not at the end, where the other workers would wait for it."""
-    items.sort(key=lambda item: item.path.name not in ("test_house.py", "test_triton_compiles.py"))
+    long = ("test_house.py", "test_triton_compiles.py", "test_on_emulated_gpu.py")
+    items.sort(key=lambda item: item.path.name not in long)
 
 
 @pytest.hookimpl(wrapper=True)

@@ -78,6 +78,14 @@ def test_every_folder_with_python_files_is_a_listed_package():
     }
 
 
+def test_every_file_of_the_kernels_is_listed():
+    """One that there is not has them compiled each time, and one that is not listed not when it changes."""
+    [kernels] = PYPROJECT["tool"]["setuptools"]["ext-modules"]
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "kernels/native/src").iterdir()]
+    assert sorted(kernels["sources"]) == sorted(name for name in files if name.endswith(".cpp"))
+    assert sorted(kernels["depends"]) == sorted(name for name in files if name.endswith(".h"))
+
+
 def test_the_root_holds_no_python_file_but_the_package():
     assert [path.name for path in ROOT.glob("*.py")] == ["__init__.py"]
 

@@ -5,12 +5,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from .int8_reference import quantize_rows
-from .weights import Int4Weight, ScaledWeight
+from .weights import Fp4Weight, Int4Weight, ScaledWeight
 
 LARGEST_FP8 = 448.0
 
 
-def int4_linear_reference(x: Tensor, weight: Int4Weight, bias: Tensor | None = None) -> Tensor:
+def int4_linear_reference(x: Tensor, weight: Int4Weight | Fp4Weight, bias: Tensor | None = None) -> Tensor:
     """x @ weightᵀ + bias, the weight rounded to x's dtype, sums in float32. x: [n, in], inputs in order."""
     product = x.float() @ weight.dequantized(x.dtype).float().t()
     return (product if bias is None else product + bias.float()).to(x.dtype)

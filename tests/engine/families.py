@@ -237,7 +237,7 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 }
 
 
-# Of layers that are like others': tests/engine/models/test_further_families.py has them for all that matters.
+# Of layers that are like others'.
 _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
     # Heads that are not rotated whole, and by neighbours.
     "glm": lambda sizes: GlmConfig(**sizes, **PHI3_TOKENS, head_dim=20),

@@ -1,7 +1,7 @@
 """Greedy output equals transformers' in float32, however the work is scheduled."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
@@ -21,7 +21,7 @@ from headrace.kernels.paged_attention import cpu, metadata, sharing_gate
 from headrace.kernels.paged_attention.shared_prefix import attend_shared_prefix
 
 from .conftest import NUM_NEW_TOKENS, Checkpoint
-from .families import FAMILIES, VOCAB_SIZE
+from .families import FAMILIES, FURTHER, VOCAB_SIZE
 from .running import greedy_params, run_all, token_ids
 
 MakeCheckpoint = Callable[[str], Checkpoint]
@@ -44,7 +44,9 @@ SCHEDULES = [
 ]
 
 
-@pytest.fixture(params=list(FAMILIES))
+# What a schedule can do to a family is in how its layers use the cache: all of it, a window in every layer or in every
+# other one, with caps on scores or with sinks, and experts, who get other rows in each step.
+@pytest.fixture(params=["llama", "mistral-window", "gemma2", "gpt-oss"])
 def family(request: pytest.FixtureRequest, checkpoint: MakeCheckpoint) -> Checkpoint:
     return checkpoint(request.param)
 
@@ -70,6 +72,15 @@ def generate(engine: Engine, prompts: list[list[int]], prefix: str = "") -> list
     return [token_ids(events[request.request_id]) for request in requests]
 
 
+def windows(checkpoint: Checkpoint) -> Sequence[int | None]:
+    return ModelConfig.from_pretrained(checkpoint.folder).sliding_windows
+
+
+def copies_to_preempt(checkpoint: Checkpoint) -> int:
+    """How often twenty blocks of eight are too few for the prompts: what slides out of every layer makes room."""
+    return 1 if None in windows(checkpoint) else 2
+
+
 def generate_beside(engine: Engine, prompts: list[list[int]], prefix: str) -> list[list[int]]:
     """As `generate`, while a request that is to fail runs too."""
     answers: dict[str, list[int]] = {f"{prefix}{index}": [] for index in range(len(prompts))}
@@ -85,6 +96,35 @@ def generate_beside(engine: Engine, prompts: list[list[int]], prefix: str) -> li
         engine.check()
     assert len(failed) == 1
     return list(answers.values())
+
+
+@torch.inference_mode()
+def is_greedy(model: Any, prompt: list[int], answer: list[int]) -> bool:
+    """Whether an answer is what transformers gives, one likeliest token after the other."""
+    logits = model(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
+    return bool(logits.argmax(-1).tolist() == answer)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *FURTHER])
+def test_prompts_together_in_chunks_preempted_and_from_the_cache(checkpoint, name):
+    made = checkpoint(name)
+    engine = load(made, block_size=8, num_gpu_blocks_override=20, max_num_batched_tokens=29)
+    prompts = made.prompts * copies_to_preempt(made)
+    for turn in "first", "again":
+        requests = [Request(f"{turn}{nth}", each, greedy_params(40)) for nth, each in enumerate(prompts)]
+        events = run_all(engine, requests)
+        answers = [token_ids(events[request.request_id]) for request in requests]
+        assert all(len(set(answer)) > 10 for answer in answers)
+        assert all(is_greedy(made.model, prompt, answer) for prompt, answer in zip(prompts, answers, strict=True))
+    assert engine.stats.num_preemptions > 0
+    assert None not in windows(made) or events["again2"][-1].num_cached_tokens > 0
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, *FURTHER])
+def test_a_prompt_alone(checkpoint, name):
+    made = checkpoint(name)
+    [answer] = generate(load(made, enable_prefix_caching=False), made.prompts[-1:])
+    assert is_greedy(made.model, made.prompts[-1], answer)
 
 
 def test_the_expected_outputs_are_varied_enough_to_compare(family):
@@ -129,8 +169,7 @@ def test_a_cached_prefix_of_another_prompt(family):
 
 def test_preempted_for_want_of_blocks(family):
     engine = load(family, block_size=8, num_gpu_blocks_override=20, max_num_batched_tokens=29)
-    # Where every layer has a window blocks slide out, and there is room for twice as many.
-    copies = 1 if None in ModelConfig.from_pretrained(family.folder).sliding_windows else 2
+    copies = copies_to_preempt(family)
     assert generate(engine, family.prompts * copies) == family.expected * copies
     assert engine.stats.num_preemptions > 0
 
@@ -214,5 +253,4 @@ def test_attention_over_a_shared_prefix(family, monkeypatch, is_shared, device):
     if device.type == "cuda":
         # The plan of the CPU's attention is not made there; the GPU's is tested with its kernels.
         return
-    has_full_attention = None in ModelConfig.from_pretrained(family.folder).sliding_windows
-    assert (max(num_sharing, default=0) > 1) == (is_shared and has_full_attention)
+    assert (max(num_sharing, default=0) > 1) == (is_shared and None in windows(family))

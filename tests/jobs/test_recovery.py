@@ -23,7 +23,7 @@ from .conftest import wait_until
 from .running import LABELS, MODEL, ROOT, environment, label_arguments, processes_of, started, write_tickets
 
 SECONDS = 120.0
-ROWS = 256
+ROWS = 128
 
 
 @pytest.fixture(scope="module")

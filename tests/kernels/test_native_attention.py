@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy
 import pytest
@@ -124,6 +125,31 @@ def _owned(metadata: AttentionMetadata, num_blocks: int) -> Tensor:
     return owned
 
 
+# Far below the scores, among them, and so far above that nothing is left to the values.
+SINKS = torch.tensor([-torch.inf, -50.0, -1.0, 0.0, 0.5, 2.0, 5.0, 60.0, 1e4])
+
+
+@cache
+def expected_of(
+    batch: Batch, instructions: InstructionSet, sliding_window: int | None, soft_cap: float | None, has_sinks: bool
+) -> Tensor:
+    return Case.build(batch, instructions).expected(sliding_window, soft_cap, SINKS if has_sinks else None)
+
+
+def check(
+    batch: Batch,
+    instructions: InstructionSet,
+    sliding_window: int | None,
+    soft_cap: float | None = None,
+    has_sinks: bool = False,
+) -> None:
+    """What is expected is computed once for all numbers of threads, and for all instructions of a dtype."""
+    case = Case.build(batch, instructions)
+    actual = case.run(instructions, sliding_window, soft_cap, SINKS if has_sinks else None)
+    alike = InstructionSet.AVX512_BF16 if case.query.dtype == torch.bfloat16 else InstructionSet.AVX2
+    assert_close(actual, expected_of(batch, alike, sliding_window, soft_cap, has_sinks))
+
+
 @pytest.fixture(params=INSTRUCTION_SETS, ids=lambda each: each.name)
 def instructions(request):
     return request.param
@@ -141,8 +167,7 @@ def _threads(request):
 @pytest.mark.parametrize("sliding_window", [None, 1, 40, 1000])
 @pytest.mark.parametrize("batch", BATCHES.values(), ids=BATCHES)
 def test_batches(batch, sliding_window, instructions):
-    case = Case.build(batch, instructions)
-    assert_close(case.run(instructions, sliding_window), case.expected(sliding_window))
+    check(batch, instructions, sliding_window)
 
 
 @pytest.mark.parametrize("block_size", [4, 8, 16, 32, 64])
@@ -179,11 +204,8 @@ def test_soft_cap(soft_cap, sliding_window, instructions):
 @pytest.mark.parametrize("soft_cap", [None, 5.0])
 @pytest.mark.parametrize("batch", [*BATCHES.values(), Batch((1, 2), (5000, 4500))], ids=[*BATCHES, "long"])
 def test_sinks(batch, soft_cap, instructions):
-    """Far below the scores, among them, and so far above that nothing is left to the values."""
-    sinks = torch.tensor([-torch.inf, -50.0, -1.0, 0.0, 0.5, 2.0, 5.0, 60.0, 1e4])
-    case = Case.build(batch, instructions)
     for window in (None, 40):
-        assert_close(case.run(instructions, window, soft_cap, sinks), case.expected(window, soft_cap, sinks))
+        check(batch, instructions, window, soft_cap, has_sinks=True)
 
 
 @pytest.mark.usefixtures("_threads")

@@ -14,7 +14,12 @@ pytest.importorskip("triton", reason="the Triton kernels are for where it is ins
 from headrace.kernels.activation import clamped_swiglu, gelu_tanh_and_mul, silu_and_mul
 from headrace.kernels.linear import Fp4Weight, Int4Weight, QuantizedWeight, ScaledWeight
 from headrace.kernels.linear.gates import Gate
-from headrace.kernels.linear.triton import int4_linear_triton, quantize_rows_triton, scaled_linear_triton
+from headrace.kernels.linear.quantized_reference import (
+    int4_linear_reference,
+    quantize_rows_reference,
+    scaled_linear_reference,
+)
+from headrace.kernels.linear.triton import quantize_rows_triton, scaled_linear_triton
 from headrace.kernels.moe import (
     StackedExperts,
     choose_experts,
@@ -159,12 +164,22 @@ def moved(weight: QuantizedWeight, device: torch.device) -> QuantizedWeight:
 
 def product(x: Tensor, weight: QuantizedWeight) -> Tensor:
     if not isinstance(weight, ScaledWeight):
-        return int4_linear_triton(x, weight)
+        return int4_linear_reference(x, weight)
+    if weight.values.dtype == torch.int8:
+        rows = quantize_rows_reference(x, torch.int8, weight.group_size)
+        return scaled_linear_reference(*rows, weight, None, x.dtype)
+    # Of what is in between, the last bit decides which of two 8-bit floats it becomes: these are far apart.
     return scaled_linear_triton(*quantize_rows_triton(x, weight.values.dtype, weight.group_size), weight, None, x.dtype)
 
 
-@pytest.mark.parametrize(("gate", "num_tokens"), [(Gate.SILU, 3), (Gate.SILU, 80), (Gate.GELU_TANH, 3)])
-@pytest.mark.parametrize("kind", KINDS)
+# The other gate once each way that it comes in: by itself, and with the rows in bytes.
+@pytest.mark.parametrize(
+    ("kind", "gate", "num_tokens"),
+    [
+        *((kind, Gate.SILU, num_tokens) for kind in KINDS for num_tokens in (3, 80)),
+        *((kind, Gate.GELU_TANH, 3) for kind in ("int8", "int4")),
+    ],
+)
 @pytest.mark.usefixtures("_nan_filled_outputs")
 def test_quantised_experts_give_what_each_gives_alone(kind, gate, num_tokens, triton_dtype, device, monkeypatch):
     """Sizes that are no whole tiles; of the many tokens nearly all go to two experts, in tiles of many rows."""

@@ -1,59 +1,18 @@
-"""Families whose layers are like those of others: greedy output equals transformers' in float32."""
+"""How the configs of families whose layers are like those of others are read; `test_golden.py` has what they answer."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.rope_config import RopeConfig
-from headrace.engine.config import EngineConfig
-from headrace.engine.engine import Engine
 from headrace.engine.errors import ModelError
-from headrace.engine.request import Request
 
-from ..families import FURTHER, ODD_SIZES
-from ..running import greedy_params, run_all, token_ids
+from ..families import ODD_SIZES
 
-NUM_TOKENS = 40
 SIZES = {name: size for name, size in ODD_SIZES.items() if name != "initializer_range"} | {"eos_token_id": 1}
-
-
-@torch.inference_mode()
-def is_greedy(model: Any, prompt: list[int], answer: Sequence[int]) -> bool:
-    """Whether an answer is what transformers gives, one likeliest token after the other."""
-    logits = model(torch.tensor([[*prompt, *answer[:-1]]])).logits[0, len(prompt) - 1 :]
-    return bool(logits.argmax(-1).tolist() == list(answer)) and len(answer) == NUM_TOKENS
-
-
-@pytest.mark.parametrize("name", FURTHER)
-def test_prompts_together_in_chunks_preempted_and_from_the_cache(checkpoint, name):
-    made = checkpoint(name)
-    options = EngineConfig(num_gpu_blocks_override=20, max_model_len=150, block_size=8, max_num_batched_tokens=29)
-    engine = Engine.from_pretrained(made.folder, options)
-    # Where every layer has a window blocks slide out, and there is room for more.
-    copies = 1 if None in ModelConfig.from_pretrained(made.folder).sliding_windows else 2
-    prompts = made.prompts * copies
-    for turn in "first", "again":
-        requests = [Request(f"{turn}{nth}", prompt, greedy_params(NUM_TOKENS)) for nth, prompt in enumerate(prompts)]
-        events = run_all(engine, requests)
-        answers = [token_ids(events[request.request_id]) for request in requests]
-        for prompt, answer in zip(prompts, answers, strict=True):
-            assert is_greedy(made.model, prompt, answer)
-            assert len(set(answer)) > 8
-    assert engine.stats.num_preemptions > 0
-    assert copies > 1 or events["again2"][-1].num_cached_tokens > 0
-
-
-@pytest.mark.parametrize("name", FURTHER)
-def test_a_prompt_alone(checkpoint, name):
-    made = checkpoint(name)
-    engine = Engine.from_pretrained(made.folder, EngineConfig(num_gpu_blocks_override=20, enable_prefix_caching=False))
-    events = run_all(engine, [Request("r", made.prompts[-1], greedy_params(NUM_TOKENS))])
-    assert is_greedy(made.model, made.prompts[-1], token_ids(events["r"]))
 
 
 def read(folder: Path, architecture: str, **fields: Any) -> ModelConfig:

@@ -12,7 +12,9 @@ from headrace.engine.request import Request, SamplingParams
 
 from ..families import VOCAB_SIZE, WITH_STATES
 from ..running import greedy_params, run_all, token_ids
-from .test_further_families import NUM_TOKENS, is_greedy
+from ..test_golden import is_greedy
+
+NUM_TOKENS = 40
 
 OPTIONS = EngineConfig(block_size=8, num_gpu_blocks_override=100)
 SHARED = [(7 * place * place + 3) % VOCAB_SIZE for place in range(75)]

@@ -40,18 +40,16 @@ def test_it_imports_no_more_than_it_needs(arguments, needed, tmp_path, monkeypat
     assert _LARGE & set(done.stderr.split()) <= needed
 
 
-def test_a_misspelt_command_is_told_of_those_there_are():
-    done = subprocess.run(
-        [sys.executable, "-m", "headrace.jobs.cli", "cancle"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 2
-    assert "Did you mean" in done.stderr
-    assert "cancel" in done.stderr
+def test_a_misspelt_command_is_told_of_those_there_are(headrace, tmp_path):
+    result = headrace(tmp_path, "cancle")
+    assert result.status == 2
+    assert "Did you mean" in result.err
+    assert "cancel" in result.err
 
 
 @pytest.mark.parametrize("arguments", [["--help"], [], ["--help", "jobs"]], ids=["help", "nothing", "help first"])
-def test_the_help_names_all_commands(arguments):
-    command = [sys.executable, "-m", "headrace.jobs.cli", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+def test_the_help_names_all_commands(arguments, headrace, tmp_path):
+    result = headrace(tmp_path, *arguments)
+    assert result.status == 0
     for name in ("run", "jobs", "verify", "priority", "up", "keys", "tenants"):
-        assert f"\n  {name} " in done.stdout
+        assert f"\n  {name} " in result.out

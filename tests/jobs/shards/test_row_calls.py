@@ -158,20 +158,20 @@ def integer_of(name: str, parameter: str) -> dict[str, Any]:
     return {"type": "function", "function": {"name": name, "parameters": parameters}}
 
 
-def asked_for(unserved: Client, folder: Path, rows: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
-    job = unserved.submit(rows, MODEL, folder, max_tokens=100, **options)
+def asked_for(client: Client, folder: Path, rows: list[dict[str, Any]], **options: Any) -> list[dict[str, Any]]:
+    job = client.submit(rows, MODEL, folder, max_tokens=100, **options)
     job.wait()
     return job.results().to_pylist()
 
 
 # The model has no template that shows tools, and never heard of any.
 @pytest.mark.parametrize("is_own", [False, True], ids=["tools of the job", "tools of each row"])
-def test_an_answer_that_has_to_call_does(tmp_path, unserved: Client, is_own):
+def test_an_answer_that_has_to_call_does(tmp_path, client: Client, is_own):
     close, route = integer_of("close", "ticket"), integer_of("route", "desk")
     one: dict[str, Any] = {"messages": CHAT, "tools": [close] if is_own else None}
     other = {"messages": CHAT, "tools": [route] if is_own else None}
     job_tools = {} if is_own else {"tools": [close, route]}
-    rows = asked_for(unserved, tmp_path / "out", [one, other], tool_choice="required", **job_tools)
+    rows = asked_for(client, tmp_path / "out", [one, other], tool_choice="required", **job_tools)
     allowed = [{"close"}, {"route"}] if is_own else [{"close", "route"}] * 2
     parameter = {"close": "ticket", "route": "desk"}
     for row, names in zip(rows, allowed, strict=True):
@@ -187,10 +187,10 @@ def test_an_answer_that_has_to_call_does(tmp_path, unserved: Client, is_own):
             assert 10 <= arguments[parameter[call["function"]["name"]]] <= 99
 
 
-def test_one_call_is_all_where_they_are_not_to_be_several(tmp_path, hermes, unserved: Client):
+def test_one_call_is_all_where_they_are_not_to_be_several(tmp_path, hermes, client: Client):
     tools = [integer_of("close", "ticket"), integer_of("route", "desk")]
     once: dict[str, Any] = {"tool_choice": "required", "parallel_tool_calls": False}
-    [row] = asked_for(unserved, tmp_path / "out", [{"text": "a"}], prompt="{text}", tools=tools, **once)
+    [row] = asked_for(client, tmp_path / "out", [{"text": "a"}], prompt="{text}", tools=tools, **once)
     assert (row["finish_reason"], len(row["tool_calls"])) == ("stop", 1)
     # Of those that the model has made of itself the first is taken.
     row_of_two = (f"{CALL}{CALL}", json.dumps([CLOSE]))
@@ -198,16 +198,16 @@ def test_one_call_is_all_where_they_are_not_to_be_several(tmp_path, hermes, unse
     assert [len(calls) for calls in answers(hermes, [row_of_two], parallel_tool_calls=False)] == [1]
 
 
-def test_a_named_function_is_called_once_and_none_never(tmp_path, unserved: Client):
+def test_a_named_function_is_called_once_and_none_never(tmp_path, client: Client):
     tools = [integer_of("close", "ticket"), integer_of("route", "desk")]
     choice = {"type": "function", "function": {"name": "route"}}
-    [row] = asked_for(unserved, tmp_path / "named", [{"text": "a"}], prompt="{text}", tools=tools, tool_choice=choice)
+    [row] = asked_for(client, tmp_path / "named", [{"text": "a"}], prompt="{text}", tools=tools, tool_choice=choice)
     [call] = row["tool_calls"]
     assert (call["function"]["name"], call["function"]["arguments"]) == ("route", row["output"])
     assert 10 <= json.loads(row["output"])["desk"] <= 99
     # Several answers are told as their texts are.
     [row] = asked_for(
-        unserved,
+        client,
         tmp_path / "several",
         [{"text": "a"}],
         prompt="{text}",
@@ -220,12 +220,12 @@ def test_a_named_function_is_called_once_and_none_never(tmp_path, unserved: Clie
     assert all(10 <= json.loads(text)["desk"] <= 99 for text in row["outputs"])
 
 
-def test_rows_whose_functions_cannot_be_called_are_errors_beside_others(tmp_path, unserved: Client):
+def test_rows_whose_functions_cannot_be_called_are_errors_beside_others(tmp_path, client: Client):
     choice = {"type": "function", "function": {"name": "close"}}
     broken = {"type": "function", "function": {"name": "close", "parameters": {"type": "thing"}}}
     tools = ([integer_of("close", "ticket")], None, [integer_of("route", "desk")], [broken])
     rows = [{"messages": CHAT, "tools": json.dumps(own)} for own in tools]
-    good, none, other, bad = asked_for(unserved, tmp_path / "out", rows, tool_choice=choice)
+    good, none, other, bad = asked_for(client, tmp_path / "out", rows, tool_choice=choice)
     assert [call["function"]["name"] for call in good["tool_calls"]] == ["close"]
     assert none["error"] == "tool_choice needs tools"
     assert other["error"] == "tool_choice names 'close', which is none of the tools"
