@@ -161,8 +161,27 @@ def test_the_readme_table_has_a_row_a_goal_of_the_parts_measured_last(gpu_module
         "",
         "- vllm: out of memory",
     ]
-    with pytest.raises(SystemExit, match="NVIDIA H100, NVIDIA H200"):
-        report.merged([content(), {**content(), "gpu": "NVIDIA H100"}])
+    other = {**content(small=host), "gpu": "NVIDIA H100 80GB HBM3"}
+    both = report.by_gpu([content(small=failed), other, content(small=host)])
+    assert {gpu: each["parts"] for gpu, each in both.items()} == {
+        "NVIDIA H200": {"small": host},
+        "NVIDIA H100 80GB HBM3": {"small": host},
+    }
+
+
+def test_files_of_two_gpus_are_two_tables_and_not_one_file(gpu_modules, tmp_path):
+    about = {"torch": "2.11.0", "commit": "abc", "facts": {}, "parts": {}}
+    files = [tmp_path / "h100.json", tmp_path / "h200.json"]
+    for file in files:
+        file.write_text(json.dumps({"gpu": f"NVIDIA {file.stem.upper()}", **about}))
+    command = [sys.executable, FOLDER / "gpu_report.py", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line for line in done.stdout.splitlines() if "Measured" in line] == [
+        "Measured on NVIDIA H100, 2.11.0, abc. .",
+        "Measured on NVIDIA H200, 2.11.0, abc. .",
+    ]
+    refused = subprocess.run([*command, "--output", tmp_path / "one.json"], capture_output=True, text=True, check=False)
+    assert "--output: one file is about one GPU, and these are of NVIDIA H100, NVIDIA H200" in refused.stderr
 
 
 @pytest.mark.parametrize(
