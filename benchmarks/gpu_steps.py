@@ -23,6 +23,10 @@ _NUM_KERNELS = 25
 _ids = count()
 
 
+class ProfilerError(Exception):
+    """torch's profiler does not show what the device does."""
+
+
 @dataclass(frozen=True)
 class StepTimes:
     """Of decode steps. `host`: all but waiting for the device."""
@@ -62,6 +66,7 @@ class StepProfile:
 
     @classmethod
     def of(cls, llm: LLM, prompts: list[list[int]], steps: int) -> "StepProfile":
+        """Raises `ProfilerError`."""
         is_gpu = torch.cuda.is_available()
         _fill(llm.engine, prompts, steps + 4)
         activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
@@ -70,7 +75,17 @@ class StepProfile:
                 llm.engine.step()
         _drain(llm.engine)
         events: Iterable[Any] = profiled.events() or ()
+        return cls.from_events(events, kind, steps)
+
+    @classmethod
+    def from_events(cls, events: Iterable[Any], kind: DeviceType, steps: int) -> "StepProfile":
+        """Of torch's events those on a kind of device. Raises `ProfilerError`: there are none."""
         found = [Interval(each.name, *_range(each)) for each in events if each.device_type == kind]
+        if not found:
+            raise ProfilerError(
+                "torch's profiler saw nothing of what the device did, so neither idle times nor kernels are known: it "
+                "needs NVIDIA's CUPTI, which torch brings along, and a driver that lets it look"
+            )
         return cls(found, steps)
 
     @property

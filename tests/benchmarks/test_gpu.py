@@ -5,6 +5,7 @@ import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -239,6 +240,26 @@ def test_idle_time_is_what_no_interval_covers(gpu_modules):
     intervals = [(0.0, 10.0), (2.0, 4.0), (12.0, 20.0), (60.0, 100.0)]
     assert idle_share(intervals, 0.0) == pytest.approx(0.42)
     assert idle_share(intervals, 5.0) == pytest.approx(0.40)
+
+
+def test_a_profiler_that_sees_nothing_says_what_it_needs(gpu_modules):
+    steps = gpu_modules("gpu_steps")
+    on_host = SimpleNamespace(
+        name="a call", device_type=steps.DeviceType.CPU, time_range=SimpleNamespace(start=0, end=1)
+    )
+    with pytest.raises(steps.ProfilerError, match="CUPTI"):
+        steps.StepProfile.from_events([on_host], steps.DeviceType.CUDA, 4)
+    assert steps.StepProfile.from_events([on_host], steps.DeviceType.CPU, 4).idle_share == 0
+
+
+def test_a_peer_that_is_not_done_in_its_time_is_no_faster_than_that(gpu_modules):
+    pytest.importorskip("transformers")
+    peers, engine = gpu_modules("gpu_peers"), gpu_modules("gpu_engine")
+    work = engine.Workload.uniform("gate", 3, 100, 200)
+    folder, seconds = engine.config_folder("gate"), peers.PeerSeconds(warm_up=0.1, timed=0.1, whole=300)
+    rate = peers.peer_rate("transformers", folder, work, "cpu", seconds)
+    assert rate.is_most
+    assert rate.tokens_per_second < work.num_output_tokens / 0.1
 
 
 def test_a_workload_to_warm_up_with_has_the_same_lengths_and_no_token_in_common(gpu_modules):
