@@ -87,6 +87,8 @@ class Table:
             measure()
         except Exception as error:  # noqa: BLE001
             self.fail(part, " ".join(f"{type(error).__name__}: {error}".split())[:600])
+            if isinstance(error, AssertionError):
+                self._content["parts"][part]["wrong"] = True
         self._content["parts"][part] |= {"seconds": round(time.monotonic() - started, 1), "clocks": clocks()}
         self._write()
 
@@ -106,6 +108,11 @@ class Table:
     @property
     def failures(self) -> dict[str, str]:
         return {name: part["failure"] for name, part in self._content["parts"].items() if "failure" in part}
+
+    @property
+    def wrong(self) -> set[str]:
+        """The parts in which something that was computed is not what it has to be."""
+        return {name for name, part in self._content["parts"].items() if part.get("wrong")}
 
     def _write(self) -> None:
         if self._file is not None:

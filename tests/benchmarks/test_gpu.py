@@ -1,6 +1,8 @@
 """The GPU's benchmark runs from end to end on a CPU, where nothing is installed that a bare GPU machine lacks."""
 
+import fcntl
 import json
+import os
 import subprocess
 import sys
 from dataclasses import asdict
@@ -83,7 +85,7 @@ def test_a_part_that_crashes_or_hangs_costs_no_other_its_figures(gpu_modules, tm
     seconds = {"good": 30, "crashing": 30, "hanging": 0.1, "good too": 30, "slow": 1e6}
 
     def command_of(part: Any) -> list[str]:
-        return [sys.executable, "-S", "-c", bodies.get(part.name, writes), part.name]
+        return waiting(bodies.get(part.name, writes), part.name)
 
     todo = [parts.Part(name, expected, print) for name, expected in seconds.items()]
     gpu_modules("gpu").run_apart(todo, table, 1000, command_of)
@@ -96,6 +98,72 @@ def test_a_part_that_crashes_or_hangs_costs_no_other_its_figures(gpu_modules, tm
         "slow": {"lines": [], "failure": found["slow"]["failure"]},
     }
     assert "it takes about 1000000" in found["slow"]["failure"]
+
+
+def waiting(body: str, *arguments: str) -> list[str]:
+    """A process that is sent a line before it begins, and ends where none comes."""
+    return [sys.executable, "-S", "-c", f"import sys; sys.stdin.readline() or sys.exit(1); {body}", *arguments]
+
+
+def test_the_next_part_gets_ready_beside_one_and_begins_when_that_is_over(gpu_modules, tmp_path):
+    parts, table = gpu_modules("gpu_parts"), gpu_modules("gpu_table").Table(None, {})
+    log, ready = tmp_path / "log", tmp_path / "ready"
+    os.mkfifo(ready)
+    say = "open(sys.argv[1], 'a').write(sys.argv[3])"
+    # The first is not done before the second is there.
+    bodies = {"first": f"open(sys.argv[2]).read(); {say}", "second": say}
+    getting_ready = {"first": "", "second": f"open({str(ready)!r}, 'w').close(); "}
+
+    def command_of(part: Any) -> list[str]:
+        *python, body = waiting(bodies[part.name])
+        return [*python, f"import sys; {getting_ready[part.name]}{body}", str(log), str(ready), part.name]
+
+    packages = {"first": None, "not here": "no_such", "second": None}
+    todo = [parts.Part(name, 30, print, package=package) for name, package in packages.items()]
+    gpu_modules("gpu").run_apart(todo, table, 1000, command_of)
+    assert log.read_text() == "firstsecond"
+    assert table.failures == {"not here": "no_such is not installed here"}
+
+
+def test_what_a_part_has_started_ends_with_it(gpu_modules, tmp_path):
+    """Of a peer that goes on to use the GPU, all later figures would be worth nothing."""
+    parts, table = gpu_modules("gpu_parts"), gpu_modules("gpu_table").Table(None, {})
+    lock = tmp_path / "held"
+    lock.touch()
+    holds = "import fcntl, signal; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX); print(end='x', flush=True)"
+    holds += "; signal.pause()"
+    starts = (
+        f"import subprocess, signal; peer = subprocess.Popen([sys.executable, '-S', '-c', 'import sys; ' + {holds!r},"
+        f" {str(lock)!r}], stdout=subprocess.PIPE); peer.stdout.read(1); signal.pause()"
+    )
+    gpu_modules("gpu").run_apart([parts.Part("hanging", 1, print)], table, 1000, lambda part: waiting(starts))
+    assert "stopped after" in table.failures["hanging"]
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def test_all_goals_have_a_figure_in_one_run_and_what_has_none_waits(gpu_modules, monkeypatch):
+    parts = gpu_modules("gpu_parts")
+    default = [part for part in parts.parts_of(is_dry=False) if part.name not in parts.EXTRAS]
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert sum(part.seconds for part in default if part.goals) <= gpu_modules("gpu")._arguments().seconds <= 470
+    assert {goal for part in default for goal in part.goals} == set(range(1, 8))
+    assert [bool(part.goals) for part in default] == sorted((bool(part.goals) for part in default), reverse=True)
+
+
+def test_a_part_that_takes_too_long_leaves_the_later_goals_their_time(gpu_modules, tmp_path, monkeypatch):
+    parts, main = gpu_modules("gpu_parts"), gpu_modules("gpu")
+    table, given = gpu_modules("gpu_table").Table(None, {}), dict[str, float]()
+
+    class Recording(main.Children):  # type: ignore[misc, name-defined]
+        def run(self, part: Any, seconds: float, following: Any) -> None:
+            given[part.name] = seconds
+
+    monkeypatch.setattr(main, "Children", Recording)
+    todo = [parts.Part(name, 50, print, goals) for name, goals in (("a", (1,)), ("b", (2,)), ("c", (3,)), ("d", ()))]
+    for seconds in (100, 190, 1000):
+        main.run_apart(todo, table, seconds, lambda part: [])
+        assert given["a"] == pytest.approx({100: 75, 190: 90, 1000: 150}[seconds], abs=1)
 
 
 def test_what_there_is_no_time_to_measure_again_stands(gpu_modules, tmp_path):
