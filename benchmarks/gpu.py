@@ -18,6 +18,7 @@ transformers, vLLM and FlashInfer are compared with where they are installed. Th
 """
 
 import argparse
+import faulthandler
 import json
 import signal
 import sys
@@ -42,6 +43,9 @@ def main() -> None:
     arguments = _arguments()
     prepare(arguments.dry_run)
     if arguments.is_child:
+        # Where it is when it has taken too long, and where it crashes.
+        faulthandler.enable()
+        faulthandler.register(signal.SIGUSR1)
         import_all()
         # Of another process's end, a line says.
         if not sys.stdin.readline():

@@ -10,6 +10,8 @@ from typing import Self
 
 from gpu_parts import Part
 
+_LAST_WORDS_SECONDS = 1
+
 
 class Children:
     """Those that were begun, by their parts' names. All of them, and what they started, end with it."""
@@ -40,6 +42,10 @@ class Children:
         try:
             process.communicate("\n", timeout=seconds)
         except subprocess.TimeoutExpired:
+            # It writes where it is, and may need a moment for that.
+            process.send_signal(signal.SIGUSR1)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_LAST_WORDS_SECONDS)
             return f"stopped after {seconds:.0f} s"
         finally:
             _end(self._waiting.pop(part.name))

@@ -1,5 +1,6 @@
 """What `gpu.py` can measure, part by part, in the order in which it is wanted: that of goals first."""
 
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -100,6 +101,7 @@ def _check(table: Table, is_dry: bool) -> None:
             print(f"correct: {name}", flush=True)
         # Whatever it is, the others are to be looked at.
         except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
             wrong.append(" ".join(f"{name}: {type(error).__name__}: {error}".split()))
             print(f"NOT correct: {wrong[-1]}", flush=True)
     assert not wrong, "; ".join(wrong)

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
@@ -69,7 +70,25 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     assert {number: measured.count(number) for number in measured} == {1: 2, 2: 1, 3: 2, 4: 4, 5: 3, 7: 1}
     assert all(line["value"] >= 0 for line in lines)
     assert [len(result["parts"][part]["lines"]) for part in ("tiles", "mixed")] == [8, 8]
-    assert any("launches: together" in line["name"] for line in result["parts"]["profile-fp8"]["lines"])
+    for part, said in (("profile-fp8", "launches: together"), ("attention", "own tokens alone")):
+        assert any(said in line["name"] for line in result["parts"][part]["lines"])
+    assert "No module named 'flashinfer'" in done.stderr, "a failure's traceback is for whoever looks for its cause"
+
+
+def test_a_run_that_is_stopped_ends_in_what_it_has_all_the_same(tmp_path):
+    options = ("--dry-run", "--only", "limits,attention,linears", "--commit", "any")
+    command = (sys.executable, str(FOLDER / "gpu.py"), *options)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("product of"):
+                process.terminate()
+                break
+        *_, last = process.stdout
+    assert process.returncode == 128 + signal.SIGTERM
+    parts = json.loads(last)["parts"]
+    assert [line["unit"] for line in parts["limits"]["lines"]] == ["TB/s", "TFLOP/s"]
+    assert "linears" not in parts
 
 
 def test_a_part_that_crashes_or_hangs_costs_no_other_its_figures(gpu_modules, tmp_path):
@@ -128,16 +147,23 @@ def test_the_next_part_gets_ready_beside_one_and_begins_when_that_is_over(gpu_mo
 def test_what_a_part_has_started_ends_with_it(gpu_modules, tmp_path):
     """Of a peer that goes on to use the GPU, all later figures would be worth nothing."""
     parts, table = gpu_modules("gpu_parts"), gpu_modules("gpu_table").Table(None, {})
-    lock = tmp_path / "held"
+    lock, asked = tmp_path / "held", tmp_path / "asked"
     lock.touch()
-    holds = "import fcntl, signal; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX); print(end='x', flush=True)"
+    holds = "import fcntl, signal, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX); print(end='x', flush=True)"
     holds += "; signal.pause()"
-    starts = (
-        f"import subprocess, signal; peer = subprocess.Popen([sys.executable, '-S', '-c', 'import sys; ' + {holds!r},"
-        f" {str(lock)!r}], stdout=subprocess.PIPE); peer.stdout.read(1); signal.pause()"
+    starts = "; ".join(
+        (
+            "import signal, subprocess",
+            f"signal.signal(signal.SIGUSR1, lambda *_: open({str(asked)!r}, 'w').close())",
+            f"command = [sys.executable, '-S', '-c', {holds!r}, {str(lock)!r}]",
+            "subprocess.Popen(command, stdout=subprocess.PIPE).stdout.read(1)",
+            "signal.pause()",
+            "signal.pause()",
+        )
     )
     gpu_modules("gpu").run_apart([parts.Part("hanging", 1, print)], table, 1000, lambda part: waiting(starts))
     assert "stopped after" in table.failures["hanging"]
+    assert asked.exists(), "it was not asked where it hangs"
     with lock.open() as file:
         fcntl.flock(file, fcntl.LOCK_EX)
 
