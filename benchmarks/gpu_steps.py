@@ -1,5 +1,6 @@
 """Where a decode step's time goes, for `gpu.py`: the host's share of it, and how long the device has nothing to do."""
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -68,6 +69,8 @@ class StepProfile:
     def of(cls, llm: LLM, prompts: list[list[int]], steps: int) -> "StepProfile":
         """Raises `ProfilerError`."""
         is_gpu = torch.cuda.is_available()
+        # After CUPTI's end, which some releases of torch bring about, CUDA graphs were seen to crash.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
         _fill(llm.engine, prompts, steps + 4)
         activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
         with profile(activities=[activity]) as profiled:

@@ -99,8 +99,7 @@ class EngineGoals:
         llm = self._load_fp8(decodes) if is_fp8 else load_for(getattr(sizes, model), self._device, [decodes])
         # Compiles kernels and captures graphs.
         step_times(llm, decodes.with_other_tokens().prompts, 4)
-        self._steps(model, llm, decodes, is_goal=False)
-        self._table.add(*StepProfile.of(llm, decodes.prompts, sizes.steps).lines())
+        self._table.add(*self._steps(model, llm, decodes, is_goal=False).lines())
 
     def _decodes(self, model: str) -> Workload:
         """The shared workload with as many tokens out as steps are looked at."""
@@ -112,8 +111,11 @@ class EngineGoals:
         llm: LLM = load_for(f"{self._sizes.large} fp8", self._device, workloads, **options)
         return llm
 
-    def _steps(self, name: str, llm: LLM, work: Workload, is_goal: bool) -> None:
-        """The host's time and the device's idle time while all of `work` is decoded."""
+    def _steps(self, name: str, llm: LLM, work: Workload, is_goal: bool) -> StepProfile:
+        """The host's time and the device's idle time while all of `work` is decoded.
+
+        To be the last that a process does: once it was profiled, CUPTI may go on to take time.
+        """
         name = f"{name}, a step of {len(work.prompts)} decodes"
         times = step_times(llm, work.prompts, self._sizes.steps)
         whole, host = times.step, times.host
@@ -128,6 +130,7 @@ class EngineGoals:
             Line(title, idle.waiting_share, "share", idle.waiting_share / _MAX_IDLE, *goal),
             Line(f"{name}: idle or between kernels", idle.idle_share, "share"),
         )
+        return idle
 
     def _end_to_end(self, model: str, *others: Workload) -> LLM:
         """The model, with room for `others` as well."""
