@@ -59,6 +59,7 @@ def parts_of(is_dry: bool) -> list[Part]:
         part("fp8", 50, lambda table, is_dry: _goals(table, is_dry).fp8(), (7,)),
         part("uniform", 50, lambda table, is_dry: _goals(table, is_dry).uniform(), (6,)),
         part("transformers", 130, partial(_peer, name="transformers"), (6,), "transformers"),
+        part("sharing", 25, _sharing),
         part("linears", 50, _linears),
         part("kernels", 25, _kernels),
         part("mixtures", 45, _mixtures),
@@ -128,6 +129,12 @@ def _attention(table: Table, is_dry: bool) -> None:
     from gpu_kernels import attention_lines
 
     _add_each(table, attention_lines(_sizes(is_dry), _known_limits(table, is_dry)))
+
+
+def _sharing(table: Table, is_dry: bool) -> None:
+    from gpu_sharing import DRY, GPU, sharing_lines
+
+    _add_each(table, sharing_lines(_sizes(is_dry), DRY if is_dry else GPU))
 
 
 def _linears(table: Table, is_dry: bool) -> None:

@@ -41,7 +41,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     about = {"benchmark": "gpu", "gpu": "none (dry run)", "commit": "tested"}
     file.write_text(json.dumps({**about, "facts": {}, "parts": {"limits": held, "profile-large": held}}))
     parts = [
-        "correct,limits,attention,large,small,fp8,uniform,linears,lora,mixtures,kernels",
+        "correct,limits,attention,large,small,fp8,uniform,sharing,linears,lora,mixtures,kernels",
         "flashinfer,transformers,vllm",
     ]
     every = ",".join([*parts, "profile-fp8,tiles,mixed"])
@@ -69,7 +69,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     measured = [line["number"] for line in lines if line["goal"] is not None and line["ratio"] is not None]
     assert {number: measured.count(number) for number in measured} == {1: 2, 2: 1, 3: 2, 4: 4, 5: 3, 7: 1}
     assert all(line["value"] >= 0 for line in lines)
-    assert [len(result["parts"][part]["lines"]) for part in ("tiles", "mixed")] == [8, 8]
+    assert [len(result["parts"][part]["lines"]) for part in ("sharing", "tiles", "mixed")] == [2, 8, 8]
     for part, said in (("profile-fp8", "launches: together"), ("attention", "own tokens alone")):
         assert any(said in line["name"] for line in result["parts"][part]["lines"])
     assert "No module named 'flashinfer'" in done.stderr, "a failure's traceback is for whoever looks for its cause"
