@@ -12,13 +12,14 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from headrace.kernels.paged_attention import AttentionMetadata, paged_attention_reference
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
-from headrace.kernels.paged_attention.device_plan import DevicePlan
+from headrace.kernels.paged_attention.device_plan import LAUNCHES, DevicePlan
 from headrace.kernels.paged_attention.planning import plan_attention
 from headrace.kernels.paged_attention.prefix_groups import Gate
 from headrace.kernels.paged_attention.static_plans import StaticPlans
 from headrace.kernels.paged_attention.triton import attend_planned
 
 BLOCK_SIZE = 16
+_LAUNCH_TITLES = {"wide": "the prefix", "narrow": "own tokens", "merge_tokens": "merging"}
 
 
 @dataclass(frozen=True)
@@ -147,6 +148,13 @@ class AttentionCase:
         plan = plan_attention(self.metadata, sizes.attention, None, gate)
         return self._calling(sizes, DevicePlan.holding(plan, sizes.heads, sizes.head_dim, sizes.device))
 
+    def runners_alone(self, sizes: Sizes, gate: Gate) -> dict[str, Callable[[], object]]:
+        """Of what `runner` launches, each by itself: it tells whether they run beside each other."""
+        plan = plan_attention(self.metadata, sizes.attention, None, gate)
+        held = DevicePlan.holding(plan, sizes.heads, sizes.head_dim, sizes.device)
+        launches = [name for name in LAUNCHES if name in held.launches]
+        return {name: self._calling(sizes, held.launching(frozenset((name,))))[0] for name in launches}
+
     def engine_runner(self, sizes: Sizes) -> tuple[Callable[[], object], Tensor]:
         """As `runner`, with what the engine's CUDA graphs read: a plan of what its own gate says, in memory that has
         room for any step's.
@@ -231,6 +239,10 @@ def _shared_lines(sizes: Sizes, limits: Limits, prefix: int, goal: float) -> Ite
         "  shared: times as fast as plain", value, "ms", plain.median / shared.median, goal, 1, spread=shared.spread
     )
     yield Line("  shared: fraction of the roofline", value, "ms", floor / shared.median, 0.75, 1, floor * 1e3)
+    for launch, call in case.runners_alone(sizes, always).items():
+        alone = timed(call, sizes)
+        title = f"  {_LAUNCH_TITLES[launch]} alone: of the three together"
+        yield Line(title, alone.median * 1e3, "ms", alone.median / shared.median, spread=alone.spread)
     of_engine = timed(case.engine_runner(sizes)[0], sizes)
     name = "  as the engine's graphs run it: of that speed"
     yield Line(name, of_engine.median * 1e3, "ms", shared.median / of_engine.median, spread=of_engine.spread)

@@ -1,8 +1,10 @@
-"""What `gpu.py` can measure, part by part, in the order in which it is wanted."""
+"""What `gpu.py` can measure, part by part, in the order in which it is wanted: that of goals first."""
 
+import traceback
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from functools import partial
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from gpu_table import Line, Table
@@ -21,37 +23,53 @@ EXTRAS = (*PROFILES, TILES, MIXED)
 
 @dataclass(frozen=True)
 class Part:
-    """`seconds`: about what it takes on an H200, kernels' compilation included."""
+    """`seconds`: about what it takes on an H100, kernels' compilation included. `goals`: those that it has figures of,
+    or that are worth nothing without it. `package`: what has to be installed for it.
+    """
 
     name: str
     seconds: float
     measure: Callable[[Table], None]
+    goals: tuple[int, ...] = ()
+    package: str | None = None
 
     def run(self, table: Table) -> None:
         table.run(self.name, partial(self.measure, table))
 
+    @property
+    def is_there(self) -> bool:
+        return self.package is None or find_spec(self.package) is not None
+
 
 def parts_of(is_dry: bool) -> list[Part]:
     """Nothing of the engine is imported before one of them is run."""
-    measures: dict[str, tuple[float, Callable[..., None]]] = {
-        CORRECT: (90, _check),
-        "limits": (20, _limits),
-        "attention": (50, _attention),
-        "large": (80, lambda table, is_dry: _goals(table, is_dry).large()),
-        "small": (60, lambda table, is_dry: _goals(table, is_dry).small()),
-        "fp8": (60, lambda table, is_dry: _goals(table, is_dry).fp8()),
-        "uniform": (50, lambda table, is_dry: _goals(table, is_dry).uniform()),
-        "linears": (40, _linears),
-        "lora": (20, _lora),
-        "mixtures": (30, _mixtures),
-        "kernels": (20, _kernels),
-        "flashinfer": (20, _flashinfer),
-        **{name: (110, partial(_peer, name=name)) for name in ("transformers", "vllm")},
-        **{name: (50, partial(_profile, name=name)) for name in PROFILES},
-        TILES: (60, _tiles),
-        MIXED: (150, _mixed),
-    }
-    return [Part(name, seconds, partial(measure, is_dry=is_dry)) for name, (seconds, measure) in measures.items()]
+    every = tuple(range(1, 8))
+
+    def part(
+        name: str, seconds: float, measure: Callable[..., None], goals: tuple[int, ...] = (), package: str | None = None
+    ) -> Part:
+        return Part(name, seconds, partial(measure, is_dry=is_dry), goals, package)
+
+    return [
+        part(CORRECT, 60, _check, every),
+        part("limits", 10, _limits, every),
+        part("attention", 35, _attention, (1, 2, 3)),
+        part("large", 75, lambda table, is_dry: _goals(table, is_dry).large(), (4,)),
+        part("small", 45, lambda table, is_dry: _goals(table, is_dry).small(), (4, 5)),
+        part("fp8", 50, lambda table, is_dry: _goals(table, is_dry).fp8(), (7,)),
+        part("uniform", 50, lambda table, is_dry: _goals(table, is_dry).uniform(), (6,)),
+        part("transformers", 130, partial(_peer, name="transformers"), (6,), "transformers"),
+        part("sharing", 25, _sharing),
+        part("linears", 50, _linears),
+        part("kernels", 25, _kernels),
+        part("mixtures", 45, _mixtures),
+        part("lora", 25, _lora),
+        part("flashinfer", 20, _flashinfer, package="flashinfer"),
+        part("vllm", 150, partial(_peer, name="vllm"), package="vllm"),
+        *(part(name, 50, partial(_profile, name=name)) for name in PROFILES),
+        part(TILES, 60, _tiles),
+        part(MIXED, 150, _mixed),
+    ]
 
 
 def _sizes(is_dry: bool) -> "Sizes":
@@ -60,28 +78,31 @@ def _sizes(is_dry: bool) -> "Sizes":
     return DRY if is_dry else GPU
 
 
+def import_all() -> None:
+    """What takes time before a figure can be measured, and needs no GPU."""
+    import gpu_workloads  # noqa: F401
+
+
 def _check(table: Table, is_dry: bool) -> None:
-    """All of it, also where one fails. Raises `AssertionError`."""
+    """What the goals' figures are made with; the other parts check their own kernels. Raises `AssertionError`."""
     from gpu_engine import check_engine
     from gpu_kernels import check_attention
-    from gpu_linears import check_linear
-    from gpu_lora import check_lora
-    from gpu_mixtures import DRY, GPU, check_mixtures
+    from gpu_linears import check_fp8
 
     sizes, wrong = _sizes(is_dry), []
     checks: dict[str, Callable[[], None]] = {
         "attention": lambda: check_attention(sizes),
-        "quantised linears": lambda: check_linear(sizes),
-        "LoRA": lambda: check_lora(sizes),
-        "mixtures": lambda: check_mixtures(sizes, DRY if is_dry else GPU),
+        "products in FP8": lambda: check_fp8(sizes),
         "greedy tokens in float32": lambda: check_engine(sizes.device),
     }
+    # All of it, also where one fails.
     for name, check in checks.items():
         try:
             check()
             print(f"correct: {name}", flush=True)
         # Whatever it is, the others are to be looked at.
         except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
             wrong.append(" ".join(f"{name}: {type(error).__name__}: {error}".split()))
             print(f"NOT correct: {wrong[-1]}", flush=True)
     assert not wrong, "; ".join(wrong)
@@ -110,23 +131,32 @@ def _attention(table: Table, is_dry: bool) -> None:
     _add_each(table, attention_lines(_sizes(is_dry), _known_limits(table, is_dry)))
 
 
-def _linears(table: Table, is_dry: bool) -> None:
-    from gpu_linears import linear_lines
+def _sharing(table: Table, is_dry: bool) -> None:
+    from gpu_sharing import DRY, GPU, sharing_lines
 
+    _add_each(table, sharing_lines(_sizes(is_dry), DRY if is_dry else GPU))
+
+
+def _linears(table: Table, is_dry: bool) -> None:
+    from gpu_linears import check_linear, linear_lines
+
+    check_linear(_sizes(is_dry))
     _add_each(table, linear_lines(_sizes(is_dry), _known_limits(table, is_dry)))
 
 
 def _lora(table: Table, is_dry: bool) -> None:
-    from gpu_lora import lora_lines
+    from gpu_lora import check_lora, lora_lines
 
+    check_lora(_sizes(is_dry))
     _add_each(table, lora_lines(_sizes(is_dry)))
 
 
 def _mixtures(table: Table, is_dry: bool) -> None:
-    from gpu_mixtures import DRY, GPU, mixture_lines
+    from gpu_mixtures import DRY, GPU, check_mixtures, mixture_lines
 
-    sizes = _sizes(is_dry)
-    _add_each(table, mixture_lines(sizes, DRY if is_dry else GPU, _known_limits(table, is_dry)))
+    sizes, mixture = _sizes(is_dry), DRY if is_dry else GPU
+    check_mixtures(sizes, mixture)
+    _add_each(table, mixture_lines(sizes, mixture, _known_limits(table, is_dry)))
 
 
 def _tiles(table: Table, is_dry: bool) -> None:

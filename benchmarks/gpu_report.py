@@ -1,6 +1,6 @@
-"""The Markdown table of the GPU goals, from the files that `gpu.py` wrote.
+"""The Markdown table of the GPU goals, from the files that `gpu.py` wrote: one for each GPU.
 
-    python benchmarks/gpu_report.py benchmarks/results/h200-gpu.json
+    python benchmarks/gpu_report.py benchmarks/results/h100-gpu.json benchmarks/results/h200-gpu.json
     python benchmarks/gpu_report.py first.json second.json --output benchmarks/results/h200-gpu.json
 
 Of several files of one GPU the later ones' parts count, and `--output` writes them as one.
@@ -19,17 +19,23 @@ def main() -> None:
     parser.add_argument("files", nargs="+", type=Path)
     parser.add_argument("--output", type=Path, help="write what the files have together here")
     arguments = parser.parse_args()
-    content = merged([json.loads(file.read_text(encoding="utf-8")) for file in arguments.files])
+    contents = by_gpu([json.loads(file.read_text(encoding="utf-8")) for file in arguments.files])
     if arguments.output is not None:
+        if len(contents) > 1:
+            parser.error(f"--output: one file is about one GPU, and these are of {', '.join(sorted(contents))}")
+        [content] = contents.values()
         arguments.output.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    print("\n".join(markdown(content)))
+    print("\n\n".join("\n".join(markdown(content)) for content in contents.values()))
+
+
+def by_gpu(contents: list[Content]) -> dict[str, Content]:
+    """What the files have together of each GPU, by its name."""
+    gpus = dict.fromkeys(content["gpu"] for content in contents)
+    return {gpu: merged([content for content in contents if content["gpu"] == gpu]) for gpu in gpus}
 
 
 def merged(contents: list[Content]) -> Content:
-    """A part that failed later does not displace one that was measured before. Raises `SystemExit`: several GPUs."""
-    gpus = {content["gpu"] for content in contents}
-    if len(gpus) > 1:
-        raise SystemExit(f"one table is about one GPU, and these files are of {', '.join(sorted(gpus))}")
+    """Of one GPU. A part that failed later does not displace one that was measured before."""
     result: Content = {**contents[-1], "facts": {}, "parts": {}}
     for content in contents:
         result["facts"] |= content["facts"]

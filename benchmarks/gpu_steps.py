@@ -1,5 +1,6 @@
 """Where a decode step's time goes, for `gpu.py`: the host's share of it, and how long the device has nothing to do."""
 
+import os
 import time
 from collections import defaultdict
 from collections.abc import Iterable
@@ -21,6 +22,10 @@ from headrace.engine.request import Request, SamplingParams
 _LAUNCH_MICROSECONDS = 5.0
 _NUM_KERNELS = 25
 _ids = count()
+
+
+class ProfilerError(Exception):
+    """torch's profiler does not show what the device does."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +67,10 @@ class StepProfile:
 
     @classmethod
     def of(cls, llm: LLM, prompts: list[list[int]], steps: int) -> "StepProfile":
+        """Raises `ProfilerError`."""
         is_gpu = torch.cuda.is_available()
+        # After CUPTI's end, which some releases of torch bring about, CUDA graphs were seen to crash.
+        os.environ.setdefault("TEARDOWN_CUPTI", "0")
         _fill(llm.engine, prompts, steps + 4)
         activity, kind = (ProfilerActivity.CUDA, DeviceType.CUDA) if is_gpu else (ProfilerActivity.CPU, DeviceType.CPU)
         with profile(activities=[activity]) as profiled:
@@ -70,7 +78,17 @@ class StepProfile:
                 llm.engine.step()
         _drain(llm.engine)
         events: Iterable[Any] = profiled.events() or ()
+        return cls.from_events(events, kind, steps)
+
+    @classmethod
+    def from_events(cls, events: Iterable[Any], kind: DeviceType, steps: int) -> "StepProfile":
+        """Of torch's events those on a kind of device. Raises `ProfilerError`: there are none."""
         found = [Interval(each.name, *_range(each)) for each in events if each.device_type == kind]
+        if not found:
+            raise ProfilerError(
+                "torch's profiler saw nothing of what the device did, so neither idle times nor kernels are known: it "
+                "needs NVIDIA's CUPTI, which torch brings along, and a driver that lets it look"
+            )
         return cls(found, steps)
 
     @property

@@ -3,6 +3,7 @@
 import json
 import os
 import time
+import traceback
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -75,9 +76,9 @@ class Table:
 
     def add(self, *lines: Line) -> None:
         for line in lines:
-            print(line, flush=True)
             self._content["parts"][self._part]["lines"].append(asdict(line))
             self._write()
+            print(line, flush=True)
 
     def run(self, part: str, measure: Callable[[], None]) -> None:
         """Measure a part; what fails is said and kept, since one missing figure is not to cost the others."""
@@ -86,7 +87,10 @@ class Table:
         try:
             measure()
         except Exception as error:  # noqa: BLE001
+            traceback.print_exc()
             self.fail(part, " ".join(f"{type(error).__name__}: {error}".split())[:600])
+            if isinstance(error, AssertionError):
+                self._content["parts"][part]["wrong"] = True
         self._content["parts"][part] |= {"seconds": round(time.monotonic() - started, 1), "clocks": clocks()}
         self._write()
 
@@ -106,6 +110,11 @@ class Table:
     @property
     def failures(self) -> dict[str, str]:
         return {name: part["failure"] for name, part in self._content["parts"].items() if "failure" in part}
+
+    @property
+    def wrong(self) -> set[str]:
+        """The parts in which something that was computed is not what it has to be."""
+        return {name for name, part in self._content["parts"].items() if part.get("wrong")}
 
     def _write(self) -> None:
         if self._file is not None:

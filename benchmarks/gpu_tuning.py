@@ -6,7 +6,8 @@
 What there is to choose was chosen by reading what the compiler makes of it, and goes into `kernel_shapes.py` when it is
 known here. Narrow shapes are timed on plain decodes and wide ones on a prefill; the best three of each then together
 on decodes that share prefixes, where they run beside each other. A shape whose output differs from that of the first
-is left out. The last line is JSON.
+is left out. How long an item of a prefix takes to start decides into how many a prefix is cut: three assumptions about
+that are timed too. The last line is JSON.
 """
 
 import argparse
@@ -22,6 +23,8 @@ from gpu_device import prepare
 from report import environment
 
 _BEST = 3
+# In keys: as if it took nothing, and so much that nothing is cut into more items than run at once.
+_NOTHING, _MUCH = 0, 2**20
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class Tuning:
     def __init__(self, sizes: Any, deadline: float) -> None:
         self._sizes, self._deadline = sizes, deadline
         self._trials: list[Trial] = []
+        self._starts: list[dict[str, float]] = []
         self._num_left_out = 0
 
     def run(self, is_dry: bool) -> None:
@@ -71,13 +75,31 @@ class Tuning:
         pairs = [(first.narrow, second.wide) for first, second in product(self._best(decodes), self._best(prefills))]
         for prefix in sizes.prefixes:
             shared = AttentionCase.decode(sizes, prefix)
+            self._time_starts(prefix, shared)
             self._time(f"decode, {sizes.batch} sharing {prefix}", shared, always, pairs)
 
     def result(self) -> dict[str, Any]:
         ranked = {trial.workload: [] for trial in self._trials}  # type: dict[str, list[dict[str, Any]]]
         for trial in sorted(self._trials, key=lambda trial: trial.seconds):
             ranked[trial.workload].append({"microseconds": round(trial.seconds * 1e6, 1), **asdict(trial.shapes)})
-        return {"trials_left_out": self._num_left_out, "ranked": ranked}
+        return {"trials_left_out": self._num_left_out, "starts": self._starts, "ranked": ranked}
+
+    def _time_starts(self, prefix: int, case: Any) -> None:
+        """With the shapes that are chosen now. Prints a line each."""
+        from gpu_kernels import always, seconds
+
+        from headrace.kernels.paged_attention import plan
+
+        chosen = plan._WIDE_START
+        for start in (_NOTHING, chosen, _MUCH):
+            if time.monotonic() > self._deadline:
+                self._num_left_out += 1
+                continue
+            plan._WIDE_START = start
+            taken = seconds(case.runner(self._sizes, always)[0], self._sizes)
+            self._starts.append({"prefix": prefix, "start": start, "microseconds": round(taken * 1e6, 1)})
+            print(f"  {taken * 1e6:9.1f} us  a prefix of {prefix}, an item's start as {start} keys", flush=True)
+        plan._WIDE_START = chosen
 
     def _best(self, workload: str) -> list[Any]:
         """The fastest shapes so far; none where there was no time for the workload."""

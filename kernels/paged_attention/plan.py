@@ -91,7 +91,7 @@ class AttentionPlan:
         runs = _Runs.of(layout, spans, room)
         is_narrow = runs.items[:, _FIELD["num_queries"]] <= tiling.narrow_queries
         narrow_cut = _Cut(tiling.narrow_queries, tiling.tile, tiling.narrow_programs / tiling.num_kv_heads)
-        wide_cut = _Cut(tiling.wide_queries, tiling.tile, tiling.wide_programs / tiling.num_kv_heads)
+        wide_cut = _Cut(tiling.wide_queries, tiling.tile, tiling.wide_programs / tiling.num_kv_heads, _WIDE_START)
         narrow = narrow_cut.items(runs.items[is_narrow], sliding_window)
         wide = wide_cut.items(runs.items[~is_narrow], sliding_window)
         num_partial = _number_partials(narrow, 0)
@@ -160,6 +160,10 @@ class _Runs:
 # Two units a program even out what differs between them; segments below this length cost more to merge than they gain.
 _UNITS_PER_PROGRAM = 2
 _MIN_SEGMENT = 256
+# How many keys a wide unit could see in the time in which it waits for its first tile and writes its part: about three
+# tiles by counting what waits for what, not measured. A processor has one such unit, and nothing else hides it; of
+# narrow ones it has several, and what one waits another reads.
+_WIDE_START = 192
 
 
 def _max_cuts(concurrency: float) -> int:
@@ -172,11 +176,15 @@ def _max_cuts(concurrency: float) -> int:
 
 @dataclass(frozen=True)
 class _Cut:
-    """Runs into items of at most `max_queries`, in segments so short that `concurrency` items at once share evenly."""
+    """Runs into items of at most `max_queries`, in segments so short that `concurrency` items at once share evenly.
+
+    `start`: keys' worth of time that an item takes beside its keys.
+    """
 
     max_queries: int
     tile: int
     concurrency: float
+    start: int = 0
 
     def items(self, runs: Ints, sliding_window: int | None) -> Ints:
         # As where all decode: mostly nothing is wide then.
@@ -202,20 +210,30 @@ class _Cut:
         """The items cut into ranges of keys that are short enough."""
         end = items[:, _FIELD["kv_end"]]
         length = end - items[:, _FIELD["kv_begin"]]
-        share = int(length.sum() / (self.concurrency * _UNITS_PER_PROGRAM))
-        longest = max(_MIN_SEGMENT, _round_up(share, self.tile))
+        share = float(length.sum()) / self.concurrency
+        longest = max(_MIN_SEGMENT, _round_up(int(share / _UNITS_PER_PROGRAM), self.tile))
         if length.max() <= longest:
             return items
-        # Equally long up to whole tiles, and then no more of them than that needs.
-        wanted = numpy.maximum(1, -(-length // longest))
-        size = numpy.maximum(self.tile, -(-length // (wanted * self.tile)) * self.tile)
-        count = numpy.maximum(1, -(-length // size))
+        size, count = self._even(length, numpy.maximum(1, -(-length // longest)))
+        if self.start:
+            # As many segments as run at once, and no more.
+            once = numpy.minimum(numpy.maximum(1, length // share), -(-length // _MIN_SEGMENT)).astype(numpy.int32)
+            size_at_once, count_at_once = self._even(length, once)
+            is_one_round = count_at_once.sum() <= self.concurrency
+            # Even if the shorter ones came out all even, they would take longer by the second's start.
+            if is_one_round and size_at_once.max() + self.start <= share + _UNITS_PER_PROGRAM * self.start:
+                size, count = size_at_once, count_at_once
         owner, nth = _expand(count)
         segments = items[owner]
         segments[:, _FIELD["kv_begin"]] += nth * size[owner]
         segments[:, _FIELD["kv_end"]] = numpy.minimum(end[owner], segments[:, _FIELD["kv_begin"]] + size[owner])
         segments[:, _FIELD["is_final"]] &= count[owner] == 1
         return segments
+
+    def _even(self, length: Ints, wanted: Ints) -> tuple[Ints, Ints]:
+        """The size of `wanted` segments of each length, equally long up to whole tiles, and how many that needs."""
+        size = numpy.maximum(self.tile, -(-length // (wanted * self.tile)) * self.tile)
+        return size, numpy.maximum(1, -(-length // size))
 
 
 def _number_partials(items: Ints, first: int) -> int:

@@ -1,10 +1,14 @@
 """The GPU's benchmark runs from end to end on a CPU, where nothing is installed that a bare GPU machine lacks."""
 
+import fcntl
 import json
+import os
+import signal
 import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -37,7 +41,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     about = {"benchmark": "gpu", "gpu": "none (dry run)", "commit": "tested"}
     file.write_text(json.dumps({**about, "facts": {}, "parts": {"limits": held, "profile-large": held}}))
     parts = [
-        "correct,limits,attention,large,small,fp8,uniform,linears,lora,mixtures,kernels",
+        "correct,limits,attention,large,small,fp8,uniform,sharing,linears,lora,mixtures,kernels",
         "flashinfer,transformers,vllm",
     ]
     every = ",".join([*parts, "profile-fp8,tiles,mixed"])
@@ -65,8 +69,26 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     measured = [line["number"] for line in lines if line["goal"] is not None and line["ratio"] is not None]
     assert {number: measured.count(number) for number in measured} == {1: 2, 2: 1, 3: 2, 4: 4, 5: 3, 7: 1}
     assert all(line["value"] >= 0 for line in lines)
-    assert [len(result["parts"][part]["lines"]) for part in ("tiles", "mixed")] == [8, 8]
-    assert any("launches: together" in line["name"] for line in result["parts"]["profile-fp8"]["lines"])
+    assert [len(result["parts"][part]["lines"]) for part in ("sharing", "tiles", "mixed")] == [2, 8, 8]
+    for part, said in (("profile-fp8", "launches: together"), ("attention", "own tokens alone")):
+        assert any(said in line["name"] for line in result["parts"][part]["lines"])
+    assert "No module named 'flashinfer'" in done.stderr, "a failure's traceback is for whoever looks for its cause"
+
+
+def test_a_run_that_is_stopped_ends_in_what_it_has_all_the_same(tmp_path):
+    options = ("--dry-run", "--only", "limits,attention,linears", "--commit", "any")
+    command = (sys.executable, str(FOLDER / "gpu.py"), *options)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            if line.startswith("product of"):
+                process.terminate()
+                break
+        *_, last = process.stdout
+    assert process.returncode == 128 + signal.SIGTERM
+    parts = json.loads(last)["parts"]
+    assert [line["unit"] for line in parts["limits"]["lines"]] == ["TB/s", "TFLOP/s"]
+    assert "linears" not in parts
 
 
 def test_a_part_that_crashes_or_hangs_costs_no_other_its_figures(gpu_modules, tmp_path):
@@ -82,7 +104,7 @@ def test_a_part_that_crashes_or_hangs_costs_no_other_its_figures(gpu_modules, tm
     seconds = {"good": 30, "crashing": 30, "hanging": 0.1, "good too": 30, "slow": 1e6}
 
     def command_of(part: Any) -> list[str]:
-        return [sys.executable, "-S", "-c", bodies.get(part.name, writes), part.name]
+        return waiting(bodies.get(part.name, writes), part.name)
 
     todo = [parts.Part(name, expected, print) for name, expected in seconds.items()]
     gpu_modules("gpu").run_apart(todo, table, 1000, command_of)
@@ -95,6 +117,79 @@ def test_a_part_that_crashes_or_hangs_costs_no_other_its_figures(gpu_modules, tm
         "slow": {"lines": [], "failure": found["slow"]["failure"]},
     }
     assert "it takes about 1000000" in found["slow"]["failure"]
+
+
+def waiting(body: str, *arguments: str) -> list[str]:
+    """A process that is sent a line before it begins, and ends where none comes."""
+    return [sys.executable, "-S", "-c", f"import sys; sys.stdin.readline() or sys.exit(1); {body}", *arguments]
+
+
+def test_the_next_part_gets_ready_beside_one_and_begins_when_that_is_over(gpu_modules, tmp_path):
+    parts, table = gpu_modules("gpu_parts"), gpu_modules("gpu_table").Table(None, {})
+    log, ready = tmp_path / "log", tmp_path / "ready"
+    os.mkfifo(ready)
+    say = "open(sys.argv[1], 'a').write(sys.argv[3])"
+    # The first is not done before the second is there.
+    bodies = {"first": f"open(sys.argv[2]).read(); {say}", "second": say}
+    getting_ready = {"first": "", "second": f"open({str(ready)!r}, 'w').close(); "}
+
+    def command_of(part: Any) -> list[str]:
+        *python, body = waiting(bodies[part.name])
+        return [*python, f"import sys; {getting_ready[part.name]}{body}", str(log), str(ready), part.name]
+
+    packages = {"first": None, "not here": "no_such", "second": None}
+    todo = [parts.Part(name, 30, print, package=package) for name, package in packages.items()]
+    gpu_modules("gpu").run_apart(todo, table, 1000, command_of)
+    assert log.read_text() == "firstsecond"
+    assert table.failures == {"not here": "no_such is not installed here"}
+
+
+def test_what_a_part_has_started_ends_with_it(gpu_modules, tmp_path):
+    """Of a peer that goes on to use the GPU, all later figures would be worth nothing."""
+    parts, table = gpu_modules("gpu_parts"), gpu_modules("gpu_table").Table(None, {})
+    lock, asked = tmp_path / "held", tmp_path / "asked"
+    lock.touch()
+    holds = "import fcntl, signal, sys; fcntl.flock(open(sys.argv[1]), fcntl.LOCK_EX); print(end='x', flush=True)"
+    holds += "; signal.pause()"
+    starts = "; ".join(
+        (
+            "import signal, subprocess",
+            f"signal.signal(signal.SIGUSR1, lambda *_: open({str(asked)!r}, 'w').close())",
+            f"command = [sys.executable, '-S', '-c', {holds!r}, {str(lock)!r}]",
+            "subprocess.Popen(command, stdout=subprocess.PIPE).stdout.read(1)",
+            "signal.pause()",
+            "signal.pause()",
+        )
+    )
+    gpu_modules("gpu").run_apart([parts.Part("hanging", 1, print)], table, 1000, lambda part: waiting(starts))
+    assert "stopped after" in table.failures["hanging"]
+    assert asked.exists(), "it was not asked where it hangs"
+    with lock.open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+
+
+def test_all_goals_have_a_figure_in_one_run_and_what_has_none_waits(gpu_modules, monkeypatch):
+    parts = gpu_modules("gpu_parts")
+    default = [part for part in parts.parts_of(is_dry=False) if part.name not in parts.EXTRAS]
+    monkeypatch.setattr(sys, "argv", ["gpu.py"])
+    assert sum(part.seconds for part in default if part.goals) <= gpu_modules("gpu")._arguments().seconds <= 470
+    assert {goal for part in default for goal in part.goals} == set(range(1, 8))
+    assert [bool(part.goals) for part in default] == sorted((bool(part.goals) for part in default), reverse=True)
+
+
+def test_a_part_that_takes_too_long_leaves_the_later_goals_their_time(gpu_modules, tmp_path, monkeypatch):
+    parts, main = gpu_modules("gpu_parts"), gpu_modules("gpu")
+    table, given = gpu_modules("gpu_table").Table(None, {}), dict[str, float]()
+
+    class Recording(main.Children):  # type: ignore[misc, name-defined]
+        def run(self, part: Any, seconds: float, following: Any) -> None:
+            given[part.name] = seconds
+
+    monkeypatch.setattr(main, "Children", Recording)
+    todo = [parts.Part(name, 50, print, goals) for name, goals in (("a", (1,)), ("b", (2,)), ("c", (3,)), ("d", ()))]
+    for seconds in (100, 190, 1000):
+        main.run_apart(todo, table, seconds, lambda part: [])
+        assert given["a"] == pytest.approx({100: 75, 190: 90, 1000: 150}[seconds], abs=1)
 
 
 def test_what_there_is_no_time_to_measure_again_stands(gpu_modules, tmp_path):
@@ -161,8 +256,27 @@ def test_the_readme_table_has_a_row_a_goal_of_the_parts_measured_last(gpu_module
         "",
         "- vllm: out of memory",
     ]
-    with pytest.raises(SystemExit, match="NVIDIA H100, NVIDIA H200"):
-        report.merged([content(), {**content(), "gpu": "NVIDIA H100"}])
+    other = {**content(small=host), "gpu": "NVIDIA H100 80GB HBM3"}
+    both = report.by_gpu([content(small=failed), other, content(small=host)])
+    assert {gpu: each["parts"] for gpu, each in both.items()} == {
+        "NVIDIA H200": {"small": host},
+        "NVIDIA H100 80GB HBM3": {"small": host},
+    }
+
+
+def test_files_of_two_gpus_are_two_tables_and_not_one_file(gpu_modules, tmp_path):
+    about = {"torch": "2.11.0", "commit": "abc", "facts": {}, "parts": {}}
+    files = [tmp_path / "h100.json", tmp_path / "h200.json"]
+    for file in files:
+        file.write_text(json.dumps({"gpu": f"NVIDIA {file.stem.upper()}", **about}))
+    command = [sys.executable, FOLDER / "gpu_report.py", *files]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert [line for line in done.stdout.splitlines() if "Measured" in line] == [
+        "Measured on NVIDIA H100, 2.11.0, abc. .",
+        "Measured on NVIDIA H200, 2.11.0, abc. .",
+    ]
+    refused = subprocess.run([*command, "--output", tmp_path / "one.json"], capture_output=True, text=True, check=False)
+    assert "--output: one file is about one GPU, and these are of NVIDIA H100, NVIDIA H200" in refused.stderr
 
 
 @pytest.mark.parametrize(
@@ -220,6 +334,26 @@ def test_idle_time_is_what_no_interval_covers(gpu_modules):
     intervals = [(0.0, 10.0), (2.0, 4.0), (12.0, 20.0), (60.0, 100.0)]
     assert idle_share(intervals, 0.0) == pytest.approx(0.42)
     assert idle_share(intervals, 5.0) == pytest.approx(0.40)
+
+
+def test_a_profiler_that_sees_nothing_says_what_it_needs(gpu_modules):
+    steps = gpu_modules("gpu_steps")
+    on_host = SimpleNamespace(
+        name="a call", device_type=steps.DeviceType.CPU, time_range=SimpleNamespace(start=0, end=1)
+    )
+    with pytest.raises(steps.ProfilerError, match="CUPTI"):
+        steps.StepProfile.from_events([on_host], steps.DeviceType.CUDA, 4)
+    assert steps.StepProfile.from_events([on_host], steps.DeviceType.CPU, 4).idle_share == 0
+
+
+def test_a_peer_that_is_not_done_in_its_time_is_no_faster_than_that(gpu_modules):
+    pytest.importorskip("transformers")
+    peers, engine = gpu_modules("gpu_peers"), gpu_modules("gpu_engine")
+    work = engine.Workload.uniform("gate", 3, 100, 200)
+    folder, seconds = engine.config_folder("gate"), peers.PeerSeconds(warm_up=0.1, timed=0.1, whole=300)
+    rate = peers.peer_rate("transformers", folder, work, "cpu", seconds)
+    assert rate.is_most
+    assert rate.tokens_per_second < work.num_output_tokens / 0.1
 
 
 def test_a_workload_to_warm_up_with_has_the_same_lengths_and_no_token_in_common(gpu_modules):

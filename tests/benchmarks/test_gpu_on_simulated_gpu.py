@@ -17,13 +17,20 @@ FOLDER = Path(__file__).parents[2] / "benchmarks"
 
 
 def lines_of(part: str, sizes: Any, limits: Any) -> Iterable[Any]:
-    module = import_module(f"gpu_{part}")
-    if part == "mixtures":
-        return list(module.mixture_lines(sizes, module.DRY, limits))
-    return list(module.lora_lines(sizes) if part == "lora" else module.linear_lines(sizes, limits))
+    kernels, linears, lora, mixtures, small = (
+        import_module(f"gpu_{name}") for name in ("kernels", "linears", "lora", "mixtures", "small")
+    )
+    lines: Iterable[Any] = {
+        "limits": lambda: kernels.limit_lines(sizes)[1],
+        "linears": lambda: linears.linear_lines(sizes, limits),
+        "kernels": lambda: small.small_lines(sizes, limits),
+        "lora": lambda: lora.lora_lines(sizes),
+        "mixtures": lambda: mixtures.mixture_lines(sizes, mixtures.DRY, limits),
+    }[part]()
+    return list(lines)
 
 
-@pytest.mark.parametrize("part", ["linears", "lora", "mixtures"])
+@pytest.mark.parametrize("part", ["limits", "linears", "kernels", "lora", "mixtures"])
 def test_a_part_is_measured_to_its_end(part, monkeypatch):
     monkeypatch.syspath_prepend(FOLDER)
     kernels = import_module("gpu_kernels")

@@ -28,9 +28,10 @@ def test_a_dry_run_ranks_shapes_for_every_workload():
         "prefill of 40": 1,
         "decode, 4 sharing 64": 2,
     }
+    assert [(each["prefix"], each["start"]) for each in result["starts"]] == [(64, 0), (64, 192), (64, 2**20)]
     assert result["trials_left_out"] == 0
 
 
 def test_what_there_was_no_time_for_is_left_out():
     result = dry_run("--seconds", "0")
-    assert (result["ranked"], result["trials_left_out"]) == ({}, 3)
+    assert (result["ranked"], result["starts"], result["trials_left_out"]) == ({}, [], 6)

@@ -126,6 +126,32 @@ def test_long_contexts_are_cut_into_even_segments_and_none_is_empty():
     assert len(plan.merge_rows) == len(lengths) - 1 > 3
 
 
+@pytest.mark.parametrize(
+    ("groups", "segments"),
+    [
+        pytest.param([(256, 2048)], {1024: 16}, id="one-prefix"),
+        pytest.param([(256, 8192)], {4096: 16}, id="a-long-one"),
+        pytest.param([(32, 2048)] * 8, {1024: 16}, id="eight-prefixes"),
+        pytest.param([(128, 2048), (128, 512)], {704: 8, 640: 4, 512: 4}, id="a-short-one-too"),
+        # One of 1,536 keys would be waited for: twice as many as run at once even that out.
+        pytest.param([(128, 2048), (128, 1536)], {448: 16, 384: 16, 256: 4}, id="uneven"),
+    ],
+)
+def test_prefixes_are_cut_into_as_many_segments_as_run_at_once_where_those_are_even(groups, segments):
+    """On a Hopper GPU with Llama-3-8B's heads: each further segment has to start, and its parts are to be merged."""
+    hopper = Tiling(4, 32, tile=64, num_kv_heads=8, narrow_programs=528, wide_programs=132)
+    tables: list[list[int]] = []
+    spans = []
+    for members, prefix in groups:
+        spans.append(SharedSpan([len(tables) + each for each in range(members)], 0, prefix // 16))
+        # Which blocks they are is nothing to the plan.
+        tables += [list(range(prefix // 16 + 1))] * members
+    metadata = AttentionMetadata([1] * len(tables), [16 * len(table) for table in tables], tables, 16)
+    plan = AttentionPlan.build(metadata, hopper, spans)
+    items = [dict(zip(ITEM_FIELDS, row.tolist(), strict=True)) for row in plan.wide]
+    assert Counter(item["kv_end"] - item["kv_begin"] for item in items) == segments
+
+
 def test_few_queries_are_narrow_and_chunks_and_shared_prefixes_wide():
     chunk, decodes = Row([], 33, 33), [Row(SYSTEM, 3)] * 5
     plan = check(build([chunk, *decodes]), at_least(5, 5))
