@@ -7,9 +7,11 @@ it does not load, and its import fails where the operators are looked for. So th
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import Any
 
 _OPERATORS = ("nms", "qnms", "roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool", "deform_conv2d")
 
@@ -25,9 +27,7 @@ class _Declaring(MetaPathFinder):
     ) -> ModuleSpec | None:
         if fullname == "torchvision":
             sys.meta_path.remove(self)
-            import torch
-
-            library = torch.library.Library("torchvision", "DEF")
+            library: Any = import_module("torch.library").Library("torchvision", "DEF")
             for name in _OPERATORS:
                 library.define(f"{name}(Tensor a) -> Tensor")
                 library.define(f"_{name}_backward(Tensor a) -> Tensor")
