@@ -149,7 +149,7 @@ class ServedRequest:
             priority=self.request.priority,
             arrival=self.arrival,
             branch=next(self._branches),
-            is_followed=self.tree is not None and node is self.tree.nodes[0] and len(self.tree.nodes) > 1,
+            is_followed=self.tree is not None and len(self.tree.nodes) > 1 and node is self.tree.nodes[0],
             # Whatever depends on what was said before would have to know each guess.
             speculates_up_to=0 if node or self.adjustment else len(prompt) + self.max_tokens - 1,
         )
