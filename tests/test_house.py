@@ -86,6 +86,14 @@ def test_every_file_of_the_kernels_is_listed():
     assert sorted(kernels["depends"]) == sorted(name for name in files if name.endswith(".h"))
 
 
+def test_no_document_holds_the_marks_of_a_merge():
+    """Nobody reads a long one through after it."""
+    mark = re.compile("^(<{7} |>{7} |={7}$)", re.MULTILINE)
+    documents = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
+    assert documents
+    assert not [path.name for path in documents if mark.search(path.read_text())]
+
+
 def test_the_root_holds_no_python_file_but_the_package():
     assert [path.name for path in ROOT.glob("*.py")] == ["__init__.py"]
 

@@ -19,7 +19,8 @@ Revision = Annotated[
 ]
 DType = Annotated[str, typer.Option("--dtype", help="auto, float32, bfloat16 or float16.")]
 Quantization = Annotated[
-    str | None, typer.Option("--quantization", help="int8: weights and activations in 8 bits; default: neither.")
+    str | None,
+    typer.Option("--quantization", help="int8: weights and activations in 8 bits, on a CPU; default: neither."),
 ]
 MaxNumSeqs = Annotated[int, typer.Option("--max-num-seqs", min=1, help="Most sequences in one step.")]
 MaxNumBatchedTokens = Annotated[int, typer.Option("--max-num-batched-tokens", min=1, help="Most tokens in one step.")]
