@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GlmConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config
+from transformers import GlmConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen3_5TextConfig
 
 from headrace import LLM, SamplingParams
 from headrace.engine.checkpoints.model_config import ModelConfig
@@ -39,9 +39,21 @@ FAMILIES = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2),
     "phi3": Phi3Config(**SIZES, pad_token_id=0, eos_token_id=1),
     "glm": GlmConfig(**SIZES, head_dim=16, pad_token_id=0, eos_token_id=1),
+    "qwen3.5": Qwen3_5TextConfig(
+        **SIZES,
+        head_dim=16,
+        layer_types=["linear_attention", "full_attention"],
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        tie_word_embeddings=False,
+    ),
 }
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(1, 40))]
 LAYERS = r"model\.layers\..*(proj|experts\.\d+\.w\d)$"
+# Of layers with states all but what their steps' sizes come from.
+WITH_STATES = r"model\.layers\..*(proj|in_proj_qkv|in_proj_z)$"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
 AWQ = {"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": True, "version": "gemm"}
 INT4 = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 32, "actorder": None}
@@ -98,6 +110,7 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
     ),
     "gptq of fused projections": ("phi3", gptq(32), GPTQ, LAYERS),
     "gptq of pairs that are rotated": ("glm", gptq(32, False), {**GPTQ, "sym": False}, LAYERS),
+    "gptq of layers with states": ("qwen3.5", gptq(32), GPTQ, WITH_STATES),
     "awq": ("llama", awq(32), AWQ, LAYERS),
     "awq of experts": ("mixtral", awq(32), {**AWQ, "modules_to_not_convert": ["gate"]}, LAYERS),
     "fp8": (
@@ -124,6 +137,17 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
         scaled(FP8, "block", "weight_scale_inv"),
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
         LAYERS,
+    ),
+    "fp8 of layers with states": (
+        "qwen3.5",
+        scaled(FP8, "block", "weight_scale_inv"),
+        {
+            "quant_method": "fp8",
+            "activation_scheme": "dynamic",
+            "weight_block_size": [128, 128],
+            "modules_to_not_convert": ["lm_head", "in_proj_a", "in_proj_b"],
+        },
+        WITH_STATES,
     ),
     "compressed int4": ("llama", packed(32, True), compressed("pack-quantized", INT4, HEAD), LAYERS),
     "compressed int4 with zeros": (
