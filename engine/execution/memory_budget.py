@@ -112,9 +112,11 @@ class LargestStep:
     @torch.inference_mode()
     def forward(self, model: Decoder, kv_cache: Tensor, states: StateMemory | None = None) -> Tensor:
         """What a graph would compute of it: [num_tokens, hidden_size]. Of states one is enough for all."""
-        lens = self.attention.query_lens
-        slots = StateSlots(lens, [NULL_STATE] * len(lens), [NULL_STATE + 1] * len(lens), self.token_ids.device)
-        layer_states = None if states is None else states.of(slots)
+        layer_states = None
+        if states is not None:
+            lens = self.attention.query_lens
+            nothing, one = [NULL_STATE] * len(lens), [NULL_STATE + 1] * len(lens)
+            layer_states = states.of(StateSlots(lens, nothing, one, self.token_ids.device))
         return model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention, states=layer_states)
 
     @torch.inference_mode()

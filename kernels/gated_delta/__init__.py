@@ -14,7 +14,7 @@ from .native import (
     takes_native_rule,
 )
 from .reference import gated_rms_norm_reference
-from .state_slots import NULL_STATE, StateSlots
+from .state_slots import StateSlots
 
 
 def causal_conv(x: Tensor, weight: Tensor, states: Tensor, slots: StateSlots) -> Tensor:
@@ -129,4 +129,4 @@ def _check_rule(
             raise ValueError(f"{name} {tuple(tensor.shape)}, {tensor.dtype}, must be [{num_heads} heads] float32")
 
 
-__all__ = ["NULL_STATE", "StateSlots", "causal_conv", "gated_delta_rule", "gated_rms_norm"]
+__all__ = ["StateSlots", "causal_conv", "gated_delta_rule", "gated_rms_norm"]

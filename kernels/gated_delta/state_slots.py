@@ -11,9 +11,6 @@ from torch import Tensor
 
 from .sequence_table import SequenceTable
 
-# The state of a sequence of which nothing is computed: never written, so what lies in it stays zero.
-NULL_STATE = 0
-
 
 class Span(NamedTuple):
     """A sequence's tokens, which of the batch's is the first, and its slots."""

@@ -1,16 +1,18 @@
 """What Gated DeltaNet's kernels are called with in tests."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from headrace.kernels.gated_delta import NULL_STATE, StateSlots
+from headrace.kernels.gated_delta import StateSlots
 
 from .tolerances import TOLERANCES
 
+# What a sequence goes on from of which nothing is computed: zeros, and never written.
+NULL_STATE = 0
 # Key heads, heads, key_dim, value_dim.
 SHAPES = {"h1of1": (1, 1, 32, 16), "h2of4-odd": (2, 4, 24, 40), "h1of4": (1, 4, 16, 32)}
 LENGTHS = {
@@ -135,3 +137,18 @@ def rule_case(
     slots = slots_of(query_lens, device)
     states = states_of(slots, num_heads, key_dim, value_dim)
     return RuleCase(mixed, decay, beta, decay_scale, decay_bias, states, slots)
+
+
+def in_two_parts(rule: Callable[..., Tensor], whole: RuleCase, cut: int) -> tuple[Tensor, Tensor]:
+    """The outputs of the only sequence's tokens, up to `cut` in one call and from there in another, and its state.
+
+    The first part is left in a slot of its own, as a prefix that others will go on from.
+    """
+    states = whole.states.repeat(2, 1, 1, 1)
+    states[2:] = torch.nan
+    outputs = []
+    for part, read, write in ((slice(0, cut), 0, 2), (slice(cut, None), 2, 3)):
+        mixed, decay, beta = whole.mixed[part], whole.decay[part], whole.beta[part]
+        slots = StateSlots((len(mixed),), (read,), (write,), mixed.device)
+        outputs.append(rule(mixed, decay, beta, whole.decay_scale, whole.decay_bias, states, slots))
+    return torch.cat(outputs), states[3]

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers.models.qwen3_next.modeling_qwen3_next import Qwen3NextRMSNormGated, torch_recurrent_gated_delta_rule
 
-from headrace.kernels.gated_delta import StateSlots, causal_conv, gated_delta_rule, gated_rms_norm
+from headrace.kernels.gated_delta import causal_conv, gated_delta_rule, gated_rms_norm
 from headrace.kernels.gated_delta.chunked import causal_conv_chunked, gated_delta_rule_chunked
 from headrace.kernels.gated_delta.reference import (
     causal_conv_reference,
@@ -21,6 +21,7 @@ from .gated_delta_cases import (
     assert_states,
     conv_case,
     hard_rule_case,
+    in_two_parts,
     rule_case,
     zero_conv_case,
     zero_rule_case,
@@ -97,24 +98,11 @@ def test_convolutions(lengths, width, dtype):
 
 @pytest.mark.parametrize("cut", [1, 2, 63, 64, 65])
 def test_a_prompt_in_two_parts_is_a_whole_one(cut):
-    """Also where the first part is left where it was, as a prefix that others will go on from."""
     whole = rule_case((130,), SHAPES["h2of4-odd"], torch.float32, CPU)
-    expected, states = gated_delta_rule(**vars(whole)), whole.states.repeat(2, 1, 1, 1)
-    states[2:] = torch.nan
-    parts = [
-        gated_delta_rule(
-            whole.mixed[part],
-            whole.decay[part],
-            whole.beta[part],
-            whole.decay_scale,
-            whole.decay_bias,
-            states,
-            StateSlots((len(whole.mixed[part]),), (read,), (write,), CPU),
-        )
-        for part, read, write in ((slice(0, cut), 0, 2), (slice(cut, None), 2, 3))
-    ]
-    assert_close(torch.cat(parts), expected)
-    assert_close(states[3], whole.states[1])
+    expected = gated_delta_rule(**vars(whole))
+    output, state = in_two_parts(gated_delta_rule, whole, cut)
+    assert_close(output, expected)
+    assert_close(state, whole.states[1])
 
 
 RULE_ERRORS = {

@@ -22,6 +22,7 @@ from .gated_delta_cases import (
     assert_states,
     conv_case,
     hard_rule_case,
+    in_two_parts,
     rule_case,
     zero_conv_case,
     zero_rule_case,
@@ -64,24 +65,11 @@ def test_the_longest_keys(num_values, triton_dtype, device):
 
 @pytest.mark.parametrize("cut", [1, 64, 70])
 def test_a_prompt_in_two_parts_is_a_whole_one(cut, triton_dtype, device):
-    """Also where the first part is left where it was, as a prefix that others will go on from."""
     whole = rule_case((90,), SHAPES["h1of1"], triton_dtype, device)
-    expected, states = gated_delta_rule_triton(**vars(whole)), whole.states.repeat(2, 1, 1, 1)
-    states[2:] = torch.nan
-    parts = [
-        gated_delta_rule_triton(
-            whole.mixed[part],
-            whole.decay[part],
-            whole.beta[part],
-            whole.decay_scale,
-            whole.decay_bias,
-            states,
-            StateSlots((len(whole.mixed[part]),), (read,), (write,), device),
-        )
-        for part, read, write in ((slice(0, cut), 0, 2), (slice(cut, None), 2, 3))
-    ]
-    assert_close(torch.cat(parts), expected)
-    assert_close(states[3].to(triton_dtype), whole.states[1].to(triton_dtype))
+    expected = gated_delta_rule_triton(**vars(whole))
+    output, state = in_two_parts(gated_delta_rule_triton, whole, cut)
+    assert_close(output, expected)
+    assert_close(state.to(triton_dtype), whole.states[1].to(triton_dtype))
 
 
 @pytest.mark.parametrize("width", [2, 4, 8])
