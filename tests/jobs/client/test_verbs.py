@@ -132,7 +132,10 @@ def test_rows_that_expired_are_in_the_data_set_and_a_retry_answers_them(served, 
     assert "expired: no worker had begun this row" in watched.out
     assert "\ndeadline" in headrace(served, "show", job_id).out
     retried = headrace(served, "retry", job_id)
-    assert (retried.status, retried.out) == (0, f"{job_id} is running: 12 failed rows of 12 to be asked again\n")
+    # A worker may have done with them before the state is read.
+    states = [f"{job_id} is {state}: 12 failed rows of 12 to be asked again\n" for state in ("running", "completed")]
+    assert retried.status == 0
+    assert retried.out in states
     watched = headrace(served, "watch", job_id)
     assert (watched.status, "0 failed" in watched.out) == (0, True)
     rows = [json.loads(line) for line in headrace(served, "results", job_id).out.splitlines()]
