@@ -1,23 +1,27 @@
 """What the queue adds to the time until an interactive request's first token, and what such a request waits for.
 
-    python benchmarks/bench_live.py [--requests 200] [--max-tokens 8] [--beside-bulk 30] [--output FILE]
+    python benchmarks/bench_live.py [--requests 200] [--max-tokens 8] [--beside-bulk 30] [--beside-prompts 20]
+        [--output FILE]
 
 The ticket model, one request after the other: first through `EngineHost.submit` in this process, then through Redis
 and a worker of its own process to a reader of the stream. Both must give the same tokens. Then, with bulk rows in
-every seat of the engine, how many of its steps a request waits for its first token, its own included. Last, so many
+every seat of the engine, how many of its steps a request waits for its first token, its own included. Then so many
 requests (`--beside-bulk`) through Redis and through HTTP, to a worker that is idle and to one whose seats are all taken
-by the rows of a bulk job. The last line is JSON.
+by the rows of a bulk job. Last, a model of SmolLM2-135M's shape, whose steps are full of bulk rows' prompts: how long
+so many requests (`--beside-prompts`) wait for their first and for each further token. The last line is JSON.
 """
 
 import argparse
 import asyncio
 import os
+import random
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from queue import SimpleQueue
 from statistics import median
@@ -27,6 +31,7 @@ from bench_api import body
 from redis import Redis
 from report import ROOT, milliseconds, print_result
 from services import PATIENCE_SECONDS, new_key, server, worker
+from shapes import checkpoint
 from sse_client import stream_one
 
 from headrace.engine.config import EngineConfig
@@ -48,6 +53,9 @@ BESIDE_TOKENS = 2
 Ask = Callable[[LiveRequest, int], float]
 BULK_ROWS = 64
 BULK_TOKENS = 1500
+# Of a bulk row, nothing of it shared; as many as keep the engine full of prompts to the end.
+BULK_PROMPT_TOKENS, BULK_ANSWER_TOKENS, BULK_ROWS_A_REQUEST = 512, 8, 64
+LIVE_TOKENS = 16
 
 
 @dataclass(frozen=True)
@@ -142,6 +150,43 @@ def steps_to_first_token(host: EngineHost, request: LiveRequest) -> int:
     return steps[1] - steps[0]
 
 
+def measure_beside_prompts(count: int) -> dict[str, Any]:
+    """Milliseconds to the first token and between tokens, and the tokens a second that the engine computes meanwhile.
+
+    The first requests let the engine learn how much fits beside them.
+    """
+    generator = random.Random(0)
+
+    def request(name: str, prompt_tokens: int, max_tokens: int, priority: int) -> Request:
+        prompt = [generator.randrange(1000, 40_000) for _ in range(prompt_tokens)]
+        params = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        return Request(name, prompt, params, priority=priority)
+
+    engine = Engine.from_pretrained(checkpoint("M1"), EngineConfig(dtype="bfloat16", num_gpu_blocks_override=8192))
+    rows = (WARM_UP + count) * BULK_ROWS_A_REQUEST
+    bulk = [request(f"row {row}", BULK_PROMPT_TOKENS, BULK_ANSWER_TOKENS, 0) for row in range(rows)]
+    found = []
+    with EngineHost(engine) as host:
+        host.submit(bulk, lambda _: None)
+        for number in range(WARM_UP + count):
+            if number == WARM_UP:
+                before, start = host.stats.num_computed_tokens, time.perf_counter()
+            found.append(token_times(host, request(f"live {number}", 32, LIVE_TOKENS, -1)))
+        speed = (host.stats.num_computed_tokens - before) / (time.perf_counter() - start)
+        assert host.stats.num_waiting, "the bulk rows have ended: something else was measured"
+    gaps = [later - earlier for times in found[WARM_UP:] for earlier, later in pairwise(times[1:])]
+    first = [times[1] - times[0] for times in found[WARM_UP:]]
+    return {"ttft_ms": milliseconds(first), "gap_ms": milliseconds(gaps), "computed_tokens_per_second": round(speed)}
+
+
+def token_times(host: EngineHost, request: Request) -> list[float]:
+    """When it was asked for and when each of its tokens came, in seconds."""
+    ended, times = threading.Event(), [time.perf_counter()]
+    host.submit([request], lambda _: ended.set(), lambda _: times.append(time.perf_counter()))
+    assert ended.wait(PATIENCE_SECONDS)
+    return times
+
+
 @contextmanager
 def bulk_job(client: Client, folder: Path, presence: WorkerPresence) -> Iterator[None]:
     """A bulk job that has all seats of the worker for as long as this is open."""
@@ -233,6 +278,7 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=200)
     parser.add_argument("--max-tokens", type=int, default=8)
     parser.add_argument("--beside-bulk", type=int, default=30, help="requests to a worker with a bulk job; 0: none")
+    parser.add_argument("--beside-prompts", type=int, default=20, help="requests beside bulk rows' prompts; 0: none")
     parser.add_argument("--output", type=Path, help="where to write the JSON line as well")
     options = parser.parse_args()
     requests = asked(WARM_UP + options.requests, options.max_tokens)
@@ -247,8 +293,12 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             through = measure_through_worker(Path(folder), options.beside_bulk)
         print(f"beside a bulk job: {through['redis']}, HTTP {through['http']}")
-    figures = {"requests": options.requests, **idle, "beside_bulk": bulk, "through_worker_beside_bulk": through}
-    print_result("live", figures, options.output)
+    prompts: dict[str, Any] = {}
+    if options.beside_prompts:
+        prompts = measure_beside_prompts(options.beside_prompts)
+        print(f"beside prompts: {prompts}")
+    beside = {"beside_bulk": bulk, "through_worker_beside_bulk": through, "beside_prompts": prompts}
+    print_result("live", {"requests": options.requests, **idle, **beside}, options.output)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from collections.abc import Callable, Container
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from pathlib import Path
+from time import perf_counter
 from traceback import clear_frames
 from typing import TypeGuard
 
@@ -107,6 +108,7 @@ class Engine:
         self._num_steps = 0
         self._num_computed_tokens = 0
         self._waited_seconds = 0.0
+        self._step_began = 0.0
         self._death: EngineDeadError | None = None
         self._when_dead: list[Callable[[str], None]] = []
 
@@ -261,6 +263,7 @@ class Engine:
         """
         step = self._in_flight
         if step is None:
+            self._step_began = perf_counter()
             plan = self._scheduler.schedule(among)
             if not plan.scheduled and not plan.swapped_out:
                 return []
@@ -343,6 +346,7 @@ class Engine:
         if result is None:
             return []
         self._scheduler.complete(plan)
+        self._time_step(plan)
         self._num_steps += 1
         self._num_computed_tokens += plan.num_tokens
         self._waited_seconds += result.waited_seconds
@@ -352,6 +356,12 @@ class Engine:
             self._in_flight = None
             self._launcher.forget_last()
         return events
+
+    def _time_step(self, plan: StepPlan) -> None:
+        """A step begins when the one before it ends, or when it is planned where none is in flight."""
+        begin, self._step_began = self._step_began, perf_counter()
+        num_tokens = plan.num_tokens - plan.num_draft_tokens
+        self._scheduler.budget.took(self._step_began - begin, num_tokens, len(plan.scheduled))
 
     def _zero_tainted_blocks(self) -> None:
         if blocks := self._cache.to_be_zeroed():

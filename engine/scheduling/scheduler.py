@@ -18,7 +18,8 @@ class Scheduler:
     """Continuous batching over one token budget a step, with chunked prefill, priorities and preemption.
 
     No sequence is served in a step while a more urgent one goes short of tokens, seats or blocks. Every sequence added
-    must fit the KV memory when alone; then the most urgent one always advances.
+    must fit the KV memory when alone; then the most urgent one always advances. Of prompts less urgent than somebody in
+    the step a step takes fewer tokens (`TokenBudget.beside_urgent`); whoever decodes is served for all that.
     """
 
     def __init__(
@@ -69,7 +70,7 @@ class Scheduler:
         if among is None and not drafts and self.decodes is not None and self._decodes_go_on(self.decodes):
             return self._plan_of(self.decodes, is_ahead)
         self.part_decodes()
-        plan = StepPlan(self.budget.tokens, is_ahead=is_ahead)
+        plan = StepPlan(self.budget.tokens, self.budget.beside_urgent, is_ahead=is_ahead)
         position = 0
         while plan.budget > 0:
             if among is None and not drafts and position < len(self.running):
@@ -100,7 +101,9 @@ class Scheduler:
 
     def _plan_of(self, decodes: DecodeRows, is_ahead: bool) -> StepPlan:
         budget = self.budget.tokens - len(decodes)
-        return StepPlan(budget, decodes.scheduled, num_tokens=len(decodes), is_ahead=is_ahead, decodes=decodes)
+        return StepPlan(
+            budget, scheduled=decodes.scheduled, num_tokens=len(decodes), is_ahead=is_ahead, decodes=decodes
+        )
 
     def _go_on(self, position: int, plan: StepPlan) -> int:
         """Schedule those in turn that decode, up to the first that does something else; returns how many have had it.
@@ -121,7 +124,7 @@ class Scheduler:
         False when that was the sequence itself. For its draft nobody gives up anything.
         """
         # It ends with the token that a step in flight samples.
-        if not sequence.num_uncomputed_tokens:
+        if not sequence.num_uncomputed_tokens or not (room := plan.room_for(sequence)):
             return True
         # Whoever was in a step that was undone may have lost its blocks, but not its seat.
         is_new = not sequence.num_computed_tokens
@@ -129,7 +132,7 @@ class Scheduler:
             self._tables.attach(sequence)
         else:
             self._tables.slide(sequence)
-        num_tokens = self._tables.chunk(sequence, plan.budget)
+        num_tokens = self._tables.chunk(sequence, room)
         while not self._tables.can_grow(sequence, num_tokens):
             if plan.is_ahead:
                 plan.is_stuck = True
@@ -150,7 +153,7 @@ class Scheduler:
     def _admit_first(self, plan: StepPlan) -> bool:
         """Admit the first in the queue, if need be in place of the less urgent; false when it has to wait."""
         sequence = self.waiting.first
-        if not plan.admits(sequence) or self._tables.awaits_state(sequence):
+        if not plan.admits(sequence) or not plan.room_for(sequence) or self._tables.awaits_state(sequence):
             return False
         while not self._begin(sequence, plan):
             if not self.running or self.running[-1].priority <= sequence.priority:
@@ -166,7 +169,7 @@ class Scheduler:
         if len(self.running) >= self._max_num_seqs:
             return False
         self._tables.attach(sequence, None if self._tables.states is None else self.waiting.second)
-        num_tokens = self._tables.chunk(sequence, plan.budget)
+        num_tokens = self._tables.chunk(sequence, plan.room_for(sequence))
         if not self._tables.can_grow(sequence, num_tokens):
             self._tables.detach(sequence)
             return False
@@ -367,15 +370,14 @@ class Scheduler:
     def check_order(self, plan: StepPlan) -> None:
         """Assert that nobody is served in a step while someone more urgent goes short. For tests."""
         served = {item.sequence.turn: item.sequence for item in plan.scheduled}
-        left = [
-            each.priority
-            for each in (*self.waiting, *self.running)
-            if each.turn not in served and each.num_uncomputed_tokens
-        ]
+        left = [each for each in (*self.waiting, *self.running) if each.turn not in served]
         # Where a prompt is cut for the sake of others, it goes short of nothing.
         cut = [sequence for sequence, _ in plan.snapshots]
-        left += [item.sequence.priority for item in plan.scheduled if not item.reaches_end and item.sequence not in cut]
-        most_urgent_left = min(left, default=None)
+        left += [item.sequence for item in plan.scheduled if not item.reaches_end and item.sequence not in cut]
+        # Nor where it would keep the most urgent waiting.
+        if not plan.budget_beside_urgent:
+            left = [each for each in left if not plan.makes_urgent_wait(each)]
+        most_urgent_left = min((each.priority for each in left if each.num_uncomputed_tokens), default=None)
         for sequence in served.values():
             assert most_urgent_left is None or sequence.priority <= most_urgent_left, "bulk is before the urgent"
 

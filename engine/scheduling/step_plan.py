@@ -1,5 +1,6 @@
 """What one step is to do. Free of torch."""
 
+import sys
 from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -24,7 +25,8 @@ class SwapIn:
 class StepPlan:
     """A step's work: blocks go out to the host, then others come back, then the scheduled tokens are computed.
 
-    `budget`: how many more tokens may be scheduled; `num_tokens`: how many are. `is_ahead`: a step in flight still
+    `budget`: how many more tokens may be scheduled, `budget_beside_urgent`: of these, how many of prompts that are less
+    urgent than somebody in the step; `num_tokens`: how many are. `is_ahead`: a step in flight still
     computes, so nobody is preempted; `is_stuck`: somebody would have to be. `decodes`: the scheduled sequences as
     columns, where each of them decodes one token. `num_draft_tokens`: how many of the scheduled tokens are guesses.
     `moved_states`: the sequences that leave another state than they go on from; `snapshots`: those whose state is then
@@ -32,6 +34,7 @@ class StepPlan:
     """
 
     budget: int
+    budget_beside_urgent: int = sys.maxsize
     scheduled: list[ScheduledSequence] = field(default_factory=list)
     swapped_out: list[tuple[Sequence, list[int]]] = field(default_factory=list)
     swapped_in: list[SwapIn] = field(default_factory=list)
@@ -46,7 +49,22 @@ class StepPlan:
     snapshots: list[tuple[Sequence, BlockHash]] = field(default_factory=list)
     is_launched: bool = False
 
+    def room_for(self, sequence: Sequence) -> int:
+        """How many tokens it may compute, if it is the next one to be scheduled.
+
+        So that somebody who is answered at once does not wait in each step for a job's prompts.
+        """
+        return min(self.budget, self.budget_beside_urgent) if self.makes_urgent_wait(sequence) else self.budget
+
+    def makes_urgent_wait(self, sequence: Sequence) -> bool:
+        """Whether it has a prompt, or what is left of one, to compute beside somebody more urgent."""
+        # The most urgent is scheduled first.
+        is_less_urgent = bool(self.scheduled) and self.scheduled[0].sequence.priority < sequence.priority
+        return is_less_urgent and sequence.num_uncomputed_tokens > 1
+
     def schedule(self, sequence: Sequence, num_tokens: int, is_new: bool, draft: tuple[int, ...] = ()) -> None:
+        if self.makes_urgent_wait(sequence):
+            self.budget_beside_urgent -= num_tokens
         reaches_end = num_tokens == sequence.num_uncomputed_tokens
         num_tokens += len(draft)
         self.scheduled.append(ScheduledSequence(sequence, num_tokens, reaches_end, is_new, draft))

@@ -98,9 +98,16 @@ class EngineMachine(RuleBasedStateMachine):
         num_states=state_numbers,
         spare_blocks=st.integers(0, 6),
         is_harsh=st.booleans(),
+        beside_urgent=st.sampled_from([24, 1, 4]),
     )
     def start(
-        self, config: EngineConfig, window: int | None, num_states: int, spare_blocks: int, is_harsh: bool
+        self,
+        config: EngineConfig,
+        window: int | None,
+        num_states: int,
+        spare_blocks: int,
+        is_harsh: bool,
+        beside_urgent: int,
     ) -> None:
         if num_states:
             config, window = replace(config, speculative_config=None), None
@@ -117,6 +124,9 @@ class EngineMachine(RuleBasedStateMachine):
         draft = DraftModel(self.second, MOST_TOKENS - 4, VOCAB_SIZE, config.block_size) if is_drafted else None
         self.engine = fake_engine(self.runner, config, MOST_TOKENS, draft)
         check_every_plan(self.engine)
+        # Whatever it would learn from steps' times.
+        budget = self.engine._scheduler.budget
+        budget.beside_urgent, budget.took = beside_urgent, lambda *_: None  # type: ignore[method-assign]
         self.live: dict[str, Request] = {}
         self.events: dict[str, list[RequestEvent]] = {}
         self.num_added = 0
@@ -261,9 +271,11 @@ def check_every_plan(engine: Engine) -> None:
     schedule = scheduler.schedule
 
     def checked(among: Container[str] | None = None, is_ahead: bool = False) -> StepPlan:
+        beside_urgent = scheduler.budget.beside_urgent
         plan = schedule(among, is_ahead)
         if among is None:
             scheduler.check_order(plan)
+        assert sum(item.num_tokens for item in plan.scheduled if plan.makes_urgent_wait(item.sequence)) <= beside_urgent
         return plan
 
     scheduler.schedule = checked  # type: ignore[method-assign]
