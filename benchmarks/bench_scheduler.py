@@ -32,6 +32,7 @@ from headrace.engine.execution.runner import BlockMemory, Runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.request import Request, RequestOutputKind, SamplingParams
 from headrace.kernels import device
+from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.paged_attention import AttentionMetadata
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
 from headrace.kernels.paged_attention.device_plan import DevicePlan
@@ -113,7 +114,9 @@ class GraphedRunner(NoOpRunner):
         return self._logits.expand(len(batch.wanted(hidden)), -1)
 
 
-def plan_only(token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata) -> Tensor:
+def plan_only(
+    token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata, states: StateSlots | None
+) -> Tensor:
     """A forward pass of one layer that plans its attention, if there is no plan yet, and computes nothing."""
     if not attention.device_plans:
         plan = plan_attention(attention, SHAPE)

@@ -3,7 +3,8 @@
 A graph launches the same kernels on the same addresses each time. So a step's tokens are copied to where it reads
 them, and padded to its size with tokens that nothing is kept of and that no attention is computed for; and attention
 does whatever the work list in device memory says, so that one graph serves any mix of decodes, shared prefixes and
-short prefills. Steps of more tokens than the largest size are computed eagerly.
+short prefills. Steps of more tokens than the largest size are computed eagerly, and of a model with recurrent states
+those in which somebody has more than one token.
 
 Graphs are captured when they are first wanted, but for the largest. A job uses few of them, each takes the device's
 memory (tens of MiB for a model of 32 layers), and a capture takes no longer than two eager steps.
@@ -21,6 +22,7 @@ import numpy
 import torch
 from torch import Tensor
 
+from ...kernels.gated_delta import StateSlots
 from ...kernels.kv_cache import PADDING_SLOT
 from ...kernels.lora import TokenTiles
 from ...kernels.paged_attention import AttentionMetadata
@@ -29,6 +31,7 @@ from ...kernels.paged_attention.device_plan import LAUNCHES, PlanTooLargeError
 from ...kernels.paged_attention.static_plans import StaticPlans
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
+from ..kv_cache.state_pool import NULL_STATE
 from ..lora.slots import AdapterSlots
 from .batch import Batch
 from .devices import flops_per_second
@@ -36,8 +39,9 @@ from .graph_sizes import graph_sizes, max_graphs
 
 logger = logging.getLogger(__name__)
 
-# The model's forward pass: token ids, positions, slots and attention's metadata to [num_tokens, hidden_size].
-Forward = Callable[[Tensor, Tensor, Tensor, AttentionMetadata], Tensor]
+# The model's forward pass: token ids, positions, slots, attention's metadata and, of a model with recurrent states,
+# where these are, to [num_tokens, hidden_size].
+Forward = Callable[[Tensor, Tensor, Tensor, AttentionMetadata, StateSlots | None], Tensor]
 Replay = Callable[[], None]
 # Runs a function, then records what it launches. Raises `RuntimeError` where that cannot be captured.
 Capture = Callable[[Callable[[], None]], Replay]
@@ -141,6 +145,31 @@ class _Inputs:
         self.places[:num_tokens].fill_(PADDING_SLOT)
 
 
+class _States:
+    """Where a graph of `size` decodes finds its sequences' recurrent states: nowhere, until a step's are loaded."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self._size = size
+        self.slots = StateSlots([1] * size, [NULL_STATE] * size, [NULL_STATE] * size, device)
+        self._none = self._loaded = StateSlots([], [], [], device)
+        self._put(self._none)
+
+    def load(self, slots: StateSlots) -> None:
+        # As long as the same sequences decode, theirs are where they were.
+        if slots is not self._loaded:
+            self._put(slots)
+
+    def clear(self) -> None:
+        """Until the next step is loaded, nobody has a state: what is computed changes none."""
+        self.load(self._none)
+
+    def _put(self, slots: StateSlots) -> None:
+        # Padding has no tokens, and so neither reads nor writes a state.
+        padding = [0] * (self._size - len(slots.query_lens))
+        self.slots.table.load(*([*column, *padding] for column in (slots.query_lens, slots.read, slots.write)))
+        self._loaded = slots
+
+
 class CudaGraphs:
     """Computes steps: with a graph where they are small enough, else, and after a capture has failed, eagerly."""
 
@@ -151,10 +180,12 @@ class CudaGraphs:
         device: torch.device,
         capture: Capture,
         adapters: AdapterSlots | None = None,
+        has_states: bool = False,
     ) -> None:
         """Captures the largest graph: the others find their memory in what it has allocated.
 
         `adapters`: what steps are computed with whose tokens have LoRA adapters; they have graphs of their own.
+        `has_states`: whether the model has recurrent states.
 
         Raises `CaptureError` where attention has no plans that a graph could read.
         """
@@ -170,11 +201,13 @@ class CudaGraphs:
         self._adapters = adapters
         # By the graphs' sizes.
         self._tiles: dict[int, TokenTiles] = {}
+        self._has_states = has_states
+        self._states: dict[int, _States] = {}
 
         # One padding token says which plans the layers ask for.
         trial = AttentionMetadata([1], [1], [[0]], limits.block_size, device)
         padding = torch.full((1,), PADDING_SLOT, dtype=torch.int64, device=device)
-        hidden = forward(self._token_ids[:1], self._token_ids[:1], padding, trial)
+        hidden = forward(self._token_ids[:1], self._token_ids[:1], padding, trial, self._state_slots(1))
         if not trial.device_plans:
             raise CaptureError("attention does not run as a Triton kernel here")
         self._inputs = [_Inputs(list(trial.device_plans), tier, limits, device) for tier in limits.tiers]
@@ -186,7 +219,7 @@ class CudaGraphs:
         """The forward pass of a batch: [num_tokens, hidden_size], to be read before the next call writes over it."""
         num_tokens = len(batch.token_ids)
         place = bisect_left(self._sizes, num_tokens)
-        if place == len(self._sizes):
+        if place == len(self._sizes) or (batch.states is not None and num_tokens > len(batch.states.query_lens)):
             return self._compute_eagerly(batch)
         size = self._sizes[place]
         try:
@@ -196,6 +229,8 @@ class CudaGraphs:
         replay = self._find_or_capture(size, launches, batch.adapters is not None)
         if replay is None:
             return self._compute_eagerly(batch)
+        if batch.states is not None:
+            self._states_of(size).load(batch.states)
         replay()
         return self._of_tokens(num_tokens)[1]
 
@@ -204,7 +239,7 @@ class CudaGraphs:
         if batch.adapters is not None and self._adapters is not None:
             tiles = self._adapters.tiles_of(batch.adapters)
         with self._adapted(tiles):
-            return self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention)
+            return self._forward(batch.token_ids, batch.positions, batch.slots, batch.attention, batch.states)
 
     def _adapted(self, tiles: TokenTiles | None) -> AbstractContextManager[None]:
         return nullcontext() if tiles is None or self._adapters is None else self._adapters.applied(tiles)
@@ -227,6 +262,14 @@ class CudaGraphs:
             self._adapters.load(self._tiles[size], batch.adapters)
         return launches
 
+    def _state_slots(self, size: int) -> StateSlots | None:
+        return self._states_of(size).slots if self._has_states else None
+
+    def _states_of(self, size: int) -> _States:
+        if size not in self._states:
+            self._states[size] = _States(size, self._token_ids.device)
+        return self._states[size]
+
     def _inputs_of(self, size: int) -> _Inputs:
         return next(each for each in self._inputs if size <= each.num_tokens)
 
@@ -244,6 +287,9 @@ class CudaGraphs:
             try:
                 metadata = self._inputs_of(size).plans.metadata(size, launches)
                 tiles = self._tiles[size] if is_adapted else None
+                if self._has_states:
+                    # Before its capture all is computed once, and states are not to be changed twice.
+                    self._states_of(size).clear()
                 replay = self._capture(partial(self._compute, size, metadata, tiles))
                 self.num_captures += 1
             except RuntimeError as error:
@@ -262,8 +308,9 @@ class CudaGraphs:
         num_plans = len(metadata.device_plans)
         places, stride = self._inputs_of(size).places, _stride(size)
         positions = places[stride : stride + size]
+        token_ids, slots = self._token_ids[:size], places[:size]
         with self._adapted(tiles):
-            hidden = self._forward(self._token_ids[:size], positions, places[:size], metadata)
+            hidden = self._forward(token_ids, positions, slots, metadata, self._state_slots(size))
         assert len(metadata.device_plans) == num_plans, "a layer made a plan that no step would replace"
         self._hidden[:size].copy_(hidden)
 

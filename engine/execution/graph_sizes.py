@@ -21,13 +21,17 @@ _PARTS, _TILE = 8, 64
 def graph_sizes(config: EngineConfig, model: ModelConfig, flops_per_second: float = HOPPER_FLOPS) -> tuple[int, ...]:
     """The numbers of tokens that graphs are for, ascending.
 
-    By default for all steps of decodes, and as far beyond as a step takes the host longer than the device.
+    By default for all steps of decodes, and as far beyond as a step takes the host longer than the device; of a model
+    with recurrent states for decodes alone.
     """
     if config.cuda_graph_sizes is not None:
         return tuple(sorted(set(config.cuda_graph_sizes)))
     longest = config.max_model_len or model.max_position_embeddings
     room = min(config.max_num_batched_tokens, config.max_num_seqs * longest)
-    return default_sizes(min(config.max_num_seqs, room), min(host_bound_tokens(model, flops_per_second), room))
+    num_decodes = min(config.max_num_seqs, room)
+    if model.linear_attention is not None:
+        return default_sizes(num_decodes, num_decodes)
+    return default_sizes(num_decodes, min(host_bound_tokens(model, flops_per_second), room))
 
 
 def default_sizes(num_decodes: int, most: int) -> tuple[int, ...]:

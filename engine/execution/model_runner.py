@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.device import runs_triton
+from ...kernels.gated_delta import StateSlots
 from ...kernels.linear import supports_int8
 from ...kernels.paged_attention import AttentionMetadata
 from ..checkpoints.model_config import ModelConfig
@@ -69,9 +70,6 @@ class ModelRunner:
         self.sliding_window = None if None in windows else max(window for window in windows if window is not None)
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
         self._num_stages = ranks.num_stages
-        if model_config.linear_attention is not None:
-            # What graphs read is laid out for attention alone so far.
-            config = replace(config, enforce_eager=True)
         share = own_model(model_config, ranks.stage, ranks.num_stages, ranks.rank, ranks.size)
         num_blocks = stated_num_blocks(share, config, kv_dtype, self.device, second)
         with fitting("the model"):
@@ -123,9 +121,10 @@ class ModelRunner:
     def use_graphs(self, capture: Capture, model_config: ModelConfig, config: EngineConfig) -> None:
         """Compute small steps with what `capture` makes of the forward pass."""
         limits = GraphLimits.of(config, model_config, self.device)
-        forward = _forward_into(self._model, self.memory.cache)
+        forward = _forward_into(self._model, self.memory.cache, self._states)
         slots = None if self.adapters is None else self.adapters.slots
-        self._graphs = CudaGraphs(forward, limits, self.device, capture, slots)
+        has_states = self._states is not None
+        self._graphs = CudaGraphs(forward, limits, self.device, capture, slots, has_states)
 
     @property
     def num_captures(self) -> int:
@@ -200,11 +199,18 @@ class ModelRunner:
         )
 
 
-def _forward_into(model: Decoder, kv_cache: Tensor) -> Forward:
+def _forward_into(model: Decoder, kv_cache: Tensor, states: StateMemory | None) -> Forward:
     """The forward pass without its runner: a runner that is part of a cycle would keep the GPU's memory for a while."""
 
-    def forward(token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata) -> Tensor:
-        return model.forward(token_ids, positions, kv_cache, slots, attention)
+    def forward(
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        attention: AttentionMetadata,
+        state_slots: StateSlots | None,
+    ) -> Tensor:
+        layer_states = None if states is None or state_slots is None else states.of(state_slots)
+        return model.forward(token_ids, positions, kv_cache, slots, attention, states=layer_states)
 
     return forward
 

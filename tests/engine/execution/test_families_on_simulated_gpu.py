@@ -13,7 +13,6 @@ from transformers import (
     NemotronConfig,
     OlmoeConfig,
     PretrainedConfig,
-    Qwen3_5TextConfig,
 )
 
 pytest.importorskip("triton", reason="the simulated GPU interprets Triton's kernels")
@@ -43,14 +42,6 @@ MODELS: dict[str, PretrainedConfig] = {
         moe_num_shared_experts=1,
         moe_layer_start_index=0,
         tie_word_embeddings=False,
-    ),
-    "a layer with a state, and gates": Qwen3_5TextConfig(
-        **SIZES | {"num_hidden_layers": 2, "head_dim": 16},
-        layer_types=["linear_attention", "full_attention"],
-        linear_num_key_heads=1,
-        linear_num_value_heads=2,
-        linear_key_head_dim=16,
-        linear_value_head_dim=16,
     ),
 }
 

@@ -8,6 +8,7 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits
 from headrace.engine.request import Request, RequestEvent, SamplingParams
+from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.kv_cache import PADDING_SLOT
 from headrace.kernels.paged_attention import AttentionMetadata, sharing_gate
 from headrace.kernels.paged_attention.attention_shape import AttentionShape
@@ -35,12 +36,14 @@ class Mismatch(BaseException):
 class GraphedRunner(FakeRunner):
     """Answers as the fake model does, after a look at what graphs would compute by."""
 
-    def __init__(self, num_blocks: int) -> None:
-        super().__init__(num_blocks, BLOCK_SIZE)
+    def __init__(self, num_blocks: int, num_states: int) -> None:
+        super().__init__(num_blocks, BLOCK_SIZE, num_states=num_states)
         self.num_replays = 0
         self._batch: Batch | None = None
         limits = GraphLimits(SIZES, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, max_num_seqs=8, max_graphs=40)
-        self._graphs = CudaGraphs(self._forward, limits, self.device, lambda function: function)
+        self._graphs = CudaGraphs(
+            self._forward, limits, self.device, lambda function: function, has_states=num_states > 0
+        )
 
     def execute(self, batch: Batch) -> Tensor:
         self._batch = batch
@@ -48,7 +51,14 @@ class GraphedRunner(FakeRunner):
         assert len(batch.wanted(hidden)) == len(batch.last_token_index)
         return super().execute(batch)
 
-    def _forward(self, token_ids: Tensor, positions: Tensor, slots: Tensor, attention: AttentionMetadata) -> Tensor:
+    def _forward(
+        self,
+        token_ids: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        attention: AttentionMetadata,
+        states: StateSlots | None,
+    ) -> Tensor:
         if not attention.device_plans:
             for window in WINDOWS:
                 plan = plan_attention(attention, SHAPE, window)
@@ -57,6 +67,7 @@ class GraphedRunner(FakeRunner):
             self.num_replays += 1
             try:
                 self._check(self._batch, token_ids, positions, slots, attention)
+                self._check_states(self._batch, len(token_ids), states)
             except AssertionError as error:
                 raise Mismatch from error
         return torch.zeros(len(token_ids), 1)
@@ -72,6 +83,15 @@ class GraphedRunner(FakeRunner):
             plan = held_plan(held)
             assert seen(plan, BLOCK_SIZE, window) == wanted(batch.attention, window)
             check_parts(plan)
+
+    def _check_states(self, batch: Batch, size: int, states: StateSlots | None) -> None:
+        """Of decodes each token has its sequence's; padding has none."""
+        assert (states is None) == (batch.states is None) == (not self.num_states)
+        if states is not None and batch.states is not None:
+            number = len(batch.states.query_lens)
+            own = [[row, 1, *both] for row, both in enumerate(zip(batch.states.read, batch.states.write, strict=True))]
+            assert states.table.sequences.tolist()[:number] == own
+            assert [length for _, length, _, _ in states.table.sequences.tolist()[number:]] == [0] * (size - number)
 
 
 @pytest.fixture(autouse=True)
@@ -112,8 +132,9 @@ def sampled(index: int) -> SamplingParams:
 
 @pytest.mark.parametrize("is_async", [False, True], ids=["one step at a time", "one step ahead"])
 @pytest.mark.parametrize("num_blocks", [30, 200], ids=["preempted", "with room"])
-def test_graphs_are_given_what_each_step_is(num_blocks, is_async, advanced):
-    runner = GraphedRunner(num_blocks)
+@pytest.mark.parametrize("num_states", [0, 12], ids=["no states", "states"])
+def test_graphs_are_given_what_each_step_is(num_blocks, num_states, is_async, advanced):
+    runner = GraphedRunner(num_blocks, num_states)
     config = EngineConfig(block_size=BLOCK_SIZE, max_num_seqs=8, max_num_batched_tokens=20, async_scheduling=is_async)
     engine = fake_engine(runner, config)
     wanted_requests = requests()

@@ -231,10 +231,10 @@ def test_a_gpu_that_computes_nothing_any_more_is_no_requests_fault(is_tainted, i
 def test_a_capture_that_fails_leaves_nothing_behind(folder, expected, monkeypatch, caplog):
     forward = Decoder.forward
 
-    def looks(self: Decoder, token_ids: Tensor, *rest: Any) -> Tensor:
+    def looks(self: Decoder, token_ids: Tensor, *rest: Any, **named: Any) -> Tensor:
         if len(token_ids) == 2:
             token_ids.max().item()
-        return forward(self, token_ids, *rest)
+        return forward(self, token_ids, *rest, **named)
 
     monkeypatch.setattr(Decoder, "forward", looks)
     with simulated_gpu(monkeypatch) as gpu:
