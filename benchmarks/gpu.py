@@ -1,7 +1,7 @@
 """The GPU's figures against its limits: correctness, then kernels, then end to end, in under eight minutes.
 
     python benchmarks/gpu.py             # needs torch, triton, numpy, tokenizers and safetensors, and no installation
-    python benchmarks/gpu.py --only sharing,linears,kernels,mixtures,lora    # parts, into the same file
+    python benchmarks/gpu.py --only sharing,linears,kernels,mixtures,lora,states    # parts, into the same file
     python benchmarks/gpu.py --profile   # the kernels of a decode step, by the time they take
     python benchmarks/gpu.py --dry-run   # the same, tiny, on a CPU in Triton's interpreter: its figures mean nothing
 

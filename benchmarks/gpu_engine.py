@@ -63,6 +63,20 @@ _PLAIN = {
     "llama-3-8b": LLAMA_3_8B,
     "qwen3-0.6b": QWEN3_0_6B,
     **{name: shape.config for name, shape in SHAPES.items()},
+    # Three layers with states and one that attends.
+    "gate states": {
+        **SHAPES["M3"].config,
+        "hidden_size": 192,
+        "intermediate_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "layer_types": SHAPES["M3"].config["layer_types"][:4],
+        "linear_num_key_heads": 1,
+        "linear_num_value_heads": 2,
+        "vocab_size": 4096,
+        "max_position_embeddings": 1024,
+    },
 }
 CONFIGS: dict[str, dict[str, Any]] = {
     **_PLAIN,
@@ -115,11 +129,11 @@ class Workload:
         return max(len(prompt) + length for prompt, length in zip(self.prompts, self.max_tokens, strict=True))
 
 
-def check_engine(device: torch.device) -> None:
+def check_engine(device: torch.device, model: str = "gate") -> None:
     """Greedy tokens of a small float32 model are the same on the device and the CPU. Raises `AssertionError`."""
-    work = Workload.shared("gate", 6, 64, 9, 16)
+    work = Workload.shared(model, 6, 64, 9, 16)
     options: dict[str, Any] = {"dtype": "float32", "num_gpu_blocks_override": 200, "max_model_len": 256}
-    folder = checkpoint_folder("gate")
+    folder = checkpoint_folder(model)
     tokens = [generate(open_model(folder, place, **options), work) for place in ("cpu", device.type)]
     assert tokens[0] == tokens[1], "greedy tokens on the GPU are not the CPU's: no speed is worth printing"
 

@@ -64,6 +64,7 @@ def parts_of(is_dry: bool) -> list[Part]:
         part("kernels", 25, _kernels),
         part("mixtures", 45, _mixtures),
         part("lora", 25, _lora),
+        part("states", 70, _states),
         part("flashinfer", 20, _flashinfer, package="flashinfer"),
         part("vllm", 150, partial(_peer, name="vllm"), package="vllm"),
         *(part(name, 50, partial(_profile, name=name)) for name in PROFILES),
@@ -157,6 +158,14 @@ def _mixtures(table: Table, is_dry: bool) -> None:
     sizes, mixture = _sizes(is_dry), DRY if is_dry else GPU
     check_mixtures(sizes, mixture)
     _add_each(table, mixture_lines(sizes, mixture, _known_limits(table, is_dry)))
+
+
+def _states(table: Table, is_dry: bool) -> None:
+    from gpu_states import DRY, GPU, check_states, state_lines
+
+    sizes, states = _sizes(is_dry), DRY if is_dry else GPU
+    check_states(sizes, states)
+    _add_each(table, state_lines(sizes, states, _known_limits(table, is_dry)))
 
 
 def _tiles(table: Table, is_dry: bool) -> None:

@@ -41,7 +41,7 @@ def test_a_dry_run_on_a_bare_machine_has_every_goal_or_says_why_not(tmp_path):
     about = {"benchmark": "gpu", "gpu": "none (dry run)", "commit": "tested"}
     file.write_text(json.dumps({**about, "facts": {}, "parts": {"limits": held, "profile-large": held}}))
     parts = [
-        "correct,limits,attention,large,small,fp8,uniform,sharing,linears,lora,mixtures,kernels",
+        "correct,limits,attention,large,small,fp8,uniform,sharing,linears,lora,states,mixtures,kernels",
         "flashinfer,transformers,vllm",
     ]
     every = ",".join([*parts, "profile-fp8,tiles,mixed"])
