@@ -266,6 +266,28 @@ def test_turns_become_messages() -> None:
     assert chat.include_reasoning is True
 
 
+def test_what_is_thought_behind_what_was_said_stands_before_the_call() -> None:
+    def thought(**fields: Any) -> dict[str, Any]:
+        return {"type": "reasoning", "id": "rs", "summary": [], **fields}
+
+    turns = [
+        {"role": "user", "content": "a"},
+        thought(content=[{"type": "reasoning_text", "text": "first"}]),
+        {"role": "assistant", "content": "Let me look."},
+        thought(content=[{"type": "reasoning_text", "text": "second"}]),
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        # As OpenAI tells it of its own models; where there is the whole of it, that counts.
+        thought(summary=[{"type": "summary_text", "text": "third"}, {"type": "summary_text", "text": "of two"}]),
+        thought(summary=[{"type": "summary_text", "text": "no"}], content=[{"type": "reasoning_text", "text": "."}]),
+        {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "3", "name": "f", "arguments": "{}"},
+    ]
+    messages = [message.for_template() for message in asked(input=turns).as_chat().messages[1:]]
+    assert [message["reasoning_content"] for message in messages] == ["first", "second", "third\nof two."]
+    assert [message["content"] for message in messages] == ["Let me look.", "", ""]
+    assert [[call["id"] for call in message.get("tool_calls", ())] for message in messages] == [[], ["1"], ["2", "3"]]
+
+
 @pytest.mark.parametrize("end", ["stop", "length"])
 def test_events_are_of_items_one_after_the_other(end: str) -> None:
     head = Head("resp_1", "m", "fp", 1)
