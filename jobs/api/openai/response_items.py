@@ -48,6 +48,7 @@ _REQUIRED: Mapping[str, Sequence[str]] = {
     "function_call_output": ("call_id", "output"),
     "reasoning": (),
 }
+_UNFINISHED = ("in_progress", "incomplete")
 
 
 class SummaryPart(Body):
@@ -68,7 +69,7 @@ class InputItem(Body):
     arguments: Text | None = None
     output: Parts | None = None
     id: Ignored = None
-    status: Ignored = None
+    status: Text | None = None
     phase: Ignored = None
     summary: list[SummaryPart] | None = None
     encrypted_content: Ignored = None
@@ -80,6 +81,12 @@ class InputItem(Body):
         if missing := next((name for name in _REQUIRED[self.type] if getattr(self, name) is None), None):
             raise ValueError(f"an item of type {self.type} must have {missing!r}")
         return self
+
+    @property
+    def is_begun(self) -> bool:
+        """Whether it is an answer that was cut off, to be gone on with where nothing follows it."""
+        is_answer = self.type == "message" and self.role == "assistant"
+        return is_answer and self.status in _UNFINISHED and any(part.text for part in self.content or ())
 
     @property
     def thought(self) -> str:

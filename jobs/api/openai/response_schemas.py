@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....engine.errors import InvalidRequestError
+from ....engine.text.chat_ending import CONTINUE
 from ...spec.schemas import SamplingSpec
 from ...spec.tool_choice import expect_choice
 from ..errors import ApiError
@@ -27,7 +28,10 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "logprobs": "top_logprobs",
+    CONTINUE: "input",
 }
+# What has a chat go on from its last message.
+_GOING_ON = {"add_generation_prompt": False, CONTINUE: True}
 NOT_KEPT = "nothing is kept here: send the whole conversation as input"
 
 
@@ -172,6 +176,7 @@ class ResponsesRequest(HostedFields):
             "chat_template_kwargs": self.chat_template_kwargs,
             "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
             "include_reasoning": True,
+            **(_GOING_ON if self.input[-1].is_begun else {}),
             "thinking_token_budget": self.thinking_token_budget,
             "cancel_on_disconnect": self.cancel_on_disconnect,
         }

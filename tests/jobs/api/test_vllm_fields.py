@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from headrace.engine.text.chat_ending import ChatEnding
 from headrace.jobs.api.errors import ApiError
 from headrace.jobs.api.openai.body import parse_body
 from headrace.jobs.api.openai.chat_schemas import ChatCompletionRequest
@@ -59,9 +60,38 @@ def test_anything_else_is_refused_by_name(field: str, value: Any, instead: str) 
 
 
 def test_what_only_conversations_have() -> None:
-    refused_by(ChatCompletionRequest, CHAT | {"continue_final_message": True}, "continue_final_message", "leave it out")
     functions = [{"name": "f"}]
     refused_by(ChatCompletionRequest, CHAT | {"functions": functions}, "functions", "say tools")
+
+
+@pytest.mark.parametrize(
+    ("given", "ending"),
+    [
+        ({}, ChatEnding.ANSWER),
+        ({"add_generation_prompt": False}, ChatEnding.LAST_MESSAGE),
+        ({"add_generation_prompt": False, "continue_final_message": True}, ChatEnding.WITHIN_LAST_MESSAGE),
+    ],
+)
+def test_where_a_prompt_may_end(given: Any, ending: ChatEnding) -> None:
+    assert parse_body(ChatCompletionRequest, CHAT | given).ending is ending
+
+
+@pytest.mark.parametrize("given", [{}, {"add_generation_prompt": True}])
+def test_an_answer_cannot_be_begun_and_gone_on_with(given: Any) -> None:
+    with pytest.raises(ApiError, match="say false for add_generation_prompt") as refused:
+        parse_body(ChatCompletionRequest, CHAT | {"continue_final_message": True} | given)
+    assert (refused.value.param, refused.value.status_code) == ("continue_final_message", 400)
+
+
+def test_what_the_template_is_told_of_documents() -> None:
+    documents = [{"title": "a", "text": "b"}]
+    told = parse_body(ChatCompletionRequest, CHAT | {"documents": documents}).told_template
+    assert told == {"documents": documents}
+    both = {"documents": documents, "chat_template_kwargs": {"documents": []}}
+    assert parse_body(ChatCompletionRequest, CHAT | both).told_template == {"documents": []}
+    with pytest.raises(ApiError) as refused:
+        parse_body(ChatCompletionRequest, CHAT | {"documents": ["b"]})
+    assert refused.value.param == "documents[0]"
 
 
 @pytest.mark.parametrize(
