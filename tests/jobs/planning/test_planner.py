@@ -115,6 +115,14 @@ def test_the_inputs_custom_id_is_kept(plan):
     assert {row.row: row.custom_id for row in planned(result)} == {0: "x-1", 1: "1", 2: "7"}
 
 
+def test_a_blank_custom_id_is_none(plan):
+    """A cell of CSV has no other way to say so; each such row is named by its number."""
+    result = plan([{"text": "a", "custom_id": custom_id} for custom_id in ("", "x", "", " ", "\t")])
+    assert errors(result) == {}
+    assert {row.row: row.custom_id for row in planned(result)} == {0: "0", 1: "x", 2: "2", 3: "3", 4: "4"}
+    assert plan([{"text": "a", "custom_id": ""}] * 3).num_errors == 0
+
+
 def test_a_row_that_can_not_be_asked_keeps_the_id_it_brings(plan):
     result = plan([{"text": " ", "custom_id": "x"}, {"text": "a", "custom_id": "x"}])
     assert [row.custom_id for row in sorted(planned(result))] == ["x", "x"]
