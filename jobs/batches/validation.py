@@ -22,7 +22,8 @@ from ..batch_jobs import batch_job_key
 from ..client.client import Client
 from ..errors import JobError, LaterVersion
 from ..planning.producer import Terms
-from ..spec.schemas import JobSpec, SamplingSpec
+from ..spec.sampling import SamplingSpec
+from ..spec.schemas import JobSpec
 from .files import FileStore
 from .lines import CHAT, CHATS, LineError, LineFault, check_lines
 from .requests import BatchInput, RequestReader

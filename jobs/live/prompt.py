@@ -15,7 +15,7 @@ from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader, has_images, num_expanded
 from ..errors import SpecError
 from ..spec.messages import messages_problem
-from ..spec.schemas import SamplingSpec
+from ..spec.sampling import SamplingSpec
 
 # They are a hundred bytes each, and Redis gets all of a prompt's in one entry.
 MAX_PROMPT_LOGPROBS = 2**18

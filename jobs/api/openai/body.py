@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from ...spec.schemas import problem
+from ...spec.problems import problem
 from ..errors import ApiError
 
 BodyType = TypeVar("BodyType", bound="Body")

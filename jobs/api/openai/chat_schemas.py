@@ -11,7 +11,7 @@ from ....engine.sampling.defaults import SamplingDefaults
 from ....engine.text.chat_ending import ChatEnding
 from ...spec.messages import template_kwargs_problem
 from ...spec.response_format import StructuredOutputs
-from ...spec.schemas import SamplingSpec
+from ...spec.sampling import SamplingSpec
 from ...spec.tool_choice import ToolChoice
 from ..errors import ApiError
 from ..schemas import Text

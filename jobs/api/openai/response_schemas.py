@@ -9,7 +9,7 @@ from pydantic_core import PydanticCustomError
 
 from ....engine.errors import InvalidRequestError
 from ....engine.text.chat_ending import CONTINUE
-from ...spec.schemas import SamplingSpec
+from ...spec.sampling import SamplingSpec
 from ...spec.tool_choice import expect_choice
 from ..errors import ApiError
 from ..schemas import Text

@@ -18,7 +18,7 @@ from headrace.jobs.api.openai.response_events import ResponseEvents
 from headrace.jobs.api.openai.response_schemas import ResponsesRequest, renamed
 from headrace.jobs.calls.events import CallDelta, CallEvent
 from headrace.jobs.live.prompt import LivePrompts
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent, ThoughtEvent
 
 from ..models import write_model_folder

@@ -20,7 +20,8 @@ from headrace.jobs.errors import SpecError
 from headrace.jobs.planning import custom_ids, planner
 from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.planning.shard_cutter import PrefixSharing
-from headrace.jobs.spec.schemas import JobSpec, read_stored
+from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.spec.stored import read_stored
 from headrace.storage.columns import SchemaUnifier
 from headrace.storage.errors import InputError
 from headrace.storage.planned_rows import PLANNED_ROWS

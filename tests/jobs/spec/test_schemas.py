@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs.errors import LaterVersion, SpecError
-from headrace.jobs.spec.schemas import JobSpec, read_stored, row_seed
+from headrace.jobs.spec.sampling import row_seed
+from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.spec.stored import read_stored
 
 
 @pytest.mark.parametrize(
