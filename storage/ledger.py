@@ -107,11 +107,11 @@ class Ledger:
             connection.execute(first.values(weights=weights))
             connection.execute(another.values(other_weights=others + weights + "\n"))
 
-    def check_quota(self, tenant: str, quota: Quota) -> None:
-        """Raises QuotaExceeded when not even a job without tokens could be recorded now."""
+    def check_quota(self, tenant: str, quota: Quota, num_tokens: int = 0) -> None:
+        """Raises QuotaExceeded when not even a job of so many tokens could be recorded now."""
         if quota != NO_QUOTA:
             with self._database.read() as connection:
-                check_quota(connection, tenant, quota, num_tokens=0)
+                check_quota(connection, tenant, quota, num_tokens)
 
     def queued_tokens(self, tenant: str) -> int:
         """Prompt and answer tokens of the rows of a tenant's jobs that are not done."""
