@@ -41,11 +41,11 @@ def misfit(param: str, message: str, code: str = "invalid_value") -> PydanticCus
     return PydanticCustomError(_MISFIT, "{message}", {"message": message, "param": param, "code": code})
 
 
-def part_list(content: Any) -> Any:
-    """What a message has as its content where that is no text."""
-    if isinstance(content, list):
-        return content
-    raise PydanticCustomError("content_type", "Input should be a text or a list of parts")
+def listed(given: Any, what: str) -> Any:
+    """What is given where a text could be, and is none: a list of `what`. Raises pydantic's error."""
+    if isinstance(given, list):
+        return given
+    raise PydanticCustomError("content_type", "Input should be a text or a list of {what}", {"what": what})
 
 
 Unsupported = Annotated[Any, AfterValidator(only())]

@@ -15,7 +15,7 @@ from ...spec.sampling import SamplingSpec
 from ...spec.tool_choice import ToolChoice
 from ..errors import ApiError
 from ..schemas import Text
-from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, part_list
+from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only
 from .sampling_schemas import SamplingFields
 from .tools import Tool, forced_call
 from .vllm_fields import VllmChatFields
@@ -55,7 +55,7 @@ class ContentPart(Body):
 
 
 def _parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else part_list(content)
+    return [{"type": "text", "text": content}] if isinstance(content, str) else listed(content, "parts")
 
 
 class FunctionCall(Body):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, model_validator
 
 from ..schemas import Text
-from .body import Body, Ignored, Unsupported, part_list
+from .body import Body, Ignored, Unsupported, listed
 from .chat_schemas import Role
 
 
@@ -37,7 +37,7 @@ class InputPart(Body):
 
 
 def _parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else part_list(content)
+    return [{"type": "input_text", "text": content}] if isinstance(content, str) else listed(content, "parts")
 
 
 Parts = Annotated[list[InputPart], BeforeValidator(_parts, json_schema_input_type=str | list[InputPart])]

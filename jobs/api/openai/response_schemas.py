@@ -14,7 +14,7 @@ from ...spec.tool_choice import expect_choice
 from ..errors import ApiError
 from ..schemas import Text
 from .batch_schemas import Metadata
-from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, parse_body
+from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only, parse_body
 from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, ReasoningEffort
 from .response_items import InputItem, messages_of
 from .sampling_schemas import Seed
@@ -36,7 +36,7 @@ NOT_KEPT = "nothing is kept here: send the whole conversation as input"
 
 
 def _items(given: Any) -> Any:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [{"role": "user", "content": given}] if isinstance(given, str) else listed(given, "items")
 
 
 class FunctionTool(FunctionDefinition):

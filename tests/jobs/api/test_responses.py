@@ -190,6 +190,8 @@ def test_a_batch_has_responses(openai_client: OpenAI, api: ApiServer, headrace: 
         ({"input": [{"role": "user"}]}, "input[0]", "'content'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "'image_url'"),
         ({"input": []}, "input", "at least 1"),
+        ({"input": 5}, "input", "a text or a list of items, not 5"),
+        ({"input": {"role": "user", "content": "a"}}, "input", "a text or a list of items"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "lacks a schema"),
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no"}}}},
