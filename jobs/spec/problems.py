@@ -27,7 +27,8 @@ def problem(error: Mapping[str, Any]) -> str:
     if isinstance(given, str):
         # Of a text that was looked at before, pydantic counts the items.
         message = message.replace("items after validation", "characters")
-    message = message.replace(" after validation", "")
+    # What a user gives as a list is kept as a tuple.
+    message = message.replace(" after validation", "").replace("a valid tuple", "a valid list")
     is_short = isinstance(given, bool | int | float) or (isinstance(given, str) and len(given) <= _SHORT)
     # That a flag is set says nothing more.
     return f"{message}, not {shown(given)}" if is_short and given is not True else message
