@@ -1,5 +1,8 @@
 """What the engine raises to its callers. Every message is one line and says what to do."""
 
+# Of what was given; a message may be written for each of a million rows.
+_MAX_SHOWN = 200
+
 
 class EngineError(Exception):
     """Base of all errors the engine raises on purpose."""
@@ -29,11 +32,15 @@ class EngineDeadError(EngineError):
 
 
 def shown(value: object) -> str:
-    """What was given, as Python writes it, in one line; it refuses to write numbers of thousands of digits."""
+    """What was given, or its beginning, as Python writes it, in one line; lists are kept as tuples, and shown as lists.
+
+    Python refuses to write numbers of thousands of digits.
+    """
     try:
-        return repr(value).replace("\n", " ")
+        text = repr(list(value) if type(value) is tuple else value).replace("\n", " ")
     except ValueError:
         return "a number of thousands of digits"
+    return text if len(text) <= _MAX_SHOWN else f"{text[:_MAX_SHOWN]}…"
 
 
 def one_line(error: Exception) -> str:

@@ -297,7 +297,13 @@ def _free_name(name: str, taken: set[str]) -> str:
 
 def custom_id_of(values: Mapping[str, Any], row: int) -> str:
     """The row's own `custom_id` as text, or its number."""
+    own = own_custom_id(values)
+    return str(row) if own is None else own
+
+
+def own_custom_id(values: Mapping[str, Any]) -> str | None:
+    """What a row brings as its id, as text; None where that is nothing, which CSV says by an empty cell."""
     value = values.get("custom_id")
-    if value is None:
-        return str(row)
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return None
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)

@@ -28,11 +28,14 @@ _BEGIN = "headrace_sqlite_begin"
 
 
 class Database:
-    """An engine and its two kinds of transaction; opens no connection before the first of them."""
+    """An engine and its kinds of transaction; opens no connection before the first of them."""
 
     def __init__(self, url: str) -> None:
         self.url = _parse(url)
         self.engine = _create_engine(self.url)
+        self._snapshot_engine = self.engine
+        if not self.is_sqlite:
+            self._snapshot_engine = self.engine.execution_options(isolation_level="REPEATABLE READ")
         self._writing_engine = self.engine.execution_options(**{_BEGIN: "BEGIN IMMEDIATE"})
 
     @property
@@ -57,6 +60,12 @@ class Database:
     def read(self) -> Iterator[Connection]:
         """A read-only transaction. On SQLite it is one snapshot, on PostgreSQL each statement is its own."""
         with self.translated_errors(), self.engine.begin() as connection:
+            yield connection
+
+    @contextmanager
+    def snapshot(self) -> Iterator[Connection]:
+        """A read-only transaction all of whose statements see the same moment."""
+        with self.translated_errors(), self._snapshot_engine.begin() as connection:
             yield connection
 
     @contextmanager

@@ -5,13 +5,13 @@ from dataclasses import asdict
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Connection, ScalarSelect, Select, Update, case, delete, func, insert, or_, select, true, update
+from sqlalchemy import Connection, Select, Update, delete, func, insert, or_, select, update
 
 from .api_keys import ApiKeys
 from .batch_records import BatchRecords
 from .clock import now
 from .database import Database
-from .errors import JobEnded, UnknownJob
+from .errors import JobEnded
 from .file_records import FileRecords
 from .leases import Leases
 from .messages import Messages
@@ -32,6 +32,7 @@ from .records import (
     ShardState,
     shard_id_of,
 )
+from .standing import read_job, read_progress, unknown
 from .tables import attempts, identity, jobs, parts, shards
 from .tenants import Tenants
 from .tidying import TIDY_SECONDS, Tidying
@@ -93,10 +94,7 @@ class Ledger:
     def job(self, job_id: str) -> JobRecord:
         """Raises UnknownJob."""
         with self._database.read() as connection:
-            row = connection.execute(select(jobs).where(jobs.c.id == job_id)).one_or_none()
-        if row is None:
-            raise _unknown(job_id)
-        return JobRecord(**row._mapping)
+            return read_job(connection, job_id)
 
     def note_weights(self, job_id: str, weights: str) -> None:
         """Record what a job is answered with, beside what is recorded already."""
@@ -109,11 +107,11 @@ class Ledger:
             connection.execute(first.values(weights=weights))
             connection.execute(another.values(other_weights=others + weights + "\n"))
 
-    def check_quota(self, tenant: str, quota: Quota) -> None:
-        """Raises QuotaExceeded when not even a job without tokens could be recorded now."""
+    def check_quota(self, tenant: str, quota: Quota, num_tokens: int = 0) -> None:
+        """Raises QuotaExceeded when not even a job of so many tokens could be recorded now."""
         if quota != NO_QUOTA:
             with self._database.read() as connection:
-                check_quota(connection, tenant, quota, num_tokens=0)
+                check_quota(connection, tenant, quota, num_tokens)
 
     def queued_tokens(self, tenant: str) -> int:
         """Prompt and answer tokens of the rows of a tenant's jobs that are not done."""
@@ -202,7 +200,7 @@ class Ledger:
             connection.execute(delete(shards).where(shards.c.job_id == job_id))
             delete_webhooks(connection, [job_id])
             if connection.execute(delete(jobs).where(jobs.c.id == job_id)).rowcount == 0:
-                raise _unknown(job_id)
+                raise unknown(job_id)
 
     def _change_state(self, job_id: str, before: Collection[JobState], **values: Any) -> JobState:
         """Change a job that is in one of the states `before`; returns the state it then has. Raises UnknownJob."""
@@ -213,10 +211,7 @@ class Ledger:
     def progress(self, job_id: str) -> Progress:
         """Raises UnknownJob."""
         with self._database.read() as connection:
-            row = connection.execute(_progress_of(job_id)).one_or_none()
-        if row is None:
-            raise _unknown(job_id)
-        return Progress(**row._mapping)
+            return read_progress(connection, job_id)
 
     def shards(self, job_id: str) -> list[ShardRecord]:
         """All shards of a job, by number."""
@@ -261,10 +256,6 @@ def _changed(job_id: str, before: Collection[JobState], values: Mapping[str, Any
     return update(jobs).where(jobs.c.id == job_id, jobs.c.state.in_(before)).values(**values)
 
 
-def _unknown(job_id: str) -> UnknownJob:
-    return UnknownJob(f"job {job_id!r} is unknown: `headrace jobs` lists those there are")
-
-
 def _refuse_ended(job_id: str, state: JobState) -> None:
     if state.has_ended:
         raise JobEnded(f"job {job_id} has ended: it is {state}")
@@ -282,34 +273,3 @@ def _family(job_id: str, number: int) -> Select[tuple[str]]:
     """A shard of a job and those that try its rows again."""
     same_rows = or_(shards.c.number == number, shards.c.retry_of == number)
     return select(shards.c.id).where(shards.c.job_id == job_id, same_rows)
-
-
-def _trouble_of(job_id: str) -> ScalarSelect[str]:
-    """What one of the attempts that run waits for, or ended the last one at a shard that nobody has taken since."""
-    last = select(attempts.c.error).join(shards, shards.c.attempt_id == attempts.c.id)
-    last = last.where(shards.c.job_id == job_id, shards.c.state.in_((ShardState.RUNNING, ShardState.QUEUED)))
-    return last.where(attempts.c.error.is_not(None)).limit(1).scalar_subquery()
-
-
-def _progress_of(job_id: str) -> Select[Any]:
-    sums = {
-        "rows_done": parts.c.num_rows,
-        "rows_failed": parts.c.num_failed,
-        "rows_from_cache": parts.c.num_from_cache,
-        "rows_truncated": parts.c.num_truncated,
-        "prompt_tokens": parts.c.prompt_tokens,
-        "cached_tokens": parts.c.cached_tokens,
-        "completion_tokens": parts.c.completion_tokens,
-    }
-    done = select(*(func.coalesce(func.sum(column), 0).label(name) for name, column in sums.items()))
-    done_parts = done.where(parts.c.job_id == job_id).subquery()
-    counts = select(
-        func.count().label("shards_total"),
-        func.count().filter(shards.c.state == ShardState.DONE).label("shards_done"),
-    )
-    job_shards = counts.where(shards.c.job_id == job_id).subquery()
-    waiting = select(shards.c.id).where(shards.c.job_id == job_id, shards.c.retry_at.is_not(None))
-    error = func.coalesce(case((waiting.exists(), jobs.c.error)), _trouble_of(job_id)).label("error")
-    job = (jobs.c.id.label("job_id"), jobs.c.state, jobs.c.num_rows.label("rows_total"), error)
-    joined = jobs.join(done_parts, true()).join(job_shards, true())
-    return select(*job, done_parts, job_shards).select_from(joined).where(jobs.c.id == job_id)

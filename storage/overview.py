@@ -9,12 +9,10 @@ from sqlalchemy import ColumnElement, and_, func, or_, select
 from .claim_order import next_job
 from .clock import now
 from .database import Database
-from .errors import UnknownJob
 from .records import OPEN, JobRecord, JobState, ShardState
+from .standing import Standing, recent_rows_per_second
 from .tables import jobs, parts, shards
 
-# Long enough for several parts of slow rows, short enough to show what a second worker does.
-_RECENT_SECONDS = 60.0
 # Of how many jobs the largest tells most about the next.
 _LAST_JOBS = 20
 
@@ -92,21 +90,14 @@ class Overview:
             return [JobRecord(**row._mapping) for row in connection.execute(newest.limit(limit))]
 
     def recent_rows_per_second(self, job_id: str) -> float | None:
-        """Rows committed in the last minute, or since the job began if that is less; None before it began.
-
-        Raises UnknownJob.
-        """
-        window = func.coalesce(now() - jobs.c.started_at, 0.0)
-        since = select(window).where(jobs.c.id == job_id)
-        recent = select(func.coalesce(func.sum(parts.c.num_rows), 0)).where(
-            parts.c.job_id == job_id, parts.c.committed_at > now() - _RECENT_SECONDS
-        )
+        """As `standing.recent_rows_per_second` has it. Raises UnknownJob."""
         with self.database.read() as connection:
-            seconds = connection.scalar(since)
-            rows = connection.scalar(recent)
-        if seconds is None:
-            raise UnknownJob(f"job {job_id!r} is unknown")
-        return rows / min(seconds, _RECENT_SECONDS) if seconds > 0 and rows is not None else None
+            return recent_rows_per_second(connection, job_id)
+
+    def standing(self, job_id: str) -> Standing:
+        """Raises UnknownJob."""
+        with self.database.snapshot() as connection:
+            return Standing.read(connection, job_id)
 
     def ahead_of(self, job_id: str) -> Ahead | None:
         """Whose rows the workers do, or do next, while a running job has some to be taken and none under way."""

@@ -29,11 +29,15 @@ NO_QUOTA = Quota()
 
 
 class QuotaExceeded(LedgerError):
-    """A job was not recorded because of a limit; `limit` names it. If it `fits` it may be once others have ended."""
+    """A job was not recorded because of a limit; `limit` names it. If it `fits` it may be once others have ended.
 
-    def __init__(self, limit: str, message: str, fits: bool = True) -> None:
+    `num_tokens`: as many as it would have taken.
+    """
+
+    def __init__(self, limit: str, message: str, num_tokens: int = 0, fits: bool = True) -> None:
         super().__init__(message)
         self.limit = limit
+        self.num_tokens = num_tokens
         self.fits = fits
 
 
@@ -53,12 +57,12 @@ def check_quota(connection: Connection, tenant: str, quota: Quota, num_tokens: i
         raise QuotaExceeded("concurrent_jobs", f"you have {most} jobs that have not ended, as many as you may")
     if (most := quota.queued_tokens) is not None:
         if num_tokens > most:
-            raise QuotaExceeded("queued_tokens", f"{num_tokens} tokens are more than your {most} in all", fits=False)
+            message = f"{num_tokens} tokens are more than your {most} in all"
+            raise QuotaExceeded("queued_tokens", message, num_tokens, fits=False)
         queued = quota.held_tokens + queued_tokens(connection, tenant)
         if queued + num_tokens > most:
-            raise QuotaExceeded(
-                "queued_tokens", f"{num_tokens} tokens beside the {queued} you have queued are more than your {most}"
-            )
+            message = f"{num_tokens} tokens beside the {queued} you have queued are more than your {most}"
+            raise QuotaExceeded("queued_tokens", message, num_tokens)
 
 
 def tokens_of(job: NewJob) -> int:

@@ -6,6 +6,8 @@ from typing import Any
 
 from ..errors import InvalidRequestError
 
+# As which its errors are known, and vLLM's option.
+CONTINUE = "continue_final_message"
 # In no message: characters of Unicode's private use. The space tells whether the template strips a message's end.
 _MARK = "\uf8f2headrace\uf8f3"
 _MARKED_END = f"{_MARK} "
@@ -28,7 +30,7 @@ class ChatEnding(Enum):
             raise InvalidRequestError(
                 "continue_final_message goes on with the last message, and add_generation_prompt begins another one: "
                 "with it say add_generation_prompt=False",
-                "continue_final_message",
+                CONTINUE,
             )
         if continue_final_message:
             return cls.WITHIN_LAST_MESSAGE
@@ -40,9 +42,7 @@ class ChatEnding(Enum):
             return messages
         content = messages[-1].get("content") if messages else None
         if not isinstance(content, str) or not content:
-            raise InvalidRequestError(
-                "continue_final_message needs a last message whose content is a text", "continue_final_message"
-            )
+            raise InvalidRequestError(f"{CONTINUE} needs a last message whose content is a text", CONTINUE)
         return [*messages[:-1], {**messages[-1], "content": f"{content}{_MARKED_END}"}]
 
     def cut(self, text: str) -> str:
@@ -52,7 +52,7 @@ class ChatEnding(Enum):
         before, mark, after = text.rpartition(_MARK)
         if not mark:
             raise InvalidRequestError(
-                "continue_final_message: the model's chat template does not write the last message out",
-                "continue_final_message",
+                f"{CONTINUE}: the model's chat template does not write the last message out",
+                CONTINUE,
             )
         return before if after.startswith(" ") else before.rstrip()

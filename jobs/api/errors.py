@@ -32,7 +32,7 @@ from ...storage.errors import (
 from ...storage.quotas import QuotaExceeded
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import LaterVersion, NotRetriable, SpecError
-from ..spec.schemas import problem
+from ..spec.problems import problem
 from .request_ids import HEADER, request_id_of
 from .wording import with_fields
 

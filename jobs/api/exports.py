@@ -18,7 +18,8 @@ from ...storage.part_groups import PartGroups
 from ...storage.records import JobRecord
 from ..results.json_lines import json_rows
 from ..shards.part_schema import part_schema
-from ..spec.schemas import JobSpec, read_stored
+from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
 
 # A row group of the Parquet file, a batch of the Arrow stream.
 _GROUP_ROWS = 16384

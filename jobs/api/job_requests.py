@@ -13,7 +13,8 @@ from ..outside import AddressRefused, check_prefix
 from ..spec.durations import MAX_WITHIN_SECONDS
 from ..spec.precision import Precision
 from ..spec.priority import MAX_PRIORITY
-from ..spec.schemas import KvCacheDType, SamplingSpec
+from ..spec.sampling import SamplingSpec
+from ..spec.schemas import KvCacheDType
 from ..spec.tool_choice import ToolChoice
 from ..webhooks import parse_webhook
 from .models import ServedModel

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, JsonValue
 
 from ...storage.records import JobRecord, JobState, Progress, WebhookState
+from ...storage.standing import Standing
 from ..spec.precision import Precision
 
 _EXAMPLE: dict[str, JsonValue] = {
@@ -125,16 +126,10 @@ class JobAnswer(BaseModel):
     error: str | None
 
     @classmethod
-    def of(
-        cls,
-        job: JobRecord,
-        model: str,
-        progress: Progress,
-        recent_rows_per_second: float | None,
-        num_workers: int | None,
-    ) -> Self:
+    def of(cls, standing: Standing, model: str, num_workers: int | None) -> Self:
         """`model`: what clients call it."""
-        rate = _rows_per_second(job, progress, recent_rows_per_second)
+        job, progress = standing.job, standing.progress
+        rate = _rows_per_second(job, progress, standing.rows_per_second)
         return cls(
             id=job.id,
             state=progress.state,

@@ -31,7 +31,8 @@ from ...storage.output_dir import OutputMode
 from ...storage.overview import Overview
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource, open_input
-from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, Progress
+from ...storage.records import DEFAULT_TENANT, JobRecord, JobState
+from ...storage.standing import Standing
 from ...storage.webhooks import Webhooks
 from ..batch_jobs import JOB_KEY_START
 from ..batches.files import FileStore
@@ -96,10 +97,8 @@ class JobService:
 
     def job(self, job_id: str) -> JobAnswer:
         """Raises `ApiError` (404)."""
-        # In this order: a job that has ended by now has the time at which it did.
         self.record(job_id)
-        progress = self.client.ledger.progress(job_id)
-        [answer] = self._answers([(self.record(job_id), progress)])
+        [answer] = self._answers([self._overview.standing(job_id)])
         return answer
 
     def jobs(self, limit: int, after: str | None, state: JobState | None) -> JobList:
@@ -109,7 +108,7 @@ class JobService:
         for job in page[:limit]:
             # One may be deleted meanwhile.
             with suppress(UnknownJob):
-                found.append((job, self.client.ledger.progress(job.id)))
+                found.append(self._overview.standing(job.id))
         last_id = page[:limit][-1].id if page else None
         return JobList(data=self._answers(found), last_id=last_id, has_more=len(page) > limit)
 
@@ -119,16 +118,15 @@ class JobService:
         except ApiError as error:
             raise ApiError(400, f"after: job {after!r} does not exist", "invalid_cursor", "after") from error
 
-    def _answers(self, found: Sequence[tuple[JobRecord, Progress]]) -> list[JobAnswer]:
+    def _answers(self, found: Sequence[Standing]) -> list[JobAnswer]:
+        queues = {each.job.queue for each in found if each.job.finished_at is None}
         workers: Mapping[str, int] = {}
         with suppress(RedisError):
-            workers = self.client.num_workers({job.queue for job, _ in found if job.finished_at is None})
+            workers = self.client.num_workers(queues)
         answers = []
-        for job, progress in found:
-            is_open = job.finished_at is None
-            recent = self._overview.recent_rows_per_second(job.id) if is_open else None
-            num_workers = workers.get(job.queue) if is_open else None
-            answers.append(JobAnswer.of(job, self.models.name_of(job), progress, recent, num_workers))
+        for each in found:
+            num_workers = workers.get(each.job.queue) if each.job.finished_at is None else None
+            answers.append(JobAnswer.of(each, self.models.name_of(each.job), num_workers))
         return answers
 
     @property

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from ...engine.sampling.defaults import SamplingDefaults
+from ...engine.text.chat_ending import ChatEnding
 from ...storage.readers import InputRow, InputSource
 from ..api.errors import ApiError
 from ..api.openai.body import parse_body
@@ -20,7 +21,7 @@ from ..api.openai.response_schemas import ResponsesRequest, renamed
 from ..api.openai.route import refusals
 from ..api.openai.sampling_schemas import SamplingFields
 from ..live.prompt import LivePrompts
-from ..planning.rendering import TEMPLATE_KWARGS
+from ..planning.rendering import CHAT_ENDING, TEMPLATE_KWARGS
 from ..shards.row_sampling import RowSampling
 from ..spec.schemas import JobSpec
 from ..spec.tools import TOOLS
@@ -103,13 +104,7 @@ class RequestReader:
 
     def _prompt(self, request: ChatCompletionRequest | CompletionRequest) -> dict[str, Any]:
         if isinstance(request, ChatCompletionRequest):
-            # As JSON: each request has names of its own.
-            kwargs = request.told_template
-            told: dict[str, Any] = {TEMPLATE_KWARGS: json.dumps(kwargs)} if kwargs else {}
-            if request.include_reasoning is False:
-                told[OMIT_REASONING] = True
-            told |= self._tools(request)
-            return {"messages": [message.for_template() for message in request.messages], **told}
+            return self._chat(request)
         if len(request.prompt) != 1:
             raise ApiError(400, "prompt: a line of a batch has one prompt", "invalid_value", "prompt")
         (prompt,) = request.prompt
@@ -120,6 +115,21 @@ class RequestReader:
         if request.echo:
             raise ApiError(400, "echo: needs a prompt that is a text in a batch", "unsupported_parameter", "echo")
         return {"prompt": list(prompt)}
+
+    def _chat(self, request: ChatCompletionRequest) -> dict[str, Any]:
+        messages = [message.for_template() for message in request.messages]
+        # As JSON: each request has names of its own.
+        kwargs = request.told_template
+        told: dict[str, Any] = {TEMPLATE_KWARGS: json.dumps(kwargs)} if kwargs else {}
+        if request.ending is not ChatEnding.ANSWER:
+            # Refuses a last message without a text.
+            request.ending.marked(messages)
+            told[CHAT_ENDING] = request.ending.value
+        if request.echoed:
+            told[ECHO] = request.echoed
+        if request.include_reasoning is False:
+            told[OMIT_REASONING] = True
+        return {"messages": messages, **told, **self._tools(request)}
 
     def _tools(self, request: ChatCompletionRequest) -> dict[str, Any]:
         if not request.tools:

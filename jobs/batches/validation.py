@@ -5,7 +5,7 @@ import shutil
 import time
 import uuid
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +22,8 @@ from ..batch_jobs import batch_job_key
 from ..client.client import Client
 from ..errors import JobError, LaterVersion
 from ..planning.producer import Terms
-from ..spec.schemas import JobSpec, SamplingSpec
+from ..spec.sampling import SamplingSpec
+from ..spec.schemas import JobSpec
 from .files import FileStore
 from .lines import CHAT, CHATS, LineError, LineFault, check_lines
 from .requests import BatchInput, RequestReader
@@ -53,6 +54,8 @@ class Validation:
     client: Client
     models: ServedModels
     store: FileStore
+    # Of batches that wait for their tenant's others: how many tokens they take, as counted when they were tried.
+    _needed: dict[str, int] = field(default_factory=dict, init=False)
 
     def run(self, batch: BatchRecord, on_row: Callable[[], None]) -> JobRecord:
         """The job that was made of the batch, now or by a process that was killed before it could say so.
@@ -71,10 +74,11 @@ class Validation:
             file = self.store.records.get(batch.tenant, batch.input_file_id)
         except UnknownFile as error:
             raise InvalidBatch(LineError("file_not_found", "The input file was deleted or has expired.")) from error
-        # Beyond its jobs' quota a batch waits; only one that is too large in itself is refused.
-        self.client.ledger.check_quota(batch.tenant, self._quota(batch))
         path = self.store.path(file)
         try:
+            # Nobody reads all of it again to find that it has to wait.
+            self.client.ledger.check_quota(batch.tenant, self._quota(batch), self._needed.get(batch.id, 0))
+            self._needed.pop(batch.id, None)
             expect_served = partial(self._expect_served, batch)
             found = check_lines(path, batch.endpoint, expect_served, self.client.jobs_folder, on_row)
             if found.errors:
@@ -87,7 +91,9 @@ class Validation:
         except (InvalidBatch, LaterVersion):
             raise
         except QuotaExceeded as error:
-            if error.limit != "queued_tokens":
+            # Beyond its tenant's quota a batch waits; only one that is too large in itself is refused.
+            if error.fits:
+                self._needed[batch.id] = error.num_tokens or self._needed.get(batch.id, 0)
                 raise
             raise InvalidBatch(LineError("token_limit_exceeded", str(error))) from error
         except (EngineError, InputError, JobError, ApiError) as error:

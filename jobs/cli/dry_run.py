@@ -10,7 +10,8 @@ from ...storage.errors import LedgerError
 from ...storage.overview import Overview, Pace
 from ..planning.dry_run import Forecast, forecast
 from ..settings import Settings
-from ..spec.schemas import JobSpec, read_stored
+from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
 from .advice import sampling_advice
 from .cost import GpuHourPrice, cost
 from .display import counted, duration

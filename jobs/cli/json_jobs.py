@@ -13,7 +13,8 @@ def json_job(ledger: Ledger, job: JobRecord) -> dict[str, Any]:
     from ..api.schemas import JobAnswer
     from ..spec.lora import asked_model
 
-    recent = None if job.finished_at is not None else Overview(ledger.database).recent_rows_per_second(job.id)
-    answer = JobAnswer.of(job, asked_model(job), ledger.progress(job.id), recent, None)
+    standing = Overview(ledger.database).standing(job.id)
+    job = standing.job
+    answer = JobAnswer.of(standing, asked_model(job), None)
     more = {"tenant": job.tenant, "output": job.output_dir, "weights": job.all_weights, "spec": job.spec}
     return answer.model_dump(mode="json", exclude={"workers"}) | more

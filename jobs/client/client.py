@@ -4,7 +4,7 @@ import json
 import math
 import uuid
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cached_property, partial
 from numbers import Real
 from pathlib import Path
@@ -219,7 +219,11 @@ class Client(Connections):
         command = ["--model", request.model, *precision.worker_options, *loras]
         with self.worker_for(queue, command, request.id) as worker, self._wanted(request):
             self.live.submit(request)
-            return self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
+            answer = self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
+        # Nobody looks for what a worker that has answered wrote. The answer counts whether or not it can be removed.
+        with suppress(OSError):
+            self.log_of(request.id).unlink(missing_ok=True)
+        return answer
 
     @contextmanager
     def _wanted(self, request: LiveRequest) -> Iterator[None]:

@@ -16,7 +16,8 @@ from ..errors import JobError
 from ..results.stored_results import read_results
 from ..shards.finishing import finish_what_is_left
 from ..spec.priority import checked_priority
-from ..spec.schemas import JobSpec, read_stored
+from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
 from ..workers.local_worker import LocalWorker
 from .connections import Connections
 from .verbs import cancel_job, delete_job, retry_job

@@ -9,12 +9,13 @@ from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.errors import InvalidRequestError
 from ...engine.sampling.defaults import SamplingDefaults, read_sampling_defaults
+from ...engine.text.chat_ending import CONTINUE, ChatEnding
 from ...engine.text.messages import with_plain_texts
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader, has_images, num_expanded
 from ..errors import SpecError
 from ..spec.messages import messages_problem
-from ..spec.schemas import SamplingSpec
+from ..spec.sampling import SamplingSpec
 
 # They are a hundred bytes each, and Redis gets all of a prompt's in one entry.
 MAX_PROMPT_LOGPROBS = 2**18
@@ -71,8 +72,9 @@ class LivePrompts:
         messages: Sequence[Mapping[str, Any]],
         template_kwargs: Mapping[str, Any] | None = None,
         tools: Sequence[Mapping[str, Any]] = (),
+        ending: ChatEnding = ChatEnding.ANSWER,
     ) -> LivePrompt:
-        """A conversation, up to where the assistant's answer begins.
+        """A conversation, up to where the assistant's answer begins unless `ending` says otherwise.
 
         `template_kwargs`: what else the model's chat template is told; `tools`: the functions that it shows the model.
         """
@@ -83,12 +85,13 @@ class LivePrompts:
             raise InvalidRequestError(f"messages {problem}", "messages")
         try:
             if has_images(messages):
-                return self._illustrated(messages, template_kwargs or {}, tools)
-            text = self.tokenizer.apply_chat_template(with_plain_texts(messages), template_kwargs or {}, tools)
+                return self._illustrated(messages, template_kwargs or {}, tools, ending)
+            text = self.tokenizer.apply_chat_template(with_plain_texts(messages), template_kwargs or {}, tools, ending)
         except ContextLengthExceeded:
             raise
         except InvalidRequestError as error:
-            raise InvalidRequestError(str(error), "messages") from error
+            field = CONTINUE if error.field == CONTINUE else "messages"
+            raise InvalidRequestError(str(error), field) from error
         return LivePrompt(self._encode_chat(text))
 
     def _illustrated(
@@ -96,13 +99,14 @@ class LivePrompts:
         messages: Sequence[Mapping[str, Any]],
         template_kwargs: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]],
+        ending: ChatEnding,
     ) -> LivePrompt:
         split, pictures = self._images.split(with_plain_texts(messages))
         files = tuple(each for each in pictures if isinstance(each, bytes))
         if len(files) < len(pictures):
             raise InvalidRequestError("an image must be a data URL: data:image/png;base64,...", "messages")
         grids = self._images.grids(files)
-        text = self.tokenizer.apply_chat_template(split, template_kwargs, tools)
+        text = self.tokenizer.apply_chat_template(split, template_kwargs, tools, ending)
         token_ids = self._encode_chat(text)
         self._check_length(num_expanded(token_ids, grids))
         return LivePrompt(self._images.expanded(token_ids, grids).tolist(), files)

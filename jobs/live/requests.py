@@ -26,7 +26,8 @@ from ..rare_warnings import RareWarnings
 from ..redis_access import text_client
 from ..redis_clock import server_time
 from ..spec.lora import LoraModule
-from ..spec.schemas import SamplingSpec, read_stored
+from ..spec.sampling import SamplingSpec
+from ..spec.stored import read_stored
 from ..streams.connections import UNREACHABLE
 from .keys import CANCEL_CHANNEL, PROBE_KEY, open_key, request_key, tenant_key
 from .scripts import CANCEL, SUBMIT

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import num_expanded
-from ...storage.columns import custom_id_of
+from ...storage.columns import custom_id_of, own_custom_id
 from ...storage.readers import InputRow, is_unicode
 from ...storage.spool import PlannedRow
 from ..errors import RowError
@@ -54,8 +54,8 @@ class BatchPlanner:
         answer_tokens = 0
         illustrated: dict[int, IllustratedPrompt] = {}
         for place, (row, prompt) in enumerate(zip(rows, self._prompts(rows, illustrated), strict=True)):
-            if row.values.get("custom_id") is not None:
-                own_ids[row.row] = custom_id_of(row.values, row.row)
+            if (own_id := own_custom_id(row.values)) is not None:
+                own_ids[row.row] = own_id
             problem = prompt if isinstance(prompt, str) else self._length_error(len(prompt))
             if problem is not None:
                 errors.add(row.row)

@@ -45,7 +45,8 @@ from ..errors import JobMismatchError, SpecError
 from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
 from ..spec.row_images import images_fingerprint
-from ..spec.schemas import JobSpec, read_stored
+from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
 from .planner import Plan, make_planner
 
 _OVERWRITE = OutputMode.OVERWRITE.argument

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...engine.checkpoints.hub import public_name
 from ...engine.errors import InvalidRequestError
+from ...engine.text.chat_ending import ChatEnding
 from ...engine.text.messages import with_plain_texts
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.image_size import Grid
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 
 # The column of a row that has the chat template told more.
 TEMPLATE_KWARGS = "chat_template_kwargs"
+# That of a batch's row which says where its prompt ends.
+CHAT_ENDING = "chat_ending"
 _PROMPT, _IMAGE = Argument("prompt"), Argument("image")
 
 
@@ -50,6 +53,7 @@ class PromptRenderer:
         """Raises `SpecError` when no row of the input could be rendered: `columns` are the input's."""
         self._tokenizer = tokenizer
         self._system = spec.system
+        self._is_of_batch = spec.samples_each_row
         self._is_raw = spec.endpoint == "/v1/completions"
         self._template = None if self._is_raw else _template(spec, columns)
         if self._template is None and not self._is_raw and not tokenizer.has_chat_template:
@@ -113,7 +117,7 @@ class PromptRenderer:
             messages, tools = _messages(values, self._system), self._tools_of(values)
             if self.image_column is not None or has_images(messages):
                 return self._illustrated(messages, values, own_kwargs, tools)
-            return self._chat(messages, own_kwargs, tools)
+            return self._chat(messages, own_kwargs, tools, self._ending_of(values))
         text = self._template.render(values)
         if not text.strip():
             raise RowError("prompt is empty")
@@ -131,6 +135,10 @@ class PromptRenderer:
     def adds_special_tokens(self) -> bool:
         """A chat template writes the special tokens itself."""
         return self._is_raw or not self._tokenizer.has_chat_template
+
+    def _ending_of(self, values: Mapping[str, Any]) -> ChatEnding:
+        named = values.get(CHAT_ENDING) if self._is_of_batch else None
+        return ChatEnding.ANSWER if named is None else ChatEnding(named)
 
     def _tools_of(self, values: Mapping[str, Any]) -> list[Mapping[str, Any]]:
         own = row_tools(values)
@@ -161,7 +169,7 @@ class PromptRenderer:
             grids = self.images.grids(files)
         except InvalidRequestError as error:
             raise RowError(str(error)) from error
-        text = self._chat(split, own_kwargs, tools)
+        text = self._chat(split, own_kwargs, tools, self._ending_of(values))
         return IllustratedPrompt(text, files, grids) if files else text
 
     def _chat(
@@ -169,9 +177,10 @@ class PromptRenderer:
         messages: Sequence[Mapping[str, Any]],
         own_kwargs: Mapping[str, Any],
         tools: Sequence[Mapping[str, Any]] = (),
+        ending: ChatEnding = ChatEnding.ANSWER,
     ) -> str:
         try:
-            return self._tokenizer.apply_chat_template(messages, {**self._template_kwargs, **own_kwargs}, tools)
+            return self._tokenizer.apply_chat_template(messages, {**self._template_kwargs, **own_kwargs}, tools, ending)
         except InvalidRequestError as error:
             raise RowError(str(error)) from error
 

@@ -26,7 +26,8 @@ from ..cache_salts import cache_salt
 from ..engine_host import EngineHost
 from ..errors import Stopped
 from ..outcomes import Outcome
-from ..spec.schemas import JobSpec, read_stored
+from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
 from .answer_cache import AnswerCache
 from .checkpoints import Checkpoint, TokenCheckpoints
 from .deadline import NOT_ANSWERED, Deadline, expire

@@ -12,7 +12,9 @@ from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...engine.text.detokenizer import StopStrings
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
-from ..spec.schemas import JobSpec, read_stored, row_seed
+from ..spec.sampling import row_seed
+from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
 from .begun import Begun
 from .row_sampling import RowSampling
 

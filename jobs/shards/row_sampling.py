@@ -5,7 +5,7 @@ from dataclasses import replace
 from pydantic import BaseModel, ConfigDict
 
 from ...engine.request import SamplingParams
-from ..spec.schemas import SamplingSpec
+from ..spec.sampling import SamplingSpec
 
 
 class RowSampling(BaseModel):

@@ -19,7 +19,8 @@ from ...storage.output_folder import OutputFolder
 from ...storage.part_groups import PartGroups
 from ...storage.records import DEFAULT_TENANT, JobRecord
 from ..errors import NotVerifiable
-from ..spec.schemas import JobSpec, read_stored
+from ..spec.schemas import JobSpec
+from ..spec.stored import read_stored
 
 # As the API names batches.
 _BATCH_PREFIX = "batch_"

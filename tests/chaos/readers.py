@@ -18,7 +18,7 @@ from headrace.engine.request import Request
 from headrace.jobs.celery_app import live_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, UnknownRequest
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent
 
 from ..engine.fakes import fake_answer

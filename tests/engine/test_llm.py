@@ -392,7 +392,7 @@ def test_a_prompt_that_cannot_run_is_named_and_none_runs(llm, prompt, message):
         ({"logit_bias": {5: "up"}}, r"logit_bias must be in \[-100, 100\], not 'up' \(token 5\)"),
         ({"choices": "ab"}, "choices must be a non-empty list of texts, not 'ab'"),
         ({"choices": {"a": 1}}, "choices must be a non-empty list of texts, not {'a': 1}"),
-        ({"choices": np.array([1, 2])}, r"choices must be a non-empty list of texts, not \(np.int64\(1\), "),
+        ({"choices": np.array([1, 2])}, r"choices must be a non-empty list of texts, not \[np.int64\(1\), "),
         ({"stop_token_ids": {"a"}}, "stop_token_ids must be a list of token ids"),
         ({"choices": []}, r"choices must be a non-empty list of texts, not \[\]"),
         ({"choices": [1, 2]}, "choices must be a non-empty list of texts"),

@@ -175,7 +175,14 @@ def test_carried_names_do_not_meet() -> None:
 
 @pytest.mark.parametrize(
     ("values", "custom_id"),
-    [({}, "7"), ({"custom_id": None}, "7"), ({"custom_id": "x"}, "x"), ({"custom_id": 12}, "12")],
+    [
+        ({}, "7"),
+        ({"custom_id": None}, "7"),
+        ({"custom_id": ""}, "7"),
+        ({"custom_id": 0}, "0"),
+        ({"custom_id": "x"}, "x"),
+        ({"custom_id": 12}, "12"),
+    ],
 )
 def test_custom_id(values: dict[str, Any], custom_id: str) -> None:
     assert custom_id_of(values, 7) == custom_id

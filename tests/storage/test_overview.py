@@ -3,8 +3,9 @@
 from headrace.storage.ledger import Ledger
 from headrace.storage.overview import Ahead, Overview
 from headrace.storage.records import NewJob, NewPart, NewShard
+from headrace.storage.standing import read_progress
 
-from .claiming import take_shard
+from .claiming import PART, CreateJob, claimed, take_shard
 
 
 def test_nobody_knows_the_pace_of_a_queue_without_jobs(ledger: Ledger) -> None:
@@ -31,3 +32,16 @@ def test_the_job_ahead_is_the_one_being_done_or_else_the_next(ledger: Ledger) ->
     ledger.pause_job("old")
     assert (overview.ahead_of("old"), overview.ahead_of("new")) == (None, None)
     assert overview.ahead_of("unknown") is None
+
+
+def test_a_snapshot_is_of_one_moment(ledger: Ledger, create_job: CreateJob) -> None:
+    create_job()
+    claim = claimed(ledger, "job-1/00000")
+    with ledger.database.snapshot() as connection:
+        before = read_progress(connection, "job-1")
+        ledger.leases.commit_part(claim, PART)
+        assert read_progress(connection, "job-1") == before
+    assert Overview(ledger.database).standing("job-1").progress.rows_done == before.rows_done + 2
+    # Nothing of it stays with the connection.
+    with ledger.database.read() as connection:
+        assert read_progress(connection, "job-1").rows_done == 2

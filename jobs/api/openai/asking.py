@@ -109,7 +109,7 @@ class Asker:
         messages = [message.for_template() for message in body.messages]
         calls = expected_calls(body, model.prompts.tokenizer)
         tools = [tool.for_template() for tool in body.tools or ()]
-        prompt = model.prompts.chat(messages, body.told_template, tools)
+        prompt = model.prompts.chat(messages, body.told_template, tools, body.ending)
         thinks = body.include_reasoning, body.thinking_token_budget
         request = self._request(model, prompt, body, model.prompts.context_length, *thinks)
         asked = self._submit(model, [request], body)
@@ -118,6 +118,7 @@ class Asker:
             is_held = request.choices is not None or request.sampling.structured_outputs is not None
             told = tokenizer, prompt.token_ids, is_told, is_held
             asked.parsers = tuple(ReasoningParser(*told) for _ in range(asked.num_choices))
+        asked.echoes = (body.echoed,) * asked.num_choices
         if calls is not None:
             asked.call_parsers = tuple(calls.parser(f"{asked.id}/{choice}") for choice in range(asked.num_choices))
         return asked

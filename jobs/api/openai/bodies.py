@@ -119,11 +119,12 @@ def text_completion(head: Head, answers: Sequence[Answer], usage: Usage) -> dict
 
 
 def _chat_choice(index: int, answer: Answer) -> Mapping[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": answer.text, "refusal": None, "annotations": []}
+    text = answer.echo + answer.text
+    message: dict[str, Any] = {"role": "assistant", "content": text, "refusal": None, "annotations": []}
     if answer.reasoning is not None:
         message |= reasoning_fields(answer.reasoning)
     if answer.tool_calls:
-        message |= {"content": answer.text or None, "tool_calls": answer.tool_calls}
+        message |= {"content": text or None, "tool_calls": answer.tool_calls}
     return {
         "index": index,
         "message": message,

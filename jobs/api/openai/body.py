@@ -6,12 +6,14 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 from pydantic_core import PydanticCustomError
 
-from ...spec.schemas import problem
+from ...spec.problems import problem
 from ..errors import ApiError
 
 BodyType = TypeVar("BodyType", bound="Body")
 UNSUPPORTED = "unsupported_parameter"
 _MISFIT = "misfit"
+# No field of ours has a longer name. What a caller made up is not sent back at any length.
+_MAX_NAME = 64
 
 
 class Body(BaseModel):
@@ -39,11 +41,11 @@ def misfit(param: str, message: str, code: str = "invalid_value") -> PydanticCus
     return PydanticCustomError(_MISFIT, "{message}", {"message": message, "param": param, "code": code})
 
 
-def part_list(content: Any) -> Any:
-    """What a message has as its content where that is no text."""
-    if isinstance(content, list):
-        return content
-    raise PydanticCustomError("content_type", "Input should be a text or a list of parts")
+def listed(given: Any, what: str) -> Any:
+    """What is given where a text could be, and is none: a list of `what`. Raises pydantic's error."""
+    if isinstance(given, list):
+        return given
+    raise PydanticCustomError("content_type", "Input should be a text or a list of {what}", {"what": what})
 
 
 Unsupported = Annotated[Any, AfterValidator(only())]
@@ -74,17 +76,31 @@ def refusal(error: Mapping[str, Any], location: Sequence[Any] | None = None) -> 
     """One of pydantic's errors as OpenAI says it: status 400, `param` as in `messages[0].content`."""
     if error["type"] == _MISFIT:
         return ApiError(400, error["ctx"]["message"], error["ctx"]["code"], error["ctx"]["param"])
-    param = param_of(error["loc"] if location is None else location)
+    location = error["loc"] if location is None else location
+    param = param_of(location)
     if error["type"] == "extra_forbidden":
         return ApiError(400, f"Unrecognized request argument supplied: {param}", "unknown_parameter", param)
     if error["type"] == "missing":
         return ApiError(400, f"Missing required parameter: {param or 'the body'}", "missing_required_parameter", param)
-    return ApiError(400, f"{param or 'the body'}: {_problem(error)}", _code(str(error["type"])), param)
+    words = _problem(error)
+    if _is_of_name(location):
+        words = f"its name {words.removeprefix('Value ').removeprefix('Input ')}"
+    return ApiError(400, f"{param or 'the body'}: {words}", _code(str(error["type"])), param)
 
 
 def param_of(location: Sequence[Any]) -> str | None:
-    path = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    parts = location[:-1] if _is_of_name(location) else location
+    path = "".join(f"[{part}]" if isinstance(part, int) else f".{_shortened(str(part))}" for part in parts)
     return path.removeprefix(".") or None
+
+
+def _is_of_name(location: Sequence[Any]) -> bool:
+    """Whether an error is about a name of the caller's own, as `metadata` has them, rather than its value."""
+    return tuple(location[-1:]) == ("[key]",)
+
+
+def _shortened(name: str) -> str:
+    return name if len(name) <= _MAX_NAME else f"{name[:_MAX_NAME]}…"
 
 
 def _code(kind: str) -> str:

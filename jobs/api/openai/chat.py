@@ -23,6 +23,6 @@ async def create_chat_completion(body: ChatCompletionRequest, request: Request) 
     head = Head.chat(asked.id, asked.model.name, asked.model.answers_as)
     if body.stream:
         running = RunningUsage(asked) if body.includes_running_usage else None
-        chunks = ChatChunks(head, body.includes_usage, asked.has_logprobs, running)
+        chunks = ChatChunks(head, body.includes_usage, asked.has_logprobs, running, body.echoed)
         return respond_in_chunks(request, asked, chunks, body.includes_usage, running)
     return await respond(request, asked, partial(chat_completion, head))

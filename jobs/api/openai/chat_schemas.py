@@ -8,13 +8,14 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....engine.sampling.defaults import SamplingDefaults
+from ....engine.text.chat_ending import ChatEnding
 from ...spec.messages import template_kwargs_problem
 from ...spec.response_format import StructuredOutputs
-from ...spec.schemas import SamplingSpec
+from ...spec.sampling import SamplingSpec
 from ...spec.tool_choice import ToolChoice
 from ..errors import ApiError
 from ..schemas import Text
-from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, part_list
+from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only
 from .sampling_schemas import SamplingFields
 from .tools import Tool, forced_call
 from .vllm_fields import VllmChatFields
@@ -54,7 +55,7 @@ class ContentPart(Body):
 
 
 def _parts(content: Any) -> Any:
-    return [{"type": "text", "text": content}] if isinstance(content, str) else part_list(content)
+    return [{"type": "text", "text": content}] if isinstance(content, str) else listed(content, "parts")
 
 
 class FunctionCall(Body):
@@ -173,6 +174,12 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
             raise misfit("max_tokens", "max_tokens is the old name of max_completion_tokens: give one of the two")
         if self.forced_call is not None and (self.choices or self.response_format or self.structured_outputs):
             raise misfit("tool_choice", "tool_choice says what the answer is: leave out what else gives it a form")
+        if self.continue_final_message and self.add_generation_prompt is not False:
+            raise misfit(
+                "continue_final_message",
+                "continue_final_message goes on with the last message, and another one is begun unless it is told "
+                "otherwise: say false for add_generation_prompt",
+            )
         for name in ("allowed_token_ids", "bad_words"):
             if self.forced_call is not None and getattr(self, name):
                 raise misfit(name, f"{name} cannot be held to beside tool_choice: leave out one of the two")
@@ -186,8 +193,22 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
     def told_template(self) -> dict[str, Any]:
         """What the chat template is told beside messages and tools; what it does not know it leaves aside."""
         effort = self.reasoning_effort
-        told = {} if effort is None else {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+        told: dict[str, Any] = {} if self.documents is None else {"documents": self.documents}
+        if effort is not None:
+            told |= {"reasoning_effort": effort, "enable_thinking": effort != "none"}
         return told | (self.chat_template_kwargs or {})
+
+    @property
+    def ending(self) -> ChatEnding:
+        """Where the prompt ends."""
+        return ChatEnding.of(self.add_generation_prompt is not False, bool(self.continue_final_message))
+
+    @property
+    def echoed(self) -> str:
+        """What stands in front of each answer."""
+        last = self.messages[-1]
+        is_echoed = bool(self.echo) and last.role == "assistant"
+        return "\n".join(part.text or "" for part in last.content or ()) if is_echoed else ""
 
     @property
     def calls(self) -> ToolChoice:

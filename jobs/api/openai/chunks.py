@@ -60,19 +60,27 @@ class ChunkWriter:
 
 
 class ChatChunks:
-    """The chunks of a chat's choices, told one stream event after the other."""
+    """The chunks of a chat's choices, told one stream event after the other. `echo`: what stands in front of each."""
 
     done = DONE
     error = staticmethod(ChunkWriter.error)
 
     def __init__(
-        self, head: Head, includes_usage: bool, has_logprobs: bool, running: RunningUsage | None = None
+        self,
+        head: Head,
+        includes_usage: bool,
+        has_logprobs: bool,
+        running: RunningUsage | None = None,
+        echo: str = "",
     ) -> None:
         self._writer = ChunkWriter(head, CHAT_CHUNK, includes_usage, running)
         self._has_logprobs = has_logprobs
+        self._echo = echo
 
     def begin(self, index: int) -> Iterator[bytes]:
         yield self._chunk(index, {"role": "assistant", "content": "", "refusal": None})
+        if self._echo:
+            yield self._text_chunk(index, self._echo)
 
     def add(self, index: int, event: StreamEvent) -> Iterator[bytes]:
         if isinstance(event, ThoughtEvent) and event.reasoning:

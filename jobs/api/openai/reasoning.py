@@ -5,7 +5,7 @@ from dataclasses import fields
 
 from ....engine.errors import InvalidRequestError
 from ....engine.text.tokenizer import Tokenizer
-from ...spec.schemas import SamplingSpec
+from ...spec.sampling import SamplingSpec
 from ...streams.events import StreamEvent, ThoughtEvent
 
 

@@ -1,6 +1,6 @@
 """The body of `POST /v1/responses`, and the chat that it asks for. Source: OpenAI's Responses API."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
@@ -8,13 +8,15 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from pydantic_core import PydanticCustomError
 
 from ....engine.errors import InvalidRequestError
-from ...spec.schemas import SamplingSpec
+from ....engine.text.chat_ending import CONTINUE
+from ...spec.sampling import SamplingSpec
 from ...spec.tool_choice import expect_choice
 from ..errors import ApiError
 from ..schemas import Text
 from .batch_schemas import Metadata
-from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, misfit, only, parse_body, part_list
-from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, ReasoningEffort, Role
+from .body import UNSUPPORTED, Body, HostedFields, Ignored, Unsupported, listed, misfit, only, parse_body
+from .chat_schemas import ChatCompletionRequest, ChatTemplateKwargs, ReasoningEffort
+from .response_items import InputItem, messages_of
 from .sampling_schemas import Seed
 from .tools import FunctionDefinition
 
@@ -26,77 +28,15 @@ _NAMES = {
     "max_tokens": "max_output_tokens",
     "response_format": "text.format",
     "logprobs": "top_logprobs",
+    CONTINUE: "input",
 }
+# What has a chat go on from its last message.
+_GOING_ON = {"add_generation_prompt": False, CONTINUE: True}
 NOT_KEPT = "nothing is kept here: send the whole conversation as input"
 
 
-class InputPart(Body):
-    """A piece of an item's content: text, however it came about, or an image in a data URL."""
-
-    type: Literal["input_text", "output_text", "reasoning_text", "text", "refusal", "input_image"]
-    text: Text | None = None
-    refusal: Text | None = None
-    image_url: Text | None = None
-    file_id: Unsupported = None
-    detail: Ignored = None
-    annotations: Ignored = None
-    logprobs: Ignored = None
-    prompt_cache_breakpoint: Ignored = None
-
-    @model_validator(mode="after")
-    def _has_what_it_is(self) -> Self:
-        name = {"input_image": "image_url", "refusal": "refusal"}.get(self.type, "text")
-        if getattr(self, name) is None:
-            raise ValueError(f"a part of type {self.type} must have {name!r}")
-        return self
-
-    def for_chat(self) -> dict[str, Any]:
-        if self.type == "input_image":
-            return {"type": "image_url", "image_url": {"url": self.image_url}}
-        return {"type": "text", "text": self.refusal if self.type == "refusal" else self.text}
-
-
-def _parts(content: Any) -> Any:
-    return [{"type": "input_text", "text": content}] if isinstance(content, str) else part_list(content)
-
-
-Parts = Annotated[list[InputPart], BeforeValidator(_parts, json_schema_input_type=str | list[InputPart])]
-# What each type of item has to have.
-_REQUIRED: Mapping[str, Sequence[str]] = {
-    "message": ("role", "content"),
-    "function_call": ("call_id", "name", "arguments"),
-    "function_call_output": ("call_id", "output"),
-    "reasoning": (),
-}
-
-
-class InputItem(Body):
-    """A turn of the conversation. What an earlier response had as `output` may be sent back as it came."""
-
-    type: Literal["message", "function_call", "function_call_output", "reasoning"] = "message"
-    role: Role | None = None
-    content: Parts | None = None
-    call_id: Text | None = None
-    name: Text | None = None
-    arguments: Text | None = None
-    output: Parts | None = None
-    id: Ignored = None
-    status: Ignored = None
-    phase: Ignored = None
-    summary: Ignored = None
-    encrypted_content: Ignored = None
-    namespace: Unsupported = None
-    caller: Ignored = None
-
-    @model_validator(mode="after")
-    def _has_what_it_is(self) -> Self:
-        if missing := next((name for name in _REQUIRED[self.type] if getattr(self, name) is None), None):
-            raise ValueError(f"an item of type {self.type} must have {missing!r}")
-        return self
-
-
 def _items(given: Any) -> Any:
-    return [{"role": "user", "content": given}] if isinstance(given, str) else given
+    return [{"role": "user", "content": given}] if isinstance(given, str) else listed(given, "items")
 
 
 class FunctionTool(FunctionDefinition):
@@ -236,6 +176,7 @@ class ResponsesRequest(HostedFields):
             "chat_template_kwargs": self.chat_template_kwargs,
             "reasoning_effort": self.reasoning.effort if self.reasoning is not None else None,
             "include_reasoning": True,
+            **(_GOING_ON if self.input[-1].is_begun else {}),
             "thinking_token_budget": self.thinking_token_budget,
             "cancel_on_disconnect": self.cancel_on_disconnect,
         }
@@ -243,32 +184,8 @@ class ResponsesRequest(HostedFields):
             return parse_body(ChatCompletionRequest, given)
 
     def _messages(self) -> list[dict[str, Any]]:
-        messages: list[dict[str, Any]] = []
-        if self.instructions is not None:
-            messages.append({"role": "system", "content": self.instructions})
-        # Of the turn that follows.
-        thought: dict[str, Any] = {}
-        for item in self.input:
-            if item.type == "reasoning":
-                before = thought.get("reasoning", "")
-                thought = {"reasoning": before + "".join(part.text or "" for part in item.content or ())}
-                continue
-            if item.type == "message":
-                content = [part.for_chat() for part in item.content or ()]
-                said_after = thought if item.role == "assistant" else {}
-                messages.append({"role": item.role, "content": content, **said_after})
-            elif item.type == "function_call_output":
-                output = [part.for_chat() for part in item.output or ()]
-                messages.append({"role": "tool", "tool_call_id": item.call_id, "content": output})
-            elif item.type == "function_call":
-                # Calls of one turn are of one message, with what was said before them.
-                if not messages or messages[-1]["role"] != "assistant":
-                    messages.append({"role": "assistant", "content": None, **thought})
-                function = {"name": item.name, "arguments": item.arguments}
-                call = {"id": item.call_id, "type": "function", "function": function}
-                messages[-1].setdefault("tool_calls", []).append(call)
-            thought = {}
-        return messages
+        first = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        return [*first, *messages_of(self.input)]
 
     def told_again(self, sampling: SamplingSpec) -> dict[str, Any]:
         """What a response says of its request, which is sampled so."""

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationError, mo
 from ....engine.errors import InvalidRequestError
 from ....engine.sampling.defaults import SamplingDefaults
 from ...spec.response_format import ResponseFormat, StructuredOutputs
-from ...spec.schemas import SamplingSpec
+from ...spec.sampling import SamplingSpec
 from ..errors import ApiError
 from ..schemas import Text
 from .body import Body, Ignored, misfit, refusal

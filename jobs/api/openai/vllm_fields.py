@@ -5,6 +5,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 from pydantic.json_schema import SkipJsonSchema
 
+from ..schemas import Text
 from .body import Body, Unsupported, only
 
 # The description of the API is to say what can be done with it.
@@ -36,12 +37,21 @@ class VllmFields(Body):
 class VllmChatFields(VllmFields):
     """Those of conversations."""
 
-    add_generation_prompt: Annotated[_Untold, AfterValidator(only(True))] = None
+    add_generation_prompt: Annotated[
+        bool | None, Field(description="false: the prompt ends with the last message, and no answer is begun in it")
+    ] = None
     add_special_tokens: Annotated[_Untold, AfterValidator(only(False))] = None
     chat_template: _Refused = None
-    continue_final_message: Annotated[_Untold, AfterValidator(only(False))] = None
-    documents: Annotated[_Untold, AfterValidator(only([]))] = None
-    echo: Annotated[_Untold, AfterValidator(only(False))] = None
+    continue_final_message: Annotated[
+        bool | None,
+        Field(description="true, with `add_generation_prompt` false: the answer goes on from the last message's text"),
+    ] = None
+    documents: Annotated[list[dict[Text, Text]] | None, Field(description="What the chat template is told of them")] = (
+        None
+    )
+    echo: Annotated[
+        bool | None, Field(description="true: a last message of the assistant's stands in front of the answer")
+    ] = None
     include_reasoning: Annotated[
         bool | None,
         Field(description="true: what the model thinks first comes in `reasoning` of its own; false: it is left out"),

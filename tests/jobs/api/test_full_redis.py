@@ -21,7 +21,7 @@ from headrace.jobs.live.cancellations import Cancellations
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState
 from headrace.jobs.settings import Settings
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.events import StreamUsage
 from headrace.jobs.streams.fetcher import Fetched, Fetcher
 from headrace.jobs.streams.publisher import StreamPublisher

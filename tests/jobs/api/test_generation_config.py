@@ -20,7 +20,9 @@ from headrace.jobs.batches.requests import RequestReader
 from headrace.jobs.batches.validation import Validation
 from headrace.jobs.client.client import Client
 from headrace.jobs.spec.lora import parse_loras
-from headrace.jobs.spec.schemas import JobSpec, SamplingSpec, read_stored
+from headrace.jobs.spec.sampling import SamplingSpec
+from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.spec.stored import read_stored
 
 from ...engine.lora.adapters import save_adapter
 from ..batches.conftest import add_batch

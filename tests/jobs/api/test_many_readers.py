@@ -12,7 +12,7 @@ import psutil
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
 from headrace.jobs.settings import Settings
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.publisher import StreamPublisher
 
 from ..running import environment

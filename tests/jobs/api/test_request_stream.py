@@ -17,7 +17,7 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
 from headrace.jobs.settings import Settings
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.keys import stream_key
 
 from ..running import MODEL, environment

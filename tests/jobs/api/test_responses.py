@@ -18,7 +18,7 @@ from headrace.jobs.api.openai.response_events import ResponseEvents
 from headrace.jobs.api.openai.response_schemas import ResponsesRequest, renamed
 from headrace.jobs.calls.events import CallDelta, CallEvent
 from headrace.jobs.live.prompt import LivePrompts
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent, ThoughtEvent
 
 from ..models import write_model_folder
@@ -190,6 +190,8 @@ def test_a_batch_has_responses(openai_client: OpenAI, api: ApiServer, headrace: 
         ({"input": [{"role": "user"}]}, "input[0]", "'content'"),
         ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0]", "'image_url'"),
         ({"input": []}, "input", "at least 1"),
+        ({"input": 5}, "input", "a text or a list of items, not 5"),
+        ({"input": {"role": "user", "content": "a"}}, "input", "a text or a list of items"),
         ({"text": {"format": {"type": "json_schema", "name": "a"}}}, "text.format", "lacks a schema"),
         (
             {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": "no"}}}},
@@ -264,6 +266,28 @@ def test_turns_become_messages() -> None:
     low = asked(input="a", reasoning={"effort": "low"}).as_chat()
     assert low.told_template == {"reasoning_effort": "low", "enable_thinking": True}
     assert chat.include_reasoning is True
+
+
+def test_what_is_thought_behind_what_was_said_stands_before_the_call() -> None:
+    def thought(**fields: Any) -> dict[str, Any]:
+        return {"type": "reasoning", "id": "rs", "summary": [], **fields}
+
+    turns = [
+        {"role": "user", "content": "a"},
+        thought(content=[{"type": "reasoning_text", "text": "first"}]),
+        {"role": "assistant", "content": "Let me look."},
+        thought(content=[{"type": "reasoning_text", "text": "second"}]),
+        {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{}"},
+        # As OpenAI tells it of its own models; where there is the whole of it, that counts.
+        thought(summary=[{"type": "summary_text", "text": "third"}, {"type": "summary_text", "text": "of two"}]),
+        thought(summary=[{"type": "summary_text", "text": "no"}], content=[{"type": "reasoning_text", "text": "."}]),
+        {"type": "function_call", "call_id": "2", "name": "f", "arguments": "{}"},
+        {"type": "function_call", "call_id": "3", "name": "f", "arguments": "{}"},
+    ]
+    messages = [message.for_template() for message in asked(input=turns).as_chat().messages[1:]]
+    assert [message["reasoning_content"] for message in messages] == ["first", "second", "third\nof two."]
+    assert [message["content"] for message in messages] == ["Let me look.", "", ""]
+    assert [[call["id"] for call in message.get("tool_calls", ())] for message in messages] == [[], ["1"], ["2", "3"]]
 
 
 @pytest.mark.parametrize("end", ["stop", "length"])

@@ -41,6 +41,25 @@ def test_what_a_line_has_the_chat_template_told(tmp_path):
     assert prompts == ["a d", "a", "a", "a d none", "a none", "a high"]
 
 
+def test_where_the_prompt_of_a_line_ends(tmp_path):
+    folder = write_model_folder(tmp_path / "model")
+    (folder / "chat_template.jinja").write_text(
+        "{% for message in messages %}[{{ message.content }}]{% endfor %}{% if add_generation_prompt %}({% endif %}"
+    )
+    reader = RequestReader(CHAT, LivePrompts(folder), "key")
+    renderer = PromptRenderer(JobSpec.parse(model="m", endpoint=CHAT), Tokenizer.from_pretrained(folder), ["messages"])
+    body = {"model": "m", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b "}]}
+    within = {"continue_final_message": True, "add_generation_prompt": False}
+    rows = [reader.row(0, BatchLine(1, "x", body | told)) for told in ({}, {"add_generation_prompt": False}, within)]
+    assert [renderer.render(row.values) for row in rows] == ["[a][b ](", "[a][b ]", "[a][b "]
+    # Of other jobs it is a column as any.
+    jobs = PromptRenderer(JobSpec.parse(model="m"), Tokenizer.from_pretrained(folder), ["messages"])
+    assert jobs.render(rows[2].values) == "[a][b ]("
+    silent = {"messages": [{"role": "assistant", "tool_calls": []}]}
+    row = reader.row(0, BatchLine(1, "x", body | within | silent))
+    assert row.values[REQUEST_ERROR]["param"] == "continue_final_message"
+
+
 def test_what_cannot_be_beside_the_thinking_is_named(tmp_path):
     reader = RequestReader(CHAT, LivePrompts(thinking_copy(MODEL, tmp_path / "thinker")), "key")
     body = {"model": "m", "messages": [{"role": "user", "content": "a"}], "allowed_token_ids": [5]}

@@ -12,7 +12,8 @@ from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.batches.validation import ServedElsewhere, Validation
 from headrace.jobs.errors import LaterVersion
 from headrace.jobs.spec.lora import parse_loras
-from headrace.jobs.spec.schemas import JobSpec, read_stored
+from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.spec.stored import read_stored
 from headrace.storage.batch_records import BatchState
 from headrace.storage.tables import jobs
 

@@ -13,6 +13,7 @@ from headrace.jobs.batch_jobs import batch_job_key
 from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.batches.validation import InvalidBatch, Validation
 from headrace.storage.batch_records import BatchState
+from headrace.storage.quotas import QuotaExceeded
 from headrace.storage.records import NewPart
 
 from ...storage.claiming import take_shard
@@ -83,6 +84,19 @@ def test_a_tenant_s_tokens_bound_a_batch(validation, batch):
         assert refused.value.errors[0].code == "token_limit_exceeded"
     finally:
         validation.client.ledger.tenants.set(batch.tenant, queued_tokens=None)
+
+
+def test_one_whose_tokens_only_fit_alone_waits_for_the_others(validation, batch):
+    """And is not read again until they do."""
+    ledger = validation.client.ledger
+    other = add_batch(validation, NUM_LINES, tenant=batch.tenant)
+    job = validation.run(batch, lambda: None)
+    ledger.tenants.set(batch.tenant, queued_tokens=job.prompt_tokens + job.answer_tokens)
+    for on_row in (lambda: None, StopAfter(0)):
+        with pytest.raises(QuotaExceeded, match="beside the"):
+            validation.run(other, on_row)
+    ledger.leases.finish_shard(claimed(ledger, job))
+    assert validation.run(other, lambda: None).num_rows == NUM_LINES
 
 
 def test_one_that_waits_for_its_tenant_s_other_jobs_waits_no_longer_than_its_window(validation, wait_until):

@@ -19,7 +19,7 @@ from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.live.claims import LiveClaims
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
 from headrace.jobs.live.runner import LiveRunner
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import follow

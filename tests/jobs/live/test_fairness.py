@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from headrace.jobs.live.fairness import FairQueue
 from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.live.turns import Turns
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 
 TENANTS = st.sampled_from("abc")
 COSTS = st.integers(1, 1000)

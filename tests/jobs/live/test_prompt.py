@@ -6,7 +6,7 @@ import pytest
 
 from headrace.engine.vision.reading import ImageReader
 from headrace.jobs.live.prompt import ContextLengthExceeded, LivePrompts
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 
 from ...engine.vision.seeing import picture, png
 from ..running import MODEL

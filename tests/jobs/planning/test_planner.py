@@ -20,7 +20,8 @@ from headrace.jobs.errors import SpecError
 from headrace.jobs.planning import custom_ids, planner
 from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.planning.shard_cutter import PrefixSharing
-from headrace.jobs.spec.schemas import JobSpec, read_stored
+from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.spec.stored import read_stored
 from headrace.storage.columns import SchemaUnifier
 from headrace.storage.errors import InputError
 from headrace.storage.planned_rows import PLANNED_ROWS
@@ -113,6 +114,14 @@ def test_every_row_is_planned_once_with_its_number_and_values(plan):
 def test_the_inputs_custom_id_is_kept(plan):
     result = plan([{"text": "a", "custom_id": "x-1"}, {"text": "b"}, {"text": "c", "custom_id": 7}])
     assert {row.row: row.custom_id for row in planned(result)} == {0: "x-1", 1: "1", 2: "7"}
+
+
+def test_a_blank_custom_id_is_none(plan):
+    """A cell of CSV has no other way to say so; each such row is named by its number."""
+    result = plan([{"text": "a", "custom_id": custom_id} for custom_id in ("", "x", "", " ", "\t")])
+    assert errors(result) == {}
+    assert {row.row: row.custom_id for row in planned(result)} == {0: "0", 1: "x", 2: "2", 3: "3", 4: "4"}
+    assert plan([{"text": "a", "custom_id": ""}] * 3).num_errors == 0
 
 
 def test_a_row_that_can_not_be_asked_keeps_the_id_it_brings(plan):

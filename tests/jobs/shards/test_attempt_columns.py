@@ -13,7 +13,8 @@ import pytest
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.request import Request
 from headrace.jobs.planning.planner import Planner
-from headrace.jobs.spec.schemas import JobSpec, SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
+from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import open_input
 from headrace.storage.spool import PlannedRow
 

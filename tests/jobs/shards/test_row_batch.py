@@ -13,7 +13,8 @@ from headrace.jobs.shards.begun import Begun
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.shards.row_sampling import RowSampling
-from headrace.jobs.spec.schemas import JobSpec, SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
+from headrace.jobs.spec.schemas import JobSpec
 
 from ..models import write_model_folder
 

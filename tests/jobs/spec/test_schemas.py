@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from headrace.jobs.errors import LaterVersion, SpecError
-from headrace.jobs.spec.schemas import JobSpec, read_stored, row_seed
+from headrace.jobs.spec.sampling import row_seed
+from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.spec.stored import read_stored
 
 
 @pytest.mark.parametrize(
@@ -32,7 +34,7 @@ from headrace.jobs.spec.schemas import JobSpec, read_stored, row_seed
         ("stop", ["x" * 257], "stop: must be at most 64 texts of up to 256 characters$"),
         ("n", 1025, "n: must be at most 1024, not 1025"),
         ("stop", [3], "stop.*string"),
-        ("stop", 7, "stop: .*, not 7"),
+        ("stop", 7, "stop: .*a valid list, not 7"),
         ("temperature", float("inf"), "temperature must be ≥ 0, not inf"),
         ("top_p", float("nan"), "top_p must be in"),
         ("top_k", 1.5, "top_k: .*integer.*, not 1.5"),
@@ -51,7 +53,7 @@ from headrace.jobs.spec.schemas import JobSpec, read_stored, row_seed
         ("stop_token_ids", ["a"], "stop_token_ids.0: .*integer.*, not 'a'"),
         ("allowed_token_ids", [], "allowed_token_ids must be a list with a token id, at least"),
         ("allowed_token_ids", ["a"], "allowed_token_ids.0: .*integer.*, not 'a'"),
-        ("bad_words", "word", "bad_words: .*tuple, not 'word'"),
+        ("bad_words", "word", "bad_words: .*a valid list, not 'word'"),
         ("bad_words", ["word", " "], "bad_words must be without an empty text"),
         ("bad_words", ["word"] * 1025, "bad_words: must be at most 1024 texts of up to 256 characters"),
         ("bad_words", ["w" * 257], "bad_words: must be at most 1024 texts of up to 256 characters"),

@@ -23,7 +23,7 @@ from headrace.jobs.api.openai.respond import close
 from headrace.jobs.api.rate_limits import RateLimits
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.storage.records import NewJob, NewShard
 

@@ -6,7 +6,7 @@ import pytest
 from starlette.testclient import WebSocketDenialResponse
 
 from headrace.jobs.live.requests import LiveRequest
-from headrace.jobs.spec.schemas import SamplingSpec
+from headrace.jobs.spec.sampling import SamplingSpec
 
 from .conftest import Desk
 
