@@ -47,7 +47,7 @@ def verify(
     """Make some rows of a job again and compare them.
 
     With its model, parameters and seeds, and with what is stored. The exit status is 0 when all are
-    equal, 1 when some differ.
+    equal, 1 when some differ, or rows that were done are not there any more.
     """
     size = _size(rows, fraction)
     if not tolerance >= 0:
@@ -62,7 +62,7 @@ def verify(
         typer.echo(json.dumps(_as_json(done, seed), ensure_ascii=False, default=str))
     else:
         _print(done)
-    raise typer.Exit(1 if done.differences else 0)
+    raise typer.Exit(1 if done.differences or done.num_missing else 0)
 
 
 def _size(rows: int | None, fraction: float | None) -> int | float:
@@ -131,6 +131,8 @@ def _summary(done: Verification) -> Iterator[str]:
         yield f"{num_different:,} of {counted(total, 'row')} made again differ"
     else:
         yield f"{counted(total, 'row')} made again: all equal"
+    if done.num_missing:
+        yield f"{done.num_missing:,} of {counted(done.receipt.num_rows or 0, 'row')} are gone: their files were removed"
 
 
 def _as_json(done: Verification, seed: int) -> dict[str, Any]:
@@ -140,6 +142,7 @@ def _as_json(done: Verification, seed: int) -> dict[str, Any]:
         "seed": seed,
         "weights": {"job": done.receipt.weights, "now": done.weights, "same": done.same_weights},
         "rows": _counts(done),
+        "missing_rows": done.num_missing,
         "changes": [vars(change) for change in done.changes],
         "differences": [vars(difference) for difference in done.differences],
     }

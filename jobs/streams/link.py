@@ -12,7 +12,7 @@ from .script import FLUSH
 
 
 class FlushLink:
-    """Runs the flush script; for one thread at a time. Raises redis' errors, and connects anew after any."""
+    """Runs the flush script; for one thread at a time. Raises redis' errors, OSError, and connects anew after any."""
 
     def __init__(self, redis_url: str, ttl_seconds: int) -> None:
         self._client = connect(redis_url)
@@ -33,7 +33,7 @@ class FlushLink:
         command = b"".join([head, *(operation.data for operation in operations)])
         try:
             answer = self._ask_anyhow(command)
-        except RedisError:
+        except (RedisError, OSError):
             self.close()
             raise
         return [(number - 1, reason.decode()) for number, reason in zip(answer[::2], answer[1::2], strict=True)]

@@ -185,7 +185,8 @@ class StreamPublisher:
         start = time.monotonic()
         try:
             num_updates = self._writer.flush(only_urgent)
-        except RedisError as error:
+        # No file can be opened, for one: redis-py itself reads some.
+        except (RedisError, OSError) as error:
             if self._pauses.are_short:
                 _log.warning("token streams wait for Redis: %s", error)
             self._writer.give_up_beyond(self._max_waiting_bytes)

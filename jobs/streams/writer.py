@@ -136,7 +136,7 @@ class StreamWriter:
     def flush(self, only_urgent: bool = False) -> int:
         """Bring Redis what it lacks, or the first megabyte of it, in one call; of how many streams.
 
-        `only_urgent`: no more than streams' beginnings and ends. Raises redis' errors; try again then.
+        `only_urgent`: no more than streams' beginnings and ends. Raises redis' errors and OSError; try again then.
         """
         now = time.monotonic()
         batch, owners, operations = self._next_batch((self._urgent if only_urgent else self._behind).values(), now)
@@ -144,7 +144,7 @@ class StreamWriter:
             return 0
         try:
             refused = {owners[index]: reason for index, reason in reversed(self._link.run(operations))}
-        except RedisError:
+        except (RedisError, OSError):
             self._distrust()
             raise
         for stream in batch:

@@ -1,9 +1,9 @@
 """How a data set was made: what the ledger notes of its job, or its manifest where there is no such ledger."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Self
@@ -30,7 +30,8 @@ _BATCH_PREFIX = "batch_"
 class Receipt:
     """What is needed to make a job's rows again. `weights`: None where no worker has noted them.
 
-    `batch`: the one whose rows they are, in whose input file each says for itself how it is asked.
+    `batch`: the one whose rows they are, in whose input file each says for itself how it is asked. `num_rows`: how many
+    there are to be at least; None where nobody has counted them.
     """
 
     job_id: str
@@ -43,6 +44,7 @@ class Receipt:
     batch: BatchRecord | None = None
     # None where no ledger knows which parts there are by now.
     names_now: Callable[[], list[str]] | None = None
+    num_rows: int | None = None
 
     @classmethod
     def find(cls, ledger: Ledger, name: str) -> Self:
@@ -69,19 +71,30 @@ class Receipt:
         if report is None:
             raise NotVerifiable(f"folder {folder} holds no data set of headrace: name a job or its output folder")
         with suppress(UnknownJob):
-            return cls._of_job(ledger, ledger.job(report["job_id"]), folder)
+            job = ledger.job(report["job_id"])
+            # Of a copy the ledger knows no parts.
+            is_copy = open_folder(job.output_dir) != folder
+            return cls._of_copy(ledger, job, folder, report) if is_copy else cls._of_job(ledger, job)
         return cls._of_report(report, folder)
 
     @classmethod
-    def _of_job(cls, ledger: Ledger, job: JobRecord, folder: OutputFolder | None = None) -> Self:
-        own = open_folder(job.output_dir)
-        folder = folder or own
-        # Of a copy the ledger knows no parts.
-        names_now = partial(ledger.part_names, job.id) if folder == own else None
-        parts = folder.part_names() if names_now is None else names_now()
+    def _of_job(cls, ledger: Ledger, job: JobRecord) -> Self:
+        # In this order: rows come, and none goes.
+        num_rows = ledger.progress(job.id).rows_done
+        names_now = partial(ledger.part_names, job.id)
+        found = cls._with_parts(ledger, job, open_folder(job.output_dir), names_now())
+        return replace(found, names_now=names_now, num_rows=num_rows)
+
+    @classmethod
+    def _of_copy(cls, ledger: Ledger, job: JobRecord, folder: OutputFolder, report: dict[str, Any]) -> Self:
+        found = cls._with_parts(ledger, job, folder, folder.part_names())
+        return replace(found, num_rows=_num_rows(report))
+
+    @classmethod
+    def _with_parts(cls, ledger: Ledger, job: JobRecord, folder: OutputFolder, parts: Iterable[str]) -> Self:
         spec = read_stored(JobSpec, job.spec)
         batch = ledger.batches.find(job.id) if spec.samples_each_row else None
-        return cls(job.id, spec, folder, tuple(parts), job.weights, job.tenant, job.priority, batch, names_now)
+        return cls(job.id, spec, folder, tuple(parts), job.weights, job.tenant, job.priority, batch)
 
     @classmethod
     def _of_report(cls, report: dict[str, Any], folder: OutputFolder) -> Self:
@@ -93,7 +106,8 @@ class Receipt:
                 f"job {job_id} of folder {folder} is not in this ledger, and {why}: verify it with the "
                 "HEADRACE_DATABASE_URL and HEADRACE_DATA_DIR that it was run with"
             )
-        return cls(job_id, spec, folder, tuple(folder.part_names()), report.get("weights"))
+        parts = tuple(folder.part_names())
+        return cls(job_id, spec, folder, parts, report.get("weights"), num_rows=_num_rows(report))
 
     def rows(self) -> PartGroups:
         """The rows that are there by now. Raises `NotVerifiable` when there is none."""
@@ -105,6 +119,12 @@ class Receipt:
         if is_empty:
             raise NotVerifiable(f"folder {self.folder} holds no row of job {self.job_id} yet")
         return rows
+
+
+def _num_rows(report: dict[str, Any]) -> int | None:
+    """What a manifest says of a job that has completed."""
+    num_rows: int | None = report.get("rows", {}).get("done")
+    return num_rows
 
 
 def _job_of_batch(ledger: Ledger, batch_id: str) -> str:

@@ -28,6 +28,11 @@ class Sample:
     num_from_cache: int
     num_errors: int
 
+    @property
+    def num_rows(self) -> int:
+        """How many the data set has, those without an answer too."""
+        return self.num_generated + self.num_from_cache + self.num_errors
+
     @classmethod
     def draw(cls, parts: PartGroups, count: int | float, seed: int) -> Self:
         """So many rows of those with an answer, or this share of them as a float; all when there are fewer.

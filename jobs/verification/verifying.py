@@ -49,6 +49,11 @@ class Verification:
             return None
         return self.receipt.weights == self.weights
 
+    @property
+    def num_missing(self) -> int:
+        """How many rows were done and are not there any more, as their files were removed."""
+        return max(0, (self.receipt.num_rows or 0) - self.sample.num_rows)
+
 
 def verify(
     client: Client,

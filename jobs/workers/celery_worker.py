@@ -5,8 +5,10 @@ import signal
 import socket
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -23,6 +25,9 @@ from ..celery_app import kombu_queue
 from .celery_consumer import PatientConsumer
 
 logger = logging.getLogger(__name__)
+
+# Of a task: whether it has failed, what it has returned, and how many seconds it took.
+_Ended = tuple[bool, Any, float]
 
 
 @dataclass(frozen=True)
@@ -100,16 +105,26 @@ def _leave_logging_alone(**_: Any) -> None:
 class _WakingThreadPool(TaskPool):
     """Celery's thread pool, telling the event loop at once that a thread is free.
 
-    The loop itself would notice only when its poll times out, after up to a second of an idle thread.
+    The loop itself would notice only when its poll times out, after up to a second of an idle thread. And of a thread
+    in which Celery's own code fails, as where it can open no file, nobody would be told at all: as many times as there
+    are threads, and a worker that seems well takes no task any more.
     """
 
     def register_with_event_loop(self, loop: Hub) -> None:
         self._loop = loop
 
-    def on_apply(self, *args: Any, **kwargs: Any) -> ApplyResult:
-        result = super().on_apply(*args, **kwargs)
+    def on_apply(self, *args: Any, callback: Callable[[_Ended], None], **kwargs: Any) -> ApplyResult:
+        result = super().on_apply(*args, callback=callback, **kwargs)
+        result.f.add_done_callback(partial(_release, callback))
         result.f.add_done_callback(lambda _: self._loop.call_soon(_nothing))
         return result
+
+
+def _release(callback: Callable[[_Ended], None], ended: "Future[None]") -> None:
+    """Have a task that Celery has failed over taken for done: what has come of it the ledger knows."""
+    if not ended.cancelled() and (error := ended.exception()) is not None:
+        logger.error("Celery failed over a task: %s: %s", type(error).__name__, error)
+        callback((False, None, 0.0))
 
 
 def _nothing() -> None:

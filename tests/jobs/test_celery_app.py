@@ -261,6 +261,28 @@ celery_worker.run_worker(app, [queue], 1, on_shutdown=lambda: None)
         assert worker.stdout.readline() == "job/00001\n"
 
 
+def test_a_task_that_celery_fails_over_keeps_no_thread_from_the_next(broker):
+    """As where no file can be opened: Celery does so after a task, and again to say that it could not."""
+    code = f"""
+import resource
+from headrace.jobs import celery_app
+from headrace.jobs.workers import celery_worker
+app = celery_app.create_app({broker.valkey.broker_url!r})
+@app.task(name=celery_app.RUN_SHARD)
+def run_shard(shard_id):
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, most))
+    print(shard_id, flush=True)
+celery_worker.run_worker(app, [{QUEUE!r}], 1, on_shutdown=lambda: None)
+"""
+    broker.send("job/00000", "job/00001")
+    with (
+        subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as worker,
+        killed_in_time(worker),
+    ):
+        assert [worker.stdout.readline() for _ in range(2)] == ["job/00000\n", "job/00001\n"]
+
+
 @contextmanager
 def killed_in_time(process: "subprocess.Popen[str]") -> Iterator[None]:
     """At the end, or when what it should say has been waited for long enough."""

@@ -175,6 +175,27 @@ def test_answers_from_the_cache_are_counted_apart(served, headrace, few, tmp_pat
     assert ["from", "cache", "8", "5", "5", "0"] in [line.split() for line in result.out.splitlines()]
 
 
+@pytest.mark.parametrize("place", ["the job's folder", "a copy", "a copy without the ledger"])
+def test_rows_that_are_gone_are_told_of(place, served, headrace, tickets, tmp_path):
+    """Forty rows in two shards, so in two parts, of which one is removed."""
+    rows = write_lines(tmp_path / "rows.jsonl", *tickets.read_text().splitlines()[:40])
+    folder, data_dir = tmp_path / "labelled", served
+    assert headrace(served, *label_arguments(rows, folder)).status == 0
+    wait_until_tidy(folder)
+    if place != "the job's folder":
+        folder = Path(shutil.copytree(folder, tmp_path / "copy"))
+    if place == "a copy without the ledger":
+        data_dir = tmp_path / "elsewhere"
+    first, *others = folder.glob("part-*.parquet")
+    assert others
+    gone = pq.read_metadata(first).num_rows
+    first.unlink()
+    result = headrace(data_dir, "verify", folder, "--rows", 3)
+    assert (result.status, result.err) == (1, "")
+    assert result.out.endswith(f"3 rows made again: all equal\n{gone} of 40 rows are gone: their files were removed\n")
+    assert json.loads(headrace(data_dir, "verify", folder, "--rows", 3, "--json").out)["missing_rows"] == gone
+
+
 def test_what_cannot_be_verified_is_refused(served, headrace, labelled, few, tmp_path):
     assert_refused(headrace(served, "verify", "job_nowhere"), "job_nowhere", "headrace jobs")
     assert_refused(headrace(served, "verify", tmp_path), "holds no data set")

@@ -2,6 +2,8 @@
 
 import asyncio
 import json
+import subprocess
+import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -217,6 +219,36 @@ def test_redis_away(tmp_path: Path) -> None:
         append(publisher, "req_a", write_nothing, 0, 1000)
         assert not publisher.flush(0.05)
         publisher.close(0.05)
+
+
+def test_where_no_file_can_be_opened_streams_wait(url: str) -> None:
+    """Before it connects for the first time redis-py reads a file that says its version."""
+    code = """
+import importlib.metadata, logging, resource, sys, threading
+from headrace.jobs.streams.publisher import StreamPublisher
+
+tried = threading.Event()
+class Handler(logging.Handler):
+    def emit(self, record):
+        tried.set()
+logging.getLogger().addHandler(Handler())
+# An error that nobody catches ends the thread.
+threading.excepthook = lambda ended: tried.set()
+# As Celery has done in a worker: where the file is, is known by then.
+importlib.metadata.version("redis")
+limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+with StreamPublisher(sys.argv[1], 60) as publisher:
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
+    publisher.open("req_a", 1)
+    publisher.append("req_a", [1], ["a"])
+    publisher.finish("req_a", "stop", "", None)
+    assert tried.wait(60)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert publisher.flush(30)
+"""
+    subprocess.run([sys.executable, "-c", code, url], check=True)
+    *_, end = follow(url, "req_a", timeout=30)
+    assert (end.last, end.finish_reason) == (1, "stop")
 
 
 def test_what_waits_is_bounded(
