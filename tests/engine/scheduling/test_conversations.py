@@ -84,3 +84,17 @@ def test_a_jobs_rows_take_no_step_more():
         engine = new_engine()
         run_all(engine, [Request("0", said(1, 100), params, is_conversation=is_conversation)])
         assert (engine.stats.num_steps, engine.stats.num_computed_tokens) == (num_steps, 100)
+
+
+def test_a_state_that_an_announced_request_waits_for_is_given_up_last():
+    """Of four states conversations would have all by the time that the next row comes."""
+    engine, shared = new_engine(num_states=4), said(1, 96)
+    engine.expect_prefix(shared, 2)
+    run_all(engine, [Request("row 0", shared + said(2, 40), greedy_params(1))])
+    for number in range(6):
+        run_all(engine, [turn(str(number), said(number + 10, 60))])
+    assert num_computed(engine, Request("row 1", shared + said(3, 40), greedy_params(1))) == 40
+    # Nobody is to come any more: now it is the one that was not used for the longest time.
+    for number in range(6):
+        run_all(engine, [turn(str(number), said(number + 20, 60))])
+    assert num_computed(engine, Request("row 2", shared + said(4, 40), greedy_params(1))) == 96 + 40
