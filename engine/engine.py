@@ -90,7 +90,7 @@ class Engine:
             config, memory.num_blocks, block_bytes, runner.sliding_window, max_position_embeddings
         )
         self._cache = PrefixCache(BlockPool(memory.num_blocks), config.enable_prefix_caching)
-        states = StateTables(StatePool(num_states)) if num_states else None
+        states = StateTables(StatePool(num_states, self._cache.is_announced)) if num_states else None
         swap_space = None if states else _swap_space(runner, config)
         self._tables = BlockTables(self._cache, runner.sliding_window, swap_space, states)
         drafter = proposer.drafter if proposer else None

@@ -131,7 +131,8 @@ class LLM:
         are_thinking = [each.reasoning for each in params]
         told, shown = _told(chat_template_kwargs), _shown(tools)
         read = self._prompts.chats(many, told, shown, are_thinking, ending, chat_template)
-        return self._run(read, params, lora_request, priority, use_tqdm)
+        # Of many nobody is going to ask the next turn.
+        return self._run(read, params, lora_request, priority, use_tqdm, are_conversations=len(many) == 1)
 
     def beam_search(self, prompts: Prompts, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """The `beam_width` best answers to each prompt; the results come in the prompts' order.
@@ -184,12 +185,13 @@ class LLM:
         lora_request: LoraChoice,
         priority: int | Sequence[int] | None,
         use_tqdm: bool | MakeBar,
+        are_conversations: bool = False,
     ) -> list[RequestOutput]:
         choice_ids = self._choice_token_ids(params)
         loras = one_each("lora_request", lora_request, LoRARequest | NoneType, "a LoRARequest", len(read))
         priorities = one_each("priority", priority or 0, int, "a whole number", len(read))
         prompts = [
-            self._samples(prompt, each, choice_ids.get(tuple(each.choices or ())), lora, priority)
+            self._samples(prompt, each, choice_ids.get(tuple(each.choices or ())), lora, priority, are_conversations)
             for prompt, each, lora, priority in zip(read, params, loras, priorities, strict=True)
         ]
         with Progress(prompts, use_tqdm) as progress:
@@ -215,6 +217,7 @@ class LLM:
         choice_token_ids: tuple[tuple[int, ...], ...] | None,
         lora: LoRARequest | None,
         priority: int,
+        is_conversation: bool,
     ) -> list[Request]:
         """The requests that answer a prompt, one for each of its `n` samples.
 
@@ -240,6 +243,7 @@ class LLM:
                 images=prompt.images,
                 reasoning=reasoning,
                 bad_words_token_ids=bad_words,
+                is_conversation=is_conversation,
             )
             for index in range(params.n)
         ]

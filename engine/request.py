@@ -334,6 +334,9 @@ class Request:
     `lora_request`: the LoRA adapter to answer with; its KV blocks are shared among requests with the same one only.
     `cache_salt`: likewise; who does not have it cannot learn, from what is cached, what others have asked.
 
+    `is_conversation`: the next turn is likely to be asked too. Its prompt begins with this one, but for what opens the
+    answer here, and of a model whose layers have states one is kept there. That takes this request a step more.
+
     `images`: those in the prompt, in their order. For each token of each, `Grid.num_tokens`, the prompt has the model's
     image token.
     """
@@ -354,6 +357,7 @@ class Request:
     reasoning: ReasoningTokens | None = None
     bad_words_token_ids: tuple[tuple[int, ...], ...] = ()
     cache_salt: str | None = None
+    is_conversation: bool = False
 
     def of_row(self, request_id: str, prompt_token_ids: Sequence[int], params: SamplingParams) -> "Request":
         """The same for another prompt, of a request without a stop checker: a job makes one for each of its rows."""

@@ -166,6 +166,10 @@ class PrefixCache:
                 del self._awaited[block]
                 self._idle[block] = None
 
+    def is_announced(self, block_hash: BlockHash) -> bool:
+        """Whether requests to come begin with the blocks up to the one of this hash."""
+        return block_hash in self._expected
+
     def announced_ends(self, hashes: Sequence[BlockHash]) -> Iterator[int]:
         """After how many of a prompt's blocks announced prefixes end, or part from it."""
         counts = takewhile(bool, (self._expected[block_hash] for block_hash in hashes))

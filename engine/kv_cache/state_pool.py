@@ -1,7 +1,7 @@
 """Who owns which recurrent state, and which ones are kept at the ends of which prefixes. Free of torch."""
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from .block_hashes import BlockHash
 
@@ -12,12 +12,14 @@ NULL_STATE = 0
 class StatePool:
     """Reference counts over the states 1 to `num_states`; those that are kept can be found by their prefix's hash.
 
-    A state is free (no owner, not kept), owned (by one or more sequences, kept or not) or idle (kept, and no owner):
-    of these the one that was not used for the longest time is given up where none is free.
+    A state is free (no owner, not kept), owned (by one or more sequences, kept or not) or idle (kept, and no owner).
+    Where none is free, an idle one is given up, in the order of `PrefixCache`: those of prefixes that requests to come
+    begin with (`is_announced`) after all others, of these the one that was not used for the longest time first.
     """
 
-    def __init__(self, num_states: int) -> None:
+    def __init__(self, num_states: int, is_announced: Callable[[BlockHash], bool]) -> None:
         self.num_states = num_states
+        self._is_announced = is_announced
         self._reference_counts = [0] * (num_states + 1)
         # Handed out from the end, so that lately used memory is used again first.
         self._free = list(range(num_states, NULL_STATE, -1))
@@ -44,9 +46,7 @@ class StatePool:
     def allocate(self) -> int:
         """A state that nobody else owns. The caller has checked `num_available`."""
         if not self._free:
-            state, _ = self._idle.popitem(last=False)
-            self._forget(state)
-            self._free.append(state)
+            self.let_go(self._least_wanted())
         state = self._free.pop()
         self._reference_counts[state] = 1
         return state
@@ -92,6 +92,11 @@ class StatePool:
         if state in self._idle:
             del self._idle[state]
             self._free.append(state)
+
+    def _least_wanted(self) -> int:
+        """An idle state."""
+        unannounced = (state for state in self._idle if not self._is_announced(self._hash_of[state]))
+        return next(unannounced, next(iter(self._idle)))
 
     def _forget(self, state: int) -> None:
         del self._state_of[self._hash_of.pop(state)]

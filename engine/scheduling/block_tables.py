@@ -77,8 +77,7 @@ class BlockTables:
         yield from self.cache.announced_ends(hashes)
         if following is not None:
             yield num_common(hashes, self._hashes(following))
-        if sequence.is_followed:
-            yield (sequence.num_tokens - 1) // sequence.block_size
+        yield sequence.num_followed_tokens // sequence.block_size
 
     def awaits_state(self, sequence: Sequence) -> bool:
         """Whether a waiting sequence is better off once a state is there that another one is computing."""

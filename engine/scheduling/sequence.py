@@ -70,10 +70,10 @@ class Sequence:
     # another one only until the step is launched.
     state: int = NULL_STATE
     read_state: int = NULL_STATE
-    # After how many blocks its state is to be kept for others, ascending. `is_followed`: others are going to begin with
-    # all that it has.
+    # After how many blocks its state is to be kept for others, ascending. `num_followed_tokens`: with how many of its
+    # tokens others are going to begin that are not here yet.
     snapshot_ends: list[int] = field(default_factory=list)
-    is_followed: bool = False
+    num_followed_tokens: int = 0
     # A step that failed has cost it its state: the next ones leave theirs elsewhere, so that it loses none again.
     spares_state: bool = False
     # While it waits, its KV may lie in the host's memory.

@@ -16,10 +16,10 @@ class StateTables:
     """A block of keys and values serves whoever begins with it; a state is that of one length alone.
 
     So a prompt is cut where others are going to part from it, and the state there is kept: at the end of an announced
-    prefix, where the next in the queue parts, and where blocks are cached that somebody else's prompt has filled.
-    Whoever shares a state that is still being made waits for it. States are not copied: a step that finds its
-    sequence's state shared or kept leaves the next one elsewhere. So it does where it must not lose the state should it
-    fail: what it changes in place is lost then, once for each sequence.
+    prefix, where the next in the queue parts, where blocks are cached that somebody else's prompt has filled, and where
+    the next turn of a conversation is going to. Whoever shares a state that is still being made waits for it. States
+    are not copied: a step that finds its sequence's state shared or kept leaves the next one elsewhere. So it does
+    where it must not lose the state should it fail: what it changes in place is lost then, once for each sequence.
     """
 
     def __init__(self, pool: StatePool) -> None:

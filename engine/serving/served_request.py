@@ -17,6 +17,10 @@ from ..structured.choices import ChoiceNode, ChoiceTree
 from ..structured.thinking_guide import AnyGuide, ThinkingGuide
 from ..vision.prompt_images import PromptImages
 
+# At most so many of a prompt's last tokens open the answer, as Qwen3.5's <think> and </think> with their line breaks.
+# In the next turn's prompt the answer comes without.
+_OPENING_TOKENS = 8
+
 
 @dataclass(slots=True, eq=False)
 class ServedRequest:
@@ -149,12 +153,18 @@ class ServedRequest:
             priority=self.request.priority,
             arrival=self.arrival,
             branch=next(self._branches),
-            is_followed=self.tree is not None and len(self.tree.nodes) > 1 and node is self.tree.nodes[0],
+            num_followed_tokens=self._num_followed_tokens(node, len(token_ids)),
             # Whatever depends on what was said before would have to know each guess.
             speculates_up_to=0 if node or self.adjustment else len(prompt) + self.max_tokens - 1,
         )
         self.sequences.append(sequence)
         return sequence
+
+    def _num_followed_tokens(self, node: ChoiceNode | None, num_tokens: int) -> int:
+        """With how many of a new sequence's tokens the tree's other nodes are going to begin, or the next turn."""
+        if self.tree is not None:
+            return num_tokens - 1 if len(self.tree.nodes) > 1 and node is self.tree.nodes[0] else 0
+        return max(0, len(self.request.prompt_token_ids) - _OPENING_TOKENS) if self.request.is_conversation else 0
 
     def goes_on_silently(self, sequence: Sequence, token: int) -> bool:
         """Whether nothing is to be done about the sequence's newest token: it ends nothing, and nobody is told."""

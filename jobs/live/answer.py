@@ -199,4 +199,5 @@ def _plain_request(tokenizer: Tokenizer, asked: LiveRequest) -> Request:
         reasoning=tokenizer.reasoning(params.reasoning),
         bad_words_token_ids=tokenizer.encode_bad_words(params.bad_words or ()),
         cache_salt=cache_salt(asked.tenant),
+        is_conversation=True,
     )

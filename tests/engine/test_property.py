@@ -17,6 +17,7 @@ from headrace.engine.execution.draft_model import DraftModel
 from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from headrace.engine.scheduling import state_tables
 from headrace.engine.scheduling.step_plan import StepPlan
+from headrace.engine.serving import served_request
 from headrace.engine.structured.choices import build_choice_tree
 
 from .brute_force import choice_probabilities
@@ -131,9 +132,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.events: dict[str, list[RequestEvent]] = {}
         self.num_added = 0
 
-    @rule(prompt=prompts, params=params, priority=priorities, output_kind=output_kinds)
-    def add(self, prompt: list[int], params: SamplingParams, priority: int, output_kind: RequestOutputKind) -> None:
-        self._add(Request(str(self.num_added), prompt, params, priority=priority, output_kind=output_kind))
+    @rule(prompt=prompts, params=params, priority=priorities, output_kind=output_kinds, is_conversation=st.booleans())
+    def add(
+        self,
+        prompt: list[int],
+        params: SamplingParams,
+        priority: int,
+        output_kind: RequestOutputKind,
+        is_conversation: bool,
+    ) -> None:
+        request = Request(str(self.num_added), prompt, params, priority=priority, output_kind=output_kind)
+        self._add(replace(request, is_conversation=is_conversation))
 
     @rule(prompt=prompts, params=params, num_samples=st.integers(2, 4), priority=priorities)
     def add_samples(self, prompt: list[int], params: SamplingParams, num_samples: int, priority: int) -> None:
@@ -286,6 +295,7 @@ def _states_are_kept_for_any_gain() -> Iterator[None]:
     """Prompts are short here."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_tables, "_MIN_TOKENS", 1)
+        patch.setattr(served_request, "_OPENING_TOKENS", 2)
         yield
 
 

@@ -23,8 +23,8 @@ WAIT_SECONDS = 60.0
 class GatedRunner(FakeRunner):
     """Computes a step for each permit, or freely once `open` was called. `fail`: every step raises this."""
 
-    def __init__(self) -> None:
-        super().__init__(NUM_BLOCKS, BLOCK_SIZE)
+    def __init__(self, num_states: int = 0) -> None:
+        super().__init__(NUM_BLOCKS, BLOCK_SIZE, num_states=num_states)
         self.is_open = True
         self.fail: Exception | None = None
         self.num_sequences_started = 0

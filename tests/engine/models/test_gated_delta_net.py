@@ -75,6 +75,23 @@ def test_prompts_of_which_some_share_more(checkpoint):
     assert [events[str(nth)][-1].num_cached_tokens for nth in range(8)] == [0, 48, *[88] * 6]
 
 
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_the_next_turn_goes_on_near_the_end_of_the_last_one(checkpoint, name):
+    """A template that opens the answer with two tokens, and leaves them out of the next turn's prompt."""
+    made, opening = checkpoint(name), [5, 6]
+    engine = Engine.from_pretrained(made.folder, OPTIONS)
+    history, cached = SHARED, []
+    for nth, own in enumerate(OWN[:4]):
+        prompt = [*history, *own, *opening]
+        request = Request(str(nth), prompt, greedy_params(20), is_conversation=True)
+        events = run_all(engine, [request])[request.request_id]
+        assert is_greedy(made.model, prompt, token_ids(events))
+        cached.append(events[-1].num_cached_tokens)
+        history = [*history, *own, *token_ids(events)]
+    # Of prompts of 82, 116 and 159 tokens the whole blocks, up to 8 before their ends.
+    assert cached == [0, 72, 104, 144]
+
+
 def test_samples_go_on_from_the_state_of_their_prompt(checkpoint):
     made = checkpoint("qwen3.5")
     params = [SamplingParams(temperature=1.0, seed=seed, max_tokens=20, ignore_eos=True) for seed in range(4)]

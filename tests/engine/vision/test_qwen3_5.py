@@ -7,6 +7,8 @@ import pytest
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import num_parameters, weight_bytes
 from headrace.engine.errors import ModelError
+from headrace.engine.llm import LLM
+from headrace.engine.request import SamplingParams
 
 from ..running import run_all, token_ids
 from .seeing import Oracle, save_qwen3_5
@@ -49,6 +51,21 @@ def test_rows_with_the_same_image(oracle):
         assert token_ids(events[question]) == oracle.answer(request, "Look: ", DOG, question)
     # The text before it and the image, all 32 tokens of both.
     assert [events[question][-1].num_cached_tokens for question in asked] == [0, 32, 32]
+
+
+def test_the_next_turn_of_a_conversation_begins_after_the_image(oracle):
+    """Asked one by one; where many conversations are, nobody is going to ask their next turns."""
+    llm = LLM(oracle.folder, block_size=8, num_gpu_blocks_override=100)
+    params = SamplingParams(temperature=0, max_tokens=12)
+    about = [{"type": "text", "text": "Look: "}, {"type": "image_pil", "image_pil": DOG}]
+    chat = [{"role": "user", "content": [*about, {"type": "text", "text": "What is it, and is it alive?"}]}]
+    [first] = llm.chat(chat, params)
+    chat += [{"role": "assistant", "content": first.outputs[0].text}, {"role": "user", "content": "How many?"}]
+    [second] = llm.chat(chat, params)
+    kept = (len(first.prompt_token_ids) - 8) // 8 * 8
+    assert (first.num_cached_tokens, second.num_cached_tokens) == (0, kept)
+    fresh = LLM(oracle.folder, block_size=8, num_gpu_blocks_override=100)
+    assert [each.outputs for each in fresh.chat([chat[:1], chat], params)] == [first.outputs, second.outputs]
 
 
 def test_how_large_it_is(oracle):

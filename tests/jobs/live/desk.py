@@ -72,9 +72,10 @@ class Desk:
         max_num_seqs: int = 8,
         num_slots: int = 256,
         enable_prefix_caching: bool = False,
+        num_states: int = 0,
     ) -> Iterator[InProcessWorker]:
         """Bells are not brought by Celery here: `live.ring` is called instead."""
-        runner, owner = GatedRunner(), f"worker {next(self.owners)}"
+        runner, owner = GatedRunner(num_states), f"worker {next(self.owners)}"
         with (
             hosted(runner, max_num_seqs, enable_prefix_caching) as (host, _),
             StreamPublisher(self.url, TTL_SECONDS) as publisher,

@@ -187,3 +187,17 @@ def test_usage_tells_nobody_what_another_tenant_has_asked(desk):
     with desk.worker(enable_prefix_caching=True) as worker:
         tenants = ["default", "acme", "other"]
         assert [cached_tokens(tenant) for tenant in tenants + tenants] == [0] * 3 + [16] * 3
+
+
+def test_the_next_turn_of_a_conversation_goes_on_from_a_state(desk):
+    """With a model whose layers have states; of the first turn's 42 tokens the last two are its template's."""
+
+    def cached_tokens(*prompt):
+        request = desk.submitted(*prompt, max_tokens=4)
+        worker.live.ring(request.id)
+        return desk.assert_streamed(request)[-1].usage.cached_tokens
+
+    with desk.worker(enable_prefix_caching=True, num_states=20) as worker:
+        first = [1 + place % 7 for place in range(40)]
+        assert cached_tokens(*first, 8, 9) == 0
+        assert cached_tokens(*first, 3, 3, 3, 3, 10, 5, 5, 8, 9) == 32
