@@ -98,7 +98,7 @@ class ModelRunner:
         else:
             num_blocks = ranks.least(num_blocks)
             kv_bytes = num_blocks * block_bytes(share, config.block_size, kv_dtype)
-            self.num_states = num_states_in(kv_bytes, share, config, self.dtype)
+            self.num_states = ranks.least(num_states_in(kv_bytes, share, config, self.dtype))
         self._kv_dtype = kv_dtype
         self._states: StateMemory | None = None
         if self.num_states:

@@ -51,7 +51,8 @@ class WholeStep(NamedTuple):
     places: slots, then positions. tables: the block tables one after the other; num_blocks: of each sequence.
     num_wanted: how many tokens' logits are wanted; None: of all. Which they are comes with the token ids, on the
     device. prompt_chunks: the tokens whose logits prompts want, as many at a time as rank 0 looks at. `decodes`: each
-    sequence decodes a token, and the next step may be a `NextStep`. adapters: as `Batch` has them, or empty.
+    sequence decodes a token, and the next step may be a `NextStep`. adapters: as `Batch` has them, or empty. states:
+    the slots that the sequences read, then those that they write, or empty.
     """
 
     places: bytes
@@ -64,6 +65,7 @@ class WholeStep(NamedTuple):
     prompt_chunks: Sequence[Ints]
     decodes: bool
     adapters: bytes
+    states: bytes
 
 
 class NextStep(NamedTuple):

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from ...kernels.gated_delta import StateSlots
 from ...kernels.paged_attention import AttentionMetadata, DecodeSeries, DecodeStep
 from ..execution.batch import Batch
 from ..models.last_tokens import LastTokens
@@ -48,6 +49,7 @@ class StepWriter:
             prompt_chunks=[] if reader is None else list(map(_indices, reader.chunks(self._vocab_size))),
             decodes=attention.decode_step is not None,
             adapters=b"" if batch.adapters is None else _packed(batch.adapters),
+            states=b"" if batch.states is None else _packed((batch.states.read, batch.states.write)),
         )
 
 
@@ -90,6 +92,7 @@ class StepReader:
             prompt_reader=FollowedPrompts((), message.prompt_chunks) if message.prompt_chunks else None,
             last_tokens=self._last_tokens(attention, message.last_rows),
             adapters=_unpacked(message.adapters) if message.adapters else None,
+            states=self._state_slots(attention, message.states),
         )
 
     def _next(self, message: NextStep) -> Batch:
@@ -112,7 +115,7 @@ class StepReader:
             decode_step=DecodeStep(self._series, before.number + 1, rows, columns, blocks),
         )
         token_ids, _ = self._heard(places.shape[1], None)
-        return Batch(token_ids, places, attention, last.last_token_index, adapters=last.adapters)
+        return Batch(token_ids, places, attention, last.last_token_index, adapters=last.adapters, states=last.states)
 
     def _heard(self, num_tokens: int, num_wanted: int | None) -> tuple[Tensor, Tensor]:
         """The token ids, and whose logits are wanted."""
@@ -120,6 +123,12 @@ class StepReader:
         heard = self._ranks.hear(room)
         wanted = torch.arange(num_tokens, device=self._device) if num_wanted is None else heard[num_tokens:]
         return heard[:num_tokens], wanted
+
+    def _state_slots(self, attention: AttentionMetadata, slots: bytes) -> StateSlots | None:
+        if not slots:
+            return None
+        read, write = _unpacked(slots).reshape(2, -1).tolist()
+        return StateSlots(attention.query_lens, read, write, self._device)
 
     def _last_tokens(self, attention: AttentionMetadata, rows: LastRows | None) -> LastTokens | None:
         if rows is None:

@@ -20,12 +20,13 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
         return model
     require_stages(model, num_stages)
     start, end = stage_layers(model.num_hidden_layers, stage, num_stages)
-    moe = model.moe
+    moe, linear = model.moe, model.linear_attention
     return replace(
         model,
         num_hidden_layers=end - start,
         ropes=model.ropes[start:end],
         sliding_windows=model.sliding_windows[start:end],
+        linear_attention=None if linear is None else replace(linear, layers=linear.layers[start:end]),
         moe=None if moe is None else replace(moe, sparse_layers=moe.sparse_layers[start:end]),
         stage=Stage(start, is_first=stage == 0, is_last=stage == num_stages - 1),
     )
@@ -63,12 +64,24 @@ def require_parallel(model: ModelConfig, tensor_parallel_size: int, pipeline_par
         raise ConfigError(
             f"{options} is not supported with a model that reads images, as {model.path} does: leave it out"
         )
-    if model.linear_attention is not None and options:
-        raise ConfigError(
-            f"{options} is not supported with a model whose layers have states, as those of {model.path} have: "
-            "leave it out"
-        )
     if pipeline_parallel_size > 1:
         require_stages(model, pipeline_parallel_size)
+        _require_both_kinds(model, pipeline_parallel_size)
     if tensor_parallel_size > 1:
         require_splittable(model, tensor_parallel_size)
+
+
+def _require_both_kinds(model: ModelConfig, num_stages: int) -> None:
+    """Raises `ConfigError` where a stage would have no states, or no keys and values, of a model that has both.
+
+    How many it has memory for would be no number.
+    """
+    if model.linear_attention is None:
+        return
+    kinds = model.linear_attention.layers
+    ranges = (stage_layers(len(kinds), stage, num_stages) for stage in range(num_stages))
+    if any(len(set(kinds[start:end])) == 1 for start, end in ranges):
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages} leaves a stage of {model.path} without layers of both kinds, those "
+            "with states and those that attend: take a smaller one"
+        )

@@ -33,8 +33,7 @@ _TOO_SMALL = (
     "some of the layers instead."
 )
 _NOT_SHARED = (
-    "GPUs do not share a model that reads images or has states: where none has room for a sequence, a shorter "
-    "--max-model-len may."
+    "GPUs do not share a model that reads images: where none has room for a sequence, a shorter --max-model-len may."
 )
 
 

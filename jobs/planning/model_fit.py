@@ -110,8 +110,8 @@ class ModelNeeds:
             tensor_parallel_size=size,
             pipeline_parallel_size=stages,
             guessing=guessing,
-            state_bytes=state_bytes(model, item_bytes),
-            is_shareable=model.vision is None and model.linear_attention is None,
+            state_bytes=max(state_bytes(share, item_bytes) for share in shares),
+            is_shareable=model.vision is None,
         )
 
     @property

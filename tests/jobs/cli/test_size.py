@@ -26,6 +26,22 @@ QWEN: dict[str, Any] = {
 }
 
 
+# Qwen3-Next-80B-A3B's.
+QWEN_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "shared_expert_intermediate_size": 512,
+}
 # Qwen3-VL-8B's.
 QWEN_VL: dict[str, Any] = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -101,6 +117,22 @@ def test_of_a_model_that_gpus_share(tmp_path, qwen):
     assert num_sequences > 0
     assert Fit(small, shared).num_gpus(num_sequences) == 2
     assert Fit(small, shared).num_gpus(num_sequences + 1) == 4
+
+
+def test_of_a_model_with_states_that_gpus_share(tmp_path):
+    """Of 36 layers a value head has 128 × 128 floats and, as a key head's query and key do, three tokens before."""
+    next_80b = write_model_folder(tmp_path / "qwen3-next", **QWEN_NEXT)
+    alone, shared = (ModelNeeds.of(next_80b, EngineConfig(tensor_parallel_size=size)) for size in (1, 4))
+    assert alone.parameters == 79_674_391_296
+    assert alone.state_bytes == 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2)
+    assert shared.state_bytes == alone.state_bytes // 4
+    # Its two heads of keys are in two places each.
+    assert shared.kv_token_bytes == alone.kv_token_bytes // 2
+    h100 = Gpu.of("h100")
+    assert (Fit(h100, alone).num_sequences, Fit(h100, alone).num_gpus(1)) == (0, 3)
+    assert Fit(h100, shared).num_sequences > 0
+    stages = ModelNeeds.of(next_80b, EngineConfig(pipeline_parallel_size=3))
+    assert stages.state_bytes == alone.state_bytes // 3
 
 
 def test_of_a_model_whose_layers_gpus_share(headrace, tmp_path, qwen):
