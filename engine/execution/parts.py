@@ -39,6 +39,7 @@ def split(batch: Batch, number: int) -> Iterator[Batch]:
             _between(batch.attention, start, end),
             batch.last_token_index[:0],
             adapters=None if batch.adapters is None else batch.adapters[start:end],
+            images=None if batch.images is None else batch.images.between(start, end),
             states=None if batch.states is None else _states_between(batch.states, start, end),
         )
 

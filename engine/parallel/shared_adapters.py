@@ -95,7 +95,7 @@ class AdapterShares:
 
 def layer_of(name: str) -> int:
     """Of a projection that can be adapted, named as checkpoints do: model.layers.0.self_attn.q_proj."""
-    return int(name.split(".")[2])
+    return int(name.partition(".layers.")[2].partition(".")[0])
 
 
 def _cut(addition: LowRank, part: Part | None, order: Tensor | None) -> LowRank:

@@ -50,6 +50,7 @@ class StepWriter:
             decodes=attention.decode_step is not None,
             adapters=b"" if batch.adapters is None else _packed(batch.adapters),
             states=b"" if batch.states is None else _packed((batch.states.read, batch.states.write)),
+            images=batch.images,
         )
 
 
@@ -92,6 +93,7 @@ class StepReader:
             prompt_reader=FollowedPrompts((), message.prompt_chunks) if message.prompt_chunks else None,
             last_tokens=self._last_tokens(attention, message.last_rows),
             adapters=_unpacked(message.adapters) if message.adapters else None,
+            images=message.images,
             states=self._state_slots(attention, message.states),
         )
 
@@ -105,10 +107,12 @@ class StepReader:
         for row, block in zip(rows.tolist(), blocks.tolist(), strict=True):
             last.attention.tables[row].append(block)
         places[0, rows] = blocks * self._block_size
-        columns = places[1, rows] // self._block_size
+        # Of a prompt with images positions are less than what stands before them.
+        context_lens: Ints = numpy.asarray(last.attention.context_lens) + 1
+        columns = (context_lens[rows] - 1) // self._block_size
         attention = AttentionMetadata(
             query_lens=last.attention.query_lens,
-            context_lens=(places[1] + 1).data,
+            context_lens=context_lens.data,
             block_tables=last.attention.tables,
             block_size=self._block_size,
             device=self._device,

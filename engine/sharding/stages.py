@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.stage import Stage
-from ..config import parallel_options
 from ..errors import ConfigError
 from .shares import Range, local_model, require_splittable
 
@@ -20,7 +19,9 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
         return model
     require_stages(model, num_stages)
     start, end = stage_layers(model.num_hidden_layers, stage, num_stages)
-    moe, linear = model.moe, model.linear_attention
+    moe, linear, vision = model.moe, model.linear_attention, model.vision
+    # What an image is comes in at the first layer, and some of it behind the first ones.
+    sees = stage == 0 or (vision is not None and start < len(vision.deepstack_layers))
     return replace(
         model,
         num_hidden_layers=end - start,
@@ -28,6 +29,7 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
         sliding_windows=model.sliding_windows[start:end],
         linear_attention=None if linear is None else replace(linear, layers=linear.layers[start:end]),
         moe=None if moe is None else replace(moe, sparse_layers=moe.sparse_layers[start:end]),
+        vision=vision if sees else None,
         stage=Stage(start, is_first=stage == 0, is_last=stage == num_stages - 1),
     )
 
@@ -59,11 +61,6 @@ def require_stages(model: ModelConfig, num_stages: int) -> None:
 
 def require_parallel(model: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
     """Raises `ConfigError` where so many processes cannot share the model."""
-    options = parallel_options(tensor_parallel_size, pipeline_parallel_size)
-    if model.vision is not None and options:
-        raise ConfigError(
-            f"{options} is not supported with a model that reads images, as {model.path} does: leave it out"
-        )
     if pipeline_parallel_size > 1:
         require_stages(model, pipeline_parallel_size)
         _require_both_kinds(model, pipeline_parallel_size)

@@ -1,7 +1,6 @@
 """Stages of a model compute one after the other what the whole model does, each with its own layers alone."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy
 import pytest
@@ -160,26 +159,6 @@ def test_a_stage_without_states_or_without_keys_and_values_is_refused(tmp_path):
         ConfigError, match=r"pipeline_parallel_size=3 leaves a stage of .* without layers of both kinds"
     ):
         require_parallel(config, 1, 3)
-
-
-@pytest.mark.parametrize(
-    ("sizes", "options"),
-    [
-        ((2, 1), "tensor_parallel_size=2"),
-        ((1, 2), "pipeline_parallel_size=2"),
-        ((2, 2), "tensor_parallel_size=2 and pipeline_parallel_size=2"),
-    ],
-)
-def test_a_model_that_reads_images_is_left_whole(sizes, options, tmp_path):
-    """Whoever asks for its shares: the engine, a command line, or `headrace size`."""
-    vision: Any = "eyes"
-    config = replace(ModelConfig.from_pretrained(write_model(tmp_path)), vision=vision)
-    message = f"^{options} is not supported with a model that reads images, as .* does: leave it out"
-    with pytest.raises(ConfigError, match=message):
-        require_parallel(config, *sizes)
-    with pytest.raises(ConfigError, match=message):
-        own_model(config, 0, sizes[1], 0, sizes[0])
-    assert own_model(config, 0, 1, 0, 1) is config
 
 
 @pytest.mark.parametrize(

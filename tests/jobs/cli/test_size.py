@@ -85,18 +85,22 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
     assert note not in headrace(tmp_path, "size", qwen, "--gpu", "h100", "-tp", "2").out
 
 
-def test_a_model_that_reads_images_is_not_said_to_be_shared(headrace, tmp_path):
-    """So many GPUs have memory for one sequence together, but it can have no more than one."""
+def test_of_a_model_that_reads_images(headrace, tmp_path):
+    """GPUs that share one have all of its eyes each; of stages the first alone, which speak to its layers."""
     model = write_model_folder(tmp_path / "qwen-vl", **QWEN_VL)
     found = json.loads(headrace(tmp_path, "size", model, "--gpu", "24GiB", "--gpu", "h200", "--json").out)
     assert found["parameters"] == 8_767_123_696
     small, h200 = found["gpus"]
-    assert (small["num_sequences"], small["num_gpus_for_one_sequence"]) == (0, None)
-    assert small["num_gpus_for_max_num_seqs"] is None
+    assert (small["num_sequences"], small["num_gpus_for_one_sequence"]) == (0, 3)
     assert (h200["num_gpus_for_one_sequence"], h200["num_gpus_for_max_num_seqs"]) == (1, 128)
-    printed = headrace(tmp_path, "size", model, "--gpu", "24GiB").out
-    assert "--tensor-parallel-size" not in printed
-    assert "--max-model-len" in printed
+    sizes = [ModelNeeds.of(model, EngineConfig(tensor_parallel_size=size)).weight_bytes for size in (1, 2, 4)]
+    eyes = 2 * (8_767_123_696 - 8_190_735_360)
+    # But for the norms.
+    assert [size - eyes for size in sizes] == pytest.approx(
+        [(sizes[0] - eyes) / share for share in (1, 2, 4)], rel=1e-3
+    )
+    stages = ModelNeeds.of(model, EngineConfig(pipeline_parallel_size=2))
+    assert stages.weight_bytes == pytest.approx((sizes[0] - eyes) / 2 + eyes, rel=1e-3)
 
 
 def test_graphs_of_larger_steps_take_more(qwen):
