@@ -55,13 +55,15 @@ def test_of_quantised_checkpoints_with_states(name, quantization, tmp_path):
     assert_close(shared_logits(config, 2, FROM_FILE), expected)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_in_layouts_of_the_compiled_kernels(quantization, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("llama-bias-tied", None), ("llama-bias-tied", "int8"), ("qwen3.5", None)]
+)
+def test_in_layouts_of_the_compiled_kernels(name, quantization, tmp_path):
     """They round: to bfloat16, and each rank its activations to int8 by scales of its own."""
     dtype = torch.float32 if quantization and not has_bfloat16() else torch.bfloat16
     if quantization and not supports_int8(dtype, CPU):
         pytest.skip("no compiled kernels here")
-    config = ModelConfig.from_pretrained(write_model(tmp_path, "llama-bias-tied"))
+    config = ModelConfig.from_pretrained(write_model(tmp_path, name))
     expected = logits_of(Way().load(config))
     found = shared_logits(config, 2, Way(dtype=dtype, quantization=quantization))
     assert (found - expected).norm() < 0.05 * expected.norm()
@@ -99,6 +101,16 @@ def test_groups_of_a_quantised_weight_stay_whole(tmp_path):
     config = ModelConfig.from_pretrained(write_model(tmp_path, quantization_config=QUANTIZED["gptq"], hidden_size=128))
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=8 would split groups of 32 inputs of .*o_proj"):
         shared_logits(config, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("qwen3.5", "outputs of .*in_proj_qkv"), ("qwen3-next", "inputs of .*out_proj")]
+)
+def test_blocks_of_a_quantised_weight_stay_whole(name, part, tmp_path):
+    """Of four ranks each would have 16 outputs of queries; of what lies together 128, and 48 inputs of the values."""
+    folder = write_model(tmp_path, name, quantization_config=QUANTIZED["fp8-blocks"], hidden_size=128)
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size=4 would split groups of 32 {part}\."):
+        shared_logits(ModelConfig.from_pretrained(folder), 4)
 
 
 @pytest.mark.parametrize(
