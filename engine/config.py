@@ -60,8 +60,8 @@ class EngineConfig:
     `speculative_config`: options of `SpeculativeConfig`, as {"method": "ngram", "num_speculative_tokens": 4}; without
     it no tokens are guessed. No answer depends on it: a guess counts where it is what is drawn.
     `tensor_parallel_size`: how many processes share the model, each with a GPU of its own, or on a CPU some of its
-    cores; what is said of memory is said of each of them. It must divide the model's attention heads. GPUs that share
-    one run without CUDA graphs.
+    cores; what is said of memory is said of each of them. It must divide the model's attention heads, and the key
+    heads of layers with states. GPUs that share one run without CUDA graphs.
     `pipeline_parallel_size`: into how many stages of consecutive layers the model is split, each with as many processes
     as `tensor_parallel_size` says. They compute a step one after the other, which gives room rather than speed; a step
     of many tokens goes through in parts, of which each stage has another one at a time.

@@ -133,7 +133,9 @@ class Engine:
     @classmethod
     def _parallel(cls, model_config: ModelConfig, config: EngineConfig) -> "Engine":
         runner = ParallelRunner.start(model_config, config)
-        return cls(runner, config, model_config.max_position_embeddings, model_config.eos_token_ids, runner.loras)
+        context, eos_token_ids = model_config.max_position_embeddings, model_config.eos_token_ids
+        vision, num_states = model_config.vision, runner.num_states
+        return cls(runner, config, context, eos_token_ids, runner.loras, None, vision, num_states)
 
     def close(self) -> None:
         """End the processes that share its model, if there are any; nothing can be computed then."""

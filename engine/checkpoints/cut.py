@@ -47,17 +47,26 @@ class Cut:
         self._require(tuple(tensor.shape))
         return self.of(tensor.reshape(self.shape))
 
-    def read(self, stored: Any) -> Tensor:
+    def read(self, stored: Any, may_be_turned: bool = False) -> Tensor:
         """stored: a slice of an open safetensors file, of which no more is read than this.
 
-        Raises `ValueError` where its shape is another.
+        Raises `ValueError` where its shape is another; its last two dimensions may be the other way round if it
+        `may_be_turned`.
         """
         found = tuple(stored.get_shape())
+        if may_be_turned and found == (turned := self._turned()).shape != self.shape:
+            return turned.read(stored).mT
         self._require(found)
         if found != self.shape:
             return self.of(stored[:].reshape(self.shape))
         before = (slice(None),) * self.dim
         return self._joined([stored[(*before, slice(start, end))] for start, end in self.ranges])
+
+    def _turned(self) -> "Cut":
+        """Of a tensor whose last two dimensions are the other way round."""
+        *before, rows, columns = self.shape
+        dims = [*range(len(before)), len(before) + 1, len(before)]
+        return Cut((*before, columns, rows), dims[self.dim], self.ranges)
 
     def _require(self, found: tuple[int, ...]) -> None:
         if without_ones(found) != without_ones(self.shape):

@@ -97,7 +97,8 @@ class WeightSlot:
             if self.has_nothing:
                 self.destination.zero_()
             else:
-                self.destination.copy_(drawn if self.cut is None else self.cut.of(drawn))
+                part = drawn if self.cut is None else self.cut.of(drawn)
+                self.destination.copy_(part if self.order is None else part[self.order])
 
     @property
     def has_nothing(self) -> bool:
@@ -187,5 +188,5 @@ def _read(file: Any, slot: WeightSlot) -> Tensor:
         whole = file.read(slot.name, slot.destination.dtype)
         return whole if cut is None else cut.of_same(whole)
     if cut is not None:
-        return cut.read(file.get_slice(slot.name))
+        return cut.read(file.get_slice(slot.name), slot.may_be_turned)
     return slot.turned(file.get_tensor(slot.name))

@@ -7,7 +7,6 @@ import numpy
 
 from ..scheduling.decode_rows import DecodeRows
 from ..scheduling.scheduled_sequence import ScheduledSequence
-from ..transfer import to_device
 from ..vision.encoder import ImageTokens
 from ..vision.prompt_images import Piece
 from .batch import Batch
@@ -31,7 +30,7 @@ def with_image_positions(batch: Batch, scheduled: SequenceOf[ScheduledSequence])
         begin += num_tokens
     if not pieces:
         return replace(batch, places=numpy.stack((batch.places[0], positions[0])))
-    return replace(batch, images=ImageTokens(pieces, to_device(positions, batch.attention.device)))
+    return replace(batch, images=ImageTokens(pieces, positions))
 
 
 def with_image_offsets(batch: Batch, decodes: DecodeRows) -> Batch:

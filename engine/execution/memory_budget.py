@@ -181,10 +181,11 @@ def measured_caches(
     try:
         left = use.left_for_kv(config.gpu_memory_utilization, least)
     except ConfigError:
-        # They wait to hear of it.
+        # They wait to hear of both.
+        ranks.least(0)
         ranks.least(0)
         raise
-    num_states = num_states_in(left // 2, model_config, config, model.dtype)
+    num_states = ranks.least(num_states_in(left // 2, model_config, config, model.dtype))
     left -= num_states * state_size
     num_blocks = num_blocks_in(left, model_config, config.block_size, kv_dtype, second.block_bytes)
     logger.info("%s for %d KV blocks beside %s and %d states", gib(left), num_blocks, use, num_states)

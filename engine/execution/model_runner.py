@@ -23,6 +23,7 @@ from ..lora.installed import InstalledAdapters
 from ..models import Decoder, load_model
 from ..sharding.ranks import ALONE, Ranks
 from ..sharding.stages import own_model
+from ..transfer import to_device
 from ..vision.encoder import ImageEncoder
 from .batch import Batch
 from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
@@ -96,7 +97,7 @@ class ModelRunner:
         else:
             num_blocks = ranks.least(num_blocks)
             kv_bytes = num_blocks * block_bytes(share, config.block_size, kv_dtype)
-            self.num_states = num_states_in(kv_bytes, share, config, self.dtype)
+            self.num_states = ranks.least(num_states_in(kv_bytes, share, config, self.dtype))
         self._kv_dtype = kv_dtype
         self._states: StateMemory | None = None
         if self.num_states:
@@ -184,8 +185,10 @@ class ModelRunner:
             with self.adapters.applied(numbers, None if last is None else last.index):
                 return self._forward(replace(batch, adapters=None))
         positions, images = batch.positions, None
-        if batch.images is not None and self.images is not None:
-            positions, images = batch.images.positions, self.images.see(batch.images.pieces)
+        if batch.images is not None:
+            positions = to_device(batch.images.positions, self.device)
+            # A stage may have nothing to see with.
+            images = None if self.images is None else self.images.see(batch.images.pieces)
         states = None if self._states is None or batch.states is None else self._states.of(batch.states)
         return self._model.forward(
             batch.token_ids,

@@ -6,6 +6,7 @@ Elsewhere they are micro-batches; here they are cut by tokens, not by sequences 
 from collections.abc import Iterator
 from itertools import accumulate, pairwise
 
+from ...kernels.gated_delta import StateSlots
 from ...kernels.paged_attention import AttentionMetadata
 from .batch import Batch
 
@@ -38,6 +39,8 @@ def split(batch: Batch, number: int) -> Iterator[Batch]:
             _between(batch.attention, start, end),
             batch.last_token_index[:0],
             adapters=None if batch.adapters is None else batch.adapters[start:end],
+            images=None if batch.images is None else batch.images.between(start, end),
+            states=None if batch.states is None else _states_between(batch.states, start, end),
         )
 
 
@@ -54,3 +57,11 @@ def _between(attention: AttentionMetadata, start: int, end: int) -> AttentionMet
             context_lens.append(context - max(0, last - end))
             tables.append(table)
     return AttentionMetadata(query_lens, context_lens, tables, attention.block_size, attention.device)
+
+
+def _states_between(states: StateSlots, start: int, end: int) -> StateSlots:
+    """Those of the same tokens: who began in a part before goes on from what that left."""
+    here = [span for span in states.spans if span.start < end and span.start + span.length > start]
+    lens = [min(span.start + span.length, end) - max(span.start, start) for span in here]
+    read = [span.write if span.start < start else span.read for span in here]
+    return StateSlots(lens, read, [span.write for span in here], states.device)

@@ -65,8 +65,9 @@ class MakeLayer(Protocol):
 class Decoder:
     """Weights and forward pass. The KV cache belongs to the caller. `parts`: its projections by their names on disk.
 
-    `vision`: what it sees images with, if it does. `ranks`: with whom it is shared; raises `ConfigError` where it
-    cannot be. Of a stage of it this has the layers alone, and at the ends what stands before or after them.
+    `vision`: what it sees images with, if it does; no part of that is shared. `ranks`: with whom the rest is; raises
+    `ConfigError` where it cannot be. Of a stage of it this has the layers alone, and at the ends what stands before or
+    after them.
     """
 
     def __init__(
@@ -151,7 +152,9 @@ class Decoder:
 
     def weight_slots(self) -> Iterator[WeightSlot]:
         """Every weight under the name that a checkpoint gives it."""
-        return self._own_slots() if self._shard is None else self._shard.cut(self._own_slots())
+        yield from self._own_slots() if self._shard is None else self._shard.cut(self._own_slots())
+        if self.vision is not None:
+            yield from self.vision.weight_slots()
 
     def _own_slots(self) -> Iterator[WeightSlot]:
         if self._embedding is not None:
@@ -160,8 +163,6 @@ class Decoder:
             yield from self._head.weight_slots()
         for index, layer in enumerate(self._layers):
             yield from layer.weight_slots(self._layer_name(index))
-        if self.vision is not None:
-            yield from self.vision.weight_slots()
 
     def _layer_name(self, index: int) -> str:
         return f"{self.config.names.layers}.{self.stage.first_layer + index}"
@@ -204,7 +205,7 @@ class Decoder:
         """
         # The embedding is the first branch that joins the residual stream.
         branch = self._opening(token_ids)
-        if images is not None:
+        if images is not None and self.stage.is_first:
             images.put(branch)
         residual = torch.zeros_like(branch)
         # Taken apart once a step: a view of a tensor costs the host a microsecond or two.
@@ -220,7 +221,7 @@ class Decoder:
                 residual = residual[step.wanted]
             branch = layer.feed_forward(attended, residual)
             if images is not None:
-                images.add(index, residual)
+                images.add(self.stage.first_layer + index, residual)
         hidden = residual.add_(branch)
         if not self.stage.is_last:
             self._ranks.hand_on(hidden)

@@ -7,16 +7,21 @@ from torch import Tensor
 
 from ...kernels.gated_delta import causal_conv, gated_delta_rule, gated_rms_norm
 from ...kernels.linear import Linear
+from ..checkpoints.cut import OF_OUTPUTS
 from ..checkpoints.model_config import LinearAttentionConfig
 from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, Step, linear_slots
 
 
 class GatedDeltaNet:
-    """Called as `Attention` is, with a layer's states in the place of its keys and values."""
+    """Called as `Attention` is, with a layer's states in the place of its keys and values.
+
+    Where ranks share it, it gives their sum.
+    """
 
     def __init__(self, blank: BlankWeights, shape: LinearAttentionConfig) -> None:
         config = blank.config
+        self._ranks = blank.ranks
         self._shape = shape
         self._eps = config.rms_norm_eps
         # What is mixed, and gates beside it; then what says how much is written, and how much of a state kept.
@@ -43,7 +48,7 @@ class GatedDeltaNet:
         read = gated_delta_rule(mixed, decay, beta, self.decay_scale, self.decay_bias, states, step.states)
         if step.wanted is not None:
             read, gates = read[step.wanted], gates[step.wanted]
-        return self.output(gated_rms_norm(read, gates, self.norm, self._eps).flatten(1))
+        return self._ranks.sum(self.output(gated_rms_norm(read, gates, self.norm, self._eps).flatten(1)))
 
     def projections(self) -> Iterator[Linear]:
         yield self.inputs
@@ -55,9 +60,9 @@ class GatedDeltaNet:
         names = [f"{prefix}.{name}" for name in self._step_names]
         yield from linear_slots(self.steps, names, self._step_sizes, self._step_orders)
         yield from linear_slots(self.output, [f"{prefix}.out_proj"])
-        yield WeightSlot(f"{prefix}.conv1d.weight", self.conv_weight.unsqueeze(1))
-        yield WeightSlot(f"{prefix}.A_log", self.decay_scale)
-        yield WeightSlot(f"{prefix}.dt_bias", self.decay_bias)
+        yield WeightSlot(f"{prefix}.conv1d.weight", self.conv_weight.unsqueeze(1), axes=OF_OUTPUTS)
+        yield WeightSlot(f"{prefix}.A_log", self.decay_scale, axes=OF_OUTPUTS)
+        yield WeightSlot(f"{prefix}.dt_bias", self.decay_bias, axes=OF_OUTPUTS)
         yield WeightSlot(f"{prefix}.norm.weight", self.norm)
 
 

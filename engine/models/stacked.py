@@ -8,10 +8,14 @@ from torch import Tensor
 
 from ...kernels.linear import Linear
 from ...kernels.weight_memory import empty_weight
+from ..checkpoints.cut import Axes, Axis
 from ..checkpoints.quantization_config import Mxfp4Scheme
 from ..checkpoints.weights import WeightSlot
 from ..quantization.mxfp4 import StoredMxfp4, blank_mxfp4, mxfp4_exponent
 from .blocks import BlankWeights
+
+# As on disk: inputs before outputs.
+_OF_MATRICES = Axes(Axis(2), Axis(1))
 
 
 @dataclass(frozen=True)
@@ -63,7 +67,8 @@ class ExpertMatrices:
             exponent = mxfp4_exponent(held.shape[1] ** -0.5)
             yield WeightSlot(f"{name}_scales", self._of_all(held.exponents), constant=exponent)
         else:
-            yield WeightSlot(name, self._of_all(self.linears[0].weight).transpose(1, 2), may_be_turned=True)
+            stacked = self._of_all(self.linears[0].weight).transpose(1, 2)
+            yield WeightSlot(name, stacked, may_be_turned=True, axes=_OF_MATRICES)
         if self._biases is not None:
             yield WeightSlot(f"{name}_bias", self._biases)
 

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
 from ..lora.adapter import Adapter
+from ..vision.encoder import ImageTokens
 
 Ints = NDArray[numpy.int64]
 
@@ -51,7 +52,8 @@ class WholeStep(NamedTuple):
     places: slots, then positions. tables: the block tables one after the other; num_blocks: of each sequence.
     num_wanted: how many tokens' logits are wanted; None: of all. Which they are comes with the token ids, on the
     device. prompt_chunks: the tokens whose logits prompts want, as many at a time as rank 0 looks at. `decodes`: each
-    sequence decodes a token, and the next step may be a `NextStep`. adapters: as `Batch` has them, or empty.
+    sequence decodes a token, and the next step may be a `NextStep`. adapters: as `Batch` has them, or empty. states:
+    the slots that the sequences read, then those that they write, or empty. images: as `Batch` has them.
     """
 
     places: bytes
@@ -64,6 +66,8 @@ class WholeStep(NamedTuple):
     prompt_chunks: Sequence[Ints]
     decodes: bool
     adapters: bytes
+    states: bytes
+    images: ImageTokens | None
 
 
 class NextStep(NamedTuple):

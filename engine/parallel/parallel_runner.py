@@ -54,8 +54,8 @@ class ParallelRunner(ModelRunner):
         self.memory.block_bytes = block_bytes(first, config.block_size, self._kv_dtype)
         if self.adapters is not None:
             own = OwnAdapters(self.adapters, ranks)
-            self._shares = AdapterShares(own, model_config, (tensor, pipeline), processes.tell_each)
             parts = adaptable(whole_parts(model_config, self.dtype))
+            self._shares = AdapterShares(own, model_config, parts, (tensor, pipeline), processes.tell_each)
             self.loras = LoraAdapters(parts, config, self.dtype, self._install_adapters)
 
     @classmethod

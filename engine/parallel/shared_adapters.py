@@ -1,6 +1,6 @@
 """LoRA adapters of a model that several processes share: rank 0 reads them, and each holds its own part of them all."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -9,6 +9,7 @@ from torch import Tensor
 from ..checkpoints.model_config import ModelConfig
 from ..lora.adapter import Adapter, LowRank
 from ..lora.installed import InstalledAdapters
+from ..models.blocks import LinearPart
 from ..sharding.ranks import Ranks, place_of
 from ..sharding.shard import Part, Shard
 from ..sharding.stages import stage_layers
@@ -47,19 +48,22 @@ class OwnAdapters:
 class AdapterShares:
     """What each process, the first of them this one, has of an adapter.
 
-    Sharing takes the adapter's matrices apart: it has none any more. `tell_each` sends the other ones an order each.
+    Sharing takes the adapter's matrices apart: it has none any more. `parts`: the whole model's projections.
+    `tell_each` sends the other ones an order each.
     """
 
     def __init__(
         self,
         own: OwnAdapters,
         model: ModelConfig,
+        parts: Mapping[str, LinearPart],
         sizes: tuple[int, int],
         tell_each: Callable[[Iterable[HoldAdapters]], None],
     ) -> None:
         """sizes: how many ranks share a stage, and how many stages there are."""
         self._own = own
         self._model = model
+        self._parts = parts
         self._size, self._num_stages = sizes
         self._tell_each = tell_each
 
@@ -82,7 +86,7 @@ class AdapterShares:
         start, end = stage_layers(self._model.num_hidden_layers, stage, self._num_stages)
         shard = Shard(rank, self._size, self._model) if self._size > 1 else None
         additions = {
-            name: addition if shard is None else _cut(addition, shard.part(name))
+            name: addition if shard is None else _cut(addition, shard.part(name), self._parts[name].order)
             for name, addition in adapter.additions.items()
             if start <= layer_of(name) < end
         }
@@ -91,18 +95,24 @@ class AdapterShares:
 
 def layer_of(name: str) -> int:
     """Of a projection that can be adapted, named as checkpoints do: model.layers.0.self_attn.q_proj."""
-    return int(name.split(".")[2])
+    return int(name.partition(".layers.")[2].partition(".")[0])
 
 
-def _cut(addition: LowRank, part: Part | None) -> LowRank:
-    """As its projection is: by its outputs, or by its inputs, whose products the ranks sum up."""
+def _cut(addition: LowRank, part: Part | None, order: Tensor | None) -> LowRank:
+    """As its projection is: by its outputs, or by its inputs, whose products the ranks sum up.
+
+    order: where the checkpoint has each output of the whole, if in an order of its own. That of a part is the same.
+    """
     if part is None:
         return addition
-    if part.by_outputs:
-        return LowRank(addition.down, _columns(addition.up, part))
-    return LowRank(_columns(addition.down, part), addition.up)
+    places = torch.cat([torch.arange(start, end) for start, end in part.ranges])
+    if not part.by_outputs:
+        return LowRank(_columns(addition.down, places), addition.up)
+    if order is not None:
+        places = torch.isin(order, places).nonzero().flatten()
+    return LowRank(addition.down, _columns(addition.up, places))
 
 
-def _columns(matrix: Tensor, part: Part) -> Tensor:
+def _columns(matrix: Tensor, places: Tensor) -> Tensor:
     # Copies: a part of a tensor would be sent with the rest of its memory.
-    return torch.cat([matrix[:, start:end] for start, end in part.ranges], 1)
+    return matrix[:, places].contiguous()

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import ArrayLike
 from torch import Tensor
 
+from ...kernels.gated_delta import StateSlots
 from ...kernels.paged_attention import AttentionMetadata, DecodeSeries, DecodeStep
 from ..execution.batch import Batch
 from ..models.last_tokens import LastTokens
@@ -48,6 +49,8 @@ class StepWriter:
             prompt_chunks=[] if reader is None else list(map(_indices, reader.chunks(self._vocab_size))),
             decodes=attention.decode_step is not None,
             adapters=b"" if batch.adapters is None else _packed(batch.adapters),
+            states=b"" if batch.states is None else _packed((batch.states.read, batch.states.write)),
+            images=batch.images,
         )
 
 
@@ -90,6 +93,8 @@ class StepReader:
             prompt_reader=FollowedPrompts((), message.prompt_chunks) if message.prompt_chunks else None,
             last_tokens=self._last_tokens(attention, message.last_rows),
             adapters=_unpacked(message.adapters) if message.adapters else None,
+            images=message.images,
+            states=self._state_slots(attention, message.states),
         )
 
     def _next(self, message: NextStep) -> Batch:
@@ -102,17 +107,19 @@ class StepReader:
         for row, block in zip(rows.tolist(), blocks.tolist(), strict=True):
             last.attention.tables[row].append(block)
         places[0, rows] = blocks * self._block_size
-        columns = places[1, rows] // self._block_size
+        # Of a prompt with images positions are less than what stands before them.
+        context_lens: Ints = numpy.asarray(last.attention.context_lens) + 1
+        columns = (context_lens[rows] - 1) // self._block_size
         attention = AttentionMetadata(
             query_lens=last.attention.query_lens,
-            context_lens=(places[1] + 1).data,
+            context_lens=context_lens.data,
             block_tables=last.attention.tables,
             block_size=self._block_size,
             device=self._device,
             decode_step=DecodeStep(self._series, before.number + 1, rows, columns, blocks),
         )
         token_ids, _ = self._heard(places.shape[1], None)
-        return Batch(token_ids, places, attention, last.last_token_index, adapters=last.adapters)
+        return Batch(token_ids, places, attention, last.last_token_index, adapters=last.adapters, states=last.states)
 
     def _heard(self, num_tokens: int, num_wanted: int | None) -> tuple[Tensor, Tensor]:
         """The token ids, and whose logits are wanted."""
@@ -120,6 +127,12 @@ class StepReader:
         heard = self._ranks.hear(room)
         wanted = torch.arange(num_tokens, device=self._device) if num_wanted is None else heard[num_tokens:]
         return heard[:num_tokens], wanted
+
+    def _state_slots(self, attention: AttentionMetadata, slots: bytes) -> StateSlots | None:
+        if not slots:
+            return None
+        read, write = _unpacked(slots).reshape(2, -1).tolist()
+        return StateSlots(attention.query_lens, read, write, self._device)
 
     def _last_tokens(self, attention: AttentionMetadata, rows: LastRows | None) -> LastTokens | None:
         if rows is None:

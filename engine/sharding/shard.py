@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..checkpoints.cut import WHOLE, Axis, Cut
-from ..checkpoints.model_config import ModelConfig
+from ..checkpoints.model_config import LinearAttentionConfig, ModelConfig
 from ..checkpoints.weights import WeightSlot
 from ..errors import ConfigError
 from .shares import Range, local_model, require_splittable, share_of
@@ -64,7 +64,8 @@ class Shard:
 
     def _cut(self, slot: WeightSlot) -> WeightSlot:
         name, _, suffix = slot.name.rpartition(".")
-        part = self.part(name)
+        # Of experts that lie stacked, the last part of the name is the projection's.
+        part = self.part(name) or self.part(slot.name)
         if part is None or slot.axes == WHOLE:
             return slot
         shape = tuple(slot.destination.shape)
@@ -80,7 +81,9 @@ class Shard:
         """What is here of a matrix; None where every rank has the whole."""
         module = name.rpartition(".")[2]
         if module == "q_proj":
-            return Part(True, self._query_size, (self._queries,))
+            # A head's gate, where it has one, lies behind its query.
+            size = self._query_size * (2 if self.model.has_output_gate else 1)
+            return Part(True, size, (share_of(size, self.rank, self.size),))
         if module in _KEYS:
             return Part(True, self._key_size, (self._keys,))
         if module == "qkv_proj":
@@ -91,12 +94,34 @@ class Shard:
         if module in _VOCABULARY:
             return Part(True, self.model.vocab_size, (self.words,))
         if module not in (*_INNER, *_FROM_INNER):
-            return None
+            linear = self.model.linear_attention
+            return None if linear is None else self._part_of_linear(module, linear)
         inner = self._inner_size(name)
         share = share_of(inner, self.rank, self.size)
         if module in _FUSED:
             return Part(True, 2 * inner, _side_by_side((inner, inner), (share, share)))
         return Part(module in _INNER, inner, (share,))
+
+    def _part_of_linear(self, module: str, linear: LinearAttentionConfig) -> Part | None:
+        """Of a Gated DeltaNet a rank has whole key heads, with those that they serve."""
+        mixed, heads = (linear.key_size, linear.key_size, linear.value_size), (linear.num_heads,)
+        parts = {
+            "in_proj_qkv": mixed,
+            "conv1d": mixed,
+            "in_proj_z": (linear.value_size,),
+            # What belongs to a key head lies together.
+            "in_proj_qkvz": (linear.mixed_size + linear.value_size,),
+            "in_proj_ba": (2 * linear.num_heads,),
+            "in_proj_b": heads,
+            "in_proj_a": heads,
+            # Numbers that belong to no part of it.
+            "linear_attn": heads,
+            "out_proj": (linear.value_size,),
+        }
+        if (sizes := parts.get(module)) is None:
+            return None
+        shares = tuple(share_of(size, self.rank, self.size) for size in sizes)
+        return Part(module != "out_proj", sum(sizes), _side_by_side(sizes, shares))
 
     @property
     def _query_size(self) -> int:

@@ -29,6 +29,9 @@ def local_model(model: ModelConfig, rank: int, size: int) -> ModelConfig:
             intermediate_size=moe.intermediate_size // size,
             shared_expert_intermediate_size=None if shared is None else shared // size,
         )
+    linear = model.linear_attention
+    if linear is not None:
+        linear = replace(linear, num_key_heads=linear.num_key_heads // size, num_heads=linear.num_heads // size)
     first_word, end = share_of(model.vocab_size, rank, size)
     return replace(
         model,
@@ -36,6 +39,7 @@ def local_model(model: ModelConfig, rank: int, size: int) -> ModelConfig:
         num_attention_heads=model.num_attention_heads // size,
         num_key_value_heads=max(1, model.num_key_value_heads // size),
         intermediate_size=model.intermediate_size // size,
+        linear_attention=linear,
         moe=moe,
     )
 
@@ -57,7 +61,7 @@ def require_splittable(model: ModelConfig, size: int) -> None:
         raise ConfigError(
             f"{option} must divide num_key_value_heads={kv_heads} of {model.path}, or be a multiple of it"
         )
-    for name, inner in _inner_sizes(model):
+    for name, inner in _divided_sizes(model):
         if inner % size:
             raise ConfigError(f"{option} must divide {name}={inner} of {model.path}")
     if model.vocab_size < size:
@@ -66,13 +70,16 @@ def require_splittable(model: ModelConfig, size: int) -> None:
         raise ConfigError(f"{option} is not supported with desc_act (act-order), as {model.path} has it")
 
 
-def _inner_sizes(model: ModelConfig) -> list[tuple[str, int]]:
+def _divided_sizes(model: ModelConfig) -> list[tuple[str, int]]:
     moe = model.moe
     sizes = [] if moe is not None and all(moe.sparse_layers) else [("intermediate_size", model.intermediate_size)]
     if moe is not None:
         sizes.append(("moe_intermediate_size", moe.intermediate_size))
         if moe.shared_expert_intermediate_size is not None:
             sizes.append(("shared_expert_intermediate_size", moe.shared_expert_intermediate_size))
+    if model.linear_attention is not None:
+        # Of its other heads there are so many for each of these.
+        sizes.append(("linear_num_key_heads", model.linear_attention.num_key_heads))
     return sizes
 
 

@@ -4,7 +4,6 @@ from dataclasses import replace
 
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.stage import Stage
-from ..config import parallel_options
 from ..errors import ConfigError
 from .shares import Range, local_model, require_splittable
 
@@ -20,13 +19,17 @@ def stage_model(model: ModelConfig, stage: int, num_stages: int) -> ModelConfig:
         return model
     require_stages(model, num_stages)
     start, end = stage_layers(model.num_hidden_layers, stage, num_stages)
-    moe = model.moe
+    moe, linear, vision = model.moe, model.linear_attention, model.vision
+    # What an image is comes in at the first layer, and some of it behind the first ones.
+    sees = stage == 0 or (vision is not None and start < len(vision.deepstack_layers))
     return replace(
         model,
         num_hidden_layers=end - start,
         ropes=model.ropes[start:end],
         sliding_windows=model.sliding_windows[start:end],
+        linear_attention=None if linear is None else replace(linear, layers=linear.layers[start:end]),
         moe=None if moe is None else replace(moe, sparse_layers=moe.sparse_layers[start:end]),
+        vision=vision if sees else None,
         stage=Stage(start, is_first=stage == 0, is_last=stage == num_stages - 1),
     )
 
@@ -58,17 +61,24 @@ def require_stages(model: ModelConfig, num_stages: int) -> None:
 
 def require_parallel(model: ModelConfig, tensor_parallel_size: int, pipeline_parallel_size: int) -> None:
     """Raises `ConfigError` where so many processes cannot share the model."""
-    options = parallel_options(tensor_parallel_size, pipeline_parallel_size)
-    if model.vision is not None and options:
-        raise ConfigError(
-            f"{options} is not supported with a model that reads images, as {model.path} does: leave it out"
-        )
-    if model.linear_attention is not None and options:
-        raise ConfigError(
-            f"{options} is not supported with a model whose layers have states, as those of {model.path} have: "
-            "leave it out"
-        )
     if pipeline_parallel_size > 1:
         require_stages(model, pipeline_parallel_size)
+        _require_both_kinds(model, pipeline_parallel_size)
     if tensor_parallel_size > 1:
         require_splittable(model, tensor_parallel_size)
+
+
+def _require_both_kinds(model: ModelConfig, num_stages: int) -> None:
+    """Raises `ConfigError` where a stage would have no states, or no keys and values, of a model that has both.
+
+    How many it has memory for would be no number.
+    """
+    if model.linear_attention is None:
+        return
+    kinds = model.linear_attention.layers
+    ranges = (stage_layers(len(kinds), stage, num_stages) for stage in range(num_stages))
+    if any(len(set(kinds[start:end])) == 1 for start, end in ranges):
+        raise ConfigError(
+            f"pipeline_parallel_size={num_stages} leaves a stage of {model.path} without layers of both kinds, those "
+            "with states and those that attend: take a smaller one"
+        )

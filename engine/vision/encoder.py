@@ -4,7 +4,9 @@ from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ..errors import InvalidRequestError
@@ -14,10 +16,15 @@ from .tower import VisionTower
 
 @dataclass(frozen=True)
 class ImageTokens:
-    """Which of a step's tokens are images', and all its tokens' positions: [3, num_tokens] int64."""
+    """Which of a step's tokens are images', and all its tokens' positions: [3, num_tokens] int64, on the host."""
 
     pieces: Sequence[Piece]
-    positions: Tensor
+    positions: NDArray[numpy.int64]
+
+    def between(self, start: int, end: int) -> "ImageTokens":
+        """Those of the tokens from one of the step's to before another."""
+        cut = (piece.between(start, end) for piece in self.pieces)
+        return ImageTokens([piece for piece in cut if piece is not None], self.positions[:, start:end])
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,12 @@ class Piece(NamedTuple):
     first: int
     last: int
 
+    def between(self, start: int, end: int) -> "Piece | None":
+        """What of it stands there, its place counted from `start`; None where nothing does."""
+        first = self.first + max(start - self.place, 0)
+        last = min(self.last, self.first + end - self.place)
+        return Piece(max(self.place - start, 0), self.image, first, last) if first < last else None
+
 
 @dataclass(frozen=True, eq=False)
 class PromptImages:

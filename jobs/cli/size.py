@@ -32,10 +32,6 @@ _TOO_SMALL = (
     "those takes that share the model. It must divide the model's attention heads. --pipeline-parallel-size gives each "
     "some of the layers instead."
 )
-_NOT_SHARED = (
-    "GPUs do not share a model that reads images or has states: where none has room for a sequence, a shorter "
-    "--max-model-len may."
-)
 
 
 def size(
@@ -121,7 +117,7 @@ def _print(name: str, needs: ModelNeeds, fits: list[Fit], num_seqs: int) -> None
     heading = ("GPU", "MEMORY", "LEFT FOR KV", "TOKENS", "SEQUENCES", "GPUS FOR ONE", f"GPUS FOR {num_seqs:,}")
     print_table(heading, [_line(fit, num_seqs) for fit in fits])
     if not all(fit.num_sequences for fit in fits):
-        typer.echo(f"\n{_TOO_SMALL if needs.is_shareable else _NOT_SHARED}")
+        typer.echo(f"\n{_TOO_SMALL}")
 
 
 def _of_states(num_bytes: int) -> str:

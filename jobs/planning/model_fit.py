@@ -58,8 +58,7 @@ class ModelNeeds:
     most.
     `parameters`: of the whole. `sequence_tokens`: the longest sequence. `beside_bytes`: about what the largest step,
     CUDA graphs and the driver take; a worker measures it. `guessing`: what of it is a draft model's, or Medusa heads'.
-    `state_bytes`: what a sequence takes whatever its length, of a model whose layers have states. `is_shareable`:
-    whether GPUs can share it.
+    `state_bytes`: what a sequence takes whatever its length, of a model whose layers have states.
     """
 
     parameters: int
@@ -75,7 +74,6 @@ class ModelNeeds:
     pipeline_parallel_size: int = 1
     guessing: GuessNeeds = NO_GUESSER
     state_bytes: int = 0
-    is_shareable: bool = True
 
     @classmethod
     def of(cls, folder: Path, options: EngineConfig) -> "ModelNeeds":
@@ -110,8 +108,7 @@ class ModelNeeds:
             tensor_parallel_size=size,
             pipeline_parallel_size=stages,
             guessing=guessing,
-            state_bytes=state_bytes(model, item_bytes),
-            is_shareable=model.vision is None and model.linear_attention is None,
+            state_bytes=max(state_bytes(share, item_bytes) for share in shares),
         )
 
     @property
@@ -166,15 +163,13 @@ class Fit:
         """How many such GPUs it takes for so many of the longest sequences; None: no number of them is enough.
 
         Each has the whole model, or as many as share one. Where that and a sequence do not fit, how many have enough
-        memory together, if they can share it.
+        memory together.
         """
         if self._usable_bytes <= 0:
             return None
         size = self.needs.num_sharing
         if self.num_sequences:
             return size * -(-num_sequences // self.num_sequences)
-        if not self.needs.is_shareable:
-            return None
         needed = self.needs.weight_bytes + num_sequences * self.needs.sequence_bytes + self.needs.block_bytes
         return -(-size * needed // self._usable_bytes)
 

@@ -1,6 +1,7 @@
 """How much memory the KV cache gets: the arithmetic, and the step that is measured. The GPU itself is not at hand."""
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,7 +24,7 @@ from headrace.engine.lora_request import LoRARequest
 from headrace.engine.models import load_model
 from headrace.engine.sharding.ranks import Ranks
 
-from ..families import FAMILIES
+from ..families import FAMILIES, WITH_STATES
 
 GIB = 2**30
 USE = MemoryUse(total=80 * GIB, peak=20 * GIB, graphs=1 * GIB, others=2 * GIB)
@@ -77,9 +78,19 @@ def test_the_other_ranks_hear_of_one_without_room(model_config, monkeypatch):
     told = Told()
     with pytest.raises(ConfigError, match=r"gpu_memory_utilization=0\.25 of"):
         measured_caches(model, model_config, EngineConfig(gpu_memory_utilization=0.25), torch.float32, GPU, ranks=told)
-    assert told.numbers == [0]
+    assert told.numbers == [0, 0]
     assert measured_caches(model, model_config, EngineConfig(), torch.float32, GPU, ranks=told) == (50, 0)
-    assert told.numbers[1] > 50
+    assert told.numbers[2] == 0
+    assert told.numbers[3] > 50
+
+
+def test_ranks_have_as_many_states_as_the_one_with_the_least_room(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory_budget, "measure_memory_use", lambda *_: USE)
+    described = described_model(tmp_path, "qwen3.5", "Qwen3_5ForCausalLM")
+    config = EngineConfig(load_format="dummy")
+    model = load_model(described, config, torch.float32, CPU)
+    assert measured_caches(model, described, config, torch.float32, GPU)[1] == 256 + 64
+    assert measured_caches(model, described, config, torch.float32, GPU, ranks=Told()) == (50, 50)
 
 
 def test_out_of_memory_at_the_start_is_an_option_to_change():
@@ -92,10 +103,13 @@ def test_out_of_memory_at_the_start_is_an_option_to_change():
 
 @pytest.fixture(scope="module")
 def model_config(tmp_path_factory: pytest.TempPathFactory) -> ModelConfig:
-    folder = tmp_path_factory.mktemp("model")
-    FAMILIES["llama"].save_pretrained(folder)
+    return described_model(tmp_path_factory.mktemp("model"), "llama", "LlamaForCausalLM")
+
+
+def described_model(folder: Path, family: str, architecture: str) -> ModelConfig:
+    (FAMILIES | WITH_STATES)[family].save_pretrained(folder)
     config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["LlamaForCausalLM"]}))
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": [architecture]}))
     return ModelConfig.from_pretrained(folder)
 
 

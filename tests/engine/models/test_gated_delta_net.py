@@ -126,6 +126,3 @@ def test_what_does_not_go_with_states_is_refused(checkpoint):
     folder = checkpoint("qwen3.5").folder
     with pytest.raises(ConfigError, match=r"speculative_config is not supported with .*: its layers have states"):
         Engine.from_pretrained(folder, EngineConfig(speculative_config={"num_speculative_tokens": 3}))
-    for options in (EngineConfig(tensor_parallel_size=2), EngineConfig(pipeline_parallel_size=2)):
-        with pytest.raises(ConfigError, match=r"is not supported with a model whose layers have states"):
-            Engine.from_pretrained(folder, options)

@@ -18,11 +18,15 @@ from torch import Tensor
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.kv_cache.kv_memory import kv_shape
+from headrace.engine.kv_cache.state_memory import StateMemory
+from headrace.engine.kv_cache.state_pool import NULL_STATE
 from headrace.engine.models import Decoder, load_model
+from headrace.engine.models.layer_states import LayerStates
 from headrace.engine.parallel.messages import Task
 from headrace.engine.parallel.rank_process import _follow
 from headrace.engine.parallel.rank_processes import _Rank
 from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
+from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.paged_attention import AttentionMetadata
 
 CPU = torch.device("cpu")
@@ -52,8 +56,16 @@ def logits_of(model: Decoder, dtype: torch.dtype = torch.float32) -> Tensor:
     positions = torch.arange(len(TOKENS))
     kv_cache = torch.zeros(kv_shape(model.config, 2, BLOCK_SIZE), dtype=dtype)
     attention = AttentionMetadata([len(TOKENS)], [len(TOKENS)], [[1]], BLOCK_SIZE, CPU)
-    hidden = model.forward(TOKENS, positions, kv_cache, BLOCK_SIZE + positions, attention)
+    states = states_of(model.config, dtype)
+    hidden = model.forward(TOKENS, positions, kv_cache, BLOCK_SIZE + positions, attention, states=states)
     return model.logits(hidden).float() if model.stage.is_last else hidden
+
+
+def states_of(config: ModelConfig, dtype: torch.dtype) -> LayerStates | None:
+    """Of one sequence, if there are such."""
+    if config.linear_attention is None:
+        return None
+    return StateMemory(config, 1, dtype, CPU).of(StateSlots([len(TOKENS)], [NULL_STATE], [NULL_STATE + 1], CPU))
 
 
 def shared_logits(config: ModelConfig, size: int, way: Way = Way(), num_stages: int = 1) -> Tensor:
@@ -100,6 +112,11 @@ def saved_logits(config: ModelConfig) -> Tensor:
     save_file(tensors, config.path / "model.safetensors")
     model.prepack()
     return logits_of(model)
+
+
+def assert_close(found: Tensor, expected: Tensor) -> None:
+    """But for roundings, which states gather."""
+    torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-4)
 
 
 class RankThread(threading.Thread):

@@ -19,6 +19,12 @@ SIZES: dict[str, Any] = {
 # By what is peculiar to each: biases, tied ends, norms of heads, windows and caps, two ropes, fused matrices, scaled
 # parts, layers without positions, queries that grow, pairs that are rotated, parts side by side,
 # MLPs without a gate, experts.
+_EXPERTS = {
+    "moe_intermediate_size": 64,
+    "num_experts": 5,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 32,
+}
 MODELS: dict[str, dict[str, Any]] = {
     "llama-bias-tied": {
         "architectures": ["LlamaForCausalLM"],
@@ -83,10 +89,7 @@ MODELS: dict[str, dict[str, Any]] = {
     },
     "qwen2-moe": {
         "architectures": ["Qwen2MoeForCausalLM"],
-        "moe_intermediate_size": 64,
-        "num_experts": 5,
-        "num_experts_per_tok": 2,
-        "shared_expert_intermediate_size": 32,
+        **_EXPERTS,
         "mlp_only_layers": [1],
     },
     "glm4-moe": {
@@ -96,6 +99,20 @@ MODELS: dict[str, dict[str, Any]] = {
         "num_experts_per_tok": 2,
         "n_shared_experts": 1,
     },
+}
+_STATES = {
+    "num_hidden_layers": 4,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 8,
+    "linear_key_head_dim": 16,
+    "linear_value_head_dim": 24,
+}
+# Of two layers each in two stages. Inputs of a key head that lie together, or apart; experts that lie stacked.
+WITH_STATES: dict[str, dict[str, Any]] = {
+    "qwen3-next": {"architectures": ["Qwen3NextForCausalLM"], **_STATES, **_EXPERTS, "mlp_only_layers": [1]},
+    "qwen3.5": {"architectures": ["Qwen3_5ForCausalLM"], **_STATES},
+    "qwen3.5-moe": {"architectures": ["Qwen3_5MoeForCausalLM"], **_STATES, **_EXPERTS},
 }
 QUANTIZED: dict[str, dict[str, Any]] = {
     "gptq": {"quant_method": "gptq", "bits": 4, "group_size": 32},
@@ -119,5 +136,5 @@ QUANTIZED: dict[str, dict[str, Any]] = {
 def write_model(folder: Path, name: str = "qwen2", **fields: Any) -> Path:
     """A folder with a `config.json` alone."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**SIZES, **MODELS[name], **fields}))
+    (folder / "config.json").write_text(json.dumps({**SIZES, **(MODELS | WITH_STATES)[name], **fields}))
     return folder

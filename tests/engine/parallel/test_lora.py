@@ -19,7 +19,7 @@ from headrace.engine.parallel import rank_processes
 from headrace.engine.parallel.parallel_runner import ParallelRunner
 from headrace.engine.request import FinishReason, Request
 
-from ..lora.adapters import ATTENTION, MLP, save_adapter
+from ..lora.adapters import ATTENTION, LINEAR_ATTENTION, MLP, save_adapter
 from ..running import greedy_params, run_all, token_ids
 from .sharing import saved_logits, started_as_thread
 from .small_models import write_model
@@ -30,13 +30,17 @@ WAYS = {
     "pipeline": {"pipeline_parallel_size": 2},
     "both": {"tensor_parallel_size": 2, "pipeline_parallel_size": 2},
 }
-# By what is peculiar to each: one head of keys for two ranks, biases, fused matrices, experts in one layer.
+# By what is peculiar to each: one head of keys for two ranks, biases, fused matrices, experts in one layer, and states,
+# with inputs and gates of heads that lie together on disk.
 FAMILIES: dict[str, dict[str, Any]] = {
     "qwen2": {"num_key_value_heads": 1},
     "llama-bias-tied": {},
     "phi3": {},
     "qwen2-moe": {"mlp_only_layers": [0, 2]},
+    "qwen3-next": {"num_hidden_layers": 4, "mlp_only_layers": [0, 1, 2, 3]},
+    "qwen3.5": {"num_hidden_layers": 4},
 }
+_MIXED = {"qwen3-next": ("in_proj_qkvz", "in_proj_ba", "out_proj"), "qwen3.5": LINEAR_ATTENTION}
 _FUSED = ("qkv_proj", "o_proj", "gate_up_proj", "down_proj")
 
 
@@ -46,10 +50,10 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     made = {}
     for name, fields in FAMILIES.items():
         folder = made[name] = write_model(
-            tmp_path_factory.mktemp("adapted") / name, name, num_hidden_layers=3, dtype="float32", **fields
+            tmp_path_factory.mktemp("adapted") / name, name, **{"num_hidden_layers": 3, "dtype": "float32", **fields}
         )
         saved_logits(ModelConfig.from_pretrained(folder))
-        targets = _FUSED if name == "phi3" else ATTENTION + (() if name == "qwen2-moe" else MLP)
+        targets = _FUSED if name == "phi3" else ATTENTION + (() if name == "qwen2-moe" else MLP) + _MIXED.get(name, ())
         save_adapter(folder, folder / "all", targets=targets, seed=1)
         save_adapter(folder, folder / "few", targets=(targets[0], "o_proj"), rank=3, seed=2)
         save_adapter(folder, folder / "attention", targets=("o_proj",), rank=16, alpha=64, seed=3)
@@ -100,10 +104,10 @@ def test_rows_of_all_adapters_in_one_batch(folders, family, way):
     # The first step has so many tokens that stages compute parts of it at the same time.
     engine = load(folder, lora_modules=[lora(folder, "few")], **WAYS[way])
     assert answers(engine, requests(folder)) == expected
-    # From the cache of prefixes.
+    # From the cache of prefixes; no state is kept of prompts that nobody shares.
     before = engine.stats.num_computed_tokens
     assert answers(engine, requests(folder)) == expected
-    assert engine.stats.num_computed_tokens - before < before
+    assert engine.stats.num_computed_tokens - before < before or family in _MIXED
     engine.close()
 
 

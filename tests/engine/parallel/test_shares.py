@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
@@ -10,8 +11,8 @@ from headrace.engine.sharding.shard import Shard
 from headrace.kernels.linear import supports_int8
 from headrace.kernels.native import has_bfloat16
 
-from .sharing import CPU, FROM_FILE, Way, logits_of, saved_logits, shared_logits
-from .small_models import MODELS, QUANTIZED, write_model
+from .sharing import CPU, FROM_FILE, Way, assert_close, logits_of, saved_logits, shared_logits
+from .small_models import MODELS, QUANTIZED, WITH_STATES, write_model
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -23,6 +24,14 @@ def test_of_every_family(name, tmp_path):
     torch.testing.assert_close(shared_logits(config, 4, FROM_FILE), expected)
 
 
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_of_layers_with_states(name, tmp_path):
+    config = ModelConfig.from_pretrained(write_model(tmp_path, name))
+    expected = saved_logits(config)
+    assert_close(shared_logits(config, 2), expected)
+    assert_close(shared_logits(config, 4, FROM_FILE), expected)
+
+
 @pytest.mark.parametrize("name", QUANTIZED)
 def test_of_quantised_checkpoints(name, tmp_path):
     config = ModelConfig.from_pretrained(write_model(tmp_path, quantization_config=QUANTIZED[name], hidden_size=128))
@@ -32,13 +41,29 @@ def test_of_quantised_checkpoints(name, tmp_path):
     torch.testing.assert_close(shared_logits(config, 2, FROM_FILE), expected)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8"])
-def test_in_layouts_of_the_compiled_kernels(quantization, tmp_path):
+@pytest.mark.parametrize("quantization", ["gptq", "fp8-blocks"])
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_of_quantised_checkpoints_with_states(name, quantization, tmp_path):
+    fields = {"hidden_size": 128, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
+    if name != "qwen3.5":
+        fields["shared_expert_intermediate_size"] = 64
+    folder = write_model(tmp_path, name, quantization_config=QUANTIZED[quantization], **fields)
+    config = ModelConfig.from_pretrained(folder)
+    expected = saved_logits(config)
+    assert expected.isfinite().all()
+    assert_close(shared_logits(config, 2), expected)
+    assert_close(shared_logits(config, 2, FROM_FILE), expected)
+
+
+@pytest.mark.parametrize(
+    ("name", "quantization"), [("llama-bias-tied", None), ("llama-bias-tied", "int8"), ("qwen3.5", None)]
+)
+def test_in_layouts_of_the_compiled_kernels(name, quantization, tmp_path):
     """They round: to bfloat16, and each rank its activations to int8 by scales of its own."""
     dtype = torch.float32 if quantization and not has_bfloat16() else torch.bfloat16
     if quantization and not supports_int8(dtype, CPU):
         pytest.skip("no compiled kernels here")
-    config = ModelConfig.from_pretrained(write_model(tmp_path, "llama-bias-tied"))
+    config = ModelConfig.from_pretrained(write_model(tmp_path, name))
     expected = logits_of(Way().load(config))
     found = shared_logits(config, 2, Way(dtype=dtype, quantization=quantization))
     assert (found - expected).norm() < 0.05 * expected.norm()
@@ -49,6 +74,7 @@ def test_in_layouts_of_the_compiled_kernels(quantization, tmp_path):
     [
         ({}, 3, "tensor_parallel_size=3 must divide num_attention_heads=8"),
         ({"num_attention_heads": 12, "num_key_value_heads": 4}, 6, "num_key_value_heads=4"),
+        ({**WITH_STATES["qwen3.5"], "linear_num_key_heads": 2}, 4, "must divide linear_num_key_heads=2 of"),
         ({"intermediate_size": 129}, 2, "tensor_parallel_size=2 must divide intermediate_size=129"),
         ({"quantization_config": {**QUANTIZED["gptq"], "desc_act": True}}, 2, "desc_act"),
     ],
@@ -59,10 +85,32 @@ def test_what_cannot_be_shared_is_refused_with_both_numbers(fields, size, messag
         Shard(0, size, config)
 
 
+def test_stacked_experts_either_way_round(tmp_path):
+    """transformers writes outputs before inputs, the models' authors the other way round."""
+    config = ModelConfig.from_pretrained(write_model(tmp_path, "qwen3.5-moe"))
+    expected = saved_logits(config)
+    file = tmp_path / "model.safetensors"
+    tensors = load_file(file)
+    turned = {name: tensor.mT.contiguous() for name, tensor in tensors.items() if ".mlp.experts." in name}
+    assert len(turned) == 2 * config.num_hidden_layers
+    save_file(tensors | turned, file)
+    assert_close(shared_logits(config, 2, FROM_FILE), expected)
+
+
 def test_groups_of_a_quantised_weight_stay_whole(tmp_path):
     config = ModelConfig.from_pretrained(write_model(tmp_path, quantization_config=QUANTIZED["gptq"], hidden_size=128))
     with pytest.raises(ConfigError, match=r"tensor_parallel_size=8 would split groups of 32 inputs of .*o_proj"):
         shared_logits(config, 8)
+
+
+@pytest.mark.parametrize(
+    ("name", "part"), [("qwen3.5", "outputs of .*in_proj_qkv"), ("qwen3-next", "inputs of .*out_proj")]
+)
+def test_blocks_of_a_quantised_weight_stay_whole(name, part, tmp_path):
+    """Of four ranks each would have 16 outputs of queries; of what lies together 128, and 48 inputs of the values."""
+    folder = write_model(tmp_path, name, quantization_config=QUANTIZED["fp8-blocks"], hidden_size=128)
+    with pytest.raises(ConfigError, match=rf"tensor_parallel_size=4 would split groups of 32 {part}\."):
+        shared_logits(ModelConfig.from_pretrained(folder), 4)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Stages of a model compute one after the other what the whole model does, each with its own layers alone."""
 
 from dataclasses import replace
-from typing import Any
 
 import numpy
 import pytest
@@ -9,7 +8,7 @@ import torch
 from torch import Tensor
 
 from headrace.engine.checkpoints.model_config import ModelConfig
-from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, weight_bytes
+from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, state_bytes, weight_bytes
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
 from headrace.engine.execution.model_runner import ModelRunner
@@ -19,8 +18,8 @@ from headrace.engine.sharding.stages import own_model, require_parallel, stage_l
 from headrace.kernels.paged_attention import DecodeSeries, DecodeStep
 
 from .batches import batch
-from .sharing import BLOCK_SIZE, CPU, FROM_FILE, Way, saved_logits, shared_logits, together
-from .small_models import MODELS, QUANTIZED, write_model
+from .sharing import BLOCK_SIZE, CPU, FROM_FILE, Way, assert_close, saved_logits, shared_logits, together
+from .small_models import MODELS, QUANTIZED, WITH_STATES, write_model
 
 FALCON = {
     "architectures": ["FalconForCausalLM"],
@@ -41,6 +40,17 @@ def test_of_every_family(name, tmp_path):
     expected = saved_logits(config)
     torch.testing.assert_close(shared_logits(config, 1, num_stages=2), expected)
     torch.testing.assert_close(shared_logits(config, 1, FROM_FILE, num_stages=3), expected)
+
+
+@pytest.mark.parametrize("name", WITH_STATES)
+def test_of_layers_with_states(name, tmp_path):
+    config = ModelConfig.from_pretrained(write_model(tmp_path, name))
+    expected = saved_logits(config)
+    assert_close(shared_logits(config, 1, num_stages=2), expected)
+    assert_close(shared_logits(config, 2, FROM_FILE, num_stages=2), expected)
+    stages = [stage_model(config, stage, 2) for stage in range(2)]
+    assert sum(state_bytes(each, 2) for each in stages) == state_bytes(config, 2)
+    assert all(2 * state_bytes(own_model(config, 0, 1, rank, 2), 2) == state_bytes(config, 2) for rank in range(2))
 
 
 @pytest.mark.parametrize("name", ["gptq", "fp8-blocks"])
@@ -142,24 +152,13 @@ def test_more_stages_than_layers_are_refused_with_both_numbers(tmp_path):
         require_parallel(config, 3, 2)
 
 
-@pytest.mark.parametrize(
-    ("sizes", "options"),
-    [
-        ((2, 1), "tensor_parallel_size=2"),
-        ((1, 2), "pipeline_parallel_size=2"),
-        ((2, 2), "tensor_parallel_size=2 and pipeline_parallel_size=2"),
-    ],
-)
-def test_a_model_that_reads_images_is_left_whole(sizes, options, tmp_path):
-    """Whoever asks for its shares: the engine, a command line, or `headrace size`."""
-    vision: Any = "eyes"
-    config = replace(ModelConfig.from_pretrained(write_model(tmp_path)), vision=vision)
-    message = f"^{options} is not supported with a model that reads images, as .* does: leave it out"
-    with pytest.raises(ConfigError, match=message):
-        require_parallel(config, *sizes)
-    with pytest.raises(ConfigError, match=message):
-        own_model(config, 0, sizes[1], 0, sizes[0])
-    assert own_model(config, 0, 1, 0, 1) is config
+def test_a_stage_without_states_or_without_keys_and_values_is_refused(tmp_path):
+    config = ModelConfig.from_pretrained(write_model(tmp_path, "qwen3.5"))
+    assert own_model(config, 0, 2, 0, 1).linear_attention is not None
+    with pytest.raises(
+        ConfigError, match=r"pipeline_parallel_size=3 leaves a stage of .* without layers of both kinds"
+    ):
+        require_parallel(config, 1, 3)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import num_parameters, weight_bytes
 from headrace.engine.config import EngineConfig
-from headrace.engine.errors import ConfigError, ModelError
+from headrace.engine.errors import ModelError
 from headrace.engine.lora_request import LoRARequest
 from headrace.engine.models import load_model
 from headrace.engine.vision.image_files import decode
@@ -196,12 +196,6 @@ def test_a_broken_image_fails_alone(qwen3, expected):
     events = run_all(new_engine(qwen3, max_num_batched_tokens=30), [bad, *good])
     assert "image 1 of the prompt is no image that can be read" in (events["bad"][-1].error or "")
     assert {name: token_ids(events[name]) for name in PROMPTS} == expected
-
-
-def test_several_processes_are_refused(qwen3):
-    for option in ("tensor_parallel_size", "pipeline_parallel_size"):
-        with pytest.raises(ConfigError, match=f"{option}=2 is not supported with a model that reads images"):
-            new_engine(qwen3, **{option: 2})
 
 
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 40, "mlp_only_layers": [0]}

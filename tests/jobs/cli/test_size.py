@@ -26,6 +26,22 @@ QWEN: dict[str, Any] = {
 }
 
 
+# Qwen3-Next-80B-A3B's.
+QWEN_NEXT: dict[str, Any] = {
+    "architectures": ["Qwen3NextForCausalLM"],
+    "dtype": "bfloat16",
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5120,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 262144,
+    "moe_intermediate_size": 512,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+    "shared_expert_intermediate_size": 512,
+}
 # Qwen3-VL-8B's.
 QWEN_VL: dict[str, Any] = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -69,18 +85,22 @@ def test_of_a_model_that_everybody_knows(headrace, tmp_path, qwen):
     assert note not in headrace(tmp_path, "size", qwen, "--gpu", "h100", "-tp", "2").out
 
 
-def test_a_model_that_reads_images_is_not_said_to_be_shared(headrace, tmp_path):
-    """So many GPUs have memory for one sequence together, but it can have no more than one."""
+def test_of_a_model_that_reads_images(headrace, tmp_path):
+    """GPUs that share one have all of its eyes each; of stages the first alone, which speak to its layers."""
     model = write_model_folder(tmp_path / "qwen-vl", **QWEN_VL)
     found = json.loads(headrace(tmp_path, "size", model, "--gpu", "24GiB", "--gpu", "h200", "--json").out)
     assert found["parameters"] == 8_767_123_696
     small, h200 = found["gpus"]
-    assert (small["num_sequences"], small["num_gpus_for_one_sequence"]) == (0, None)
-    assert small["num_gpus_for_max_num_seqs"] is None
+    assert (small["num_sequences"], small["num_gpus_for_one_sequence"]) == (0, 3)
     assert (h200["num_gpus_for_one_sequence"], h200["num_gpus_for_max_num_seqs"]) == (1, 128)
-    printed = headrace(tmp_path, "size", model, "--gpu", "24GiB").out
-    assert "--tensor-parallel-size" not in printed
-    assert "--max-model-len" in printed
+    sizes = [ModelNeeds.of(model, EngineConfig(tensor_parallel_size=size)).weight_bytes for size in (1, 2, 4)]
+    eyes = 2 * (8_767_123_696 - 8_190_735_360)
+    # But for the norms.
+    assert [size - eyes for size in sizes] == pytest.approx(
+        [(sizes[0] - eyes) / share for share in (1, 2, 4)], rel=1e-3
+    )
+    stages = ModelNeeds.of(model, EngineConfig(pipeline_parallel_size=2))
+    assert stages.weight_bytes == pytest.approx((sizes[0] - eyes) / 2 + eyes, rel=1e-3)
 
 
 def test_graphs_of_larger_steps_take_more(qwen):
@@ -101,6 +121,22 @@ def test_of_a_model_that_gpus_share(tmp_path, qwen):
     assert num_sequences > 0
     assert Fit(small, shared).num_gpus(num_sequences) == 2
     assert Fit(small, shared).num_gpus(num_sequences + 1) == 4
+
+
+def test_of_a_model_with_states_that_gpus_share(tmp_path):
+    """Of 36 layers a value head has 128 × 128 floats and, as a key head's query and key do, three tokens before."""
+    next_80b = write_model_folder(tmp_path / "qwen3-next", **QWEN_NEXT)
+    alone, shared = (ModelNeeds.of(next_80b, EngineConfig(tensor_parallel_size=size)) for size in (1, 4))
+    assert alone.parameters == 79_674_391_296
+    assert alone.state_bytes == 36 * (32 * 128 * 128 * 4 + 3 * (2 * 16 + 32) * 128 * 2)
+    assert shared.state_bytes == alone.state_bytes // 4
+    # Its two heads of keys are in two places each.
+    assert shared.kv_token_bytes == alone.kv_token_bytes // 2
+    h100 = Gpu.of("h100")
+    assert (Fit(h100, alone).num_sequences, Fit(h100, alone).num_gpus(1)) == (0, 3)
+    assert Fit(h100, shared).num_sequences > 0
+    stages = ModelNeeds.of(next_80b, EngineConfig(pipeline_parallel_size=3))
+    assert stages.state_bytes == alone.state_bytes // 3
 
 
 def test_of_a_model_whose_layers_gpus_share(headrace, tmp_path, qwen):
