@@ -29,6 +29,7 @@ from ...kernels.paged_attention.device_plan import LAUNCHES, PlanTooLargeError
 from ...kernels.paged_attention.static_plans import StaticPlans
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
+from ..errors import message_of
 from ..lora.slots import AdapterSlots
 from .batch import Batch
 from .devices import flops_per_second
@@ -247,7 +248,7 @@ class CudaGraphs:
                 replay = self._capture(partial(self._compute, size, metadata, tiles))
                 self.num_captures += 1
             except RuntimeError as error:
-                logger.warning("CUDA graphs are off, from now on steps run eagerly: %s", " ".join(str(error).split()))
+                logger.warning("CUDA graphs are off, from now on steps run eagerly: %s", message_of(error))
                 self._sizes.clear()
                 self._replays.clear()
                 return None

@@ -12,7 +12,7 @@ from ...kernels.paged_attention import AttentionMetadata
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.quantization_config import QuantizationConfig
 from ..config import EngineConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, message_of
 from ..kv_cache.kv_memory import KVMemory, block_bytes
 from ..kv_cache.state_memory import StateMemory
 from ..kv_cache.swap import PreemptionCosts
@@ -117,7 +117,7 @@ class ModelRunner:
             try:
                 self.use_graphs(CudaCapture(self.device), model_config, config)
             except RuntimeError as error:
-                logger.warning("no CUDA graphs, steps run eagerly: %s", " ".join(str(error).split()))
+                logger.warning("no CUDA graphs, steps run eagerly: %s", message_of(error))
 
     @torch.inference_mode()
     def use_graphs(self, capture: Capture, model_config: ModelConfig, config: EngineConfig) -> None:
