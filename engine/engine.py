@@ -12,11 +12,10 @@ from .checkpoints.model_config import ModelConfig
 from .checkpoints.vision_config import VisionConfig
 from .config import EngineConfig
 from .errors import EngineDeadError, one_line
+from .execution.device_faults import is_lost, is_out_of_memory, release_cached_memory
 from .execution.loaded_guessing import load_guessing
-from .execution.lost_device import is_lost
 from .execution.memory_budget import NO_SECOND_MODEL
 from .execution.model_runner import ModelRunner
-from .execution.out_of_memory import is_out_of_memory, release_cached_memory
 from .execution.proposer import Proposer
 from .execution.runner import Runner
 from .kv_cache.block_hashes import ROOT, hash_blocks, salted

@@ -23,8 +23,8 @@ from ..kv_cache.state_pool import NULL_STATE
 from ..models import Decoder
 from ..sharding.ranks import ALONE, Ranks
 from .cuda_graphs import GraphLimits
+from .device_faults import is_out_of_memory
 from .graph_sizes import max_graphs
-from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
