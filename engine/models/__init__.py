@@ -14,17 +14,17 @@ from ..checkpoints.weights import WeightSlot
 from ..config import EngineConfig
 from ..sharding.ranks import ALONE, Ranks
 from .blocks import LinearPart
-from .decoder import Decoder, MakeLayer
+from .decoder import Decoder
 from .falcon import FalconLayer
 from .gemma import GemmaLayer
 from .gpt_oss import GptOssLayer
-from .llama import LlamaLayer
+from .layer import DecoderLayer
+from .llama import LlamaLayer, ParallelLayer
 from .olmo import OlmoLayer
-from .parallel import ParallelLayer
 
 # Tensors there have a shape and no memory.
 _NOWHERE = torch.device("meta")
-_LAYERS: dict[str, MakeLayer] = {
+_LAYERS: dict[str, type[DecoderLayer]] = {
     "llama": LlamaLayer,
     "gemma": GemmaLayer,
     "falcon": FalconLayer,

@@ -10,7 +10,8 @@ from ...kernels.activation import clamped_swiglu
 from ...kernels.linear import Linear
 from ...kernels.moe import ClampedGate, choose_experts
 from ..checkpoints.weights import WeightSlot
-from .blocks import Attention, BlankWeights, linear_slots
+from .attention import Attention
+from .blocks import BlankWeights, linear_slots
 from .llama import LlamaLayer
 from .moe import Mixture
 from .stacked import ExpertMatrices, StackedExpert
