@@ -13,7 +13,6 @@ from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights, Step
 from .gated_delta_net import GatedDeltaNet
-from .granite_moe import GraniteExperts
 from .layer import DecoderLayer
 from .mlp import GatedMlp, PlainMlp, new_mlp
 from .moe import ExpertsMlp, Mixture
@@ -45,7 +44,7 @@ class LlamaLayer(DecoderLayer):
     def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture[Any]:
         config = blank.config
         if config.moe is not None and config.moe.sparse_layers[index]:
-            return (GraniteExperts if config.moe.naming == "granite" else ExpertsMlp)(blank, config.moe)
+            return ExpertsMlp(blank, config.moe)
         return new_mlp(blank)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
