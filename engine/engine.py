@@ -35,11 +35,11 @@ from .scheduling.state_tables import StateTables
 from .scheduling.step_plan import StepPlan
 from .serving.admission import Admission, require_context, resolve_max_model_len
 from .serving.served_requests import ServedRequests
+from .speculative.guessers import require_guessing_fits
 from .steps.in_flight import StepInFlight
 from .steps.step_events import StepEvents
 from .steps.step_launcher import StepLauncher
 from .steps.step_result import StepResult
-from .text.guessers import require_guessing_fits
 
 logger = logging.getLogger(__name__)
 

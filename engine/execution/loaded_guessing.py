@@ -8,7 +8,7 @@ from ..checkpoints.hub import locate_model
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
 from ..models.medusa import MedusaHeads
-from ..text.guessers import fitting_draft, fitting_heads
+from ..speculative.guessers import fitting_draft, fitting_heads
 from .devices import resolve_device, resolve_dtype
 from .draft_model import DraftModel
 from .graph_sizes import graph_sizes
