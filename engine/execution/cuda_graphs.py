@@ -63,7 +63,7 @@ class GraphLimits:
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig, device: torch.device) -> Self:
-        longest = config.max_model_len or model.max_position_embeddings
+        longest = config.longest_sequence(model.max_position_embeddings)
         sizes = graph_sizes(config, model, flops_per_second(device))
         num_blocks, num_graphs = -(-longest // config.block_size), max_graphs(config, len(sizes))
         return cls(sizes, num_blocks, config.block_size, config.max_num_seqs, num_graphs)

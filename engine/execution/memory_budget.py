@@ -195,7 +195,7 @@ def measure_memory_use(
     model: Decoder, model_config: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device
 ) -> MemoryUse:
     """Run the largest step on the GPU that holds `model`. Raises `ConfigError` where that does not fit."""
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    max_model_len = config.longest_sequence(model_config.max_position_embeddings)
     kv_cache = zeros(kv_shape(model_config, NULL_BLOCK + 2, config.block_size), kv_dtype, device)
     states = StateMemory(model_config, 1, model.dtype, device) if model_config.linear_attention else None
     torch.cuda.empty_cache()
