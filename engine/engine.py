@@ -24,7 +24,6 @@ from .kv_cache.prefix_cache import PrefixCache
 from .kv_cache.state_pool import StatePool
 from .kv_cache.swap import SwapSpace
 from .logprobs import TokenLogprobs
-from .lora.adapters import LoraAdapters
 from .lora_request import LoRARequest
 from .parallel.parallel_runner import ParallelRunner
 from .request import Request, RequestEvent
@@ -73,14 +72,11 @@ class Engine:
         config: EngineConfig,
         max_position_embeddings: int,
         eos_token_ids: SequenceOf[int] = (),
-        loras: LoraAdapters | None = None,
         proposer: Proposer | None = None,
         vision: VisionConfig | None = None,
-        num_states: int = 0,
     ) -> None:
         self._runner = runner
         self._config = config
-        self._loras = loras
         self._vision = vision
         memory = runner.memory
         block_bytes = memory.block_bytes + (proposer.block_bytes if proposer else 0)
@@ -88,14 +84,20 @@ class Engine:
             config, memory.num_blocks, block_bytes, runner.sliding_window, max_position_embeddings
         )
         self._cache = PrefixCache(BlockPool(memory.num_blocks), config.enable_prefix_caching)
-        states = StateTables(StatePool(num_states)) if num_states else None
+        states = StateTables(StatePool(runner.num_states)) if runner.num_states else None
         swap_space = None if states else _swap_space(runner, config)
         self._tables = BlockTables(self._cache, runner.sliding_window, swap_space, states)
         drafter = proposer.drafter if proposer else None
         self._speculation = Speculation(config.speculative, drafter) if config.speculative is not None else None
         self._scheduler = Scheduler(self._tables, config.max_num_seqs, config.max_num_batched_tokens, self._speculation)
         admission = Admission(
-            self.max_model_len, runner.vocab_size, tuple(eos_token_ids), config.block_size, config.seed, loras, vision
+            self.max_model_len,
+            runner.vocab_size,
+            tuple(eos_token_ids),
+            config.block_size,
+            config.seed,
+            runner.loras,
+            vision,
         )
         self._requests = ServedRequests(admission, self._scheduler, memory)
         self._launcher = StepLauncher(runner, self._scheduler, self._requests, config.block_size, proposer)
@@ -118,19 +120,13 @@ class Engine:
         require_context(config, model_config.max_position_embeddings)
         if config.speculative is not None:
             require_guessing_fits(config.speculative, model_config)
+        context, eos_token_ids = model_config.max_position_embeddings, model_config.eos_token_ids
         if config.world_size > 1:
-            return cls._parallel(model_config, config)
+            return cls(ParallelRunner.start(model_config, config), config, context, eos_token_ids)
         loaded = load_guessing(config, model_config)
         runner = ModelRunner(model_config, config, loaded.needs if loaded else NO_SECOND_MODEL)
         proposer = loaded.beside(runner) if loaded else None
-        context, eos_token_ids = model_config.max_position_embeddings, model_config.eos_token_ids
-        vision, num_states = model_config.vision, runner.num_states
-        return cls(runner, config, context, eos_token_ids, runner.loras, proposer, vision, num_states)
-
-    @classmethod
-    def _parallel(cls, model_config: ModelConfig, config: EngineConfig) -> "Engine":
-        runner = ParallelRunner.start(model_config, config)
-        return cls(runner, config, model_config.max_position_embeddings, model_config.eos_token_ids, runner.loras)
+        return cls(runner, config, context, eos_token_ids, proposer, model_config.vision)
 
     def close(self) -> None:
         """End the processes that share its model, if there are any; nothing can be computed then."""
@@ -222,7 +218,8 @@ class Engine:
         if self._vision is not None and self._vision.image_token_id in token_ids:
             # What follows depends on the image too.
             token_ids = token_ids[: list(token_ids).index(self._vision.image_token_id)]
-        root = ROOT if lora_request is None or self._loras is None else self._loras.hash_root(lora_request)
+        loras = self._runner.loras
+        root = ROOT if lora_request is None or loras is None else loras.hash_root(lora_request)
         if root is not None:
             hashes = hash_blocks(token_ids, self._config.block_size, salted(root, cache_salt))
             self._scheduler.expected.expect(hashes, num_requests)
