@@ -7,24 +7,24 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .checkpoints.hub import locate_model
 from .checkpoints.model_config import ModelConfig
 from .engine import Engine
 from .errors import ConfigError, EngineError, InvalidRequestError, shown
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
-from .one_each import one_each
-from .outputs import RequestOutput, completion, decoded, prompt_logprobs
-from .progress import MakeBar, Progress
+from .offline.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from .offline.one_each import one_each
+from .offline.outputs import RequestOutput, completion, prompt_logprobs
+from .offline.progress import MakeBar, Progress
+from .offline.vllm_options import engine_config
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .sampling.defaults import chosen_sampling_defaults
 from .text.chat_ending import ChatEnding
-from .text.detokenizer import StopStrings, end_token_id
+from .text.detokenizer import StopStrings, decoded, end_token_id
 from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
 from .vision.reading import ImageReader
-from .vllm_options import engine_config
 
 __all__ = ["LLM", "Messages", "Prompt", "TextPrompt", "TokensPrompt"]
 

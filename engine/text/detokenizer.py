@@ -1,9 +1,11 @@
 """Token ids to text while an answer grows: whole characters only, and where a stop string ends it."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from tokenizers.decoders import DecodeStream
 
+from ..logprobs import Logprob, TokenLogprobs
 from ..request import FinishReason, Request, SamplingParams
 from ..structured.reasoning import ThinkingTracker
 from .tokenizer import Tokenizer
@@ -142,6 +144,17 @@ def reasoning_text(
     thought = request.reasoning.split(request.prompt_token_ids, token_ids).reasoning
     # A budget may have cut its last character in half.
     return tokenizer.decode(thought, request.params.skip_special_tokens).rstrip(_REPLACEMENT).strip()
+
+
+def decoded(tokenizer: Tokenizer | None, logprobs: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
+    """The same with each token's text, if there is a tokenizer."""
+    if tokenizer is None:
+        return [dict(each) for each in logprobs]
+    tokens = list({token for each in logprobs for token in each})
+    text_of = dict(zip(tokens, tokenizer.decode_each(tokens), strict=True))
+    return [
+        {token: replace(logprob, decoded_token=text_of[token]) for token, logprob in each.items()} for each in logprobs
+    ]
 
 
 def num_reasoning_tokens(request: Request, token_ids: Sequence[int]) -> int:

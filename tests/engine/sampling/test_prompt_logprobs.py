@@ -9,7 +9,7 @@ import torch
 from headrace.engine.config import EngineConfig
 from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob, TokenLogprobs
-from headrace.engine.outputs import RequestOutput
+from headrace.engine.offline.outputs import RequestOutput
 from headrace.engine.request import Request, SamplingParams
 from headrace.engine.sampling import prompt_reader
 from headrace.engine.sampling.sampler import LogprobRow, token_logprobs
