@@ -11,7 +11,7 @@ from pydantic_core import PydanticCustomError
 
 from ...engine.checkpoints.hub import model_name
 from ...engine.errors import InvalidRequestError, shown
-from ...engine.request import SamplingParams
+from ...engine.request import SamplingParams, derived_seed
 from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...storage.columns import SCHEMA_VERSION
 from ...storage.errors import Argument
@@ -446,5 +446,4 @@ def _storable(value: Texts) -> Texts:
 
 def row_seed(seed: int, row: int) -> int:
     """A row's own seed in [0, 2**63)."""
-    digest = hashlib.blake2b(f"{seed}/{row}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
+    return derived_seed(f"{seed}/{row}")
