@@ -35,15 +35,16 @@ def paged_attention(
     Returns query's shape and dtype; changes nothing.
     Raises `ValueError` naming the argument that does not fit.
     """
-    _check(query, key_cache, value_cache, metadata)
-    if sinks is not None:
-        _check_sinks(sinks, query)
     if runs_triton(query):
         from .triton import paged_attention_triton
 
+        # It asks more of its arguments than others, and checks them itself.
         return paged_attention_triton(
             query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks
         )
+    _check(query, key_cache, value_cache, metadata)
+    if sinks is not None:
+        _check_sinks(sinks, query)
     if is_fp8(key_cache):
         return paged_attention_reference(
             query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks
