@@ -23,10 +23,7 @@ from torch import Tensor
 
 from ...kernels.kv_cache import PADDING_SLOT
 from ...kernels.lora import TokenTiles
-from ...kernels.paged_attention import AttentionMetadata
-from ...kernels.paged_attention.attention_shape import PlanKey
-from ...kernels.paged_attention.device_plan import LAUNCHES, PlanTooLargeError
-from ...kernels.paged_attention.static_plans import StaticPlans
+from ...kernels.paged_attention import LAUNCHES, AttentionMetadata, PlanKey, PlanTooLargeError, StaticPlans
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
 from ..errors import message_of

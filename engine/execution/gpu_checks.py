@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 
 from ...kernels.device import UnsupportedGpuError, runs_triton, supports_fp8
-from ...kernels.paged_attention.attention_shape import HEAD_DIMS, AttentionShape
+from ...kernels.paged_attention import HEAD_DIMS, AttentionShape
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.quantization_config import ByteScheme, QuantizationConfig
 from ..errors import ConfigError

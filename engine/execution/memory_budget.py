@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.gated_delta import StateSlots
-from ...kernels.paged_attention import AttentionMetadata
-from ...kernels.paged_attention.static_plans import plan_bytes
+from ...kernels.paged_attention import AttentionMetadata, plan_bytes
 from ...kernels.sampling import likeliest_tokens, sample_tokens
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.model_size import KEPT_STATES, state_bytes

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.device import runs_triton
-from ...kernels.linear import Linear
-from ...kernels.linear.gates import GATES, Gate
+from ...kernels.linear import GATES, Gate, Linear
 from ...kernels.moe import (
     ClampedGate,
     StackedExperts,
