@@ -78,14 +78,7 @@ class ModelRunner:
             self._model = load_model(model_config, config, self.dtype, self.device, ranks)
             self._model.prepack(config.quantization)
             give_back_freed_memory()
-            self.adapters: InstalledAdapters | None = None
-            self.loras: LoraAdapters | None = None
-            if config.enable_lora:
-                parts = adaptable(self._model.parts)
-                self.adapters = InstalledAdapters(parts, config, self.dtype, self.device)
-                # Of a model that is shared, one process reads them for all.
-                if config.world_size == 1:
-                    self.loras = LoraAdapters(parts, config, self.dtype, self.adapters.install)
+            self._make_place_for_adapters(config)
         tower = self._model.vision
         # Of the prompts that a step cuts, and of some that are often there.
         self.images = None if tower is None else ImageEncoder(tower, 2 * config.max_num_batched_tokens)
@@ -107,6 +100,16 @@ class ModelRunner:
         self.keeps_hidden = False
         self._kept_hidden: Tensor | None = None
         self.hold(num_blocks, share, config)
+
+    def _make_place_for_adapters(self, config: EngineConfig) -> None:
+        self.adapters: InstalledAdapters | None = None
+        self.loras: LoraAdapters | None = None
+        if config.enable_lora:
+            parts = adaptable(self._model.parts)
+            self.adapters = InstalledAdapters(parts, config, self.dtype, self.device)
+            # Of a model that is shared, one process reads them for all.
+            if config.world_size == 1:
+                self.loras = LoraAdapters(parts, config, self.dtype, self.adapters.install)
 
     def hold(self, num_blocks: int, model_config: ModelConfig, config: EngineConfig) -> None:
         """Have so many KV blocks, all zero, and graphs that use them, instead of those there were."""
