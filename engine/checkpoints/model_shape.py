@@ -26,7 +26,8 @@ class MlpNames:
 class MoeNames:
     """What a checkpoint calls a mixture, below its layer, and its parts.
 
-    `expert`: the parts of each of `experts`; `stacked`: both products of all of them, where each is one tensor.
+    `expert`: the parts of each expert, where they are listed one by one; `stacked`: both projections of all of them,
+    where each is one tensor.
     """
 
     mixture: str = "mlp"
