@@ -21,7 +21,8 @@ from .offline.vllm_options import engine_config
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .sampling.defaults import chosen_sampling_defaults
 from .text.chat_ending import ChatEnding
-from .text.detokenizer import StopStrings, decoded, end_token_id
+from .text.detokenizer import StopStrings
+from .text.finished_answer import decoded, end_token_id
 from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
 from .vision.reading import ImageReader

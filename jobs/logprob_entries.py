@@ -5,7 +5,7 @@ from typing import Any
 
 from ..engine.logprobs import Logprob, TokenLogprobs
 from ..engine.request import Request
-from ..engine.text.detokenizer import decoded
+from ..engine.text.finished_answer import decoded
 from ..engine.text.tokenizer import Tokenizer
 
 

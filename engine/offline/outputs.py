@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from ..logprobs import Logprob
 from ..request import Request, RequestEvent
-from ..text.detokenizer import answer_text, decoded, reasoning_text, stop_reason
+from ..text.finished_answer import answer_text, decoded, reasoning_text, stop_reason
 from ..text.tokenizer import Tokenizer
 
 
