@@ -13,7 +13,7 @@ from .attention import Attention
 from .blocks import BlankWeights, linear_slots
 from .llama import LlamaLayer
 from .moe import Mixture
-from .stacked import StackedExpert, StackedMatrices
+from .stacked import StackedMatrices
 
 
 class GptOssLayer(LlamaLayer):
@@ -43,7 +43,7 @@ class SinkAttention(Attention):
         yield WeightSlot(f"{prefix}.sinks", self._loaded_sinks)
 
 
-class GptOssExperts(Mixture[StackedExpert]):
+class GptOssExperts(Mixture):
     """As all mixtures, with a router that has biases, and experts that have them too: gates and ups are in turns."""
 
     def __init__(self, blank: BlankWeights) -> None:

@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
@@ -19,14 +18,14 @@ class DecoderLayer(ABC):
     """One family's layer. A stream of residuals runs past it; what it computes joins the stream in the next one."""
 
     attention: Attention | GatedDeltaNet
-    mlp: GatedMlp | PlainMlp | Mixture[Any]
+    mlp: GatedMlp | PlainMlp | Mixture
 
     @abstractmethod
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         """The layer of this index; `rope` is the index of its rope among the model's."""
 
     @property
-    def mixture(self) -> Mixture[Any] | None:
+    def mixture(self) -> Mixture | None:
         """Its MLP where that is a mixture of experts."""
         return self.mlp if isinstance(self.mlp, Mixture) else None
 

@@ -5,7 +5,6 @@ Covers Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite and the mixtures among them
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
@@ -41,7 +40,7 @@ class LlamaLayer(DecoderLayer):
     def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
         return Attention(blank, rope, sliding_window)
 
-    def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture[Any]:
+    def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture:
         config = blank.config
         if config.moe is not None and config.moe.sparse_layers[index]:
             return ExpertsMlp(blank, config.moe)

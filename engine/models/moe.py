@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -40,10 +40,7 @@ class Expert(Protocol):
         """x: [n, hidden_size]. Returns the same shape."""
 
 
-ExpertType = TypeVar("ExpertType", bound=Expert)
-
-
-class Mixture(ABC, Generic[ExpertType]):
+class Mixture(ABC):
     """Σ share · expert(x) over the experts chosen.
 
     `name` is what checkpoints call it where an ordinary layer has its `mlp`. `stacked`: the experts' matrices on a GPU,
@@ -52,7 +49,7 @@ class Mixture(ABC, Generic[ExpertType]):
 
     name = "mlp"
 
-    def __init__(self, router: Linear, experts: Sequence[ExpertType], gate: Gate | ClampedGate) -> None:
+    def __init__(self, router: Linear, experts: Sequence[Expert], gate: Gate | ClampedGate) -> None:
         self.router = router
         self.experts = experts
         self._gate = gate
@@ -85,7 +82,7 @@ class Mixture(ABC, Generic[ExpertType]):
             self.stacked = stack_experts(gate_up, down, self._gate)
 
 
-class ExpertsMlp(Mixture[Expert]):
+class ExpertsMlp(Mixture):
     """With gate · shared expert(x) added where there is one."""
 
     def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
