@@ -5,11 +5,11 @@ from importlib.metadata import version as _version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .engine.beam_search import BeamSearchParams as BeamSearchParams
     from .engine.llm import LLM as LLM
     from .engine.lora_request import LoRARequest as LoRARequest
-    from .engine.outputs import CompletionOutput as CompletionOutput
-    from .engine.outputs import RequestOutput as RequestOutput
+    from .engine.offline.beam_search import BeamSearchParams as BeamSearchParams
+    from .engine.offline.outputs import CompletionOutput as CompletionOutput
+    from .engine.offline.outputs import RequestOutput as RequestOutput
     from .engine.request import SamplingParams as SamplingParams
     from .engine.structured.structured_outputs import StructuredOutputsParams as StructuredOutputsParams
     from .engine.text.prompts import TextPrompt as TextPrompt
@@ -35,10 +35,10 @@ __all__ = [
 # Resolved on first use: `LLM` brings torch, which the command line and producers never need.
 _HOMES = {
     "LLM": ".engine.llm",
-    "BeamSearchParams": ".engine.beam_search",
+    "BeamSearchParams": ".engine.offline.beam_search",
     "LoRARequest": ".engine.lora_request",
-    "CompletionOutput": ".engine.outputs",
-    "RequestOutput": ".engine.outputs",
+    "CompletionOutput": ".engine.offline.outputs",
+    "RequestOutput": ".engine.offline.outputs",
     "SamplingParams": ".engine.request",
     "StructuredOutputsParams": ".engine.structured.structured_outputs",
     "TextPrompt": ".engine.text.prompts",

@@ -29,7 +29,7 @@ from sse_client import Streamed, stream_all, stream_one
 
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, RequestEvent
-from headrace.engine.text.detokenizer import answer_text
+from headrace.engine.text.finished_answer import answer_text
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client.client import Client
 from headrace.jobs.engine_host import EngineHost

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from headrace.engine.request import SamplingParams
 from headrace.engine.sampling.adjustment import Adjustment
-from headrace.engine.sampling.sampler import LogprobRow, SampleRow, sample, token_logprobs
+from headrace.engine.sampling.sampler import LogprobQuery, SampleRow, sample, token_logprobs
 
 BATCHES = (64, 256)
 VOCABULARIES = (49_152, 151_936)
@@ -85,7 +85,7 @@ def measure(num_rows: int, vocab: int, kind: str) -> dict[str, float]:
             check(logits, rows)
             took[name] = milliseconds(partial(sample, logits, rows))
     if not is_flat:
-        took["logprobs"] = milliseconds(partial(token_logprobs, logits, [LogprobRow(3, 5)] * num_rows))
+        took["logprobs"] = milliseconds(partial(token_logprobs, logits, [3] * num_rows, [LogprobQuery(5)] * num_rows))
     return took
 
 

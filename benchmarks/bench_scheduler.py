@@ -30,6 +30,7 @@ from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits, Repla
 from headrace.engine.execution.graph_sizes import default_sizes, max_graphs
 from headrace.engine.execution.runner import BlockMemory, Runner
 from headrace.engine.kv_cache.swap import PreemptionCosts
+from headrace.engine.lora.adapters import LoraAdapters
 from headrace.engine.request import Request, RequestOutputKind, SamplingParams
 from headrace.kernels import device
 from headrace.kernels.gated_delta import StateSlots
@@ -81,6 +82,8 @@ class NoOpRunner(Runner):
     device = torch.device("cpu")
     sliding_window: int | None = None
     preemption_costs = PreemptionCosts(1.0, 1.0, 1.0)
+    num_states = 0
+    loras: LoraAdapters | None = None
 
     def __init__(self, num_blocks: int) -> None:
         self._memory = NoMemory(num_blocks)

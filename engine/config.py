@@ -138,6 +138,10 @@ class EngineConfig:
         guesses = self.speculative.max_step_tokens(self.max_num_seqs) if self.speculative is not None else 0
         return min(self.max_num_seqs + guesses, self.max_num_batched_tokens)
 
+    def longest_sequence(self, max_position_embeddings: int) -> int:
+        """How many tokens one may have, of a model with so many positions, where memory does not limit them."""
+        return self.max_model_len or max_position_embeddings
+
     @property
     def may_use_graphs(self) -> bool:
         """Whether any step may be computed with CUDA graphs, on a GPU."""

@@ -13,11 +13,10 @@ from .checkpoints.model_config import ModelConfig
 from .checkpoints.vision_config import VisionConfig
 from .config import EngineConfig
 from .errors import EngineDeadError, one_line
+from .execution.device_faults import is_lost, is_out_of_memory, release_cached_memory
 from .execution.loaded_guessing import load_guessing
-from .execution.lost_device import is_lost
 from .execution.memory_budget import NO_SECOND_MODEL
 from .execution.model_runner import ModelRunner
-from .execution.out_of_memory import is_out_of_memory, release_cached_memory
 from .execution.proposer import Proposer
 from .execution.runner import Runner
 from .kv_cache.block_hashes import ROOT, hash_blocks, salted
@@ -26,7 +25,6 @@ from .kv_cache.prefix_cache import PrefixCache
 from .kv_cache.state_pool import StatePool
 from .kv_cache.swap import SwapSpace
 from .logprobs import TokenLogprobs
-from .lora.adapters import LoraAdapters
 from .lora_request import LoRARequest
 from .parallel.parallel_runner import ParallelRunner
 from .request import Request, RequestEvent
@@ -37,11 +35,11 @@ from .scheduling.state_tables import StateTables
 from .scheduling.step_plan import StepPlan
 from .serving.admission import Admission, require_context, resolve_max_model_len
 from .serving.served_requests import ServedRequests
+from .speculative.guessers import require_guessing_fits
 from .steps.in_flight import StepInFlight
 from .steps.step_events import StepEvents
 from .steps.step_launcher import StepLauncher
 from .steps.step_result import StepResult
-from .text.guessers import require_guessing_fits
 
 logger = logging.getLogger(__name__)
 
@@ -75,14 +73,11 @@ class Engine:
         config: EngineConfig,
         max_position_embeddings: int,
         eos_token_ids: SequenceOf[int] = (),
-        loras: LoraAdapters | None = None,
         proposer: Proposer | None = None,
         vision: VisionConfig | None = None,
-        num_states: int = 0,
     ) -> None:
         self._runner = runner
         self._config = config
-        self._loras = loras
         self._vision = vision
         memory = runner.memory
         block_bytes = memory.block_bytes + (proposer.block_bytes if proposer else 0)
@@ -90,14 +85,20 @@ class Engine:
             config, memory.num_blocks, block_bytes, runner.sliding_window, max_position_embeddings
         )
         self._cache = PrefixCache(BlockPool(memory.num_blocks), config.enable_prefix_caching)
-        states = StateTables(StatePool(num_states, self._cache.is_announced)) if num_states else None
+        states = StateTables(StatePool(runner.num_states, self._cache.is_announced)) if runner.num_states else None
         swap_space = None if states else _swap_space(runner, config)
         self._tables = BlockTables(self._cache, runner.sliding_window, swap_space, states)
         drafter = proposer.drafter if proposer else None
         self._speculation = Speculation(config.speculative, drafter) if config.speculative is not None else None
         self._scheduler = Scheduler(self._tables, config.max_num_seqs, config.max_num_batched_tokens, self._speculation)
         admission = Admission(
-            self.max_model_len, runner.vocab_size, tuple(eos_token_ids), config.block_size, config.seed, loras, vision
+            self.max_model_len,
+            runner.vocab_size,
+            tuple(eos_token_ids),
+            config.block_size,
+            config.seed,
+            runner.loras,
+            vision,
         )
         self._requests = ServedRequests(admission, self._scheduler, memory)
         self._launcher = StepLauncher(runner, self._scheduler, self._requests, config.block_size, proposer)
@@ -121,21 +122,14 @@ class Engine:
         require_context(config, model_config.max_position_embeddings)
         if config.speculative is not None:
             require_guessing_fits(config.speculative, model_config)
+        context, eos_token_ids = model_config.max_position_embeddings, model_config.eos_token_ids
         if config.world_size > 1:
-            return cls._parallel(model_config, config)
+            ranks = ParallelRunner.start(model_config, config)
+            return cls(ranks, config, context, eos_token_ids, vision=model_config.vision)
         loaded = load_guessing(config, model_config)
         runner = ModelRunner(model_config, config, loaded.needs if loaded else NO_SECOND_MODEL)
         proposer = loaded.beside(runner) if loaded else None
-        context, eos_token_ids = model_config.max_position_embeddings, model_config.eos_token_ids
-        vision, num_states = model_config.vision, runner.num_states
-        return cls(runner, config, context, eos_token_ids, runner.loras, proposer, vision, num_states)
-
-    @classmethod
-    def _parallel(cls, model_config: ModelConfig, config: EngineConfig) -> "Engine":
-        runner = ParallelRunner.start(model_config, config)
-        context, eos_token_ids = model_config.max_position_embeddings, model_config.eos_token_ids
-        vision, num_states = model_config.vision, runner.num_states
-        return cls(runner, config, context, eos_token_ids, runner.loras, None, vision, num_states)
+        return cls(runner, config, context, eos_token_ids, proposer, model_config.vision)
 
     def close(self) -> None:
         """End the processes that share its model, if there are any; nothing can be computed then."""
@@ -227,7 +221,8 @@ class Engine:
         if self._vision is not None and self._vision.image_token_id in token_ids:
             # What follows depends on the image too.
             token_ids = token_ids[: list(token_ids).index(self._vision.image_token_id)]
-        root = ROOT if lora_request is None or self._loras is None else self._loras.hash_root(lora_request)
+        loras = self._runner.loras
+        root = ROOT if lora_request is None or loras is None else loras.hash_root(lora_request)
         if root is not None:
             hashes = hash_blocks(token_ids, self._config.block_size, salted(root, cache_salt))
             self._scheduler.expected.expect(hashes, num_requests)

@@ -46,3 +46,8 @@ def shown(value: object) -> str:
 def one_line(error: Exception) -> str:
     """What is told of an error, for a log or an answer."""
     return " ".join(f"{type(error).__name__}: {error}".split())
+
+
+def message_of(error: Exception) -> str:
+    """What it says itself, for a message that says the rest."""
+    return " ".join(str(error).split())

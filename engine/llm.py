@@ -7,24 +7,25 @@ from pathlib import Path
 from types import NoneType
 from typing import Any
 
-from .beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
 from .checkpoints.hub import locate_model
 from .checkpoints.model_config import ModelConfig
 from .engine import Engine
 from .errors import ConfigError, EngineError, InvalidRequestError, shown
 from .logprobs import TokenLogprobs
 from .lora_request import LoRARequest
-from .one_each import one_each
-from .outputs import RequestOutput, completion, decoded, prompt_logprobs
-from .progress import MakeBar, Progress
+from .offline.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams, BeamSearchSequence
+from .offline.one_each import one_each
+from .offline.outputs import RequestOutput, completion, prompt_logprobs
+from .offline.progress import MakeBar, Progress
+from .offline.vllm_options import engine_config
 from .request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from .sampling.defaults import chosen_sampling_defaults
 from .text.chat_ending import ChatEnding
-from .text.detokenizer import StopStrings, end_token_id
+from .text.detokenizer import StopStrings
+from .text.finished_answer import decoded, end_token_id
 from .text.prompts import InputProcessor, Messages, Prompt, Prompts, ReadPrompt, TextPrompt, TokensPrompt, is_one
 from .text.tokenizer import NoTokenizer, Tokenizer
 from .vision.reading import ImageReader
-from .vllm_options import engine_config
 
 __all__ = ["LLM", "Messages", "Prompt", "TextPrompt", "TokensPrompt"]
 
@@ -96,9 +97,8 @@ class LLM:
         stderr tells how many prompts are done, or what makes one in tqdm's place. Raises `InvalidRequestError` naming
         the prompt that can not run; then none does.
         """
-        many = [prompts] if is_one(prompts) else _listed(prompts, "prompts")
-        read = [self._read(position, prompt) for position, prompt in enumerate(many)]
-        return self._run(read, self._params(sampling_params, len(many)), lora_request, priority, use_tqdm)
+        read = self._read(prompts)
+        return self._run(read, self._params(sampling_params, len(read)), lora_request, priority, use_tqdm)
 
     def chat(
         self,
@@ -129,8 +129,8 @@ class LLM:
         ending = ChatEnding.of(add_generation_prompt, continue_final_message)
         params = self._params(sampling_params, len(many))
         are_thinking = [each.reasoning for each in params]
-        told, shown = _told(chat_template_kwargs), _shown(tools)
-        read = self._prompts.chats(many, told, shown, are_thinking, ending, chat_template)
+        told, functions = _told(chat_template_kwargs), _shown(tools)
+        read = self._prompts.chats(many, told, functions, are_thinking, ending, chat_template)
         # Of many nobody is going to ask the next turn.
         return self._run(read, params, lora_request, priority, use_tqdm, are_conversations=len(many) == 1)
 
@@ -141,8 +141,7 @@ class LLM:
         `enable_prefix_caching=False` each step computes all of them again. Raises `InvalidRequestError` naming the
         prompt that can not run, `EngineError` when one fails while it runs.
         """
-        many = [prompts] if is_one(prompts) else _listed(prompts, "prompts")
-        read = [self._read(position, prompt) for position, prompt in enumerate(many)]
+        read = self._read(prompts)
         if any(each.images for each in read):
             raise InvalidRequestError("beam_search takes no prompts with images: use generate with n", "images")
         searches = [self._new_search(list(each.token_ids), params) for each in read]
@@ -172,11 +171,14 @@ class LLM:
         chosen = self._default_params if given is None else given
         return one_each("sampling_params", chosen, SamplingParams, "a SamplingParams", number)
 
-    def _read(self, position: int, prompt: Prompt) -> ReadPrompt:
-        try:
-            return self._prompts.read(prompt)
-        except InvalidRequestError as error:
-            raise InvalidRequestError(f"prompt {position}: {error}", error.field) from error
+    def _read(self, prompts: Prompts) -> list[ReadPrompt]:
+        read = []
+        for position, prompt in enumerate([prompts] if is_one(prompts) else _listed(prompts, "prompts")):
+            try:
+                read.append(self._prompts.read(prompt))
+            except InvalidRequestError as error:
+                raise InvalidRequestError(f"prompt {position}: {error}", error.field) from error
+        return read
 
     def _run(
         self,

@@ -36,6 +36,11 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+def derived_seed(name: str) -> int:
+    """The seed in [0, 2**63) of whatever has this name."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 1
+
+
 @dataclass(frozen=True)
 class SamplingParams:
     """How tokens are chosen; the names and defaults are vLLM's.
@@ -152,8 +157,7 @@ class SamplingParams:
         # The prompt is the same for all: once is enough.
         if self.seed is None:
             return replace(self, n=1, prompt_logprobs=None)
-        digest = blake2b(f"{self.seed}/{index}".encode(), digest_size=8).digest()
-        return replace(self, n=1, prompt_logprobs=None, seed=int.from_bytes(digest) >> 1)
+        return replace(self, n=1, prompt_logprobs=None, seed=derived_seed(f"{self.seed}/{index}"))
 
     def with_seed(self, seed: int) -> "SamplingParams":
         """The same with this seed, in [0, 2**63); nothing is checked again, as a job does it for each of its rows."""

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..engine.logprobs import Logprob, TokenLogprobs
-from ..engine.outputs import decoded
 from ..engine.request import Request
+from ..engine.text.finished_answer import decoded
 from ..engine.text.tokenizer import Tokenizer
 
 

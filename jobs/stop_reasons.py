@@ -4,7 +4,7 @@ from functools import lru_cache
 
 from ..engine.checkpoints.model_config import ModelConfig
 from ..engine.request import Request
-from ..engine.text.detokenizer import end_token_id, stop_reason
+from ..engine.text.finished_answer import end_token_id, stop_reason
 from ..engine.text.tokenizer import Tokenizer
 from .outcomes import Answer
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from ..errors import ModelError, shown
+from ..errors import ModelError, message_of, shown
 from ..paths import absolute_path
 from .gguf.file import gguf_in, is_gguf, the_model
 from .model_folder import TEMPLATES_FOLDER
@@ -152,4 +152,4 @@ def _fetch(match: re.Match[str], patterns: list[str], ignored: list[str]) -> Pat
             "name a folder, or try again online"
         ) from error
     except (HTTPError, OSError) as error:
-        raise ModelError(f"model {hub_id} cannot be fetched: {' '.join(str(error).split())}") from error
+        raise ModelError(f"model {hub_id} cannot be fetched: {message_of(error)}") from error

@@ -1,12 +1,10 @@
 """What a model is: its `config.json`, with the families' differences resolved into plain fields. Free of torch."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import ModelError
-from . import glm_families, layer_norm_families, llama_families, mixture_families, other_families, qwen_next, qwen_vl
-from .gpt_oss import read_gpt_oss
+from .families import READERS
 from .model_folder import Raw, config_file, read_config, read_stop_ids
 from .model_shape import DecoderNames, FalconConfig, LinearAttentionConfig, MlpNames, ModelShape, MoeConfig
 from .quantization_config import read_quantization
@@ -26,7 +24,7 @@ class ModelConfig(ModelShape):
         """
         folder = Path(path)
         raw = read_config(folder)
-        read = _READERS[_architecture(folder, raw)]
+        read = READERS[_architecture(folder, raw)]
         raw["eos_token_id"] = read_stop_ids(folder, raw)
         try:
             quantization = read_quantization(raw)
@@ -44,7 +42,7 @@ class ModelConfig(ModelShape):
 def _architecture(folder: Path, raw: Raw) -> str:
     """Which of the readers fits. Refuses what none of them could make sense of."""
     names = raw.get("architectures") or []
-    name = next((str(name) for name in names if name in _READERS), None)
+    name = next((str(name) for name in names if name in READERS), None)
     if name is None:
         found = ", ".join(map(str, names)) or raw.get("model_type") or "none named"
         supported = ", ".join(SUPPORTED_ARCHITECTURES)
@@ -52,61 +50,7 @@ def _architecture(folder: Path, raw: Raw) -> str:
     return name
 
 
-_READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
-    "LlamaForCausalLM": llama_families.read_llama,
-    "MistralForCausalLM": llama_families.read_mistral,
-    "MinistralForCausalLM": llama_families.read_mistral,
-    "Ministral3ForCausalLM": llama_families.read_ministral3,
-    "MixtralForCausalLM": mixture_families.read_mixtral,
-    "Qwen2ForCausalLM": llama_families.read_qwen2,
-    "Qwen2MoeForCausalLM": mixture_families.read_qwen2_moe,
-    "Qwen2VLForConditionalGeneration": qwen_vl.read_qwen2_vl,
-    "Qwen2_5_VLForConditionalGeneration": qwen_vl.read_qwen2_5_vl,
-    "Qwen3ForCausalLM": llama_families.read_qwen3,
-    "Qwen3VLForConditionalGeneration": qwen_vl.read_qwen3_vl,
-    "Qwen3VLMoeForConditionalGeneration": qwen_vl.read_qwen3_vl_moe,
-    "Qwen3MoeForCausalLM": mixture_families.read_qwen3_moe,
-    "Qwen3NextForCausalLM": qwen_next.read_qwen3_next,
-    "Qwen3_5ForCausalLM": qwen_next.read_qwen3_5_text,
-    "Qwen3_5MoeForCausalLM": qwen_next.read_qwen3_5_text,
-    "Qwen3_5ForConditionalGeneration": qwen_vl.read_qwen3_5,
-    "Qwen3_5MoeForConditionalGeneration": qwen_vl.read_qwen3_5,
-    "Glm4MoeForCausalLM": glm_families.read_glm4_moe,
-    "GlmForCausalLM": glm_families.read_glm,
-    "Glm4ForCausalLM": glm_families.read_glm4,
-    "Ernie4_5ForCausalLM": glm_families.read_ernie,
-    "Ernie4_5_MoeForCausalLM": glm_families.read_ernie_moe,
-    "MiniMaxM2ForCausalLM": glm_families.read_minimax_m2,
-    "SolarOpenForCausalLM": glm_families.read_solar_open,
-    "Dots1ForCausalLM": glm_families.read_dots1,
-    "Phi3ForCausalLM": llama_families.read_phi3,
-    "Gemma2ForCausalLM": other_families.read_gemma2,
-    "Gemma3ForCausalLM": other_families.read_gemma3,
-    "Gemma3ForConditionalGeneration": other_families.read_text_only,
-    "Mistral3ForConditionalGeneration": other_families.read_text_only,
-    "GraniteForCausalLM": llama_families.read_granite,
-    "GraniteMoeForCausalLM": mixture_families.read_granite_moe,
-    "GraniteMoeHybridForCausalLM": llama_families.read_granite4,
-    "SmolLM3ForCausalLM": llama_families.read_smollm3,
-    "ArceeForCausalLM": llama_families.read_arcee,
-    "OlmoeForCausalLM": mixture_families.read_olmoe,
-    "ApertusForCausalLM": llama_families.read_apertus,
-    "HunYuanDenseV1ForCausalLM": llama_families.read_hunyuan,
-    "HunYuanMoEV1ForCausalLM": mixture_families.read_hunyuan_moe,
-    "SeedOssForCausalLM": llama_families.read_seed_oss,
-    "InternLM3ForCausalLM": llama_families.read_internlm3,
-    "Olmo2ForCausalLM": other_families.read_olmo2,
-    "Olmo3ForCausalLM": other_families.read_olmo3,
-    "Exaone4ForCausalLM": other_families.read_exaone4,
-    "CohereForCausalLM": layer_norm_families.read_cohere,
-    "Cohere2ForCausalLM": layer_norm_families.read_cohere2,
-    "StableLmForCausalLM": layer_norm_families.read_stablelm,
-    "Starcoder2ForCausalLM": layer_norm_families.read_starcoder2,
-    "NemotronForCausalLM": layer_norm_families.read_nemotron,
-    "FalconForCausalLM": other_families.read_falcon,
-    "GptOssForCausalLM": read_gpt_oss,
-}
-SUPPORTED_ARCHITECTURES = tuple(_READERS)
+SUPPORTED_ARCHITECTURES = tuple(READERS)
 _SIZES = (
     "vocab_size",
     "hidden_size",

@@ -1,6 +1,6 @@
 """What a decoder is made of, with the families' differences resolved into plain fields. Free of torch."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -8,6 +8,51 @@ from .quantization_config import QuantizationConfig
 from .rope_config import RopeConfig
 from .stage import WHOLE_MODEL, Stage
 from .vision_config import VisionConfig
+
+
+@dataclass(frozen=True)
+class MlpNames:
+    """What a checkpoint calls the parts of an MLP.
+
+    `gate_up`: gate and up, or one name where they are one matrix, or where there is no gate.
+    """
+
+    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
+    down: str = "down_proj"
+    module: str = "mlp"
+
+
+@dataclass(frozen=True)
+class MoeNames:
+    """What a checkpoint calls a mixture, below its layer, and its parts.
+
+    `expert`: the parts of each expert, where they are listed one by one; `stacked`: both projections of all of them,
+    where each is one tensor.
+    """
+
+    mixture: str = "mlp"
+    expert: MlpNames = MlpNames()
+    shared: str = "shared_expert"
+    router: str = "gate"
+    correction: str = "gate.e_score_correction_bias"
+    stacked: tuple[str, str] = ("experts.gate_up_proj", "experts.down_proj")
+
+
+_MIXTRAL = MoeNames("block_sparse_moe", MlpNames(("w1", "w3"), "w2"))
+MoeNaming = Literal["mixtral", "qwen", "qwen-stacked", "glm", "ernie", "minimax", "granite", "hunyuan", "gpt-oss"]
+_MOE_NAMES: dict[MoeNaming, MoeNames] = {
+    "mixtral": _MIXTRAL,
+    "qwen": MoeNames(),
+    "qwen-stacked": MoeNames(),
+    "glm": MoeNames(shared="shared_experts"),
+    "ernie": MoeNames(shared="shared_experts", correction="moe_statics.e_score_correction_bias"),
+    "minimax": replace(_MIXTRAL, correction="e_score_correction_bias"),
+    "granite": MoeNames(
+        "block_sparse_moe", router="router.layer", stacked=("input_linear.weight", "output_linear.weight")
+    ),
+    "hunyuan": MoeNames(shared="shared_mlp", router="gate.wg"),
+    "gpt-oss": MoeNames(router="router"),
+}
 
 
 @dataclass(frozen=True)
@@ -26,12 +71,16 @@ class MoeConfig:
     intermediate_size: int
     norm_topk_prob: bool
     sparse_layers: tuple[bool, ...]
-    naming: Literal["mixtral", "qwen", "qwen-stacked", "glm", "ernie", "minimax", "granite", "hunyuan", "gpt-oss"]
+    naming: MoeNaming
     shared_expert_intermediate_size: int | None = None
     has_shared_gate: bool = True
     has_correction: bool = False
     are_sigmoids: bool = True
     routed_scaling_factor: float = 1.0
+
+    @property
+    def names(self) -> MoeNames:
+        return _MOE_NAMES[self.naming]
 
     @property
     def has_wide_router(self) -> bool:
@@ -95,18 +144,6 @@ class QueryGrowth:
 
     beta: float
     period: int
-
-
-@dataclass(frozen=True)
-class MlpNames:
-    """What a checkpoint calls the parts of an MLP.
-
-    `gate_up`: gate and up, or one name where they are one matrix, or where there is no gate.
-    """
-
-    gate_up: tuple[str, ...] = ("gate_proj", "up_proj")
-    down: str = "down_proj"
-    module: str = "mlp"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .model_config import LinearAttentionConfig, ModelConfig, MoeConfig
+from .model_config import LinearAttentionConfig, MlpNames, ModelConfig, MoeConfig
 from .quantization_config import MXFP4_GROUP, BlockScheme, Int4Scheme, Mxfp4Scheme, WeightScheme
 from .vision_size import num_vision_weights
 
@@ -122,9 +122,11 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     else:
         yield from _attention(model, f"{prefix}.self_attn")
     if model.moe is not None and model.moe.sparse_layers[index]:
-        yield from _experts(model.moe, prefix, hidden)
+        yield from _mixture(model.moe, f"{prefix}.{model.moe.names.mixture}", hidden)
     else:
-        yield from _mlp(model, f"{prefix}.{model.names.mlp.module}")
+        names, inner = model.names.mlp, model.intermediate_size
+        parts = f"{prefix}.{names.module}"
+        yield from _mlp(names, parts, hidden, inner, has_bias=model.mlp_bias, is_gated=model.is_gated)
 
 
 def _attention(model: ModelConfig, prefix: str) -> Iterator[Projection]:
@@ -155,46 +157,38 @@ def _num_linear_attention_weights(model: ModelConfig) -> tuple[int, int]:
     return number * (linear.mixed_size * linear.conv_width + linear.value_dim), number * 2 * linear.num_heads
 
 
-def _mlp(model: ModelConfig, prefix: str) -> Iterator[Projection]:
-    names, inner = model.names.mlp, model.intermediate_size
-    size = (2 if model.is_gated else 1) * inner // len(names.gate_up)
+def _mlp(
+    names: MlpNames,
+    prefix: str,
+    hidden: int,
+    inner: int,
+    *,
+    has_bias: bool = False,
+    is_gated: bool = True,
+    copies: int = 1,
+) -> Iterator[Projection]:
+    size = (2 if is_gated else 1) * inner // len(names.gate_up)
     for name in names.gate_up:
-        yield Projection(f"{prefix}.{name}", size, model.hidden_size, model.mlp_bias)
-    yield Projection(f"{prefix}.{names.down}", model.hidden_size, inner, model.mlp_bias)
+        yield Projection(f"{prefix}.{name}", size, hidden, has_bias, copies)
+    yield Projection(f"{prefix}.{names.down}", hidden, inner, has_bias, copies)
 
 
-def _experts(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
-    if moe.naming == "gpt-oss":
-        yield from _stacked_experts(moe, f"{prefix}.mlp", hidden)
-        return
-    is_mixtral = moe.naming in ("mixtral", "minimax")
-    mlp, names = (f"{prefix}.block_sparse_moe", "w1 w3 w2") if is_mixtral else (f"{prefix}.mlp", _GATED_NAMES)
-    # What corrects its scores is as large as a bias.
-    is_corrected, is_wide = moe.has_correction, moe.has_wide_router
-    yield Projection(f"{mlp}.gate", moe.num_experts, hidden, is_corrected, is_quantizable=False, is_wide=is_wide)
-    yield from _gated(f"{mlp}.experts.0", hidden, moe.intermediate_size, names, copies=moe.num_experts)
+def _mixture(moe: MoeConfig, prefix: str, hidden: int) -> Iterator[Projection]:
+    names, inner, is_gpt_oss = moe.names, moe.intermediate_size, moe.naming == "gpt-oss"
+    # What corrects the router's scores is as large as a bias.
+    has_numbers, is_wide = moe.has_correction or is_gpt_oss, moe.has_wide_router
+    router = f"{prefix}.{names.router}"
+    yield Projection(router, moe.num_experts, hidden, has_numbers, is_quantizable=False, is_wide=is_wide)
+    if is_gpt_oss:
+        gate_up, down = names.stacked
+        stacked = MlpNames((gate_up,), down)
+        yield from _mlp(stacked, prefix, hidden, inner, has_bias=True, copies=moe.num_experts)
+    else:
+        yield from _mlp(names.expert, f"{prefix}.experts.0", hidden, inner, copies=moe.num_experts)
     if moe.shared_expert_intermediate_size is not None:
-        shared = f"{mlp}.shared_expert" if moe.has_shared_gate else f"{mlp}.shared_experts"
-        yield from _gated(shared, hidden, moe.shared_expert_intermediate_size)
+        yield from _mlp(names.expert, f"{prefix}.{names.shared}", hidden, moe.shared_expert_intermediate_size)
         if moe.has_shared_gate:
-            yield Projection(f"{mlp}.shared_expert_gate", 1, hidden, is_quantizable=False)
-
-
-def _stacked_experts(moe: MoeConfig, mlp: str, hidden: int) -> Iterator[Projection]:
-    inner, number = moe.intermediate_size, moe.num_experts
-    yield Projection(f"{mlp}.router", number, hidden, has_bias=True, is_quantizable=False)
-    yield Projection(f"{mlp}.experts.gate_up_proj", 2 * inner, hidden, has_bias=True, copies=number)
-    yield Projection(f"{mlp}.experts.down_proj", hidden, inner, has_bias=True, copies=number)
-
-
-_GATED_NAMES = "gate_proj up_proj down_proj"
-
-
-def _gated(prefix: str, hidden: int, inner: int, names: str = _GATED_NAMES, copies: int = 1) -> Iterator[Projection]:
-    gate, up, down = names.split()
-    yield Projection(f"{prefix}.{gate}", inner, hidden, copies=copies)
-    yield Projection(f"{prefix}.{up}", inner, hidden, copies=copies)
-    yield Projection(f"{prefix}.{down}", hidden, inner, copies=copies)
+            yield Projection(f"{prefix}.{names.shared}_gate", 1, hidden, is_quantizable=False)
 
 
 def _num_norm_weights(model: ModelConfig) -> int:

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from ..errors import ModelError
-
-Raw = dict[str, Any]
+from .model_folder import Raw
 
 # In MXFP4, how many weights share a scale.
 MXFP4_GROUP = 32

@@ -25,12 +25,10 @@ from torch import Tensor
 from ...kernels.gated_delta import StateSlots
 from ...kernels.kv_cache import PADDING_SLOT
 from ...kernels.lora import TokenTiles
-from ...kernels.paged_attention import AttentionMetadata
-from ...kernels.paged_attention.attention_shape import PlanKey
-from ...kernels.paged_attention.device_plan import LAUNCHES, PlanTooLargeError
-from ...kernels.paged_attention.static_plans import StaticPlans
+from ...kernels.paged_attention import LAUNCHES, AttentionMetadata, PlanKey, PlanTooLargeError, StaticPlans
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
+from ..errors import message_of
 from ..kv_cache.state_pool import NULL_STATE
 from ..lora.slots import AdapterSlots
 from .batch import Batch
@@ -66,7 +64,7 @@ class GraphLimits:
 
     @classmethod
     def of(cls, config: EngineConfig, model: ModelConfig, device: torch.device) -> Self:
-        longest = config.max_model_len or model.max_position_embeddings
+        longest = config.longest_sequence(model.max_position_embeddings)
         sizes = graph_sizes(config, model, flops_per_second(device))
         num_blocks, num_graphs = -(-longest // config.block_size), max_graphs(config, len(sizes))
         return cls(sizes, num_blocks, config.block_size, config.max_num_seqs, num_graphs)
@@ -293,7 +291,7 @@ class CudaGraphs:
                 replay = self._capture(partial(self._compute, size, metadata, tiles))
                 self.num_captures += 1
             except RuntimeError as error:
-                logger.warning("CUDA graphs are off, from now on steps run eagerly: %s", " ".join(str(error).split()))
+                logger.warning("CUDA graphs are off, from now on steps run eagerly: %s", message_of(error))
                 self._sizes.clear()
                 self._replays.clear()
                 return None

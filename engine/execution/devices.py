@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from ...kernels.device import UnsupportedGpuError, num_processors, runs_triton, supports_fp8
-from ..errors import ConfigError
+from ..errors import ConfigError, message_of
 from .gpu_checks import require_installation
 
 logger = logging.getLogger(__name__)
@@ -104,7 +104,7 @@ def _require_usable(device: torch.device) -> None:
             f"device {str(device)!r} cannot be used: {error}: set device=cpu, or CUDA_VISIBLE_DEVICES to a newer GPU"
         ) from error
     except RuntimeError as error:
-        raise ConfigError(f"device {str(device)!r} cannot be used: {_one_line(error)}; {_needed_driver()}") from error
+        raise ConfigError(f"device {str(device)!r} cannot be used: {message_of(error)}; {_needed_driver()}") from error
     require_installation(device)
 
 
@@ -115,7 +115,7 @@ def _why_no_gpu() -> str:
     try:
         torch.cuda.init()  # type: ignore[no-untyped-call]
     except RuntimeError as error:
-        return f"{_one_line(error)} {_needed_driver()}"
+        return f"{message_of(error)} {_needed_driver()}"
     return "it sees no GPU; look at nvidia-smi and at CUDA_VISIBLE_DEVICES"
 
 
@@ -123,10 +123,6 @@ def _needed_driver() -> str:
     version = torch.version.cuda or ""
     driver = _MIN_DRIVERS.get(int(version.partition(".")[0] or 0), "one that has it")
     return f"torch {torch.__version__} is for CUDA {version}, which needs the NVIDIA driver {driver} or newer"
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())
 
 
 def _named_dtype(name: str) -> torch.dtype:

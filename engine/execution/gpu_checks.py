@@ -10,15 +10,13 @@ from pathlib import Path
 import torch
 
 from ...kernels.device import UnsupportedGpuError, runs_triton, supports_fp8
-from ...kernels.paged_attention.attention_shape import AttentionShape
+from ...kernels.paged_attention import HEAD_DIMS, AttentionShape
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.quantization_config import ByteScheme, QuantizationConfig
 from ..errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
-# The largest heads, and the smallest, that attention's kernel takes.
-_HEAD_DIMS = (16, 256)
 _COMPILERS = ("gcc", "clang")
 
 
@@ -43,10 +41,10 @@ def require_attention(model: ModelConfig, dtype: torch.dtype, device: torch.devi
     """Raises `ConfigError` where attention's kernel does not take the model's heads, or has not enough memory there."""
     if device.type != "cuda" or not runs_triton(torch.empty(0, device=device)):
         return
-    least, most = _HEAD_DIMS
-    if not least <= model.head_dim <= most:
+    if model.head_dim not in HEAD_DIMS:
         raise ConfigError(
-            f"{model.path} has heads of {model.head_dim}, and the GPU's kernels take {least} to {most}: set device=cpu"
+            f"{model.path} has heads of {model.head_dim}, and the GPU's kernels take {HEAD_DIMS.start} to "
+            f"{HEAD_DIMS.stop - 1}: set device=cpu"
         )
     try:
         AttentionShape(model.num_attention_heads, model.num_key_value_heads, model.head_dim, dtype).kernels(device)

@@ -26,7 +26,7 @@ def graph_sizes(config: EngineConfig, model: ModelConfig, flops_per_second: floa
     """
     if config.cuda_graph_sizes is not None:
         return tuple(sorted(set(config.cuda_graph_sizes)))
-    longest = config.max_model_len or model.max_position_embeddings
+    longest = config.longest_sequence(model.max_position_embeddings)
     room = min(config.max_num_batched_tokens, config.max_num_seqs * longest)
     num_decodes = min(config.max_num_seqs, room)
     if model.linear_attention is not None:

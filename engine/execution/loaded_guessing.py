@@ -8,7 +8,7 @@ from ..checkpoints.hub import locate_model
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
 from ..models.medusa import MedusaHeads
-from ..text.guessers import fitting_draft, fitting_heads
+from ..speculative.guessers import fitting_draft, fitting_heads
 from .devices import resolve_device, resolve_dtype
 from .draft_model import DraftModel
 from .graph_sizes import graph_sizes
@@ -46,7 +46,7 @@ class LoadedDraft:
     def beside(self, runner: ModelRunner) -> DraftModel:
         """The draft model with as many KV blocks as this runner has."""
         self.runner.hold(runner.memory.num_blocks, self.config, self.options)
-        longest = self.options.max_model_len or self.config.max_position_embeddings
+        longest = self.options.longest_sequence(self.config.max_position_embeddings)
         return DraftModel(self.runner, longest, self.model.vocab_size, self.options.block_size)
 
 
@@ -93,7 +93,7 @@ def _draft_options(options: EngineConfig, model: ModelConfig, draft: ModelConfig
     """As the first model's, for steps of few tokens; what is quantised already is not quantised again."""
     speculative = options.speculative
     assert speculative is not None
-    context = options.max_model_len or model.max_position_embeddings
+    context = options.longest_sequence(model.max_position_embeddings)
     # All rows of a step, each with its guess and the token before.
     most = 2 * min(speculative.disable_by_batch_size, options.max_num_seqs)
     sizes = graph_sizes(options, draft)

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.gated_delta import StateSlots
-from ...kernels.paged_attention import AttentionMetadata
-from ...kernels.paged_attention.static_plans import plan_bytes
+from ...kernels.paged_attention import AttentionMetadata, plan_bytes
 from ...kernels.sampling import likeliest_tokens, sample_tokens
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.model_size import KEPT_STATES, state_bytes
@@ -23,8 +22,8 @@ from ..kv_cache.state_pool import NULL_STATE
 from ..models import Decoder
 from ..sharding.ranks import ALONE, Ranks
 from .cuda_graphs import GraphLimits
+from .device_faults import is_out_of_memory
 from .graph_sizes import max_graphs
-from .out_of_memory import is_out_of_memory
 
 logger = logging.getLogger(__name__)
 
@@ -196,7 +195,7 @@ def measure_memory_use(
     model: Decoder, model_config: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device
 ) -> MemoryUse:
     """Run the largest step on the GPU that holds `model`. Raises `ConfigError` where that does not fit."""
-    max_model_len = config.max_model_len or model_config.max_position_embeddings
+    max_model_len = config.longest_sequence(model_config.max_position_embeddings)
     kv_cache = zeros(kv_shape(model_config, NULL_BLOCK + 2, config.block_size), kv_dtype, device)
     states = StateMemory(model_config, 1, model.dtype, device) if model_config.linear_attention else None
     torch.cuda.empty_cache()

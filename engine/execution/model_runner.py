@@ -13,7 +13,7 @@ from ...kernels.paged_attention import AttentionMetadata
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.quantization_config import QuantizationConfig
 from ..config import EngineConfig
-from ..errors import ConfigError
+from ..errors import ConfigError, message_of
 from ..kv_cache.kv_memory import KVMemory, block_bytes
 from ..kv_cache.state_memory import StateMemory
 from ..kv_cache.swap import PreemptionCosts
@@ -77,14 +77,7 @@ class ModelRunner:
             self._model = load_model(model_config, config, self.dtype, self.device, ranks)
             self._model.prepack(config.quantization)
             give_back_freed_memory()
-            self.adapters: InstalledAdapters | None = None
-            self.loras: LoraAdapters | None = None
-            if config.enable_lora:
-                parts = adaptable(self._model.parts)
-                self.adapters = InstalledAdapters(parts, config, self.dtype, self.device)
-                # Of a model that is shared, one process reads them for all.
-                if config.world_size == 1:
-                    self.loras = LoraAdapters(parts, config, self.dtype, self.adapters.install)
+            self._make_place_for_adapters(config)
         tower = self._model.vision
         # Of the prompts that a step cuts, and of some that are often there.
         self.images = None if tower is None else ImageEncoder(tower, 2 * config.max_num_batched_tokens)
@@ -107,6 +100,16 @@ class ModelRunner:
         self._kept_hidden: Tensor | None = None
         self.hold(num_blocks, share, config)
 
+    def _make_place_for_adapters(self, config: EngineConfig) -> None:
+        self.adapters: InstalledAdapters | None = None
+        self.loras: LoraAdapters | None = None
+        if config.enable_lora:
+            parts = adaptable(self._model.parts)
+            self.adapters = InstalledAdapters(parts, config, self.dtype, self.device)
+            # Of a model that is shared, one process reads them for all.
+            if config.world_size == 1:
+                self.loras = LoraAdapters(parts, config, self.dtype, self.adapters.install)
+
     def hold(self, num_blocks: int, model_config: ModelConfig, config: EngineConfig) -> None:
         """Have so many KV blocks, all zero, and graphs that use them, instead of those there were."""
         self._graphs: CudaGraphs | None = None
@@ -116,7 +119,7 @@ class ModelRunner:
             try:
                 self.use_graphs(CudaCapture(self.device), model_config, config)
             except RuntimeError as error:
-                logger.warning("no CUDA graphs, steps run eagerly: %s", " ".join(str(error).split()))
+                logger.warning("no CUDA graphs, steps run eagerly: %s", message_of(error))
 
     @torch.inference_mode()
     def use_graphs(self, capture: Capture, model_config: ModelConfig, config: EngineConfig) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..kv_cache.swap import PreemptionCosts
+from ..lora.adapters import LoraAdapters
 from .batch import Batch
 
 
@@ -31,13 +32,16 @@ class BlockMemory(Protocol):
 class Runner(Protocol):
     """What the engine needs of a model: logits for a batch, and memory for KV.
 
-    `sliding_window`: how many tokens back the model looks in all its layers, if that is limited.
+    `sliding_window`: how many tokens back the model looks in all its layers, if that is limited. `num_states`: how many
+    sequences' states it has room for, 0 where its layers have none. `loras`: where requests may name LoRA adapters.
     """
 
     vocab_size: int
     device: torch.device
     sliding_window: int | None
     preemption_costs: PreemptionCosts
+    num_states: int
+    loras: LoraAdapters | None
 
     @property
     def memory(self) -> BlockMemory: ...

@@ -7,7 +7,7 @@ import numpy
 import torch
 from torch import Tensor
 
-from ...kernels.kv_cache.block_copy import copy_blocks, swap_in, swap_out
+from ...kernels.kv_cache import copy_blocks, swap_in, swap_out
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.model_size import kv_token_bytes
 from ..errors import ConfigError

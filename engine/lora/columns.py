@@ -35,7 +35,7 @@ class AdapterColumns:
 
     @contextmanager
     def applied(self, numbers: Ints, wanted: Tensor | None) -> Iterator[None]:
-        """Add to a step's products. See `LoraAdapters.applied`."""
+        """Add to a step's products. See `InstalledAdapters.applied`."""
         foreign = to_device(numbers, self._device).unsqueeze(1) != self._owners
         with self._rows.without(foreign, None if wanted is None else foreign[wanted]):
             yield

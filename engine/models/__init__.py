@@ -14,17 +14,17 @@ from ..checkpoints.weights import WeightSlot
 from ..config import EngineConfig
 from ..sharding.ranks import ALONE, Ranks
 from .blocks import LinearPart
-from .decoder import Decoder, MakeLayer
+from .decoder import Decoder
 from .falcon import FalconLayer
 from .gemma import GemmaLayer
 from .gpt_oss import GptOssLayer
-from .llama import LlamaLayer
+from .layer import DecoderLayer
+from .llama import LlamaLayer, ParallelLayer
 from .olmo import OlmoLayer
-from .parallel import ParallelLayer
 
 # Tensors there have a shape and no memory.
 _NOWHERE = torch.device("meta")
-_LAYERS: dict[str, MakeLayer] = {
+_LAYERS: dict[str, type[DecoderLayer]] = {
     "llama": LlamaLayer,
     "gemma": GemmaLayer,
     "falcon": FalconLayer,
@@ -45,7 +45,7 @@ def load_model(
     if is_gguf(config.path) and (options.load_format == "dummy" or device.type == "cpu"):
         keeps = _keeps_blocks(options, dtype, device, ranks)
         config = replace(config, quantization=_cpu_quantization(config) if keeps else None)
-    max_model_len = options.max_model_len or config.max_position_embeddings
+    max_model_len = options.longest_sequence(config.max_position_embeddings)
     make_layer = _LAYERS[config.decoder_layer]
     model = Decoder(config, max_model_len, make_layer, dtype, device, ranks)
     whole = _outline(Decoder(config, 1, make_layer, dtype, _NOWHERE)) if ranks.num_stages > 1 else []

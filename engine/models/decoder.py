@@ -2,13 +2,11 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from ...kernels.linear import Linear
 from ...kernels.paged_attention import AttentionMetadata
 from ..checkpoints.cut import OF_MATRIX
 from ..checkpoints.model_config import ModelConfig
@@ -21,8 +19,8 @@ from ..vision.tower import VisionTower
 from .blocks import BlankWeights, Step
 from .head import Head
 from .last_tokens import LastTokens
+from .layer import DecoderLayer
 from .layer_states import LayerStates
-from .moe import Mixture
 from .rope import by_axis, query_factors, rotary_factors
 
 # What quantised checkpoints hold beside their weights that is not read: scales of activations that were fixed
@@ -31,35 +29,6 @@ _UNREAD_SUFFIXES = (
     *(".input_scale", ".input_zero_point", ".output_scale", ".activation_scale"),
     *(".weight_zero_point", ".g_idx", ".weight_shape"),
 )
-
-
-class DecoderLayer(Protocol):
-    """One family's layer. A stream of residuals runs past it; what it computes joins the stream in the next one."""
-
-    @property
-    def mixture(self) -> Mixture[Any] | None:
-        """Its MLP where that is a mixture of experts."""
-
-    def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
-        """Add `branch` to `residual`, in place; return attention's output, of the tokens that `step` wants.
-
-        branch, residual: [num_tokens, hidden_size]. Writes the tokens' keys and values into the caches.
-        """
-
-    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
-        """Add `branch`, attention's output, to `residual`, in place; return the MLP's. Both: [n, hidden_size]."""
-
-    def projections(self) -> Iterator[Linear]:
-        """Every matrix that it multiplies by: nearly all of its weights, and of its work."""
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        """Every weight under the name that a checkpoint gives it."""
-
-
-class MakeLayer(Protocol):
-    """Makes a layer; `rope` is the index of its rope among the model's."""
-
-    def __call__(self, blank: BlankWeights, index: int, rope: int) -> DecoderLayer: ...
 
 
 class Decoder:
@@ -74,7 +43,7 @@ class Decoder:
         self,
         config: ModelConfig,
         max_model_len: int,
-        make_layer: MakeLayer,
+        make_layer: type[DecoderLayer],
         dtype: torch.dtype,
         device: torch.device,
         ranks: Ranks = ALONE,

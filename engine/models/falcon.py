@@ -6,18 +6,17 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...kernels.linear import Linear
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weights import WeightSlot
-from .blocks import Attention, BlankWeights, Step, linear_slots
+from .attention import Attention
+from .blocks import BlankWeights, Step, linear_slots
+from .layer import DecoderLayer
 from .mlp import new_mlp
 from .norms import LayerNorm
 
 
-class FalconLayer:
+class FalconLayer(DecoderLayer):
     """See `DecoderLayer`."""
-
-    mixture = None
 
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         falcon = blank.config.falcon
@@ -38,10 +37,6 @@ class FalconLayer:
         normed = self.mlp_norm(residual)
         residual.add_(branch)
         return self.mlp(normed)
-
-    def projections(self) -> Iterator[Linear]:
-        yield from self.attention.projections()
-        yield from self.mlp.projections()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         yield from self.attention_norm.weight_slots(f"{prefix}.{self._falcon.attention_norm}")

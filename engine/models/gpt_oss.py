@@ -7,13 +7,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.activation import clamped_swiglu
-from ...kernels.linear import Linear
 from ...kernels.moe import ClampedGate, choose_experts
 from ..checkpoints.weights import WeightSlot
-from .blocks import Attention, BlankWeights, linear_slots
+from .attention import Attention
+from .blocks import BlankWeights, linear_slots
 from .llama import LlamaLayer
 from .moe import Mixture
-from .stacked import ExpertMatrices, StackedExpert
+from .stacked import StackedMatrices
 
 
 class GptOssLayer(LlamaLayer):
@@ -43,7 +43,7 @@ class SinkAttention(Attention):
         yield WeightSlot(f"{prefix}.sinks", self._loaded_sinks)
 
 
-class GptOssExperts(Mixture[StackedExpert]):
+class GptOssExperts(Mixture):
     """As all mixtures, with a router that has biases, and experts that have them too: gates and ups are in turns."""
 
     def __init__(self, blank: BlankWeights) -> None:
@@ -51,15 +51,11 @@ class GptOssExperts(Mixture[StackedExpert]):
         assert config.moe is not None, "not read as a mixture"
         assert config.gpt_oss is not None, "not read as a gpt-oss"
         self._moe, gate = config.moe, ClampedGate(config.gpt_oss.limit, config.gpt_oss.alpha)
-        number, hidden_size, inner_size = self._moe.num_experts, config.hidden_size, self._moe.intermediate_size
-        self._gate_up = ExpertMatrices(blank, "experts.gate_up_proj", number, 2 * inner_size, hidden_size, True)
-        self._down = ExpertMatrices(blank, "experts.down_proj", number, hidden_size, inner_size, True)
-        pairs = zip(self._gate_up.linears, self._down.linears, strict=True)
-        activate = partial(clamped_swiglu, limit=gate.limit, alpha=gate.alpha)
+        self._matrices, self._router_name = StackedMatrices.of(blank, config.moe, True), config.moe.names.router
         super().__init__(
             # Small, and a rounding here would change who computes: never in int8.
-            blank.linear(["router"], [number], hidden_size, bias=True, quantizable=False),
-            [StackedExpert(gate_up, down, activate) for gate_up, down in pairs],
+            blank.linear([self._router_name], [config.moe.num_experts], config.hidden_size, True, quantizable=False),
+            self._matrices.experts(partial(clamped_swiglu, limit=gate.limit, alpha=gate.alpha)),
             gate,
         )
 
@@ -67,12 +63,6 @@ class GptOssExperts(Mixture[StackedExpert]):
         # The shares of the chosen among themselves are the softmax of their logits.
         return self.mix(x, *choose_experts(self.router(x), self._moe.num_experts_per_tok, self._moe.norm_topk_prob))
 
-    def projections(self) -> Iterator[Linear]:
-        yield self.router
-        yield from self._gate_up.linears
-        yield from self._down.linears
-
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from linear_slots(self.router, [f"{prefix}.router"])
-        yield from self._gate_up.weight_slots(f"{prefix}.experts.gate_up_proj")
-        yield from self._down.weight_slots(f"{prefix}.experts.down_proj")
+        yield from linear_slots(self.router, [f"{prefix}.{self._router_name}"])
+        yield from self._matrices.weight_slots(prefix)

@@ -5,21 +5,20 @@ Covers Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite and the mixtures among them
 """
 
 from collections.abc import Iterator
-from typing import Any
 
 from torch import Tensor
 
-from ...kernels.linear import Linear
 from ..checkpoints.weights import WeightSlot
-from .blocks import Attention, BlankWeights, Step
+from .attention import Attention
+from .blocks import BlankWeights, Step
 from .gated_delta_net import GatedDeltaNet
-from .granite_moe import GraniteExperts
+from .layer import DecoderLayer
 from .mlp import GatedMlp, PlainMlp, new_mlp
 from .moe import ExpertsMlp, Mixture
 from .norms import new_norm
 
 
-class LlamaLayer:
+class LlamaLayer(DecoderLayer):
     """See `DecoderLayer`."""
 
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
@@ -30,7 +29,6 @@ class LlamaLayer:
         self.input_norm, *others = self._norms.values()
         self.mlp_norm = others[0] if others else self.input_norm
         linear = config.linear_attention
-        self.attention: Attention | GatedDeltaNet
         if linear is not None and linear.layers[index]:
             self._attention_name = "linear_attn"
             self.attention = GatedDeltaNet(blank.within("linear_attn"), linear)
@@ -42,15 +40,11 @@ class LlamaLayer:
     def _new_attention(self, blank: BlankWeights, rope: int, sliding_window: int | None) -> Attention:
         return Attention(blank, rope, sliding_window)
 
-    def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture[Any]:
+    def _new_mlp(self, blank: BlankWeights, index: int) -> GatedMlp | PlainMlp | Mixture:
         config = blank.config
         if config.moe is not None and config.moe.sparse_layers[index]:
-            return (GraniteExperts if config.moe.naming == "granite" else ExpertsMlp)(blank, config.moe)
+            return ExpertsMlp(blank, config.moe)
         return new_mlp(blank)
-
-    @property
-    def mixture(self) -> Mixture[Any] | None:
-        return self.mlp if isinstance(self.mlp, Mixture) else None
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
         normed = self.input_norm.of_sum(branch, residual)
@@ -63,10 +57,6 @@ class LlamaLayer:
         """In place, of what nobody else has."""
         return branch if self._residual_scale == 1 else branch.mul_(self._residual_scale)
 
-    def projections(self) -> Iterator[Linear]:
-        yield from self.attention.projections()
-        yield from self.mlp.projections()
-
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
         (first, norm), *others = self._norms.items()
         yield from norm.weight_slots(f"{prefix}.{first}")
@@ -75,3 +65,13 @@ class LlamaLayer:
             yield from norm.weight_slots(f"{prefix}.{name}")
         mlp = self._mlp_name if self.mixture is None else self.mixture.name
         yield from self.mlp.weight_slots(f"{prefix}.{mlp}")
+
+
+class ParallelLayer(LlamaLayer):
+    """Command R's: attention and MLP side by side, on one norm."""
+
+    def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
+        # What attention read, not what it made of it; cheaper computed again than kept.
+        normed = self.mlp_norm(residual)
+        residual.add_(branch)
+        return self._scaled(self.mlp(normed))

@@ -2,15 +2,14 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from dataclasses import replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from ...kernels.device import runs_triton
-from ...kernels.linear import Linear
-from ...kernels.linear.gates import GATES, Gate
+from ...kernels.linear import GATES, Gate, Linear
 from ...kernels.moe import (
     ClampedGate,
     StackedExperts,
@@ -19,34 +18,13 @@ from ...kernels.moe import (
     mix_stacked_experts,
     stack_experts,
 )
-from ..checkpoints.model_config import MlpNames, MoeConfig
+from ..checkpoints.model_config import MoeConfig
+from ..checkpoints.model_shape import MoeNames
 from ..checkpoints.weight_files import holds_tensor
 from ..checkpoints.weights import WeightSlot
 from .blocks import BlankWeights, linear_slots
 from .mlp import ACTIVATIONS, GatedMlp
-from .stacked import ExpertMatrices, StackedExpert
-
-
-@dataclass(frozen=True)
-class _Naming:
-    """What a checkpoint calls a mixture, below its layer, and the parts of an expert."""
-
-    mixture: str
-    expert: MlpNames
-    shared: str = "shared_expert"
-    router: str = "gate"
-    correction: str = "gate.e_score_correction_bias"
-
-
-_NAMINGS = {
-    "mixtral": _Naming("block_sparse_moe", MlpNames(("w1", "w3"), "w2")),
-    "qwen": _Naming("mlp", MlpNames()),
-    "qwen-stacked": _Naming("mlp", MlpNames()),
-    "glm": _Naming("mlp", MlpNames(), "shared_experts"),
-    "hunyuan": _Naming("mlp", MlpNames(), "shared_mlp", "gate.wg"),
-    "ernie": _Naming("mlp", MlpNames(), "shared_experts", correction="moe_statics.e_score_correction_bias"),
-    "minimax": _Naming("block_sparse_moe", MlpNames(("w1", "w3"), "w2"), correction="e_score_correction_bias"),
-}
+from .stacked import StackedMatrices
 
 
 class Expert(Protocol):
@@ -62,10 +40,7 @@ class Expert(Protocol):
         """x: [n, hidden_size]. Returns the same shape."""
 
 
-ExpertType = TypeVar("ExpertType", bound=Expert)
-
-
-class Mixture(ABC, Generic[ExpertType]):
+class Mixture(ABC):
     """Σ share · expert(x) over the experts chosen.
 
     `name` is what checkpoints call it where an ordinary layer has its `mlp`. `stacked`: the experts' matrices on a GPU,
@@ -74,7 +49,7 @@ class Mixture(ABC, Generic[ExpertType]):
 
     name = "mlp"
 
-    def __init__(self, router: Linear, experts: Sequence[ExpertType], gate: Gate | ClampedGate) -> None:
+    def __init__(self, router: Linear, experts: Sequence[Expert], gate: Gate | ClampedGate) -> None:
         self.router = router
         self.experts = experts
         self._gate = gate
@@ -84,8 +59,11 @@ class Mixture(ABC, Generic[ExpertType]):
     def __call__(self, x: Tensor) -> Tensor:
         """x: [num_tokens, hidden_size]. Returns the same shape."""
 
-    @abstractmethod
-    def projections(self) -> Iterator[Linear]: ...
+    def projections(self) -> Iterator[Linear]:
+        """The router and the experts' matrices."""
+        yield self.router
+        yield from (each.gate_up for each in self.experts)
+        yield from (each.down for each in self.experts)
 
     @abstractmethod
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]: ...
@@ -104,33 +82,31 @@ class Mixture(ABC, Generic[ExpertType]):
             self.stacked = stack_experts(gate_up, down, self._gate)
 
 
-class ExpertsMlp(Mixture[Expert]):
+class ExpertsMlp(Mixture):
     """With gate · shared expert(x) added where there is one."""
 
     def __init__(self, blank: BlankWeights, moe: MoeConfig) -> None:
         self._moe = moe
         self._ranks = blank.ranks
-        naming = _NAMINGS[moe.naming]
-        self.name = naming.mixture
+        self.name = moe.names.mixture
         blank = blank.within(self.name)
-        self._matrices = _StackedMatrices.of(blank, moe) if _are_stacked(blank, moe, naming) else None
-        self._listed = [] if self._matrices else list(_listed_experts(blank, moe, naming))
+        self._matrices = StackedMatrices.of(blank, moe) if _are_stacked(blank, moe) else None
+        self._listed = [] if self._matrices else list(_listed_experts(blank, moe))
         hidden_size = blank.config.hidden_size
         # Small, and a rounding here would change who computes: never in int8, and sigmoids, which lie closer to each
         # other than logits, in float32, as their families have it.
         self._router_dtype = torch.float32 if moe.has_wide_router else blank.dtype
-        router = replace(blank, dtype=self._router_dtype)
+        router, activate = replace(blank, dtype=self._router_dtype), ACTIVATIONS[blank.config.activation]
         super().__init__(
-            router.linear([naming.router], [moe.num_experts], hidden_size, quantizable=False),
-            self._matrices.experts(blank) if self._matrices else self._listed,
-            GATES[ACTIVATIONS[blank.config.activation]],
+            router.linear([moe.names.router], [moe.num_experts], hidden_size, quantizable=False),
+            self._matrices.experts(activate) if self._matrices else self._listed,
+            GATES[activate],
         )
         self._correction = (
             torch.empty(moe.num_experts, dtype=torch.float32, device=blank.device) if moe.has_correction else None
         )
-        self._router_name, self._correction_name = naming.router, naming.correction
-        self._shared_name, shared_size = naming.shared, moe.shared_expert_intermediate_size
-        self.shared = SharedExpert(blank, naming, shared_size, moe.has_shared_gate) if shared_size else None
+        shared_size = moe.shared_expert_intermediate_size
+        self.shared = SharedExpert(blank, moe.names, shared_size, moe.has_shared_gate) if shared_size else None
 
     def __call__(self, x: Tensor) -> Tensor:
         ids, shares = choose_experts(
@@ -145,70 +121,46 @@ class ExpertsMlp(Mixture[Expert]):
         return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))
 
     def projections(self) -> Iterator[Linear]:
-        yield self.router
-        for expert in self.experts:
-            yield expert.gate_up
-            yield expert.down
+        yield from super().projections()
         if self.shared is not None:
             yield from self.shared.projections()
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from linear_slots(self.router, [f"{prefix}.{self._router_name}"])
+        names = self._moe.names
+        yield from linear_slots(self.router, [f"{prefix}.{names.router}"])
         if self._correction is not None:
-            yield WeightSlot(f"{prefix}.{self._correction_name}", self._correction)
+            yield WeightSlot(f"{prefix}.{names.correction}", self._correction)
         if self._matrices is not None:
-            yield from self._matrices.weight_slots(f"{prefix}.experts")
+            yield from self._matrices.weight_slots(prefix)
         for index, expert in enumerate(self._listed):
             yield from expert.weight_slots(f"{prefix}.experts.{index}")
         if self.shared is not None:
-            yield from self.shared.weight_slots(f"{prefix}.{self._shared_name}")
+            yield from self.shared.weight_slots(f"{prefix}.{names.shared}")
 
 
-def _are_stacked(blank: BlankWeights, moe: MoeConfig, naming: _Naming) -> bool:
+def _are_stacked(blank: BlankWeights, moe: MoeConfig) -> bool:
     """Whoever quantises experts writes each for itself, and so does transformers where it saves some families."""
-    first = f"{blank.prefix}experts.0.{naming.expert.down}"
+    if moe.naming == "granite":
+        return True
+    first = f"{blank.prefix}experts.0.{moe.names.expert.down}"
     quantization = blank.config.quantization
     if moe.naming != "qwen-stacked" or (quantization is not None and quantization.scheme([first]) is not None):
         return False
     return not holds_tensor(blank.config.path, f"{first}.weight")
 
 
-def _listed_experts(blank: BlankWeights, moe: MoeConfig, naming: _Naming) -> Iterator[GatedMlp]:
+def _listed_experts(blank: BlankWeights, moe: MoeConfig) -> Iterator[GatedMlp]:
     for index in range(moe.num_experts):
-        yield GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, naming.expert, is_expert=True)
-
-
-class _StackedMatrices(NamedTuple):
-    """Those of experts without biases that a checkpoint has stacked, gates before ups."""
-
-    gate_up: ExpertMatrices
-    down: ExpertMatrices
-
-    @classmethod
-    def of(cls, blank: BlankWeights, moe: MoeConfig) -> "_StackedMatrices":
-        number, hidden, inner = moe.num_experts, blank.config.hidden_size, moe.intermediate_size
-        return cls(
-            ExpertMatrices(blank, "experts.gate_up_proj", number, 2 * inner, hidden, has_biases=False),
-            ExpertMatrices(blank, "experts.down_proj", number, hidden, inner, has_biases=False),
-        )
-
-    def experts(self, blank: BlankWeights) -> list[StackedExpert]:
-        activate = ACTIVATIONS[blank.config.activation]
-        pairs = zip(self.gate_up.linears, self.down.linears, strict=True)
-        return [StackedExpert(gate_up, down, activate) for gate_up, down in pairs]
-
-    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self.gate_up.weight_slots(f"{prefix}.gate_up_proj")
-        yield from self.down.weight_slots(f"{prefix}.down_proj")
+        yield GatedMlp(blank.within(f"experts.{index}"), moe.intermediate_size, moe.names.expert, is_expert=True)
 
 
 class SharedExpert:
     """An expert that every token has, weighed by a gate of its own where it has one."""
 
-    def __init__(self, blank: BlankWeights, naming: _Naming, inner_size: int, has_gate: bool) -> None:
-        self.mlp = GatedMlp(blank.within(naming.shared), inner_size, naming.expert, is_expert=True)
+    def __init__(self, blank: BlankWeights, names: MoeNames, inner_size: int, has_gate: bool) -> None:
+        self.mlp = GatedMlp(blank.within(names.shared), inner_size, names.expert, is_expert=True)
         hidden_size = blank.config.hidden_size
-        self.gate = blank.linear([f"{naming.shared}_gate"], [1], hidden_size, quantizable=False) if has_gate else None
+        self.gate = blank.linear([f"{names.shared}_gate"], [1], hidden_size, quantizable=False) if has_gate else None
 
     def __call__(self, x: Tensor) -> Tensor:
         output = self.mlp(x)

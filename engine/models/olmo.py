@@ -4,41 +4,34 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-from ...kernels.linear import Linear
-from ...kernels.norm_rotary import rms_norm
 from ..checkpoints.weights import WeightSlot
-from .blocks import Attention, BlankWeights, Step
+from .attention import Attention
+from .blocks import BlankWeights, Step
+from .layer import DecoderLayer
 from .mlp import GatedMlp
+from .norms import RmsNorm
 
 
-class OlmoLayer:
+class OlmoLayer(DecoderLayer):
     """See `DecoderLayer`."""
-
-    mixture = None
 
     def __init__(self, blank: BlankWeights, index: int, rope: int) -> None:
         config = blank.config
-        self._eps = config.rms_norm_eps
         self._norm_names = config.names.layer_norms
         self.attention = Attention(blank.within("self_attn"), rope, config.sliding_windows[index])
-        self.attention_norm = blank.norm(config.hidden_size)
+        self.attention_norm = RmsNorm(blank)
         self.mlp = GatedMlp(blank.within("mlp"), config.intermediate_size, config.names.mlp)
-        self.mlp_norm = blank.norm(config.hidden_size)
+        self.mlp_norm = RmsNorm(blank)
 
     def attend(self, branch: Tensor, residual: Tensor, key_cache: Tensor, value_cache: Tensor, step: Step) -> Tensor:
-        attended = self.attention(residual.add_(branch), key_cache, value_cache, step)
-        return rms_norm(attended, self.attention_norm, self._eps)
+        return self.attention_norm(self.attention(residual.add_(branch), key_cache, value_cache, step))
 
     def feed_forward(self, branch: Tensor, residual: Tensor) -> Tensor:
-        return rms_norm(self.mlp(residual.add_(branch)), self.mlp_norm, self._eps)
-
-    def projections(self) -> Iterator[Linear]:
-        yield from self.attention.projections()
-        yield from self.mlp.projections()
+        return self.mlp_norm(self.mlp(residual.add_(branch)))
 
     def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
-        yield from self.attention.weight_slots(f"{prefix}.self_attn")
         after_attention, after_mlp = self._norm_names
-        yield WeightSlot(f"{prefix}.{after_attention}.weight", self.attention_norm)
+        yield from self.attention.weight_slots(f"{prefix}.self_attn")
+        yield from self.attention_norm.weight_slots(f"{prefix}.{after_attention}")
         yield from self.mlp.weight_slots(f"{prefix}.mlp")
-        yield WeightSlot(f"{prefix}.{after_mlp}.weight", self.mlp_norm)
+        yield from self.mlp_norm.weight_slots(f"{prefix}.{after_mlp}")

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
@@ -9,13 +10,14 @@ from torch import Tensor
 from ...kernels.linear import Linear
 from ...kernels.weight_memory import empty_weight
 from ..checkpoints.cut import Axes, Axis
+from ..checkpoints.model_config import MoeConfig
 from ..checkpoints.quantization_config import Mxfp4Scheme
 from ..checkpoints.weights import WeightSlot
 from ..quantization.mxfp4 import StoredMxfp4, blank_mxfp4, mxfp4_exponent
 from .blocks import BlankWeights
 
-# As on disk: inputs before outputs.
-_OF_MATRICES = Axes(Axis(2), Axis(1))
+# As on disk: outputs before inputs, or behind them.
+_OF_MATRICES, _OF_TURNED_MATRICES = Axes(Axis(1), Axis(2)), Axes(Axis(2), Axis(1))
 
 
 @dataclass(frozen=True)
@@ -30,47 +32,79 @@ class StackedExpert:
         return self.down.gated(self.activate, self.gate_up(x))
 
 
-def all_experts(first: Tensor, number: int) -> Tensor:
-    """All experts' tensors, of the first one's behind which the others lie.
-
-    Not to be held, so that it is gone once all matrices are packed.
-    """
-    return first.as_strided((number, *first.shape), (first.numel(), *first.stride()))
-
-
 class ExpertMatrices:
-    """One projection of each expert: on disk they are one tensor, with inputs before outputs, or in MXFP4 two.
+    """One projection of each expert: on disk they are one tensor of this name, or in MXFP4 two.
 
-    transformers 5 writes some families' with outputs before inputs.
+    Outputs come before inputs there where it `has_outputs_first`; else inputs do, but transformers 5 writes some
+    families' the other way round.
     """
 
     def __init__(
-        self, blank: BlankWeights, name: str, num_experts: int, num_outputs: int, num_inputs: int, has_biases: bool
+        self,
+        blank: BlankWeights,
+        name: str,
+        shape: tuple[int, int, int],
+        has_biases: bool,
+        has_outputs_first: bool,
     ) -> None:
+        """shape: experts, outputs and inputs."""
         quantization, weights = blank.config.quantization, list[Tensor | StoredMxfp4]()
         if quantization is not None and isinstance(quantization.scheme([blank.prefix + name]), Mxfp4Scheme):
-            stored = zip(*blank_mxfp4(num_experts, num_outputs, num_inputs), strict=True)
+            stored = zip(*blank_mxfp4(*shape), strict=True)
             weights += [StoredMxfp4(*each, blank.dtype, blank.device) for each in stored]
         else:
-            weights += empty_weight((num_experts, num_outputs, num_inputs), blank.dtype, blank.device)
-        self._biases = (
-            torch.empty(num_experts, num_outputs, dtype=blank.dtype, device=blank.device) if has_biases else None
-        )
-        biases = [None] * num_experts if self._biases is None else list(self._biases)
+            weights += empty_weight(shape, blank.dtype, blank.device)
+        self._name, self._has_outputs_first = name, has_outputs_first
+        self._biases = torch.empty(shape[:2], dtype=blank.dtype, device=blank.device) if has_biases else None
+        biases = [None] * len(weights) if self._biases is None else list(self._biases)
         self.linears = [Linear(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
-    def weight_slots(self, name: str) -> Iterator[WeightSlot]:
-        held = self.linears[0].held
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        name, held = f"{prefix}.{self._name}", self.linears[0].held
         if isinstance(held, StoredMxfp4):
             yield WeightSlot(f"{name}_blocks", self._of_all(held.blocks))
             # Random bytes are random values, and all these have one size.
             exponent = mxfp4_exponent(held.shape[1] ** -0.5)
             yield WeightSlot(f"{name}_scales", self._of_all(held.exponents), constant=exponent)
+        elif self._has_outputs_first:
+            yield WeightSlot(name, self._of_all(self.linears[0].weight), axes=_OF_MATRICES)
         else:
             stacked = self._of_all(self.linears[0].weight).transpose(1, 2)
-            yield WeightSlot(name, stacked, may_be_turned=True, axes=_OF_MATRICES)
+            yield WeightSlot(name, stacked, may_be_turned=True, axes=_OF_TURNED_MATRICES)
         if self._biases is not None:
             yield WeightSlot(f"{name}_bias", self._biases)
 
     def _of_all(self, first: Tensor) -> Tensor:
-        return all_experts(first, len(self.linears))
+        """All experts' tensors, of the first one's behind which the others lie.
+
+        Not to be held, so that it is gone once all matrices are packed.
+        """
+        return first.as_strided((len(self.linears), *first.shape), (first.numel(), *first.stride()))
+
+
+class StackedMatrices(NamedTuple):
+    """Both projections of a mixture's experts: gates and ups, and what takes their products."""
+
+    gate_up: ExpertMatrices
+    down: ExpertMatrices
+
+    @classmethod
+    def of(cls, blank: BlankWeights, moe: MoeConfig, has_biases: bool = False) -> Self:
+        """blank: of the mixture."""
+        number, hidden, inner = moe.num_experts, blank.config.hidden_size, moe.intermediate_size
+        shapes = ((number, 2 * inner, hidden), (number, hidden, inner))
+        has_outputs_first = moe.naming == "granite"
+        return cls(
+            *(
+                ExpertMatrices(blank, name, shape, has_biases, has_outputs_first)
+                for name, shape in zip(moe.names.stacked, shapes, strict=True)
+            )
+        )
+
+    def experts(self, activate: Callable[[Tensor], Tensor]) -> list[StackedExpert]:
+        pairs = zip(self.gate_up.linears, self.down.linears, strict=True)
+        return [StackedExpert(gate_up, down, activate) for gate_up, down in pairs]
+
+    def weight_slots(self, prefix: str) -> Iterator[WeightSlot]:
+        yield from self.gate_up.weight_slots(prefix)
+        yield from self.down.weight_slots(prefix)

@@ -8,10 +8,11 @@ import torch
 from torch import Tensor
 
 from ...kernels.weight_memory import empty_weight
-from ..checkpoints.cut import WHOLE, Axes, Axis
+from ..checkpoints.cut import Axes, Axis
 from ..checkpoints.gguf.block_types import BLOCK_TYPES, BlockType
 from ..checkpoints.gguf.blocks import q4_0, q4_1, q4_k, q5_0, q6_k, q8_0
 from ..checkpoints.quantization_config import Int4Scheme
+from ..checkpoints.weights import WeightSlot
 
 _PER_WORD = 8
 # The columns that an AWQ word has, from its lowest four bits on: 0, 2, 4, 6, 1, 3, 5, 7. This is where each column is.
@@ -19,23 +20,6 @@ _AWQ_PLACES = [0, 4, 1, 5, 2, 6, 3, 7]
 _SYMMETRIC_ZERO = 8
 # What is read is freed matrix by matrix: in memory that goes back to the system then.
 _HOST = torch.device("cpu")
-
-
-@dataclass(frozen=True)
-class StoredTensor:
-    """A tensor to be filled from the checkpoint: `tensor` is what it holds until then.
-
-    `is_optional`: it may be missing. `scale`: what random weights have there; None where bits are drawn. `is_drawn`:
-    whether random weights change it at all. `shrinks`: `scale` goes with the root of the number of inputs. `axes`:
-    where the matrix's outputs and inputs are in it.
-    """
-
-    tensor: Tensor
-    is_optional: bool = False
-    is_drawn: bool = True
-    scale: float | None = None
-    shrinks: bool = False
-    axes: Axes = WHOLE
 
 
 @dataclass(frozen=True)
@@ -50,8 +34,8 @@ class Int4Values:
 class Int4Layout(Protocol):
     """A format's tensors of one module."""
 
-    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
-        """What there is to fill, by the last part of the names."""
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> list[WeightSlot]:
+        """What there is to fill, by the last parts of the names."""
 
     def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
         """What the filled tensors say. Raises `ValueError` where they contradict each other."""
@@ -60,17 +44,18 @@ class Int4Layout(Protocol):
 class GptqLayout:
     """AutoGPTQ's and GPTQModel's: words of eight inputs, scales and zeros by group."""
 
-    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> list[WeightSlot]:
         _require_words(in_features=num_inputs, out_features=num_outputs)
         num_groups = _num_groups(scheme, num_inputs)
         group = torch.arange(num_inputs, dtype=torch.int32) // (scheme.group_size or num_inputs)
-        return {
-            "qweight": _words(num_inputs // _PER_WORD, num_outputs, Axes(Axis(1), Axis(0, _PER_WORD))),
-            "qzeros": _words(num_groups, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), _groups(scheme, 0))),
-            "scales": _scales(num_inputs, num_groups, num_outputs, Axes(Axis(1), _groups(scheme, 0))),
+        by_group = _groups(scheme, 0)
+        return [
+            _words("qweight", num_inputs // _PER_WORD, num_outputs, Axes(Axis(1), Axis(0, _PER_WORD))),
+            _words("qzeros", num_groups, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), by_group)),
+            _scales("scales", num_inputs, num_groups, num_outputs, Axes(Axis(1), by_group)),
             # Written by most, also where it says nothing.
-            "g_idx": StoredTensor(group, is_optional=not scheme.has_order or num_groups == 1, is_drawn=False),
-        }
+            WeightSlot("g_idx", group, is_optional=not scheme.has_order or num_groups == 1, is_drawn=False),
+        ]
 
     def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
         zeros = _nibbles(tensors["qzeros"])
@@ -84,14 +69,15 @@ class GptqLayout:
 class AwqLayout:
     """AutoAWQ's for its GEMM kernels: words of eight outputs in an order of their own."""
 
-    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> list[WeightSlot]:
         _require_words(out_features=num_outputs)
         num_groups = _num_groups(scheme, num_inputs)
-        return {
-            "qweight": _words(num_inputs, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), Axis(0))),
-            "qzeros": _words(num_groups, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), _groups(scheme, 0))),
-            "scales": _scales(num_inputs, num_groups, num_outputs, Axes(Axis(1), _groups(scheme, 0))),
-        }
+        by_group = _groups(scheme, 0)
+        return [
+            _words("qweight", num_inputs, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), Axis(0))),
+            _words("qzeros", num_groups, num_outputs // _PER_WORD, Axes(Axis(1, _PER_WORD), by_group)),
+            _scales("scales", num_inputs, num_groups, num_outputs, Axes(Axis(1), by_group)),
+        ]
 
     def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
         values, zeros = (_in_place(_nibbles(tensors[name])) for name in ("qweight", "qzeros"))
@@ -101,21 +87,21 @@ class AwqLayout:
 class CompressedLayout:
     """compressed-tensors' `pack-quantized`: words of eight inputs, scales by output, values moved up by eight."""
 
-    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> list[WeightSlot]:
         num_groups = _num_groups(scheme, num_inputs)
-        shape = torch.tensor([num_outputs, num_inputs])
-        tensors = {
-            "weight_packed": _words(num_outputs, -(-num_inputs // _PER_WORD), Axes(Axis(0), Axis(1, _PER_WORD))),
-            "weight_scale": _scales(num_inputs, num_outputs, num_groups, Axes(Axis(0), _groups(scheme, 1))),
-            "weight_shape": StoredTensor(shape, is_drawn=False),
-        }
+        num_words, num_zero_words = -(-num_inputs // _PER_WORD), -(-num_outputs // _PER_WORD)
+        by_group, shape = _groups(scheme, 1), torch.tensor([num_outputs, num_inputs])
+        slots = [
+            _words("weight_packed", num_outputs, num_words, Axes(Axis(0), Axis(1, _PER_WORD))),
+            _scales("weight_scale", num_inputs, num_outputs, num_groups, Axes(Axis(0), by_group)),
+            WeightSlot("weight_shape", shape, is_drawn=False),
+        ]
         if not scheme.is_symmetric:
-            axes = Axes(Axis(0, _PER_WORD), _groups(scheme, 1))
-            tensors["weight_zero_point"] = _words(-(-num_outputs // _PER_WORD), num_groups, axes)
+            slots.append(_words("weight_zero_point", num_zero_words, num_groups, Axes(Axis(0, _PER_WORD), by_group)))
         if scheme.has_order:
             group = torch.arange(num_inputs, dtype=torch.int32) // (scheme.group_size or num_inputs)
-            tensors["weight_g_idx"] = StoredTensor(group, is_drawn=False)
-        return tensors
+            slots.append(WeightSlot("weight_g_idx", group, is_drawn=False))
+        return slots
 
     def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
         scales = tensors["weight_scale"].t()
@@ -137,7 +123,7 @@ class BlocksLayout:
     kind: BlockType
     unpacked: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]]
 
-    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+    def blank(self, scheme: Int4Scheme, num_outputs: int, num_inputs: int) -> list[WeightSlot]:
         return _rows_of_blocks(self.kind, num_outputs, num_inputs)
 
     def read(self, scheme: Int4Scheme, tensors: dict[str, Tensor], num_inputs: int) -> Int4Values:
@@ -154,8 +140,8 @@ class ByteBlocksLayout:
     kind: BlockType
     unpacked: Callable[[Tensor], tuple[Tensor, Tensor]]
 
-    def blank(self, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
-        """What there is to fill, by the last part of the names."""
+    def blank(self, num_outputs: int, num_inputs: int) -> list[WeightSlot]:
+        """See `Int4Layout`."""
         return _rows_of_blocks(self.kind, num_outputs, num_inputs)
 
     def read(self, tensors: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -192,10 +178,10 @@ BYTE_LAYOUTS = {
 }
 
 
-def _rows_of_blocks(kind: BlockType, num_outputs: int, num_inputs: int) -> dict[str, StoredTensor]:
+def _rows_of_blocks(kind: BlockType, num_outputs: int, num_inputs: int) -> list[WeightSlot]:
     shape = (num_outputs, num_inputs // kind.num_weights, kind.num_bytes)
     axes = Axes(Axis(0), Axis(1, kind.num_weights))
-    return {"weight": StoredTensor(empty_weight(shape, torch.uint8, _HOST), axes=axes)}
+    return [WeightSlot("weight", empty_weight(shape, torch.uint8, _HOST), axes=axes)]
 
 
 def _num_groups(scheme: Int4Scheme, num_inputs: int) -> int:
@@ -207,13 +193,14 @@ def _groups(scheme: Int4Scheme, dim: int) -> Axis | None:
     return None if scheme.group_size is None else Axis(dim, scheme.group_size)
 
 
-def _words(rows: int, columns: int, axes: Axes) -> StoredTensor:
-    return StoredTensor(empty_weight((rows, columns), torch.int32, _HOST), axes=axes)
+def _words(name: str, rows: int, columns: int, axes: Axes) -> WeightSlot:
+    return WeightSlot(name, empty_weight((rows, columns), torch.int32, _HOST), axes=axes)
 
 
-def _scales(num_inputs: int, rows: int, columns: int, axes: Axes) -> StoredTensor:
+def _scales(name: str, num_inputs: int, rows: int, columns: int, axes: Axes) -> WeightSlot:
     """Drawn such that a row of random values, some six apart, has a length of about one."""
-    return StoredTensor(torch.empty(rows, columns), scale=num_inputs**-0.5 / 6, shrinks=True, axes=axes)
+    drawn = num_inputs**-0.5 / 6
+    return WeightSlot(name, torch.empty(rows, columns), constant=drawn, constant_shrinks=True, axes=axes)
 
 
 def _nibbles(words: Tensor) -> Tensor:

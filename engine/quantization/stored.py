@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import accumulate
 from typing import Generic, TypeVar
 
@@ -13,7 +14,7 @@ from ..checkpoints.cut import OF_MATRIX, OF_OUTPUTS, WHOLE, Axes, Axis
 from ..checkpoints.quantization_config import BlockScheme, ByteScheme, Int4Scheme, WeightScheme
 from ..checkpoints.weights import WeightSlot
 from ..errors import ModelError
-from .layouts import BYTE_LAYOUTS, INT4_LAYOUTS, Int4Layout, Int4Values, StoredTensor
+from .layouts import BYTE_LAYOUTS, INT4_LAYOUTS, Int4Layout, Int4Values
 
 _BYTE_DTYPES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
@@ -47,16 +48,8 @@ class StoredModules(ABC, Generic[Scheme]):
 
     def slots(self) -> Iterator[WeightSlot]:
         for name, part in zip(self._names, self._parts, strict=True):
-            for suffix, stored in part.items():
-                yield WeightSlot(
-                    f"{name}.{suffix}",
-                    stored.tensor,
-                    is_optional=stored.is_optional,
-                    is_drawn=stored.is_drawn,
-                    constant=stored.scale,
-                    constant_shrinks=stored.shrinks,
-                    axes=stored.axes,
-                )
+            for slot in part:
+                yield replace(slot, name=f"{name}.{slot.name}")
 
     def read(self) -> QuantizedWeight:
         """See `StoredWeight`. Raises `ModelError` naming the module whose tensors contradict each other."""
@@ -68,12 +61,15 @@ class StoredModules(ABC, Generic[Scheme]):
         """See `read`; with outputs as the checkpoint has them."""
 
     @abstractmethod
-    def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
-        """A module's tensors, to be filled with the checkpoint's. Raises `ModelError` where they have no room."""
+    def _blank(self, name: str, size: int) -> list[WeightSlot]:
+        """A module's tensors, to be filled with the checkpoint's, by the last parts of their names.
+
+        Raises `ModelError` where they have no room.
+        """
 
     def _tensors(self) -> Iterator[tuple[str, dict[str, Tensor]]]:
         for name, part in zip(self._names, self._parts, strict=True):
-            yield name, {suffix: stored.tensor for suffix, stored in part.items()}
+            yield name, {slot.name: slot.destination for slot in part}
 
 
 class StoredInt4(StoredModules[Int4Scheme]):
@@ -121,7 +117,7 @@ class StoredInt4(StoredModules[Int4Scheme]):
     def _group_size(self) -> int:
         return self._scheme.group_size or self.shape[1]
 
-    def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
+    def _blank(self, name: str, size: int) -> list[WeightSlot]:
         try:
             return self._layout.blank(self._scheme, size, self.shape[1])
         except ValueError as error:
@@ -145,7 +141,7 @@ class StoredBytes(StoredModules[ByteScheme]):
             return scales.repeat_interleave(self._scheme.block[0], dim=0)[:num_outputs]
         return scales.reshape(-1, 1).expand(num_outputs, 1)
 
-    def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
+    def _blank(self, name: str, size: int) -> list[WeightSlot]:
         num_inputs, (rows, columns) = self.shape[1], self._scheme.block
         shapes = {"tensor": (1,), "channel": (size, 1), "block": (-(-size // rows), -(-num_inputs // columns))}
         weight = torch.empty(size, num_inputs, dtype=_BYTE_DTYPES[self._scheme.kind])
@@ -155,10 +151,10 @@ class StoredBytes(StoredModules[ByteScheme]):
         is_int8 = self._scheme.kind == "int8"
         scale = num_inputs**-0.5 / 73 if is_int8 else 1.0
         scales = torch.empty(shapes[self._scheme.scales])
-        return {
-            "weight": StoredTensor(weight, axes=OF_MATRIX),
-            self._scheme.scale_name: StoredTensor(scales, scale=scale, shrinks=is_int8, axes=axes),
-        }
+        return [
+            WeightSlot("weight", weight, axes=OF_MATRIX),
+            WeightSlot(self._scheme.scale_name, scales, constant=scale, constant_shrinks=is_int8, axes=axes),
+        ]
 
 
 class StoredBlocks(StoredModules[BlockScheme]):
@@ -169,7 +165,7 @@ class StoredBlocks(StoredModules[BlockScheme]):
         values, scales = (torch.cat(each).to(self._device) for each in zip(*parts, strict=True))
         return ScaledWeight(values, scales.t().contiguous(), self._scheme.group_size)
 
-    def _blank(self, name: str, size: int) -> dict[str, StoredTensor]:
+    def _blank(self, name: str, size: int) -> list[WeightSlot]:
         return BYTE_LAYOUTS[self._scheme.layout].blank(size, self.shape[1])
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from ..logprobs import PromptLogprobs
 from ..scheduling.scheduled_sequence import ScheduledSequence
 from ..transfer import to_device
-from .sampler import LogprobRow, token_logprobs
+from .sampler import LogprobQuery, token_logprobs
 
 # Logits held at a time: those of a whole chunk of 2,048 tokens and 150,000 words would take 1.2 GB.
 _SLICE_BYTES = 64 * 2**20
@@ -52,8 +52,9 @@ class PromptReader:
         """
         for places in self.chunks(vocab_size):
             logits = logits_of(to_device([place.batch_index for place in places], device))
-            rows = [LogprobRow(place.next_token, place.collected.num_top) for place in places]
-            for place, found in zip(places, token_logprobs(logits, rows), strict=True):
+            tokens = [place.next_token for place in places]
+            queries = [LogprobQuery(place.collected.num_top) for place in places]
+            for place, found in zip(places, token_logprobs(logits, tokens, queries), strict=True):
                 place.collected.record(place.next_position, found)
 
     def chunks(self, vocab_size: int) -> Iterator[Sequence[PromptPlace]]:

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Self, TypeVar
 
 import numpy
@@ -117,20 +116,11 @@ class PlainSampling:
         return tokens.clamp_(0, logits.shape[1] - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class LogprobRow:
-    """What is to be reported of a row: its token, and its `num_top` likeliest. `temperature` divides its logits."""
+class LogprobQuery(NamedTuple):
+    """What is to be reported of a row beside its token: its `num_top` likeliest. `temperature` divides its logits."""
 
-    token: int
     num_top: int
     temperature: float = 1.0
-
-
-class LogprobQuery(NamedTuple):
-    """As `LogprobRow`, without the token."""
-
-    num_top: int
-    temperature: float
 
 
 class ReportedLogprobs(NamedTuple):
@@ -148,16 +138,15 @@ class ReportedLogprobs(NamedTuple):
         return self.ids, self.values, self.ranks
 
 
-def token_logprobs(logits: Tensor, rows: Sequence[LogprobRow]) -> list[dict[int, Logprob]]:
+def token_logprobs(logits: Tensor, tokens: Sequence[int], queries: Sequence[LogprobQuery]) -> list[dict[int, Logprob]]:
     """For each row its token, first, and its likeliest tokens, in their order.
 
     logits: [n, vocab] of any float type, as the model gave them. A token's rank is its place among the likeliest, or
     where it is not reported as one of them, how many tokens are at least as likely.
     """
-    tokens = to_device([row.token for row in rows], logits.device)
-    groups = launch_logprobs(logits, tokens, [LogprobQuery(row.num_top, row.temperature) for row in rows])
+    groups = launch_logprobs(logits, to_device(tokens, logits.device), queries)
     values = Readback([part for group in groups for part in group.tensors]).wait()
-    return read_logprobs(groups, [part.tolist() for part in values], len(rows))
+    return read_logprobs(groups, [part.tolist() for part in values], len(queries))
 
 
 def launch_logprobs(logits: Tensor, tokens: Tensor, queries: Sequence[LogprobQuery]) -> list[ReportedLogprobs]:

@@ -4,7 +4,6 @@ from array import array
 from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
-from hashlib import blake2b
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from ..config import EngineConfig
 from ..errors import ConfigError, InvalidRequestError, ModelError
 from ..lora.adapter import Adapter
 from ..lora.adapters import LoraAdapters
-from ..request import Request, SamplingParams
+from ..request import Request, SamplingParams, derived_seed
 from ..structured.choices import ChoiceTree, build_choice_tree
 from ..structured.guide import Guide
 from ..structured.reasoning import ThinkingStage
@@ -52,14 +51,14 @@ class Admission:
         served = ServedRequest(
             request=request,
             arrival=arrival,
-            seed=params.seed if params.seed is not None else self._derived_seed(request.request_id),
+            seed=params.seed if params.seed is not None else derived_seed(f"{self.seed}/{request.request_id}"),
             # Of choices those bound the thinking, which the guide ends.
             max_tokens=room if tree is not None else min(params.max_tokens or room, room),
             stop_token_ids=self._stop_token_ids(params),
             block_size=self.block_size,
             tree=tree,
             guide=guide,
-            end_token_id=self.eos_token_ids[0] if self.eos_token_ids else None,
+            end_token_id=self._end_token_id,
             adapter=self._adapter(request),
             images=self._images(request),
         )
@@ -76,6 +75,11 @@ class Admission:
     @cached_property
     def _end_tokens(self) -> frozenset[int]:
         return frozenset(self.eos_token_ids)
+
+    @property
+    def _end_token_id(self) -> int | None:
+        """What ends an answer where a grammar or the choices leave nothing else."""
+        return self.eos_token_ids[0] if self.eos_token_ids else None
 
     def _resume(self, served: ServedRequest) -> None:
         num_known = len(served.request.resume_token_ids)
@@ -95,15 +99,10 @@ class Admission:
                 f"resume_token_ids cannot be this answer's: {error}", "resume_token_ids"
             ) from error
 
-    def _derived_seed(self, request_id: str) -> int:
-        digest = blake2b(f"{self.seed}/{request_id}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) >> 1
-
     def _choice_tree(self, request: Request) -> ChoiceTree | None:
         if request.choice_token_ids is None:
             return None
-        end = self.eos_token_ids[0] if self.eos_token_ids else None
-        tree = build_choice_tree(request.choice_token_ids, end)
+        tree = build_choice_tree(request.choice_token_ids, self._end_token_id)
         longest = max(len(choice) for choice in tree.choices)
         if len(request.prompt_token_ids) + longest > self.max_model_len:
             raise InvalidRequestError(

@@ -63,11 +63,7 @@ class ServedRequests:
         served = self._admission.accept(request, next(self._arrivals))
         leader = self._leader_of(served)
         self.by_id[request.request_id] = served
-        self.num_guided += served.guide is not None
-        self.num_with_images += served.images is not None
-        if served.adapter is not None:
-            served.adapter.num_requests += 1
-            self.num_adapted += 1
+        self._count(served, 1)
         if served.is_decided:
             self._decided.append(served)
             return
@@ -77,6 +73,16 @@ class ServedRequests:
             leader.followers.append(served)
         else:
             self._scheduler.add(sequence)
+
+    def _count(self, served: ServedRequest, number: int) -> None:
+        """Note that so many more are served that have what this one has."""
+        if served.guide is not None:
+            self.num_guided += number
+        if served.images is not None:
+            self.num_with_images += number
+        if served.adapter is not None:
+            served.adapter.num_requests += number
+            self.num_adapted += number
 
     def abort(self, request_id: str) -> bool:
         """Drop a request and free its KV blocks; false when it is not here (any more)."""
@@ -178,11 +184,7 @@ class ServedRequests:
     def _drop(self, served: ServedRequest) -> None:
         """Forget a request; the first of those that waited for its prompt computes it for the others."""
         del self.by_id[served.request.request_id]
-        self.num_guided -= served.guide is not None
-        self.num_with_images -= served.images is not None
-        if served.adapter is not None:
-            served.adapter.num_requests -= 1
-            self.num_adapted -= 1
+        self._count(served, -1)
         for sequence in served.sequences:
             if served.leader is None:
                 self._scheduler.finish(sequence)

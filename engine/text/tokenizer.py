@@ -20,8 +20,8 @@ from ..structured.harmony import HarmonyTokens
 from ..structured.reasoning import MARKERS, ReasoningTokens
 from ..structured.structured_outputs import StructuredOutputsParams
 from .chat_ending import ChatEnding
-from .earlier_calls import with_read_arguments
 from .gguf_tokenizer import gguf_tokenizer, gguf_tokenizer_config
+from .messages import with_read_arguments
 from .segments import SegmentEncoder
 from .template_sources import read_template_sources
 from .token_lengths import characters_per_token

@@ -9,7 +9,7 @@ import numpy
 from numpy.typing import NDArray
 
 from ..checkpoints.vision_config import VisionConfig
-from ..errors import InvalidRequestError
+from ..errors import InvalidRequestError, message_of
 from .image_size import check_size, resized
 
 if TYPE_CHECKING:
@@ -99,5 +99,5 @@ _TURNS = {2: 0, 3: 3, 4: 1, 5: 5, 6: 4, 7: 6, 8: 2}
 
 
 def _unreadable(error: Exception) -> InvalidRequestError:
-    what = " ".join(str(error).split()) if not str(error).startswith("cannot identify") else "neither of these formats"
+    what = message_of(error) if not str(error).startswith("cannot identify") else "neither of these formats"
     return InvalidRequestError(f"is no image that can be read ({', '.join(_FORMATS)}): {what}", "image")

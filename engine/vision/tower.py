@@ -13,7 +13,7 @@ from torch.nn.functional import interpolate, linear
 from ..checkpoints.vision_config import VisionConfig
 from ..checkpoints.weights import WeightSlot
 from .image_size import Grid
-from .parts import BlankTower, Block, Layout, Merger
+from .tower_parts import BlankTower, Block, Layout, Merger
 from .windows import Windows
 
 _ROPE_THETA = 10000.0

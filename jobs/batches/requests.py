@@ -1,6 +1,5 @@
 """A batch's requests as the rows of a job."""
 
-import hashlib
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -8,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
+from ...engine.request import derived_seed
 from ...engine.sampling.defaults import SamplingDefaults
 from ...engine.text.chat_ending import ChatEnding
 from ...storage.readers import InputRow, InputSource
@@ -91,7 +91,7 @@ class RequestReader:
 
     def _sampling(self, request: SamplingFields, number: int) -> RowSampling:
         tokenizer = self.prompts.tokenizer
-        sampling = request.sampling(self.prompts.context_length, self._seed(number), self.defaults)
+        sampling = request.sampling(self.prompts.context_length, derived_seed(f"{self.key}/{number}"), self.defaults)
         sampling.check_vocabulary(self.prompts.vocab_size)
         # Refuses words without tokens.
         tokenizer.encode_bad_words(sampling.bad_words)
@@ -144,10 +144,6 @@ class RequestReader:
         if (token := max(prompt)) >= self.prompts.vocab_size:
             message = f"prompt: token id {token} is outside the vocabulary of {self.prompts.vocab_size} tokens"
             raise ApiError(400, message, "invalid_value", "prompt")
-
-    def _seed(self, number: int) -> int:
-        digest = hashlib.blake2b(f"{self.key}/{number}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest) >> 1
 
 
 class BatchInput(InputSource):

@@ -1,6 +1,5 @@
 """From a new batch to its job: check the lines, submit them. Taken up again by whoever comes, if it was cut short."""
 
-import hashlib
 import shutil
 import time
 import uuid
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ...engine.errors import EngineError, ModelError
+from ...engine.request import derived_seed
 from ...storage.batch_records import BatchRecord
 from ...storage.errors import InputError, UnknownFile
 from ...storage.output_dir import OutputMode
@@ -156,8 +156,7 @@ class Validation:
 
 def _spec(batch: BatchRecord, model: ServedModel) -> JobSpec:
     # Another batch of the same requests is sampled anew; the same batch, validated again, is not.
-    digest = hashlib.blake2b(batch.id.encode(), digest_size=8).digest()
-    sampling = SamplingSpec(seed=int.from_bytes(digest) >> 1)
+    sampling = SamplingSpec(seed=derived_seed(batch.id))
     return JobSpec.parse(
         model=model.exact_name,
         # Workers know conversations and texts.

@@ -7,7 +7,7 @@ from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.weight_files import check_weight_files
 from ...engine.config import EngineConfig
 from ...engine.sharding.stages import require_parallel
-from ...engine.text.guessers import check_guessing
+from ...engine.speculative.guessers import check_guessing
 
 
 def check_model(model: str, engine: EngineConfig) -> None:

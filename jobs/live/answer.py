@@ -6,7 +6,8 @@ from enum import Enum, auto
 
 from ...engine.checkpoints.hub import public_name
 from ...engine.request import FinishReason, Request, RequestEvent
-from ...engine.text.detokenizer import StopStrings, answer_text
+from ...engine.text.detokenizer import StopStrings
+from ...engine.text.finished_answer import answer_text
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
 from ..cache_salts import cache_salt

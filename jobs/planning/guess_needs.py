@@ -8,7 +8,7 @@ from ...engine.checkpoints.medusa_config import MedusaConfig
 from ...engine.checkpoints.model_config import ModelConfig
 from ...engine.checkpoints.model_size import kv_token_bytes, weight_bytes
 from ...engine.config import EngineConfig
-from ...engine.text.guessers import described_guesser
+from ...engine.speculative.guessers import described_guesser
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from math import log
 from typing import Any
 
 from ...engine.request import Request
-from ...engine.text.detokenizer import answer_text, num_reasoning_tokens, num_tokens_before, reasoning_text
+from ...engine.text.finished_answer import answer_text, num_reasoning_tokens, num_tokens_before, reasoning_text
 from ...engine.text.tokenizer import Tokenizer
 from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..outcomes import Answer

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ...engine.request import Request
 from ...engine.sampling.sampler import pick_choice
-from ...engine.text.detokenizer import num_tokens_before
+from ...engine.text.finished_answer import num_tokens_before
 from ...engine.text.tokenizer import Tokenizer
 from ..outcomes import Answer
 from .row_answers import Answered, answer_columns, text_of

@@ -1,11 +1,10 @@
 """How answers are sampled, as users say it."""
 
-import hashlib
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
-from ...engine.request import SamplingParams
+from ...engine.request import SamplingParams, derived_seed
 from ...engine.structured.structured_outputs import StructuredOutputsParams
 from ...storage.errors import Argument
 from ..errors import SpecError
@@ -184,5 +183,4 @@ class SamplingSpec(BaseModel):
 
 def row_seed(seed: int, row: int) -> int:
     """A row's own seed in [0, 2**63)."""
-    digest = hashlib.blake2b(f"{seed}/{row}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest) >> 1
+    return derived_seed(f"{seed}/{row}")

@@ -1,7 +1,8 @@
-"""Writing new keys and values into the paged KV cache."""
+"""Writing new keys and values into the paged KV cache, and moving whole blocks of it."""
 
 from torch import Tensor
 
+from .block_copy import copy_blocks, swap_in, swap_out
 from .fp8 import FP8_LARGEST, UNSCALED, KVScales
 from .reference import PADDING_SLOT, write_kv_reference
 
@@ -40,4 +41,4 @@ def write_kv(
     write_kv_reference(key, value, key_cache, value_cache, slots, kv_scales)
 
 
-__all__ = ["PADDING_SLOT", "KVScales", "write_kv"]
+__all__ = ["PADDING_SLOT", "KVScales", "copy_blocks", "swap_in", "swap_out", "write_kv"]

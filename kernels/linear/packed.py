@@ -6,10 +6,10 @@ from torch.nn.functional import pad
 
 from ..native import has_avx512, has_bfloat16
 from ..weight_memory import empty_weight
-from .blocked import BlockedProduct, fits_bfloat16
+from .blocked import BlockedProduct, float32_blocks
 
-# Outputs that lie together, how many of them a register holds, and what the number of inputs must be a multiple of.
-_BLOCK, _LANES, _DEPTH_STEP = 32, 16, 8
+# Outputs that lie together, and what the number of inputs must be a multiple of.
+_BLOCK, _DEPTH_STEP = 32, 8
 
 
 def takes_packed(weight: Tensor) -> bool:
@@ -25,36 +25,20 @@ def takes_packed(weight: Tensor) -> bool:
 class PackedProduct(BlockedProduct):
     """x @ weightᵀ + bias. weight: one of `takes_packed`, [out, in]; bias: [out] or None. See `BlockedProduct`.
 
-    A weight in float32 that bfloat16 can hold as it is, is kept in that. It may be freed afterwards.
+    The weight may be freed afterwards.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None) -> None:
         num_outputs, depth = weight.shape
-        kernel, pack = "headrace_packed_float32_product", _blocks
         if weight.dtype == torch.bfloat16:
-            kernel, pack = "headrace_packed_product", _pairs_of_inputs
-        elif fits_bfloat16(weight):
-            pack = _pairs_of_outputs
-        packed = pack(pad(weight, (0, 0, 0, -num_outputs % _BLOCK)))
+            kernel, packed = "headrace_packed_product", _pairs_of_inputs(weight)
+        else:
+            kernel, packed = "headrace_packed_float32_product", float32_blocks(weight, _BLOCK)
         super().__init__(kernel, packed, bias, (num_outputs, depth), weight.dtype)
 
 
 def _pairs_of_inputs(weight: Tensor) -> Tensor:
     """[out, in] to [out / 32, in / 2, 32, 2]: of 32 rows two inputs each, then the next two."""
-    rows, columns = weight.shape
-    return _laid_out(weight.view(rows // _BLOCK, _BLOCK, columns // 2, 2).transpose(1, 2))
-
-
-def _blocks(weight: Tensor) -> Tensor:
-    """[out, in] to [out / 32, in, 32]."""
-    return _laid_out(weight.view(-1, _BLOCK, weight.shape[1]).transpose(1, 2))
-
-
-def _pairs_of_outputs(weight: Tensor) -> Tensor:
-    """[out, in] to [out / 32, in, 16, 2] of bfloat16: each of a block's first 16 outputs beside one of the others."""
-    pairs = weight.view(-1, 2, _LANES, weight.shape[1]).permute(0, 3, 2, 1)
-    return _laid_out(pairs, torch.bfloat16)
-
-
-def _laid_out(weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    return empty_weight(weight.shape, dtype or weight.dtype, weight.device).copy_(weight)
+    padded = pad(weight, (0, 0, 0, -len(weight) % _BLOCK))
+    pairs = padded.view(-1, _BLOCK, weight.shape[1] // 2, 2).transpose(1, 2)
+    return empty_weight(pairs.shape, weight.dtype, weight.device).copy_(pairs)

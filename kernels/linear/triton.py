@@ -46,8 +46,12 @@ class ScaledTile:
 
     def num_stages(self, shared: int) -> int:
         """How many tiles of both factors are under way at a time, with so many bytes of shared memory."""
-        num_bytes = (self.rows + self.outputs) * KERNEL_GROUP_SIZE
-        return max(2, min(self.max_stages, (shared - _OTHER_SHARED_BYTES) // num_bytes))
+        return stages_in(shared, (self.rows + self.outputs) * KERNEL_GROUP_SIZE, self.max_stages)
+
+
+def stages_in(shared: int, tile_bytes: int, most: int) -> int:
+    """How many tiles of all factors, so many bytes together, are under way at a time in this much shared memory."""
+    return max(2, min(most, (shared - _OTHER_SHARED_BYTES) // tile_bytes))
 
 
 # Hopper's tensor cores take 64 rows at least from 8-bit floats as they are; fewer would be widened to 16 bits first.

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..activation.triton import clamped_swiglu_triton, gelu_tanh_and_mul_triton, silu_and_mul_triton
 from ..device import shared_bytes
 from ..linear.gates import Gate
-from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton
+from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton, stages_in
 from ..linear.weights import HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
 from .stacked_experts import (
@@ -41,8 +41,6 @@ _INPUTS = 64
 # Without tensor cores fewer fit into the registers.
 _FLOAT32_INPUTS = 32
 _MAX_STAGES = 4
-# Of shared memory, for other things than tiles.
-_OTHER_SHARED_BYTES = 1024
 
 
 @dataclass(frozen=True)
@@ -55,9 +53,7 @@ class ExpertTile:
 
     def num_stages(self, inputs: int, num_bytes: int, shared: int) -> int:
         """How many tiles of all factors are under way at a time, with so many bytes a number and of shared memory."""
-        return max(
-            2, min(_MAX_STAGES, (shared - _OTHER_SHARED_BYTES) // ((self.rows + self.outputs) * inputs * num_bytes))
-        )
+        return stages_in(shared, (self.rows + self.outputs) * inputs * num_bytes, _MAX_STAGES)
 
 
 # A decode: an expert has a few tokens, and memory limits.

@@ -5,11 +5,14 @@ from torch import Tensor
 
 from ..device import runs_triton
 from ..kv_cache.fp8 import UNSCALED, KVScales, is_fp8
+from .attention_shape import HEAD_DIMS, AttentionShape, PlanKey
 from .cpu import paged_attention_padded
 from .decode_step import DecodeSeries, DecodeStep
+from .device_plan import LAUNCHES, PlanTooLargeError
 from .metadata import AttentionMetadata
 from .native import paged_attention_native, takes_native
 from .reference import paged_attention_reference
+from .static_plans import StaticPlans, plan_bytes
 
 
 def paged_attention(
@@ -35,15 +38,16 @@ def paged_attention(
     Returns query's shape and dtype; changes nothing.
     Raises `ValueError` naming the argument that does not fit.
     """
-    _check(query, key_cache, value_cache, metadata)
-    if sinks is not None:
-        _check_sinks(sinks, query)
     if runs_triton(query):
         from .triton import paged_attention_triton
 
+        # It asks more of its arguments than others, and checks them itself.
         return paged_attention_triton(
             query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks
         )
+    _check(query, key_cache, value_cache, metadata)
+    if sinks is not None:
+        _check_sinks(sinks, query)
     if is_fp8(key_cache):
         return paged_attention_reference(
             query, key_cache, value_cache, metadata, scale, sliding_window, soft_cap, kv_scales, sinks
@@ -81,4 +85,17 @@ def _check_sinks(sinks: Tensor, query: Tensor) -> None:
         raise ValueError(f"sinks has stride {sinks.stride()}, and must be contiguous")
 
 
-__all__ = ["AttentionMetadata", "DecodeSeries", "DecodeStep", "paged_attention", "paged_attention_reference"]
+__all__ = [
+    "HEAD_DIMS",
+    "LAUNCHES",
+    "AttentionMetadata",
+    "AttentionShape",
+    "DecodeSeries",
+    "DecodeStep",
+    "PlanKey",
+    "PlanTooLargeError",
+    "StaticPlans",
+    "paged_attention",
+    "paged_attention_reference",
+    "plan_bytes",
+]

@@ -8,6 +8,9 @@ from ..device import num_processors, shared_bytes
 from .kernel_shapes import KernelShapes, choose_kernels
 from .plan import Tiling
 
+# The sizes of heads that the GPU's kernel takes.
+HEAD_DIMS = range(16, 257)
+
 
 @dataclass(frozen=True)
 class AttentionShape:

@@ -16,7 +16,7 @@ _NO_WINDOW = 2**31 - 1
 
 
 class _Call(ctypes.Structure):
-    """The same as `Call` in kernels/native/src/attention.cpp."""
+    """The same as `Call` in kernels/native/src/attention_call.h."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in ("query", "key_cache", "value_cache", "output")),

@@ -12,14 +12,13 @@ from torch import Tensor
 from ..device import num_processors, stream_aside
 from ..kv_cache.fp8 import FP8_LARGEST, UNSCALED, KVScales, is_fp8
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
-from .attention_shape import AttentionShape
+from .attention_shape import HEAD_DIMS, AttentionShape
 from .device_plan import DevicePlan
 from .kernel_shapes import KernelShape, KernelShapes
 from .metadata import AttentionMetadata
 from .planning import plan_attention
 from .triton_kernels import attend_kernel, merge_kernel
 
-MAX_HEAD_DIM = 256
 _MERGED_HEADS, _MERGES_PER_PROCESSOR = 8, 8
 
 
@@ -255,8 +254,9 @@ def _check_tensors(query: Tensor, key_cache: Tensor, value_cache: Tensor, num_to
     check_launch("query", query, attend_kernel)
     check_tensor("query", query, (num_tokens, None, None), FLOAT_DTYPES, query.device, is_contiguous=False)
     head_dim = query.shape[2]
-    if not 16 <= head_dim <= MAX_HEAD_DIM:
-        raise ValueError(f"query {tuple(query.shape)} has heads of {head_dim}; from 16 to {MAX_HEAD_DIM} are supported")
+    if head_dim not in HEAD_DIMS:
+        sizes = f"from {HEAD_DIMS.start} to {HEAD_DIMS.stop - 1}"
+        raise ValueError(f"query {tuple(query.shape)} has heads of {head_dim}; {sizes} are supported")
     dtypes = (query.dtype, *FP8_LARGEST)
     for name, cache in (("key_cache", key_cache), ("value_cache", value_cache)):
         check_tensor(name, cache, (None, None, None, head_dim), dtypes, query.device, is_contiguous=False)

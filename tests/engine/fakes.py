@@ -16,6 +16,7 @@ from headrace.engine.execution.batch import Batch
 from headrace.engine.execution.draft_model import DraftModel
 from headrace.engine.kv_cache.state_pool import NULL_STATE
 from headrace.engine.kv_cache.swap import PreemptionCosts
+from headrace.engine.lora.adapters import LoraAdapters
 from headrace.engine.request import Request
 from headrace.engine.sampling.adjustment import Adjustment
 from headrace.engine.sampling.sampler import SampleRow, sample
@@ -87,6 +88,7 @@ class FakeRunner:
     device = torch.device("cpu")
     # Moving is always the cheaper way.
     preemption_costs = PreemptionCosts(seconds_per_token=1.0, seconds_per_byte=0.0, seconds_per_swap=0.0)
+    loras: LoraAdapters | None = None
 
     def __init__(
         self, num_blocks: int, block_size: int, sliding_window: int | None = None, num_states: int = 0
@@ -168,7 +170,7 @@ class FakeRunner:
 def fake_engine(
     runner: FakeRunner, config: EngineConfig, context: int = CONTEXT, draft: DraftModel | None = None
 ) -> Engine:
-    return Engine(runner, config, context, [END_TOKEN_ID], proposer=draft, num_states=runner.num_states)
+    return Engine(runner, config, context, [END_TOKEN_ID], proposer=draft)
 
 
 def make_engine(num_blocks: int = 32, sliding_window: int | None = None, **options: Any) -> tuple[Engine, FakeRunner]:

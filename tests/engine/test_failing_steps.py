@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from headrace.engine.execution.batch import Batch
-from headrace.engine.execution.out_of_memory import is_out_of_memory
+from headrace.engine.execution.device_faults import is_out_of_memory
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
 from headrace.engine.steps.step_result import LaunchedResult
 

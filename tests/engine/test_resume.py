@@ -9,7 +9,8 @@ import pytest
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.request import FinishReason, Request, RequestEvent, SamplingParams
-from headrace.engine.text.detokenizer import StopStrings, answer_text
+from headrace.engine.text.detokenizer import StopStrings
+from headrace.engine.text.finished_answer import answer_text
 
 from .fakes import CONTEXT, END_TOKEN_ID, fake_answer, make_engine
 from .running import greedy_params, run_all, token_ids

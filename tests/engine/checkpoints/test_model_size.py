@@ -77,3 +77,11 @@ def test_of_four_bits_as_they_are_kept(layout: Any, group_size: int | None, zero
 def test_of_weights_that_are_quantised_as_they_are_loaded(tmp_path: Path) -> None:
     config = described(LlamaConfig(**FAMILIES["llama"].to_dict() | {"num_hidden_layers": 50}), tmp_path)
     assert 0.5 < weight_bytes(config, 2, "int8") / weight_bytes(config, 2) < 0.62
+
+
+def test_of_shared_experts_that_are_left_as_they_were(tmp_path: Path) -> None:
+    """They go by the name that their family has for them."""
+    left_out = FP8 | {"modules_to_not_convert": ["shared_mlp"]}
+    config = described(FURTHER["hunyuan-moe"], tmp_path, quantization_config=left_out)
+    # Beside what is counted there are a few scales of a cache in FP8.
+    assert weight_bytes(config, 4) == pytest.approx(loaded_bytes(config, torch.float32), rel=0.005)

@@ -92,7 +92,7 @@ def test_nothing_but_a_steps_end_is_waited_for(folder, expected, monkeypatch):
 
 
 def test_experts_lie_side_by_side_on_a_gpu_alone(folder, monkeypatch):
-    def mixtures(**options: Any) -> list[Mixture[Any]]:
+    def mixtures(**options: Any) -> list[Mixture]:
         layers = runner(LLM(folder, **OPTIONS, **options))._model._layers
         return [layer.mixture for layer in layers if layer.mixture is not None]
 

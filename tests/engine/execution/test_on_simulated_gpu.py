@@ -26,7 +26,7 @@ from headrace.engine.execution.graph_sizes import graph_sizes, max_graphs
 from headrace.engine.kv_cache.kv_memory import KVMemory
 from headrace.engine.kv_cache.swap import PreemptionCosts
 from headrace.engine.models import Decoder
-from headrace.engine.outputs import RequestOutput
+from headrace.engine.offline.outputs import RequestOutput
 from headrace.engine.request import Request
 from headrace.engine.speculative.ngram import NgramDrafter
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams

@@ -178,8 +178,8 @@ def test_one_that_waits_for_a_place_can_be_watched(model):
 def test_modules_beyond_the_places_are_checked_and_change_places(model):
     """As in vLLM: `max_loras` is how many are held at a time."""
     engine = load(model, max_loras=1, lora_modules=model.loras[:3])
-    assert engine._loras is not None
-    assert list(engine._loras._held) == [model.loras[2].folder]
+    assert engine._runner.loras is not None
+    assert list(engine._runner.loras._held) == [model.loras[2].folder]
     request = Request("x", model.prompts[1], greedy_params(32), lora_request=model.loras[0])
     answer = [token for event in run_all(engine, [request])["x"] for token in event.new_token_ids]
     assert model.is_greedy(0, 1, answer)

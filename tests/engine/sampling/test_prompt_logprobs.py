@@ -9,10 +9,10 @@ import torch
 from headrace.engine.config import EngineConfig
 from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob, TokenLogprobs
-from headrace.engine.outputs import RequestOutput
+from headrace.engine.offline.outputs import RequestOutput
 from headrace.engine.request import Request, SamplingParams
 from headrace.engine.sampling import prompt_reader
-from headrace.engine.sampling.sampler import LogprobRow, token_logprobs
+from headrace.engine.sampling.sampler import LogprobQuery, token_logprobs
 
 from ..fakes import FakeRunner, fake_engine
 from ..likeliest import assert_likeliest
@@ -79,9 +79,11 @@ def test_preemption_loses_none(make_llm, chat_model):
 def test_a_slice_of_logits_at_a_time_gives_the_same(make_llm, chat_model, monkeypatch):
     rows: list[int] = []
 
-    def counted(logits: torch.Tensor, wanted: Sequence[LogprobRow]) -> list[dict[int, Logprob]]:
+    def counted(
+        logits: torch.Tensor, tokens: Sequence[int], wanted: Sequence[LogprobQuery]
+    ) -> list[dict[int, Logprob]]:
         rows.append(len(logits))
-        return token_logprobs(logits, wanted)
+        return token_logprobs(logits, tokens, wanted)
 
     monkeypatch.setattr(prompt_reader, "_SLICE_BYTES", 10 * 307 * 4)
     monkeypatch.setattr(prompt_reader, "token_logprobs", counted)

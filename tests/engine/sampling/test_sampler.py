@@ -9,7 +9,7 @@ from torch import Tensor
 
 from headrace.engine.llm import LLM
 from headrace.engine.request import SamplingParams
-from headrace.engine.sampling.sampler import LogprobRow, SampleRow, pick_choice, sample, token_logprobs
+from headrace.engine.sampling.sampler import LogprobQuery, SampleRow, pick_choice, sample, token_logprobs
 from headrace.kernels.sampling import philox_uniform, sample_tokens
 from headrace.kernels.sampling.philox import philox_4x32
 
@@ -149,8 +149,8 @@ def test_a_row_that_is_not_finite_draws_a_token_that_there_is(value):
 def test_log_probabilities_are_the_tokens_own_and_the_likeliest():
     logits = random_logits(5, 23)
     tokens, nums = [3, 22, 0, 7, 7], [0, 4, 1, 50, 4]
-    rows = [*map(LogprobRow, tokens, nums)]
-    found = token_logprobs(logits, rows)
+    queries = [*map(LogprobQuery, nums)]
+    found = token_logprobs(logits, tokens, queries)
     for row, (token, num) in enumerate(zip(tokens, nums, strict=True)):
         expected = logits[row].double().log_softmax(-1).tolist()
         likeliest = sorted(range(23), key=lambda other: -expected[other])[:num]
@@ -159,13 +159,14 @@ def test_log_probabilities_are_the_tokens_own_and_the_likeliest():
         assert values == pytest.approx({other: expected[other] for other in values}, abs=1e-5)
         order = sorted(range(23), key=lambda other: -expected[other])
         assert [each.rank for each in found[row].values()] == [order.index(other) + 1 for other in found[row]]
-        assert found[row] == token_logprobs(logits[row : row + 1], [rows[row]])[0]
+        assert found[row] == token_logprobs(logits[row : row + 1], [token], [queries[row]])[0]
 
 
 def test_equally_likely_tokens_share_a_rank_or_have_one_each_among_the_likeliest():
     logits = torch.tensor([[0.0, 2.0, 2.0, 1.0, 1.0]])
-    assert token_logprobs(logits, [LogprobRow(3, 0)])[0][3].rank == 4
-    assert [each.rank for each in token_logprobs(logits, [LogprobRow(0, 5)])[0].values()] == [5, 1, 2, 3, 4]
+    assert token_logprobs(logits, [3], [LogprobQuery(0)])[0][3].rank == 4
+    found = token_logprobs(logits, [0], [LogprobQuery(5)])[0]
+    assert [each.rank for each in found.values()] == [5, 1, 2, 3, 4]
 
 
 def test_a_choice_is_drawn_with_its_probability():

@@ -10,13 +10,13 @@ import pytest
 import torch
 from transformers import LlamaConfig
 
-from headrace.engine.beam_search import BeamSearchParams
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import kv_token_bytes
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError, ModelError
 from headrace.engine.execution.loaded_guessing import load_guessing
 from headrace.engine.llm import LLM
+from headrace.engine.offline.beam_search import BeamSearchParams
 from headrace.engine.request import SamplingParams
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 

@@ -17,7 +17,8 @@ from headrace.engine.llm import LLM
 from headrace.engine.request import FinishReason, Request, SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
-from headrace.engine.text.detokenizer import Detokenizer, StopStrings, answer_text, first_stop, reasoning_text
+from headrace.engine.text.detokenizer import Detokenizer, StopStrings, first_stop
+from headrace.engine.text.finished_answer import answer_text, reasoning_text
 from headrace.engine.text.tokenizer import Tokenizer
 
 TEXTS = ["plain words", "héllo wörld", "日本語のテキスト", "a 🙂 in 👩‍👩‍👧 between", "\n\ttabs  and   spaces ", "ﷺ́"]

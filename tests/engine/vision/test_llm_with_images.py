@@ -6,10 +6,10 @@ from base64 import b64encode
 import pytest
 from safetensors.torch import load_file, save_file
 
-from headrace.engine.beam_search import BeamSearchParams
 from headrace.engine.errors import ConfigError, InvalidRequestError
 from headrace.engine.llm import LLM, Prompt
 from headrace.engine.lora_request import LoRARequest
+from headrace.engine.offline.beam_search import BeamSearchParams
 from headrace.engine.request import SamplingParams
 
 from ..lora.adapters import ATTENTION, merged, save_adapter

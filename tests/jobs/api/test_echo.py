@@ -9,7 +9,7 @@ import pytest
 from openai import BadRequestError, OpenAI
 
 from headrace import LLM, SamplingParams
-from headrace.engine.outputs import RequestOutput
+from headrace.engine.offline.outputs import RequestOutput
 
 from ..running import MODEL
 from .conftest import ApiServer

@@ -9,7 +9,8 @@ import pytest
 from headrace.engine.request import FinishReason, Request, SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
-from headrace.engine.text.detokenizer import StopStrings, answer_text
+from headrace.engine.text.detokenizer import StopStrings
+from headrace.engine.text.finished_answer import answer_text
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.live.text import GrowingText
 

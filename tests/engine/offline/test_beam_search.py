@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from headrace.engine.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob
+from headrace.engine.offline.beam_search import BeamSearch, BeamSearchOutput, BeamSearchParams
 from headrace.engine.request import SamplingParams
 
 PROMPTS = ["A prompt that fills more than one block. ", "x", "two"]

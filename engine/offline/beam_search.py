@@ -5,9 +5,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from numbers import Integral, Real
 
-from .errors import InvalidRequestError
-from .logprobs import TokenLogprobs
-from .request import FinishReason
+from ..errors import InvalidRequestError
+from ..logprobs import TokenLogprobs
+from ..request import FinishReason
 
 
 @dataclass(frozen=True)

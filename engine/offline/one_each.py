@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from types import UnionType
 from typing import Any
 
-from .errors import InvalidRequestError
+from ..errors import InvalidRequestError
 
 
 def one_each(name: str, given: Any, kind: type | UnionType, called: str, number: int) -> Sequence[Any]:

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.errors import ConfigError
+from headrace.engine.speculative.guessers import check_guessing
 from headrace.engine.speculative.speculative_config import SpeculativeConfig
-from headrace.engine.text.guessers import check_guessing
-from headrace.engine.text.vocabularies import require_same_vocabulary
+from headrace.engine.speculative.vocabularies import require_same_vocabulary
 
 
 @pytest.fixture(scope="module")

@@ -11,12 +11,12 @@ import torch
 from headrace.engine.errors import InvalidRequestError
 from headrace.engine.llm import LLM
 from headrace.engine.logprobs import Logprob
-from headrace.engine.outputs import CompletionOutput
+from headrace.engine.offline.outputs import CompletionOutput
 from headrace.engine.request import Request, SamplingParams
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 
-from .families import VOCAB_SIZE
-from .likeliest import assert_likeliest
+from ..families import VOCAB_SIZE
+from ..likeliest import assert_likeliest
 
 PROMPT = "You are asked for several answers to one prompt. " * 3
 

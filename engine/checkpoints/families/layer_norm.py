@@ -6,11 +6,11 @@ Each reader raises `ModelError` for what is not supported, and `KeyError` naming
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ModelError
-from .llama_families import WITHOUT_GATE, read_plain, read_rotary_dim, require_activation
-from .model_folder import Raw
-from .model_shape import DecoderNames, MlpNames, ModelShape
-from .rope_config import RopeConfig
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import DecoderNames, MlpNames, ModelShape
+from ..rope_config import RopeConfig
+from .llama import WITHOUT_GATE, read_plain, read_rotary_dim, require_activation
 from .sliding_windows import read_windows, sliding_layers
 
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from .errors import InvalidRequestError, shown
-from .request import Request, RequestEvent
+from ..errors import InvalidRequestError, shown
+from ..request import Request, RequestEvent
 
 # What makes a bar as tqdm's does.
 MakeBar = Callable[..., Any]

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..errors import ModelError
+from ...errors import ModelError
 
 
 def sliding_layers(raw: Mapping[str, Any], is_sliding: Callable[[int], bool]) -> tuple[bool, ...]:

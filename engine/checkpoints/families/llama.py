@@ -6,10 +6,10 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ModelError
-from .model_folder import Raw
-from .model_shape import DecoderNames, MlpNames, ModelShape, QueryGrowth
-from .rope_config import RopeConfig, read_rope
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import DecoderNames, MlpNames, ModelShape, QueryGrowth
+from ..rope_config import RopeConfig, read_rope
 from .sliding_windows import qwen_windows, read_windows, sliding_layers
 
 # What a checkpoint calls the parts where there is no gate.

@@ -6,11 +6,11 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ModelError
-from .llama_families import read_plain, read_rotary_dim, require_activation
-from .mixture_families import read_shared_qwen_moe
-from .model_folder import Raw
-from .model_shape import LinearAttentionConfig, ModelShape
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import LinearAttentionConfig, ModelShape
+from .llama import read_plain, read_rotary_dim, require_activation
+from .mixtures import read_shared_qwen_moe
 
 # Of Qwen3-Next and Qwen3.5 alike, where a config leaves them out.
 _DEFAULTS = {"head_dim": 256, "rope_theta": 1e7}

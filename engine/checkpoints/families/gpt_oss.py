@@ -3,11 +3,12 @@
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ModelError
-from .llama_families import read_plain, require_activation
-from .model_folder import Raw
-from .model_shape import GptOssConfig, ModelShape, MoeConfig
-from .quantization_config import MXFP4_GROUP
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import GptOssConfig, ModelShape
+from ..quantization_config import MXFP4_GROUP
+from .llama import read_plain, require_activation
+from .mixtures import experts_in_each_layer
 from .sliding_windows import read_windows, sliding_layers
 
 
@@ -21,21 +22,14 @@ def read_gpt_oss(folder: Path, raw: Raw) -> ModelShape:
     bias = bool(raw.get("attention_bias", True))
     plain = read_plain(folder, raw, rms_norm_eps=1e-5, rope_theta=150000.0)
     _require_quantization(raw, plain)
-    moe = MoeConfig(
-        num_experts=int(raw["num_local_experts"]),
-        num_experts_per_tok=int(raw["num_experts_per_tok"]),
-        intermediate_size=plain.intermediate_size,
-        norm_topk_prob=True,
-        sparse_layers=(True,) * plain.num_hidden_layers,
-        naming="gpt-oss",
-    )
+    num_experts, num_chosen = int(raw["num_local_experts"]), int(raw["num_experts_per_tok"])
     return replace(
         plain,
         decoder_layer="gpt-oss",
         qkv_bias=bias,
         output_bias=bias,
         sliding_windows=read_windows(raw, sliding_layers(raw, lambda layer: layer % 2 == 0)),
-        moe=moe,
+        moe=experts_in_each_layer(plain, "gpt-oss", num_experts, num_chosen),
         gpt_oss=GptOssConfig(float(raw.get("swiglu_limit", 7.0)), float(raw.get("swiglu_alpha", 1.702))),
     )
 

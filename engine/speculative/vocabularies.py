@@ -9,7 +9,7 @@ from ..checkpoints.gguf.file import GgufModel, is_gguf
 from ..checkpoints.gguf.vocabulary import unused_token_ids
 from ..checkpoints.model_config import ModelConfig
 from ..errors import ConfigError
-from .tokenizer import Tokenizer
+from ..text.tokenizer import Tokenizer
 
 
 def require_same_vocabulary(model: ModelConfig, draft: ModelConfig) -> None:

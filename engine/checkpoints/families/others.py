@@ -8,13 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import ModelError
-from .llama_families import context_length, read_ministral3, read_mistral, read_plain, require_activation
-from .model_folder import Raw
-from .model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape
-from .rope_config import RopeConfig, read_rope
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import DecoderNames, FalconConfig, MlpNames, ModelShape
+from ..rope_config import RopeConfig, read_rope
+from ..vision_config import decoder_fields
+from .llama import context_length, read_ministral3, read_mistral, read_plain, require_activation
 from .sliding_windows import read_windows, sliding_layers
-from .vision_config import decoder_fields
 
 GEMMA_NORMS = (
     "input_layernorm",

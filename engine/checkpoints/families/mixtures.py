@@ -6,24 +6,29 @@ Each raises `ModelError` for what is not supported, and `KeyError` naming a fiel
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ModelError
-from .llama_families import read_granite, read_hunyuan, read_llama, read_mistral, read_qwen2, read_qwen3
-from .model_folder import Raw
-from .model_shape import ModelShape, MoeConfig
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import ModelShape, MoeConfig, MoeNaming
+from .llama import read_granite, read_hunyuan, read_llama, read_mistral, read_qwen2, read_qwen3
 from .sliding_windows import qwen_windows
 
 
 def read_mixtral(folder: Path, raw: Raw) -> ModelShape:
     plain = read_mistral(folder, raw, rms_norm_eps=1e-5, rope_theta=1e6)
-    moe = MoeConfig(
-        num_experts=int(raw["num_local_experts"]),
-        num_experts_per_tok=int(raw["num_experts_per_tok"]),
-        intermediate_size=plain.intermediate_size,
+    moe = experts_in_each_layer(plain, "mixtral", int(raw["num_local_experts"]), int(raw["num_experts_per_tok"]))
+    return replace(plain, moe=moe)
+
+
+def experts_in_each_layer(plain: ModelShape, naming: MoeNaming, num_experts: int, num_chosen: int) -> MoeConfig:
+    """Of the size of the plain model's MLP; the shares of those chosen sum to one."""
+    return MoeConfig(
+        num_experts,
+        num_chosen,
+        plain.intermediate_size,
         norm_topk_prob=True,
         sparse_layers=(True,) * plain.num_hidden_layers,
-        naming="mixtral",
+        naming=naming,
     )
-    return replace(plain, moe=moe)
 
 
 def read_qwen2_moe(folder: Path, raw: Raw) -> ModelShape:
@@ -65,13 +70,10 @@ def read_olmoe(folder: Path, raw: Raw) -> ModelShape:
     if raw.get("clip_qkv") is not None:
         raise ModelError(f"clip_qkv is {raw['clip_qkv']}: queries, keys and values that are cut off are not supported")
     plain = read_llama(folder, {"rms_norm_eps": 1e-5, **raw})
-    moe = MoeConfig(
-        num_experts=int(raw.get("num_experts", 64)),
-        num_experts_per_tok=int(raw.get("num_experts_per_tok", 8)),
-        intermediate_size=plain.intermediate_size,
+    num_experts, num_chosen = int(raw.get("num_experts", 64)), int(raw.get("num_experts_per_tok", 8))
+    moe = replace(
+        experts_in_each_layer(plain, "qwen", num_experts, num_chosen),
         norm_topk_prob=bool(raw.get("norm_topk_prob", False)),
-        sparse_layers=(True,) * plain.num_hidden_layers,
-        naming="qwen",
     )
     return replace(plain, mlp_bias=False, qk_norm="all", moe=moe)
 
@@ -81,15 +83,8 @@ def read_granite_moe(folder: Path, raw: Raw) -> ModelShape:
     if raw.get("quantization_config"):
         raise ModelError("quantization_config is set: Granite's mixtures are supported unquantised, use the plain ones")
     granite = read_granite(folder, {**raw, "mlp_bias": False})
-    moe = MoeConfig(
-        num_experts=int(raw.get("num_local_experts", 8)),
-        num_experts_per_tok=int(raw.get("num_experts_per_tok", 2)),
-        intermediate_size=granite.intermediate_size,
-        norm_topk_prob=True,
-        sparse_layers=(True,) * granite.num_hidden_layers,
-        naming="granite",
-    )
-    return replace(granite, moe=moe)
+    num_experts, num_chosen = int(raw.get("num_local_experts", 8)), int(raw.get("num_experts_per_tok", 2))
+    return replace(granite, moe=experts_in_each_layer(granite, "granite", num_experts, num_chosen))
 
 
 def read_hunyuan_moe(folder: Path, raw: Raw) -> ModelShape:
@@ -98,13 +93,10 @@ def read_hunyuan_moe(folder: Path, raw: Raw) -> ModelShape:
     inner = _of_all_layers(raw, "moe_intermediate_size", plain.intermediate_size)
     if skipped := int(raw.get("moe_layer_num_skipped") or 0):
         raise ModelError(f"moe_layer_num_skipped is {skipped}: supported are models with experts in each layer")
-    moe = MoeConfig(
-        num_experts=_of_all_layers(raw, "num_experts", 1),
-        num_experts_per_tok=_of_all_layers(raw, "moe_topk", 1),
+    num_experts, num_chosen = _of_all_layers(raw, "num_experts", 1), _of_all_layers(raw, "moe_topk", 1)
+    moe = replace(
+        experts_in_each_layer(plain, "hunyuan", num_experts, num_chosen),
         intermediate_size=inner,
-        norm_topk_prob=True,
-        sparse_layers=(True,) * plain.num_hidden_layers,
-        naming="hunyuan",
         shared_expert_intermediate_size=_of_all_layers(raw, "num_shared_expert", 1) * plain.intermediate_size,
         has_shared_gate=False,
     )

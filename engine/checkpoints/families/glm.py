@@ -6,10 +6,10 @@ Each reader raises `ModelError` for what is not supported, and `KeyError` naming
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ModelError
-from .llama_families import FUSED_GATE_UP, read_plain, read_qwen3, read_rotary_dim, require_activation
-from .model_folder import Raw
-from .model_shape import ModelShape, MoeConfig
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import ModelShape, MoeConfig
+from .llama import FUSED_GATE_UP, read_plain, read_qwen3, read_rotary_dim, require_activation
 from .sliding_windows import read_windows, sliding_layers
 
 

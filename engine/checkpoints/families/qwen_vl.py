@@ -8,13 +8,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import ModelError
-from .llama_families import read_qwen2, read_qwen3
-from .mixture_families import read_qwen3_moe
-from .model_folder import Raw
-from .model_shape import DecoderNames, ModelShape
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import DecoderNames, ModelShape
+from ..vision_config import ImageScale, VisionConfig, VisionNames, decoder_fields, read_rope_fields, read_scale
+from .llama import read_qwen2, read_qwen3
+from .mixtures import read_qwen3_moe
 from .qwen_next import read_qwen3_5_text
-from .vision_config import ImageScale, VisionConfig, VisionNames, decoder_fields, read_rope_fields, read_scale
 
 # As published with Qwen2-VL.
 _QWEN2_IMAGES = ImageScale(

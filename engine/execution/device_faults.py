@@ -1,4 +1,4 @@
-"""A device that is out of memory: how that shows, and what can be given back."""
+"""A device that is out of memory, or lost to this process: how that shows, and what can be given back."""
 
 import torch
 
@@ -21,3 +21,17 @@ def release_cached_memory(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.cuda.empty_cache()
+
+
+def is_lost(device: torch.device) -> bool:
+    """Whether every call would fail from now on, as CUDA has it after an illegal access or an uncorrectable error.
+
+    Waits for the device.
+    """
+    if device.type != "cuda":
+        return False
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return True
+    return False

@@ -10,8 +10,8 @@ import torch
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
 from headrace.engine.llm import LLM
+from headrace.engine.offline.vllm_options import engine_config
 from headrace.engine.request import SamplingParams
-from headrace.engine.vllm_options import engine_config
 
 # What scripts say and what is so here anyway.
 COMMON: dict[str, Any] = {

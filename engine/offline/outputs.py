@@ -1,12 +1,12 @@
 """What the offline face returns, with vLLM's names."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
-from .logprobs import Logprob, TokenLogprobs
-from .request import Request, RequestEvent
-from .text.detokenizer import answer_text, reasoning_text, stop_reason
-from .text.tokenizer import Tokenizer
+from ..logprobs import Logprob
+from ..request import Request, RequestEvent
+from ..text.finished_answer import answer_text, decoded, reasoning_text, stop_reason
+from ..text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -96,17 +96,6 @@ def prompt_logprobs(
             known = [each for each in event.prompt_logprobs if each is not None]
             return [None, *decoded(tokenizer, known)]
     return None
-
-
-def decoded(tokenizer: Tokenizer | None, logprobs: Sequence[TokenLogprobs]) -> list[dict[int, Logprob]]:
-    """The same with each token's text, if there is a tokenizer."""
-    if tokenizer is None:
-        return [dict(each) for each in logprobs]
-    tokens = list({token for each in logprobs for token in each})
-    text_of = dict(zip(tokens, tokenizer.decode_each(tokens), strict=True))
-    return [
-        {token: replace(logprob, decoded_token=text_of[token]) for token, logprob in each.items()} for each in logprobs
-    ]
 
 
 def _own_sum(token_ids: Sequence[int], logprobs: Sequence[dict[int, Logprob]]) -> float:

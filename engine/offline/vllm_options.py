@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from .config import EngineConfig
-from .errors import ConfigError
+from ..config import EngineConfig
+from ..errors import ConfigError
 
 _GIB = 1024**3
 _DTYPES = {"half": "float16", "float": "float32"}

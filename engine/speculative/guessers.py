@@ -10,7 +10,7 @@ from ..checkpoints.medusa_config import MedusaConfig
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.weight_files import check_weight_files, open_weights, weight_files
 from ..errors import ConfigError, ModelError
-from ..speculative.speculative_config import SpeculativeConfig
+from .speculative_config import SpeculativeConfig
 from .vocabularies import require_same_vocabulary
 
 

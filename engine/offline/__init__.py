@@ -1,0 +1,1 @@
+"""What the offline face (`llm.py`) is made of."""
