@@ -52,7 +52,7 @@ class Metrics:
         self.num_open = Gauge("headrace_http_requests_open", "Requests under way.", registry=self._registry)
         self.latencies = Latencies()
         self._registry.register(self.latencies)
-        self._registry.register(_OfLedger(Overview(client.ledger.database)))
+        self._registry.register(_OfLedger(client.ledger.overview))
         self._registry.register(_OfRedis(client.redis_url, num_waiting_live, tuple(live_queues)))
 
     def text(self) -> bytes:

@@ -26,13 +26,11 @@ from ...storage.errors import (
     UnknownFile,
     UnknownJob,
 )
-from ...storage.file_records import FileRecord, FileRecords
+from ...storage.file_records import FileRecord
 from ...storage.output_dir import OutputMode
-from ...storage.overview import Overview
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource, open_input
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, Progress
-from ...storage.webhooks import Webhooks
 from ..batch_jobs import JOB_KEY_START
 from ..batches.files import FileStore
 from ..client.client import Client, Job
@@ -104,7 +102,7 @@ class JobService:
 
     def jobs(self, limit: int, after: str | None, state: JobState | None) -> JobList:
         """The newest first; those of the command line are the default tenant's. Raises `ApiError` (400)."""
-        page = self._overview.page(self.tenant, limit + 1, self._cursor(after), state)
+        page = self.client.ledger.overview.page(self.tenant, limit + 1, self._cursor(after), state)
         found = []
         for job in page[:limit]:
             # One may be deleted meanwhile.
@@ -126,14 +124,10 @@ class JobService:
         answers = []
         for job, progress in found:
             is_open = job.finished_at is None
-            recent = self._overview.recent_rows_per_second(job.id) if is_open else None
+            recent = self.client.ledger.overview.recent_rows_per_second(job.id) if is_open else None
             num_workers = workers.get(job.queue) if is_open else None
             answers.append(JobAnswer.of(job, self.models.name_of(job), progress, recent, num_workers))
         return answers
-
-    @property
-    def _overview(self) -> Overview:
-        return Overview(self.client.ledger.database)
 
     def cancel(self, job_id: str) -> JobAnswer:
         """A job that has ended stays as it is. Raises `ApiError` (404)."""
@@ -182,7 +176,7 @@ class JobService:
 
     def webhooks(self, job_id: str) -> WebhookList:
         """Raises `ApiError` (404)."""
-        return WebhookList.of(Webhooks(self.client.ledger.database).of_job(self.record(job_id).id))
+        return WebhookList.of(self.client.ledger.webhooks.of_job(self.record(job_id).id))
 
     def results(self, job_id: str, after_row: int | None, limit: int) -> ResultPage:
         """Raises `ApiError` (404)."""
@@ -212,7 +206,7 @@ class JobService:
 
     def _file(self, file_id: str) -> FileRecord:
         try:
-            return FileRecords(self.client.ledger.database).get(self.tenant, file_id)
+            return self.client.ledger.files.get(self.tenant, file_id)
         except UnknownFile as error:
             raise ApiError(404, str(error), "file_not_found", "input_file_id") from error
 

@@ -3,7 +3,6 @@
 from typing import Any
 
 from ...storage.ledger import Ledger
-from ...storage.overview import Overview
 from ...storage.records import JobRecord
 
 
@@ -13,7 +12,7 @@ def json_job(ledger: Ledger, job: JobRecord) -> dict[str, Any]:
     from ..api.schemas import JobAnswer
     from ..spec.lora import asked_model
 
-    recent = None if job.finished_at is not None else Overview(ledger.database).recent_rows_per_second(job.id)
+    recent = None if job.finished_at is not None else ledger.overview.recent_rows_per_second(job.id)
     answer = JobAnswer.of(job, asked_model(job), ledger.progress(job.id), recent, None)
     more = {"tenant": job.tenant, "output": job.output_dir, "weights": job.all_weights, "spec": job.spec}
     return answer.model_dump(mode="json", exclude={"workers"}) | more

@@ -1,14 +1,14 @@
 """What is to be seen of all jobs together; what the API and the command line show of it is tested there."""
 
 from headrace.storage.ledger import Ledger
-from headrace.storage.overview import Ahead, Overview
+from headrace.storage.overview import Ahead
 from headrace.storage.records import NewJob, NewPart, NewShard
 
 from .claiming import take_shard
 
 
 def test_nobody_knows_the_pace_of_a_queue_without_jobs(ledger: Ledger) -> None:
-    assert Overview(ledger.database).pace("headrace.bulk.none") is None
+    assert ledger.overview.pace("headrace.bulk.none") is None
 
 
 def create(ledger: Ledger, job_id: str, priority: int = 0) -> None:
@@ -17,7 +17,7 @@ def create(ledger: Ledger, job_id: str, priority: int = 0) -> None:
 
 
 def test_the_job_ahead_is_the_one_being_done_or_else_the_next(ledger: Ledger) -> None:
-    overview = Overview(ledger.database)
+    overview = ledger.overview
     create(ledger, "old")
     create(ledger, "new", priority=1)
     assert overview.ahead_of("new") is None

@@ -77,7 +77,7 @@ def models() -> ServedModels:
 @pytest.fixture
 def desk(client: Client, models: ServedModels, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     """With an empty ledger and nothing remembered."""
-    with client.ledger._database.write() as connection:
+    with client.ledger.database.write() as connection:
         for table in reversed(metadata.sorted_tables):
             # Whose ledger it is stays.
             if table.name != "identity":
