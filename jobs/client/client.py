@@ -214,7 +214,7 @@ class Client(Connections):
         request = new_request(prompt, model, **options)
         self.ensure_redis()
         precision = Precision(**{name: options[name] for name in Precision._fields if name in options})
-        queue = shard_queue(request.model, *precision)
+        queue = shard_queue(request.model, precision)
         loras = worker_options([request.lora] if request.lora else [])
         command = ["--model", request.model, *precision.worker_options, *loras]
         with self.worker_for(queue, command, request.id) as worker, self._wanted(request):

@@ -102,7 +102,7 @@ def new_request(
     read = _read(prompts, prompt, system, told)
     prompts.check(read.token_ids, spec.sampling, "prompt")
     return LiveRequest.new(
-        queue=live_queue(name, *spec.precision),
+        queue=live_queue(name, spec.precision),
         model=name,
         prompt_token_ids=read.token_ids,
         images=read.images,

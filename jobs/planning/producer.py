@@ -280,7 +280,7 @@ class Producer:
 
     def _create(self, taken: _Taken, fingerprint: str, spec: JobSpec, plan: Plan, terms: Terms) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, who resumes finds it consistent."""
-        queue = shard_queue(spec.model, *spec.precision)
+        queue = shard_queue(spec.model, spec.precision)
         shards = plan.spool(taken.spool)
         job = NewJob(
             id=taken.job_id,

@@ -65,11 +65,11 @@ class WorkerOptions:
 
     @property
     def queue(self) -> str:
-        return shard_queue(self.model.name, *self._precision)
+        return shard_queue(self.model.name, self._precision)
 
     @property
     def live_queue(self) -> str:
-        return live_queue(self.model.name, *self._precision)
+        return live_queue(self.model.name, self._precision)
 
     @property
     def _precision(self) -> Precision:

@@ -21,6 +21,7 @@ from headrace.jobs.live.cancellations import Cancellations
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.spec.schemas import SamplingSpec
 from headrace.jobs.streams.events import StreamUsage
 from headrace.jobs.streams.fetcher import Fetched, Fetcher
@@ -62,7 +63,7 @@ def test_a_disk_that_fills_after_a_request_was_taken(
 ) -> None:
     monkeypatch.setattr(rare_warnings, "_REPEAT_SECONDS", 3600.0)
     with WorkerPresence(client.redis_url) as presence, live_desk(tmp_path) as desk:
-        presence.announce(shard_queue(str(MODEL), "auto"), WorkerId("another-host", 7, "x"))
+        presence.announce(shard_queue(str(MODEL), Precision()), WorkerId("another-host", 7, "x"))
         asked = start(httpx2.post, f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
         wait_until(lambda: desk.open_ids() or asked.done(), "the request is taken")
         assert not asked.done()

@@ -18,6 +18,7 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.events import StreamEvent
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard
@@ -42,7 +43,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def test_metrics_of_a_running_server(api: ApiServer, wait_until_done: Callable[[str], dict[str, Any]]) -> None:
-    queue = shard_queue(str(MODEL), "auto")
+    queue = shard_queue(str(MODEL), Precision())
     before = scrape(api.http.get("/metrics").text)
     rows = [{"text": f"parcel {number}"} for number in range(5)]
     job = api.post("/jobs", model=api.model, rows=rows, prompt="{text}", choices=["a", "b"])
