@@ -1,18 +1,45 @@
-"""Log-probabilities as rows and streams carry them: an entry a token, in plain values."""
+"""What rows and streams tell of the engine's answer, in plain values: its text, what stopped it, log-probabilities."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Any
 
+from ..engine.checkpoints.model_config import ModelConfig
 from ..engine.logprobs import Logprob, TokenLogprobs
 from ..engine.outputs import decoded
 from ..engine.request import Request
+from ..engine.text.detokenizer import answer_text, end_token_id, stop_reason
 from ..engine.text.tokenizer import Tokenizer
+from .outcomes import Answer
+
+
+def text_of(tokenizer: Tokenizer, request: Request, answer: Answer) -> str:
+    """Without what was thought before; a choice as it was given."""
+    choices, index = request.params.choices, answer.choice_index
+    if choices is not None and index is not None:
+        return choices[index]
+    return answer_text(tokenizer, request, answer.token_ids, answer.finish_reason)
+
+
+def stop_reason_of(tokenizer: Tokenizer, request: Request, answer: Answer) -> str | int | None:
+    """Which text or token has stopped it, as vLLM's server tells it.
+
+    None where it was the model's end, a limit, or a choice. Raises `ModelError` where the model is gone.
+    """
+    if request.params.choices is not None:
+        return None
+    return stop_reason(request, answer.token_ids, answer.finish_reason, _end_token_id(tokenizer))
+
+
+@lru_cache(maxsize=4)
+def _end_token_id(tokenizer: Tokenizer) -> int | None:
+    return end_token_id(tokenizer, ModelConfig.from_pretrained(tokenizer.folder).eos_token_ids)
 
 
 def logprob_entries(
     tokenizer: Tokenizer, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs], num_top: int
 ) -> list[dict[str, Any]]:
-    """One entry a token: the token itself, and under `top` the `num_top` likeliest in its place, in their order."""
+    """Log-probabilities, one entry a token: itself, and under `top` the `num_top` likeliest in its place, in order."""
     entries = []
     for own, place in zip(token_ids, decoded(tokenizer, logprobs), strict=True):
         top = sorted((each.rank, token) for token, each in place.items() if each.rank <= num_top)
