@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..imports import importing
 from ..open_ledger import open_ledger
 from ..settings import Settings
 from ..spec.lora import parse_loras
 from ..spec.precision import Precision
+from .imports import importing
 from .options import DType, GenerationConfig, KvCacheDType, LoraModules, Quantization, ServedModelName
 from .signatures import takes
 

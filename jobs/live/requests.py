@@ -23,8 +23,7 @@ from ...storage.records import DEFAULT_TENANT
 from ..celery_app import send_request
 from ..errors import JobError
 from ..rare_warnings import RareWarnings
-from ..redis_access import text_client
-from ..redis_clock import server_time
+from ..redis_access import server_time, text_client
 from ..spec.lora import LoraModule
 from ..spec.schemas import SamplingSpec, read_stored
 from ..streams.connections import UNREACHABLE

@@ -29,16 +29,15 @@ from ..outcomes import Outcome
 from ..spec.schemas import JobSpec, read_stored
 from .answer_cache import AnswerCache
 from .checkpoints import Checkpoint, TokenCheckpoints
-from .deadline import NOT_ANSWERED, Deadline, expire
+from .deadline import NOT_ANSWERED, NOT_BEGUN, Deadline
 from .faults import ENGINE_FAILED, MAX_FAULTS, repeated_fault
 from .isolation import ALONE, CrashHistory, EngineRoom, condemned, rows_of
 from .part_writer import PartWriter
-from .patience import Patience
+from .patience import Patience, Trouble
 from .receipts import Receipts
 from .retrying import Retrial
 from .row_batch import RowBatch
 from .row_streams import RowStreams
-from .trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +110,7 @@ class ShardAttempt:
         table = self._planned()
         done = self._recover() | self._retrial.rows_to_leave(table)
         if self.claim.is_expired:
-            table = expire(table)
+            table = condemned(table, NOT_BEGUN)
         if self.tools.checkpoints is not None and self.claim.attempt_number > 1:
             self._checkpoint = self.tools.checkpoints.restore(self.claim, set(table["row"].to_pylist()) - done)
         with self._parts.published(self.tools.publish_seconds):

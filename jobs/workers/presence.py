@@ -12,7 +12,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from ..processes import is_alive
-from ..redis_clock import server_time
+from ..redis_access import server_time
 
 TTL_SECONDS = 5.0
 RENEW_SECONDS = 1.0
