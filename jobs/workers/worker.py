@@ -191,11 +191,11 @@ class _Base:
             self.ledger,
             self.host,
             self.tokenizer,
+            row_streams,
+            checkpoints,
+            AnswerCache(results, self.weights),
+            Receipts(self.weights, Computation.of(self.options.engine, self.model)),
             settings.flush_seconds,
-            row_streams=row_streams,
-            checkpoints=checkpoints,
-            answers=AnswerCache(results, self.weights),
-            receipts=Receipts(self.weights, Computation.of(self.options.engine, self.model)),
         )
         return ShardRunner(
             tools,
