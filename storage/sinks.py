@@ -8,7 +8,6 @@ one's.
 
 import datetime as dt
 import json
-import math
 import os
 import re
 import socket
@@ -52,7 +51,7 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
-from .columns import as_text, in_microseconds, plain_rows
+from .columns import in_microseconds, json_value, plain_rows
 from .database import noticing_lost_peers, reason_of
 from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
@@ -340,13 +339,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace("\0", "\ufffd")
     if isinstance(value, dict | list):
-        return json.loads(json.dumps(_finite(value), default=as_text).replace("\\u0000", "\\ufffd"))
+        return json.loads(json.dumps(json_value(value)).replace("\\u0000", "\\ufffd"))
     return value if value is None or isinstance(value, _SQL_VALUES) else str(value)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value
