@@ -52,7 +52,7 @@ from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
 from .columns import in_microseconds, json_value, plain_rows
-from .database import noticing_lost_peers, reason_of
+from .database import noticing_lost_peers, reason_of, with_driver
 from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
 
@@ -92,11 +92,9 @@ class SinkSpec:
         if not table:
             raise SinkError(_SINK_TABLE, " is empty: name a table")
         try:
-            parsed = make_url(url)
+            parsed = with_driver(make_url(url))
         except (ArgumentError, ValueError) as error:
             raise SinkError(_SINK, " must be postgresql://user@host/name or sqlite:///path/to/file.db") from error
-        if parsed.drivername in ("postgresql", "postgres"):
-            parsed = parsed.set(drivername="postgresql+psycopg")
         name = parsed.get_backend_name()
         if name not in _INSERTS:
             raise SinkError(_SINK, f" cannot be {name}: use postgresql:// or sqlite://")
