@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from anyio.to_thread import run_sync
 from redis.exceptions import RedisError
 
-from ...storage.errors import LedgerUnavailable, PartDamaged, StoreUnavailable, UnknownJob
+from ...storage.errors import LedgerUnavailable, PartDamaged, PartMissing, StoreUnavailable, UnknownJob
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.part_groups import PartGroups
@@ -82,10 +81,8 @@ class StoredRow:
                 for found in parts.tables(_COLUMNS, pc.field("row") == self.row):
                     if found.num_rows:
                         return found.to_pylist()[0], may_come
-            except FileNotFoundError:
+            except PartMissing:
                 return None, True
-            except (OSError, pa.ArrowException) as error:
-                raise PartDamaged(f"a part of job {self.job_id} cannot be read: {error}") from error
         self._last_part = max((part.id for part in new), default=self._last_part)
         return None, may_come
 
