@@ -133,6 +133,11 @@ class LiveRequest(BaseModel):
         return (self.id, *(f"{self.id}/{sample}" for sample in range(1, self.sampling.n)))
 
     @property
+    def most_tokens(self) -> int:
+        """Those of its prompt, and the most that its answers may have."""
+        return len(self.prompt_token_ids) + self.sampling.n * self.sampling.max_tokens
+
+    @property
     def is_overdue(self) -> bool:
         """Whether its deadline is so long past that no worker will end it any more."""
         return self.deadline_at + _OVERDUE_SECONDS < time.time()

@@ -29,12 +29,12 @@ def probe(app: FastAPI) -> None:
 
     @app.post("/probe")
     def admit(request: Request) -> dict[str, Any]:
-        with app.state.admission.admit_live(request, QUEUE, COST - 10, 10):
+        with app.state.admission.admit_live(request, QUEUE, COST):
             return {"tenant": request.state.tenant}
 
     @app.post("/open")
     def begin(request: Request) -> None:
-        app.state.open = app.state.admission.admit_live(request, QUEUE, COST - 10, 10)
+        app.state.open = app.state.admission.admit_live(request, QUEUE, COST)
 
 
 @dataclass
