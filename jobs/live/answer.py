@@ -12,7 +12,7 @@ from ...engine.vision.reading import ImageReader
 from ..answer_values import logprob_entries, prompt_logprob_entries, stop_reason_of, text_of
 from ..cache_salts import cache_salt
 from ..outcomes import Answer
-from ..streams.events import RecoveredStream, StreamError, StreamUsage
+from ..streams.events import RecoveredStream, StreamEnd, StreamError, StreamUsage
 from ..streams.publisher import StreamPublisher
 from .claims import LiveClaim
 from .requests import LiveRequest
@@ -91,7 +91,7 @@ class LiveSample:
             cached_tokens=min(self.num_cached_tokens, len(self.request.prompt_token_ids)),
             completion_tokens=len(self.token_ids),
         )
-        self.publisher.finish(self.stream_id, reason, text, usage, error, self.attempt, stop_reason)
+        self.publisher.finish(self.stream_id, StreamEnd(reason, text, usage, error, stop_reason), self.attempt)
 
     def release(self) -> None:
         """Leave the stream to another attempt."""
@@ -167,7 +167,7 @@ class LiveAnswer:
             known = recovered.get(stream_id, RecoveredStream())
             if known.end is None:
                 publisher.open(stream_id, self.claim.attempt, self.claim.request.reply_to, known)
-                publisher.finish(stream_id, str(FinishReason.ERROR), "", None, error, self.claim.attempt)
+                publisher.finish(stream_id, StreamEnd(str(FinishReason.ERROR), error=error), self.claim.attempt)
 
 
 def _plain_request(tokenizer: Tokenizer, asked: LiveRequest) -> Request:

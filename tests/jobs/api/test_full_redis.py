@@ -23,7 +23,7 @@ from headrace.jobs.live.requests import LiveRequest, LiveState
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.spec.schemas import SamplingSpec
-from headrace.jobs.streams.events import StreamUsage
+from headrace.jobs.streams.events import StreamEnd, StreamUsage
 from headrace.jobs.streams.fetcher import Fetched, Fetcher
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
@@ -136,7 +136,7 @@ def test_a_failover_ends_no_request(
             wait_until(lambda: "wait for nothing any more" in caplog.text, "Redis is found to refuse")
             assert not wait([read], 0.5).done
         publisher.open(request.id, 1)
-        publisher.finish(request.id, "stop", "Here.", StreamUsage(1, 0, 1))
+        publisher.finish(request.id, StreamEnd("stop", "Here.", StreamUsage(1, 0, 1)))
         assert '"text":"Here."' in read.result(60).text
 
 
@@ -158,7 +158,7 @@ def test_a_redis_that_is_away_has_lost_no_answer(
     client.live.submit(request)
     with StreamPublisher(client.redis_url) as publisher:
         publisher.open(request.id, 1)
-        publisher.finish(request.id, "stop", "Here.", StreamUsage(1, 0, 1))
+        publisher.finish(request.id, StreamEnd("stop", "Here.", StreamUsage(1, 0, 1)))
     with Redis.from_url(client.redis_url) as redis:
         redis.hset(request_key(request.id), "state", LiveState.ENDED)
     fetch, times = Fetcher.fetch, iter(range(4))
