@@ -1,4 +1,4 @@
-"""Connections and transactions: the one place that knows how SQLite and PostgreSQL differ."""
+"""Connections to SQLite and PostgreSQL, and transactions, which mean the same on both."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
