@@ -228,7 +228,7 @@ class JobService:
     def _submit(self, source: InputSource, spec: JobSpec, terms: Terms) -> str:
         """The id of the job that was submitted, now or before with the same key."""
         job_id = new_job_id()
-        output = self.client.settings.data_dir / "outputs" / job_id
+        output = self.client.settings.outputs_folder / job_id
         try:
             return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).id
         except JobMismatchError as error:

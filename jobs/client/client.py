@@ -162,7 +162,7 @@ class Client(Connections):
     @contextmanager
     def rows_file(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
         """Rows as a JSONL file, for as long as it takes to submit them. Raises StorageError."""
-        folder = self.settings.data_dir / "inputs"
+        folder = self.settings.inputs_folder
         path = folder / f"{uuid.uuid4().hex}.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
