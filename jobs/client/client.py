@@ -26,7 +26,7 @@ from ..live.asking import Generated, LiveStreams, Messages, new_request
 from ..live.cancellations import Cancellations
 from ..live.requests import LiveRequest, LiveRequests
 from ..planning.producer import NO_TERMS, Producer, Terms
-from ..results.row_events import RowEvents, StoredRow, StoredRows
+from ..results.row_events import RowEvents, StoredRow, WatchedOutputs
 from ..spec.durations import MAX_WITHIN_SECONDS
 from ..spec.lora import as_fields, worker_options
 from ..spec.precision import Precision
@@ -259,7 +259,7 @@ class Client(Connections):
         row, num_rows = int(number) if number.isdecimal() else None, self.job(job_id).record.num_rows
         if row is None or row >= num_rows:
             raise SpecError(f"job {job_id} has no row {number!r}: name one as {job_id}/ROW, from 0 to {num_rows - 1}")
-        return RowEvents(self._row_watch, StoredRow(StoredRows(self.ledger), job_id, row), after)
+        return RowEvents(self._row_watch, StoredRow(WatchedOutputs(self.ledger), job_id, row), after)
 
     @cached_property
     def _row_watch(self) -> RowWatch:

@@ -41,7 +41,7 @@ class _Output:
     parts: list[PartRecord]
 
 
-class StoredRows:
+class WatchedOutputs:
     """The outputs of jobs whose rows are watched. Thread-safe; however many ask, the ledger is asked once a second."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -62,14 +62,14 @@ class StoredRows:
 class StoredRow:
     """One row of a job's output, looked for until it is there: each part once, and once more when the job has ended."""
 
-    rows: StoredRows
+    outputs: WatchedOutputs
     job_id: str
     row: int
     _last_part: int = 0
 
     def find(self) -> tuple[dict[str, Any] | None, bool]:
         """What is stored of it, and whether more may come. Raises `LedgerError`, PartDamaged, StoreUnavailable."""
-        output = self.rows.output(self.job_id)
+        output = self.outputs.output(self.job_id)
         may_come = not output.job.state.has_ended
         # Two that commit at a time may do so against the order of their ids: in the end all are looked at.
         last = self._last_part if may_come else 0
