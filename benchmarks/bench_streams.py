@@ -18,7 +18,7 @@ from redis import Redis
 from report import print_result, spread
 
 from headrace.jobs.embedded.valkey import EmbeddedValkey
-from headrace.jobs.streams.events import StreamEvent
+from headrace.jobs.streams.events import StreamEnd, StreamEvent
 from headrace.jobs.streams.frames import StreamHub
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import afollow, follow
@@ -45,7 +45,7 @@ def measure_publisher(url: str, names: list[str], steps: int, reply_to: str) -> 
             cpu.append(1e6 * (time.process_time() - used) / len(names))
         operations = commands(redis, len(names) * steps)
         for name in names:
-            publisher.finish(name, "stop", "", None)
+            publisher.finish(name, StreamEnd("stop"))
         assert publisher.flush(10)
     return {
         "ms_per_flush": spread(flushing),
@@ -109,7 +109,7 @@ async def measure_hub(url: str, names: list[str], steps: int) -> float:
                     publisher.append(name, (step,), (TEXT,))
                 await asyncio.to_thread(publisher.flush, 10)
             for name in names:
-                publisher.finish(name, "stop", "", None)
+                publisher.finish(name, StreamEnd("stop"))
             for events in await asyncio.gather(*readers):
                 check(events, steps + 1)
             return 1e6 * (time.thread_time() - start) / len(names) / (steps + 1)

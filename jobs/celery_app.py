@@ -29,14 +29,14 @@ _REPLY_SECONDS = 10.0
 _REQUESTS_PER_BELL = 16
 
 
-def shard_queue(model: str, dtype: str, quantization: str | None = None, kv_cache_dtype: str = "auto") -> str:
+def shard_queue(model: str, precision: Precision) -> str:
     """Name the queue that workers with this model in this precision listen to."""
-    return f"headrace.bulk.{_model_key(model, Precision(dtype, quantization, kv_cache_dtype))}"
+    return f"headrace.bulk.{_model_key(model, precision)}"
 
 
-def live_queue(model: str, dtype: str, quantization: str | None = None, kv_cache_dtype: str = "auto") -> str:
+def live_queue(model: str, precision: Precision) -> str:
     """Name the queue of the same workers for interactive requests."""
-    return f"headrace.live.{_model_key(model, Precision(dtype, quantization, kv_cache_dtype))}"
+    return f"headrace.live.{_model_key(model, precision)}"
 
 
 def _model_key(model: str, precision: Precision) -> str:

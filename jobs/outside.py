@@ -87,17 +87,12 @@ def is_public(address: str) -> bool:
     return ip.is_global and not ip.is_multicast and ip not in _PROTOCOLS
 
 
-def outside_client(allow_private: bool, timeout_seconds: float, follow_redirects: bool = False) -> httpx2.AsyncClient:
-    """A client that connects to allowed addresses only, each redirect's included.
+def outside_client(allow_private: bool, timeout_seconds: float) -> httpx2.AsyncClient:
+    """A client that connects to allowed addresses only, and follows no redirect.
 
     Its requests raise `AddressRefused` else. It takes no proxy from the environment: that would do the connecting.
     """
-    return httpx2.AsyncClient(
-        transport=_OutsideTransport(allow_private),
-        timeout=timeout_seconds,
-        follow_redirects=follow_redirects,
-        trust_env=False,
-    )
+    return httpx2.AsyncClient(transport=_OutsideTransport(allow_private), timeout=timeout_seconds, trust_env=False)
 
 
 class _OutsideTransport(httpx2.AsyncBaseTransport):

@@ -1,4 +1,4 @@
-"""How Redis is asked, and whether it lets us in: what no waiting cures is found out before a model is loaded."""
+"""How Redis is asked, by whose clock, and whether it lets us in: what no waiting cures is found out at the start."""
 
 from redis import Redis
 from redis.backoff import NoBackoff
@@ -14,6 +14,12 @@ _NO_SUCH_DATABASE = "DB index is out of range"
 def text_client(redis_url: str, seconds: float = 5.0) -> Redis:
     """A client whose answers are texts; waits for so long for one, and for the connection."""
     return Redis.from_url(redis_url, decode_responses=True, socket_timeout=seconds, socket_connect_timeout=seconds)
+
+
+def server_time(redis: Redis) -> float:
+    """Seconds since the epoch by the server's clock, the one that all hosts share. Raises redis' errors."""
+    seconds, microseconds = redis.time()
+    return float(seconds) + float(microseconds) / 1e6
 
 
 def check_url(redis_url: str) -> None:

@@ -113,6 +113,16 @@ class Settings(BaseModel):
     max_queued_jobs: int = Field(default=10_000, ge=1, le=_MOST)
     metrics_require_key: bool = False
 
+    @property
+    def inputs_folder(self) -> Path:
+        """Where rows lie that come some other way than in a file, until they are submitted."""
+        return self.data_dir / "inputs"
+
+    @property
+    def outputs_folder(self) -> Path:
+        """Where the data sets of jobs lie that come over HTTP."""
+        return self.data_dir / "outputs"
+
     @classmethod
     def from_environment(cls, environ: Mapping[str, str] = os.environ) -> Self:
         """Read every HEADRACE_* variable; an empty one counts as not set. Raises SettingsError."""

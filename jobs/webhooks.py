@@ -85,7 +85,7 @@ class WebhookSender:
 
     @classmethod
     def of(cls, ledger: Ledger, settings: Settings) -> Self:
-        return cls(Webhooks(ledger.database), settings.allow_private_addresses)
+        return cls(ledger.webhooks, settings.allow_private_addresses)
 
     def send_due(self) -> None:
         """Takes as long as the slowest receiver, at most 15 seconds. Raises `LedgerError`."""

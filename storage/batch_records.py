@@ -10,7 +10,8 @@ from sqlalchemy import ColumnElement, Update, and_, insert, or_, select, update
 from .clock import now
 from .database import Database
 from .errors import UnknownBatch
-from .file_records import NewFile, by_age, follows, insert_file
+from .file_records import NewFile, insert_file
+from .pages import by_age, follows
 from .records import ENDED, NewWebhook
 from .tables import batches, jobs
 from .webhooks import insert_webhook

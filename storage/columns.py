@@ -1,6 +1,7 @@
 """Columns of the input on their way to the output: their types, their names, and values that have no type."""
 
 import json
+import math
 import warnings
 from base64 import b64encode
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -155,6 +156,19 @@ def as_text(value: Any) -> str:
     if isinstance(value, bytes | memoryview):
         return f"data:application/octet-stream;base64,{b64encode(value).decode()}"
     return str(value)
+
+
+def json_value(value: Any) -> Any:
+    """A value of `plain_rows` as JSON has it: no NaN and no infinity, and as text what it has no way to write."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, list):
+        return [json_value(item) for item in value]
+    if isinstance(value, dict):
+        return {str(name): json_value(item) for name, item in value.items()}
+    return as_text(value)
 
 
 def python_values(column: pa.Array) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Connections and transactions: the one place that knows how SQLite and PostgreSQL differ."""
+"""Connections to SQLite and PostgreSQL, and transactions, which mean the same on both."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -89,6 +89,11 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(getattr(error, "orig", None) or error).split())
 
 
+def with_driver(url: URL) -> URL:
+    """The same database; of PostgreSQL, by either of its names, with the driver that we install unless it names one."""
+    return url.set(drivername="postgresql+psycopg") if url.drivername in ("postgresql", "postgres") else url
+
+
 def noticing_lost_peers(url: URL) -> URL:
     """The same database; of PostgreSQL a connection whose other end has vanished fails after some ten seconds.
 
@@ -106,8 +111,7 @@ def _parse(text: str) -> URL:
         raise LedgerError(
             "the database URL cannot be read: use sqlite:////path/to/ledger.db or postgresql://user@host/name"
         ) from error
-    if url.drivername in ("postgresql", "postgres"):
-        url = url.set(drivername="postgresql+psycopg")
+    url = with_driver(url)
     if url.get_backend_name() not in ("sqlite", "postgresql"):
         raise LedgerError(f"database {url.get_backend_name()!r} is not supported: use sqlite or postgresql")
     if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):

@@ -26,6 +26,7 @@ _ITEM_OVERHEAD_BYTES = 160
 _HEADER = Struct("<QQ")
 _by_key = itemgetter(0)
 
+# A key, and what is kept beside it.
 Item = tuple[bytes, bytes]
 
 

@@ -1,14 +1,15 @@
 """Which files clients have uploaded or may fetch. The bytes are elsewhere, under the id."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, Connection, Select, Table, and_, delete, insert, or_, select
+from sqlalchemy import Connection, Select, delete, insert, or_, select
 
 from .clock import now
 from .database import Database
 from .errors import UnknownFile
+from .pages import by_age, follows
 from .tables import files
 
 
@@ -99,19 +100,6 @@ def insert_file(connection: Connection, file: NewFile) -> FileRecord:
     seconds = values.pop("expires_after_seconds")
     added = insert(files).values(**values, created_at=now(), expires_at=None if seconds is None else now() + seconds)
     return FileRecord(**connection.execute(added.returning(files)).one()._mapping)
-
-
-def follows(table: Table, record: Any, newest_first: bool) -> ColumnElement[bool]:
-    """Whether a row of `table` comes after the record in the order of `by_age`."""
-    created_at, row_id = table.c.created_at, table.c.id
-    if newest_first:
-        return or_(created_at < record.created_at, and_(created_at == record.created_at, row_id < record.id))
-    return or_(created_at > record.created_at, and_(created_at == record.created_at, row_id > record.id))
-
-
-def by_age(table: Table, newest_first: bool) -> Sequence[ColumnElement[Any]]:
-    columns = (table.c.created_at, table.c.id)
-    return [column.desc() if newest_first else column for column in columns]
 
 
 def _visible(tenant: str) -> Select[Any]:

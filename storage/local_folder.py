@@ -142,9 +142,6 @@ class LocalFolder(OutputFolder):
             self.discard(name)
             self.withdraw(name)
 
-    def part_names(self) -> list[str]:
-        return [name for name in self.names() if name.startswith("part-") and name.endswith(".parquet")]
-
     def maybe_uncommitted(self) -> list[str]:
         hidden = (name for name in self.names() if name.startswith(".part-") and name.endswith(".tmp"))
         return [name.removeprefix(".").removesuffix(".tmp") for name in hidden]

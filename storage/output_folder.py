@@ -87,10 +87,6 @@ class OutputFolder(ABC):
         """Remove parts, published or not, in whose place another is committed; those that are gone do no harm."""
 
     @abstractmethod
-    def part_names(self) -> list[str]:
-        """What has a part's name."""
-
-    @abstractmethod
     def maybe_uncommitted(self) -> list[str]:
         """The names of written parts of which the folder does not show that they are committed."""
 
@@ -109,6 +105,10 @@ class OutputFolder(ABC):
     @abstractmethod
     def dataset(self, names: Sequence[str]) -> "ds.Dataset":
         """Parts that `find_parts` has found. Where one went since, this or reading raises FileNotFoundError."""
+
+    def part_names(self) -> list[str]:
+        """What has a part's name."""
+        return [name for name in self.names() if name.startswith("part-") and name.endswith(".parquet")]
 
     def read_part(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """Some or all columns of a committed part. Raises PartMissing, PartDamaged."""

@@ -4,11 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import ColumnElement, and_, func, or_, select
+from sqlalchemy import and_, func, select
 
 from .claim_order import next_job
 from .clock import now
 from .database import Database
+from .pages import by_age, follows
 from .records import OPEN, JobRecord, JobState, ShardState
 from .standing import Standing, recent_rows_per_second
 from .tables import jobs, parts, shards
@@ -78,14 +79,14 @@ class Overview:
         if state is not None:
             wanted = wanted.where(jobs.c.state == state)
         if after is not None:
-            wanted = wanted.where(_is_older(after))
-        newest = wanted.order_by(jobs.c.created_at.desc(), jobs.c.id.desc()).limit(limit)
+            wanted = wanted.where(follows(jobs, after, newest_first=True))
+        newest = wanted.order_by(*by_age(jobs, newest_first=True)).limit(limit)
         with self.database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(newest)]
 
     def open_jobs(self, limit: int = 100) -> list[JobRecord]:
         """Jobs of all tenants that have not ended, the newest first."""
-        newest = select(jobs).where(jobs.c.state.in_(OPEN)).order_by(jobs.c.created_at.desc(), jobs.c.id.desc())
+        newest = select(jobs).where(jobs.c.state.in_(OPEN)).order_by(*by_age(jobs, newest_first=True))
         with self.database.read() as connection:
             return [JobRecord(**row._mapping) for row in connection.execute(newest.limit(limit))]
 
@@ -181,8 +182,3 @@ class Overview:
         with self.database.read() as connection:
             sums = connection.execute(select(*(func.coalesce(func.sum(column), 0) for column in columns))).one()
         return Totals(*map(int, sums))
-
-
-def _is_older(job: JobRecord) -> ColumnElement[bool]:
-    same_time = and_(jobs.c.created_at == job.created_at, jobs.c.id < job.id)
-    return or_(jobs.c.created_at < job.created_at, same_time)

@@ -50,7 +50,7 @@ class PartGroups:
 
     def tables(self, columns: Sequence[str] | None = None, filter: "ds.Expression | None" = None) -> Iterator[pa.Table]:
         """The rows of a group after the other: all columns or, of these, those that there are, `row` among them where
-        parts may be merged; all rows or those that the filter lets through. Raises PartMissing, pyarrow's errors.
+        parts may be merged; all rows or those that the filter lets through. Raises PartDamaged, PartMissing.
         """
         walk = _Walk(self)
         for names in walk.rounds():
@@ -67,29 +67,31 @@ class PartGroups:
         except PartMissing:
             return None
         except (OSError, pa.ArrowException) as error:
-            raise self._damaged(name, error) from error
+            raise self._damaged(f"part {self.folder}/{name}", error) from error
 
     def _batches(self, name: str, part: pq.ParquetFile, num_rows: int) -> Iterator[pa.RecordBatch]:
         try:
             yield from part.iter_batches(num_rows)
         except (OSError, pa.ArrowException) as error:
-            raise self._damaged(name, error) from error
+            raise self._damaged(f"part {self.folder}/{name}", error) from error
 
-    def _damaged(self, name: str, error: Exception) -> PartDamaged:
-        return PartDamaged(f"part {self.folder}/{name} cannot be read: {' '.join(str(error).split())}")
+    def _damaged(self, part: str, error: Exception) -> PartDamaged:
+        return PartDamaged(f"{part} cannot be read: {' '.join(str(error).split())}")
 
     def _read(
         self, names: Sequence[str], columns: Sequence[str] | None, filter: "ds.Expression | None", gone: set[str]
     ) -> pa.Table | None:
         """What is wanted of these parts; None when they are all `gone`, to which those are added that are."""
-        for _ in range(_MAX_READS - 1):
+        for _ in range(_MAX_READS):
             try:
                 return self._read_at_once(names, columns, filter)
             except FileNotFoundError:
                 there = self.folder.find_parts(names)
                 gone.update(set(names).difference(there))
                 names = there
-        return self._read_at_once(names, columns, filter)
+            except (OSError, pa.ArrowException) as error:
+                raise self._damaged(f"a part of {self.folder}", error) from error
+        raise PartMissing(f"parts of {self.folder} come and go faster than they are read: try again")
 
     def _read_at_once(
         self, names: Sequence[str], columns: Sequence[str] | None, filter: "ds.Expression | None"

@@ -110,9 +110,6 @@ class RemoteFolder(OutputFolder):
     def remove_merged(self, names: Sequence[str]) -> None:
         self.remove(names)
 
-    def part_names(self) -> list[str]:
-        return [name for name in self.names() if name.startswith("part-") and name.endswith(".parquet")]
-
     def maybe_uncommitted(self) -> list[str]:
         return self.part_names()
 

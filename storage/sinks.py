@@ -8,7 +8,6 @@ one's.
 
 import datetime as dt
 import json
-import math
 import os
 import re
 import socket
@@ -52,8 +51,8 @@ from sqlalchemy.exc import (
 from sqlalchemy.pool import NullPool
 from sqlalchemy.types import TypeEngine
 
-from .columns import as_text, in_microseconds, plain_rows
-from .database import noticing_lost_peers, reason_of
+from .columns import in_microseconds, json_value, plain_rows
+from .database import noticing_lost_peers, reason_of, with_driver
 from .errors import Argument, SinkError, SinkUnavailable
 from .parts import ADDED_NAMES
 
@@ -93,11 +92,9 @@ class SinkSpec:
         if not table:
             raise SinkError(_SINK_TABLE, " is empty: name a table")
         try:
-            parsed = make_url(url)
+            parsed = with_driver(make_url(url))
         except (ArgumentError, ValueError) as error:
             raise SinkError(_SINK, " must be postgresql://user@host/name or sqlite:///path/to/file.db") from error
-        if parsed.drivername in ("postgresql", "postgres"):
-            parsed = parsed.set(drivername="postgresql+psycopg")
         name = parsed.get_backend_name()
         if name not in _INSERTS:
             raise SinkError(_SINK, f" cannot be {name}: use postgresql:// or sqlite://")
@@ -340,13 +337,5 @@ def _plain(value: Any) -> Any:
     if isinstance(value, str):
         return value.replace("\0", "\ufffd")
     if isinstance(value, dict | list):
-        return json.loads(json.dumps(_finite(value), default=as_text).replace("\\u0000", "\\ufffd"))
+        return json.loads(json.dumps(json_value(value)).replace("\\u0000", "\\ufffd"))
     return value if value is None or isinstance(value, _SQL_VALUES) else str(value)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(name): _finite(item) for name, item in value.items()}
-    return [_finite(item) for item in value] if isinstance(value, list) else value

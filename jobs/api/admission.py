@@ -70,10 +70,8 @@ class Admission:
         self._num_unanswered = num_unanswered
         self._standings: TtlCache[str, _Standing] = TtlCache(_CACHE_SECONDS, _STALE_SECONDS)
 
-    def admit_live(
-        self, connection: HTTPConnection, queue: str, num_prompt_tokens: int, max_tokens: int
-    ) -> LiveAdmission:
-        """Let a live request in, or raise. `max_tokens`: of all its samples together.
+    def admit_live(self, connection: HTTPConnection, queue: str, num_tokens: int) -> LiveAdmission:
+        """Let a live request in, or raise. `num_tokens`: of its prompt and the most of all its answers.
 
         The answer of `connection` gets the `x-ratelimit-*` headers.
         """
@@ -81,7 +79,7 @@ class Admission:
             # What comes at once is counted when it is queued.
             raise too_many_open()
         standing = self._standing(tenant_of(connection))
-        tenant, num_tokens = standing.tenant, num_prompt_tokens + max_tokens
+        tenant = standing.tenant
         if tenant.requests_per_minute is None and tenant.queued_tokens is None:
             return LiveAdmission(self._limits, None)
         usage, hold = self._limits.admit(

@@ -12,7 +12,7 @@ from ..batches.files import FileStore
 from ..batches.lines import ENDPOINTS
 from ..client.client import Client
 from ..live.requests import LiveRequests
-from ..results.row_events import StoredRows
+from ..results.row_events import WatchedOutputs
 from ..settings import Settings
 from ..streams.row_watch import RowWatch
 from . import docs, health, metrics, requests, result_routes, routes, row_routes, status
@@ -101,7 +101,7 @@ def _fill_state(state: State, client: Client, models: ServedModels, live: LiveRe
     state.asking_turns = asking_turns()
     state.files = FileStore.of(client.settings, client.ledger)
     state.keys = KeyRing(client.ledger.api_keys)
-    state.stored_rows = StoredRows(client.ledger)
+    state.watched_outputs = WatchedOutputs(client.ledger)
     state.metrics = metrics.Metrics(client, live.num_waiting, {model.live_queue for model in models.all})
 
 

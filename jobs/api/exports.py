@@ -6,8 +6,9 @@ beside them. Memory holds some thousand rows of it at a time.
 
 import json
 from collections.abc import Callable, Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import chain
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -95,23 +96,21 @@ Writer = Callable[[_Tables], Iterator[bytes]]
 
 def parquet(tables: _Tables) -> Iterator[bytes]:
     """One Parquet file, compressed with zstd."""
-    pipe, schema = _Pipe(), tables.schema
-    writer = pq.ParquetWriter(pa.PythonFile(pipe, "w"), schema, compression="zstd")
-    for table in tables.groups():
-        writer.write_table(table)
-        yield pipe.take()
-    # Not in the face of an error: what then is there must not look whole.
-    writer.close()
-    yield pipe.take()
+    return _written(tables, partial(pq.ParquetWriter, compression="zstd"))
 
 
 def arrow(tables: _Tables) -> Iterator[bytes]:
     """The streaming format of Arrow IPC."""
-    pipe, schema = _Pipe(), tables.schema
-    writer = pa.ipc.new_stream(pa.PythonFile(pipe, "w"), schema)
+    return _written(tables, pa.ipc.new_stream)
+
+
+def _written(tables: _Tables, writer_to: Callable[[pa.PythonFile, pa.Schema], Any]) -> Iterator[bytes]:
+    pipe = _Pipe()
+    writer = writer_to(pa.PythonFile(pipe, "w"), tables.schema)
     for table in tables.groups():
         writer.write_table(table)
         yield pipe.take()
+    # Not in the face of an error: what then is there must not look whole.
     writer.close()
     yield pipe.take()
 

@@ -88,7 +88,7 @@ class Inputs:
     @contextmanager
     def _local(self, name: str, format: str | None) -> Iterator[Path]:
         """A name for a file with the ending that says its format."""
-        parent = self._settings.data_dir / "inputs"
+        parent = self._settings.inputs_folder
         parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=parent) as folder:
             yield Path(folder, f"input{_ending(name, format)}")

@@ -52,7 +52,7 @@ class Metrics:
         self.num_open = Gauge("headrace_http_requests_open", "Requests under way.", registry=self._registry)
         self.latencies = Latencies()
         self._registry.register(self.latencies)
-        self._registry.register(_OfLedger(Overview(client.ledger.database)))
+        self._registry.register(_OfLedger(client.ledger.overview))
         self._registry.register(_OfRedis(client.redis_url, num_waiting_live, tuple(live_queues)))
 
     def text(self) -> bytes:
@@ -113,27 +113,31 @@ class _OfLedger(Collector):
         with suppress(LedgerError):
             self._grown.since_start(overview.totals())
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
         up = GaugeMetricFamily("headrace_ledger_up", "Whether the database answers.")
-        try:
-            by_state, waiting, totals = (
-                self._overview.jobs_by_state(),
-                self._overview.waiting(),
-                self._grown.since_start(self._overview.totals()),
-            )
-        except LedgerError as error:
-            logger.warning("metrics: %s", error)
-            up.add_metric([], 0)
-            yield up
-            return
-        up.add_metric([], 1)
-        yield up
+        return _if_it_answers(up, self._asked, LedgerError)
+
+    def _asked(self) -> Iterator[Metric]:
         jobs = GaugeMetricFamily("headrace_jobs", "Jobs there are.", labels=["state"])
-        for state, count in by_state.items():
+        for state, count in self._overview.jobs_by_state().items():
             jobs.add_metric([state], count)
         yield jobs
-        yield from _queues(waiting)
-        yield from _work(totals)
+        yield from _queues(self._overview.waiting())
+        yield from _work(self._grown.since_start(self._overview.totals()))
+
+
+def _if_it_answers(
+    up: GaugeMetricFamily, ask: Callable[[], Iterable[Metric]], *errors: type[Exception]
+) -> list[Metric]:
+    """All that there is to ask of it, or nothing but that it is away."""
+    try:
+        metrics = list(ask())
+    except errors as error:
+        logger.warning("metrics: %s", error)
+        up.add_metric([], 0)
+        return [up]
+    up.add_metric([], 1)
+    return [up, *metrics]
 
 
 def _queues(waiting: Iterable[Waiting]) -> Iterator[Metric]:
@@ -200,23 +204,16 @@ class _OfRedis(Collector):
         self._num_waiting_live = num_waiting_live
         self._live_queues = live_queues
 
-    def collect(self) -> Iterator[Metric]:
+    def collect(self) -> list[Metric]:
         up = GaugeMetricFamily("headrace_redis_up", "Whether Redis answers.")
-        try:
-            workers = self._presence.workers()
-            waiting = {queue: self._num_waiting_live(queue) for queue in self._live_queues}
-        except (RedisError, EmbeddedValkeyError) as error:
-            logger.warning("metrics: %s", error)
-            up.add_metric([], 0)
-            yield up
-            return
-        up.add_metric([], 1)
-        yield up
+        return _if_it_answers(up, self._asked, RedisError, EmbeddedValkeyError)
+
+    def _asked(self) -> Iterator[Metric]:
         live = GaugeMetricFamily("headrace_live_requests_waiting", "Requests that no worker has.", labels=["queue"])
-        for queue, count in waiting.items():
-            live.add_metric([queue], count)
+        for queue in self._live_queues:
+            live.add_metric([queue], self._num_waiting_live(queue))
         yield live
-        yield from _of_workers(workers)
+        yield from _of_workers(self._presence.workers())
 
 
 def _of_workers(workers: list[Worker]) -> Iterator[Metric]:

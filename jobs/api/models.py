@@ -13,7 +13,7 @@ from ..celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
 from ..spec.lora import LORA_MODULES, LoraModule, ServedLora, asked_model
-from ..spec.precision import Precision
+from ..spec.precision import DEFAULT_PRECISION, Precision
 from .errors import ApiError
 
 GenerationConfig = Literal["auto", "vllm"]
@@ -59,12 +59,12 @@ class ServedModel:
 
     @property
     def live_queue(self) -> str:
-        return live_queue(self.exact_name, *self.precision)
+        return live_queue(self.exact_name, self.precision)
 
     @property
     def shard_queue(self) -> str:
         """The queue by which its workers' presence is known."""
-        return shard_queue(self.exact_name, *self.precision)
+        return shard_queue(self.exact_name, self.precision)
 
     @property
     def answers_as(self) -> str:
@@ -96,20 +96,17 @@ class ServedModels:
     def of(
         cls,
         models: Sequence[str],
-        dtype: str = "auto",
-        quantization: str | None = None,
-        kv_cache_dtype: str = "auto",
+        precision: Precision = DEFAULT_PRECISION,
         lora_modules: Sequence[ServedLora] = (),
         served_model_name: str | None = None,
         generation_config: GenerationConfig = "auto",
     ) -> Self:
-        """Check the models and name them; the rest is their workers' precision, and adapters of them.
+        """Check the models and name them. `precision`: their workers'; `lora_modules`: adapters of them.
 
         `served_model_name`: what a model that is the only one is called instead of its own name. `generation_config`:
         whether models are sampled as their authors would have it where requests say nothing ("auto"), or as OpenAI's
         API has it ("vllm"). Raises `ModelError`, `ConfigError`, or `SpecError` when two have the same name.
         """
-        precision = Precision(dtype, quantization, kv_cache_dtype)
         precision.check()
         if served_model_name == "":
             raise SpecError(SERVED_MODEL_NAME, " is empty: leave it out, or say what requests call the model")

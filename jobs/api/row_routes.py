@@ -51,5 +51,5 @@ async def row_events(
     if row >= job.num_rows:
         raise ApiError(404, f"job {job_id!r} has no row {row}", "row_not_found", "row")
     hub: StreamHub = state.live.hub
-    events = RowEvents(state.row_watch, StoredRow(state.stored_rows, job.id, row), after)
+    events = RowEvents(state.row_watch, StoredRow(state.watched_outputs, job.id, row), after)
     return events.aevents(lambda stream_id, last, seconds: hub.events(stream_id, last, timeout=seconds))

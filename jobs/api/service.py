@@ -26,14 +26,12 @@ from ...storage.errors import (
     UnknownFile,
     UnknownJob,
 )
-from ...storage.file_records import FileRecord, FileRecords
+from ...storage.file_records import FileRecord
 from ...storage.output_dir import OutputMode
-from ...storage.overview import Overview
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource, open_input
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState
 from ...storage.standing import Standing
-from ...storage.webhooks import Webhooks
 from ..batch_jobs import JOB_KEY_START
 from ..batches.files import FileStore
 from ..client.client import Client, Job
@@ -98,17 +96,17 @@ class JobService:
     def job(self, job_id: str) -> JobAnswer:
         """Raises `ApiError` (404)."""
         self.record(job_id)
-        [answer] = self._answers([self._overview.standing(job_id)])
+        [answer] = self._answers([self.client.ledger.overview.standing(job_id)])
         return answer
 
     def jobs(self, limit: int, after: str | None, state: JobState | None) -> JobList:
         """The newest first; those of the command line are the default tenant's. Raises `ApiError` (400)."""
-        page = self._overview.page(self.tenant, limit + 1, self._cursor(after), state)
+        page = self.client.ledger.overview.page(self.tenant, limit + 1, self._cursor(after), state)
         found = []
         for job in page[:limit]:
             # One may be deleted meanwhile.
             with suppress(UnknownJob):
-                found.append(self._overview.standing(job.id))
+                found.append(self.client.ledger.overview.standing(job.id))
         last_id = page[:limit][-1].id if page else None
         return JobList(data=self._answers(found), last_id=last_id, has_more=len(page) > limit)
 
@@ -128,10 +126,6 @@ class JobService:
             num_workers = workers.get(each.job.queue) if each.job.finished_at is None else None
             answers.append(JobAnswer.of(each, self.models.name_of(each.job), num_workers))
         return answers
-
-    @property
-    def _overview(self) -> Overview:
-        return Overview(self.client.ledger.database)
 
     def cancel(self, job_id: str) -> JobAnswer:
         """A job that has ended stays as it is. Raises `ApiError` (404)."""
@@ -180,7 +174,7 @@ class JobService:
 
     def webhooks(self, job_id: str) -> WebhookList:
         """Raises `ApiError` (404)."""
-        return WebhookList.of(Webhooks(self.client.ledger.database).of_job(self.record(job_id).id))
+        return WebhookList.of(self.client.ledger.webhooks.of_job(self.record(job_id).id))
 
     def results(self, job_id: str, after_row: int | None, limit: int) -> ResultPage:
         """Raises `ApiError` (404)."""
@@ -210,7 +204,7 @@ class JobService:
 
     def _file(self, file_id: str) -> FileRecord:
         try:
-            return FileRecords(self.client.ledger.database).get(self.tenant, file_id)
+            return self.client.ledger.files.get(self.tenant, file_id)
         except UnknownFile as error:
             raise ApiError(404, str(error), "file_not_found", "input_file_id") from error
 
@@ -232,7 +226,7 @@ class JobService:
     def _submit(self, source: InputSource, spec: JobSpec, terms: Terms) -> str:
         """The id of the job that was submitted, now or before with the same key."""
         job_id = new_job_id()
-        output = self.client.settings.data_dir / "outputs" / job_id
+        output = self.client.settings.outputs_folder / job_id
         try:
             return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).id
         except JobMismatchError as error:

@@ -5,7 +5,7 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Response
 from pydantic import BaseModel
 
-from ...storage.overview import Overview, Waiting
+from ...storage.overview import Waiting
 from ..client.client import Client
 from ..spec.precision import Precision
 from ..workers.presence import Worker
@@ -96,7 +96,7 @@ def status(
 ) -> Status:
     """The models, the workers and what their engines do, and what waits in the queues."""
     client.ensure_redis()
-    overview = Overview(client.ledger.database)
+    overview = client.ledger.overview
     precisions = {job.queue: Precision.of_spec(job.spec) for job in overview.open_jobs()}
     return Status(
         models=_models(models, live),

@@ -1,7 +1,5 @@
 """The lines of a batch's input file: what each must have for the batch to be taken, read a little at a time."""
 
-import codecs
-import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -11,7 +9,7 @@ from typing import Any
 
 from ...storage.external_sort import ExternalSorter
 from ...storage.readers import readable
-from ...storage.readers.json_lines import BadRow, parse_object
+from ...storage.readers.json_lines import MAX_LINE_BYTES, BadRow, numbered_lines, parse_object
 
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
@@ -22,7 +20,6 @@ CHATS = (CHAT, RESPONSES)
 
 # A list of a million errors helps nobody.
 _MAX_ERRORS = 1000
-_MAX_LINE_BYTES = 64 * 2**20
 _MAX_CUSTOM_ID = 512
 _SORT_MEMORY_BYTES = 32 * 2**20
 
@@ -83,7 +80,7 @@ def check_lines(
     """
     found = CheckedLines()
     with ExternalSorter(sort_folder, _SORT_MEMORY_BYTES) as custom_ids:
-        for number, text in numbered_lines(path):
+        for number, text in lines_of(path):
             found.num_lines += 1
             on_line()
             try:
@@ -101,29 +98,16 @@ def check_lines(
     return found
 
 
-def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
-    """The lines that are not blank, and one that is too long cut short; counted from 1, blank ones too."""
+def lines_of(path: Path) -> Iterator[tuple[int, bytes]]:
+    """As `numbered_lines`, of a file. Raises InputError."""
     with readable(path.name), path.open("rb") as file:
-        for number in itertools.count(1):
-            line = file.readline(_MAX_LINE_BYTES + 1)
-            if not line:
-                return
-            if len(line) > _MAX_LINE_BYTES:
-                _skip_line(file.readline)
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            if line.strip():
-                yield number, line
-
-
-def _skip_line(readline: Callable[[int], bytes]) -> None:
-    while (rest := readline(_MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-        pass
+        yield from numbered_lines(file)
 
 
 def parse_line(number: int, text: bytes, endpoint: str) -> BatchLine:
     """Raises `LineFault`."""
-    if len(text) > _MAX_LINE_BYTES:
-        raise LineFault("invalid_json_line", f"The line is longer than {_MAX_LINE_BYTES} bytes.")
+    if len(text) > MAX_LINE_BYTES:
+        raise LineFault("invalid_json_line", f"The line is longer than {MAX_LINE_BYTES} bytes.")
     try:
         values = parse_object(text)
     except BadRow as error:

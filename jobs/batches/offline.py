@@ -23,7 +23,7 @@ from ...storage.records import DEFAULT_TENANT
 from ..api.models import ServedModel, ServedModels
 from ..client.client import Client
 from .files import FileStore, new_file_id
-from .lines import CHAT, ENDPOINTS, numbered_lines
+from .lines import CHAT, ENDPOINTS, lines_of
 from .output import request_number
 
 # A year: how long requests may take, and how long it is kept what they were.
@@ -86,7 +86,7 @@ class OfflineBatches:
         answers = [self.store.records.get(batch.tenant, file) for file in _answer_files(batch)]
         with ExternalSorter(self.client.jobs_folder, _SORT_MEMORY_BYTES) as lines:
             for file in answers:
-                for _, line in numbered_lines(self.store.path(file)):
+                for _, line in lines_of(self.store.path(file)):
                     lines.add(request_number(line).to_bytes(8), line)
             write_lines(output, (line.decode().rstrip("\n") for _, line in lines))
         for file in answers:
@@ -140,7 +140,7 @@ def _answer_files(batch: BatchRecord) -> list[str]:
 
 def _endpoint(path: Path) -> str:
     """That of the first request; what is wrong with it is said when all lines are checked."""
-    for _, text in numbered_lines(path):
+    for _, text in lines_of(path):
         with suppress(BadRow):
             if (url := parse_object(text).get("url")) in ENDPOINTS:
                 return str(url)

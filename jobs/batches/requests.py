@@ -25,7 +25,7 @@ from ..planning.rendering import CHAT_ENDING, TEMPLATE_KWARGS
 from ..shards.row_sampling import RowSampling
 from ..spec.schemas import JobSpec
 from ..spec.tools import TOOLS
-from .lines import CHAT, CHATS, RESPONSES, BatchLine, numbered_lines, parse_line
+from .lines import CHAT, CHATS, RESPONSES, BatchLine, lines_of, parse_line
 
 # The columns of a batch's rows beside `custom_id` and the prompt: what was wrong with a request, the text that is to
 # stand in front of its answer, whether there is to be none, whether what was thought is left out, how its calls of
@@ -172,7 +172,7 @@ class BatchInput(InputSource):
         return self._sha256
 
     def _rows(self) -> Iterator[InputRow]:
-        for row, (number, text) in enumerate(numbered_lines(self._path)):
+        for row, (number, text) in enumerate(lines_of(self._path)):
             self._on_row()
             if self._only is None or row in self._only:
                 yield self._reader.row(row, parse_line(number, text, self._reader.endpoint))

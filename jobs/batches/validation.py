@@ -6,7 +6,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 
 from ...engine.errors import EngineError, ModelError
 from ...engine.request import derived_seed
@@ -150,7 +149,7 @@ class Validation:
             tenant=batch.tenant,
             quota=self._quota(batch),
         )
-        output = _outputs(self.client) / job_id
+        output = self.client.settings.outputs_folder / job_id
         return self.client.submit_spec(source, spec, output, OutputMode.NEW, job_id, terms).record
 
 
@@ -172,13 +171,9 @@ def _job_prefix(batch: BatchRecord) -> str:
     return f"job_{batch.id.removeprefix('batch_')}_"
 
 
-def _outputs(client: Client) -> Path:
-    return client.settings.data_dir / "outputs"
-
-
 def _remove_leftovers(client: Client, batch: BatchRecord, job: JobRecord) -> None:
     """What tries before this one have spooled: none of them can be recorded any more."""
-    for folder in (client.jobs_folder, _outputs(client)):
+    for folder in (client.jobs_folder, client.settings.outputs_folder):
         for path in folder.glob(f"{_job_prefix(batch)}*"):
             if path.is_file():
                 path.unlink(missing_ok=True)

@@ -5,6 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..spec.json_values import referred
+
 Call = Mapping[str, Any]
 # Which parameters of a function are no texts, by the function's name.
 NoTexts = Mapping[str, Sequence[str]]
@@ -67,7 +69,7 @@ def _may_be_text(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
     if not isinstance(schema, Mapping) or depth > 8:
         return True
     if isinstance(reference := schema.get("$ref"), str):
-        return _may_be_text(_referred(reference, root), root, depth + 1)
+        return _may_be_text(referred(root, reference), root, depth + 1)
     for name in ("anyOf", "oneOf"):
         if isinstance(options := schema.get(name), list):
             return any(_may_be_text(option, root, depth + 1) for option in options)
@@ -77,14 +79,6 @@ def _may_be_text(schema: Any, root: Mapping[str, Any], depth: int = 0) -> bool:
         return isinstance(schema["const"], str)
     types = schema.get("type", "string")
     return "string" in (types if isinstance(types, list) else [types])
-
-
-def _referred(reference: str, root: Mapping[str, Any]) -> Any:
-    """What `#/…` names; None where it names nothing."""
-    found: Any = root
-    for part in reference.removeprefix("#/").split("/"):
-        found = found.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(found, Mapping) else None
-    return found
 
 
 def calls_of(values: Any) -> list[Call] | None:

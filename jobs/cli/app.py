@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..imports import importing
+from .imports import importing
 from .option_groups import GroupedCommand
 
 _INTERRUPTED = 130

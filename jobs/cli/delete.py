@@ -8,7 +8,6 @@ from typing import Annotated
 import typer
 
 from ...storage.errors import LedgerError, StorageError, UnknownJob
-from ...storage.webhooks import Webhooks
 from ..batch_jobs import is_unwritten
 from ..client.client import Client, Job
 from ..errors import SpecError
@@ -87,7 +86,7 @@ def _still_wanted(client: Client, job: Job) -> str | None:
 
 
 def _owes(client: Client, job: Job) -> bool:
-    return any(state.is_owed for state, _ in Webhooks(client.ledger.database).of_job(job.id))
+    return any(state.is_owed for state, _ in client.ledger.webhooks.of_job(job.id))
 
 
 def _delete(client: Client, job: Job, output_too: bool, dry_run: bool, before: float | None = None) -> bool:

@@ -48,7 +48,7 @@ def follow(
 def accompany(client: Client, job: Job, first: Progress, act: Callable[[Progress], None]) -> tuple[Pace, Progress]:
     """As `follow`, but for the summary."""
     pace = Pace(first)
-    overview = Overview(client.ledger.database)
+    overview = client.ledger.overview
     with RunDisplay(pace) as display:
         for progress in job.watch():
             ahead = _ahead(overview, progress)

@@ -3,7 +3,6 @@
 from typing import Any
 
 from ...storage.ledger import Ledger
-from ...storage.overview import Overview
 from ...storage.records import JobRecord
 
 
@@ -13,7 +12,7 @@ def json_job(ledger: Ledger, job: JobRecord) -> dict[str, Any]:
     from ..api.schemas import JobAnswer
     from ..spec.lora import asked_model
 
-    standing = Overview(ledger.database).standing(job.id)
+    standing = ledger.overview.standing(job.id)
     job = standing.job
     answer = JobAnswer.of(standing, asked_model(job), None)
     more = {"tenant": job.tenant, "output": job.output_dir, "weights": job.all_weights, "spec": job.spec}

@@ -7,7 +7,7 @@ from typing import Any
 
 import typer
 
-from ...storage.overview import Overview, Waiting
+from ...storage.overview import Waiting
 from ..client.client import Client
 from ..workers.presence import WorkerPresence
 from .display import duration
@@ -23,7 +23,7 @@ def queues(as_json: AsJson = False) -> None:
     Queues that jobs wait on or workers serve: how much waits, and how long the oldest job has.
     """
     with Client() as client, WorkerPresence(client.redis_url) as presence:
-        waiting = Overview(client.ledger.database).waiting()
+        waiting = client.ledger.overview.waiting()
         workers = presence.workers()
     models = {worker.queue: worker.model for worker in workers}
     counts = Counter(worker.queue for worker in workers)

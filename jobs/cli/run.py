@@ -74,8 +74,7 @@ def _known(client: Client, target: Target) -> Progress | None:
 
 def _submitted(client: Client, asked: Asked, target: Target) -> Job:
     _hint_at_sampling(asked.spec)
-    inputs = client.settings.data_dir / "inputs"
-    with asked.open_source(inputs) as source:
+    with asked.open_source(client.settings.inputs_folder) as source:
         return client.submit_spec(source, asked.spec, target.output, target.mode, terms=target.terms)
 
 

@@ -19,6 +19,7 @@ from ...storage.readers.location import Location
 from ..client.client import Client, Job
 from ..errors import SpecError
 from ..spec.lora import parse_loras
+from ..spec.precision import Precision
 from .cost import GpuHourPrice
 from .display import counted
 from .follow import accompany, at_first, conclude, exit_status, opening
@@ -101,10 +102,10 @@ def run_batch(
 
     model = model_name(model, revision)
     check_model(model, engine)
-    precision, loras = (dtype, quantization, kv_cache_dtype), parse_loras(lora_modules or ())
+    precision, loras = Precision(dtype, quantization, kv_cache_dtype), parse_loras(lora_modules or ())
     for lora in loras:
         lora.check(engine.max_lora_rank)
-    models = ServedModels.of([model], *precision, loras, served_model_name, generation_config)
+    models = ServedModels.of([model], precision, loras, served_model_name, generation_config)
     with termination_as_interrupt(), Client() as client:
         batches = OfflineBatches(client, models, FileStore.of(client.settings, client.ledger))
         job = None

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ..imports import importing
 from ..open_ledger import open_ledger
 from ..settings import Settings
 from ..spec.lora import parse_loras
+from ..spec.precision import Precision
+from .imports import importing
 from .options import DType, GenerationConfig, KvCacheDType, LoraModules, Quantization, ServedModelName
 from .signatures import takes
 
@@ -24,9 +25,7 @@ class Serving:
     """Which models are served in which precision, and where."""
 
     models: Sequence[str]
-    dtype: str
-    quantization: str | None
-    kv_cache_dtype: str
+    precision: Precision
     host: str
     port: int
     grpc_port: int | None
@@ -53,8 +52,7 @@ class Serving:
         from ..api.models import ServedModels
 
         loras = parse_loras(self.lora_modules)
-        precision = (self.dtype, self.quantization, self.kv_cache_dtype)
-        return ServedModels.of(self.models, *precision, loras, self.served_model_name, self.generation_config)
+        return ServedModels.of(self.models, self.precision, loras, self.served_model_name, self.generation_config)
 
 
 def serving(
@@ -84,9 +82,9 @@ def serving(
     generation_config: GenerationConfig = "auto",
 ) -> Serving:
     """The options of a server."""
-    precision, loras = (dtype, quantization, kv_cache_dtype), lora_modules or ()
+    precision, loras = Precision(dtype, quantization, kv_cache_dtype), lora_modules or ()
     names = served_model_name, generation_config
-    return Serving(model, *precision, host, port, grpc_port, allow_anonymous, loras, *names)
+    return Serving(model, precision, host, port, grpc_port, allow_anonymous, loras, *names)
 
 
 @takes(serving)

@@ -11,7 +11,6 @@ from rich.live import Live
 from rich.table import Table
 
 from ...storage.errors import LedgerUnavailable, UnknownJob
-from ...storage.overview import Overview
 from ...storage.records import JobState, Progress
 from ..client.client import Client
 from .display import behind, can_redraw, duration
@@ -47,7 +46,7 @@ class _Watched:
     def __init__(self, client: Client, job_ids: Sequence[str]) -> None:
         """Raises `UnknownJob`."""
         self._client = client
-        self._overview = Overview(client.ledger.database)
+        self._overview = client.ledger.overview
         self._has_names = bool(job_ids)
         self._job_ids = [client.job(job_id).id for job_id in dict.fromkeys(job_ids)]
         self.progresses: list[Progress] = []

@@ -10,10 +10,10 @@ import typer
 
 from ...engine.checkpoints.hub import locate_model, model_name
 from ...engine.config import EngineConfig
-from ..imports import importing
 from ..processes import die_with_parent
 from ..settings import Settings
 from ..spec.lora import parse_loras
+from .imports import importing
 from .model_checks import check_model
 from .options import DType, KvCacheDType, LoraModules, Model, Quantization, Revision, engine_config
 from .signatures import takes

@@ -22,14 +22,13 @@ from ...storage.readers import InputSource, open_input
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..celery_app import shard_queue
 from ..errors import SpecError
-from ..live.asking import Generated, LiveStreams, Messages, new_request
+from ..live.asking import Generated, LiveStreams, Messages, live_spec, new_request, request_of
 from ..live.cancellations import Cancellations
-from ..live.requests import LiveRequest, LiveRequests
+from ..live.requests import DEFAULT_TIMEOUT_SECONDS, LiveRequest, LiveRequests
 from ..planning.producer import NO_TERMS, Producer, Terms
-from ..results.row_events import RowEvents, StoredRow, StoredRows
+from ..results.row_events import RowEvents, StoredRow, WatchedOutputs
 from ..spec.durations import MAX_WITHIN_SECONDS
-from ..spec.lora import as_fields, worker_options
-from ..spec.precision import Precision
+from ..spec.lora import as_fields
 from ..spec.priority import checked_priority
 from ..spec.schemas import JobSpec
 from ..streams.events import StreamEvent
@@ -162,7 +161,7 @@ class Client(Connections):
     @contextmanager
     def rows_file(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[Path]:
         """Rows as a JSONL file, for as long as it takes to submit them. Raises StorageError."""
-        folder = self.settings.data_dir / "inputs"
+        folder = self.settings.inputs_folder
         path = folder / f"{uuid.uuid4().hex}.jsonl"
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -204,20 +203,25 @@ class Client(Connections):
         return request.id
 
     def generate(
-        self, prompt: str | Messages, model: str | Path, *, start_worker: bool = True, **options: Any
+        self,
+        prompt: str | Messages,
+        model: str | Path,
+        *,
+        start_worker: bool = True,
+        system: str | None = None,
+        timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+        **options: Any,
     ) -> Generated:
         """Answer one prompt, ahead of all jobs; starts a worker for that time if its queue has none.
 
         `options` as for `ask`. Raises what that does, `GenerationError` when there is no answer, and
         `WorkerFailedError` when the worker can not run.
         """
-        request = new_request(prompt, model, **options)
+        spec = live_spec(model, **options)
+        request = request_of(spec, prompt, system, timeout_seconds)
         self.ensure_redis()
-        precision = Precision(**{name: options[name] for name in Precision._fields if name in options})
-        queue = shard_queue(request.model, *precision)
-        loras = worker_options([request.lora] if request.lora else [])
-        command = ["--model", request.model, *precision.worker_options, *loras]
-        with self.worker_for(queue, command, request.id) as worker, self._wanted(request):
+        queue = shard_queue(spec.model, spec.precision)
+        with self.worker_for(queue, spec.worker_options, request.id) as worker, self._wanted(request):
             self.live.submit(request)
             answer = self._streams.collect(request, partial(worker.tick, 0) if start_worker else None)
         # Nobody looks for what a worker that has answered wrote. The answer counts whether or not it can be removed.
@@ -263,7 +267,7 @@ class Client(Connections):
         row, num_rows = int(number) if number.isdecimal() else None, self.job(job_id).record.num_rows
         if row is None or row >= num_rows:
             raise SpecError(f"job {job_id} has no row {number!r}: name one as {job_id}/ROW, from 0 to {num_rows - 1}")
-        return RowEvents(self._row_watch, StoredRow(StoredRows(self.ledger), job_id, row), after)
+        return RowEvents(self._row_watch, StoredRow(WatchedOutputs(self.ledger), job_id, row), after)
 
     @cached_property
     def _row_watch(self) -> RowWatch:

@@ -7,14 +7,12 @@ from enum import Enum, auto
 from ...engine.checkpoints.hub import public_name
 from ...engine.request import FinishReason, Request, RequestEvent
 from ...engine.text.detokenizer import StopStrings
-from ...engine.text.finished_answer import answer_text
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
+from ..answer_values import logprob_entries, prompt_logprob_entries, stop_reason_of, text_of
 from ..cache_salts import cache_salt
-from ..logprob_entries import logprob_entries, prompt_logprob_entries
 from ..outcomes import Answer
-from ..stop_reasons import stop_reason_of
-from ..streams.events import RecoveredStream, StreamError, StreamUsage
+from ..streams.events import RecoveredStream, StreamEnd, StreamError, StreamUsage
 from ..streams.publisher import StreamPublisher
 from .claims import LiveClaim
 from .requests import LiveRequest
@@ -49,14 +47,13 @@ class LiveSample:
     def end(self, answer: Answer) -> None:
         """End the stream as the engine has ended the answer."""
         self.num_cached_tokens = answer.num_cached_tokens
-        last = self._last
-        if last is None:
-            whole = self._whole_text(answer, self.token_ids)
-            self._finish(str(answer.finish_reason), self.text.owed(whole), stop_reason=self._stop_reason(answer))
-            return
-        whole = self._whole_text(answer, [*self.token_ids, *last.new_token_ids])
-        self._append(last, self._last_texts(last, whole))
-        self._finish(str(answer.finish_reason), "", stop_reason=self._stop_reason(answer))
+        whole, owed = text_of(self.tokenizer, self.request, answer), ""
+        if self._last is None:
+            owed = self.text.owed(whole)
+        else:
+            self._append(self._last, self._last_texts(self._last, whole))
+        stopped = stop_reason_of(self.tokenizer, self.request, answer)
+        self._finish(str(answer.finish_reason), owed, stop_reason=stopped)
 
     def fail(self, error: StreamError) -> None:
         """End the stream with an error after what is there."""
@@ -65,12 +62,6 @@ class LiveSample:
     def abort(self) -> None:
         """End the stream because nobody wants the rest."""
         self._finish(str(FinishReason.ABORT), self.text.held)
-
-    def _whole_text(self, answer: Answer, token_ids: list[int]) -> str:
-        choices, index = self.request.params.choices, answer.choice_index
-        if choices is not None and index is not None:
-            return choices[index]
-        return answer_text(self.tokenizer, self.request, token_ids, answer.finish_reason)
 
     def _last_texts(self, event: RequestEvent, whole: str) -> list[str]:
         *others, last = event.new_token_ids
@@ -91,9 +82,6 @@ class LiveSample:
         self.token_ids += event.new_token_ids
         self.publisher.append(self.stream_id, event.new_token_ids, texts, logprobs, of_prompt, self.attempt)
 
-    def _stop_reason(self, answer: Answer) -> str | int | None:
-        return stop_reason_of(self.tokenizer, self.request, answer)
-
     def _finish(
         self, reason: str, text: str, error: StreamError | None = None, stop_reason: str | int | None = None
     ) -> None:
@@ -103,7 +91,7 @@ class LiveSample:
             cached_tokens=min(self.num_cached_tokens, len(self.request.prompt_token_ids)),
             completion_tokens=len(self.token_ids),
         )
-        self.publisher.finish(self.stream_id, reason, text, usage, error, self.attempt, stop_reason)
+        self.publisher.finish(self.stream_id, StreamEnd(reason, text, usage, error, stop_reason), self.attempt)
 
     def release(self) -> None:
         """Leave the stream to another attempt."""
@@ -179,7 +167,7 @@ class LiveAnswer:
             known = recovered.get(stream_id, RecoveredStream())
             if known.end is None:
                 publisher.open(stream_id, self.claim.attempt, self.claim.request.reply_to, known)
-                publisher.finish(stream_id, str(FinishReason.ERROR), "", None, error, self.claim.attempt)
+                publisher.finish(stream_id, StreamEnd(str(FinishReason.ERROR), error=error), self.claim.attempt)
 
 
 def _plain_request(tokenizer: Tokenizer, asked: LiveRequest) -> Request:

@@ -69,23 +69,34 @@ def new_request(
     model: str | Path,
     *,
     system: str | None = None,
+    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
+    **options: Any,
+) -> LiveRequest:
+    """Describe a request: a text is put to a chat model as the user's message, to another as it is.
+
+    `options`: those of `live_spec`. Raises what that does.
+    """
+    return request_of(live_spec(model, **options), prompt, system, timeout_seconds)
+
+
+def live_spec(
+    model: str | Path,
+    *,
     choices: Sequence[str] | None = None,
     dtype: str = "auto",
     quantization: str | None = None,
     kv_cache_dtype: str = "auto",
     revision: str | None = None,
-    timeout_seconds: float = DEFAULT_TIMEOUT_SECONDS,
     lora_request: LoRARequest | None = None,
     chat_template_kwargs: Mapping[str, Any] | None = None,
     **sampling: Any,
-) -> LiveRequest:
-    """Describe a request: a text is put to a chat model as the user's message, to another as it is.
+) -> JobSpec:
+    """How a request is to be answered, and by which workers: as a job of it would be.
 
     Raises `SpecError`, `ConfigError` or `InvalidRequestError` naming the field at fault, `ModelError`.
     """
-    name = locate_model(model, revision, with_weights=False).name
     spec = JobSpec.parse(
-        model=name,
+        model=locate_model(model, revision, with_weights=False).name,
         dtype=dtype,
         quantization=quantization,
         kv_cache_dtype=kv_cache_dtype,
@@ -97,13 +108,18 @@ def new_request(
     spec.precision.check()
     if spec.lora is not None:
         spec.lora.check()
-    prompts = LivePrompts.of(name)
-    told = prompts.tokenizer.template_kwargs(chat_template_kwargs or {}, spec.sampling.reasoning)
+    return spec
+
+
+def request_of(spec: JobSpec, prompt: str | Messages, system: str | None, timeout_seconds: float) -> LiveRequest:
+    """See `new_request`."""
+    prompts = LivePrompts.of(spec.model)
+    told = prompts.tokenizer.template_kwargs(spec.chat_template_kwargs or {}, spec.sampling.reasoning)
     read = _read(prompts, prompt, system, told)
     prompts.check(read.token_ids, spec.sampling, "prompt")
     return LiveRequest.new(
-        queue=live_queue(name, *spec.precision),
-        model=name,
+        queue=live_queue(spec.model, spec.precision),
+        model=spec.model,
         prompt_token_ids=read.token_ids,
         images=read.images,
         sampling=spec.sampling,

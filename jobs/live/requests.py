@@ -23,8 +23,7 @@ from ...storage.records import DEFAULT_TENANT
 from ..celery_app import send_request
 from ..errors import JobError
 from ..rare_warnings import RareWarnings
-from ..redis_access import text_client
-from ..redis_clock import server_time
+from ..redis_access import server_time, text_client
 from ..spec.lora import LoraModule
 from ..spec.sampling import SamplingSpec
 from ..spec.stored import read_stored
@@ -133,6 +132,11 @@ class LiveRequest(BaseModel):
     def stream_ids(self) -> tuple[str, ...]:
         """The streams of its `sampling.n` answers, in order."""
         return (self.id, *(f"{self.id}/{sample}" for sample in range(1, self.sampling.n)))
+
+    @property
+    def most_tokens(self) -> int:
+        """Those of its prompt, and the most that its answers may have."""
+        return len(self.prompt_token_ids) + self.sampling.n * self.sampling.max_tokens
 
     @property
     def is_overdue(self) -> bool:

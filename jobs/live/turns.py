@@ -33,11 +33,9 @@ class Turns(Generic[T]):
 
     def enter(self, item: T, request: LiveRequest) -> None:
         """Have `start` called with the item, now or later."""
-        num_samples = request.sampling.n
-        cost = len(request.prompt_token_ids) + num_samples * request.sampling.max_tokens
         with self._lock:
-            self._num_samples[item] = num_samples
-            self._waiting.add(item, request.tenant, cost, request.weight)
+            self._num_samples[item] = request.sampling.n
+            self._waiting.add(item, request.tenant, request.most_tokens, request.weight)
         self._let_in()
 
     def leave(self, item: T) -> None:

@@ -11,6 +11,7 @@ from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import num_expanded
 from ...storage.columns import custom_id_of, own_custom_id
+from ...storage.external_sort import Item
 from ...storage.readers import InputRow, is_unicode
 from ...storage.spool import PlannedRow
 from ..errors import RowError
@@ -18,7 +19,6 @@ from ..shards.row_sampling import RowSampling
 from ..spec.row_images import NamedFile
 from .image_marks import marked, unmarked
 from .rendering import IllustratedPrompt, PromptRenderer
-from .shard_cutter import Item
 
 # How the error of a prompt begins that is too long for the model.
 TOO_LONG = "prompt has"

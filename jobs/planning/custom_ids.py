@@ -8,10 +8,9 @@ from operator import itemgetter
 from typing import NamedTuple
 
 from ...storage.errors import InputError
-from ...storage.external_sort import ExternalSorter
+from ...storage.external_sort import ExternalSorter, Item
 from ...storage.spool import PlannedRow
 from .batch_planner import PlannedBatch, planned_row, row_number
-from .shard_cutter import Item
 
 # More than this is no slip: the column does not name rows.
 _MAX_DUPLICATES = 100_000

@@ -66,7 +66,7 @@ def forecast(
             kv_tokens,
             _answer_tokens(planner.spec, planner.tokenizer),
             dtype,
-            shard_queue(planner.spec.model, *planner.spec.precision),
+            shard_queue(planner.spec.model, planner.spec.precision),
             sharing=plan.sharing,
             num_processes=prod(parallel_sizes),
         )

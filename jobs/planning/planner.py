@@ -123,15 +123,16 @@ class Planner:
         """
         self.spec.sampling.check_vocabulary(self.model.vocab_size)
         self._check_bad_words()
+        columns = _columns(source)
         if not self.spec.sampling.skip_special_tokens:
-            self._check_calls(_columns(source))
+            self._check_calls(columns)
         if self.spec.sampling.reasoning:
-            self._check_reasoning(_columns(source))
+            self._check_reasoning(columns)
         if self.spec.choices is not None:
             end = self.model.eos_token_ids[0] if self.model.eos_token_ids else None
             build_choice_tree(self.tokenizer.encode_choices(self.spec.choices), end)
         with _told_from_another_format(source):
-            return PromptRenderer(self.spec, self.tokenizer, _columns(source))
+            return PromptRenderer(self.spec, self.tokenizer, columns)
 
     def _check_bad_words(self) -> None:
         option = Argument("bad_words")

@@ -39,7 +39,6 @@ from ...storage.readers import InputSource, is_unicode
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState, shard_id_of
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.spool import carried_fields, discard_spool, lock_of
-from ...storage.webhooks import Webhooks
 from ..celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError, SpecError
 from ..shards.finishing import remove_strays
@@ -184,7 +183,7 @@ class Producer:
 
     def _other_terms(self, job: JobRecord, terms: Terms) -> str | None:
         """Which terms a job has not that whoever asks for them would wait for in vain."""
-        urls = Webhooks(self.ledger.database).urls_of_job(job.id)
+        urls = self.ledger.webhooks.urls_of_job(job.id)
         sink = None if terms.sink is None else terms.sink.as_dict()
         others = {
             "webhook": urls != ([] if terms.webhook is None else [terms.webhook.url]),
@@ -282,7 +281,7 @@ class Producer:
 
     def _create(self, taken: _Taken, fingerprint: str, spec: JobSpec, plan: Plan, terms: Terms) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, who resumes finds it consistent."""
-        queue = shard_queue(spec.model, *spec.precision)
+        queue = shard_queue(spec.model, spec.precision)
         shards = plan.spool(taken.spool)
         job = NewJob(
             id=taken.job_id,

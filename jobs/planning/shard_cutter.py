@@ -1,11 +1,10 @@
-"""Cutting ordered rows into shards where their prompts have least in common."""
+"""Cutting ordered rows into shards where their prompts have least in common. An item's key is its prompt's tokens."""
 
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-# A row as it is sorted: its prompt's tokens, and what is kept beside them.
-Item = tuple[bytes, bytes]
+from ...storage.external_sort import Item
 
 TOKEN_BYTES = array("i").itemsize
 # A worker has several shards in memory, each more than once: as a table, as requests and as a part. What is counted

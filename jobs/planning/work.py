@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import pyarrow as pa
 
+from ...storage.external_sort import Item
 from ...storage.readers import InputRow
 from ...storage.records import NewShard
 from ...storage.spool import write_shard
 from .batch_planner import BatchPlanner, PlannedBatch
 from .custom_ids import Repeats
-from .shard_cutter import Item
 
 Result = TypeVar("Result", covariant=True)
 

@@ -1,13 +1,11 @@
 """A job's rows as JSON objects: with the data set's columns, or as lines of an OpenAI batch's files."""
 
-import math
-from base64 import b64encode
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
 
-from ...storage.columns import plain_rows
+from ...storage.columns import json_value, plain_rows
 from ...storage.records import JobRecord
 from ..shards.deadline import EXPIRED
 from ..shards.faults import is_servers
@@ -21,21 +19,7 @@ def json_rows(table: pa.Table) -> Iterator[dict[str, Any]]:
     """
     for batch in table.to_batches():
         for row in plain_rows(batch):
-            yield {name: _json_value(value) for name, value in row.items()}
-
-
-def _json_value(value: Any) -> Any:
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, list):
-        return [_json_value(item) for item in value]
-    if isinstance(value, dict):
-        return {str(name): _json_value(item) for name, item in value.items()}
-    if isinstance(value, bytes):
-        return f"data:application/octet-stream;base64,{b64encode(value).decode()}"
-    return str(value)
+            yield {name: json_value(value) for name, value in row.items()}
 
 
 def openai_lines(job: JobRecord, table: pa.Table) -> Iterator[dict[str, Any]]:

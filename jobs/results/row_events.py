@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from anyio.to_thread import run_sync
 from redis.exceptions import RedisError
 
-from ...storage.errors import LedgerUnavailable, PartDamaged, StoreUnavailable, UnknownJob
+from ...storage.errors import LedgerUnavailable, PartDamaged, PartMissing, StoreUnavailable, UnknownJob
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.part_groups import PartGroups
@@ -42,7 +41,7 @@ class _Output:
     parts: list[PartRecord]
 
 
-class StoredRows:
+class WatchedOutputs:
     """The outputs of jobs whose rows are watched. Thread-safe; however many ask, the ledger is asked once a second."""
 
     def __init__(self, ledger: Ledger) -> None:
@@ -63,14 +62,14 @@ class StoredRows:
 class StoredRow:
     """One row of a job's output, looked for until it is there: each part once, and once more when the job has ended."""
 
-    rows: StoredRows
+    outputs: WatchedOutputs
     job_id: str
     row: int
     _last_part: int = 0
 
     def find(self) -> tuple[dict[str, Any] | None, bool]:
         """What is stored of it, and whether more may come. Raises `LedgerError`, PartDamaged, StoreUnavailable."""
-        output = self.rows.output(self.job_id)
+        output = self.outputs.output(self.job_id)
         may_come = not output.job.state.has_ended
         # Two that commit at a time may do so against the order of their ids: in the end all are looked at.
         last = self._last_part if may_come else 0
@@ -82,10 +81,8 @@ class StoredRow:
                 for found in parts.tables(_COLUMNS, pc.field("row") == self.row):
                     if found.num_rows:
                         return found.to_pylist()[0], may_come
-            except FileNotFoundError:
+            except PartMissing:
                 return None, True
-            except (OSError, pa.ArrowException) as error:
-                raise PartDamaged(f"a part of job {self.job_id} cannot be read: {error}") from error
         self._last_part = max((part.id for part in new), default=self._last_part)
         return None, may_come
 

@@ -4,30 +4,24 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from operator import itemgetter
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ...storage.errors import PartDamaged
 from ...storage.external_sort import ExternalSorter
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.part_groups import PartGroups
 from ...storage.records import JobRecord, PartRecord
 
-T = TypeVar("T")
 _SORT_MEMORY_BYTES = 256 * 1024**2
 _BATCH_ROWS = 2048
 
 
 def read_results(ledger: Ledger, job: JobRecord) -> pa.Table:
-    """All rows of a job committed so far, in the input's order."""
-    return read_parts(ledger, job, _sorted_rows)
-
-
-def _sorted_rows(parts: PartGroups) -> pa.Table:
-    tables = list(parts.tables())
+    """All rows of a job committed so far, in the input's order. Raises PartDamaged."""
+    tables = list(_parts(ledger, job).tables())
     return pa.concat_tables(tables).sort_by("row") if tables else pa.table({})
 
 
@@ -49,20 +43,9 @@ def sorted_lines(
         yield (line.decode() for _, line in sorter)
 
 
-def read_parts(
-    ledger: Ledger,
-    job: JobRecord,
-    read: Callable[[PartGroups], T],
-    wanted: Callable[[PartRecord], bool] = lambda part: True,
-) -> T:
-    """What `read` makes of a job's committed parts that are `wanted`, each row in them once. Raises PartDamaged."""
-    try:
-        return read(_parts(ledger, job, wanted))
-    except (OSError, pa.ArrowException) as error:
-        raise PartDamaged(f"a part of job {job.id} cannot be read: {error}") from error
-
-
 def _parts(ledger: Ledger, job: JobRecord, wanted: Callable[[PartRecord], bool] = lambda part: True) -> PartGroups:
+    """A job's committed parts that are `wanted`, each row in them once."""
+
     def names() -> list[str]:
         return [part.file_name for part in ledger.parts(job.id) if wanted(part)]
 
@@ -79,11 +62,8 @@ def num_readable(ledger: Ledger, job: JobRecord) -> int:
 
 
 def first_error(ledger: Ledger, job: JobRecord) -> str | None:
-    """The error of the first of a job's failed rows."""
-    return read_parts(ledger, job, _first_error, lambda part: part.num_failed > 0)
-
-
-def _first_error(parts: PartGroups) -> str | None:
+    """The error of the first of a job's failed rows. Raises PartDamaged."""
+    parts = _parts(ledger, job, lambda part: part.num_failed > 0)
     failed = (_first_of(table) for table in parts.tables(["row", "error"], pc.field("error").is_valid()))
     first = min((row for row in failed if row is not None), key=itemgetter("row"), default=None)
     return None if first is None else f"(row {first['row']}): {first['error']}"

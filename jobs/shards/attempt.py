@@ -6,7 +6,6 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,16 +29,15 @@ from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
 from .answer_cache import AnswerCache
 from .checkpoints import Checkpoint, TokenCheckpoints
-from .deadline import NOT_ANSWERED, Deadline, expire
+from .deadline import NOT_ANSWERED, NOT_BEGUN, Deadline
 from .faults import ENGINE_FAILED, MAX_FAULTS, repeated_fault
 from .isolation import ALONE, CrashHistory, EngineRoom, condemned, rows_of
 from .part_writer import PartWriter
-from .patience import Patience
+from .patience import Patience, Trouble
 from .receipts import Receipts
 from .retrying import Retrial
 from .row_batch import RowBatch
 from .row_streams import RowStreams
-from .trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
@@ -48,28 +46,28 @@ logger = logging.getLogger(__name__)
 class AttemptTools:
     """What every attempt of a worker uses.
 
+    `row_streams`: for rows that somebody watches. `checkpoints`: for long rows, whose tokens outlive the worker.
+    `answers`: those of earlier jobs, for jobs that want them. `receipts`: what answers are stored with.
     `flush_seconds`: how long a finished row waits to be committed at most. `publish_seconds`: how long the folder may
     hide a committed one, while others of its shard come to share a file with it. `write_seconds`: how long one that
     cannot be written, as the disk is full, is kept before the shard is handed back, `store_seconds`: one that an object
     store does not take. `max_failures`: after how many attempts that ended in an engine failure the shard's open rows
     become error rows. `room`: who may use the engine.
-    `row_streams`: for rows that somebody watches. `checkpoints`: for long rows, whose tokens outlive the worker.
-    `answers`: those of earlier jobs, for jobs that want them. `receipts`: what answers are stored with.
     """
 
     ledger: Ledger
     host: EngineHost
     tokenizer: Tokenizer
+    row_streams: RowStreams
+    checkpoints: TokenCheckpoints
+    answers: AnswerCache
+    receipts: Receipts
     flush_seconds: float
     publish_seconds: float = 60.0
     max_failures: int = 3
     write_seconds: float = 10.0
     store_seconds: float = 600.0
     room: EngineRoom = field(default_factory=EngineRoom)
-    row_streams: RowStreams | None = None
-    checkpoints: TokenCheckpoints | None = None
-    answers: AnswerCache | None = None
-    receipts: Receipts | None = None
 
 
 @dataclass
@@ -112,14 +110,13 @@ class ShardAttempt:
         table = self._planned()
         done = self._recover() | self._retrial.rows_to_leave(table)
         if self.claim.is_expired:
-            table = expire(table)
-        if self.tools.checkpoints is not None and self.claim.attempt_number > 1:
+            table = condemned(table, NOT_BEGUN)
+        if self.claim.attempt_number > 1:
             self._checkpoint = self.tools.checkpoints.restore(self.claim, set(table["row"].to_pylist()) - done)
         with self._parts.published(self.tools.publish_seconds):
             self._answer_all(table, done)
         state = self._patience.with_ledger(lambda: self.tools.ledger.leases.finish_shard(self.claim))
-        if self.tools.checkpoints is not None:
-            self.tools.checkpoints.drop(self._checkpoint)
+        self.tools.checkpoints.drop(self._checkpoint)
         return state
 
     def _planned(self) -> pa.Table:
@@ -166,25 +163,23 @@ class ShardAttempt:
 
     def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
         """Have the rows of `table` answered that are not done, and commit them."""
-        prefix, known = str(self.claim.attempt_id), self._checkpoint.known
-        receipts = self.tools.receipts
-        common = None if receipts is None else receipts.of_attempt(self.claim.attempt_number, self.spec.lora)
-        salt = cache_salt(self.job.tenant)
-        batch = RowBatch(table, done, self.spec, self.tools.tokenizer, prefix, known, common, salt)
+        tools, known = self.tools, self._checkpoint.known
+        prefix, salt = str(self.claim.attempt_id), cache_salt(self.job.tenant)
+        receipt = tools.receipts.of_attempt(self.claim.attempt_number, self.spec.lora)
+        batch = RowBatch(table, done, self.spec, tools.tokenizer, prefix, receipt, known, salt)
         if batch.requests:
             self._expect_adapter()
-        if self.spec.cache and self.tools.answers is not None:
-            self._cache_keys = self.tools.answers.answer(batch, self.spec, self.job.tenant)
+        if self.spec.cache:
+            self._cache_keys = tools.answers.answer(batch, self.spec, self.job.tenant)
         try:
-            self.tools.host.submit_rows(batch.requests, self._outcomes.put, batch.resume_logprobs)
-            with ExitStack() as stack:
-                if self.tools.row_streams is not None:
-                    stack.enter_context(self.tools.row_streams.offered(self.claim, batch))
-                if self.tools.checkpoints is not None:
-                    stack.enter_context(self.tools.checkpoints.kept(self._checkpoint, batch.all_requests))
+            tools.host.submit_rows(batch.requests, self._outcomes.put, batch.resume_logprobs)
+            with (
+                tools.row_streams.offered(self.claim, batch),
+                tools.checkpoints.kept(self._checkpoint, batch.all_requests),
+            ):
                 self._collect(batch)
         finally:
-            self.tools.host.abort(request.request_id for request in batch.requests)
+            tools.host.abort(request.request_id for request in batch.requests)
 
     def _expect_adapter(self) -> None:
         """The engine would refuse each row, as if it were the row's fault. Raises `AdapterMissing`."""
@@ -238,7 +233,7 @@ class ShardAttempt:
             batch.refuse_failed(ENGINE_FAILED)
 
     def _keep(self, finished: Mapping[int, Mapping[str, Any]]) -> None:
-        if self.tools.answers is not None and finished:
+        if finished:
             keys = self._cache_keys
             self.tools.answers.keep({keys[index]: columns for index, columns in finished.items() if index in keys})
 

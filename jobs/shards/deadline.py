@@ -1,22 +1,14 @@
-"""A job's deadline, and what becomes of the rows it overtakes."""
+"""A job's deadline, and what is said of the rows it overtakes."""
 
 import time
 from dataclasses import dataclass
 from typing import Self
 
-import pyarrow as pa
-
 from ...storage.records import Claim
-from .isolation import condemned
 
 EXPIRED = "expired: "
 NOT_BEGUN = f"{EXPIRED}no worker had begun this row by the job's deadline"
 NOT_ANSWERED = f"{EXPIRED}this row had no answer by the job's deadline"
-
-
-def expire(spooled: pa.Table) -> pa.Table:
-    """A spooled shard none of whose rows is to reach the engine; what was wrong with a row before stays."""
-    return condemned(spooled, NOT_BEGUN)
 
 
 @dataclass(frozen=True)

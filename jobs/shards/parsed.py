@@ -6,6 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from ..spec.json_values import referred
 from ..spec.schemas import JobSpec
 
 # Of the data set.
@@ -61,7 +62,7 @@ class _Types:
         if not isinstance(schema, Mapping):
             return _ANY
         if isinstance(name := schema.get("$ref"), str):
-            return _ANY if name in within else self.of(_referred(self._root, name), (*within, name))
+            return _ANY if name in within else self.of(referred(self._root, name), (*within, name))
         for several in ("anyOf", "oneOf", "allOf"):
             if isinstance(options := schema.get(several), list):
                 return self._common(options, within)
@@ -87,14 +88,6 @@ class _Types:
         if kind in ("object", None) and isinstance(properties, Mapping) and _can_be_fields(properties):
             return pa.struct([(name, self.of(each, within)) for name, each in properties.items()])
         return _SCALARS.get(str(kind), _ANY)
-
-
-def _referred(root: Any, reference: str) -> Any:
-    """What `#/…` names; None where it names nothing."""
-    path = reference.removeprefix("#").removeprefix("/")
-    for part in path.split("/") if path else ():
-        root = root.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
-    return root
 
 
 def _is_null(schema: Any) -> bool:

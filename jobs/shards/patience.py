@@ -4,18 +4,47 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TypeVar
 
-from ...storage.errors import LedgerUnavailable, SinkUnavailable, StorageError, StoreUnavailable
+from ...storage.errors import LedgerError, LedgerUnavailable, SinkUnavailable, StorageError, StoreUnavailable
+from ...storage.ledger import Ledger
+from ...storage.records import Claim
 from ..rare_warnings import RareWarnings
-from .trouble import Trouble
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 _RETRY_SECONDS = 0.5
 _LONGEST_RETRY_SECONDS = 8.0
+
+
+@dataclass
+class Trouble:
+    """What an attempt waits for, noted in the ledger: who follows its job is told at once.
+
+    Where the ledger takes no note, it does without: nothing depends on it.
+    """
+
+    ledger: Ledger
+    claim: Claim
+    _is_noted: bool = field(default=False, init=False)
+
+    def note(self, error: StorageError) -> None:
+        """It waits, and why."""
+        if not self._is_noted:
+            self._tell(str(error))
+
+    def clear(self) -> None:
+        """It goes on."""
+        if self._is_noted:
+            self._tell(None)
+
+    def _tell(self, reason: str | None) -> None:
+        with suppress(LedgerError):
+            self.ledger.leases.note_trouble(self.claim, reason)
+            self._is_noted = reason is not None
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from math import log
 from typing import Any
 
 from ...engine.request import Request
-from ...engine.text.finished_answer import answer_text, num_reasoning_tokens, num_tokens_before, reasoning_text
+from ...engine.text.finished_answer import num_reasoning_tokens, num_tokens_before, reasoning_text
 from ...engine.text.tokenizer import Tokenizer
-from ..logprob_entries import logprob_entries, prompt_logprob_entries
+from ..answer_values import logprob_entries, prompt_logprob_entries, stop_reason_of, text_of
 from ..outcomes import Answer
-from ..stop_reasons import stop_reason_of
 
 Answered = tuple[Request, Answer]
 
@@ -59,13 +58,6 @@ def answer_columns(
 def error_columns(error: str, num_prompt_tokens: int) -> dict[str, Any]:
     """The columns of a row that has no answer."""
     return {"error": error, "prompt_tokens": num_prompt_tokens, "cached_tokens": 0, "completion_tokens": 0}
-
-
-def text_of(tokenizer: Tokenizer, request: Request, answer: Answer) -> str:
-    choices, index = request.params.choices, answer.choice_index
-    if choices is not None and index is not None:
-        return choices[index]
-    return answer_text(tokenizer, request, answer.token_ids, answer.finish_reason)
 
 
 def _logprobs(tokenizer: Tokenizer, request: Request, answer: Answer, num_top: int) -> list[dict[str, Any]]:

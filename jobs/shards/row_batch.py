@@ -74,7 +74,7 @@ class _OpenRow:
 class RowBatch:
     """Used by one thread. `table` is the spooled shard; rows in `done` are left out.
 
-    `prefix`, `known` and `cache_salt`: as `RowRequests` has them. `receipt`: what those of its rows have in common.
+    `prefix`, `known` and `cache_salt`: as `RowRequests` has them. `receipt`: what those of its answers have in common.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class RowBatch:
         spec: JobSpec,
         tokenizer: Tokenizer,
         prefix: str,
+        receipt: Mapping[str, Any],
         known: Mapping[str, Begun] = NOTHING_KNOWN,
-        receipt: Mapping[str, Any] | None = None,
         cache_salt: str | None = None,
     ) -> None:
         self._table = without_images(table)
@@ -258,7 +258,7 @@ class RowBatch:
         return {row.place: self._with_receipt(row) for row in self._finished}
 
     def _with_receipt(self, row: _Finished) -> dict[str, Any]:
-        if row.params is None or self._receipt is None:
+        if row.params is None:
             return row.columns
         return row.columns | {"receipt": receipt(self._receipt, row.params)}
 
@@ -289,7 +289,7 @@ class RowBatch:
     def _with_receipts(self, answers: pa.Table, finished: Sequence[_Finished]) -> pa.Table:
         """`answers` with the receipts of those that were given here; others bring theirs along."""
         column = answers.schema.get_field_index("receipt")
-        if self._receipt is None or column < 0:
+        if column < 0:
             return answers
         own = receipts(self._receipt, [row.params for row in finished], answers.schema.field(column).type)
         brought = answers["receipt"]

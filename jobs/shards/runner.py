@@ -31,7 +31,7 @@ _MAX_LAST = 1000
 class ShardRunner:
     """Runs the shards a worker is told of and knows which are in flight. Thread-safe.
 
-    `weights`: what is noted with each job that it begins. `adapters`: which it can hold, where not all.
+    `weights`: what is noted with each job that it begins. `adapters`: which it can hold.
     `ring`: tells the queue's workers of shards. `left_alone`: jobs that it cannot answer and others may.
     """
 
@@ -39,9 +39,9 @@ class ShardRunner:
     queue: str
     owner: str
     lease_seconds: float
-    weights: ModelWeights | None = None
-    adapters: FittingAdapters | None = None
-    ring: Callable[[Sequence[str]], None] | None = None
+    weights: ModelWeights
+    adapters: FittingAdapters
+    ring: Callable[[Sequence[str]], None]
     left_alone: set[str] = field(default_factory=set)
     # The number of the shard that was taken last, by job, the one taken up latest at the end.
     _last: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class ShardRunner:
     def _pass_on(self, shard_id: str) -> None:
         """Ring again where another worker can take what this one leaves alone; not at once, as it may be ours again."""
         job_id = shard_id.rpartition("/")[0]
-        if self.ring is None or job_id not in self.left_alone:
+        if job_id not in self.left_alone:
             logger.info("rung for shard %s, but none is there to be taken", shard_id)
             return
         if not self._draining.wait(_PASS_ON_SECONDS) and not self.tools.ledger.leases.has_queued(job_id):
@@ -135,10 +135,8 @@ class ShardRunner:
         job = self.tools.ledger.job(claim.job_id)
         attempt = ShardAttempt(self.tools, claim, job)
         lora = attempt.spec.lora
-        if self.adapters is not None:
-            self.adapters.expect(lora)
-        if self.weights is not None:
-            self._note_weights(job, lora, self.weights)
+        self.adapters.expect(lora)
+        self._note_weights(job, lora)
         with self._lock:
             self._attempts[claim.attempt_id] = attempt
         try:
@@ -149,9 +147,9 @@ class ShardRunner:
             with self._lock:
                 del self._attempts[claim.attempt_id]
 
-    def _note_weights(self, job: JobRecord, lora: LoraModule | None, weights: ModelWeights) -> None:
+    def _note_weights(self, job: JobRecord, lora: LoraModule | None) -> None:
         try:
-            if (here := weights.identity(lora)) in job.all_weights:
+            if (here := self.weights.identity(lora)) in job.all_weights:
                 return
             self.tools.ledger.note_weights(job.id, here)
             if job.weights is not None:

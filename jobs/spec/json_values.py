@@ -1,6 +1,7 @@
-"""Values that users pass and that are kept as JSON."""
+"""Values that users pass and that are kept as JSON, and what references in their JSON schemas name."""
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -18,3 +19,11 @@ def in_order(value: Any) -> Any:
     if isinstance(value, set | frozenset):
         raise ValueError("must be a list, as a set has no order")
     return value
+
+
+def referred(root: Any, reference: str) -> Any:
+    """What a schema's `$ref`, `#/…`, names in the document; None where it names nothing."""
+    path = reference.removeprefix("#").removeprefix("/")
+    for part in path.split("/") if path else ():
+        root = root.get(part.replace("~1", "/").replace("~0", "~")) if isinstance(root, Mapping) else None
+    return root

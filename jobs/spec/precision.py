@@ -25,6 +25,9 @@ class Precision(NamedTuple):
     @property
     def worker_options(self) -> list[str]:
         """What `headrace worker` is started with for it: what differs from the defaults."""
-        pairs = zip(self._fields, self, Precision(), strict=True)
+        pairs = zip(self._fields, self, DEFAULT_PRECISION, strict=True)
         given = [(name, value) for name, value, default in pairs if value is not None and value != default]
         return [word for name, value in given for word in (f"--{name.replace('_', '-')}", value)]
+
+
+DEFAULT_PRECISION = Precision()

@@ -33,6 +33,20 @@ class StreamError:
 
 
 @dataclass(frozen=True, slots=True)
+class StreamEnd:
+    """How a stream ends: with the text that is still owed, and after what it took, if that is known.
+
+    `error`: why it has no proper end, where `finish_reason` is "error". `stop_reason`: as vLLM has it.
+    """
+
+    finish_reason: str
+    text: str = ""
+    usage: StreamUsage | None = None
+    error: StreamError | None = None
+    stop_reason: str | int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class StreamEvent:
     """The next tokens of an answer, or its end.
 

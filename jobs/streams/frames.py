@@ -33,9 +33,10 @@ class StreamHub:
     consumer costs no memory: what it has not taken in time it reads from Redis.
     """
 
-    def __init__(self, redis_url: str, reader_id: str | None = None) -> None:
-        self._reader_id = reader_id or new_reader_id()
-        self._frames = frames_channel(self._reader_id)
+    def __init__(self, redis_url: str) -> None:
+        # What a request names as its `reply_to`; stays the same through all reconnections.
+        self.reader_id = new_reader_id()
+        self._frames = frames_channel(self.reader_id)
         self._redis = connect_async(redis_url)
         self._fetcher = Fetcher(self._redis)
         self._subscriber = Subscriber(self._redis, self._on_message, self._on_subscribed)
@@ -43,11 +44,6 @@ class StreamHub:
         # What has come of streams that somebody is about to follow from their beginning.
         self._expected: dict[str, list[StreamEvent]] = {}
         self._tasks: list[asyncio.Task[None]] = []
-
-    @property
-    def reader_id(self) -> str:
-        """What a request names as its `reply_to`; stays the same through all reconnections."""
-        return self._reader_id
 
     @property
     def num_waiting_events(self) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from json.encoder import encode_basestring_ascii
 from typing import Any, NamedTuple
 
-from .events import RecoveredStream, StreamError, StreamUsage
+from .events import RecoveredStream, StreamEnd, StreamError
 from .keys import checked
 
 # How many arguments each operation of the script takes.
@@ -83,23 +83,17 @@ class OutgoingStream:
         if was_ahead:
             self.seek(self.num_sent)
 
-    def finish(
-        self,
-        reason: str,
-        text: str,
-        usage: StreamUsage | None,
-        error: StreamError | None,
-        stop_reason: str | int | None = None,
-    ) -> None:
+    def finish(self, end: StreamEnd) -> None:
         """Keep the end."""
-        stopped = "" if stop_reason is None else json.dumps(stop_reason)
-        fields = (reason, text, usage.to_json() if usage else "", error.to_json() if error else "", stopped)
+        usage, error = end.usage.to_json() if end.usage else "", end.error.to_json() if end.error else ""
+        stopped = "" if end.stop_reason is None else json.dumps(end.stop_reason)
+        fields = (end.finish_reason, end.text, usage, error, stopped)
         # Decoded text has no lone surrogates; one that has some all the same must not stop the thread.
         self._end = b"".join(_argument(field.encode(errors="replace")) for field in fields)
 
     def give_up(self, error: StreamError) -> None:
         """Let go of the tokens: the stream is to end with the error after those that Redis has."""
-        self.finish("error", "", None, error)
+        self.finish(StreamEnd("error", error=error))
         self._tokens, self._texts, self._logprobs = bytearray(), bytearray(), bytearray()
         self._prompt_logprobs = None
         self.is_given_up = True

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, Self
 from redis.exceptions import RedisError
 
 from .connections import Pauses
-from .events import RecoveredStream, StreamError, StreamUsage
+from .events import RecoveredStream, StreamEnd
 from .keys import DEFAULT_TTL_SECONDS, checked
 from .link import FlushLink
 from .recovery import recover
@@ -92,18 +92,9 @@ class StreamPublisher:
         assert len(token_ids) == len(texts), "not a text a token"
         self._call(self._writer.append, stream_id, token_ids, texts, logprobs, prompt_logprobs, attempt)
 
-    def finish(
-        self,
-        stream_id: str,
-        finish_reason: str,
-        text: str,
-        usage: StreamUsage | None,
-        error: StreamError | None = None,
-        attempt: int | None = None,
-        stop_reason: str | int | None = None,
-    ) -> None:
-        """End the stream with the text that is still owed."""
-        self._call(self._writer.finish, stream_id, finish_reason, text, usage, error, attempt, stop_reason)
+    def finish(self, stream_id: str, end: StreamEnd, attempt: int | None = None) -> None:
+        """End the stream."""
+        self._call(self._writer.finish, stream_id, end, attempt)
 
     def release(self, stream_id: str, attempt: int | None = None) -> None:
         """Write what there is and forget the stream without an end: another attempt will go on."""

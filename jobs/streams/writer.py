@@ -9,7 +9,7 @@ from typing import Any
 
 from redis.exceptions import RedisError, ResponseError
 
-from .events import RecoveredStream, StreamError, StreamUsage
+from .events import RecoveredStream, StreamEnd, StreamError
 from .keys import is_request
 from .link import FlushLink
 from .outgoing import Operation, OutgoingStream
@@ -81,18 +81,9 @@ class StreamWriter:
             stream.append(token_ids, texts, logprobs, prompt_logprobs)
             self._fell_behind(stream, urgent=not stream.num_sent)
 
-    def finish(
-        self,
-        stream_id: str,
-        reason: str,
-        text: str,
-        usage: StreamUsage | None,
-        error: StreamError | None,
-        attempt: int | None,
-        stop_reason: str | int | None,
-    ) -> None:
+    def finish(self, stream_id: str, end: StreamEnd, attempt: int | None) -> None:
         if (stream := self._of(stream_id, attempt)) is not None:
-            stream.finish(reason, text, usage, error, stop_reason)
+            stream.finish(end)
             self._fell_behind(stream, urgent=True)
 
     def release(self, stream_id: str, attempt: int | None) -> None:

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-import pyarrow as pa
-
 from ...storage.batch_records import BatchRecord
 from ...storage.errors import UnknownBatch, UnknownJob
 from ...storage.ledger import Ledger
@@ -110,13 +108,9 @@ class Receipt:
         return cls(job_id, spec, folder, parts, report.get("weights"), num_rows=_num_rows(report))
 
     def rows(self) -> PartGroups:
-        """The rows that are there by now. Raises `NotVerifiable` when there is none."""
-        try:
-            rows = PartGroups(self.folder, sorted(self.part_names), self.names_now)
-            is_empty = not any(True for _ in rows.tables(["row"]))
-        except (OSError, pa.ArrowException) as error:
-            raise NotVerifiable(f"folder {self.folder} cannot be read: {error}") from error
-        if is_empty:
+        """The rows that are there by now. Raises `NotVerifiable` when there is none, `StorageError`."""
+        rows = PartGroups(self.folder, sorted(self.part_names), self.names_now)
+        if not any(True for _ in rows.tables(["row"])):
             raise NotVerifiable(f"folder {self.folder} holds no row of job {self.job_id} yet")
         return rows
 

@@ -8,17 +8,17 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Self
 
-from redis import Redis
 from redis.exceptions import RedisError
 
 from ..processes import is_alive
-from ..redis_clock import server_time
+from ..redis_access import server_time, text_client
 
 TTL_SECONDS = 5.0
 RENEW_SECONDS = 1.0
 # After that long without a word a worker that has not said goodbye is given up: it may only have been starved.
 SILENCE_SECONDS = 30.0
 _LEDGER_CHARACTERS = 12
+_REDIS_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class WorkerPresence:
 
     def __init__(self, redis_url: str, ledger: str | None = None) -> None:
         self._ledger = ledger
-        self._redis = Redis.from_url(redis_url, decode_responses=True, socket_timeout=2.0, socket_connect_timeout=2.0)
+        self._redis = text_client(redis_url, _REDIS_SECONDS)
 
     def ping(self) -> None:
         """Raises redis' errors when the server does not answer."""

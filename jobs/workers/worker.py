@@ -65,11 +65,11 @@ class WorkerOptions:
 
     @property
     def queue(self) -> str:
-        return shard_queue(self.model.name, *self._precision)
+        return shard_queue(self.model.name, self._precision)
 
     @property
     def live_queue(self) -> str:
-        return live_queue(self.model.name, *self._precision)
+        return live_queue(self.model.name, self._precision)
 
     @property
     def _precision(self) -> Precision:
@@ -191,11 +191,11 @@ class _Base:
             self.ledger,
             self.host,
             self.tokenizer,
+            row_streams,
+            checkpoints,
+            AnswerCache(results, self.weights),
+            Receipts(self.weights, Computation.of(self.options.engine, self.model)),
             settings.flush_seconds,
-            row_streams=row_streams,
-            checkpoints=checkpoints,
-            answers=AnswerCache(results, self.weights),
-            receipts=Receipts(self.weights, Computation.of(self.options.engine, self.model)),
         )
         return ShardRunner(
             tools,

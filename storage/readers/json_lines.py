@@ -43,17 +43,20 @@ class JsonLines(JsonRows):
     """One JSON object a line, UTF-8. Blank lines are no rows, lines beyond 64 MiB error rows."""
 
     def _rows(self) -> Iterator[InputRow]:
-        row = 0
         with self._location.open() as file:
-            for line_number, line in enumerate(_lines(file, MAX_LINE_BYTES), start=1):
-                line = line.removeprefix(codecs.BOM_UTF8) if line_number == 1 else line
-                if not line.strip():
-                    continue
+            for row, (line_number, line) in enumerate(numbered_lines(file)):
                 if len(line) > MAX_LINE_BYTES:
                     yield InputRow(row, {}, f"line {line_number}: longer than {MAX_LINE_BYTES:,} bytes")
                 else:
                     yield self._row(row, line_number, line)
-                row += 1
+
+
+def numbered_lines(file: BinaryIO) -> Iterator[tuple[int, bytes]]:
+    """The lines that are not blank, counted from 1, blank ones too. One that is too long is cut, a byte behind that."""
+    for number, line in enumerate(_lines(file, MAX_LINE_BYTES), start=1):
+        line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
+        if line.strip():
+            yield number, line
 
 
 def _lines(file: BinaryIO, max_bytes: int) -> Iterator[bytes]:

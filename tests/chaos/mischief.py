@@ -18,6 +18,7 @@ from redis.exceptions import RedisError
 from headrace.jobs.celery_app import create_app, live_queue, send_request, send_shards
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.processes import is_alive
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.keys import tokens_key
 from headrace.jobs.workers.presence import WorkerId
 from headrace.storage.records import ShardRecord, ShardState
@@ -211,7 +212,7 @@ class Mischief:
             app = create_app(urls.broker)
             send_shards(app, site.job.record.queue, [*known, "job_none/00000", "nonsense"])
             for request_id in ("req_" + 24 * "0", "nonsense"):
-                send_request(app, live_queue(str(site.model), "auto"), request_id)
+                send_request(app, live_queue(str(site.model), Precision()), request_id)
             app.close()
 
     def take_database_away(self) -> None:

@@ -18,6 +18,7 @@ from headrace.engine.request import Request
 from headrace.jobs.celery_app import live_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, UnknownRequest
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent
 
@@ -73,7 +74,7 @@ def live_readers(client: Client, model: str, number: int, tally: Tally, stop: th
 def _request(model: str, number: int, asked: int) -> LiveRequest:
     prompt = (LIVE_TOKEN, 1 + number, 1 + asked // 10 % 10, 1 + asked % 10)
     sampling = SamplingSpec(temperature=0.8, seed=asked, max_tokens=_LIVE_TOKENS, ignore_eos=True)
-    queue = live_queue(model, "auto")
+    queue = live_queue(model, Precision())
     return LiveRequest.new(
         queue=queue, model=model, prompt_token_ids=prompt, sampling=sampling, timeout_seconds=_PATIENCE_SECONDS
     )

@@ -1,6 +1,7 @@
 """What the tests of attempts share: a shard's rows, and attempts that end early."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -12,13 +13,14 @@ from headrace.storage.spool import PlannedRow
 
 from ..storage.claiming import take_shard
 from .conftest import wait_until
-from .shop import JOB, LONG, Shop
+from .shop import COMPUTATION, JOB, LONG, Shop
 
 
 def ask(*prompts: Sequence[int]) -> list[PlannedRow]:
     return [PlannedRow(row, str(row), {}, list(prompt), None) for row, prompt in enumerate(prompts)]
 
 
+RECEIPT = {"weights": "w", "seed": None, "attempt": 1, **asdict(COMPUTATION)}
 ROWS = ask((1, 2), (3,), (4, 5, 6), (7, 8), (9,))
 
 

@@ -19,6 +19,7 @@ from headrace.jobs.cli import main
 from headrace.jobs.client.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers import presence as presence_module
 from headrace.jobs.workers.presence import WorkerPresence
 from headrace.storage import leases
@@ -119,7 +120,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         WorkerPresence(urls.redis) as presence,
         started(command, environment(data_dir, **store), data_dir / "worker") as worker,
     ):
-        queue = shard_queue(str(MODEL), "auto")
+        queue = shard_queue(str(MODEL), Precision())
         wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 120)
         assert worker.poll() is None, (data_dir / "worker/err").read_text()
         yield data_dir

@@ -11,14 +11,25 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from headrace.engine.checkpoints.hub import LocatedModel
+from headrace.engine.config import EngineConfig
 from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.shards.adapters import FittingAdapters
+from headrace.jobs.shards.answer_cache import AnswerCache
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
+from headrace.jobs.shards.checkpoints import TokenCheckpoints
+from headrace.jobs.shards.receipts import Computation, Receipts
+from headrace.jobs.shards.row_streams import RowStreams
 from headrace.jobs.shards.runner import ShardRunner
 from headrace.jobs.spec.schemas import JobSpec
+from headrace.jobs.streams.publisher import StreamPublisher
+from headrace.jobs.streams.row_watch import RowWatch
+from headrace.jobs.weights import ModelWeights
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import Claim, JobState, NewJob, NewShard
+from headrace.storage.result_cache import ResultCache
 from headrace.storage.spool import PlannedRow, write_shard
 
 from ..engine.fakes import CONTEXT, fake_answer
@@ -26,8 +37,33 @@ from ..storage.claiming import take_shard
 from .answers import GatedRunner
 
 JOB, SHARD, QUEUE = "job_1", "job_1/00000", "q"
+COMPUTATION = Computation("float32", None, "float32", "cpu", "0.1", "2.6")
 LONG, OVER = 60.0, -1.0
 NO_TYPES = pa.schema([])
+
+
+def worker_tools(ledger: Ledger, host: EngineHost, model: Path, folder: Path, flush_seconds: float) -> AttemptTools:
+    """Of a worker without Redis: rows' streams, checkpoints and the result cache do nothing."""
+    redis_url = f"unix://{folder}/no-redis.sock"
+    tokenizer, weights = Tokenizer.from_pretrained(model), ModelWeights(LocatedModel(str(model), model))
+    return AttemptTools(
+        ledger,
+        host,
+        tokenizer,
+        RowStreams(host, tokenizer, StreamPublisher(redis_url), RowWatch(redis_url)),
+        TokenCheckpoints(redis_url, host, ttl_seconds=600),
+        AnswerCache(ResultCache(redis_url, ttl_seconds=600), weights),
+        Receipts(weights, COMPUTATION),
+        flush_seconds,
+        write_seconds=0.0,
+        store_seconds=0.0,
+    )
+
+
+def shard_runner(tools: AttemptTools, queue: str, owner: str) -> ShardRunner:
+    """A worker's, which rings for nobody."""
+    adapters = FittingAdapters(EngineConfig())
+    return ShardRunner(tools, queue, owner, LONG, tools.receipts.weights, adapters, lambda shard_ids: None)
 
 
 @dataclass
@@ -58,8 +94,7 @@ class Shop:
 
     @cached_property
     def tools(self) -> AttemptTools:
-        tokenizer = Tokenizer.from_pretrained(self.model)
-        return AttemptTools(self.ledger, self.host, tokenizer, flush_seconds=0.01, write_seconds=0.0, store_seconds=0.0)
+        return worker_tools(self.ledger, self.host, self.model, self.folder, flush_seconds=0.01)
 
     def create(
         self,
@@ -96,7 +131,7 @@ class Shop:
     def shard_runner(self) -> ShardRunner:
         """A worker's, after its sweeper has put back what a dead worker held."""
         self.ledger.messages.requeue_expired(QUEUE)
-        return ShardRunner(self.tools, QUEUE, f"worker {next(self.owners)}", LONG)
+        return shard_runner(self.tools, QUEUE, f"worker {next(self.owners)}")
 
     def answer(self, row: int) -> list[int]:
         """The tokens of a row that has the engine for itself."""

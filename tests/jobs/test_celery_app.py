@@ -26,13 +26,14 @@ from headrace.jobs.celery_app import (
     shard_queue,
 )
 from headrace.jobs.embedded.valkey import EmbeddedValkey
+from headrace.jobs.spec.precision import Precision
 
 from .conftest import has_ended, wait_until
 from .half_replies import half_replies
 
 SCRIPT = Path(__file__).with_name("shard_worker.py")
-QUEUE = shard_queue("models/tickets", "float32")
-LIVE_QUEUE = live_queue("models/tickets", "float32")
+QUEUE = shard_queue("models/tickets", Precision("float32"))
+LIVE_QUEUE = live_queue("models/tickets", Precision("float32"))
 
 
 class Broker:
@@ -132,9 +133,9 @@ def ids(prefix: str, count: int) -> list[str]:
 
 
 def test_the_queues_name_is_stable():
-    assert shard_queue("models/tickets", "float32") == "headrace.bulk.464e3d393146"
-    assert shard_queue("models/tickets", "bfloat16") != shard_queue("models/tickets", "float32")
-    assert shard_queue("models/tickets", "float32", "int8") != shard_queue("models/tickets", "float32")
+    assert QUEUE == "headrace.bulk.464e3d393146"
+    assert shard_queue("models/tickets", Precision("bfloat16")) != QUEUE
+    assert shard_queue("models/tickets", Precision("float32", "int8")) != QUEUE
 
 
 def test_what_is_sent_lies_in_the_queue_and_nowhere_else(broker):

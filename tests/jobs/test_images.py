@@ -21,6 +21,7 @@ from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers.presence import WorkerPresence
 
 from ..engine.vision.seeing import picture, png
@@ -66,7 +67,7 @@ def seeing_client(seeing: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     """
     command = ["worker", "--model", str(seeing), "--kv-cache-memory-bytes", "4000000", "--parent-pid", str(os.getpid())]
     data_dir, log = tmp_path_factory.mktemp("seeing"), tmp_path_factory.mktemp("worker")
-    env, queue = environment(data_dir), shard_queue(str(seeing), "auto")
+    env, queue = environment(data_dir), shard_queue(str(seeing), Precision())
     with (
         started(command, env, log) as worker,
         Client(Settings.from_environment(env)) as client,

@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.config import EngineConfig
-from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.engine_host import EngineHost
-from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
-from headrace.jobs.shards.runner import ShardRunner
+from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewJob, NewShard
@@ -18,7 +16,7 @@ from headrace.storage.spool import PlannedRow, write_shard
 
 from ..engine.fakes import FakeRunner, fake_engine
 from ..storage.claiming import claimed
-from .shop import NO_TYPES
+from .shop import NO_TYPES, shard_runner, worker_tools
 
 BLOCK_SIZE = 4
 PREFIXES, SHARDS_OF_A_PREFIX, ROWS_OF_A_SHARD, WORKERS = 8, 6, 2, 3
@@ -40,9 +38,8 @@ class Hall:
         num_rows = sum(shard.num_rows for shard in shards)
         job = NewJob(JOB, QUEUE, str(model), str(folder / "out"), "f", num_rows, spec=spec.model_dump(mode="json"))
         self.ledger.create_job(job, shards)
-        tokenizer = Tokenizer.from_pretrained(model)
         self.tools = [
-            AttemptTools(self.ledger, stack.enter_context(_host()), tokenizer, flush_seconds=10.0)
+            worker_tools(self.ledger, stack.enter_context(_host()), model, folder, flush_seconds=10.0)
             for _ in range(WORKERS)
         ]
 
@@ -81,7 +78,7 @@ def open_hall(tmp_path: Path, model: Path) -> Iterator[Callable[[str], Hall]]:
 
 def test_few_prefixes_are_computed_by_several_workers(open_hall):
     steered = open_hall("steered")
-    runners = [ShardRunner(tools, QUEUE, f"worker {number}", 60) for number, tools in enumerate(steered.tools)]
+    runners = [shard_runner(tools, QUEUE, f"worker {number}") for number, tools in enumerate(steered.tools)]
     # The first shards are held at the same time, as by real workers.
     claims = [runner._claim() for runner in runners]
     for runner, claim in zip(runners, claims, strict=True):

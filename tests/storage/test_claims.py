@@ -41,7 +41,7 @@ def create_as(ledger: Ledger) -> CreateAs:
 
 def weigh(ledger: Ledger, **weights: int) -> None:
     rows = [{"name": name, "weight": weight, "created_at": 0.0} for name, weight in weights.items()]
-    with ledger._database.write() as connection:
+    with ledger.database.write() as connection:
         connection.execute(insert(tenants), rows)
 
 
@@ -118,7 +118,7 @@ def test_only_what_is_queued_due_running_and_on_the_queue(ledger: Ledger, create
     claim = Walker(ledger).take()
     assert (claim.job_id, claim.shard_number, claim.attempt_number) == ("job", 1, 1)
     assert Walker(ledger).claim() is None
-    with ledger._database.write() as connection:
+    with ledger.database.write() as connection:
         connection.execute(update(shards).where(shards.c.retry_at.is_not(None)).values(retry_at=1.0))
     claim = Walker(ledger).take()
     assert (claim.shard_number, claim.attempt_number) == (0, 2)

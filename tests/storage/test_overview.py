@@ -1,7 +1,7 @@
 """What is to be seen of all jobs together; what the API and the command line show of it is tested there."""
 
 from headrace.storage.ledger import Ledger
-from headrace.storage.overview import Ahead, Overview
+from headrace.storage.overview import Ahead
 from headrace.storage.records import NewJob, NewPart, NewShard
 from headrace.storage.standing import read_progress
 
@@ -9,7 +9,7 @@ from .claiming import PART, CreateJob, claimed, take_shard
 
 
 def test_nobody_knows_the_pace_of_a_queue_without_jobs(ledger: Ledger) -> None:
-    assert Overview(ledger.database).pace("headrace.bulk.none") is None
+    assert ledger.overview.pace("headrace.bulk.none") is None
 
 
 def create(ledger: Ledger, job_id: str, priority: int = 0) -> None:
@@ -18,7 +18,7 @@ def create(ledger: Ledger, job_id: str, priority: int = 0) -> None:
 
 
 def test_the_job_ahead_is_the_one_being_done_or_else_the_next(ledger: Ledger) -> None:
-    overview = Overview(ledger.database)
+    overview = ledger.overview
     create(ledger, "old")
     create(ledger, "new", priority=1)
     assert overview.ahead_of("new") is None
@@ -41,7 +41,7 @@ def test_a_snapshot_is_of_one_moment(ledger: Ledger, create_job: CreateJob) -> N
         before = read_progress(connection, "job-1")
         ledger.leases.commit_part(claim, PART)
         assert read_progress(connection, "job-1") == before
-    assert Overview(ledger.database).standing("job-1").progress.rows_done == before.rows_done + 2
+    assert ledger.overview.standing("job-1").progress.rows_done == before.rows_done + 2
     # Nothing of it stays with the connection.
     with ledger.database.read() as connection:
         assert read_progress(connection, "job-1").rows_done == 2

@@ -1,6 +1,7 @@
 """Many parts are read some at a time."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
@@ -8,7 +9,7 @@ import pyarrow.compute as pc
 import pytest
 
 from headrace.storage import part_groups
-from headrace.storage.errors import PartMissing
+from headrace.storage.errors import PartDamaged, PartMissing
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.part_groups import PartGroups
 from headrace.storage.remote_folder import RemoteFolder
@@ -121,3 +122,15 @@ def test_a_part_that_may_not_be_missed_is_told(parts: PartGroups) -> None:
     strict = PartGroups(parts.folder, parts.names, lambda: parts.names, may_miss=False)
     with pytest.raises(PartMissing, match=f"{parts.names[1]} is gone: it was removed"):
         list(strict.batches(100))
+
+
+@pytest.mark.parametrize(
+    "read", [PartGroups.tables, partial(PartGroups.batches, num_rows=100)], ids=["tables", "batches"]
+)
+def test_a_part_that_cannot_be_read_is_told(
+    parts: PartGroups, read: Callable[[PartGroups], Iterator[pa.Table]]
+) -> None:
+    assert isinstance(parts.folder, LocalFolder)
+    (parts.folder.path / parts.names[2]).write_bytes(b"no Parquet")
+    with pytest.raises(PartDamaged, match=f"{parts.folder}.* cannot be read: .*Parquet"):
+        list(read(parts))

@@ -56,9 +56,11 @@ def test_a_querys_colons_are_its_own(shop_url: str) -> None:
     assert next(iter(source)).values == {"note": "0 :id 1:2"}
 
 
-def test_a_database_that_does_not_answer() -> None:
+@pytest.mark.parametrize("scheme", ["postgresql+psycopg", "postgresql", "postgres"])
+def test_a_database_that_does_not_answer(scheme: str) -> None:
+    """PostgreSQL has the names here that it has as a ledger and as a sink."""
     with pytest.raises(InputError, match=r"^sql cannot be reached: .*refused"):
-        open_sql("postgresql+psycopg://nobody@127.0.0.1:1/none", "select 1")
+        open_sql(f"{scheme}://nobody@127.0.0.1:1/none", "select 1")
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ JOB_TOKENS = 120
 
 
 def rows(ledger: Ledger, table: str) -> list[dict[str, object]]:
-    with ledger._database.read() as connection:
+    with ledger.database.read() as connection:
         return [dict(row) for row in connection.execute(text(f"select * from {table}")).mappings()]
 
 

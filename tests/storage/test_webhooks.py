@@ -7,9 +7,8 @@ import pytest
 from headrace.storage import webhooks
 from headrace.storage.batch_records import NewBatch
 from headrace.storage.ledger import Ledger
-from headrace.storage.overview import Overview, Totals
+from headrace.storage.overview import Totals
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard, NewWebhook, WebhookState
-from headrace.storage.webhooks import Webhooks
 
 from .claiming import take_shard
 
@@ -29,7 +28,7 @@ def create(ledger: Ledger, job_id: str, num_failed: int | None, within_seconds: 
 def test_each_end_is_due_once(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
     # None is due again, however slow the machine.
     monkeypatch.setattr(webhooks, "_FIRST_PAUSE_SECONDS", 3600.0)
-    hooks = Webhooks(ledger.database)
+    hooks = ledger.webhooks
     assert hooks.claim_due(10) == []
     create(ledger, "job_a", 0)
     create(ledger, "job_b", 3)
@@ -57,7 +56,7 @@ def test_a_job_and_a_batch_that_have_ended_are_told_of_once(ledger: Ledger) -> N
     webhook = NewWebhook("https://example.com/", None)
     ledger.create_job(NewJob("job-1", "q", "m", "/o", "f", 1, webhook=webhook), [NewShard(0, 1, "/spool")])
     ledger.batches.add(NewBatch("batch-1", "t", "/v1/completions", "file-in", "24h", 60.0, webhook=webhook))
-    hooks = Webhooks(ledger.database)
+    hooks = ledger.webhooks
     assert hooks.claim_due(10) == []
     ledger.cancel_job("job-1")
     ledger.batches.claim("batch-1", "one", 60.0)
@@ -74,7 +73,7 @@ def test_a_job_and_a_batch_that_have_ended_are_told_of_once(ledger: Ledger) -> N
 def test_an_event_is_had_by_one(ledger: Ledger) -> None:
     for number in range(12):
         create(ledger, f"job_{number}", 0)
-    hooks = Webhooks(ledger.database)
+    hooks = ledger.webhooks
     with ThreadPoolExecutor(4) as pool:
         found = [
             delivery.subject_id for taken in pool.map(lambda _: hooks.claim_due(20), range(4)) for delivery in taken
@@ -85,7 +84,7 @@ def test_an_event_is_had_by_one(ledger: Ledger) -> None:
 
 
 def test_the_overview(ledger: Ledger) -> None:
-    overview = Overview(ledger.database)
+    overview = ledger.overview
     assert (overview.totals(), overview.waiting()) == (Totals(0, 0, 0, 0, 0), [])
     create(ledger, "job_a", 1)
     create(ledger, "job_b", None)

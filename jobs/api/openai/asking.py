@@ -12,7 +12,7 @@ from ...calls.events import ToolCallParser
 from ...live.prompt import LivePrompt
 from ...live.requests import LiveRequest, new_seed
 from ...streams.events import StreamEvent
-from ..admission import Admission, LiveAdmission
+from ..admission import Admission
 from ..caller import tenant_of
 from ..live_answers import LiveAnswers
 from ..models import ServedModel, ServedModels
@@ -168,13 +168,10 @@ class Asker:
         self.answers.workers.expect(model)
         with ExitStack() as admissions:
             for request in requests:
-                admissions.enter_context(self._admit(request))
+                admitted = self.admission.admit_live(self.connection, request.queue, request.most_tokens)
+                admissions.enter_context(admitted)
             submitted, goes_on = self.answers.submit(requests), body.cancel_on_disconnect is False
             return Asked(model, requests, submitted, not goes_on, admissions=admissions.pop_all())
-
-    def _admit(self, request: LiveRequest) -> LiveAdmission:
-        max_tokens = request.sampling.max_tokens * request.sampling.n
-        return self.admission.admit_live(self.connection, request.queue, len(request.prompt_token_ids), max_tokens)
 
 
 def _echoes(model: ServedModel, body: CompletionRequest) -> list[str]:

@@ -8,7 +8,6 @@ from fastapi import APIRouter, Depends, Query
 from ....storage.batch_records import BatchRecord, BatchState, NewBatch
 from ....storage.errors import UnknownBatch, UnknownFile, UnknownJob
 from ....storage.ledger import Ledger
-from ....storage.webhooks import Webhooks
 from ...settings import Settings
 from ...webhooks import expect_public_receiver
 from ..admission import JobQuota
@@ -111,7 +110,7 @@ def cancel_batch(batch_id: Name, ledger: LedgerOf, tenant: Tenant) -> BatchBody:
 def get_batch_webhooks(batch_id: Name, ledger: LedgerOf, tenant: Tenant) -> WebhookList:
     """Whether the batch's webhook has been told of its end, and what went wrong last."""
     try:
-        return WebhookList.of(Webhooks(ledger.database).of_batch(ledger.batches.get(tenant, batch_id).id))
+        return WebhookList.of(ledger.webhooks.of_batch(ledger.batches.get(tenant, batch_id).id))
     except UnknownBatch as error:
         raise _unknown(error) from error
 

@@ -12,6 +12,7 @@ from headrace.jobs.client.client import Client
 from headrace.jobs.live.keys import open_key
 from headrace.jobs.live.requests import LiveRecord, LiveRequests, LiveState
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.events import StreamEvent
 from headrace.jobs.streams.reader import follow
 
@@ -28,7 +29,7 @@ class LiveDesk:
         self._requests = requests
 
     def open_ids(self) -> list[str]:
-        return [str(name) for name in self._redis.zrange(open_key(live_queue(str(MODEL), "auto")), 0, -1)]
+        return [str(name) for name in self._redis.zrange(open_key(live_queue(str(MODEL), Precision())), 0, -1)]
 
     def get(self, request_id: str) -> LiveRecord:
         return self._requests.get(request_id)

@@ -11,7 +11,6 @@ from headrace.jobs.webhooks import WebhookSender
 from headrace.storage.batch_records import BatchState, BatchTotals, NewBatch
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewWebhook, WebhookState
-from headrace.storage.webhooks import Webhooks
 
 from .batch_lines import CHAT, chat_line, create, wait_for
 from .conftest import ApiServer
@@ -53,7 +52,7 @@ def test_a_webhook_that_is_none_is_refused(api: ApiServer, openai_client: Any) -
 
 
 def test_every_end_is_told_once_and_again_until_it_is_taken(ledger: Ledger, receiver: Receiver) -> None:
-    batches, sender = ledger.batches, WebhookSender(Webhooks(ledger.database), allow_private_addresses=True)
+    batches, sender = ledger.batches, WebhookSender(ledger.webhooks, allow_private_addresses=True)
     for name in ("completed", "cancelled", "expired", "waiting"):
         webhook = NewWebhook(receiver.url, SECRET)
         batches.add(NewBatch(name, "t", CHAT, "file-in", "24h", 60.0, webhook=webhook))
@@ -72,6 +71,6 @@ def test_every_end_is_told_once_and_again_until_it_is_taken(ledger: Ledger, rece
     events = [json.loads(event.body) for event in receiver.received]
     names = ("completed", "cancelled", "expired")
     assert sorted((event["type"], event["data"]["id"]) for event in events) == sorted((f"batch.{n}", n) for n in names)
-    states = [Webhooks(ledger.database).of_batch(name)[0][0] for name in (*names, "waiting")]
+    states = [ledger.webhooks.of_batch(name)[0][0] for name in (*names, "waiting")]
     assert sorted(states[:3]) == [WebhookState.DELIVERED, WebhookState.DELIVERED, WebhookState.PENDING]
     assert states[3] is WebhookState.WAITING

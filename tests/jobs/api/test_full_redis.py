@@ -21,8 +21,9 @@ from headrace.jobs.live.cancellations import Cancellations
 from headrace.jobs.live.keys import request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.spec.sampling import SamplingSpec
-from headrace.jobs.streams.events import StreamUsage
+from headrace.jobs.streams.events import StreamEnd, StreamUsage
 from headrace.jobs.streams.fetcher import Fetched, Fetcher
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
@@ -62,7 +63,7 @@ def test_a_disk_that_fills_after_a_request_was_taken(
 ) -> None:
     monkeypatch.setattr(rare_warnings, "_REPEAT_SECONDS", 3600.0)
     with WorkerPresence(client.redis_url) as presence, live_desk(tmp_path) as desk:
-        presence.announce(shard_queue(str(MODEL), "auto"), WorkerId("another-host", 7, "x"))
+        presence.announce(shard_queue(str(MODEL), Precision()), WorkerId("another-host", 7, "x"))
         asked = start(httpx2.post, f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
         wait_until(lambda: desk.open_ids() or asked.done(), "the request is taken")
         assert not asked.done()
@@ -135,7 +136,7 @@ def test_a_failover_ends_no_request(
             wait_until(lambda: "wait for nothing any more" in caplog.text, "Redis is found to refuse")
             assert not wait([read], 0.5).done
         publisher.open(request.id, 1)
-        publisher.finish(request.id, "stop", "Here.", StreamUsage(1, 0, 1))
+        publisher.finish(request.id, StreamEnd("stop", "Here.", StreamUsage(1, 0, 1)))
         assert '"text":"Here."' in read.result(60).text
 
 
@@ -157,7 +158,7 @@ def test_a_redis_that_is_away_has_lost_no_answer(
     client.live.submit(request)
     with StreamPublisher(client.redis_url) as publisher:
         publisher.open(request.id, 1)
-        publisher.finish(request.id, "stop", "Here.", StreamUsage(1, 0, 1))
+        publisher.finish(request.id, StreamEnd("stop", "Here.", StreamUsage(1, 0, 1)))
     with Redis.from_url(client.redis_url) as redis:
         redis.hset(request_key(request.id), "state", LiveState.ENDED)
     fetch, times = Fetcher.fetch, iter(range(4))

@@ -13,6 +13,7 @@ from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.sampling import SamplingSpec
+from headrace.jobs.streams.events import StreamEnd
 from headrace.jobs.streams.publisher import StreamPublisher
 
 from ..running import environment
@@ -72,7 +73,7 @@ def test_a_thousand_idle_readers_keep_nobody_out_and_miss_nothing(tmp_path: Path
         assert server.submit().status_code == 201
         publisher.open(stream_id, 1)
         publisher.append(stream_id, [5, 6], ["a", "b"])
-        publisher.finish(stream_id, "stop", "", None)
+        publisher.finish(stream_id, StreamEnd("stop"))
         assert publisher.flush(60)
         for each in readers:
             events = read_to_the_end(each)

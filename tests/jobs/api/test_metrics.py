@@ -18,9 +18,9 @@ from headrace.jobs.api.models import ServedModels
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.events import StreamEvent
 from headrace.storage.ledger import Ledger
-from headrace.storage.overview import Overview
 from headrace.storage.records import JobState, NewJob, NewPart, NewShard
 
 from ...storage.claiming import take_shard
@@ -43,7 +43,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
 
 
 def test_metrics_of_a_running_server(api: ApiServer, wait_until_done: Callable[[str], dict[str, Any]]) -> None:
-    queue = shard_queue(str(MODEL), "auto")
+    queue = shard_queue(str(MODEL), Precision())
     before = scrape(api.http.get("/metrics").text)
     rows = [{"text": f"parcel {number}"} for number in range(5)]
     job = api.post("/jobs", model=api.model, rows=rows, prompt="{text}", choices=["a", "b"])
@@ -193,7 +193,7 @@ def test_without_its_ledger_it_says_so(client: Client, tmp_path: Any) -> None:
 
 
 def test_the_rate_is_that_of_the_last_minute(client: Client) -> None:
-    ledger, overview = client.ledger, Overview(client.ledger.database)
+    ledger, overview = client.ledger, client.ledger.overview
     ledger.create_job(NewJob("job_1", "q", "/m", "/o", "f", 100, {"model": "/m"}), [NewShard(0, 100, "/s")])
     assert overview.recent_rows_per_second("job_1") is None
     claim = take_shard(ledger, "job_1/00000", "owner", 60)

@@ -14,6 +14,7 @@ from websockets.sync.client import connect
 from headrace.jobs.celery_app import live_queue, shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
 from ..running import MODEL, environment
@@ -31,7 +32,7 @@ def client(tmp_path: Path) -> Iterator[Client]:
 @pytest.fixture
 def server(client: Client, lasting_presence: None) -> Iterator[InProcessServer]:
     with WorkerPresence(client.redis_url) as presence:
-        presence.announce(shard_queue(str(MODEL), "auto"), WorkerId.own())
+        presence.announce(shard_queue(str(MODEL), Precision()), WorkerId.own())
     with in_process_server(client) as server:
         yield server
 
@@ -49,7 +50,9 @@ def test_open_answers_are_told(client: Client, server: InProcessServer, wait_unt
             with http.stream("GET", raw_path) as raw, connect(url, open_timeout=60) as ws:
                 waiter.start()
                 first = [next(response.iter_lines()) for response in (raw,)]
-                wait_until(lambda: client.live.num_waiting(live_queue(str(MODEL), "auto")) == 3, "all three are asked")
+                wait_until(
+                    lambda: client.live.num_waiting(live_queue(str(MODEL), Precision())) == 3, "all three are asked"
+                )
                 server.stop()
                 assert first == ["retry: 1000"]
                 with pytest.raises(ConnectionClosed):

@@ -14,6 +14,7 @@ from headrace.jobs.api import worker_watch
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers import presence as presence_module
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
 
@@ -22,7 +23,7 @@ from .in_process import InProcessServer, in_process_server
 from .live_desk import live_desk
 
 WORKER = WorkerId("another-host", 7, "x")
-QUEUE = shard_queue(str(MODEL), "auto")
+QUEUE = shard_queue(str(MODEL), Precision())
 BODY = {"model": MODEL.name, "messages": [{"role": "user", "content": "Where is my parcel?"}]}
 
 

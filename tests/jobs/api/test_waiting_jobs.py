@@ -8,11 +8,10 @@ import pytest
 
 from headrace.jobs.cli import display
 from headrace.jobs.cli.display import Pace, RunDisplay
-from headrace.jobs.shards.runner import ShardRunner
 from headrace.storage.ledger import Ledger
 
 from ..running import Result
-from ..shop import LONG, Shop
+from ..shop import Shop, shard_runner
 from .own_server import Server
 
 REASON = "cannot read the spooled shard"
@@ -33,7 +32,7 @@ def job_id(server: Server, ledger: Ledger, shop: Shop) -> str:
     Path(shard.spool_path).unlink()
     # Before those that other tests have left.
     ledger.set_priority(job.id, 1000)
-    ShardRunner(replace(shop.tools, ledger=ledger), job.queue, "worker", LONG).run(shard.id)
+    shard_runner(replace(shop.tools, ledger=ledger), job.queue, "worker").run(shard.id)
     return job.id
 
 

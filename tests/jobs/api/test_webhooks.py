@@ -20,7 +20,6 @@ from headrace.storage.clock import now
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewJob, NewPart, NewShard, NewWebhook, WebhookState
 from headrace.storage.tables import webhooks as table
-from headrace.storage.webhooks import Webhooks
 
 from ...storage.claiming import take_shard
 from ..running import MODEL, environment
@@ -45,11 +44,11 @@ def finish(ledger: Ledger, job_id: str = JOB, number: int = 0, num_failed: int =
 
 
 def sender(ledger: Ledger, allow_private_addresses: bool = True) -> WebhookSender:
-    return WebhookSender(Webhooks(ledger.database), allow_private_addresses)
+    return WebhookSender(ledger.webhooks, allow_private_addresses)
 
 
 def states(ledger: Ledger) -> list[WebhookState]:
-    return [state for state, _ in Webhooks(ledger.database).of_job(JOB)]
+    return [state for state, _ in ledger.webhooks.of_job(JOB)]
 
 
 def let_pauses_pass(ledger: Ledger) -> None:
@@ -107,7 +106,7 @@ def test_pauses_grow_until_a_day_has_passed(ledger: Ledger, receiver: Receiver) 
     create(ledger, receiver.url)
     finish(ledger)
     pauses: list[float] = []
-    hooks = Webhooks(ledger.database)
+    hooks = ledger.webhooks
     while states(ledger) != [WebhookState.FAILED]:
         (delivery,) = hooks.claim_due(10)
         hooks.failed(delivery, "refused")
@@ -129,7 +128,7 @@ def test_a_receiver_that_is_gone_for_good_is_left_alone(ledger: Ledger, receiver
     finish(ledger)
     receiver.statuses.append(status)
     sender(ledger).send_due()
-    assert Webhooks(ledger.database).of_job(JOB) == [(WebhookState.FAILED, "status 410")]
+    assert ledger.webhooks.of_job(JOB) == [(WebhookState.FAILED, "status 410")]
 
 
 def test_no_redirect_is_followed(ledger: Ledger, receiver: Receiver) -> None:
@@ -138,7 +137,7 @@ def test_no_redirect_is_followed(ledger: Ledger, receiver: Receiver) -> None:
     finish(ledger)
     sender(ledger).send_due()
     assert [event.path for event in receiver.received] == ["/a"]
-    assert Webhooks(ledger.database).of_job(JOB) == [(WebhookState.PENDING, "status 302")]
+    assert ledger.webhooks.of_job(JOB) == [(WebhookState.PENDING, "status 302")]
 
 
 def test_two_processes_do_not_send_the_same_event(ledger: Ledger, receiver: Receiver) -> None:
@@ -166,7 +165,7 @@ def test_a_receiver_that_never_answers_is_tried_again(
     create(ledger, receiver.url)
     finish(ledger)
     sender(ledger).send_due()
-    ((state, error),) = Webhooks(ledger.database).of_job(JOB)
+    ((state, error),) = ledger.webhooks.of_job(JOB)
     assert state is WebhookState.PENDING
     assert error is not None
 
@@ -174,7 +173,7 @@ def test_a_receiver_that_never_answers_is_tried_again(
 def test_an_attempt_whose_process_died_is_made_again(ledger: Ledger, receiver: Receiver) -> None:
     create(ledger, receiver.url)
     finish(ledger)
-    assert len(Webhooks(ledger.database).claim_due(10)) == 1
+    assert len(ledger.webhooks.claim_due(10)) == 1
     sender(ledger).send_due()
     assert not receiver.received
     let_pauses_pass(ledger)
@@ -186,7 +185,7 @@ def test_private_addresses_are_refused(ledger: Ledger, receiver: Receiver) -> No
     create(ledger, receiver.url)
     finish(ledger)
     sender(ledger, allow_private_addresses=False).send_due()
-    ((state, error),) = Webhooks(ledger.database).of_job(JOB)
+    ((state, error),) = ledger.webhooks.of_job(JOB)
     assert (receiver.received, state) == ([], WebhookState.PENDING)
     assert "127.0.0.1" in str(error)
 

@@ -11,6 +11,7 @@ from openai import OpenAI
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers.presence import WorkerPresence
 
 from ..api_server import start_api, stop_api
@@ -37,7 +38,7 @@ def serving(data_dir: Path, model: Path) -> Iterator[Thinker]:
         worker = stack.enter_context(started(command, environment(data_dir), data_dir / "worker"))
         api = start_api(data_dir, data_dir / "api.log", model)
         stack.callback(stop_api, api, data_dir / "api.log")
-        queue = shard_queue(str(model), "auto")
+        queue = shard_queue(str(model), Precision())
         wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 120)
         client = OpenAI(base_url=f"{api.url}/v1", api_key="none", max_retries=0, timeout=90)
         yield Thinker(data_dir, model, stack.enter_context(client))

@@ -6,7 +6,8 @@ import json
 import pytest
 
 from headrace.jobs.batches import lines as module
-from headrace.jobs.batches.lines import CHAT, LineFault, check_lines, numbered_lines
+from headrace.jobs.batches.lines import CHAT, LineFault, check_lines, lines_of
+from headrace.storage.readers import json_lines
 
 
 def line(custom_id, **changes):
@@ -32,11 +33,12 @@ def check(tmp_path):
 def test_lines_are_counted_as_an_editor_does(tmp_path):
     path = tmp_path / "input"
     path.write_bytes(codecs.BOM_UTF8 + b"a\r\n\n  \nb\nc")
-    assert list(numbered_lines(path)) == [(1, b"a\r\n"), (4, b"b\n"), (5, b"c")]
+    assert list(lines_of(path)) == [(1, b"a\r\n"), (4, b"b\n"), (5, b"c")]
 
 
 def test_a_line_too_long_is_one_fault(check, monkeypatch):
-    monkeypatch.setattr(module, "_MAX_LINE_BYTES", 200)
+    for each in (module, json_lines):
+        monkeypatch.setattr(each, "MAX_LINE_BYTES", 200)
     found = check(line("a"), line("b", body={"model": "m", "x": "y" * 1000}), line("c"))
     assert [(error.line, error.code) for error in found.errors] == [(2, "invalid_json_line")]
     assert "longer than" in found.errors[0].message

@@ -7,6 +7,7 @@ from headrace.jobs.batches.files import FileStore
 from headrace.jobs.batches.validation import InvalidBatch, Validation
 from headrace.jobs.celery_app import shard_queue
 from headrace.jobs.spec.lora import parse_loras
+from headrace.jobs.spec.precision import Precision
 
 from ...engine.lora.adapters import save_adapter
 from ..running import MODEL
@@ -23,7 +24,7 @@ def validation(client, tmp_path):
 def test_its_job(validation, tmp_path):
     job = validation.run(add_batch(validation, 2, model="kind"), lambda: None)
     assert job.spec["lora"] == {"name": "kind", "path": str(tmp_path / "kind")}
-    assert (job.model, job.queue) == (str(MODEL), shard_queue(str(MODEL), "auto"))
+    assert (job.model, job.queue) == (str(MODEL), shard_queue(str(MODEL), Precision()))
     assert validation.models.name_of(job) == "kind"
 
 

@@ -12,6 +12,7 @@ from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.batches.validation import ServedElsewhere, Validation
 from headrace.jobs.errors import LaterVersion
 from headrace.jobs.spec.lora import parse_loras
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.spec.stored import read_stored
 from headrace.storage.batch_records import BatchState
@@ -74,7 +75,7 @@ def test_a_name_means_what_it_does_to_the_server_that_has_taken_the_batch(valida
     folder = save_adapter(MODEL, tmp_path / "kind")
     loras = parse_loras([f"kind={folder}"])
     for taker, asked, expected in (
-        (ServedModels.of([str(MODEL)], quantization="int8"), MODEL.name, (str(MODEL), "int8", None)),
+        (ServedModels.of([str(MODEL)], Precision(quantization="int8")), MODEL.name, (str(MODEL), "int8", None)),
         (ServedModels.of([str(MODEL)], lora_modules=loras), "kind", (str(MODEL), None, str(folder))),
         (ServedModels.of([str(MODEL)], served_model_name="kind"), "kind", (str(MODEL), None, None)),
         (ServedModels.of([str(namesake)]), MODEL.name, (str(namesake), None, None)),

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.spec.precision import Precision
 
 from ..running import MODEL, label_arguments
 
@@ -18,7 +19,7 @@ def test_what_waits_is_listed_with_who_serves_it(
     assert submitted.status == 0
     (queue,) = json.loads(headrace(waiting, "queues", "--json").out)
     assert 0 <= queue.pop("oldest_seconds") < 120
-    name = shard_queue(str(MODEL), "auto")
+    name = shard_queue(str(MODEL), Precision())
     counts = {"num_queued": 3, "num_running": 0, "queued_rows": 80, "num_workers": 0}
     assert queue == {"queue": name, "model": str(MODEL), **counts}
     line = headrace(waiting, "queues").out.splitlines()[1].split()

@@ -29,7 +29,6 @@ from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, write_manifest
 from headrace.storage.records import JobState, ShardRecord, WebhookState
 from headrace.storage.tables import jobs
-from headrace.storage.webhooks import Webhooks
 
 from ..full_disk import full_disk
 from ..running import LABELS, MODEL
@@ -310,7 +309,7 @@ def test_a_job_killed_before_it_was_recorded_is_resumed_under_its_id(unserved, r
 
 def test_a_jobs_end_can_be_told(unserved, rows, tmp_path):
     job = unserved.submit(rows, MODEL, tmp_path / "out", webhook="https://example.com/", webhook_secret="s", **FAST)
-    webhooks = Webhooks(unserved.ledger.database)
+    webhooks = unserved.ledger.webhooks
     assert webhooks.of_job(job.id) == [(WebhookState.WAITING, None)]
     job.cancel()
     (told,) = webhooks.claim_due(10)

@@ -25,7 +25,6 @@ from headrace.storage.output_folder import OutputFolder
 from headrace.storage.parts import part_file_name
 from headrace.storage.records import JobState, NewJob, NewWebhook, ShardState
 from headrace.storage.tables import jobs
-from headrace.storage.webhooks import Webhooks
 
 from ..running import LABELS, MODEL, Result, assert_refused, label_arguments, listed_jobs
 
@@ -205,7 +204,7 @@ def test_all_that_ended_before_some_time_are_deleted(unserved, tmp_path, headrac
     assert not (tmp_path / "old").exists()
     assert headrace(data, "delete", "--ended-before", "2999-12-31").status == 0
     assert left() == {"batch", "running", "told"}
-    webhooks = Webhooks(unserved.ledger.database)
+    webhooks = unserved.ledger.webhooks
     (due,) = (delivery for delivery in webhooks.claim_due(10) if delivery.subject_id == "told")
     webhooks.failed(due, "status 410", is_final=True)
     assert headrace(data, "delete", "--ended-before", "12h").status == 0

@@ -26,6 +26,7 @@ from headrace.jobs.grpc.health_pb2_grpc import HealthStub
 from headrace.jobs.grpc.server import grpc_server
 from headrace.jobs.live.requests import LiveRequests
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.keys import stream_key
 from headrace.jobs.workers import presence as presence_module
 from headrace.jobs.workers.presence import WorkerId, WorkerPresence
@@ -256,7 +257,7 @@ async def _use_up(client: Client, authorization: str) -> None:
         assert unserved.code() is grpc.StatusCode.UNAVAILABLE
         assert dict(unserved.trailing_metadata())["retry-after"] == "5"
         with WorkerPresence(client.redis_url) as presence, LiveRequests(client.redis_url, client.celery) as requests:
-            presence.announce(shard_queue(str(MODEL), "auto"), WorkerId.own())
+            presence.announce(shard_queue(str(MODEL), Precision()), WorkerId.own())
             calls = [stub.Generate(chat(), metadata=metadata) for _ in range(2)]
             headers = [dict(await call.initial_metadata()) for call in calls]
             assert sorted(header["x-ratelimit-remaining-requests"] for header in headers) == ["0", "1"]
@@ -293,7 +294,7 @@ def test_whoever_leaves_waits_no_more_for_a_silent_worker(tmp_path: Path, monkey
     with Client(Settings.from_environment(environment(tmp_path))) as client:
         with WorkerPresence(client.redis_url) as presence, monkeypatch.context() as short:
             short.setattr(presence_module, "TTL_SECONDS", 0.001)
-            presence.announce(shard_queue(str(MODEL), "auto"), WorkerId("another-host", 7, "x"))
+            presence.announce(shard_queue(str(MODEL), Precision()), WorkerId("another-host", 7, "x"))
         asyncio.run(_leave(client))
 
 

@@ -10,14 +10,15 @@ import pytest
 from redis import Redis
 
 from headrace.jobs.celery_app import create_app, live_queue, queue_is_empty, send_request, send_shards, shard_queue
+from headrace.jobs.spec.precision import Precision
 
 SCRIPT = Path(__file__).parents[1] / "shard_worker.py"
-BULK, LIVE = shard_queue("m", "auto"), live_queue("m", "auto")
+BULK, LIVE = shard_queue("m", Precision()), live_queue("m", Precision())
 
 
 def test_the_two_queues_of_a_model_have_one_key():
     assert LIVE.removeprefix("headrace.live.") == BULK.removeprefix("headrace.bulk.")
-    assert live_queue("m", "auto", "int8") != LIVE
+    assert live_queue("m", Precision("auto", "int8")) != LIVE
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from headrace.jobs.live.asking import GenerationError
 from headrace.jobs.live.keys import open_key, request_key
 from headrace.jobs.live.requests import LiveRequest, LiveState, UnknownRequest
 from headrace.jobs.settings import Settings
+from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.reader import follow
 
 from ..answers import WAIT_SECONDS
@@ -34,7 +35,7 @@ NUM_TOKENS = 50
 
 @pytest.fixture
 def real_desk(valkey, model) -> Iterator[Desk]:
-    with opened_desk(valkey, model, live_queue(str(model), "auto")) as desk:
+    with opened_desk(valkey, model, live_queue(str(model), Precision())) as desk:
         yield desk
 
 
@@ -207,7 +208,7 @@ def test_the_command_prints_the_answer_as_it_comes(client, served, headrace):
 
 def test_the_commands_exit_status(client, served, headrace):
     overdue = LiveRequest.new(
-        queue=live_queue(str(MODEL), "auto"),
+        queue=live_queue(str(MODEL), Precision()),
         model=str(MODEL),
         prompt_token_ids=PROMPT,
         sampling=client.live.get(client.ask(MESSAGES, MODEL)).request.sampling,

@@ -9,12 +9,12 @@ import pytest
 
 from headrace.jobs.planning.shard_cutter import (
     TOKEN_BYTES,
-    Item,
     PrefixSharing,
     ShardCutter,
     common_prefix_bytes,
     shard_rows_of,
 )
+from headrace.storage.external_sort import Item
 
 
 def item(tokens: Sequence[int], num_bytes: int = 0) -> Item:

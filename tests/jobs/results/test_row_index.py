@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs.results.row_events import StoredRow, StoredRows, _Output
+from headrace.jobs.results.row_events import StoredRow, WatchedOutputs, _Output
 from headrace.jobs.results.row_index import RowIndex, RowIndexes
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
@@ -279,11 +279,11 @@ def test_who_watches_a_row_finds_it_in_a_part_that_was_committed_out_of_turn(
     """Of two that commit at a time the second may have taken its id first."""
     row = job.commit()[0]
     job.commit()
-    watched = StoredRow(StoredRows(job.ledger), job.record.id, row)
-    monkeypatch.setattr(StoredRows, "output", lambda rows, job_id: _Output(job.record, job.parts[1:]))
+    watched = StoredRow(WatchedOutputs(job.ledger), job.record.id, row)
+    monkeypatch.setattr(WatchedOutputs, "output", lambda rows, job_id: _Output(job.record, job.parts[1:]))
     assert watched.find() == (None, True)
     job.complete()
-    monkeypatch.setattr(StoredRows, "output", StoredRows._read)
+    monkeypatch.setattr(WatchedOutputs, "output", WatchedOutputs._read)
     found, may_come = watched.find()
     assert found is not None
     assert (found["output"], may_come) == (f"row {row}", False)

@@ -95,9 +95,9 @@ def saved(redis: Redis) -> dict[str, int]:
 
 
 def outputs(shop: Shop, tools: AttemptTools) -> dict[str, Any]:
-    """What the shard's next attempt makes of it, but for what depends on the prefix cache."""
+    """What the shard's next attempt makes of it, but for what depends on the prefix cache and on the attempt."""
     assert shop.attempt(tools=tools).run() is JobState.COMPLETED
-    columns: dict[str, Any] = shop.table().drop_columns(["cached_tokens"]).to_pydict()
+    columns: dict[str, Any] = shop.table().drop_columns(["cached_tokens", "receipt"]).to_pydict()
     return columns
 
 

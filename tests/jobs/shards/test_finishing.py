@@ -13,6 +13,7 @@ from headrace.jobs.open_ledger import open_ledger
 from headrace.jobs.planning.producer import new_job_id
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.finishing import finish_all_left
+from headrace.jobs.spec.precision import Precision
 from headrace.storage import leases, tidying
 from headrace.storage import ledger as ledger_module
 from headrace.storage.batch_records import NewBatch
@@ -114,7 +115,9 @@ def test_workers_look_after_what_is_left(served, tmp_path, wait_until):
         ledger.create_job(job, [NewShard(0, 0, str(tmp_path / "spool/0.parquet"))])
         ledger.leases.finish_shard(claimed(ledger, f"{job_id}/00000"))
         with ledger.database.write() as connection:
-            connection.execute(update(jobs).where(jobs.c.id == job_id).values(queue=shard_queue(str(MODEL), "auto")))
+            connection.execute(
+                update(jobs).where(jobs.c.id == job_id).values(queue=shard_queue(str(MODEL), Precision()))
+            )
         wait_until(lambda: ledger.job(job_id).tidy_at is None, "the job is tidy")
         ledger.delete_job(job_id)
     assert (read_report(folder) or {})["state"] == "completed"

@@ -6,8 +6,7 @@ from typing import cast
 import pytest
 
 from headrace.jobs.shards import patience as patience_module
-from headrace.jobs.shards.patience import Patience
-from headrace.jobs.shards.trouble import Trouble
+from headrace.jobs.shards.patience import Patience, Trouble
 from headrace.storage.errors import LedgerUnavailable, SinkUnavailable
 
 

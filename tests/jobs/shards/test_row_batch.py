@@ -16,6 +16,7 @@ from headrace.jobs.shards.row_sampling import RowSampling
 from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.spec.schemas import JobSpec
 
+from ..attempts import RECEIPT
 from ..models import write_model_folder
 
 
@@ -39,7 +40,7 @@ def table() -> pa.Table:
 @pytest.fixture
 def batch(model, table) -> RowBatch:
     spec = JobSpec.parse(model=str(model), sampling={"n": 3, "temperature": 1.0})
-    return RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7")
+    return RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=RECEIPT)
 
 
 def answer(request: Request, token: int) -> Answer:
@@ -51,7 +52,7 @@ def test_a_row_whose_prompt_is_scored_begins_anew(model, table):
     known = {"0": Begun((4,)), "1": Begun((5,))}
     for scored in (False, True):
         spec = JobSpec.parse(model=str(model), sampling={"max_tokens": 2, "prompt_logprobs": 1 if scored else None})
-        batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", known=known)
+        batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=RECEIPT, known=known)
         assert [request.resume_token_ids for request in batch.requests] == ([(), ()] if scored else [(4,), (5,)])
 
 
@@ -109,7 +110,7 @@ def test_rows_that_were_given_up_stay_so_whatever_the_engine_says_of_them(batch)
 def test_an_answer_begins_anew_where_the_engine_refuses_what_it_was_to_be_resumed_from(model, table):
     spec = JobSpec.parse(model=str(model), sampling={"max_tokens": 2})
     known = {"0": Begun((4,)), "1": Begun((5,))}
-    batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", known=known)
+    batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=RECEIPT, known=known)
     first, second = batch.requests
     (anew,) = batch.record([Refusal(first.request_id, "not its tokens", has_run=False), answer(second, 4)])
     assert anew == replace(first, resume_token_ids=())
@@ -137,7 +138,14 @@ def test_an_answer_of_an_earlier_job_brings_its_receipt(model, table):
 
 def test_every_row_has_a_stop_checker_of_its_own_where_the_job_stops_at_a_text(model, table):
     plain, stopping = (
-        RowBatch(table, (), JobSpec.parse(model=str(model), sampling=sampling), Tokenizer.from_pretrained(model), "7")
+        RowBatch(
+            table,
+            (),
+            JobSpec.parse(model=str(model), sampling=sampling),
+            Tokenizer.from_pretrained(model),
+            "7",
+            RECEIPT,
+        )
         for sampling in ({"temperature": 0}, {"temperature": 0, "stop": ["b"]})
     )
     assert [(each.request_id, list(each.prompt_token_ids)) for each in plain.requests] == [
@@ -165,7 +173,9 @@ def test_rows_that_say_themselves_how_they_are_sampled(model):
             "row_sampling": [own, chosen, None],
         }
     )
-    batch = RowBatch(table, (), JobSpec.parse(model=str(model), endpoint="/v1/completions"), tokenizer, prefix="7")
+    batch = RowBatch(
+        table, (), JobSpec.parse(model=str(model), endpoint="/v1/completions"), tokenizer, prefix="7", receipt=RECEIPT
+    )
     first, second, third = batch.requests
     assert (first.params.temperature, first.params.max_tokens, first.params.seed) == (0.5, 3, 9)
     assert second.fork_of == first.request_id

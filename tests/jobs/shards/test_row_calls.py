@@ -20,6 +20,7 @@ from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.shards.row_calls import RowTools, has_calls
 from headrace.jobs.spec.schemas import JobSpec
 
+from ..attempts import RECEIPT
 from ..running import MODEL
 
 CLOSE: dict[str, Any] = {"type": "function", "function": {"name": "close", "parameters": {"type": "object"}}}
@@ -77,7 +78,7 @@ def answers(folder: Path, rows: list[tuple[str, Any]], **spec: Any) -> list[Any]
             "plan_error": pa.array([None] * len(rows), pa.string()),
         }
     )
-    batch = RowBatch(table, (), JobSpec.parse(model=str(folder), **spec), tokenizer, prefix="7")
+    batch = RowBatch(table, (), JobSpec.parse(model=str(folder), **spec), tokenizer, prefix="7", receipt=RECEIPT)
     texts = {request.request_id: text for request, (text, _) in zip(batch.requests, rows, strict=True)}
     # The last token ends the answer, and is none of its text.
     tokens = {name: (*tokenizer.encode(text), 0) for name, text in texts.items()}

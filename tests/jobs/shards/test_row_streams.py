@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 
@@ -50,7 +51,7 @@ def streams(shop: Shop, redis_url: str, watch: RowWatch) -> Iterator[RowStreams]
 
 
 def tools(shop: Shop, streams: RowStreams) -> AttemptTools:
-    return AttemptTools(shop.ledger, shop.host, shop.tools.tokenizer, flush_seconds=0.01, row_streams=streams)
+    return replace(shop.tools, row_streams=streams)
 
 
 def read(redis_url: str, row: int) -> list[StreamEvent]:

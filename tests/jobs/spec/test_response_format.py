@@ -21,6 +21,7 @@ from headrace.jobs.outcomes import Outcome
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.spec.schemas import JobSpec
 
+from ..attempts import RECEIPT
 from ..running import MODEL
 
 SCHEMA: dict[str, Any] = {
@@ -115,7 +116,7 @@ def test_every_answer_of_a_shard_follows_it(host, sampling, fits):
         }
     )
     spec = JobSpec.parse(model=str(MODEL), sampling={"temperature": 1.5, "n": 2, "max_tokens": 120, **sampling})
-    batch = RowBatch(table, (), spec, tokenizer, prefix="1")
+    batch = RowBatch(table, (), spec, tokenizer, prefix="1", receipt=RECEIPT)
     batch.record(answered(host, batch))
     rows = batch.take_finished().to_pylist()
     assert len(rows) == 6

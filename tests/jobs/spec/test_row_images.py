@@ -27,6 +27,7 @@ from headrace.storage.readers import InputRow, InputSource, open_input, open_sql
 from headrace.storage.spool import prompt_images, read_shard, without_images, write_shard
 
 from ...engine.vision.seeing import IMAGE_TOKEN, picture, png
+from ..attempts import RECEIPT
 
 # The same sizes: nothing but the pixels differs.
 FILES = [png(picture(200, 130, seed)) for seed in range(2)]
@@ -179,7 +180,7 @@ def spooled(source: InputSource, spec: JobSpec, tmp_path: Path) -> pa.Table:
 
 def shown(table: pa.Table, spec: JobSpec, seeing: Path) -> dict[str, list[object]]:
     """The files that the engine is asked with, by the rows' numbers."""
-    requests = RowBatch(table, (), spec, Tokenizer.from_pretrained(seeing), prefix="7").requests
+    requests = RowBatch(table, (), spec, Tokenizer.from_pretrained(seeing), prefix="7", receipt=RECEIPT).requests
     return {each.request_id.removeprefix("7/"): [image.source for image in each.images] for each in requests}
 
 

@@ -4,7 +4,7 @@ import random
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from headrace.jobs.streams.events import StreamEvent, StreamUsage
+from headrace.jobs.streams.events import StreamEnd, StreamEvent, StreamUsage
 from headrace.jobs.streams.publisher import StreamPublisher
 
 # What a token may add: nothing yet, characters of several bytes, what JSON and Redis have to escape.
@@ -37,7 +37,7 @@ def append(publisher: StreamPublisher, stream_id: str, answer: Answer, start: in
 
 
 def finish(publisher: StreamPublisher, stream_id: str, answer: Answer) -> None:
-    publisher.finish(stream_id, "stop", answer.rest, answer.usage)
+    publisher.finish(stream_id, StreamEnd("stop", answer.rest, answer.usage))
 
 
 def write(publisher: StreamPublisher, stream_id: str, answer: Answer, batch: int, reply_to: str | None = None) -> None:

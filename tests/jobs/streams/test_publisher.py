@@ -13,7 +13,7 @@ import pytest
 from redis import Redis
 
 from headrace.jobs.embedded.valkey import EmbeddedValkey
-from headrace.jobs.streams.events import StreamError, StreamEvent
+from headrace.jobs.streams.events import StreamEnd, StreamError, StreamEvent
 from headrace.jobs.streams.keys import frames_channel, row_stream_id, stream_channel, stream_key, writer_key
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import follow
@@ -30,7 +30,7 @@ def test_what_stands_in_redis(redis: Redis, publisher: StreamPublisher) -> None:
         publisher.open(row_stream_id("job_a", 17), 2, "reader_a")
         publisher.append("job_a/17", [11, 12], ["Hé", ""], [[-1.5], None])
         assert publisher.flush(30)
-        publisher.finish("job_a/17", "error", '"', None, StreamError("lost", 'no "GPU"'))
+        publisher.finish("job_a/17", StreamEnd("error", '"', error=StreamError("lost", 'no "GPU"')))
         assert publisher.flush(30)
         entries = redis.xrange(stream_key("job_a/17"))
         assert [told.get_message(timeout=30)["data"] for _ in range(6)][2:] == [
@@ -67,7 +67,7 @@ def test_what_is_said_of_the_prompt_stands_in_the_first_entry(
         other.open("req_a", 2, recovered=recovered)
         redis.delete(stream_key("req_a"))
         other.append("req_a", [6], ["y"])
-        other.finish("req_a", "stop", "", None)
+        other.finish("req_a", StreamEnd("stop"))
         assert other.flush(30)
     events = list(follow(url, "req_a", timeout=30))
     assert [token for event in events for token in event.token_ids] == [5, 6]
@@ -137,10 +137,10 @@ def test_an_earlier_attempt_here_ends_no_later_one(url: str, publisher: StreamPu
     assert publisher.flush(30)
     publisher.open(stream_id, 1)
     publisher.append(stream_id, [99], ["z"], attempt=1)
-    publisher.finish(stream_id, "stop", "", None, attempt=1)
+    publisher.finish(stream_id, StreamEnd("stop"), attempt=1)
     assert publisher.flush(30)
     publisher.append(stream_id, [12], ["b"], attempt=2)
-    publisher.finish(stream_id, "stop", "", None, attempt=2)
+    publisher.finish(stream_id, StreamEnd("stop"), attempt=2)
     assert [token for event in follow(url, stream_id, timeout=30) for token in event.token_ids] == [11, 12]
 
 

@@ -14,7 +14,7 @@ from redis import Redis
 from redis.exceptions import ResponseError
 
 from headrace.jobs.streams import cursor
-from headrace.jobs.streams.events import StreamEvent
+from headrace.jobs.streams.events import StreamEnd, StreamEvent
 from headrace.jobs.streams.keys import StreamIdError, new_reader_id, stream_key
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.reader import StreamTimeout, afollow, follow
@@ -152,7 +152,7 @@ def test_logprobs(url: str, publisher: StreamPublisher) -> None:
         part = slice(start, start + 4)
         publisher.append("req_a", range(6)[part], "abcdef"[part], of_tokens[part])
         assert publisher.flush(30)
-    publisher.finish("req_a", "length", "", None)
+    publisher.finish("req_a", StreamEnd("length"))
     events = list(follow(url, "req_a", 2, 30))
     assert [logprobs for event in events[:-1] for logprobs in event.logprobs] == of_tokens[2:]
     assert publisher.recover({"req_a": 2})["req_a"].logprobs == tuple(of_tokens)

@@ -29,12 +29,12 @@ def probe(app: FastAPI) -> None:
 
     @app.post("/probe")
     def admit(request: Request) -> dict[str, Any]:
-        with app.state.admission.admit_live(request, QUEUE, COST - 10, 10):
+        with app.state.admission.admit_live(request, QUEUE, COST):
             return {"tenant": request.state.tenant}
 
     @app.post("/open")
     def begin(request: Request) -> None:
-        app.state.open = app.state.admission.admit_live(request, QUEUE, COST - 10, 10)
+        app.state.open = app.state.admission.admit_live(request, QUEUE, COST)
 
 
 @dataclass
@@ -77,7 +77,7 @@ def models() -> ServedModels:
 @pytest.fixture
 def desk(client: Client, models: ServedModels, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
     """With an empty ledger and nothing remembered."""
-    with client.ledger._database.write() as connection:
+    with client.ledger.database.write() as connection:
         for table in reversed(metadata.sorted_tables):
             # Whose ledger it is stays.
             if table.name != "identity":

@@ -24,6 +24,7 @@ from headrace.jobs.api.rate_limits import RateLimits
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest
 from headrace.jobs.spec.sampling import SamplingSpec
+from headrace.jobs.streams.events import StreamEnd
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.storage.records import NewJob, NewShard
 
@@ -114,7 +115,7 @@ def test_what_goes_on_without_its_client_holds_its_tokens_until_it_ends(desk: De
             assert_limited(desk.probe("patient"), "tokens")
             assert answers._awaited
             publisher.open(stream_id, 1)
-            publisher.finish(stream_id, "stop", "", None)
+            publisher.finish(stream_id, StreamEnd("stop"))
             assert publisher.flush(60)
         wait_until(lambda: desk.probe("patient").status_code == 200, "there is room again")
     assert not answers._awaited
