@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.gated_delta import StateSlots
+from ...kernels.kv_cache import PADDING_SLOT
 from ...kernels.paged_attention import AttentionMetadata, plan_bytes
 from ...kernels.sampling import likeliest_tokens, sample_tokens
 from ..checkpoints.model_config import ModelConfig
@@ -80,7 +81,8 @@ NO_SECOND_MODEL = SecondModel()
 class LargestStep:
     """The tokens of a step that is as large as the limits allow, of sequences as long as they may get.
 
-    All sequences have one and the same block over and over, so that a cache of two blocks is enough.
+    All sequences have one and the same block over and over, so that a cache of two blocks is enough. No two tokens are
+    written to one place: those that it has no room for are not kept.
     """
 
     token_ids: Tensor
@@ -97,7 +99,9 @@ class LargestStep:
         lens = [share + (index < rest) for index in range(num_seqs)]
         table = [NULL_BLOCK + 1] * -(-max_model_len // config.block_size)
         positions = torch.cat([torch.arange(max_model_len - length, max_model_len) for length in lens])
-        slots = (NULL_BLOCK + 1) * config.block_size + positions % config.block_size
+        slots = torch.full((num_tokens,), PADDING_SLOT)
+        num_kept = min(num_tokens, config.block_size)
+        slots[:num_kept] = (NULL_BLOCK + 1) * config.block_size + torch.arange(num_kept)
         return cls(
             token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
             positions=positions.to(device),
@@ -110,12 +114,14 @@ class LargestStep:
 
     @torch.inference_mode()
     def forward(self, model: Decoder, kv_cache: Tensor, states: StateMemory | None = None) -> Tensor:
-        """What a graph would compute of it: [num_tokens, hidden_size]. Of states one is enough for all."""
+        """What a graph would compute of it: [num_tokens, hidden_size].
+
+        Layers with states have all tokens for one sequence's: it takes one state, and the memory that a prompt takes.
+        """
         layer_states = None
         if states is not None:
-            lens = self.attention.query_lens
-            nothing, one = [NULL_STATE] * len(lens), [NULL_STATE + 1] * len(lens)
-            layer_states = states.of(StateSlots(lens, nothing, one, self.token_ids.device))
+            one = StateSlots([len(self.token_ids)], [NULL_STATE], [NULL_STATE + 1], self.token_ids.device)
+            layer_states = states.of(one)
         return model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention, states=layer_states)
 
     @torch.inference_mode()

@@ -1,6 +1,7 @@
 """Small tensors: one thread is the faster. Triton's kernels are tested in the dtypes that are right where they run."""
 
 import os
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -29,12 +30,13 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("triton_dtype", dtypes, ids=lambda dtype: str(dtype).removeprefix("torch."))
 
 
-@pytest.fixture
-def _within_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's interpreter fails where a kernel reads or writes beyond the memory of its tensors."""
-    from ..engine.execution.simulated_gpu.triton_launches import keep_within_tensors
+@pytest.fixture(autouse=True)
+def _checked_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter fails where a kernel touches what is not its tensors', or a program what another writes."""
+    if os.environ.get("TRITON_INTERPRET") == "1" and "triton" in sys.modules:
+        from ..engine.execution.simulated_gpu.triton_launches import check_launches
 
-    keep_within_tensors(monkeypatch)
+        check_launches(monkeypatch)
 
 
 @pytest.fixture

@@ -23,7 +23,6 @@ from .tolerances import assert_close
 
 # What the interpreter says of what is not a number.
 pytestmark = [
-    pytest.mark.usefixtures("_within_tensors"),
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 BATCH_OF_ITEMS = {

@@ -31,7 +31,7 @@ from .tolerances import TOLERANCES, assert_close
 
 # What the interpreter says of rows of zeros, and of what is not a number.
 pytestmark = [
-    pytest.mark.usefixtures("_nan_filled_outputs", "_within_tensors"),
+    pytest.mark.usefixtures("_nan_filled_outputs"),
     pytest.mark.filterwarnings("ignore:.* encountered in:RuntimeWarning"),
 ]
 FP8 = torch.float8_e4m3fn

@@ -16,8 +16,6 @@ from headrace.kernels.lora.triton import add_low_rank_triton
 
 from .tolerances import assert_close
 
-pytestmark = pytest.mark.usefixtures("_within_tensors")
-
 # A part of more outputs than a program computes, a small one, and outputs between them that nothing is added to.
 PARTS = ((0, 96), (120, 24))
 NUM_OUTPUTS, MAX_RANK, NUM_SLOTS = 150, 24, 4

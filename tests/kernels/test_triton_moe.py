@@ -34,8 +34,6 @@ from headrace.kernels.moe.triton import ExpertTile, choose_experts_triton, exper
 
 from .tolerances import assert_close
 
-pytestmark = pytest.mark.usefixtures("_within_tensors")
-
 NUM_EXPERTS = 5
 ROUTINGS = {
     "all to one": [[3]] * 6,

@@ -22,7 +22,7 @@ from .tolerances import assert_close
 
 # What the interpreter says of infinities that are meant.
 pytestmark = [
-    pytest.mark.usefixtures("_nan_filled_outputs", "_within_tensors"),
+    pytest.mark.usefixtures("_nan_filled_outputs"),
     pytest.mark.filterwarnings("ignore:.* encountered:RuntimeWarning"),
 ]
 

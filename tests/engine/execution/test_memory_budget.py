@@ -23,6 +23,7 @@ from headrace.engine.kv_cache.kv_memory import kv_shape, zeros
 from headrace.engine.lora_request import LoRARequest
 from headrace.engine.models import load_model
 from headrace.engine.sharding.ranks import Ranks
+from headrace.kernels.kv_cache import PADDING_SLOT
 
 from ..families import FAMILIES, WITH_STATES
 
@@ -137,6 +138,8 @@ def test_the_largest_step_is_as_large_as_the_limits_allow(max_num_seqs, max_num_
     step = LargestStep.of(config, 40, CPU)
     num_seqs = min(max_num_seqs, max_num_batched_tokens)
     assert len(step.token_ids) == min(max_num_batched_tokens, num_seqs * 40)
+    kept = step.slots[step.slots != PADDING_SLOT]
+    assert len(kept.unique()) == len(kept)
     kv_cache = zeros(kv_shape(model_config, NULL_BLOCK + 2, config.block_size), torch.float32, CPU)
     model = load_model(model_config, config, torch.float32, CPU)
     tokens = step.draw(model, step.forward(model, kv_cache))

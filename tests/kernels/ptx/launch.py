@@ -1,16 +1,18 @@
 """A launch: its CTAs some at a time, their threads in lock step, those that are apart by turns."""
 
 import itertools
-from collections.abc import Sequence
+import random
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from torch import Tensor
 
+from .conflicts import Order
 from .instructions import find
 from .memory import GlobalMemory
 from .program import Instruction, Label, Program
-from .threads import Threads
+from .threads import WARP, Threads
 from .values import Array
 
 # Enough that numpy's calls cost little beside what they do.
@@ -71,15 +73,20 @@ def launch(
     arguments: Sequence[Any],
     grid: tuple[int, int, int],
     shared_bytes: int,
-    tensors: Sequence[Tensor],
+    tensors: Mapping[str, Tensor],
 ) -> None:
-    """arguments: numpy's scalars, addresses among them; tensors: whose memory may be read and written."""
-    memory = GlobalMemory(tensors)
+    """arguments: numpy's scalars, addresses among them; tensors: whose memory may be read and written.
+
+    CTAs come in no order that is to be relied on.
+    """
     places = itertools.product(*(range(size) for size in reversed(grid)))
     ctas = [(x, y, z) for z, y, x in places]
+    order = Order(len(ctas), program.num_threads // WARP)
+    memory = GlobalMemory(tensors, order)
+    random.Random(len(ctas)).shuffle(ctas)
     at_once = max(1, _THREADS_AT_ONCE // program.num_threads)
     for begin in range(0, len(ctas), at_once):
-        threads = Threads(program, ctas[begin : begin + at_once], grid, arguments, memory, shared_bytes)
+        threads = Threads(program, ctas[begin : begin + at_once], grid, arguments, memory, order, shared_bytes)
         with np.errstate(all="ignore"):
             run(program, threads)
 

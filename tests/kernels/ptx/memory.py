@@ -1,11 +1,12 @@
 """The memory that a kernel may touch: that of its tensors, and what its CTAs share. Anything else is refused."""
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from torch import Tensor
 
+from .conflicts import Accesses, ConflictError, Order
 from .values import UNSIGNED, Array
 
 # Swizzles are of addresses, and repeat after so many bytes.
@@ -17,64 +18,133 @@ class IllegalAccessError(RuntimeError):
 
 
 class GlobalMemory:
-    """The storages of a launch's tensors, which are read and written in place."""
+    """The storages of a launch's tensors, which are read and written in place, and who of `order` does so."""
 
-    def __init__(self, tensors: Sequence[Tensor]) -> None:
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        starts = sorted(start for start, size in storages.items() if size)
-        self._starts = np.array(starts, np.int64)
-        self._sizes = np.array([storages[start] for start in starts], np.int64)
+    def __init__(self, tensors: Mapping[str, Tensor], order: Order) -> None:
+        sharing: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in tensors.items():
+            if tensor.untyped_storage().nbytes():
+                sharing.setdefault(tensor.untyped_storage().data_ptr(), {})[name] = tensor
+        self._starts = np.array(sorted(sharing), np.int64)
+        groups = [sharing[start] for start in self._starts.tolist()]
+        sizes = [next(iter(group.values())).untyped_storage().nbytes() for group in groups]
+        self._ends = self._starts + np.array(sizes, np.int64)
         self._bytes = [
-            np.ctypeslib.as_array((ctypes.c_uint8 * storages[start]).from_address(start)) for start in starts
+            np.ctypeslib.as_array((ctypes.c_uint8 * size).from_address(start))
+            for start, size in zip(self._starts.tolist(), sizes, strict=True)
+        ]
+        self._accesses = [
+            Accesses(order, size, min(tensor.itemsize for tensor in group.values()), " and ".join(group))
+            for group, size in zip(groups, sizes, strict=True)
         ]
 
-    def load(self, addresses: Array, width: int, count: int = 1) -> Array:
+    def load(self, addresses: Array, width: int, count: int, agents: Array) -> Array:
         """[threads, count] unsigned integers of `width` bytes that lie beside each other."""
+        _check_alignment(addresses, width * count)
         result = np.empty((len(addresses), count), UNSIGNED[width])
-        for storage, chosen, places in self._parts(addresses, width, count):
-            result[chosen] = storage[places]
+        for index, chosen, offsets in self._parts(addresses, width * count):
+            self._accesses[index].read(offsets, width * count, agents[chosen])
+            result[chosen] = self._numbers(index, width)[offsets[:, None] // width + np.arange(count)]
         return result
 
-    def store(self, addresses: Array, values: Array) -> None:
+    def store(self, addresses: Array, values: Array, agents: Array) -> None:
         """values: [threads, count] unsigned integers."""
-        for storage, chosen, places in self._parts(addresses, values.dtype.itemsize, values.shape[1]):
-            storage[places] = values[chosen]
+        width, count = values.dtype.itemsize, values.shape[1]
+        _check_alignment(addresses, width * count)
+        for index, chosen, offsets in self._parts(addresses, width * count):
+            self._accesses[index].write(offsets, width * count, agents[chosen])
+            numbers, places = self._numbers(index, width), offsets[:, None] // width + np.arange(count)
+            numbers[places] = values[chosen]
+            if (numbers[places] != values[chosen]).any():
+                raise ConflictError("threads write different numbers in one place")
 
-    def _parts(self, addresses: Array, width: int, count: int) -> list[tuple[Array, Array, Array]]:
-        """For each storage that is touched: its numbers, by which threads, and where."""
-        if (addresses % (width * count)).any():
-            raise IllegalAccessError(f"an address is no multiple of {width * count}")
+    def update(self, address: Array, width: int, combine: Callable[[Array], Array], agent: Array) -> Array:
+        """An atomic at one address: what `combine` makes of the number takes its place; gives what was there."""
+        _check_alignment(address, width)
+        self.note_update(address, width, agent)
+        ((index, _, offset),) = self._parts(address, width)
+        numbers, place = self._numbers(index, width), offset // width
+        before = numbers[place]
+        numbers[place] = combine(before)
+        return before
+
+    def note_update(self, addresses: Array, num_bytes: int, agent: Array) -> None:
+        """As `note_read`."""
+        for index, _, offsets in self._parts(addresses, num_bytes):
+            self._accesses[index].update(offsets, num_bytes, agent)
+
+    def note_read(self, addresses: Array, num_bytes: int, agent: Array) -> None:
+        """Of what is read by other means. Raises what `load` does."""
+        for index, _, offsets in self._parts(addresses, num_bytes):
+            self._accesses[index].read(offsets, num_bytes, agent)
+
+    def note_write(self, addresses: Array, num_bytes: int, agent: Array) -> None:
+        """As `note_read`."""
+        for index, _, offsets in self._parts(addresses, num_bytes):
+            self._accesses[index].write(offsets, num_bytes, agent)
+
+    def _numbers(self, index: int, width: int) -> Array:
+        storage = self._bytes[index]
+        return storage[: len(storage) // width * width].view(UNSIGNED[width])
+
+    def _parts(self, addresses: Array, num_bytes: int) -> Iterator[tuple[int, Array | slice, Array]]:
+        """For each storage that is touched: its index, by which of the addresses, and where, in bytes."""
+        if not len(addresses):
+            return
+        place = np.searchsorted(self._starts, (addresses.min(), addresses.max()), side="right") - 1
+        if place[0] == place[1]:
+            self._check_ends(place[1:], addresses.max(keepdims=True), num_bytes)
+            yield int(place[0]), slice(None), addresses - self._starts[place[0]]
+            return
         place = np.searchsorted(self._starts, addresses, side="right") - 1
+        self._check_ends(place, addresses, num_bytes)
+        for index in np.unique(place).tolist():
+            chosen = np.flatnonzero(place == index)
+            yield index, chosen, addresses[chosen] - self._starts[index]
+
+    def _check_ends(self, place: Array, addresses: Array, num_bytes: int) -> None:
         if (place < 0).any():
             raise IllegalAccessError("an address is before every tensor")
-        offsets = addresses - self._starts[place]
-        beyond = offsets + width * count - self._sizes[place]
+        beyond = addresses + num_bytes - self._ends[place]
         if (beyond > 0).any():
             raise IllegalAccessError(f"an address is {beyond.max()} bytes beyond its tensor")
-        parts = []
-        for index in np.unique(place):
-            chosen = np.flatnonzero(place == index)
-            storage = self._bytes[index]
-            numbers = storage[: len(storage) // width * width].view(UNSIGNED[width])
-            parts.append((numbers, chosen, offsets[chosen, None] // width + np.arange(count)))
-        return parts
+
+
+def _check_alignment(addresses: Array, num_bytes: int) -> None:
+    if (addresses % num_bytes).any():
+        raise IllegalAccessError(f"an address is no multiple of {num_bytes}")
 
 
 class SharedMemory:
-    """num_bytes: of each CTA; at first all bits are set, which is NaN in every float."""
+    """num_bytes: of each CTA; at first all bits are set, which is NaN in every float.
 
-    def __init__(self, num_ctas: int, num_bytes: int) -> None:
+    Warps may write the same number in one place, as compilers have those do that hold the same.
+    """
+
+    def __init__(self, num_ctas: int, num_bytes: int, order: Order) -> None:
         self._num_bytes = num_bytes
         self._stride = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
         self._bytes = np.full(num_ctas * self._stride, 0xFF, np.uint8)
+        self._accesses = Accesses(order, len(self._bytes), 1, "shared memory", may_repeat=True)
 
-    def load(self, ctas: Array | int, addresses: Array, width: int) -> Array:
-        """Unsigned integers, one an address. ctas: whose memory, of each address."""
-        return self._bytes.view(UNSIGNED[width])[self._places(ctas, addresses, width)]
+    def load(self, ctas: Array | int, addresses: Array, width: int, agents: Array) -> Array:
+        """Unsigned integers, one an address. ctas: whose memory, of each address; agents: who reads it."""
+        places = self._places(ctas, addresses, width)
+        self._accesses.read(places * width, width, agents)
+        return self._bytes.view(UNSIGNED[width])[places]
 
-    def store(self, ctas: Array | int, addresses: Array, values: Array) -> None:
-        width = values.dtype.itemsize
-        self._bytes.view(UNSIGNED[width])[self._places(ctas, addresses, width)] = values
+    def store(self, ctas: Array | int, addresses: Array, values: Array, agents: Array) -> None:
+        places, numbers = self._places(ctas, addresses, values.dtype.itemsize), self._bytes.view(values.dtype)
+        does_change = numbers[places] != values
+        offsets = (places * values.dtype.itemsize)[does_change]
+        self._accesses.write(offsets, values.dtype.itemsize, np.broadcast_to(agents, places.shape)[does_change])
+        numbers[places] = values
+        if (numbers[places] != values).any():
+            raise ConflictError("threads write different numbers in one place of shared memory")
+
+    def note_read(self, ctas: Array | int, addresses: Array, width: int, agents: Array) -> None:
+        """What is read from now on, whenever it is done."""
+        self._accesses.read(self._places(ctas, addresses, width) * width, width, agents)
 
     def _places(self, ctas: Array | int, addresses: Array, width: int) -> Array:
         if (addresses % width).any():

@@ -47,7 +47,7 @@ def run(kernel: Any, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> None
         _programs[key] = compiled(kernel, signature, CAPABILITY, options)
     program, shared_bytes = _programs[key]
     x, y, z = (*(grid(arguments) if callable(grid) else grid), 1, 1)[:3]
-    tensors = [value for value in arguments.values() if isinstance(value, Tensor)]
+    tensors = {name: value for name, value in arguments.items() if isinstance(value, Tensor)}
     launch(program, [*signature.values, *_SCRATCH], (x, y, z), shared_bytes, tensors)
     _launches[kernel.fn.__name__] += 1
 

@@ -34,7 +34,7 @@ def emulate(body: str, *tensors: Tensor, num_threads: int = 32, num_ctas: int = 
         [np.uint64(tensor.data_ptr()) for tensor in tensors],
         (num_ctas, 1, 1),
         shared_bytes,
-        tensors,
+        {f"%a{index}": tensor for index, tensor in enumerate(tensors)},
     )
 
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from .conflicts import Order
 from .memory import GlobalMemory, SharedMemory
 from .program import Instruction, Literal, Operand, Parameter, Place, Program, Register, Special
 from .values import DTYPES, SIGNED, UNSIGNED, Array, decoded, encoded, width_of
@@ -19,7 +20,8 @@ class DivergenceError(RuntimeError):
 
 
 class Threads:
-    """active: which of them do the present instruction, None for all; ended: which have returned.
+    """active: which of them do the present instruction, None for all; ended: which have returned; agents: who each of
+    them is to `order`.
 
     All of a CTA lie beside each other. A register that nothing was written to has all bits set.
     """
@@ -31,6 +33,7 @@ class Threads:
         grid: tuple[int, int, int],
         arguments: Sequence[Any],
         memory: GlobalMemory,
+        order: Order,
         shared_bytes: int,
     ) -> None:
         size = program.num_threads
@@ -38,7 +41,12 @@ class Threads:
         self.cta_size = size
         self.ctas = np.repeat(np.arange(len(ctas)), size)
         self.memory = memory
-        self.shared = SharedMemory(len(ctas), shared_bytes)
+        self.shared = SharedMemory(len(ctas), shared_bytes, order)
+        self.order = order
+        # Of the launch's, which each thread is of; and in which of its warps it is.
+        self.programs = np.repeat([x + grid[0] * (y + grid[1] * z) for x, y, z in ctas], size)
+        self._warps = np.arange(self.count) % size // WARP
+        self.agents = order.agents(self.programs, self._warps)
         self.active: Array | None = None
         self.ended = np.zeros(self.count, bool)
         # What was begun and not waited for: see `instructions/copies.py` and `instructions/warpgroups.py`.
@@ -55,6 +63,15 @@ class Threads:
             indices = np.array([cta[axis] for cta in ctas], np.uint32)
             self._special[f"%ctaid.{name}"] = np.repeat(indices, size)
             self._special[f"%nctaid.{name}"] = np.full(self.count, grid[axis], np.uint32)
+
+    def pass_barrier(self, ctas: Array) -> None:
+        """All that the threads of these CTAs did is done."""
+        self.order.barrier(self.programs[ctas * self.cta_size])
+        self.renew_agents()
+
+    def renew_agents(self) -> None:
+        """Who the threads are from now on, to those that ask who touched what."""
+        self.agents = self.order.agents(self.programs, self._warps)
 
     def read(self, operand: Operand, kind: str) -> Array:
         """Of every thread: booleans for `pred`, bfloat16 as float32, else numbers of the type."""

@@ -1,6 +1,10 @@
-"""Triton's kernels, interpreted when their stream comes to them; they may touch their tensors' memory and no other."""
+"""Triton's kernels, interpreted when their stream comes to them, their programs in no order to be relied on.
 
-from collections.abc import Callable
+They may touch their tensors' memory and no other, and no program may touch what another one writes.
+"""
+
+import random
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy
@@ -9,8 +13,13 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from triton.runtime import interpreter
 
+from ....kernels.ptx.conflicts import ConflictError, Order
+from ....kernels.ptx.memory import GlobalMemory
 from .streams import Timeline
 from .tensors import DeviceTensor
+
+_ACQUIRING = (interpreter._ir.MEM_SEMANTIC.ACQUIRE, interpreter._ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
+_RELEASING = (interpreter._ir.MEM_SEMANTIC.RELEASE, interpreter._ir.MEM_SEMANTIC.ACQUIRE_RELEASE)
 
 
 def launch_into(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -23,11 +32,10 @@ def launch_into(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
             return run(self, *args, grid=grid, warmup=warmup, **kwargs)
         if not all(isinstance(tensor, DeviceTensor) for tensor in tensors):
             raise ValueError(f"{self.__name__}: Pointer argument cannot be accessed from Triton (cpu tensor?)")
-        hosts: list[Any] = [tensor.host for tensor in tensors if isinstance(tensor, DeviceTensor)]
         held_args, held_kwargs = tree_map(_host, args), tree_map(_host, kwargs)
 
         def work() -> None:
-            with Touching(hosts):
+            with Touching(_named_tensors(self, held_args, held_kwargs)):
                 run(self, *held_args, grid=grid, warmup=False, **held_kwargs)
 
         timeline.launch(work)
@@ -37,57 +45,142 @@ def launch_into(timeline: Timeline, monkeypatch: pytest.MonkeyPatch) -> None:
     _check_accesses(monkeypatch)
 
 
-def keep_within_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hold kernels that are interpreted on the host to the memory of the tensors that they are given."""
+def check_launches(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Hold kernels that are interpreted on the host to the memory of the tensors that they are given, and their
+    programs to what no other one writes."""
     run = interpreter.InterpretedFunction.run
 
     def launch(self: Any, *args: Any, **kwargs: Any) -> None:
-        with Touching([leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]):
+        with Touching(_named_tensors(self, args, kwargs)):
             run(self, *args, **kwargs)
 
     monkeypatch.setattr(interpreter.InterpretedFunction, "run", launch)
     _check_accesses(monkeypatch)
 
 
+def _named_tensors(kernel: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Tensor]:
+    given = dict(zip(kernel.arg_names, args, strict=False)) | dict(kwargs)
+    return {name: value for name, value in given.items() if isinstance(value, Tensor)}
+
+
 def _check_accesses(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("create_masked_load", "create_masked_store"):
-        monkeypatch.setattr(
-            interpreter.InterpreterBuilder, name, _checked(getattr(interpreter.InterpreterBuilder, name))
-        )
+    builder = interpreter.InterpreterBuilder
+    wrappers = {
+        "set_grid_dim": _beginning,
+        "set_grid_idx": _shuffling,
+        "create_masked_load": _loading,
+        "create_masked_store": _storing,
+        "create_atomic_rmw": _updating,
+        "create_atomic_cas": _updating,
+    }
+    for name, wrap in wrappers.items():
+        monkeypatch.setattr(builder, name, wrap(getattr(builder, name)))
 
 
 class Touching:
-    """While this lasts kernels may read and write these tensors' memory."""
+    """While this lasts kernels may read and write these tensors' memory, and are told of by `current`."""
 
-    ranges: tuple[Any, Any] | None = None
+    current: "Touching | None" = None
 
-    def __init__(self, tensors: list[Tensor]) -> None:
-        storages = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
-        starts = numpy.array(sorted(storages), dtype=numpy.uint64)
-        self._ranges = starts, starts + numpy.array([storages[start] for start in starts.tolist()], dtype=numpy.uint64)
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = tensors
+        self._programs: list[int] = []
 
     def __enter__(self) -> None:
-        Touching.ranges = self._ranges
+        Touching.current = self
 
     def __exit__(self, *_: object) -> None:
-        Touching.ranges = None
+        Touching.current = None
+
+    def begin(self, num_programs: int) -> None:
+        self._order = Order(num_programs)
+        self._memory = GlobalMemory(self._tensors, self._order)
+        self._programs = list(range(num_programs))
+        random.Random(num_programs).shuffle(self._programs)
+
+    def next(self) -> int:
+        """The program that is to run."""
+        self._program = self._programs.pop()
+        return self._program
+
+    def read(self, pointers: Any, mask: Any) -> None:
+        self._memory.note_read(_touched(pointers, mask), _width(pointers), self._agent())
+
+    def write(self, pointers: Any, mask: Any) -> None:
+        self._memory.note_write(_touched(pointers, mask), _width(pointers), self._agent())
+
+    def update(self, pointers: Any, mask: Any, semantic: Any) -> None:
+        addresses = _touched(pointers, mask)
+        self._memory.note_update(addresses, _width(pointers), self._agent())
+        for address in addresses.tolist():
+            self._order.update(self._program, address, semantic in _ACQUIRING, semantic in _RELEASING)
+
+    def _agent(self) -> Any:
+        return self._order.agents(self._program)
 
 
-def _checked(access: Callable[..., Any]) -> Callable[..., Any]:
-    """A load or store that raises where a GPU would say `illegal memory access`, if one is lucky."""
+def _touched(pointers: Any, mask: Any) -> Any:
+    addresses = pointers.data.view(numpy.int64)
+    if mask is None or mask.data.all():
+        return addresses.ravel()
+    return addresses[numpy.broadcast_to(mask.data, addresses.shape).astype(bool)]
 
-    def checked(self: Any, pointers: Any, *rest: Any) -> Any:
-        # A load's mask comes first, a store's after the value.
-        mask = rest[0] if access.__name__.endswith("load") else rest[1]
-        if Touching.ranges is not None:
-            starts, ends = Touching.ranges
-            touched = pointers.data[numpy.broadcast_to(mask.data, pointers.data.shape).astype(bool)]
-            place = numpy.searchsorted(starts, touched, side="right") - 1
-            if touched.size and ((place < 0) | (touched >= ends[place])).any():
-                raise RuntimeError("CUDA error: an illegal memory access was encountered")
-        return access(self, pointers, *rest)
 
-    return checked
+def _width(pointers: Any) -> int:
+    return max(1, pointers.get_element_ty().primitive_bitwidth // 8)
+
+
+def _beginning(set_grid_dim: Callable[..., Any]) -> Callable[..., Any]:
+    def begin(self: Any, *sizes: int) -> None:
+        set_grid_dim(self, *sizes)
+        if Touching.current is not None:
+            Touching.current.begin(int(numpy.prod(sizes)))
+
+    return begin
+
+
+def _shuffling(set_grid_idx: Callable[..., Any]) -> Callable[..., Any]:
+    def set_another(self: Any, *place: int) -> None:
+        if Touching.current is not None:
+            place = tuple(map(int, numpy.unravel_index(Touching.current.next(), self.grid_dim)))
+        set_grid_idx(self, *place)
+
+    return set_another
+
+
+def _loading(access: Callable[..., Any]) -> Callable[..., Any]:
+    def load(self: Any, pointers: Any, mask: Any, *rest: Any) -> Any:
+        if Touching.current is not None:
+            Touching.current.read(pointers, mask)
+        return access(self, pointers, mask, *rest)
+
+    return load
+
+
+def _storing(access: Callable[..., Any]) -> Callable[..., Any]:
+    def store(self: Any, pointers: Any, value: Any, mask: Any, *rest: Any) -> Any:
+        if Touching.current is not None:
+            Touching.current.write(pointers, mask)
+        access(self, pointers, value, mask, *rest)
+        if Touching.current is not None:
+            stored = interpreter._interpreter.load(pointers.data, mask.data, value.data, value.data.dtype)
+            if stored.tobytes() != value.data.tobytes():
+                raise ConflictError("a program writes different numbers in one place")
+
+    return store
+
+
+def _updating(access: Callable[..., Any]) -> Callable[..., Any]:
+    """An exchange has its pointers first, other atomics what they do; both have what they order, and where, last."""
+
+    def update(self: Any, *given: Any) -> Any:
+        if Touching.current is not None:
+            *operands, semantic, _ = given
+            pointers, mask = (operands[0], None) if access.__name__.endswith("cas") else (operands[1], operands[3])
+            Touching.current.update(pointers, mask, semantic)
+        return access(self, *given)
+
+    return update
 
 
 def _host(value: Any) -> Any:

@@ -35,12 +35,17 @@ def _update(threads: Threads, instruction: Instruction, place: Operand, sources:
     addresses = threads.addresses(place, "global")
     values = [threads.read(each, kind) for each in sources]
     for thread in threads.acting():
-        address = addresses[thread : thread + 1]
-        held = threads.memory.load(address, width_of(kind))
-        before[thread] = held[0, 0]
-        number = held.view(values[0].dtype)
-        combined = _OPERATIONS[operation](number, *(each[thread] for each in values)).astype(number.dtype)
-        threads.memory.store(address, combined.view(held.dtype))
+        operands = [each[thread] for each in values]
+
+        def combine(held: Array, operands: list[Any] = operands) -> Array:
+            number = held.view(operands[0].dtype)
+            return _OPERATIONS[operation](number, *operands).astype(number.dtype).view(held.dtype)
+
+        one = slice(thread, thread + 1)
+        before[thread] = threads.memory.update(addresses[one], width_of(kind), combine, threads.agents[one])[0]
+        if "acq_rel" in instruction.modifiers:
+            threads.order.update(int(threads.programs[thread]), int(addresses[thread]), acquires=True, releases=True)
+            threads.renew_agents()
     return before
 
 

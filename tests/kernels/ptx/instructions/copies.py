@@ -76,10 +76,12 @@ def _arrive(threads: Threads, copy: Copy) -> None:
     words = np.zeros((len(copy.threads), copy.size // 4), np.uint32)
     for index in range(copy.size // 4):
         reads = copy.source_sizes > 4 * index
-        words[reads, index] = threads.memory.load(copy.sources[reads] + 4 * index, 4)[:, 0]
+        sources, agents = copy.sources[reads] + 4 * index, threads.agents[copy.threads[reads]]
+        words[reads, index] = threads.memory.load(sources, 4, 1, agents)[:, 0]
     _write_words(threads, copy, words)
 
 
 def _write_words(threads: Threads, copy: Copy, words: Array) -> None:
     places = copy.targets[:, None] + 4 * np.arange(copy.size // 4)
-    threads.shared.store(threads.ctas[copy.threads, None], places, words)
+    agents = threads.agents[copy.threads, None]
+    threads.shared.store(threads.ctas[copy.threads, None], places, words, agents)

@@ -20,7 +20,8 @@ def load_matrices(threads: Threads, instruction: Instruction) -> None:
     warps, places = _row_places(threads, instruction, place)
     for index, target in enumerate(_vector(targets)):
         pairs = np.zeros((threads.count // WARP, WARP, 2), np.uint16)
-        pairs[warps] = threads.shared.load(threads.ctas[warps * WARP][:, None, None], places[:, index], 2)
+        ctas, agents = (each[warps * WARP][:, None, None] for each in (threads.ctas, threads.agents))
+        pairs[warps] = threads.shared.load(ctas, places[:, index], 2, agents)
         threads.write(target, joined(pairs.reshape(-1, 2)))
 
 
@@ -30,7 +31,8 @@ def store_matrices(threads: Threads, instruction: Instruction) -> None:
     warps, places = _row_places(threads, instruction, place)
     for index, source in enumerate(_vector(sources)):
         pairs = parts(threads.read(source, "u32"), 2).reshape(-1, WARP, 2)[warps]
-        threads.shared.store(threads.ctas[warps * WARP][:, None, None], places[:, index], pairs)
+        ctas, agents = (each[warps * WARP][:, None, None] for each in (threads.ctas, threads.agents))
+        threads.shared.store(ctas, places[:, index], pairs, agents)
 
 
 def _row_places(threads: Threads, instruction: Instruction, place: Operand) -> tuple[Array, Array]:

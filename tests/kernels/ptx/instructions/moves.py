@@ -97,11 +97,11 @@ def load(threads: Threads, instruction: Instruction) -> None:
     width, acting = width_of(kind), threads.acting()
     addresses = threads.addresses(place, space)[acting]
     if space == "global":
-        loaded = threads.memory.load(addresses, width, len(targets))
+        loaded = threads.memory.load(addresses, width, len(targets), threads.agents[acting])
     else:
         _check_vector(addresses, width * len(targets))
         each = addresses[:, None] + width * np.arange(len(targets))
-        loaded = threads.shared.load(threads.ctas[acting, None], each, width)
+        loaded = threads.shared.load(threads.ctas[acting, None], each, width, threads.agents[acting, None])
     values = np.zeros((threads.count, len(targets)), UNSIGNED[width])
     values[acting] = loaded
     for index, target in enumerate(targets):
@@ -117,11 +117,11 @@ def store(threads: Threads, instruction: Instruction) -> None:
     addresses = threads.addresses(place, space)[acting]
     values = np.stack([threads.read(source, f"u{8 * width}")[acting] for source in sources], 1)
     if space == "global":
-        threads.memory.store(addresses, values)
+        threads.memory.store(addresses, values, threads.agents[acting])
     else:
         _check_vector(addresses, width * len(sources))
         each = addresses[:, None] + width * np.arange(len(sources))
-        threads.shared.store(threads.ctas[acting, None], each, values)
+        threads.shared.store(threads.ctas[acting, None], each, values, threads.agents[acting, None])
 
 
 def _check_vector(addresses: Array, size: int) -> None:

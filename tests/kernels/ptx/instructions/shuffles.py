@@ -50,7 +50,7 @@ def wait_for_all(threads: Threads, instruction: Instruction) -> None:
     """All threads of a CTA that have not returned are here: who is elsewhere would be waited for in vain."""
     if len(instruction.operands) != 1:
         raise UnknownInstructionError(instruction.text)
-    threads.acting_together(threads.cta_size, instruction)
+    threads.pass_barrier(threads.acting_together(threads.cta_size, instruction))
 
 
 @executes("bar", modifiers="warp sync")

@@ -83,7 +83,13 @@ def begin(threads: Threads, instruction: Instruction) -> None:
         left_descriptor = 0 if isinstance(left, tuple) else _same(threads, left, "u64", warpgroup)
         right_descriptor = _same(threads, right, "u64", warpgroup)
         does_add = bool(_same(threads, adds, "pred", warpgroup))
-        threads.products.append(Product(instruction, warpgroup, group, (left_descriptor, right_descriptor), does_add))
+        product = Product(instruction, warpgroup, group, (left_descriptor, right_descriptor), does_add)
+        threads.products.append(product)
+        # From now on the factors are read.
+        for places, element_bytes in _factors(product):
+            if places is not None:
+                cta, agent = _reader(threads, warpgroup)
+                threads.shared.note_read(cta, places, element_bytes, agent)
 
 
 def _same(threads: Threads, operand: Operand, kind: str, warpgroup: int) -> int:
@@ -97,21 +103,43 @@ def _of(values: Array, warpgroup: int) -> Array:
     return values[warpgroup * WARPGROUP : (warpgroup + 1) * WARPGROUP]
 
 
+def _reader(threads: Threads, warpgroup: int) -> tuple[int, Array]:
+    """Its CTA, and who it is together."""
+    first = warpgroup * WARPGROUP
+    in_cta = first % threads.cta_size // WARPGROUP
+    return int(threads.ctas[first]), threads.order.group_agents(threads.programs[first : first + 1], in_cta)
+
+
+def _factors(product: Product) -> list[tuple[Array | None, int]]:
+    """Where both factors lie, [rows, depth], and of how many bytes a number is; the left may lie in registers."""
+    _, left, _, _, *options = product.instruction.operands
+    shape, _, *kinds = product.instruction.modifiers[-4:]
+    columns, depth = map(int, re.fullmatch(r"m64n(\d+)k(\d+)", shape).groups())
+    transposed = [option == Literal(1) for option in options[2:]]
+    left_bytes, right_bytes = (ELEMENT_BYTES[kind] for kind in kinds)
+    left_places = None
+    if not isinstance(left, tuple):
+        left_places = factor_places(product.descriptors[0], (64, depth), left_bytes, transposed[:1] == [True])
+    right_places = factor_places(product.descriptors[1], (columns, depth), right_bytes, transposed[-1:] == [True])
+    return [(left_places, left_bytes), (right_places, right_bytes)]
+
+
 def _multiply(threads: Threads, product: Product) -> None:
     """`d = a bᵀ`, or that and `d`; summed in float64, and rounded once."""
     instruction, warpgroup = product.instruction, product.warpgroup
-    targets, left, _, _, *options = instruction.operands
+    targets, left, *_ = instruction.operands
     assert isinstance(targets, tuple)
-    shape, result, left_kind, right_kind = instruction.modifiers[-4:]
-    columns, depth = map(int, re.fullmatch(r"m64n(\d+)k(\d+)", shape).groups())
-    transposed = [option == Literal(1) for option in options[2:]]
-    if isinstance(left, tuple):
-        warps = np.zeros((threads.count // 32, 16, depth))
+    *_, result, left_kind, right_kind = instruction.modifiers
+    (left_places, _), (right_places, _) = _factors(product)
+    assert right_places is not None
+    b = _factor(threads, warpgroup, right_places, right_kind)
+    if left_places is None:
+        assert isinstance(left, tuple)
+        warps = np.zeros((threads.count // 32, 16, b.shape[1]))
         fill_left(warps, threads, left, left_kind)
-        a = warps[4 * warpgroup : 4 * warpgroup + 4].reshape(64, depth)
+        a = warps[4 * warpgroup : 4 * warpgroup + 4].reshape(64, -1)
     else:
-        a = _factor(threads, warpgroup, product.descriptors[0], (64, depth), left_kind, transposed[:1] == [True])
-    b = _factor(threads, warpgroup, product.descriptors[1], (columns, depth), right_kind, transposed[-1:] == [True])
+        a = _factor(threads, warpgroup, left_places, left_kind)
     products = a @ b.T
     threads.active = _of_warpgroup(threads, warpgroup)
     for index, target in enumerate(targets):
@@ -128,14 +156,9 @@ def _of_warpgroup(threads: Threads, warpgroup: int) -> Array:
     return mask
 
 
-def _factor(
-    threads: Threads, warpgroup: int, descriptor: int, shape: tuple[int, int], kind: str, is_transposed: bool
-) -> Array:
-    """[rows, depth] of what a descriptor describes."""
-    places = factor_places(descriptor, shape, ELEMENT_BYTES[kind], is_transposed)
-    cta = int(threads.ctas[warpgroup * WARPGROUP])
-    bits = threads.shared.load(cta, places, ELEMENT_BYTES[kind])
-    return decoded(bits, kind).astype(np.float64)
+def _factor(threads: Threads, warpgroup: int, places: Array, kind: str) -> Array:
+    cta, agent = _reader(threads, warpgroup)
+    return decoded(threads.shared.load(cta, places, ELEMENT_BYTES[kind], agent), kind).astype(np.float64)
 
 
 def factor_places(descriptor: int, shape: tuple[int, int], element_bytes: int, is_transposed: bool) -> Array:
