@@ -96,7 +96,7 @@ class RequestReader:
         # Refuses words without tokens.
         tokenizer.encode_bad_words(sampling.bad_words)
         if isinstance(request, ChatCompletionRequest):
-            asked = request.include_reasoning, request.thinking_token_budget
+            asked = request.include_reasoning, request.thinking_token_budget, request.begun
             sampling = with_reasoning(sampling, tokenizer, *asked)
             # Refuses what cannot be beside that.
             sampling.params(0, request.choices)

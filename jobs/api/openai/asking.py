@@ -110,7 +110,7 @@ class Asker:
         calls = expected_calls(body, model.prompts.tokenizer)
         tools = [tool.for_template() for tool in body.tools or ()]
         prompt = model.prompts.chat(messages, body.told_template, tools, body.ending)
-        thinks = body.include_reasoning, body.thinking_token_budget
+        thinks = body.include_reasoning, body.thinking_token_budget, body.begun
         request = self._request(model, prompt, body, model.prompts.context_length, *thinks)
         asked = self._submit(model, [request], body)
         if request.sampling.reasoning:
@@ -145,11 +145,12 @@ class Asker:
         default_max_tokens: int,
         include_reasoning: bool | None = None,
         thinking_token_budget: int | None = None,
+        begun: str | None = None,
     ) -> LiveRequest:
         room = model.prompts.context_length - len(prompt.token_ids)
         # At least one: a prompt that leaves no room is refused for what it is.
         sampling = body.sampling(max(1, min(default_max_tokens, room)), new_seed(), model.sampling_defaults)
-        sampling = with_reasoning(sampling, model.prompts.tokenizer, include_reasoning, thinking_token_budget)
+        sampling = with_reasoning(sampling, model.prompts.tokenizer, include_reasoning, thinking_token_budget, begun)
         model.prompts.check(prompt.token_ids, sampling, "prompt" if isinstance(body, CompletionRequest) else "messages")
         return LiveRequest.new(
             queue=model.live_queue,

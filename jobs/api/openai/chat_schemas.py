@@ -99,6 +99,11 @@ class Message(Body):
             )
         return self
 
+    @property
+    def text(self) -> str:
+        """What it says, without its images."""
+        return "\n".join(part.text or "" for part in self.content or ())
+
     def for_template(self) -> dict[str, Any]:
         """The message as chat templates read it."""
         message: dict[str, Any] = {
@@ -204,11 +209,18 @@ class ChatCompletionRequest(SamplingFields, VllmChatFields, HostedFields):
         return ChatEnding.of(self.add_generation_prompt is not False, bool(self.continue_final_message))
 
     @property
+    def begun(self) -> str | None:
+        """The answer that is gone on with, if one is."""
+        last = self.messages[-1]
+        is_begun = self.ending is ChatEnding.WITHIN_LAST_MESSAGE and last.role == "assistant"
+        return last.text if is_begun else None
+
+    @property
     def echoed(self) -> str:
         """What stands in front of each answer."""
         last = self.messages[-1]
         is_echoed = bool(self.echo) and last.role == "assistant"
-        return "\n".join(part.text or "" for part in last.content or ()) if is_echoed else ""
+        return last.text if is_echoed else ""
 
     @property
     def calls(self) -> ToolChoice:

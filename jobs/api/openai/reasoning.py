@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import fields
 
 from ....engine.errors import InvalidRequestError
+from ....engine.structured.reasoning import ThinkingStage
 from ....engine.text.tokenizer import Tokenizer
 from ...spec.sampling import SamplingSpec
 from ...streams.events import StreamEvent, ThoughtEvent
@@ -67,20 +68,28 @@ class ReasoningParser:
 
 
 def with_reasoning(
-    sampling: SamplingSpec, tokenizer: Tokenizer, include_reasoning: bool | None, thinking_token_budget: int | None
+    sampling: SamplingSpec,
+    tokenizer: Tokenizer,
+    include_reasoning: bool | None,
+    thinking_token_budget: int | None,
+    begun: str | None = None,
 ) -> SamplingSpec:
     """The sampling of a chat that says so, where its model thinks.
 
     Some clients send vLLM's default whatever the model, and it parts nothing of one that does not think. What thinks
-    unless it is told not to is parted where nothing is said. Raises
-    `InvalidRequestError` where the thinking of such a model is to be bounded.
+    unless it is told not to is parted where nothing is said. `begun`: an answer that is gone on with, which is thought
+    about no more unless it ends within the thinking. Raises `InvalidRequestError` where the thinking of a model that
+    does not think is to be bounded.
     """
     if include_reasoning is None and thinking_token_budget is None and not tokenizer.thinks_unless_told:
         return sampling
     try:
-        tokenizer.reasoning(True)
+        tokens = tokenizer.reasoning(True)
     except InvalidRequestError as error:
         if thinking_token_budget is None:
             return sampling
         raise InvalidRequestError(f"thinking_token_budget: {error}", "thinking_token_budget") from error
+    assert tokens is not None
+    if begun is not None and tokens.stage(tokenizer.encode(begun, add_special_tokens=False)) is not ThinkingStage.OPEN:
+        return sampling
     return sampling.model_copy(update={"reasoning": True, "thinking_token_budget": thinking_token_budget})

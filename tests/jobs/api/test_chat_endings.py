@@ -1,5 +1,7 @@
 """Answers that go on from a last message, as vLLM's server gives them: live, streamed, in batches, and as responses."""
 
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -8,9 +10,15 @@ from openai import BadRequestError, OpenAI
 from headrace import LLM, SamplingParams
 from headrace.jobs.api.openai.body import parse_body
 from headrace.jobs.api.openai.response_schemas import ResponsesRequest
+from headrace.jobs.batches.lines import BatchLine
+from headrace.jobs.batches.requests import RequestReader
+from headrace.jobs.live.prompt import LivePrompts
+from headrace.jobs.shards.row_sampling import RowSampling
 
+from ...engine.harmony import harmony_copy
+from ...engine.thinking import thinking_copy
 from ..running import MODEL
-from .batch_lines import chat_line, create, file_lines, wait_for
+from .batch_lines import CHAT, chat_line, create, file_lines, wait_for
 
 NAME = MODEL.name
 QUESTION: Any = {"role": "user", "content": "Where is my parcel?"}
@@ -82,6 +90,28 @@ def test_which_items_are_gone_on_with(fields: dict[str, Any], goes_on: bool) -> 
     for items, expected in (([QUESTION, item], goes_on), ([QUESTION, item, QUESTION], False)):
         chat = parse_body(ResponsesRequest, {"model": "m", "input": items}).as_chat()
         assert bool(chat.continue_final_message) is expected
+
+
+@pytest.mark.parametrize(("copy", "open_thought"), [(thinking_copy, "<think>\n"), (harmony_copy, None)])
+def test_an_answer_that_is_begun_is_not_thought_about_again(
+    copy: Callable[[Path, Path], Path], open_thought: str | None, tmp_path: Path
+) -> None:
+    """With a budget, or held to a form, a model that thinks would begin to do so within what it says."""
+    reader = RequestReader(CHAT, LivePrompts(copy(MODEL, tmp_path / "thinker")), "key")
+
+    def thinks(content: str, **fields: Any) -> bool:
+        messages = [QUESTION, {"role": "assistant", "content": content}]
+        body = {"model": "m", "messages": messages, "include_reasoning": True, "thinking_token_budget": 5, **fields}
+        row = reader.row(0, BatchLine(1, "x", body))
+        assert row.error is None
+        assert row.sampling is not None
+        return RowSampling.model_validate_json(row.sampling).sampling.reasoning
+
+    for said in ("ship", "one two three four five six seven eight nine ten eleven twelve thirteen"):
+        assert thinks(said)
+        assert not thinks(said, **WITHIN)
+    if open_thought is not None:
+        assert thinks(open_thought, **WITHIN)
 
 
 @pytest.mark.parametrize("content", [None, ""])
