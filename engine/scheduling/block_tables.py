@@ -87,15 +87,25 @@ class BlockTables:
         return self.states.awaits(sequence, sequence.hashes()[:usable], num_cached)
 
     def chunk(self, sequence: Sequence, budget: int) -> int:
-        """How many of its tokens the sequence can compute in a step, at most `budget`."""
+        """How many of its tokens the sequence computes in a step, at most `budget`."""
+        num_tokens = self._uncut_chunk(sequence, budget)
+        return num_tokens if self.states is None else self.states.chunk(sequence, num_tokens)
+
+    def _uncut_chunk(self, sequence: Sequence, budget: int) -> int:
+        """As `chunk`, were no state to be kept on the way."""
         num_tokens = min(sequence.num_uncomputed_tokens, budget)
-        if self.states is not None:
-            num_tokens = self.states.chunk(sequence, num_tokens)
         if self._window is None:
             return num_tokens
         # A sequence longer than the memory advances by what its window leaves free.
         last_block = self.cache.num_blocks + self._first_needed(sequence, sequence.num_computed_tokens)
         return min(num_tokens, last_block * sequence.block_size - sequence.num_computed_tokens)
+
+    def can_begin(self, sequence: Sequence, budget: int) -> bool:
+        """Whether there are blocks for a step's worth of the sequence, uncut.
+
+        Begun with those up to a cut alone, it might have to give all of them up again before the next step.
+        """
+        return self.can_grow(sequence, self._uncut_chunk(sequence, budget))
 
     def can_grow(self, sequence: Sequence, num_tokens: int, num_spare: int = 0) -> bool:
         """Whether there are blocks for so many more tokens, and `num_spare` others."""

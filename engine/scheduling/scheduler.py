@@ -169,10 +169,10 @@ class Scheduler:
         if len(self.running) >= self._max_num_seqs:
             return False
         self._tables.attach(sequence, None if self._tables.states is None else self.waiting.second)
-        num_tokens = self._tables.chunk(sequence, plan.room_for(sequence))
-        if not self._tables.can_grow(sequence, num_tokens):
+        if not self._tables.can_begin(sequence, plan.budget):
             self._tables.detach(sequence)
             return False
+        num_tokens = self._tables.chunk(sequence, plan.room_for(sequence))
         self.waiting.remove(sequence)
         self._call_next(sequence)
         self._seat(sequence)

@@ -5,11 +5,12 @@ from functools import partial
 
 import pytest
 
+from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.kv_cache.swap import PreemptionCosts, is_swap_cheaper
 from headrace.engine.request import Request
 
-from ..fakes import fake_answer, make_engine
+from ..fakes import FakeRunner, fake_answer, fake_engine, make_engine
 from ..running import greedy_params, run_all, token_ids
 
 PREFIX = [token % 10 + 1 for token in range(32)]
@@ -29,6 +30,16 @@ def test_a_swapped_sequence_computes_nothing_again(is_caching):
         assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
     assert engine.stats.num_swaps == engine.stats.num_preemptions > 0
     assert engine.stats.num_computed_tokens == 3 * (11 + 29)
+
+
+def test_of_a_model_with_states_a_row_begins_again_where_there_is_room_for_all_of_it():
+    """Two that need 28 blocks have 20: begun up to where its own are still cached, the second had to stop again."""
+    engine = fake_engine(FakeRunner(20, 8, num_states=20), EngineConfig(block_size=8), context=120)
+    requests = [Request(str(first), [first, *PREFIX, *PREFIX, *PREFIX[:8]], greedy_params(39)) for first in range(1, 3)]
+    events = run_all(engine, requests)
+    for request in requests:
+        assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
+    assert engine.stats.num_preemptions == 1
 
 
 def test_what_finds_no_room_in_the_swap_space_is_computed_again():
