@@ -76,7 +76,9 @@ class PartGroups:
             raise self._damaged(name, error) from error
 
     def _damaged(self, name: str, error: Exception) -> PartDamaged:
-        return PartDamaged(f"part {self.folder}/{name} cannot be read: {' '.join(str(error).split())}")
+        why = " ".join(str(error).split())
+        advice = f"remove it to read the others ({why})" if self.may_miss else why
+        return PartDamaged(f"part {self.folder}/{name} cannot be read: {advice}")
 
     def _read(
         self, names: Sequence[str], columns: Sequence[str] | None, filter: "ds.Expression | None", gone: set[str]
