@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,7 +23,7 @@ def write_parquet(path: Path, table: pa.Table) -> None:
             os.fsync(file.fileno())
         sync_folder(path.parent)
     except OSError as error:
-        path.unlink(missing_ok=True)
+        _remove_if_possible(path)
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
 
 
@@ -40,7 +41,13 @@ def write_lines(path: Path, lines: Iterable[str]) -> None:
         raise StorageError(f"cannot write {path}: {error.strerror or error}") from error
     finally:
         # Also where `lines` raises.
-        temporary.unlink(missing_ok=True)
+        _remove_if_possible(temporary)
+
+
+def _remove_if_possible(path: Path) -> None:
+    """Where a file cannot be written, as the disk is only to be read, what is left of it cannot be removed either."""
+    with suppress(OSError):
+        path.unlink()
 
 
 def sync_folder(folder: Path) -> None:

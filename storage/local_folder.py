@@ -122,19 +122,20 @@ class LocalFolder(OutputFolder):
     def publish(self, name: str) -> None:
         path = self.path / name
         try:
-            self._hidden(name).rename(path)
-        except FileNotFoundError:
-            if not path.exists():
-                raise PartMissing(f"part {path} is gone") from None
+            try:
+                self._hidden(name).rename(path)
+            except FileNotFoundError:
+                if not path.exists():
+                    raise PartMissing(f"part {path} is gone") from None
+            sync_folder(self.path)
         except OSError as error:
             raise StorageError(f"cannot publish {path}: {error.strerror}") from error
-        sync_folder(self.path)
 
     def withdraw(self, name: str) -> None:
-        (self.path / name).unlink(missing_ok=True)
+        _remove(self.path / name)
 
     def discard(self, name: str) -> None:
-        self._hidden(name).unlink(missing_ok=True)
+        _remove(self._hidden(name))
 
     def remove_merged(self, names: Sequence[str]) -> None:
         # The hidden names first: who is about to publish one too has done so by then, or cannot any more.
@@ -180,3 +181,10 @@ class LocalFolder(OutputFolder):
 
     def _hidden(self, name: str) -> Path:
         return self.path / f".{name}.tmp"
+
+
+def _remove(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise StorageError(f"cannot remove {path}: {error.strerror}") from error

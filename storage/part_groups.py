@@ -76,7 +76,9 @@ class PartGroups:
             raise self._damaged(f"part {self.folder}/{name}", error) from error
 
     def _damaged(self, part: str, error: Exception) -> PartDamaged:
-        return PartDamaged(f"{part} cannot be read: {' '.join(str(error).split())}")
+        why = " ".join(str(error).split())
+        advice = f"remove it to read the others ({why})" if self.may_miss else why
+        return PartDamaged(f"{part} cannot be read: {advice}")
 
     def _read(
         self, names: Sequence[str], columns: Sequence[str] | None, filter: "ds.Expression | None", gone: set[str]

@@ -119,7 +119,9 @@ def without_images(table: pa.Table) -> pa.Table:
 def read_shard(path: Path) -> pa.Table:
     """All rows of a shard. Raises SpoolDamaged, also when it is gone or only cannot be read now."""
     try:
-        return pq.read_table(path, partitioning=None)
+        # Not `read_table`, which imports half of pyarrow first, in each of a worker's threads at the same time.
+        with pq.ParquetFile(path) as file:
+            return file.read()
     except (OSError, pa.ArrowException) as error:
         # The system's own refusals have a number, Arrow's have none.
         if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileNotFoundError):

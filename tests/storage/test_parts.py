@@ -68,6 +68,17 @@ def test_part_that_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
         LocalFolder(tmp_path / "gone").write_part(NAME, table(1))
 
 
+def test_where_nothing_can_be_written_or_removed_it_is_named(tmp_path: Path) -> None:
+    """As on a disk that is only to be read: what is left of a part cannot be removed there either."""
+    folder = LocalFolder(tmp_path / "file")
+    folder.path.touch()
+    with pytest.raises(StorageError, match=f"cannot write .*{NAME}.*: Not a directory"):
+        folder.write_part(NAME, table(1))
+    for remove in (folder.discard, folder.withdraw):
+        with pytest.raises(StorageError, match=f"cannot remove .*{NAME}.*: Not a directory"):
+            remove(NAME)
+
+
 def test_full_disk_leaves_nothing(tmp_path: Path) -> None:
     # The device that is always full, in the place of the temporary file.
     (tmp_path / f".{NAME}.tmp").symlink_to("/dev/full")

@@ -1,6 +1,7 @@
 """Planned rows to a file and back."""
 
 import resource
+import sys
 from pathlib import Path
 
 import pyarrow as pa
@@ -79,4 +80,14 @@ def test_a_shard_that_cannot_be_read_now_is_not_lost(tmp_path: Path) -> None:
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert "submit the job again" not in str(refused.value)
+    assert read_shard(path).num_rows == len(ROWS)
+
+
+def test_a_shard_is_read_without_the_half_of_pyarrow_that_is_imported_late(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker's threads would import it at once: where no file can be opened then, pyarrow says something else."""
+    path = tmp_path / "00000.parquet"
+    write_shard(path, ROWS, pa.schema([]))
+    monkeypatch.setitem(sys.modules, "pyarrow.dataset", None)
     assert read_shard(path).num_rows == len(ROWS)

@@ -59,7 +59,7 @@ def test_the_first_rows_are_read_alone(served, headrace, tmp_path):
     for part in (tmp_path / "out").glob("*.parquet"):
         if pq.read_table(part, columns=["row"], partitioning=None)["row"][0].as_py() >= 32:
             spoil(part, "text")
-    assert_refused(headrace(served, "results", job), "part ", "cannot be read")
+    assert_refused(headrace(served, "results", job), "part ", "cannot be read", "remove it to read the others")
     result = headrace(served, "results", job, "--head", "5")
     assert (result.status, result.out.splitlines()) == (0, whole[:5])
 
