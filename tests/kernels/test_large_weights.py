@@ -26,6 +26,7 @@ from headrace.kernels.lora import AdapterMatrices, TokenTiles
 from headrace.kernels.lora.triton import add_low_rank_triton
 from headrace.kernels.moe.stacked_experts import ByteMatrices, Int4Matrices, PlainMatrices, StackedExperts
 from headrace.kernels.moe.triton import mix_stacked_experts_triton
+from headrace.kernels.moe.triton_kernels import experts_kernel
 
 from .large_tensors import DTYPE, apart, at_the_end, huge, refuse_overflows, run_last_programs
 
@@ -131,6 +132,20 @@ def test_experts(stacked):
     matrices = stacked(NUM_EXPERTS, 2 * INNER, SIZE), stacked(NUM_EXPERTS, SIZE, INNER)
     x, ids = numbers(1, SIZE), torch.tensor([[NUM_EXPERTS - 1]])
     mix_stacked_experts_triton(x, StackedExperts(*matrices, Gate.SILU), ids, torch.ones(1, 1))
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_many_pairs_of_a_token_and_an_expert(is_first):
+    """The last one among the sorted, and the last one: of a long step in a mixture where each token has one expert."""
+    count, size = 700_000, 4096
+    pairs, tiles = huge(count, dtype=torch.int32), torch.tensor([[0, count - 1, 1]], dtype=torch.int32)
+    pairs[-1] = count - 1
+    x, output = huge(count, size)[:, :64], huge(count, size)
+    x[-1] = 1
+    weight, sizes = numbers(1, size, 64), (size, 64, 1, size)
+    options = {"HAS_BIAS": False, "IS_WHOLE": True, "PRECISION": "ieee", "ROWS": 16, "OUTPUTS": size, "INPUTS": 64}
+    experts_kernel[(1,)](output, x, weight, weight, pairs, tiles, *sizes, CHOSEN=1, IS_FIRST=is_first, **options)
+    assert torch.equal(output[-1], weight[0].sum(1))
 
 
 @pytest.mark.usefixtures("_all_programs")
