@@ -164,19 +164,20 @@ def test_tokens_of_rows_of_logits(monkeypatch):
 
 @pytest.mark.parametrize("lengths", [(1, 2), (17, 1)], ids=["few", "chunks"])
 def test_gated_delta(lengths):
-    """With as many slots as take ten gigabytes, and tokens far apart."""
-    slots = StateSlots(lengths, (4999, 4997), (4998, 4997), torch.device("cpu"))
-    rule, conv = rule_case(lengths, (2, 4, 24, 40), DTYPE, slots.device), conv_case(lengths, 40, 4, DTYPE, slots.device)
-    few = StateSlots(lengths, (2, 0), (1, 0), slots.device)
+    """With as many slots as have more than 2**31 numbers, and tokens far apart; as with few, side by side."""
+    cpu = torch.device("cpu")
+    rule, conv = rule_case(lengths, (2, 4, 24, 40), DTYPE, cpu), conv_case(lengths, 40, 4, DTYPE, cpu)
+    few = StateSlots(lengths, (2, 0), (1, 0), cpu)
     for launch, given, rows in (
         (gated_delta_rule_triton, vars(rule), ("mixed", "decay", "beta")),
         (causal_conv_triton, vars(conv), ("x",)),
     ):
         states = torch.randn(3, *given["states"].shape[1:]).to(given["states"].dtype)
-        moved = {name: apart(given[name]) for name in rows}
-        # A slot has as many numbers as those of large models.
-        large = huge(5000, *states.shape[1:], dtype=states.dtype)
+        before = 2**31 // states[0].numel() + 1
+        large = huge(before + 3, *states.shape[1:], dtype=states.dtype)
         large[-3:] = states
+        slots = StateSlots(lengths, (before + 2, before), (before + 1, before), cpu)
+        moved = {name: apart(given[name]) for name in rows}
         got = launch(**given | moved | {"states": large, "slots": slots})
         assert torch.equal(got, launch(**given | {"states": states, "slots": few}))
         assert torch.equal(large[-3:], states)
