@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from .ptx.conflicts import ConflictError
 from .ptx.snippets import emulate, into_shared
 
 
@@ -189,3 +190,16 @@ def test_a_factor_in_registers_and_one_that_must_stay(end, is_late):
     emulate(body, *given, num_threads=128, shared_bytes=FACTOR_BYTES)
     got = torch.cat([result_of(warp) for warp in sums.view(4, 32, 32)])
     assert torch.equal(got, a @ b.T) is not is_late
+
+
+def test_a_factor_that_the_other_warps_may_not_have_written_yet():
+    """A warpgroup reads what all of its warps have copied: there has to be a barrier between."""
+    memory, lanes = torch.zeros(128, FACTOR_BYTES // 256), torch.zeros(128, 8).bfloat16()
+    body = f"""
+        {into_shared(FACTOR_BYTES // 128)} mov.b64 %rd0, 0; mov.b64 %rd1, {descriptor(0, 128)};
+        {warpgroup_product("{%r0, %r0, %r0, %r0}", [(0, 0)], WAIT, "0")}
+    """
+    given = memory.bfloat16(), torch.zeros(128, 32), lanes
+    emulate(body, *given, num_threads=128, shared_bytes=FACTOR_BYTES)
+    with pytest.raises(ConflictError, match=r"warps of program 0 reads what warp . of program 0 wrote"):
+        emulate(body.replace("bar.sync 0;", ""), *given, num_threads=128, shared_bytes=FACTOR_BYTES)
