@@ -62,3 +62,13 @@ def test_answers_are_the_cpus(folder, is_async, monkeypatch):
         assert isinstance(runner, ModelRunner)
         assert runner.num_captures > 2
         assert min(eager) > 1
+
+
+def test_a_prompt_takes_no_more_memory_than_was_measured(folder, monkeypatch):
+    """Layers with a state take many tokens of one sequence by chunks, for which they need memory."""
+    options = OPTIONS | {"dtype": "float16", "num_gpu_blocks_override": None, "max_num_batched_tokens": 48}
+    with simulated_gpu(monkeypatch, total_bytes=4 * 2**20) as gpu:
+        llm = LLM(folder, **options, device="cuda", enforce_eager=True, gpu_memory_utilization=0.9)
+        gpu.memory.reset_peak()
+        llm.generate(["as long as a step " * 2], SamplingParams(max_tokens=1))
+        assert gpu.memory.max_reserved <= 0.9 * gpu.memory.total

@@ -225,6 +225,7 @@ def test_where_no_file_can_be_opened_streams_wait(url: str) -> None:
     """Before it connects for the first time redis-py reads a file that says its version."""
     code = """
 import importlib.metadata, logging, resource, sys, threading
+from headrace.jobs.streams.events import StreamEnd
 from headrace.jobs.streams.publisher import StreamPublisher
 
 tried = threading.Event()
@@ -241,7 +242,7 @@ with StreamPublisher(sys.argv[1], 60) as publisher:
     resource.setrlimit(resource.RLIMIT_NOFILE, (0, limits[1]))
     publisher.open("req_a", 1)
     publisher.append("req_a", [1], ["a"])
-    publisher.finish("req_a", "stop", "", None)
+    publisher.finish("req_a", StreamEnd("stop"))
     assert tried.wait(60)
     resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert publisher.flush(30)
