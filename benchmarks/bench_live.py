@@ -54,7 +54,7 @@ Ask = Callable[[LiveRequest, int], float]
 BULK_ROWS = 64
 BULK_TOKENS = 1500
 # Of a bulk row, nothing of it shared; as many as keep the engine full of prompts to the end.
-BULK_PROMPT_TOKENS, BULK_ANSWER_TOKENS, BULK_ROWS_A_REQUEST = 512, 8, 64
+BULK_PROMPT_TOKENS, BULK_ANSWER_TOKENS, BULK_ROWS_A_REQUEST = 512, 8, 80
 LIVE_TOKENS = 16
 
 
