@@ -6,7 +6,7 @@ from torch import Tensor
 
 from headrace.engine.config import EngineConfig
 from headrace.engine.execution.batch import Batch
-from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits
+from headrace.engine.execution.cuda_graphs import CudaGraphs, GraphLimits, Replay
 from headrace.engine.request import Request, RequestEvent, SamplingParams
 from headrace.kernels.gated_delta import StateSlots
 from headrace.kernels.kv_cache import PADDING_SLOT
@@ -39,17 +39,26 @@ class GraphedRunner(FakeRunner):
     def __init__(self, num_blocks: int, num_states: int) -> None:
         super().__init__(num_blocks, BLOCK_SIZE, num_states=num_states)
         self.num_replays = 0
+        self.num_captures = 0
+        self._is_captured = False
         self._batch: Batch | None = None
-        limits = GraphLimits(SIZES, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, max_num_seqs=8, max_graphs=40)
-        self._graphs = CudaGraphs(
-            self._forward, limits, self.device, lambda function: function, has_states=num_states > 0
-        )
+        # One graph at a time: of a size that comes again it is made again, after steps were computed with it.
+        limits = GraphLimits(SIZES, CONTEXT // BLOCK_SIZE, BLOCK_SIZE, max_num_seqs=8, max_graphs=1)
+        self._graphs = CudaGraphs(self._forward, limits, self.device, self._capture, has_states=num_states > 0)
 
     def execute(self, batch: Batch) -> Tensor:
         self._batch = batch
         hidden = self._graphs.forward(batch)
         assert len(batch.wanted(hidden)) == len(batch.last_token_index)
         return super().execute(batch)
+
+    def _capture(self, function: Replay) -> Replay:
+        """As torch's, it computes all of it once before."""
+        self.num_captures += 1
+        self._is_captured = True
+        function()
+        self._is_captured = False
+        return function
 
     def _forward(
         self,
@@ -63,6 +72,8 @@ class GraphedRunner(FakeRunner):
             for window in WINDOWS:
                 plan = plan_attention(attention, SHAPE, window)
                 attention.device_plans[SHAPE, window] = DevicePlan.holding(plan, 4, 64, self.device)
+        elif self._is_captured:
+            self._check_nobody_has_a_state(states)
         elif self._batch is not None:
             self.num_replays += 1
             try:
@@ -83,6 +94,10 @@ class GraphedRunner(FakeRunner):
             plan = held_plan(held)
             assert seen(plan, BLOCK_SIZE, window) == wanted(batch.attention, window)
             check_parts(plan)
+
+    def _check_nobody_has_a_state(self, states: StateSlots | None) -> None:
+        """It would be changed by what is computed for the capture's sake."""
+        assert states is None or {length for _, length, _, _ in states.table.sequences.tolist()} == {0}
 
     def _check_states(self, batch: Batch, size: int, states: StateSlots | None) -> None:
         """Of decodes each token has its sequence's; padding has none."""
@@ -157,6 +172,7 @@ def test_graphs_are_given_what_each_step_is(num_blocks, num_states, is_async, ad
         assert token_ids(events[request.request_id]) == fake_answer(request, engine.max_model_len)
     assert bool(engine.stats.num_preemptions) == (num_blocks == 30)
     assert runner.num_replays > 20
+    assert num_blocks > 30 or runner.num_captures > len(SIZES)
     # Two kinds of layers; and plans go on in more than one series of steps.
     assert len(advanced) > 20
     assert len({id(each) for each in advanced}) > 2
