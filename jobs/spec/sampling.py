@@ -111,9 +111,7 @@ class SamplingSpec(BaseModel):
     @field_validator("stop")
     @classmethod
     def _is_text(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(value) > MAX_STOPS or max(map(len, value), default=0) > MAX_STOP_CHARACTERS:
-            raise ValueError(f"must be at most {MAX_STOPS} texts of up to {MAX_STOP_CHARACTERS} characters")
-        return storable(value)
+        return _looked_for(value, MAX_STOPS)
 
     @field_validator("bad_words", mode="before")
     @classmethod
@@ -123,9 +121,7 @@ class SamplingSpec(BaseModel):
     @field_validator("bad_words")
     @classmethod
     def _are_words(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        if len(value) > MAX_BAD_WORDS or max(map(len, value), default=0) > MAX_STOP_CHARACTERS:
-            raise ValueError(f"must be at most {MAX_BAD_WORDS} texts of up to {MAX_STOP_CHARACTERS} characters")
-        return storable(value)
+        return _looked_for(value, MAX_BAD_WORDS)
 
     @field_validator("top_logprobs")
     @classmethod
@@ -179,6 +175,12 @@ class SamplingSpec(BaseModel):
                 if token >= vocab_size:
                     problem = f": token id {token} is outside the vocabulary of {vocab_size} tokens"
                     raise SpecError(Argument(name), problem, field=f"sampling.{name}")
+
+
+def _looked_for(texts: tuple[str, ...], most: int) -> tuple[str, ...]:
+    if len(texts) > most or max(map(len, texts), default=0) > MAX_STOP_CHARACTERS:
+        raise ValueError(f"must be at most {most} texts of up to {MAX_STOP_CHARACTERS} characters")
+    return storable(texts)
 
 
 def row_seed(seed: int, row: int) -> int:

@@ -17,6 +17,7 @@ from headrace.engine.execution.draft_model import DraftModel
 from headrace.engine.request import FinishReason, Request, RequestEvent, RequestOutputKind, SamplingParams
 from headrace.engine.scheduling import state_tables
 from headrace.engine.scheduling.step_plan import StepPlan
+from headrace.engine.scheduling.token_budget import TokenBudget
 from headrace.engine.serving import served_request
 from headrace.engine.structured.choices import build_choice_tree
 
@@ -86,6 +87,17 @@ MOST_TOKENS = 32
 POISON, BREAKS = 10, 9
 
 
+class FixedBudget(TokenBudget):
+    """Learns nothing from steps' times."""
+
+    def __init__(self, full: int, beside_urgent: int) -> None:
+        super().__init__(full)
+        self.beside_urgent = beside_urgent
+
+    def took(self, seconds: float, num_tokens: int, num_sequences: int) -> None:
+        pass
+
+
 class EngineMachine(RuleBasedStateMachine):
     """Arrivals, aborts, steps and failures in any order; afterwards everything left is run to its end."""
 
@@ -125,9 +137,7 @@ class EngineMachine(RuleBasedStateMachine):
         draft = DraftModel(self.second, MOST_TOKENS - 4, VOCAB_SIZE, config.block_size) if is_drafted else None
         self.engine = fake_engine(self.runner, config, MOST_TOKENS, draft)
         check_every_plan(self.engine)
-        # Whatever it would learn from steps' times.
-        budget = self.engine._scheduler.budget
-        budget.beside_urgent, budget.took = beside_urgent, lambda *_: None  # type: ignore[method-assign]
+        self.engine._scheduler.budget = FixedBudget(config.max_num_batched_tokens, beside_urgent)
         self.live: dict[str, Request] = {}
         self.events: dict[str, list[RequestEvent]] = {}
         self.num_added = 0
