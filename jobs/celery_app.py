@@ -109,7 +109,10 @@ def ring_for_shards(app: Celery, queue: str, shard_ids: Sequence[str]) -> None:
 
 
 def send_request(app: Celery, queue: str, *request_ids: str) -> None:
-    """Ring for interactive requests. Raises kombu's OperationalError when Redis cannot be reached."""
+    """Ring for interactive requests.
+
+    Raises kombu's OperationalError when Redis cannot be reached, and redis' errors when it takes nothing in.
+    """
     with app.producer_pool.acquire(block=True) as producer:
         for start in range(0, len(request_ids), _REQUESTS_PER_BELL):
             some = request_ids[start : start + _REQUESTS_PER_BELL]

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from itertools import chain, compress
 
 from anyio.to_thread import run_sync
-from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from ..client.client import Client
@@ -113,7 +112,7 @@ class LiveAnswers:
         groups = [submission.requests for submission in submissions]
         try:
             are_taken = self._requests.register(groups, self._client.settings.max_open_requests)
-            self._ring([each for group in compress(groups, are_taken) for each in group])
+            self._requests.ring(*(each for group in compress(groups, are_taken) for each in group))
         # The boundary: whoever waits is to hear of it.
         except Exception as error:  # noqa: BLE001
             self.cancel(chain.from_iterable(groups))
@@ -125,13 +124,6 @@ class LiveAnswers:
                 submission.done.set_result(None)
             else:
                 submission.done.set_exception(too_many_open())
-
-    def _ring(self, requests: Sequence[LiveRequest]) -> None:
-        try:
-            self._requests.ring(*requests)
-        except OperationalError as error:
-            # They are queued: a worker's sweeper finds them.
-            logger.warning("%d requests wait for a sweeper, Redis does not answer: %s", len(requests), error)
 
     def cancel(self, requests: Iterable[LiveRequest]) -> None:
         """Have requests end soon, or once Redis takes anything in again; returns at once."""

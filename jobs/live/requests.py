@@ -16,6 +16,7 @@ from itertools import chain
 from typing import Annotated, Any, Self
 
 from celery import Celery
+from kombu.exceptions import OperationalError
 from pydantic import BaseModel, ConfigDict, Field
 from redis.exceptions import RedisError
 
@@ -203,10 +204,7 @@ class LiveRequests:
         self._redis.close()
 
     def submit(self, *requests: LiveRequest) -> None:
-        """Queue requests and ring for workers. Harmless when repeated: a request that is known is not queued again.
-
-        Also raises kombu's `OperationalError`; when the bells alone failed, a worker's sweeper finds the requests.
-        """
+        """Queue requests and ring for workers. Harmless when repeated: a request that is known is not queued again."""
         self.register([requests])
         self.ring(*requests)
 
@@ -233,12 +231,20 @@ class LiveRequests:
         return are_taken
 
     def ring(self, *requests: LiveRequest) -> None:
-        """Tell workers of requests that are queued. Raises kombu's `OperationalError`."""
+        """Tell workers of requests that are queued.
+
+        What Redis does not take is only told of: a worker's sweeper finds whatever was not rung for.
+        """
         ids: dict[str, list[str]] = {}
         for request in requests:
             ids.setdefault(request.queue, []).append(request.id)
         for queue, request_ids in ids.items():
-            send_request(self._app, queue, *request_ids)
+            try:
+                send_request(self._app, queue, *request_ids)
+            except (OperationalError, RedisError) as error:
+                logger.warning(
+                    "%d requests wait for a sweeper, Redis took no message of them: %s", len(request_ids), error
+                )
 
     def cancel(self, request_id: str) -> bool:
         """Have a request end soon, with the finish reason "abort"; false when it is unknown or has ended.

@@ -19,7 +19,7 @@ from headrace.jobs.live import asking, cancellations
 from headrace.jobs.live.asking import GenerationError
 from headrace.jobs.live.cancellations import Cancellations
 from headrace.jobs.live.keys import request_key
-from headrace.jobs.live.requests import LiveRequest, LiveState
+from headrace.jobs.live.requests import LiveRequest, LiveRequests, LiveState
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.spec.sampling import SamplingSpec
@@ -76,6 +76,37 @@ def test_a_disk_that_fills_after_a_request_was_taken(
         assert refused.headers["Retry-After"] == "5"
     for said in ("wait for nothing any more", "not called off yet"):
         assert caplog.text.count(said) == 1
+
+
+@pytest.mark.usefixtures("lasting_presence")
+def test_a_bell_that_is_refused_is_as_one_that_is_lost(
+    client: Client,
+    server: InProcessServer,
+    tmp_path: Path,
+    start: Callable[..., "Future[Any]"],
+    wait_until: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The request is queued, and whoever asked waits for its answer."""
+    ring = LiveRequests.ring
+
+    def ring_too_late(requests: LiveRequests, *rung: LiveRequest) -> None:
+        # Who connects only now is refused before there is a bell.
+        ring(requests, *rung)
+        with full_disk(tmp_path, wait_until):
+            ring(requests, *rung)
+
+    monkeypatch.setattr(LiveRequests, "ring", ring_too_late)
+    with WorkerPresence(client.redis_url) as presence, live_desk(tmp_path) as desk:
+        presence.announce(shard_queue(str(MODEL), Precision()), WorkerId("another-host", 7, "x"))
+        asked = start(httpx2.post, f"{server.url}/v1/chat/completions", json=BODY, timeout=60)
+        wait_until(lambda: "1 requests wait for a sweeper" in caplog.text or asked.done(), "the bell is refused")
+        (request_id,) = desk.open_ids()
+        with StreamPublisher(client.redis_url) as publisher:
+            publisher.open(request_id, 1)
+            publisher.finish(request_id, StreamEnd("stop", "Here.", StreamUsage(1, 0, 1)))
+        assert asked.result(60).json()["choices"][0]["message"]["content"] == "Here."
 
 
 def test_a_client_that_gives_up_on_an_answer_calls_it_off(
