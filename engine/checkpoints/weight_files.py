@@ -1,4 +1,4 @@
-"""Which safetensors files a model's weights are in, and whether these are whole. Free of torch."""
+"""Which files a model's weights are in, and whether these are whole. Free of torch."""
 
 from collections import defaultdict
 from pathlib import Path
@@ -7,6 +7,8 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from ..errors import ModelError
+from .gguf.file import GgufModel, is_gguf
+from .gguf.names import checkpoint_tensors
 from .model_folder import read_json_object
 
 _INDEX = "model.safetensors.index.json"
@@ -25,6 +27,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 def holds_tensor(folder: Path, name: str) -> bool:
     """Whether a model's weights, if they are there, have a tensor of this name. Raises `ModelError`."""
+    if is_gguf(folder):
+        return name in checkpoint_tensors(GgufModel.open(folder))
     for file, promised in _promised_tensors(folder).items():
         if name in promised:
             return True

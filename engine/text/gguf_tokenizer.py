@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as FastTokenizer
 from ..checkpoints.gguf.file import GgufModel
 from ..checkpoints.gguf.vocabulary import TokenType, Vocabulary, special_token_id
 from ..errors import ModelError
-from .split_patterns import CONTRACTIONS, GPT2, LLAMA3, QWEN2
+from .split_patterns import CONTRACTIONS, GPT2, LLAMA3, QWEN2, QWEN3_5
 
 _SPACE = "▁"
 _CASED = (
@@ -45,6 +45,7 @@ _PRE_TOKENIZERS = {
     "phi-2": _PreTokenizer((GPT2,)),
     **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
     **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "megrez"), _QWEN2),
+    "qwen35": _PreTokenizer((QWEN3_5,), is_nfc=True),
     "stablelm2": _PreTokenizer(_QWEN2.patterns),
     "dbrx": _PreTokenizer(_LLAMA3.patterns),
     "smaug-bpe": _PreTokenizer(_LLAMA3.patterns),

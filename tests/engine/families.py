@@ -330,7 +330,7 @@ _FURTHER_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 # Of layers of which most have a state: tests/engine/models/test_gated_delta_net.py has them.
-_STATE_SIZES = {
+STATE_SIZES = {
     "num_hidden_layers": 4,
     "head_dim": 16,
     "linear_num_key_heads": 2,
@@ -345,10 +345,10 @@ _EXPERTS = {
     "shared_expert_intermediate_size": 45,
 }
 _WITH_STATES_MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
-    "qwen3-next": lambda sizes: Qwen3NextConfig(**sizes | _STATE_SIZES, **_EXPERTS, mlp_only_layers=[1]),
-    "qwen3.5": lambda sizes: Qwen3_5TextConfig(**sizes | _STATE_SIZES, tie_word_embeddings=False),
+    "qwen3-next": lambda sizes: Qwen3NextConfig(**sizes | STATE_SIZES, **_EXPERTS, mlp_only_layers=[1]),
+    "qwen3.5": lambda sizes: Qwen3_5TextConfig(**sizes | STATE_SIZES, tie_word_embeddings=False),
     "qwen3.5-moe": lambda sizes: Qwen3_5MoeTextConfig(
-        **{name: size for name, size in (sizes | _STATE_SIZES).items() if name != "intermediate_size"}, **_EXPERTS
+        **{name: size for name, size in (sizes | STATE_SIZES).items() if name != "intermediate_size"}, **_EXPERTS
     ),
 }
 

@@ -7,14 +7,15 @@ from typing import Any
 import numpy as np
 
 from ...errors import ModelError
+from . import linear_attention
 from .file import GgufModel, TensorInfo
-from .names import ROPE_FACTORS, checkpoint_tensors
+from .names import ROPE_FACTORS, checkpoint_tensors, num_layers
 from .vocabulary import stop_token_ids
 
 Raw = dict[str, Any]
 
 # Modules that are multiplied as one: kept in four bits together, or not at all.
-_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"))
+_FUSED = (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("w1", "w3"), ("in_proj_qkv", "in_proj_z"))
 # Those that the kernels for four bits take as they are, and those that a CPU's take beside them.
 _FOUR_BITS = ("Q4_0", "Q4_1", "Q4_K")
 _CPU_BITS = (*_FOUR_BITS, "Q5_0", "Q8_0", "Q6_K")
@@ -53,7 +54,7 @@ class _Fields:
     def get(self, name: str, default: Any = None) -> Any:
         return self.model.metadata.get(f"{self.architecture}.{name}", default)
 
-    def alike(self, name: str, default: int | None = None) -> int:
+    def alike(self, name: str, default: Any = None) -> int:
         """A number that may be given for each layer. Raises `ModelError` where the layers differ."""
         value = self[name] if default is None else self.get(name, default)
         if not isinstance(value, list):
@@ -71,8 +72,9 @@ def _common(fields: _Fields) -> Raw:
     raw = {
         "vocab_size": fields.model.tensors["token_embd.weight"].shape[0],
         "hidden_size": int(fields["embedding_length"]),
-        "intermediate_size": fields.alike("feed_forward_length"),
-        "num_hidden_layers": int(fields["block_count"]),
+        # Mixtures without a dense layer may not say it.
+        "intermediate_size": fields.alike("feed_forward_length", fields.get("expert_feed_forward_length")),
+        "num_hidden_layers": num_layers(fields.model.metadata, fields.architecture),
         "num_attention_heads": heads,
         "num_key_value_heads": fields.alike("attention.head_count_kv", heads),
         "head_dim": fields.get("attention.key_length"),
@@ -128,13 +130,7 @@ def _qwen2(fields: _Fields) -> Raw:
 
 
 def _qwen2_moe(fields: _Fields) -> Raw:
-    shared = fields.model.tensors["blk.0.ffn_gate_shexp.weight"].shape[0]
-    return {
-        "architectures": ["Qwen2MoeForCausalLM"],
-        "shared_expert_intermediate_size": shared,
-        "norm_topk_prob": False,
-        **_experts(fields),
-    }
+    return {"architectures": ["Qwen2MoeForCausalLM"], "norm_topk_prob": False, **_shared_experts(fields)}
 
 
 def _qwen3(fields: _Fields) -> Raw:
@@ -143,6 +139,27 @@ def _qwen3(fields: _Fields) -> Raw:
 
 def _qwen3_moe(fields: _Fields) -> Raw:
     return {"architectures": ["Qwen3MoeForCausalLM"], "norm_topk_prob": True, **_experts(fields)}
+
+
+def _qwen3_5(fields: _Fields) -> Raw:
+    """Qwen3-Next too: what tells it from Qwen3.5's mixtures is how its checkpoints lie on disk."""
+    heads = int(fields["ssm.time_step_rank"])
+    raw = {
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "full_attention_interval": fields.get("full_attention_interval"),
+        "linear_conv_kernel_dim": int(fields["ssm.conv_kernel"]),
+        "linear_num_key_heads": int(fields["ssm.group_count"]),
+        "linear_num_value_heads": heads,
+        "linear_key_head_dim": int(fields["ssm.state_size"]),
+        "linear_value_head_dim": int(fields["ssm.inner_size"]) // heads,
+        "partial_rotary_factor": int(fields["rope.dimension_count"]) / int(fields["attention.key_length"]),
+    }
+    return raw | _shared_experts(fields) if fields.get("expert_count") else raw
+
+
+def _shared_experts(fields: _Fields) -> Raw:
+    size = fields.model.tensors["blk.0.ffn_gate_shexp.weight"].shape[0]
+    return {"shared_expert_intermediate_size": size, **_experts(fields)}
 
 
 def _experts(fields: _Fields) -> Raw:
@@ -198,6 +215,7 @@ _ARCHITECTURES: dict[str, Callable[[_Fields], Raw]] = {
     "qwen2moe": _qwen2_moe,
     "qwen3": _qwen3,
     "qwen3moe": _qwen3_moe,
+    **dict.fromkeys(linear_attention.ARCHITECTURES, _qwen3_5),
     "phi3": _phi3,
     "gemma2": _gemma2,
     "gemma3": _gemma3,
@@ -252,7 +270,8 @@ def _quantization(model: GgufModel, kept: Sequence[str]) -> Raw:
     kinds = {
         name.removesuffix(".weight"): source.info.type.name
         for name, source in checkpoint_tensors(model).items()
-        if name.endswith(".weight")
+        # Blocks whose parts belong elsewhere cannot be kept.
+        if name.endswith(".weight") and source.has_whole_groups
     }
     modules: dict[str, list[str]] = {}
     # An embedding is looked up, and multiplied by where it is the head as well.

@@ -2,11 +2,20 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from . import linear_attention
 from .file import GgufModel, TensorInfo
+from .linear_attention import LinearAttentionTensors
+from .sources import Source, in_halves
 
-_LAYER = re.compile(r"blk\.(?P<index>\d+)\.(?P<module>\w+)\.(?P<kind>weight|bias)")
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_LAYER = re.compile(r"blk\.(?P<index>\d+)\.(?P<module>[\w.]+?)(\.(?P<kind>weight|bias))?")
 _ENDS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
 _MODULES = {
     "attn_norm": "input_layernorm",
@@ -48,12 +57,16 @@ _OLMO = {
     "post_attention_norm": "post_attention_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_QWEN_NEXT = {**_MODULES, "post_attention_norm": "post_attention_layernorm"}
+# Some files have two projections as one tensor, the outputs of one before the other's.
+_HALVES = {"ffn_gate_up_exps": ("ffn_gate_exps", "ffn_up_exps")}
 _MODULES_OF = {
     "gemma2": _GEMMA,
     "gemma3": _GEMMA,
     "llama": _MIXTRAL,
     "olmo2": _OLMO,
     "phi3": {**_MODULES, "ffn_up": "mlp.gate_up_proj"},
+    **dict.fromkeys(linear_attention.ARCHITECTURES, _QWEN_NEXT),
 }
 # Those whose queries and keys are rotated as Llama's were at first, neighbour by neighbour.
 _INTERLEAVED = ("llama", "granite", "smollm3")
@@ -61,51 +74,76 @@ _INTERLEAVED = ("llama", "granite", "smollm3")
 ROPE_FACTORS = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 
 
-@dataclass(frozen=True)
-class Source:
-    """What of a GGUF tensor is a checkpoint's tensor, and what was done to it.
-
-    `expert`: the first index, where one tensor has all experts. `interleaved_heads`: so many heads have their rows in
-    the order in which neighbours are rotated, instead of halves. `offset`: what was added to it.
-    """
-
-    info: TensorInfo
-    expert: int | None = None
-    interleaved_heads: int | None = None
-    offset: float = 0.0
-
-
 def checkpoint_tensors(model: GgufModel) -> dict[str, Source]:
-    """Every tensor by the name that it would have in a checkpoint, or its own where that is not known."""
-    return {name: source for info in model.tensors.values() for name, source in _named(model, info)}
+    """Every tensor by the name that it would have in a checkpoint, or its own where that is not known.
+
+    Raises `KeyError` naming a field of the metadata that is missing.
+    """
+    naming = _Naming(model.metadata)
+    return {name: source for info in model.tensors.values() for name, source in naming.named(info)}
 
 
-def _named(model: GgufModel, info: TensorInfo) -> Iterator[tuple[str, Source]]:
-    architecture = str(model.metadata.get("general.architecture"))
-    module, _, kind = info.name.rpartition(".")
-    # Gemma's norms are stored with the one that is added to them.
-    is_raised = architecture.startswith("gemma") and module.endswith("norm")
-    source = Source(info, offset=1.0 if is_raised else 0.0)
-    if info.name in ROPE_FACTORS:
-        return
-    if module in _ENDS:
-        yield f"{_ENDS[module]}.{kind}", source
-        return
-    match = _LAYER.fullmatch(info.name)
-    modules = _MODULES_OF.get(architecture, _MODULES)
-    if match is None or match["module"] not in modules:
-        yield info.name, source
-        return
-    name = f"model.layers.{match['index']}.{modules[match['module']]}.{kind}"
-    if "{}" in name:
-        for expert in range(info.shape[0]):
-            yield name.format(expert), replace(source, expert=expert)
-    elif architecture in _INTERLEAVED and match["module"] in ("attn_q", "attn_k"):
-        yield name, replace(source, interleaved_heads=_num_heads(model, architecture, match["module"]))
-    else:
-        yield name, source
+class _Naming:
+    """How one model's tensors are called."""
+
+    def __init__(self, metadata: dict[str, Any]) -> None:
+        self._metadata = metadata
+        self._architecture = str(metadata.get("general.architecture"))
+        self._modules = _MODULES_OF.get(self._architecture, _MODULES)
+        has_states = self._architecture in linear_attention.ARCHITECTURES
+        self._states = LinearAttentionTensors.of(metadata, self._architecture) if has_states else None
+        # Norms that add one to their weights: there it is added already.
+        self._has_raised_norms = has_states or self._architecture.startswith("gemma")
+
+    def named(self, info: TensorInfo) -> Iterator[tuple[str, Source]]:
+        module, _, kind = info.name.rpartition(".")
+        source = Source(info, restored=_lowered if self._has_raised_norms and module.endswith("norm") else None)
+        match = _LAYER.fullmatch(info.name)
+        if module in _ENDS:
+            yield f"{_ENDS[module]}.{kind}", source
+        elif match is not None:
+            yield from self._of_layer(int(match["index"]), match["module"], kind, source)
+        elif info.name not in ROPE_FACTORS:
+            yield info.name, source
+
+    def _of_layer(self, index: int, module: str, kind: str, source: Source) -> Iterator[tuple[str, Source]]:
+        if index >= num_layers(self._metadata, self._architecture):
+            return
+        layer = f"model.layers.{index}."
+        if self._states is not None and linear_attention.is_of_states(module):
+            for name, part in self._states.named(module, replace(source, restored=None)):
+                yield layer + name, part
+            return
+        if module in _HALVES:
+            for half, rows in zip(_HALVES[module], np.arange(source.info.shape[-2]).reshape(2, -1), strict=True):
+                yield from self._of_layer(index, half, kind, replace(source, rows=rows))
+            return
+        if module not in self._modules:
+            yield source.info.name, source
+            return
+        name = f"{layer}{self._modules[module]}.{kind}"
+        if "{}" in name:
+            for expert in range(source.info.shape[0]):
+                yield name.format(expert), replace(source, expert=expert)
+        elif module == "ffn_gate_inp_shexp":
+            # Of one output, which some files leave out of its shape.
+            yield name, replace(source, restored=lambda numbers: numbers.view(1, -1))
+        elif self._architecture in _INTERLEAVED and module in ("attn_q", "attn_k"):
+            yield name, replace(source, rows=in_halves(source.info.shape[0], self._num_heads(module)))
+        else:
+            yield name, source
+
+    def _num_heads(self, module: str) -> int:
+        heads = self._metadata[f"{self._architecture}.attention.head_count"]
+        if module == "attn_k":
+            heads = self._metadata.get(f"{self._architecture}.attention.head_count_kv", heads)
+        return int(heads)
 
 
-def _num_heads(model: GgufModel, architecture: str, module: str) -> int:
-    heads = model.metadata[f"{architecture}.attention.head_count"]
-    return int(heads if module == "attn_q" else model.metadata.get(f"{architecture}.attention.head_count_kv", heads))
+def num_layers(metadata: dict[str, Any], architecture: str) -> int:
+    """Without those that guess tokens ahead, which stand behind the others. Raises `KeyError`."""
+    return int(metadata[f"{architecture}.block_count"]) - int(metadata.get(f"{architecture}.nextn_predict_layers", 0))
+
+
+def _lowered(numbers: "Tensor") -> "Tensor":
+    return numbers - 1.0

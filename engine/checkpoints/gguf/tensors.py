@@ -9,7 +9,8 @@ from torch import Tensor
 from ...errors import ModelError
 from .blocks import dequantized
 from .file import GgufModel
-from .names import Source, checkpoint_tensors
+from .names import checkpoint_tensors
+from .sources import Source
 
 
 class GgufTensors:
@@ -28,14 +29,15 @@ class GgufTensors:
         Raises `ModelError` when the file cannot be read any more.
         """
         source = self._sources[name]
-        rows = self._rows(source)
+        rows, kind = self._rows(source), source.info.type
         if dtype == torch.uint8:
-            return rows.view(len(rows), -1, source.info.type.num_bytes)
+            return _in_groups(rows, source).view(len(rows), -1, kind.num_bytes)
         shape = source.info.shape if source.expert is None else source.info.shape[1:]
-        numbers = dequantized(rows, source.info.type, dtype).view(shape)
-        return numbers - source.offset if source.offset else numbers
+        numbers = _in_groups(dequantized(rows, kind, dtype), source).view(-1, *shape[1:])
+        return numbers if source.restored is None else source.restored(numbers)
 
     def _rows(self, source: Source) -> Tensor:
+        """[rows, bytes of a row]: what is asked for of a tensor, in the order of a checkpoint's outputs."""
         info = source.info
         num_rows, begin = info.num_rows, info.offset
         if source.expert is not None:
@@ -46,12 +48,15 @@ class GgufTensors:
         except OSError as error:
             raise ModelError(f"{info.file} cannot be read: {error.strerror}") from error
         rows = torch.from_numpy(content.reshape(num_rows, info.row_bytes))
-        if source.interleaved_heads is None:
+        if source.rows is None:
             return rows
-        # Of a bias, which is one row, an output is a number; of a weight it is a row.
-        return _in_halves(rows.view(info.shape[0], -1), source.interleaved_heads).reshape(rows.shape)
+        # Of a bias an output is a number, of a matrix it is a row.
+        outputs = rows.view(info.shape[0], -1) if num_rows == 1 else rows
+        return outputs[torch.from_numpy(source.rows)].reshape(-1, info.row_bytes)
 
 
-def _in_halves(rows: Tensor, heads: int) -> Tensor:
-    """A projection's outputs in the order that rotates halves of a head. rows: [out, bytes of an output]."""
-    return rows.view(heads, -1, 2, rows.shape[1]).transpose(1, 2).reshape(rows.shape)
+def _in_groups(rows: Tensor, source: Source) -> Tensor:
+    """rows: [out, inputs or their bytes], in the order of a checkpoint's inputs."""
+    if source.groups is None:
+        return rows
+    return rows.view(len(rows), len(source.groups), -1)[:, torch.from_numpy(source.groups)].reshape(rows.shape)

@@ -11,6 +11,8 @@ import numpy as np
 from safetensors.numpy import load_file
 from tokenizers import Tokenizer
 
+from . import gguf_states
+
 ARCHITECTURES = {
     "llama": "llama",
     "mistral": "llama",
@@ -26,6 +28,7 @@ ARCHITECTURES = {
     "smollm3": "smollm3",
     "olmo2": "olmo2",
     "olmo3": "olmo2",
+    **gguf_states.ARCHITECTURES,
 }
 # Of these llama.cpp rotates neighbours, not halves of a head.
 _INTERLEAVED = ("llama", "granite", "smollm3")
@@ -48,6 +51,8 @@ _SCALES = {
     "IQ3_S": (0,),
     "IQ1_S": (0,),
 }
+# What the second scale, of minima, is to the first, so that weights are about zero.
+_MINIMA = {"Q2_K": 1.5, "Q4_K": 7.5, "Q5_K": 15.5}
 # Of IQ1_M each of these bytes has four of the scale's bits, above four of another kind.
 _SCALE_NIBBLES = (49, 51, 53, 55)
 
@@ -84,13 +89,17 @@ def write_gguf(
     names = gguf.get_tensor_name_map(number_of, config["num_hidden_layers"])
     for name, weight in sorted(weights.items()):
         own = next((each for part, each in (kinds or {}).items() if part in name), kind)
-        stored = _as_stored(config, name, weight.astype(np.float32))
-        number = gguf.GGMLQuantizationType[own if weight.ndim > 1 else "F32"]
-        raw = _blocks(stored, number)
-        # No Gemma has a head of its own, but those of the tests, which would repeat themselves without.
-        place = "output.weight" if name == "lm_head.weight" else names.get_name(name, (".weight", ".bias"))
-        writer.add_tensor(place, raw, raw_dtype=number)
-        written.dequantized[name] = _as_trained(config, name, gguf.dequantize(raw, number).reshape(stored.shape))
+        written.dequantized[name] = np.empty(weight.shape, np.float32)
+        for part, places in _stored_parts(config, name, np.arange(weight.size).reshape(weight.shape)):
+            number = gguf.GGMLQuantizationType[own if places.ndim > 1 and "conv1d" not in name else "F32"]
+            stored = _numbers(config, name, weight.astype(np.float32).ravel()[places], is_stored=True)
+            raw = _blocks(stored, number)
+            # No Gemma has a head of its own, but those of the tests, which would repeat themselves without.
+            place = "output" if part == "lm_head" else names.get_name(part)
+            ending = "" if place.endswith("ssm_a") else ".bias" if name.endswith("bias") else ".weight"
+            writer.add_tensor(place + ending, raw, raw_dtype=number)
+            read = gguf.dequantize(raw, number).reshape(stored.shape)
+            written.dequantized[name].ravel()[places] = _numbers(config, name, read, is_stored=False)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -123,8 +132,10 @@ def byte_level_vocabulary(fast: Tokenizer, pre: str, special: tuple[str, str] = 
 def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_block_count(config["num_hidden_layers"] + config.get("mtp_num_hidden_layers", 0))
+    # Some mixtures have none.
+    if inner := config.get("intermediate_size"):
+        writer.add_feed_forward_length(inner)
     writer.add_head_count(config["num_attention_heads"])
     writer.add_head_count_kv(config["num_key_value_heads"])
     writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
@@ -134,6 +145,12 @@ def _add_sizes(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if experts := config.get("num_local_experts") or config.get("num_experts"):
         writer.add_expert_count(experts)
         writer.add_expert_used_count(config["num_experts_per_tok"])
+    if inner := config.get("moe_intermediate_size"):
+        writer.add_expert_feed_forward_length(inner)
+    if guessing := config.get("mtp_num_hidden_layers"):
+        writer.add_uint32(f"{writer.arch}.nextn_predict_layers", guessing)
+    if config["model_type"] in gguf_states.ARCHITECTURES:
+        gguf_states.add_sizes(writer, config)
     if window := config.get("sliding_window"):
         writer.add_sliding_window(window)
     if config["model_type"] in ("gemma3_text", "olmo3"):
@@ -212,22 +229,24 @@ def _heads(config: dict[str, Any], name: str) -> int | None:
     return {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}.get(name.split(".")[-2])
 
 
-def _as_stored(config: dict[str, Any], name: str, weight: Array) -> Array:
-    if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
-        return weight + 1
-    heads = _heads(config, name)
+def _stored_parts(config: dict[str, Any], name: str, weight: Array) -> Iterable[tuple[str, Array]]:
+    """A checkpoint's tensor as the tensors that llama.cpp makes of it, by names that its package knows."""
+    if config["model_type"] in gguf_states.ARCHITECTURES:
+        return gguf_states.stored_parts(config, name, weight)
+    heads, module = _heads(config, name), name.removesuffix(".weight").removesuffix(".bias")
     if heads is None:
-        return weight
-    return weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape)
+        return [(module, weight)]
+    return [(module, weight.reshape(heads, 2, weight.shape[0] // heads // 2, -1).swapaxes(1, 2).reshape(weight.shape))]
 
 
-def _as_trained(config: dict[str, Any], name: str, weight: Array) -> Array:
+def _numbers(config: dict[str, Any], name: str, numbers: Array, *, is_stored: bool) -> Array:
+    """What the file has for a checkpoint's numbers, or the other way round."""
+    if config["model_type"] in gguf_states.ARCHITECTURES:
+        convert = gguf_states.numbers_as_stored if is_stored else gguf_states.numbers_as_trained
+        return convert(name, numbers)
     if config["model_type"].startswith("gemma") and name.endswith("norm.weight"):
-        return weight - 1
-    heads = _heads(config, name)
-    if heads is None:
-        return weight
-    return weight.reshape(heads, weight.shape[0] // heads // 2, 2, -1).swapaxes(1, 2).reshape(weight.shape)
+        return numbers + 1 if is_stored else numbers - 1
+    return numbers
 
 
 def _blocks(weight: Array, number: Any) -> Array:
@@ -237,6 +256,10 @@ def _blocks(weight: Array, number: Any) -> Array:
     generator = np.random.default_rng(weight.shape[-1])
     num_weights, num_bytes = gguf.GGML_QUANT_SIZES[number]
     blocks = generator.integers(0, 256, (weight.size // num_weights, num_bytes), dtype=np.uint8)
+    if number.name in ("Q4_K", "Q5_K"):
+        # Each scale's minimum is as large as it is, or weights far from zero would make rows alike.
+        blocks[:, 8:12] = blocks[:, 4:8]
+        blocks[:, 12:16] = (blocks[:, 12:16] & 15) * 17
     _set_scales(blocks, number.name, 2e-5)
     raw = blocks.reshape(*weight.shape[:-1], -1)
     # Scaled such that the weights are as large as those that they stand for.
@@ -247,7 +270,7 @@ def _blocks(weight: Array, number: Any) -> Array:
 
 def _set_scales(blocks: Array, kind: str, scale: float) -> None:
     bits = np.float16(scale).reshape(1).view(np.uint16)
-    for at in _SCALES.get(kind, ()):
-        blocks[:, at : at + 2] = bits.view(np.uint8)
+    for at, factor in zip(_SCALES.get(kind, ()), (1.0, _MINIMA.get(kind, 1.0)), strict=False):
+        blocks[:, at : at + 2] = np.float16(scale * factor).reshape(1).view(np.uint8)
     for place, at in enumerate(_SCALE_NIBBLES if kind == "IQ1_M" else ()):
         blocks[:, at] = blocks[:, at] & 15 | (bits >> 4 * place & 15) << 4

@@ -41,6 +41,10 @@ LLAMA3 = (
     r"\s+(?!\S)|\s+"
 )
 QWEN2 = LLAMA3.replace("{1,3}", "")
+QWEN3_5 = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+|\p{N}| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+    r"\s+(?!\S)|\s+"
+)
 TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|"
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|"
@@ -62,6 +66,7 @@ PUBLISHED: dict[str, list[Any]] = {
     "smollm": [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(False)],
     "llama-bpe": split(LLAMA3),
     "qwen2": split(QWEN2),
+    "qwen35": split(QWEN3_5),
     "tekken": split(TEKKEN),
     "gpt-4o": split(GPT4O),
 }
@@ -72,7 +77,7 @@ def published(pre: str) -> FastTokenizer:
     fast = FastTokenizer(BPE(ignore_merges=pre in ("llama-bpe", "tekken")))
     fast.pre_tokenizer = pre_tokenizers.ByteLevel(False, use_regex=False)
     fast.decoder = ByteLevel()
-    if pre == "qwen2":
+    if pre.startswith("qwen"):
         fast.normalizer = normalizers.NFC()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
