@@ -43,6 +43,17 @@ MODELS: dict[str, Callable[[Path], Any]] = {
     "qwen3-vl-moe": save_mixture,
     "qwen3.5": save_with_states,
 }
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "together": {},
+    "chunked": {"max_num_batched_tokens": 13},
+    "async": {"async_scheduling": True, "max_num_batched_tokens": 150},
+}
+# Each model goes each way and has each schedule, and each way has each schedule.
+PAIRED = [
+    (model, way, list(SCHEDULES)[(place + shift) % len(SCHEDULES)])
+    for shift, model in enumerate(MODELS)
+    for place, way in enumerate(WAYS)
+]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -61,14 +72,9 @@ def _ranks_are_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(rank_processes, "_started", started_as_thread)
 
 
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"max_num_batched_tokens": 13}, {"async_scheduling": True, "max_num_batched_tokens": 150}],
-    ids=["together", "chunked", "async"],
-)
-@pytest.mark.parametrize("way", WAYS)
-def test_all_prompts(model, expected, way, options):
-    engine = new_engine(model, num_threads=1, **options, **WAYS[way])
+@pytest.mark.parametrize(("model", "way", "schedule"), PAIRED, indirect=["model"])
+def test_all_prompts(model, expected, way, schedule):
+    engine = new_engine(model, num_threads=1, **SCHEDULES[schedule], **WAYS[way])
     assert answers(engine, [model.request(name, *parts) for name, parts in PROMPTS.items()]) == expected
     # With what is cached, of images too.
     again = "two", "at the end"
