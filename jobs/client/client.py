@@ -20,11 +20,12 @@ from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource, open_input
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
-from ..celery_app import shard_queue
+from ..broker.celery_app import shard_queue
 from ..errors import SpecError
 from ..live.asking import Generated, LiveStreams, Messages, live_spec, new_request, request_of
 from ..live.cancellations import Cancellations
 from ..live.requests import DEFAULT_TIMEOUT_SECONDS, LiveRequest, LiveRequests
+from ..outside.webhooks import expect_public_receiver, optional_webhook
 from ..planning.producer import NO_TERMS, Producer, Terms
 from ..results.row_events import RowEvents, StoredRow, WatchedOutputs
 from ..spec.durations import MAX_WITHIN_SECONDS
@@ -35,7 +36,6 @@ from ..streams.events import StreamEvent
 from ..streams.keys import is_request
 from ..streams.reader import afollow
 from ..streams.row_watch import RowWatch
-from ..webhooks import expect_public_receiver, optional_webhook
 from .connections import Connections
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError

@@ -7,7 +7,7 @@ from typing import Self
 
 from celery import Celery
 
-from ..celery_app import create_app, ring_for_shards
+from ..broker.celery_app import create_app, ring_for_shards
 from ..embedded.valkey import redis_urls
 from ..open_ledger import open_ledger
 from ..settings import Settings, SettingsError

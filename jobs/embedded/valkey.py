@@ -57,7 +57,7 @@ def redis_urls(settings: "Settings") -> Iterator[RedisUrls]:
     """
     if settings.redis_url is not None:
         # Who brings a server of our own up need not wait for it.
-        from ..redis_access import check_url
+        from ..broker.redis_access import check_url
 
         check_url(settings.redis_url)
         yield RedisUrls(settings.redis_url, broker_url(settings.redis_url), lambda: None)

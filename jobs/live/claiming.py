@@ -14,7 +14,7 @@ from redis.exceptions import RedisError
 
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
-from ..celery_app import send_request
+from ..broker.celery_app import send_request
 from ..streams.events import RecoveredStream, StreamError
 from ..streams.publisher import StreamPublisher
 from .answer import Interruption, LiveAnswer

@@ -10,8 +10,8 @@ from typing import Any, Self
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
+from ..broker.redis_access import text_client
 from ..rare_warnings import RareWarnings
-from ..redis_access import text_client
 from ..streams.keys import writer_key
 from .keys import open_key, request_key
 from .requests import LiveRequest, LiveState, keys_of, registration

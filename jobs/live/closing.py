@@ -9,7 +9,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from ..celery_app import send_request
+from ..broker.celery_app import send_request
 from ..streams.publisher import StreamPublisher
 from .answer import LiveAnswer
 from .claims import LiveClaims

@@ -8,7 +8,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from ..celery_app import send_request
+from ..broker.celery_app import send_request
 from .answer import Interruption, LiveAnswer
 from .claims import LiveClaims, Verdict
 from .in_flight import AnswersInFlight

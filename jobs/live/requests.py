@@ -21,10 +21,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from redis.exceptions import RedisError
 
 from ...storage.records import DEFAULT_TENANT
-from ..celery_app import send_request
+from ..broker.celery_app import send_request
+from ..broker.redis_access import server_time, text_client
 from ..errors import JobError
 from ..rare_warnings import RareWarnings
-from ..redis_access import server_time, text_client
 from ..spec.lora import LoraModule
 from ..spec.sampling import SamplingSpec
 from ..spec.stored import read_stored

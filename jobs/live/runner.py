@@ -11,8 +11,8 @@ from redis.exceptions import RedisError
 
 from ...engine.request import RequestEvent
 from ...engine.text.tokenizer import Tokenizer
-from ..engine_host import EngineHost
-from ..outcomes import Answer, EngineFailure, Outcome, Refusal
+from ..hosting.engine_host import EngineHost
+from ..hosting.outcomes import Answer, EngineFailure, Outcome, Refusal
 from ..streams.events import StreamError
 from ..streams.publisher import StreamPublisher
 from .answer import Interruption, LiveAnswer, LiveSample

@@ -39,7 +39,7 @@ from ...storage.readers import InputSource, is_unicode
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState, shard_id_of
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
 from ...storage.spool import carried_fields, discard_spool, lock_of
-from ..celery_app import ring_for_shards, shard_queue
+from ..broker.celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError, SpecError
 from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema

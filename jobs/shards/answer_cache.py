@@ -10,8 +10,8 @@ from typing import Any
 from ...engine.request import Request
 from ...storage.result_cache import ResultCache
 from ..spec.schemas import JobSpec
-from ..weights import ModelWeights
 from .row_batch import RowBatch
+from .weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 

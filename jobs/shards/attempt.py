@@ -21,10 +21,10 @@ from ...storage.parts import recover_shard
 from ...storage.records import AttemptRecord, Claim, JobRecord, JobState, PartRecord
 from ...storage.sinks import SinkSpec
 from ...storage.spool import read_shard
-from ..cache_salts import cache_salt
-from ..engine_host import EngineHost
 from ..errors import Stopped
-from ..outcomes import Outcome
+from ..hosting.cache_salts import cache_salt
+from ..hosting.engine_host import EngineHost
+from ..hosting.outcomes import Outcome
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
 from .answer_cache import AnswerCache

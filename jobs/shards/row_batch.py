@@ -13,7 +13,7 @@ from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request, SamplingParams
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, without_images
-from ..outcomes import Answer, EngineFailure, Outcome, Refusal
+from ..hosting.outcomes import Answer, EngineFailure, Outcome, Refusal
 from ..spec.schemas import JobSpec
 from .begun import Begun
 from .parsed import parsed_type, parsed_value

@@ -21,15 +21,16 @@ from ...engine.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.ledger import Ledger
 from ...storage.result_cache import ResultCache
-from ..celery_app import RUN_SHARD, create_app, live_queue, send_shards, shard_queue
+from ..broker.celery_app import RUN_SHARD, create_app, live_queue, send_shards, shard_queue
+from ..broker.redis_access import check_access
 from ..embedded.valkey import RedisUrls, redis_urls
-from ..engine_host import EngineHost
+from ..hosting.engine_host import EngineHost
 from ..live.cancels import CancelListener
 from ..live.claims import LiveClaims
 from ..live.runner import LiveRunner
 from ..open_ledger import open_ledger
+from ..outside.webhooks import SEND_SECONDS, WebhookSender
 from ..periodic import Periodic
-from ..redis_access import check_access
 from ..settings import Settings
 from ..shards.adapters import FittingAdapters
 from ..shards.answer_cache import AnswerCache
@@ -40,11 +41,10 @@ from ..shards.receipts import Computation, Receipts
 from ..shards.row_streams import LOOK_SECONDS, RowStreams
 from ..shards.runner import ShardRunner
 from ..shards.sweeper import SWEEP_SECONDS, Sweeper
+from ..shards.weights import ModelWeights
 from ..spec.precision import Precision
 from ..streams.publisher import StreamPublisher
 from ..streams.row_watch import RowWatch
-from ..webhooks import SEND_SECONDS, WebhookSender
-from ..weights import ModelWeights
 from .celery_worker import Bells, run_worker
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
 

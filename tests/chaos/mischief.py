@@ -15,7 +15,7 @@ import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
-from headrace.jobs.celery_app import create_app, live_queue, send_request, send_shards
+from headrace.jobs.broker.celery_app import create_app, live_queue, send_request, send_shards
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.processes import is_alive
 from headrace.jobs.spec.precision import Precision

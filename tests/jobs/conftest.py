@@ -14,7 +14,7 @@ import pytest
 from openai import OpenAI
 
 from headrace import LLM
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.cli import main
 from headrace.jobs.client.client import Client
 from headrace.jobs.embedded.valkey import redis_urls

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from headrace.jobs.celery_app import RUN_SHARD, create_app
+from headrace.jobs.broker.celery_app import RUN_SHARD, create_app
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.workers.celery_worker import Bells, run_worker
 

@@ -17,7 +17,7 @@ from headrace import LLM, SamplingParams
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.batches.keeper import BatchKeeper
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision

@@ -13,9 +13,9 @@ from redis import Redis
 
 from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.celery_app import create_app
+from headrace.jobs.broker.celery_app import create_app
 from headrace.jobs.embedded.valkey import EmbeddedValkey
-from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.hosting.engine_host import EngineHost
 from headrace.jobs.live.claims import LiveClaims
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
 from headrace.jobs.live.runner import LiveRunner

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from headrace.jobs.celery_app import create_app, live_queue, queue_is_empty, send_request, send_shards, shard_queue
+from headrace.jobs.broker.celery_app import (
+    create_app,
+    live_queue,
+    queue_is_empty,
+    send_request,
+    send_shards,
+    shard_queue,
+)
 from headrace.jobs.spec.precision import Precision
 
 SCRIPT = Path(__file__).parents[1] / "shard_worker.py"

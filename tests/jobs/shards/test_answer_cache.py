@@ -15,7 +15,7 @@ from headrace.jobs.settings import Settings
 from headrace.jobs.shards.answer_cache import AnswerCache
 from headrace.jobs.shards.attempt import AttemptTools
 from headrace.jobs.shards.finishing import finish_job
-from headrace.jobs.weights import ModelWeights, folder_identity
+from headrace.jobs.shards.weights import ModelWeights, folder_identity
 from headrace.storage import result_cache
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, write_manifest

@@ -8,7 +8,7 @@ import pytest
 
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.outcomes import Answer, EngineFailure, Refusal
+from headrace.jobs.hosting.outcomes import Answer, EngineFailure, Refusal
 from headrace.jobs.shards.begun import Begun
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.jobs.shards.row_batch import RowBatch

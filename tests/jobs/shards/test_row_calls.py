@@ -13,7 +13,7 @@ from headrace.engine.request import FinishReason
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
-from headrace.jobs.outcomes import Answer
+from headrace.jobs.hosting.outcomes import Answer
 from headrace.jobs.results.json_lines import openai_lines
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.jobs.shards.row_batch import RowBatch

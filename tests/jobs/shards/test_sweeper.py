@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from redis import Redis
 
-from headrace.jobs.celery_app import create_app, send_shards
+from headrace.jobs.broker.celery_app import create_app, send_shards
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.shards import sweeper as sweeper_module
 from headrace.jobs.shards.sweeper import Sweeper

@@ -15,9 +15,9 @@ from headrace.engine.engine import Engine
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.cli.job_options import asked
 from headrace.jobs.cli.wording import with_options
-from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.errors import SpecError
-from headrace.jobs.outcomes import Outcome
+from headrace.jobs.hosting.engine_host import EngineHost
+from headrace.jobs.hosting.outcomes import Outcome
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.spec.schemas import JobSpec
 

@@ -16,7 +16,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 import httpx2
 
-from .errors import JobError
+from ..errors import JobError
 
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 # What Python before 3.12.4 counts as global but for a few: a cloud has its metadata service in it (192.0.0.192).

@@ -3,8 +3,8 @@
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ..engine.logprobs import TokenLogprobs
-from ..engine.request import FinishReason
+from ...engine.logprobs import TokenLogprobs
+from ...engine.request import FinishReason
 
 
 class Answer(NamedTuple):

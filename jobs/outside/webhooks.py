@@ -15,14 +15,14 @@ from typing import Self
 
 import httpx2
 
-from ..engine.errors import shown
-from ..storage.errors import Argument
-from ..storage.ledger import Ledger
-from ..storage.records import NewWebhook
-from ..storage.webhooks import Delivery, Webhooks
-from .errors import SpecError
-from .outside import AddressRefused, check_web_url, expect_public_host, outside_client
-from .settings import Settings
+from ...engine.errors import shown
+from ...storage.errors import Argument
+from ...storage.ledger import Ledger
+from ...storage.records import NewWebhook
+from ...storage.webhooks import Delivery, Webhooks
+from ..errors import SpecError
+from ..settings import Settings
+from .addresses import AddressRefused, check_web_url, expect_public_host, outside_client
 
 logger = logging.getLogger(__name__)
 

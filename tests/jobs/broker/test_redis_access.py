@@ -7,13 +7,13 @@ from redis import Redis
 
 from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.config import EngineConfig
-from headrace.jobs.celery_app import create_app, send_shards
+from headrace.jobs.broker.celery_app import create_app, send_shards
+from headrace.jobs.broker.redis_access import check_access
 from headrace.jobs.embedded.valkey import EmbeddedValkey, broker_url
-from headrace.jobs.redis_access import check_access
 from headrace.jobs.settings import Settings, SettingsError
 from headrace.jobs.workers.worker import WorkerOptions, serve
 
-from .running import MODEL, assert_refused, write_lines
+from ..running import MODEL, assert_refused, write_lines
 
 
 def test_nothing_starts_where_redis_refuses_it(tmp_path, headrace):

@@ -5,7 +5,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from redis.retry import Retry
 
-from .settings import SettingsError
+from ..settings import SettingsError
 
 _SECONDS = 2.0
 _NO_SUCH_DATABASE = "DB index is out of range"

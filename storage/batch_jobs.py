@@ -1,7 +1,7 @@
 """How a batch's job is known from others."""
 
-from ..storage.ledger import Ledger
-from ..storage.records import JobRecord
+from .ledger import Ledger
+from .records import JobRecord
 
 # No client's idempotency key may begin so: a batch would take the client's job for its own.
 JOB_KEY_START = "batch/"

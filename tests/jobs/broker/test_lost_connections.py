@@ -10,7 +10,7 @@ from typing import Any
 
 from redis import Redis
 
-from headrace.jobs.celery_app import create_app, ring_for_shards
+from headrace.jobs.broker.celery_app import create_app, ring_for_shards
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 
 

@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.checkpoints.hub import LocatedModel
-from headrace.jobs.weights import ModelWeights, folder_identity
+from headrace.jobs.shards.weights import ModelWeights, folder_identity
 
-from .models import write_model_folder
+from ..models import write_model_folder
 
 
 def test_files_that_could_not_be_read_are_read_again(tmp_path: Path) -> None:

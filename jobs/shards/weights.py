@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from ..engine.checkpoints.gguf.file import is_gguf, parts_of
-from ..engine.checkpoints.hub import LocatedModel
-from ..engine.checkpoints.model_folder import TEMPLATES_FOLDER
-from ..engine.errors import ModelError
-from ..engine.lora.adapter_folder import adapter_identity
-from .spec.lora import LoraModule
+from ...engine.checkpoints.gguf.file import is_gguf, parts_of
+from ...engine.checkpoints.hub import LocatedModel
+from ...engine.checkpoints.model_folder import TEMPLATES_FOLDER
+from ...engine.errors import ModelError
+from ...engine.lora.adapter_folder import adapter_identity
+from ..spec.lora import LoraModule
 
 # What an answer depends on, beside the weights: the tokenizer, the model's description.
 _TEMPLATES = f"{TEMPLATES_FOLDER}/*.jinja"

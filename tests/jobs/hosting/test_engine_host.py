@@ -9,12 +9,12 @@ from queue import SimpleQueue
 import pytest
 
 from headrace.engine.request import Request, RequestEvent, RequestOutputKind, SamplingParams
-from headrace.jobs import engine_host
-from headrace.jobs.engine_host import EngineHost
-from headrace.jobs.outcomes import Answer, EngineFailure, Outcome, Refusal
+from headrace.jobs.hosting import engine_host
+from headrace.jobs.hosting.engine_host import EngineHost
+from headrace.jobs.hosting.outcomes import Answer, EngineFailure, Outcome, Refusal
 
-from ..engine.fakes import CONTEXT, VOCAB_SIZE, fake_answer
-from .answers import GatedRunner, hosted, take
+from ...engine.fakes import CONTEXT, VOCAB_SIZE, fake_answer
+from ..answers import GatedRunner, hosted, take
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=10, seed=3, ignore_eos=True)
 

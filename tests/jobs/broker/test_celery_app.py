@@ -16,7 +16,7 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis import Redis
 
-from headrace.jobs.celery_app import (
+from headrace.jobs.broker.celery_app import (
     RESCUE_PRIORITY,
     RUN_SHARD,
     create_app,
@@ -28,10 +28,10 @@ from headrace.jobs.celery_app import (
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.spec.precision import Precision
 
-from .conftest import has_ended, wait_until
+from ..conftest import has_ended, wait_until
 from .half_replies import half_replies
 
-SCRIPT = Path(__file__).with_name("shard_worker.py")
+SCRIPT = Path(__file__).parents[1] / "shard_worker.py"
 QUEUE = shard_queue("models/tickets", Precision("float32"))
 LIVE_QUEUE = live_queue("models/tickets", Precision("float32"))
 
@@ -239,7 +239,7 @@ def test_half_an_answer_makes_no_worker_deaf(broker):
     """The rest of it never comes, on a connection that stays open."""
     code = """
 import sys
-from headrace.jobs import celery_app
+from headrace.jobs.broker import celery_app
 from headrace.jobs.workers import celery_worker
 celery_app._REPLY_SECONDS = 0.5
 _, address, queue = sys.argv
@@ -266,7 +266,7 @@ def test_a_task_that_celery_fails_over_keeps_no_thread_from_the_next(broker):
     """As where no file can be opened: Celery does so after a task, and again to say that it could not."""
     code = f"""
 import resource
-from headrace.jobs import celery_app
+from headrace.jobs.broker import celery_app
 from headrace.jobs.workers import celery_worker
 app = celery_app.create_app({broker.valkey.broker_url!r})
 @app.task(name=celery_app.RUN_SHARD)
@@ -352,7 +352,7 @@ def test_told_to_stop_without_redis_it_leaves(broker, start_worker, wait_until):
 def test_a_second_ctrl_c_ends_a_shard_that_does_not_listen(broker):
     code = f"""
 import threading
-from headrace.jobs.celery_app import RUN_SHARD, create_app
+from headrace.jobs.broker.celery_app import RUN_SHARD, create_app
 from headrace.jobs.workers.celery_worker import run_worker
 app = create_app({broker.valkey.broker_url!r})
 @app.task(name=RUN_SHARD)
@@ -373,7 +373,7 @@ run_worker(app, [{QUEUE!r}], 1, on_shutdown=lambda: print("told", flush=True))
 def test_importing_the_app_is_light():
     """Producers and the command line import it: neither torch nor the database belong to it, nor Celery's worker."""
     heavy = {"torch", "sqlalchemy", "pyarrow", "celery.worker"}
-    code = f"import sys, headrace.jobs.celery_app; print({heavy} & set(sys.modules))"
+    code = f"import sys, headrace.jobs.broker.celery_app; print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     assert done.stdout == "set()\n"
 

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
-from ..engine.checkpoints.model_config import ModelConfig
-from ..engine.logprobs import Logprob, TokenLogprobs
-from ..engine.request import Request
-from ..engine.text.finished_answer import answer_text, decoded, end_token_id, stop_reason
-from ..engine.text.tokenizer import Tokenizer
+from ...engine.checkpoints.model_config import ModelConfig
+from ...engine.logprobs import Logprob, TokenLogprobs
+from ...engine.request import Request
+from ...engine.text.finished_answer import answer_text, decoded, end_token_id, stop_reason
+from ...engine.text.tokenizer import Tokenizer
 from .outcomes import Answer
 
 

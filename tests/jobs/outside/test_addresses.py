@@ -8,10 +8,10 @@ from typing import Any
 import httpx2
 import pytest
 
-from headrace.jobs import outside
-from headrace.jobs.outside import AddressRefused, check_prefix, is_public, outside_client
+from headrace.jobs.outside import addresses
+from headrace.jobs.outside.addresses import AddressRefused, check_prefix, is_public, outside_client
 
-from .api.receiver import Receiver, receiving
+from ..api.receiver import Receiver, receiving
 
 PREFIXES = ("https://", "s3://rows", "http://files.example.com:8000/public/")
 
@@ -128,7 +128,7 @@ def test_a_name_of_a_private_address_is_refused(receiver: Receiver) -> None:
 
 def test_the_address_that_was_checked_is_connected_to(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
     """The second answer, for whoever would ask again, is one that nobody listens on."""
-    monkeypatch.setattr(outside, "is_public", lambda address: address == "127.0.0.1")
+    monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.1")
     names = Names(example_com=[["127.0.0.1"], ["127.0.0.2"]])
     response = fetch(f"http://example.com:{receiver.port}/a", names)
     assert (response.content, names.num_asked) == (b"hello", 1)
@@ -143,6 +143,6 @@ def test_an_address_that_does_not_answer_is_passed_over(receiver: Receiver) -> N
 def test_of_several_addresses_the_private_ones_are_not_connected_to(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(outside, "is_public", lambda address: address == "127.0.0.2")
+    monkeypatch.setattr(addresses, "is_public", lambda address: address == "127.0.0.2")
     with pytest.raises(httpx2.ConnectError):
         fetch(f"http://example.com:{receiver.port}/a", Names(example_com=[["127.0.0.2", "127.0.0.1"]]))

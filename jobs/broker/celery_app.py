@@ -13,7 +13,7 @@ from kombu.entity import Exchange, Queue
 from kombu.exceptions import BatchPublishError, ChannelError, OperationalError
 from redis.exceptions import RedisError
 
-from .spec.precision import Precision
+from ..spec.precision import Precision
 
 logger = logging.getLogger(__name__)
 

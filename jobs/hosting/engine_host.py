@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Self
 
-from ..engine.engine import Engine, EngineStats
-from ..engine.errors import InvalidRequestError, one_line
-from ..engine.logprobs import TokenLogprobs
-from ..engine.request import Request, RequestEvent
+from ...engine.engine import Engine, EngineStats
+from ...engine.errors import InvalidRequestError, one_line
+from ...engine.logprobs import TokenLogprobs
+from ...engine.request import Request, RequestEvent
 from .outcomes import Answer, EngineFailure, Outcome, Refusal
 
 logger = logging.getLogger(__name__)
