@@ -15,10 +15,10 @@ from headrace.jobs.batches.requests import RequestReader
 from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.shards.row_sampling import RowSampling
 
-from ...engine.harmony import harmony_copy
-from ...engine.thinking import thinking_copy
-from ..running import MODEL
-from .batch_lines import CHAT, chat_line, create, file_lines, wait_for
+from ....engine.harmony import harmony_copy
+from ....engine.thinking import thinking_copy
+from ...running import MODEL
+from ..batch_lines import CHAT, chat_line, create, file_lines, wait_for
 
 NAME = MODEL.name
 QUESTION: Any = {"role": "user", "content": "Where is my parcel?"}

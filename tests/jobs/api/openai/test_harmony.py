@@ -20,10 +20,10 @@ from headrace.jobs.settings import Settings
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.streams.events import StreamEvent
 
-from ...engine.harmony import harmony_copy
-from ..running import LABELS, MODEL, Result, environment, results
-from .batch_lines import chat_line, create, file_lines, wait_for
-from .thinker import Thinker, serving
+from ....engine.harmony import harmony_copy
+from ...running import LABELS, MODEL, Result, environment, results
+from ..batch_lines import chat_line, create, file_lines, wait_for
+from ..thinker import Thinker, serving
 
 CHAT: list[Any] = [{"role": "user", "content": "I was charged twice this month."}]
 ENDING = "<|end|><|start|>assistant"

@@ -11,8 +11,8 @@ from openai import BadRequestError, OpenAI
 from headrace import LLM, SamplingParams
 from headrace.engine.offline.outputs import RequestOutput
 
-from ..running import MODEL
-from .conftest import ApiServer
+from ...api_server import ApiServer
+from ...running import MODEL
 
 NAME = MODEL.name
 # (The model's tokens are no longer than a character here and there: both have many.)

@@ -10,9 +10,9 @@ from openai import AsyncOpenAI, BadRequestError, ConflictError, NotFoundError
 from openai.types import Completion
 from openai.types.chat import ChatCompletion
 
-from ..running import LABELS, MODEL
-from .batch_lines import CHAT, chat_line, create, file_lines, jsonl, wait_for
-from .conftest import ApiServer
+from ...api_server import ApiServer
+from ...running import LABELS, MODEL
+from ..batch_lines import CHAT, chat_line, create, file_lines, jsonl, wait_for
 
 WORDS = "Where is my parcel, please?"
 EXPIRY: dict[str, Any] = {"anchor": "created_at", "seconds": 7200}

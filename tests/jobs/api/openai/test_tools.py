@@ -21,8 +21,8 @@ from headrace.jobs.calls.written import no_texts
 from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.streams.events import StreamEvent
 
-from ..running import MODEL
-from .batch_lines import chat_line, create, file_lines, wait_for
+from ...running import MODEL
+from ..batch_lines import chat_line, create, file_lines, wait_for
 
 CHAT: list[Any] = [{"role": "user", "content": "I was charged twice this month."}]
 KIND = {"type": "object", "properties": {"kind": {"$ref": "#/$defs/Kind"}}, "required": ["kind"]}

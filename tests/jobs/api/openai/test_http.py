@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 
-from ..running import MODEL
-from .conftest import ApiServer
-from .live_desk import LiveDesk
+from ...api_server import ApiServer
+from ...running import MODEL
+from ..live_desk import LiveDesk
 
 NAME = MODEL.name
 CHAT = "/v1/chat/completions"

@@ -7,8 +7,8 @@ from openai import BadRequestError, OpenAI
 
 from headrace import LLM, SamplingParams
 
-from ..running import MODEL
-from .batch_lines import chat_line, create, file_lines, wait_for
+from ...running import MODEL
+from ..batch_lines import chat_line, create, file_lines, wait_for
 
 NAME = MODEL.name
 CHAT: list[Any] = [{"role": "user", "content": "Where is my parcel, please?"}]

@@ -10,10 +10,10 @@ from openai import BadRequestError, OpenAI
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 
-from ...engine.thinking import thinking_copy
-from ..running import LABELS, MODEL, Result, environment, results
-from .batch_lines import chat_line, create, file_lines, wait_for
-from .thinker import Thinker, serving
+from ....engine.thinking import thinking_copy
+from ...running import LABELS, MODEL, Result, environment, results
+from ..batch_lines import chat_line, create, file_lines, wait_for
+from ..thinker import Thinker, serving
 
 CHAT: list[Any] = [{"role": "user", "content": "I was charged twice this month."}]
 

@@ -23,9 +23,9 @@ from headrace import LLM, SamplingParams
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 
-from ..running import LABELS, MODEL, ROOT, environment
-from .conftest import ApiServer
-from .in_process import in_process_server
+from ...api_server import ApiServer
+from ...running import LABELS, MODEL, ROOT, environment
+from ..in_process import in_process_server
 
 NAME = MODEL.name
 SYSTEM = (ROOT / "examples/tickets/system.txt").read_text().strip()

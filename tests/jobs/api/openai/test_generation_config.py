@@ -24,9 +24,9 @@ from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.spec.stored import read_stored
 
-from ...engine.lora.adapters import save_adapter
-from ..batches.conftest import add_batch
-from ..running import MODEL
+from ....engine.lora.adapters import save_adapter
+from ...batches.conftest import add_batch
+from ...running import MODEL
 
 QUESTION = "I was charged twice this month."
 DEFAULTS: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "repetition_penalty": 1.1}

@@ -18,9 +18,9 @@ from headrace.storage.errors import UnknownFile
 from headrace.storage.file_records import NewFile
 from headrace.storage.ledger import Ledger
 
+from ..api.batch_lines import CHAT, chat_line, create, file_lines, jsonl, wait_for
+from ..api_server import ApiServer, start_api, stop_api
 from ..running import MODEL
-from .batch_lines import CHAT, chat_line, create, file_lines, jsonl, wait_for
-from .conftest import ApiServer, start_api, stop_api
 
 MAX_FILE_BYTES = 100_000
 LEASE_SECONDS = 1.0

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from openai import APIStatusError, BadRequestError, NotFoundError
 
-from .conftest import ApiServer
+from ...api_server import ApiServer
 
 BOUNDARY = "headrace-test"
 FORM = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}

@@ -21,10 +21,10 @@ from headrace.jobs.live.prompt import LivePrompts
 from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.streams.events import StreamEvent, ThoughtEvent
 
-from ..models import write_model_folder
-from ..running import MODEL, Result
-from .batch_lines import create, file_lines, wait_for
-from .conftest import ApiServer
+from ...api_server import ApiServer
+from ...models import write_model_folder
+from ...running import MODEL, Result
+from ..batch_lines import create, file_lines, wait_for
 
 NAME = MODEL.name
 QUESTION = "I was charged twice this month."

@@ -8,8 +8,8 @@ from openai import OpenAI
 from headrace import LLM, SamplingParams
 from headrace.jobs.batches.output import _answers
 
-from ..running import MODEL
-from .batch_lines import chat_line, create, file_lines, wait_for
+from ...running import MODEL
+from ..batch_lines import chat_line, create, file_lines, wait_for
 
 NAME = MODEL.name
 CHAT: list[Any] = [{"role": "user", "content": "Where is my parcel, please?"}]
