@@ -108,16 +108,16 @@ def ring_for_shards(app: Celery, queue: str, shard_ids: Sequence[str]) -> None:
         )
 
 
-def send_request(app: Celery, queue: str, *request_ids: str) -> None:
-    """Ring for interactive requests.
-
-    Raises kombu's OperationalError when Redis cannot be reached, and redis' errors when it takes nothing in.
-    """
-    with app.producer_pool.acquire(block=True) as producer:
-        for start in range(0, len(request_ids), _REQUESTS_PER_BELL):
-            some = request_ids[start : start + _REQUESTS_PER_BELL]
-            # Not through `send_task`: nobody would read a task's headers.
-            producer.publish(some, exchange="", routing_key=queue, serializer="json", priority=RESCUE_PRIORITY)
+def ring_for_requests(app: Celery, queue: str, request_ids: Sequence[str]) -> None:
+    """Ring for interactive requests that Redis knows. As above, what it does not take is only told of."""
+    try:
+        with app.producer_pool.acquire(block=True) as producer:
+            for start in range(0, len(request_ids), _REQUESTS_PER_BELL):
+                some = request_ids[start : start + _REQUESTS_PER_BELL]
+                # Not through `send_task`: nobody would read a task's headers.
+                producer.publish(some, exchange="", routing_key=queue, serializer="json", priority=RESCUE_PRIORITY)
+    except (OperationalError, RedisError) as error:
+        logger.warning("%d requests wait for a sweeper, Redis took no message of them: %s", len(request_ids), error)
 
 
 def queue_is_empty(app: Celery, queue: str) -> bool:

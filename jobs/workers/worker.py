@@ -21,7 +21,7 @@ from ...engine.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.ledger import Ledger
 from ...storage.result_cache import ResultCache
-from ..broker.celery_app import RUN_SHARD, create_app, live_queue, send_shards, shard_queue
+from ..broker.celery_app import RUN_SHARD, create_app, live_queue, ring_for_shards, shard_queue
 from ..broker.redis_access import check_access
 from ..embedded.valkey import RedisUrls, redis_urls
 from ..hosting.engine_host import EngineHost
@@ -204,7 +204,7 @@ class _Base:
             settings.lease_seconds,
             self.weights,
             FittingAdapters(self.options.engine),
-            partial(send_shards, self.app, self.options.queue),
+            partial(ring_for_shards, self.app, self.options.queue),
         )
 
     def live_runner(self) -> LiveRunner:
@@ -212,10 +212,10 @@ class _Base:
         settings, options = self.settings, self.options
         lease_seconds, ttl_seconds = settings.lease_seconds, settings.stream_ttl_seconds
         claims = self.stack.enter_context(
-            LiveClaims(self.urls.redis, options.live_queue, str(self.worker_id), lease_seconds, ttl_seconds)
+            LiveClaims(self.urls.redis, self.app, options.live_queue, str(self.worker_id), lease_seconds, ttl_seconds)
         )
         slots = options.engine.max_num_seqs
-        return LiveRunner(self.host, self.tokenizer, self.publisher, claims, self.app, num_slots=slots)
+        return LiveRunner(self.host, self.tokenizer, self.publisher, claims, num_slots=slots)
 
     def chores(
         self, shards: ShardRunner, live: LiveRunner, row_streams: RowStreams, checkpoints: TokenCheckpoints

@@ -15,7 +15,7 @@ import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
-from headrace.jobs.broker.celery_app import create_app, live_queue, send_request, send_shards
+from headrace.jobs.broker.celery_app import create_app, live_queue, ring_for_requests, send_shards
 from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.processes import is_alive
 from headrace.jobs.spec.precision import Precision
@@ -211,8 +211,7 @@ class Mischief:
         with redis_urls(site.settings) as urls:
             app = create_app(urls.broker)
             send_shards(app, site.job.record.queue, [*known, "job_none/00000", "nonsense"])
-            for request_id in ("req_" + 24 * "0", "nonsense"):
-                send_request(app, live_queue(str(site.model), Precision()), request_id)
+            ring_for_requests(app, live_queue(str(site.model), Precision()), ["req_" + 24 * "0", "nonsense"])
             app.close()
 
     def take_database_away(self) -> None:

@@ -21,7 +21,7 @@ from headrace.jobs.broker.celery_app import (
     RUN_SHARD,
     create_app,
     live_queue,
-    send_request,
+    ring_for_requests,
     send_shards,
     shard_queue,
 )
@@ -156,6 +156,12 @@ def test_sending_without_redis_fails_clearly(tmp_path):
         send_shards(app, QUEUE, ["job/00000"])
 
 
+def test_requests_that_cannot_be_rung_for_are_told_of(tmp_path, caplog):
+    ring_for_requests(create_app(f"redis+socket://{tmp_path}/nothing.sock"), LIVE_QUEUE, ["req_1", "req_2"])
+    assert "2 requests wait for a sweeper" in caplog.text
+    assert "nothing.sock" in caplog.text
+
+
 def test_sending_fails_when_redis_has_gone_and_works_when_it_is_back(broker):
     broker.send("job/00000")
     bring_back = broker.take_away()
@@ -229,7 +235,7 @@ def test_a_worker_survives_what_redis_answers(broker, start_worker, wait_until):
         wait_until(lambda: "NOREPLICAS" in worker.log() or worker.has_ended(), "the worker is refused")
         redis.config_set("min-replicas-to-write", 0)
     broker.send("job/00000")
-    send_request(broker.app, LIVE_QUEUE, "req_1")
+    ring_for_requests(broker.app, LIVE_QUEUE, ["req_1"])
     wait_until(lambda: worker.events("end") == ["job/00000"] or worker.has_ended(), "the shard has run")
     wait_until(lambda: worker.events("bell") == ["req_1"] or worker.has_ended(), "the bell was heard")
     assert not worker.has_ended(), worker.log()

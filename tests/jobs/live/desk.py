@@ -80,8 +80,8 @@ class Desk:
         with (
             hosted(runner, max_num_seqs, enable_prefix_caching) as (host, _),
             StreamPublisher(self.url, TTL_SECONDS) as publisher,
-            LiveClaims(self.url, self.queue, owner, lease_seconds, TTL_SECONDS) as claims,
-            LiveRunner(host, self.tokenizer, publisher, claims, self.app, grace_seconds, num_slots) as live,
+            LiveClaims(self.url, self.app, self.queue, owner, lease_seconds, TTL_SECONDS) as claims,
+            LiveRunner(host, self.tokenizer, publisher, claims, grace_seconds, num_slots) as live,
         ):
             try:
                 yield InProcessWorker(runner, host, claims, live, publisher)
