@@ -7,6 +7,7 @@ sweeper, a doubled one by the ledger's lease, and no visibility timeout has to o
 import hashlib
 import logging
 from collections.abc import Sequence
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from celery import Celery
 from kombu.entity import Exchange, Queue
@@ -45,12 +46,24 @@ def _model_key(model: str, precision: Precision) -> str:
     return hashlib.sha256("|".join(named).encode()).hexdigest()[:12]
 
 
-def create_app(broker_url: str) -> Celery:
-    """Make the application for producers and workers alike; connects to nothing yet.
+def broker_url(redis_url: str) -> str:
+    """Say a redis-py URL in Celery's words: they differ for UNIX sockets."""
+    parts = urlsplit(redis_url)
+    if parts.scheme != "unix":
+        return redis_url
+    options = dict(parse_qsl(parts.query))
+    # Celery's have these in the place where redis-py too has them for other addresses.
+    user, password = (quote(options.pop(name, ""), safe="") for name in ("username", "password"))
+    user, password = parts.username or user, parts.password or password
+    if "db" in options:
+        options["virtual_host"] = options.pop("db")
+    whose = f"{user}:{password}@" if user or password else ""
+    return f"redis+socket://{whose}{parts.path}" + (f"?{urlencode(options)}" if options else "")
 
-    `broker_url` is as Celery writes it (`redis+socket:///path` for a UNIX socket, see `RedisUrls.broker`).
-    """
-    app = Celery("headrace", broker=broker_url, set_as_current=False)
+
+def create_app(redis_url: str) -> Celery:
+    """Make the application for producers and workers alike; connects to nothing yet."""
+    app = Celery("headrace", broker=broker_url(redis_url), set_as_current=False)
     app.conf.update(
         task_acks_late=False,
         task_ignore_result=True,

@@ -1,14 +1,41 @@
-"""How Redis is asked, by whose clock, and whether it lets us in: what no waiting cures is found out at the start."""
+"""Which Redis there is, how it is asked, and whether it lets us in: what no waiting cures is found out at the start."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 
 from redis import Redis
 from redis.backoff import NoBackoff
 from redis.exceptions import AuthenticationError, NoPermissionError, RedisError
 from redis.retry import Retry
 
-from ..settings import SettingsError
+from ..embedded.valkey import EmbeddedValkey
+from ..settings import Settings, SettingsError
 
 _SECONDS = 2.0
 _NO_SUCH_DATABASE = "DB index is out of range"
+
+
+@dataclass(frozen=True)
+class RedisServer:
+    """`url`: as redis-py reads it. `ensure` starts the embedded one again if it is gone."""
+
+    url: str
+    ensure: Callable[[], None]
+
+
+@contextmanager
+def redis_server(settings: Settings) -> Iterator[RedisServer]:
+    """Use the configured Redis, or the embedded Valkey for as long as the context lasts.
+
+    Raises EmbeddedValkeyError, SettingsError; a configured server is not contacted here.
+    """
+    if settings.redis_url is not None:
+        _check_url(settings.redis_url)
+        yield RedisServer(settings.redis_url, lambda: None)
+        return
+    with EmbeddedValkey(settings.data_dir) as valkey:
+        yield RedisServer(valkey.url, valkey.ensure)
 
 
 def text_client(redis_url: str, seconds: float = 5.0) -> Redis:
@@ -22,7 +49,7 @@ def server_time(redis: Redis) -> float:
     return float(seconds) + float(microseconds) / 1e6
 
 
-def check_url(redis_url: str) -> None:
+def _check_url(redis_url: str) -> None:
     """Raises `SettingsError` for a URL with an option that no connection takes. Contacts nobody."""
     try:
         with Redis.from_url(redis_url) as redis:

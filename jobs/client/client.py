@@ -185,11 +185,11 @@ class Client(Connections):
     @cached_property
     def live(self) -> LiveRequests:
         """Interactive requests, for those who describe them themselves."""
-        return self._stack.enter_context(LiveRequests(self._redis.redis, self._app, self.settings.stream_ttl_seconds))
+        return self._stack.enter_context(LiveRequests(self.redis_url, self._app, self.settings.stream_ttl_seconds))
 
     @cached_property
     def _streams(self) -> LiveStreams:
-        return LiveStreams(self._redis.redis, self.live)
+        return LiveStreams(self.redis_url, self.live)
 
     def ask(self, prompt: str | Messages, model: str | Path, **options: Any) -> str:
         """Queue one prompt ahead of all jobs and return its id, for `stream`.
@@ -252,13 +252,13 @@ class Client(Connections):
         """
         if is_request(stream_id):
             return self._streams.follow(stream_id, after)
-        return self._row_events(stream_id, after).events(self._redis.redis)
+        return self._row_events(stream_id, after).events(self.redis_url)
 
     def astream(self, stream_id: str, after: int = 0) -> AsyncIterator[StreamEvent]:
         """As `stream`, for `async for`."""
         if is_request(stream_id):
             return self._streams.afollow(stream_id, after)
-        url = self._redis.redis
+        url = self.redis_url
         events = self._row_events(stream_id, after)
         return events.aevents(lambda stream, last, seconds: afollow(url, stream, last, timeout=seconds))
 
@@ -271,7 +271,7 @@ class Client(Connections):
 
     @cached_property
     def _row_watch(self) -> RowWatch:
-        return self._stack.enter_context(RowWatch(self._redis.redis))
+        return self._stack.enter_context(RowWatch(self.redis_url))
 
 
 def _checked_seconds(within: Any) -> float | None:

@@ -41,7 +41,7 @@ class Broker:
 
     def __init__(self, valkey: EmbeddedValkey, data_dir: Path) -> None:
         self.valkey = valkey
-        self.app = create_app(valkey.broker_url)
+        self.app = create_app(valkey.url)
         self._data_dir = data_dir
         self._suspended: list[psutil.Process] = []
 
@@ -151,13 +151,13 @@ def test_sending_nothing_is_fine(broker):
 
 
 def test_sending_without_redis_fails_clearly(tmp_path):
-    app = create_app(f"redis+socket://{tmp_path}/nothing.sock")
+    app = create_app(f"unix://{tmp_path}/nothing.sock")
     with pytest.raises(OperationalError, match=r"nothing\.sock"):
         send_shards(app, QUEUE, ["job/00000"])
 
 
 def test_requests_that_cannot_be_rung_for_are_told_of(tmp_path, caplog):
-    ring_for_requests(create_app(f"redis+socket://{tmp_path}/nothing.sock"), LIVE_QUEUE, ["req_1", "req_2"])
+    ring_for_requests(create_app(f"unix://{tmp_path}/nothing.sock"), LIVE_QUEUE, ["req_1", "req_2"])
     assert "2 requests wait for a sweeper" in caplog.text
     assert "nothing.sock" in caplog.text
 
@@ -274,7 +274,7 @@ def test_a_task_that_celery_fails_over_keeps_no_thread_from_the_next(broker):
 import resource
 from headrace.jobs.broker import celery_app
 from headrace.jobs.workers import celery_worker
-app = celery_app.create_app({broker.valkey.broker_url!r})
+app = celery_app.create_app({broker.valkey.url!r})
 @app.task(name=celery_app.RUN_SHARD)
 def run_shard(shard_id):
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -360,7 +360,7 @@ def test_a_second_ctrl_c_ends_a_shard_that_does_not_listen(broker):
 import threading
 from headrace.jobs.broker.celery_app import RUN_SHARD, create_app
 from headrace.jobs.workers.celery_worker import run_worker
-app = create_app({broker.valkey.broker_url!r})
+app = create_app({broker.valkey.url!r})
 @app.task(name=RUN_SHARD)
 def run_shard(shard_id):
     print(shard_id, flush=True)

@@ -7,9 +7,9 @@ from redis import Redis
 
 from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.config import EngineConfig
-from headrace.jobs.broker.celery_app import create_app, send_shards
-from headrace.jobs.broker.redis_access import check_access
-from headrace.jobs.embedded.valkey import EmbeddedValkey, broker_url
+from headrace.jobs.broker.celery_app import broker_url, create_app, send_shards
+from headrace.jobs.broker.redis_access import check_access, redis_server
+from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.settings import Settings, SettingsError
 from headrace.jobs.workers.worker import WorkerOptions, serve
 
@@ -65,11 +65,15 @@ def test_celery_comes_to_the_same_database_with_the_same_password(tmp_path):
         redis.config_set("requirepass", "a s/cr@t")
         for url in SOCKET_URLS:
             url = url.format(path=valkey.url.removeprefix("unix://"), password=quote("a s/cr@t", safe=""))
-            send_shards(create_app(broker_url(url)), "queue", ["job/00000"])
+            send_shards(create_app(url), "queue", ["job/00000"])
             with Redis.from_url(url) as same:
                 assert same.dbsize() == 1
                 same.flushdb()
         redis.config_set("requirepass", "")
+
+
+def test_a_unix_socket_in_celerys_words():
+    assert broker_url("unix:///run/redis.sock") == "redis+socket:///run/redis.sock"
 
 
 def test_a_redis_that_is_away_is_waited_for(tmp_path):
@@ -81,3 +85,18 @@ def test_a_redis_that_serves_nobody_just_now_is_waited_for(tmp_path):
         redis.config_set("replica-serve-stale-data", "no")
         redis.replicaof("127.0.0.1", 1)
         check_access(valkey.url)
+
+
+def test_a_configured_redis_is_used(tmp_path):
+    settings = Settings(data_dir=tmp_path, database_url="sqlite://", redis_url="redis://cache:6379/1")
+    with redis_server(settings) as server:
+        server.ensure()
+        assert server.url == "redis://cache:6379/1"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_embedded_valkey_is_used_by_default(tmp_path):
+    with redis_server(Settings(data_dir=tmp_path, database_url="sqlite://")) as server:
+        with Redis.from_url(server.url) as redis:
+            assert redis.ping()
+        server.ensure()

@@ -143,7 +143,7 @@ def new_desk(valkey: EmbeddedValkey, model: Path, queue: str, app: Celery, reque
 
 @contextmanager
 def opened_desk(valkey: EmbeddedValkey, model: Path, queue: str) -> Iterator[Desk]:
-    app = create_app(valkey.broker_url)
+    app = create_app(valkey.url)
     with LiveRequests(valkey.url, app, TTL_SECONDS) as requests:
         yield new_desk(valkey, model, queue, app, requests)
     app.close()

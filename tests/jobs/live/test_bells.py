@@ -36,7 +36,7 @@ def events(tmp_path) -> Path:
 
 
 def test_bulk_in_every_thread_delays_no_bell(valkey, tmp_path, events, wait_until):
-    app = create_app(valkey.broker_url)
+    app = create_app(valkey.url)
     shards = [f"job/{number}" for number in range(5)]
     send_shards(app, BULK, shards)
     data_dir = Path(valkey.url.removeprefix("unix://")).parents[1]

@@ -50,7 +50,7 @@ def place(tmp_path, monkeypatch) -> Iterator[Place]:
     shards = [NewShard(number, 2, "/spool") for number in range(3)]
     with EmbeddedValkey(tmp_path) as valkey, Redis.from_url(valkey.url) as redis:
         ledger.create_job(NewJob("job", QUEUE, "m", "/out", "f", 6), shards)
-        yield Place(ledger, create_app(valkey.broker_url), redis)
+        yield Place(ledger, create_app(valkey.url), redis)
     ledger.close()
 
 
