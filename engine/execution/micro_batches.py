@@ -1,6 +1,6 @@
-"""A long step in parts that a pipeline's stages compute at the same time: one is a part ahead of the next.
+"""A long step in micro-batches, which a pipeline's stages compute at the same time: one is a part ahead of the next.
 
-Elsewhere they are micro-batches; here they are cut by tokens, not by sequences (TeraPipe, arXiv:2102.07988).
+They are cut by tokens, not by sequences (TeraPipe, arXiv:2102.07988).
 """
 
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ _MIN_TOKENS = {"cpu": 64, "cuda": 512}
 _MOST_PARTS_PER_STAGE = 4
 
 
-def num_parts(batch: Batch, num_stages: int) -> int:
+def num_micro_batches(batch: Batch, num_stages: int) -> int:
     """Into how many parts a step is to be split; 1: it is left whole, as one is whose sequences all decode on."""
     if num_stages == 1 or batch.attention.decode_step is not None:
         return 1
@@ -25,7 +25,7 @@ def num_parts(batch: Batch, num_stages: int) -> int:
     return max(1, min(len(batch.token_ids) // least, _MOST_PARTS_PER_STAGE * num_stages))
 
 
-def split(batch: Batch, number: int) -> Iterator[Batch]:
+def micro_batches(batch: Batch, number: int) -> Iterator[Batch]:
     """Parts of about equal numbers of tokens, in their order; of which tokens logits are wanted they do not know.
 
     A sequence may be cut: its later tokens look back at what the parts before wrote into the KV cache. So do those of
