@@ -32,9 +32,9 @@ from headrace.engine.request import Request, RequestEvent
 from headrace.engine.text.finished_answer import answer_text
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client.client import Client
-from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.hosting.engine_host import EngineHost
+from headrace.jobs.hosting.outcomes import Answer, Outcome
 from headrace.jobs.live.asking import new_request
-from headrace.jobs.outcomes import Answer, Outcome
 from headrace.jobs.settings import Settings
 
 MODEL = ROOT / "examples" / "tickets" / "model"

@@ -38,10 +38,10 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.request import Request, RequestEvent, SamplingParams
 from headrace.jobs.client.client import Client
-from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.hosting.engine_host import EngineHost
+from headrace.jobs.hosting.outcomes import Outcome
 from headrace.jobs.live.asking import new_request
 from headrace.jobs.live.requests import LiveRequest
-from headrace.jobs.outcomes import Outcome
 from headrace.jobs.settings import Settings
 from headrace.jobs.streams.reader import follow
 from headrace.jobs.workers.presence import WorkerPresence

@@ -36,8 +36,9 @@ from headrace.engine.checkpoints.hub import locate_model
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
+from headrace.jobs.broker.celery_app import broker_url
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.client.client import Client, Job
-from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.planning.side_by_side import num_cores
 from headrace.jobs.settings import Settings
 from headrace.jobs.workers.worker import WorkerOptions, serve
@@ -69,14 +70,14 @@ def work() -> None:
     serve(settings, options, load)
 
 
-def celery_app(broker: str) -> Celery:
-    app = Celery("bench", broker=broker, set_as_current=False)
+def celery_app(redis_url: str) -> Celery:
+    app = Celery("bench", broker=broker_url(redis_url), set_as_current=False)
     app.conf.update(task_ignore_result=True, worker_enable_remote_control=False)
     return app
 
 
-def work_for_celery(broker: str, redis_url: str, own_queue: str) -> None:
-    app = celery_app(broker)
+def work_for_celery(redis_url: str, own_queue: str) -> None:
+    app = celery_app(redis_url)
     redis = Redis.from_url(redis_url)
 
     def answer(row: int, text: str) -> None:
@@ -214,12 +215,12 @@ def assert_each_row_once(parts: Sequence[str], num_rows: int) -> None:
 
 
 def measure_celery(folder: Path, num_rows: int, num_workers: int, env: dict[str, str]) -> dict[str, Any]:
-    with redis_urls(Settings.from_environment(env)) as urls, Redis.from_url(urls.redis) as redis:
-        app = celery_app(urls.broker)
+    with redis_server(Settings.from_environment(env)) as server, Redis.from_url(server.url) as redis:
+        app = celery_app(server.url)
         with ExitStack() as stack:
             for number in range(num_workers):
                 queue, log = f"{CELERY_QUEUE}.{number}", folder / f"celery-{number}.log"
-                stack.enter_context(started(["--celery-work", urls.broker, urls.redis, queue], env, log))
+                stack.enter_context(started(["--celery-work", server.url, queue], env, log))
                 app.send_task("bench.answer", args=[-1, "warm-up"], queue=queue)
             wait_until(lambda: redis.llen(ANSWERS) == num_workers)
             start = time.perf_counter()
@@ -266,7 +267,7 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=0)
     parser.add_argument("--output", type=Path, help="where to write the figures as well")
     parser.add_argument("--work", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--celery-work", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--celery-work", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.work:
         work()

@@ -12,13 +12,14 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.engine_host import EngineHost
-from headrace.jobs.outcomes import Outcome
+from headrace.jobs.hosting.engine_host import EngineHost
+from headrace.jobs.hosting.outcomes import Outcome
 from headrace.jobs.planning.planner import Planner, make_planner
 from headrace.jobs.shards.receipts import Computation, Receipts
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.shards.row_requests import RowRequests
+from headrace.jobs.shards.weights import ModelWeights
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.jobs.weights import ModelWeights
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.parts import part_file_name, part_summary
@@ -104,7 +105,7 @@ def _answered(
     after[JOB] = claim.shard_number
     with timed("read a shard, make requests"):
         table, receipt = read_shard(Path(claim.spool_path)), receipts.of_attempt(claim.attempt_number)
-        batch = RowBatch(table, (), spec, tokenizer, str(claim.attempt_id), receipt=receipt)
+        batch = RowBatch(table, (), RowRequests(spec, tokenizer, str(claim.attempt_id)), receipt)
         requests = batch.requests
     outcomes: SimpleQueue[list[Outcome]] = SimpleQueue()
     with timed("engine and its host"):

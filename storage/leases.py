@@ -285,10 +285,10 @@ def _inserted_part() -> Insert:
 
 def _replace_part(connection: Connection, claim: Claim, replacement: Replacement) -> None:
     """The rest stays the shard's whose part it was; its attempt is the one that wrote the file."""
-    gone = delete(parts).where(parts.c.id == replacement.part_id, parts.c.job_id == claim.job_id)
+    gone = delete(parts).where(parts.c.id == replacement.old.id, parts.c.job_id == claim.job_id)
     shard_id = connection.scalars(gone.returning(parts.c.shard_id)).one()
-    if replacement.by is not None:
-        _insert_part(connection, replacement.by, claim, shard_id)
+    if replacement.rest is not None:
+        _insert_part(connection, replacement.rest, claim, shard_id)
 
 
 def _drop_merged(connection: Connection, claim: Claim, file_names: Collection[str]) -> None:

@@ -222,8 +222,8 @@ class PartRecord:
 class Replacement:
     """A committed part that goes, and what of its rows stays: None when nothing does."""
 
-    part_id: int
-    by: NewPart | None
+    old: PartRecord
+    rest: NewPart | None
 
 
 @dataclass(frozen=True)

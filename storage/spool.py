@@ -20,7 +20,7 @@ _LEADING = (pa.field("row", pa.int64()), pa.field("custom_id", pa.string()))
 _TRAILING = (pa.field("prompt_token_ids", pa.list_(pa.int32())), pa.field("plan_error", pa.string()))
 # Only of shards with images in their prompts: their files, null where an input's column has it. None has this name.
 _IMAGES = pa.field("headrace.prompt_images", pa.list_(pa.large_binary()))
-# Only of jobs whose rows say themselves how they are sampled.
+# Only of shards whose rows say themselves how they are sampled.
 _ROW_SAMPLING = pa.field("row_sampling", pa.string())
 _OWN_NAMES = frozenset(field.name for field in (*_LEADING, *_TRAILING, _ROW_SAMPLING, _IMAGES))
 
@@ -54,10 +54,10 @@ def discard_spool(spool: Path) -> None:
         lock_of(spool).unlink(missing_ok=True)
 
 
-def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_sampling: bool = False) -> None:
+def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema) -> None:
     """Write and sync one shard, creating its folder. `schema` is the job's, of `SchemaUnifier.schema()`.
 
-    `with_sampling`: each row has its own. Raises StorageError.
+    Raises StorageError.
     """
     names = carried_names(schema.names)
     numbers, custom_ids, values, prompts, errors, samplings, images = zip(*rows, strict=True)
@@ -69,7 +69,7 @@ def write_shard(path: Path, rows: Sequence[PlannedRow], schema: pa.Schema, with_
         pa.array(errors, pa.string()),
     ]
     fields = [*_LEADING, *carried_fields(schema), *_TRAILING]
-    if with_sampling:
+    if any(samplings):
         columns.append(pa.array(samplings, pa.string()))
         fields.append(_ROW_SAMPLING)
     if any(images):
@@ -102,6 +102,11 @@ def prompt_token_arrays(table: pa.Table) -> "list[array[int]]":
     # A list would have an object for each token, which takes ten times the memory and the time.
     tokens, offsets = array("i", column.values.to_numpy().tobytes()), column.offsets.to_numpy().tolist()
     return [tokens[start:end] for start, end in pairwise(offsets)]
+
+
+def row_samplings(table: pa.Table) -> Iterable[str | None]:
+    """How the rows of a spooled shard are sampled, as `PlannedRow` has it."""
+    return table[_ROW_SAMPLING.name].to_pylist() if _ROW_SAMPLING.name in table.column_names else repeat(None)
 
 
 def prompt_images(table: pa.Table) -> Iterable[Sequence[bytes | None]]:

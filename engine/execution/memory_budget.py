@@ -1,17 +1,14 @@
-"""How much of a GPU's memory is left for the KV cache, measured by the largest step there can be."""
+"""How much memory is for the KV cache: as the options say, or what a GPU has left beside the largest step."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
-from torch import Tensor
 
-from ...kernels.gated_delta import StateSlots
-from ...kernels.kv_cache import PADDING_SLOT
 from ...kernels.paged_attention import AttentionMetadata, plan_bytes
-from ...kernels.sampling import likeliest_tokens, sample_tokens
 from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.model_size import KEPT_STATES, state_bytes
 from ..config import DEFAULT_KV_CACHE_BYTES, EngineConfig
@@ -19,12 +16,12 @@ from ..errors import ConfigError
 from ..kv_cache.block_pool import NULL_BLOCK
 from ..kv_cache.kv_memory import block_bytes, kv_shape, num_blocks_in, zeros
 from ..kv_cache.state_memory import StateMemory
-from ..kv_cache.state_pool import NULL_STATE
 from ..models import Decoder
 from ..sharding.ranks import ALONE, Ranks
 from .cuda_graphs import GraphLimits
 from .device_faults import is_out_of_memory
 from .graph_sizes import max_graphs
+from .largest_step import LargestStep
 
 logger = logging.getLogger(__name__)
 
@@ -77,156 +74,116 @@ class SecondModel:
 NO_SECOND_MODEL = SecondModel()
 
 
+class Caches(NamedTuple):
+    """How many KV blocks there are, and how many states of sequences: 0 of a model without."""
+
+    num_blocks: int
+    num_states: int
+
+
 @dataclass(frozen=True)
-class LargestStep:
-    """The tokens of a step that is as large as the limits allow, of sequences as long as they may get.
+class MemoryBudget:
+    """What a model, or the share of it that one of `ranks` has, gets of the memory of its device.
 
-    All sequences have one and the same block over and over, so that a cache of two blocks is enough. No two tokens are
-    written to one place: those that it has no room for are not kept.
+    `dtype`: the weights' and the states'. `second`: what a model beside it takes that is loaded already.
     """
 
-    token_ids: Tensor
-    positions: Tensor
-    slots: Tensor
-    attention: AttentionMetadata
-    num_logits: int
+    model: ModelConfig
+    config: EngineConfig
+    dtype: torch.dtype
+    kv_dtype: torch.dtype
+    device: torch.device
+    second: SecondModel = NO_SECOND_MODEL
+    ranks: Ranks = ALONE
 
-    @classmethod
-    def of(cls, config: EngineConfig, max_model_len: int, device: torch.device) -> "LargestStep":
-        num_seqs = min(config.max_num_seqs, config.max_num_batched_tokens)
-        num_tokens = min(config.max_num_batched_tokens, num_seqs * max_model_len)
-        share, rest = divmod(num_tokens, num_seqs)
-        lens = [share + (index < rest) for index in range(num_seqs)]
-        table = [NULL_BLOCK + 1] * -(-max_model_len // config.block_size)
-        positions = torch.cat([torch.arange(max_model_len - length, max_model_len) for length in lens])
-        slots = torch.full((num_tokens,), PADDING_SLOT)
-        num_kept = min(num_tokens, config.block_size)
-        slots[:num_kept] = (NULL_BLOCK + 1) * config.block_size + torch.arange(num_kept)
-        return cls(
-            token_ids=torch.zeros(num_tokens, dtype=torch.int64, device=device),
-            positions=positions.to(device),
-            slots=slots.to(device),
-            attention=AttentionMetadata(
-                lens, [max_model_len] * num_seqs, [table] * num_seqs, config.block_size, device
-            ),
-            num_logits=min(config.max_num_logits, num_tokens),
-        )
+    def stated_num_blocks(self) -> int | None:
+        """How many KV blocks the options ask for; None where what is left of a GPU's memory is to say.
 
-    @torch.inference_mode()
-    def forward(self, model: Decoder, kv_cache: Tensor, states: StateMemory | None = None) -> Tensor:
-        """What a graph would compute of it: [num_tokens, hidden_size].
-
-        Layers with states have all tokens for one sequence's: it takes one state, and the memory that a prompt takes.
+        Raises `ConfigError` where they ask for too few.
         """
-        layer_states = None
-        if states is not None:
-            one = StateSlots([len(self.token_ids)], [NULL_STATE], [NULL_STATE + 1], self.token_ids.device)
-            layer_states = states.of(one)
-        return model.forward(self.token_ids, self.positions, kv_cache, self.slots, self.attention, states=layer_states)
+        config = self.config
+        if config.num_gpu_blocks_override is not None:
+            return config.num_gpu_blocks_override
+        if config.kv_cache_memory_bytes is None and self.device.type == "cuda":
+            return None
+        return self._num_blocks_in(config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES)
 
-    @torch.inference_mode()
-    def draw(self, model: Decoder, hidden: Tensor) -> Tensor:
-        """A token of each sequence and of each guess, as a step draws it where every sequence has wishes.
+    def caches(self, decoder: Decoder, stated_num_blocks: int | None) -> Caches:
+        """What there is to be: as `stated_num_blocks` has it, or what is left beside `decoder`.
 
-        A stage but the last gives what it hands on.
+        Of all `ranks` the fewest. Raises `ConfigError` where there is no room for any: the other ranks hear of 0 then.
+        States get half of what is left at most, beside stated blocks as much as those.
         """
-        if not model.stage.is_last:
-            return hidden
-        logits = model.logits(hidden[: self.num_logits])
-        likeliest_tokens(logits, with_log_sum_exp=True)
-        ones = torch.ones(len(logits), dtype=torch.float64, device=logits.device)
-        return sample_tokens(logits.float(), ones, ones.long(), ones, ones, ones / 2)
+        if stated_num_blocks is None:
+            return self._measured_caches(decoder)
+        num_blocks = self.ranks.least(stated_num_blocks)
+        return Caches(num_blocks, self.ranks.least(self._num_states_in(num_blocks * self._block_bytes)))
 
+    def _measured_caches(self, decoder: Decoder) -> Caches:
+        use, ranks = self.measure_use(decoder), self.ranks
+        use = replace(use, graphs=use.graphs + self.second.graph_bytes)
+        least = 2 * (self._block_bytes + self.second.block_bytes) + _MIN_STATES * self._state_bytes
+        try:
+            left = use.left_for_kv(self.config.gpu_memory_utilization, least)
+        except ConfigError:
+            # They wait to hear of both.
+            ranks.least(0)
+            ranks.least(0)
+            raise
+        num_states = ranks.least(self._num_states_in(left // 2))
+        left -= num_states * self._state_bytes
+        num_blocks = self._num_blocks_in(left)
+        logger.info("%s for %d KV blocks beside %s and %d states", gib(left), num_blocks, use, num_states)
+        return Caches(ranks.least(num_blocks), num_states)
 
-def num_states_in(memory_bytes: int, model: ModelConfig, config: EngineConfig, dtype: torch.dtype) -> int:
-    """How many states of sequences fit, of as many as could be of use: one for each that runs, and some to be kept.
+    @property
+    def _block_bytes(self) -> int:
+        return block_bytes(self.model, self.config.block_size, self.kv_dtype)
 
-    0 for a model without. There are a few in any case.
-    """
-    if model.linear_attention is None:
-        return 0
-    useful = config.max_num_seqs + max(KEPT_STATES, config.max_num_seqs // 4)
-    return max(_MIN_STATES, min(useful, memory_bytes // state_bytes(model, dtype.itemsize)))
+    @property
+    def _state_bytes(self) -> int:
+        return state_bytes(self.model, self.dtype.itemsize)
 
+    def _num_blocks_in(self, memory_bytes: int) -> int:
+        return num_blocks_in(memory_bytes, self.model, self.config.block_size, self.kv_dtype, self.second.block_bytes)
 
-def stated_num_blocks(
-    model_config: ModelConfig,
-    config: EngineConfig,
-    kv_dtype: torch.dtype,
-    device: torch.device,
-    second: SecondModel = NO_SECOND_MODEL,
-) -> int | None:
-    """How many KV blocks the options ask for; None where what is left of a GPU's memory is to say."""
-    if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override
-    if config.kv_cache_memory_bytes is None and device.type == "cuda":
-        return None
-    stated = config.kv_cache_memory_bytes or DEFAULT_KV_CACHE_BYTES
-    return num_blocks_in(stated, model_config, config.block_size, kv_dtype, second.block_bytes)
+    def _num_states_in(self, memory_bytes: int) -> int:
+        """How many fit, of as many as could be of use: one for each sequence that runs, and some to be kept.
 
+        There are a few in any case.
+        """
+        if self.model.linear_attention is None:
+            return 0
+        useful = self.config.max_num_seqs + max(KEPT_STATES, self.config.max_num_seqs // 4)
+        return max(_MIN_STATES, min(useful, memory_bytes // self._state_bytes))
 
-def measured_caches(
-    model: Decoder,
-    model_config: ModelConfig,
-    config: EngineConfig,
-    kv_dtype: torch.dtype,
-    device: torch.device,
-    second: SecondModel = NO_SECOND_MODEL,
-    ranks: Ranks = ALONE,
-) -> tuple[int, int]:
-    """How many KV blocks the GPU that holds `model`, and a second one's weights, has memory for, and how many states.
-
-    Of all `ranks` the fewest. Raises `ConfigError` where there is no room for any; it is 0 then for the other ranks.
-    States, where the model has them, get half of the memory at most.
-    """
-    use = measure_memory_use(model, model_config, config, kv_dtype, device)
-    use = replace(use, graphs=use.graphs + second.graph_bytes)
-    state_size = state_bytes(model_config, model.dtype.itemsize)
-    least = 2 * (block_bytes(model_config, config.block_size, kv_dtype) + second.block_bytes) + _MIN_STATES * state_size
-    try:
-        left = use.left_for_kv(config.gpu_memory_utilization, least)
-    except ConfigError:
-        # They wait to hear of both.
-        ranks.least(0)
-        ranks.least(0)
-        raise
-    num_states = ranks.least(num_states_in(left // 2, model_config, config, model.dtype))
-    left -= num_states * state_size
-    num_blocks = num_blocks_in(left, model_config, config.block_size, kv_dtype, second.block_bytes)
-    logger.info("%s for %d KV blocks beside %s and %d states", gib(left), num_blocks, use, num_states)
-    return ranks.least(num_blocks), num_states
-
-
-def measure_memory_use(
-    model: Decoder, model_config: ModelConfig, config: EngineConfig, kv_dtype: torch.dtype, device: torch.device
-) -> MemoryUse:
-    """Run the largest step on the GPU that holds `model`. Raises `ConfigError` where that does not fit."""
-    max_model_len = config.longest_sequence(model_config.max_position_embeddings)
-    kv_cache = zeros(kv_shape(model_config, NULL_BLOCK + 2, config.block_size), kv_dtype, device)
-    states = StateMemory(model_config, 1, model.dtype, device) if model_config.linear_attention else None
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_reserved(device)
-    with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
-        step = LargestStep.of(config, max_model_len, device)
-        hidden = step.forward(model, kv_cache, states)
-        forward_bytes = torch.cuda.max_memory_reserved(device) - before
-        step.draw(model, hidden)
-        if model.vision is not None:
-            model.vision.encode_largest(max_model_len)
-        torch.cuda.synchronize(device)
-    free, total = torch.cuda.mem_get_info(device)
-    limits = GraphLimits.of(config, model_config, device)
-    token_bytes = forward_bytes // len(step.token_ids)
-    return MemoryUse(
-        total=total,
-        peak=torch.cuda.max_memory_reserved(device),
-        graphs=graph_bytes(
-            config, model_config.num_hidden_layers, len(limits.sizes), forward_bytes=limits.sizes[-1] * token_bytes
+    def measure_use(self, decoder: Decoder) -> MemoryUse:
+        """Run the largest step on the GPU that holds `decoder`. Raises `ConfigError` where that does not fit."""
+        config, model, device = self.config, self.model, self.device
+        max_model_len = config.longest_sequence(model.max_position_embeddings)
+        kv_cache = zeros(kv_shape(model, NULL_BLOCK + 2, config.block_size), self.kv_dtype, device)
+        states = StateMemory(model, 1, self.dtype, device) if model.linear_attention else None
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_reserved(device)
+        with fitting(f"a step of max_num_batched_tokens={config.max_num_batched_tokens}"):
+            step = LargestStep.of(config, max_model_len, device)
+            hidden = step.forward(decoder, kv_cache, states)
+            forward_bytes = torch.cuda.max_memory_reserved(device) - before
+            step.draw(decoder, hidden)
+            if decoder.vision is not None:
+                decoder.vision.encode_largest(max_model_len)
+            torch.cuda.synchronize(device)
+        free, total = torch.cuda.mem_get_info(device)
+        limits = GraphLimits.of(config, model, device)
+        largest_graph_bytes = limits.sizes[-1] * (forward_bytes // len(step.token_ids))
+        return MemoryUse(
+            total=total,
+            peak=torch.cuda.max_memory_reserved(device),
+            graphs=graph_bytes(config, model.num_hidden_layers, len(limits.sizes), largest_graph_bytes)
+            + _plan_bytes(config, limits, step.attention),
+            others=total - free - torch.cuda.memory_reserved(device),
         )
-        + _plan_bytes(config, limits, step.attention),
-        others=total - free - torch.cuda.memory_reserved(device),
-    )
 
 
 def graph_bytes(config: EngineConfig, num_layers: int, num_sizes: int, forward_bytes: int) -> int:

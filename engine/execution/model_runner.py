@@ -14,7 +14,7 @@ from ..checkpoints.model_config import ModelConfig
 from ..checkpoints.quantization_config import QuantizationConfig
 from ..config import EngineConfig
 from ..errors import ConfigError, message_of
-from ..kv_cache.kv_memory import KVMemory, block_bytes
+from ..kv_cache.kv_memory import KVMemory
 from ..kv_cache.state_memory import StateMemory
 from ..kv_cache.swap import PreemptionCosts
 from ..lora.adapter import adaptable
@@ -30,15 +30,8 @@ from .cuda_graphs import Capture, CudaCapture, CudaGraphs, Forward, GraphLimits
 from .devices import resolve_device, resolve_dtype, resolve_kv_cache_dtype
 from .gpu_checks import require_attention, warn_of_widened_weights
 from .host_memory import give_back_freed_memory, keep_freed_memory
-from .memory_budget import (
-    NO_SECOND_MODEL,
-    SecondModel,
-    fitting,
-    measured_caches,
-    num_states_in,
-    stated_num_blocks,
-)
-from .parts import num_parts, split
+from .memory_budget import NO_SECOND_MODEL, MemoryBudget, SecondModel, fitting
+from .micro_batches import micro_batches, num_micro_batches
 
 logger = logging.getLogger(__name__)
 
@@ -72,7 +65,8 @@ class ModelRunner:
         kv_dtype = resolve_kv_cache_dtype(config.kv_cache_dtype, self.dtype, self.device)
         self._num_stages = ranks.num_stages
         share = own_model(model_config, ranks.stage, ranks.num_stages, ranks.rank, ranks.size)
-        num_blocks = stated_num_blocks(share, config, kv_dtype, self.device, second)
+        budget = MemoryBudget(share, config, self.dtype, kv_dtype, self.device, second, ranks)
+        stated_num_blocks = budget.stated_num_blocks()
         with fitting("the model"):
             self._model = load_model(model_config, config, self.dtype, self.device, ranks)
             self._model.prepack(config.quantization)
@@ -83,14 +77,7 @@ class ModelRunner:
         self.images = None if tower is None else ImageEncoder(tower, 2 * config.max_num_batched_tokens)
         self.preemption_costs = preemption_costs(ranks.num_stages * self._model.num_parameters, self.device)
         ranks.meet()
-        if num_blocks is None:
-            num_blocks, self.num_states = measured_caches(
-                self._model, share, config, kv_dtype, self.device, second, ranks
-            )
-        else:
-            num_blocks = ranks.least(num_blocks)
-            kv_bytes = num_blocks * block_bytes(share, config.block_size, kv_dtype)
-            self.num_states = ranks.least(num_states_in(kv_bytes, share, config, self.dtype))
+        num_blocks, self.num_states = budget.caches(self._model, stated_num_blocks)
         self._kv_dtype = kv_dtype
         self._states: StateMemory | None = None
         if self.num_states:
@@ -145,7 +132,7 @@ class ModelRunner:
         if self._graphs is not None and self._fits_graphs(batch):
             hidden = self._graphs.forward(batch)
         else:
-            if (number := num_parts(batch, self._num_stages)) > 1:
+            if (number := num_micro_batches(batch, self._num_stages)) > 1:
                 batch = replace(batch, last_tokens=None)
                 hidden = self._forward_in_parts(batch, number)
             else:
@@ -159,7 +146,7 @@ class ModelRunner:
         return self._logits(batch.wanted(hidden))
 
     def _forward_in_parts(self, batch: Batch, number: int) -> Tensor:
-        computed = [self._forward(part) for part in split(batch, number)]
+        computed = [self._forward(part) for part in micro_batches(batch, number)]
         # Elsewhere each has been handed on: logits are made at the last stage.
         return torch.cat(computed) if self._model.stage.is_last else computed[-1]
 

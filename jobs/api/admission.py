@@ -13,8 +13,8 @@ from starlette.requests import HTTPConnection
 from ...storage.ledger import Ledger
 from ...storage.quotas import Quota
 from ...storage.tenants import TenantRecord
+from ...storage.ttl_cache import TtlCache
 from ..settings import Settings
-from ..ttl_cache import TtlCache
 from .authentication import RESPONSE_HEADERS
 from .caller import tenant_of
 from .errors import LIVE_RETRY_SECONDS, RateLimited, too_many_open

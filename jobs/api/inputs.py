@@ -15,7 +15,7 @@ import httpx2
 from ...storage.errors import InputError
 from ...storage.readers import FORMATS, InputSource, open_input
 from ..errors import SpecError
-from ..outside import AddressRefused, check_prefix, is_web_url, outside_client
+from ..outside.addresses import AddressRefused, check_prefix, is_web_url, outside_client
 from ..settings import Settings
 from .errors import RateLimited
 

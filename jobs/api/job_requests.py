@@ -9,14 +9,14 @@ from ...engine.structured.structured_outputs import MAX_GRAMMAR_BYTES
 from ...storage.records import NewWebhook
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
-from ..outside import AddressRefused, check_prefix
+from ..outside.addresses import AddressRefused, check_prefix
+from ..outside.webhooks import parse_webhook
 from ..spec.durations import MAX_WITHIN_SECONDS
 from ..spec.precision import Precision
 from ..spec.priority import MAX_PRIORITY
 from ..spec.sampling import SamplingSpec
 from ..spec.schemas import KvCacheDType
 from ..spec.tool_choice import ToolChoice
-from ..webhooks import parse_webhook
 from .models import ServedModel
 from .schemas import Name, Text
 

@@ -9,7 +9,7 @@ from ...engine.checkpoints.hub import locate_model, public_name
 from ...engine.sampling.defaults import SamplingDefaults
 from ...storage.errors import Argument
 from ...storage.records import JobRecord
-from ..celery_app import live_queue, shard_queue
+from ..broker.celery_app import live_queue, shard_queue
 from ..errors import SpecError
 from ..live.prompt import LivePrompts
 from ..spec.lora import LORA_MODULES, LoraModule, ServedLora, asked_model

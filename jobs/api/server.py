@@ -16,12 +16,12 @@ import uvicorn
 from ...storage.errors import Argument
 from ...storage.ledger import Ledger
 from ..batches.keeper import BatchKeeper
+from ..broker.redis_access import check_access
 from ..client.client import Client
 from ..errors import JobError, SpecError
+from ..outside.webhooks import SEND_SECONDS, WebhookSender
 from ..periodic import Periodic
-from ..redis_access import check_access
 from ..settings import Settings
-from ..webhooks import SEND_SECONDS, WebhookSender
 from .app import Beside, create_app
 from .body_limit import MAX_LIVE_BYTES
 from .models import ServedModels

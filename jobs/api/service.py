@@ -11,6 +11,7 @@ from typing import Any, BinaryIO, Self
 from redis.exceptions import RedisError
 
 from ...engine.errors import EngineError
+from ...storage.batch_jobs import JOB_KEY_START
 from ...storage.errors import (
     InputError,
     JobEnded,
@@ -32,7 +33,6 @@ from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource, open_input
 from ...storage.records import DEFAULT_TENANT, JobRecord, JobState
 from ...storage.standing import Standing
-from ..batch_jobs import JOB_KEY_START
 from ..batches.files import FileStore
 from ..client.client import Client, Job
 from ..errors import JobError, JobMismatchError, SpecError

@@ -9,6 +9,7 @@ from functools import partial
 
 from ...engine.errors import EngineError, ModelError
 from ...engine.request import derived_seed
+from ...storage.batch_jobs import batch_job_key
 from ...storage.batch_records import BatchRecord
 from ...storage.errors import InputError, UnknownFile
 from ...storage.output_dir import OutputMode
@@ -17,7 +18,6 @@ from ...storage.records import JobRecord
 from ..api.errors import ApiError
 from ..api.models import ServedModel, ServedModels
 from ..api.wording import with_fields
-from ..batch_jobs import batch_job_key
 from ..client.client import Client
 from ..errors import JobError, LaterVersion
 from ..planning.producer import Terms

@@ -9,9 +9,9 @@ from redis.exceptions import RedisError, ResponseError
 
 from ...engine.errors import EngineError
 from ...storage.errors import LedgerUnavailable, SinkError, StorageError
+from ..broker.redis_access import refusal
 from ..embedded.valkey import EmbeddedValkeyError
 from ..errors import JobError, WorkerFailedError
-from ..redis_access import refusal
 from ..settings import SettingsError
 from ..streams.keys import StreamIdError
 from .wording import with_options

@@ -19,11 +19,11 @@ from ...storage.readers import InputSource
 from ...storage.records import NewWebhook
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
 from ..errors import SpecError
+from ..outside.webhooks import optional_webhook
 from ..planning.producer import Terms
 from ..spec.durations import parse_duration
 from ..spec.lora import parse_lora
 from ..spec.schemas import JobSpec
-from ..webhooks import optional_webhook
 from .choices import parse_choices
 from .inputs import file_text, hint_at_file, opened_source, text_or_file
 from .options import DType, KvCacheDType, Model, Quantization, Revision

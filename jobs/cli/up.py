@@ -14,7 +14,7 @@ import typer
 from redis.exceptions import RedisError
 
 from ...engine.config import EngineConfig
-from ..embedded.valkey import redis_urls
+from ..broker.redis_access import redis_server
 from ..errors import WorkerFailedError
 from ..periodic import Periodic
 from ..settings import Settings
@@ -48,8 +48,8 @@ def up(serving: Serving, engine: EngineConfig) -> None:
     _name_the_lines(settings)
     with (
         termination_as_interrupt(),
-        redis_urls(settings) as urls,
-        WorkerPresence(urls.redis) as presence,
+        redis_server(settings) as redis,
+        WorkerPresence(redis.url) as presence,
     ):
         house = _House(serving, engine_options(engine), presence)
         with Periodic("readiness", _LOOK_SECONDS, house.look):

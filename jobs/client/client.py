@@ -20,11 +20,12 @@ from ...storage.output_address import open_folder
 from ...storage.output_dir import OutputMode
 from ...storage.readers import InputSource, open_input
 from ...storage.sinks import DEFAULT_TABLE, SinkSpec
-from ..celery_app import shard_queue
+from ..broker.celery_app import shard_queue
 from ..errors import SpecError
 from ..live.asking import Generated, LiveStreams, Messages, live_spec, new_request, request_of
 from ..live.cancellations import Cancellations
 from ..live.requests import DEFAULT_TIMEOUT_SECONDS, LiveRequest, LiveRequests
+from ..outside.webhooks import expect_public_receiver, optional_webhook
 from ..planning.producer import NO_TERMS, Producer, Terms
 from ..results.row_events import RowEvents, StoredRow, WatchedOutputs
 from ..spec.durations import MAX_WITHIN_SECONDS
@@ -35,7 +36,6 @@ from ..streams.events import StreamEvent
 from ..streams.keys import is_request
 from ..streams.reader import afollow
 from ..streams.row_watch import RowWatch
-from ..webhooks import expect_public_receiver, optional_webhook
 from .connections import Connections
 from .job import Job as Job
 from .job import JobTimeoutError as JobTimeoutError
@@ -185,11 +185,11 @@ class Client(Connections):
     @cached_property
     def live(self) -> LiveRequests:
         """Interactive requests, for those who describe them themselves."""
-        return self._stack.enter_context(LiveRequests(self._redis.redis, self._app, self.settings.stream_ttl_seconds))
+        return self._stack.enter_context(LiveRequests(self.redis_url, self._app, self.settings.stream_ttl_seconds))
 
     @cached_property
     def _streams(self) -> LiveStreams:
-        return LiveStreams(self._redis.redis, self.live)
+        return LiveStreams(self.redis_url, self.live)
 
     def ask(self, prompt: str | Messages, model: str | Path, **options: Any) -> str:
         """Queue one prompt ahead of all jobs and return its id, for `stream`.
@@ -252,13 +252,13 @@ class Client(Connections):
         """
         if is_request(stream_id):
             return self._streams.follow(stream_id, after)
-        return self._row_events(stream_id, after).events(self._redis.redis)
+        return self._row_events(stream_id, after).events(self.redis_url)
 
     def astream(self, stream_id: str, after: int = 0) -> AsyncIterator[StreamEvent]:
         """As `stream`, for `async for`."""
         if is_request(stream_id):
             return self._streams.afollow(stream_id, after)
-        url = self._redis.redis
+        url = self.redis_url
         events = self._row_events(stream_id, after)
         return events.aevents(lambda stream, last, seconds: afollow(url, stream, last, timeout=seconds))
 
@@ -271,7 +271,7 @@ class Client(Connections):
 
     @cached_property
     def _row_watch(self) -> RowWatch:
-        return self._stack.enter_context(RowWatch(self._redis.redis))
+        return self._stack.enter_context(RowWatch(self.redis_url))
 
 
 def _checked_seconds(within: Any) -> float | None:

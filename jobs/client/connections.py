@@ -7,8 +7,8 @@ from typing import Self
 
 from celery import Celery
 
-from ..celery_app import create_app, ring_for_shards
-from ..embedded.valkey import redis_urls
+from ..broker.celery_app import create_app, ring_for_shards
+from ..broker.redis_access import redis_server
 from ..open_ledger import open_ledger
 from ..settings import Settings, SettingsError
 from ..workers.local_worker import LocalWorker
@@ -29,10 +29,10 @@ class Connections:
         self._stack = ExitStack()
         with ExitStack() as stack:
             self.ledger = stack.enter_context(open_ledger(self.settings))
-            self._redis = stack.enter_context(redis_urls(self.settings))
+            self._redis = stack.enter_context(redis_server(self.settings))
             # Others' workers listen to the same queues where several ledgers share a Redis.
-            self._presence = stack.enter_context(WorkerPresence(self._redis.redis, self.ledger.identity))
-            self._app = create_app(self._redis.broker)
+            self._presence = stack.enter_context(WorkerPresence(self._redis.url, self.ledger.identity))
+            self._app = create_app(self._redis.url)
             stack.callback(self._app.close)
             self._stack = stack.pop_all()
 
@@ -47,7 +47,7 @@ class Connections:
 
     @property
     def redis_url(self) -> str:
-        return self._redis.redis
+        return self._redis.url
 
     @property
     def celery(self) -> Celery:

@@ -3,6 +3,8 @@
 Every user holds a shared lock on `users.lock` for as long as it uses the server. The supervisor
 (`supervisor.py`) waits for the exclusive lock, which the kernel gives it when the last user is gone,
 however it went, and then stops the server. Nothing counts users and no pid is trusted.
+
+The supervisor imports this module, and everyone waits for it: only the standard library.
 """
 
 import fcntl
@@ -15,16 +17,10 @@ import stat
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
-from urllib.parse import parse_qsl, quote, urlencode, urlsplit
-
-# The supervisor imports this module, and everyone waits for it: only the standard library at run time.
-if TYPE_CHECKING:
-    from ..settings import Settings
+from typing import Self
+from urllib.parse import quote
 
 START_SECONDS = 30.0
 # What a supervisor answers if nothing failed.
@@ -38,47 +34,6 @@ _MAX_SOCKET_PATH_BYTES = 107 if sys.platform == "linux" else 103
 
 class EmbeddedValkeyError(ConnectionError):
     """The embedded Valkey could not be started or reached; the message says why."""
-
-
-@dataclass(frozen=True)
-class RedisUrls:
-    """Where Redis is, for redis-py and for Celery; `ensure` starts the embedded one again if it is gone."""
-
-    redis: str
-    broker: str
-    ensure: Callable[[], None]
-
-
-@contextmanager
-def redis_urls(settings: "Settings") -> Iterator[RedisUrls]:
-    """Use the configured Redis, or the embedded Valkey for as long as the context lasts.
-
-    Raises EmbeddedValkeyError, SettingsError; a configured server is not contacted here.
-    """
-    if settings.redis_url is not None:
-        # Who brings a server of our own up need not wait for it.
-        from ..redis_access import check_url
-
-        check_url(settings.redis_url)
-        yield RedisUrls(settings.redis_url, broker_url(settings.redis_url), lambda: None)
-        return
-    with EmbeddedValkey(settings.data_dir) as valkey:
-        yield RedisUrls(valkey.url, valkey.broker_url, valkey.ensure)
-
-
-def broker_url(redis_url: str) -> str:
-    """Say a redis-py URL in Celery's words: they differ for UNIX sockets."""
-    parts = urlsplit(redis_url)
-    if parts.scheme != "unix":
-        return redis_url
-    options = dict(parse_qsl(parts.query))
-    # Celery's have these in the place where redis-py too has them for other addresses.
-    user, password = (quote(options.pop(name, ""), safe="") for name in ("username", "password"))
-    user, password = parts.username or user, parts.password or password
-    if "db" in options:
-        options["virtual_host"] = options.pop("db")
-    whose = f"{user}:{password}@" if user or password else ""
-    return f"redis+socket://{whose}{parts.path}" + (f"?{urlencode(options)}" if options else "")
 
 
 @dataclass(frozen=True)
@@ -152,13 +107,7 @@ class EmbeddedValkey:
 
     @property
     def url(self) -> str:
-        """For redis-py."""
         return f"unix://{quote(str(self._paths.socket))}"
-
-    @property
-    def broker_url(self) -> str:
-        """For Celery."""
-        return broker_url(self.url)
 
     def __enter__(self) -> Self:
         assert self._users_lock is None, "entered twice"

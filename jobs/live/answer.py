@@ -9,9 +9,9 @@ from ...engine.request import FinishReason, Request, RequestEvent
 from ...engine.text.detokenizer import StopStrings
 from ...engine.text.tokenizer import Tokenizer
 from ...engine.vision.reading import ImageReader
-from ..answer_values import logprob_entries, prompt_logprob_entries, stop_reason_of, text_of
-from ..cache_salts import cache_salt
-from ..outcomes import Answer
+from ..hosting.answer_values import logprob_entries, prompt_logprob_entries, stop_reason_of, text_of
+from ..hosting.cache_salts import cache_salt
+from ..hosting.outcomes import Answer
 from ..streams.events import RecoveredStream, StreamEnd, StreamError, StreamUsage
 from ..streams.publisher import StreamPublisher
 from .claims import LiveClaim

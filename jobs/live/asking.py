@@ -8,7 +8,7 @@ from typing import Any
 
 from ...engine.checkpoints.hub import locate_model
 from ...engine.lora_request import LoRARequest
-from ..celery_app import live_queue
+from ..broker.celery_app import live_queue
 from ..errors import JobError
 from ..spec.lora import as_fields
 from ..spec.schemas import JobSpec

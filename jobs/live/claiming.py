@@ -8,13 +8,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Self
 
-from celery import Celery
-from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from ...engine.errors import InvalidRequestError
 from ...engine.text.tokenizer import Tokenizer
-from ..celery_app import send_request
 from ..streams.events import RecoveredStream, StreamError
 from ..streams.publisher import StreamPublisher
 from .answer import Interruption, LiveAnswer
@@ -51,7 +48,6 @@ class Claimer:
         claims: LiveClaims,
         publisher: StreamPublisher,
         tokenizer: Tokenizer,
-        app: Celery,
         in_flight: AnswersInFlight,
         on_claimed: Callable[[Claimed], None],
         interrupt: Callable[[LiveAnswer, Interruption], None],
@@ -59,7 +55,6 @@ class Claimer:
         self._claims = claims
         self._publisher = publisher
         self._tokenizer = tokenizer
-        self._app = app
         self._in_flight = in_flight
         self._on_claimed = on_claimed
         self._interrupt = interrupt
@@ -96,7 +91,7 @@ class Claimer:
             some = request_ids[start : start + _MAX_CLAIMS]
             try:
                 self._claim(some)
-            except (RedisError, OperationalError) as error:
+            except RedisError as error:
                 logger.warning("%d requests wait for a sweeper, Redis does not answer: %s", len(some), error)
             # The batch's boundary: the others' bells are not heard again before a sweeper rings.
             except Exception:
@@ -104,7 +99,7 @@ class Claimer:
 
     def _claim(self, request_ids: list[str]) -> None:
         if self._draining.is_set():
-            send_request(self._app, self._claims.queue, *request_ids)
+            self._claims.ring(request_ids)
             return
         with self._being_claimed(request_ids) as called_off:
             now = time.monotonic()

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from celery import Celery
 from pydantic import ValidationError
 from redis.exceptions import RedisError
 
+from ..broker.celery_app import ring_for_requests
+from ..broker.redis_access import text_client
 from ..rare_warnings import RareWarnings
-from ..redis_access import text_client
 from ..streams.keys import writer_key
 from .keys import open_key, request_key
 from .requests import LiveRequest, LiveState, keys_of, registration
@@ -51,11 +53,14 @@ class Verdict(StrEnum):
 class LiveClaims:
     """One worker's claims on one queue. Thread-safe; a context manager that closes its connections.
 
-    Every method raises redis' errors when Redis does not answer.
+    Every method but `ring` raises redis' errors when Redis does not answer.
     """
 
-    def __init__(self, redis_url: str, queue: str, owner: str, lease_seconds: float, ttl_seconds: float) -> None:
+    def __init__(
+        self, redis_url: str, app: Celery, queue: str, owner: str, lease_seconds: float, ttl_seconds: float
+    ) -> None:
         self._redis = text_client(redis_url)
+        self._app = app
         self.queue = queue
         self.owner = owner
         self.lease_seconds = lease_seconds
@@ -70,6 +75,10 @@ class LiveClaims:
 
     def __exit__(self, *exc_info: object) -> None:
         self._redis.close()
+
+    def ring(self, request_ids: Sequence[str]) -> None:
+        """Tell the queue's workers, this one among them, of requests that are to be had."""
+        ring_for_requests(self._app, self.queue, request_ids)
 
     def claim(self, request_id: str) -> LiveClaim | None:
         """The right to answer a request; None when it has ended or another attempt has it."""

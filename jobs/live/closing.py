@@ -5,11 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Self
 
-from celery import Celery
-from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from ..celery_app import send_request
 from ..streams.publisher import StreamPublisher
 from .answer import LiveAnswer
 from .claims import LiveClaims
@@ -32,12 +29,9 @@ class Closing:
 class Closer:
     """A context manager; `close` is thread-safe. `on_closed` is told, in its thread, of each that Redis knows of."""
 
-    def __init__(
-        self, claims: LiveClaims, publisher: StreamPublisher, app: Celery, on_closed: Callable[[LiveAnswer], None]
-    ) -> None:
+    def __init__(self, claims: LiveClaims, publisher: StreamPublisher, on_closed: Callable[[LiveAnswer], None]) -> None:
         self._claims = claims
         self._publisher = publisher
-        self._app = app
         self._on_closed = on_closed
         self._to_close: list[Closing] = []
         self._closings = InBatches[Closing]("live ends", self._close_all)
@@ -67,7 +61,7 @@ class Closer:
             while self._to_close:
                 self._give_back(self._to_close[0])
                 self._to_close.pop(0)
-        except (RedisError, OperationalError) as error:
+        except RedisError as error:
             logger.warning("%d requests wait to be closed: %s", len(self._to_close), error)
 
     def _give_back(self, closing: Closing) -> None:
@@ -76,4 +70,4 @@ class Closer:
         # Before the bell, which may be answered here.
         self._on_closed(answer)
         if is_ours:
-            send_request(self._app, self._claims.queue, answer.id)
+            self._claims.ring([answer.id])

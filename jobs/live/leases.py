@@ -4,11 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from celery import Celery
-from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from ..celery_app import send_request
 from .answer import Interruption, LiveAnswer
 from .claims import LiveClaims, Verdict
 from .in_flight import AnswersInFlight
@@ -28,12 +25,10 @@ class LiveLeases:
     def __init__(
         self,
         claims: LiveClaims,
-        app: Celery,
         in_flight: AnswersInFlight,
         interrupt: Callable[[LiveAnswer, Interruption], None],
     ) -> None:
         self._claims = claims
-        self._app = app
         self._in_flight = in_flight
         self._interrupt = interrupt
         self._no_sweep_before = 0.0
@@ -57,7 +52,7 @@ class LiveLeases:
             self._heed(answer, verdict)
 
     def sweep(self) -> None:
-        """Ring for what dead workers held and for lost bells. Raises redis' errors, kombu's `OperationalError`."""
+        """Ring for what dead workers held and for lost bells. Raises redis' errors."""
         if time.monotonic() < self._no_sweep_before:
             return
         try:
@@ -65,8 +60,8 @@ class LiveLeases:
             for request_id in lost:
                 logger.warning("request %s has no worker, ringing for it", request_id)
             if lost:
-                send_request(self._app, self._claims.queue, *lost)
-        except (RedisError, OperationalError):
+                self._claims.ring(lost)
+        except RedisError:
             self._wait_for_the_others()
             raise
 

@@ -16,15 +16,14 @@ from itertools import chain
 from typing import Annotated, Any, Self
 
 from celery import Celery
-from kombu.exceptions import OperationalError
 from pydantic import BaseModel, ConfigDict, Field
 from redis.exceptions import RedisError
 
 from ...storage.records import DEFAULT_TENANT
-from ..celery_app import send_request
+from ..broker.celery_app import ring_for_requests
+from ..broker.redis_access import server_time, text_client
 from ..errors import JobError
 from ..rare_warnings import RareWarnings
-from ..redis_access import server_time, text_client
 from ..spec.lora import LoraModule
 from ..spec.sampling import SamplingSpec
 from ..spec.stored import read_stored
@@ -231,20 +230,12 @@ class LiveRequests:
         return are_taken
 
     def ring(self, *requests: LiveRequest) -> None:
-        """Tell workers of requests that are queued.
-
-        What Redis does not take is only told of: a worker's sweeper finds whatever was not rung for.
-        """
+        """Tell workers of requests that are queued."""
         ids: dict[str, list[str]] = {}
         for request in requests:
             ids.setdefault(request.queue, []).append(request.id)
         for queue, request_ids in ids.items():
-            try:
-                send_request(self._app, queue, *request_ids)
-            except (OperationalError, RedisError) as error:
-                logger.warning(
-                    "%d requests wait for a sweeper, Redis took no message of them: %s", len(request_ids), error
-                )
+            ring_for_requests(self._app, queue, request_ids)
 
     def cancel(self, request_id: str) -> bool:
         """Have a request end soon, with the finish reason "abort"; false when it is unknown or has ended.

@@ -6,13 +6,12 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Self
 
-from celery import Celery
 from redis.exceptions import RedisError
 
 from ...engine.request import RequestEvent
 from ...engine.text.tokenizer import Tokenizer
-from ..engine_host import EngineHost
-from ..outcomes import Answer, EngineFailure, Outcome, Refusal
+from ..hosting.engine_host import EngineHost
+from ..hosting.outcomes import Answer, EngineFailure, Outcome, Refusal
 from ..streams.events import StreamError
 from ..streams.publisher import StreamPublisher
 from .answer import Interruption, LiveAnswer, LiveSample
@@ -64,7 +63,6 @@ class LiveRunner:
     tokenizer: Tokenizer
     publisher: StreamPublisher
     claims: LiveClaims
-    app: Celery
     grace_seconds: float = GRACE_SECONDS
     num_slots: int = 256
     _by_engine_id: dict[str, LiveAnswer] = field(default_factory=dict)
@@ -75,10 +73,10 @@ class LiveRunner:
         self._events = InBatches[_Item]("live events", self._handle_all)
         self._turns = Turns[LiveAnswer](self.num_slots, lambda answer: self._events.put(_Turn(answer)))
         self._claimer = Claimer(
-            self.claims, self.publisher, self.tokenizer, self.app, self._answers, self._events.put, self._interrupt_soon
+            self.claims, self.publisher, self.tokenizer, self._answers, self._events.put, self._interrupt_soon
         )
-        self._closer = Closer(self.claims, self.publisher, self.app, self._forget)
-        self._leases = LiveLeases(self.claims, self.app, self._answers, self._interrupt_soon)
+        self._closer = Closer(self.claims, self.publisher, self._forget)
+        self._leases = LiveLeases(self.claims, self._answers, self._interrupt_soon)
         self._threads = ExitStack()
 
     def __enter__(self) -> Self:
@@ -118,7 +116,7 @@ class LiveRunner:
         self._leases.renew()
 
     def sweep(self) -> None:
-        """Ring for what dead workers held and for lost bells. Raises redis' errors, kombu's `OperationalError`."""
+        """Ring for what dead workers held and for lost bells. Raises redis' errors."""
         self._leases.sweep()
 
     def _interrupt_soon(self, answer: LiveAnswer, why: Interruption) -> None:

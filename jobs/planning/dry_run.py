@@ -12,7 +12,7 @@ from ...engine.sharding.stages import stage_shares
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.readers import InputSource
 from ...storage.spool import PlannedRow
-from ..celery_app import shard_queue
+from ..broker.celery_app import shard_queue
 from ..spec.schemas import JobSpec
 from .planner import make_planner
 from .shard_cutter import PrefixSharing

@@ -60,7 +60,6 @@ class Plan:
     num_rows: int
     num_errors: int
     answer_tokens: int | None
-    has_row_sampling: bool
     _sorted_rows: ExternalSorter
     _repeats: Repeats
     _cutter: ShardCutter
@@ -93,7 +92,7 @@ class Plan:
     def _writes(self, folder: Path) -> Iterator[WriteShard]:
         for number, items in enumerate(self._cutter.cut(self._sorted_rows)):
             path = folder / f"shard-{number:05d}.parquet"
-            yield WriteShard(number, path, items, self._repeats.of(items), self.schema, self.has_row_sampling)
+            yield WriteShard(number, path, items, self._repeats.of(items), self.schema)
 
     @property
     def sharing(self) -> PrefixSharing:
@@ -188,9 +187,8 @@ class Planner:
                 repeats = ids.repeats()
             num_errors += len(repeats.duplicates)
             cutter = ShardCutter(self.shard_rows or shard_rows_of(num_rows))
-            own = self.spec.samples_each_row
-            most = answer_tokens if own else None
-            yield Plan(unifier.schema(), num_rows, num_errors, most, own, sorter, repeats, cutter, side_by_side)
+            most = answer_tokens if self.spec.samples_each_row else None
+            yield Plan(unifier.schema(), num_rows, num_errors, most, sorter, repeats, cutter, side_by_side)
 
     def _sorter(self) -> ExternalSorter:
         return ExternalSorter(self.sort_folder, self.sort_memory_bytes)

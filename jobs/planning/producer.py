@@ -2,53 +2,28 @@
 
 import shutil
 import uuid
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from celery import Celery
 
 from ...engine.errors import shown
-from ...storage.errors import (
-    Argument,
-    InputError,
-    JobEnded,
-    LedgerError,
-    ManifestDamaged,
-    OutputNotEmpty,
-    SinkError,
-    StorageError,
-    UnknownJob,
-)
-from ...storage.held_file import held_lock
+from ...storage.errors import Argument, InputError, LedgerError, SinkError
 from ...storage.ledger import Ledger
-from ...storage.output_address import is_same_folder, open_folder
-from ...storage.output_dir import (
-    Manifest,
-    OutputMode,
-    prepare_output_dir,
-    read_report,
-    remove_output_dir,
-    write_manifest,
-)
+from ...storage.output_dir import Manifest, OutputMode, prepare_output_dir, remove_output_dir, write_manifest
 from ...storage.output_folder import OutputFolder
 from ...storage.quotas import NO_QUOTA, Quota, QuotaExceeded
 from ...storage.readers import InputSource, is_unicode
-from ...storage.records import DEFAULT_TENANT, JobRecord, JobState, NewJob, NewWebhook, ShardState, shard_id_of
+from ...storage.records import DEFAULT_TENANT, JobRecord, NewJob, NewWebhook, shard_id_of
 from ...storage.sinks import SinkSpec, SqlSink, check_reachable
-from ...storage.spool import carried_fields, discard_spool, lock_of
-from ..celery_app import ring_for_shards, shard_queue
+from ...storage.spool import carried_fields
+from ..broker.celery_app import ring_for_shards, shard_queue
 from ..errors import JobMismatchError, SpecError
-from ..shards.finishing import remove_strays
 from ..shards.part_schema import part_schema
 from ..spec.row_images import images_fingerprint
 from ..spec.schemas import JobSpec
-from ..spec.stored import read_stored
+from .output_owners import OutputOwners, difference
 from .planner import Plan, make_planner
-
-_OVERWRITE = OutputMode.OVERWRITE.argument
 
 
 @dataclass(frozen=True)
@@ -132,15 +107,15 @@ class Producer:
             return job
         self._check_terms(terms)
         if mode is OutputMode.OVERWRITE:
-            self._cancel_owner(output)
+            self._owners.cancel_owner(output)
         had_folder = output.exists()
         manifest = prepare_output_dir(output, mode)
         job_id = manifest.job_id if manifest else job_id or new_job_id()
-        with self._alone_with(job_id, output):
+        with self._owners.submitting(job_id, output):
             if manifest is None:
                 write_manifest(output, Manifest(job_id, fingerprint, self.ledger.identity))
-                self._cancel_homeless(output)
-            elif (job := self._resumed(manifest, fingerprint, spec, output)) is not None:
+                self._owners.cancel_homeless(output)
+            elif (job := self._owners.resumed(manifest, fingerprint, spec, output)) is not None:
                 return job
             taken = _Taken(job_id, output, self.jobs_folder / job_id, had_folder)
             try:
@@ -152,18 +127,9 @@ class Producer:
                 taken.give_back()
                 raise
 
-    @contextmanager
-    def _alone_with(self, job_id: str, output: OutputFolder) -> Iterator[None]:
-        """Until the context ends nobody else submits this job. Raises `JobMismatchError` where another does so."""
-        with ExitStack() as stack:
-            try:
-                stack.enter_context(held_lock(lock_of(self.jobs_folder / job_id)))
-            except StorageError as error:
-                raise JobMismatchError(
-                    f"job {job_id} of output folder {output} is being submitted by another process: wait until it "
-                    "has been, then run the same command again"
-                ) from error
-            yield
+    @property
+    def _owners(self) -> OutputOwners:
+        return OutputOwners(self.ledger, self.app, self.jobs_folder)
 
     def _check_terms(self, terms: Terms) -> None:
         """Raises `QuotaExceeded`, `SinkError`."""
@@ -176,9 +142,9 @@ class Producer:
         """Raises `JobMismatchError` when another job has the key."""
         if (key := terms.idempotency_key) is None or (job := self.ledger.job_of_key(key, terms.tenant)) is None:
             return None
-        difference = _difference(job, spec) if job.fingerprint != fingerprint else self._other_terms(job, terms)
-        if difference is not None:
-            raise JobMismatchError(f"idempotency key {key!r} belongs to job {job.id} with {difference}: choose another")
+        other = difference(job, spec) if job.fingerprint != fingerprint else self._other_terms(job, terms)
+        if other is not None:
+            raise JobMismatchError(f"idempotency key {key!r} belongs to job {job.id} with {other}: choose another")
         return job
 
     def _other_terms(self, job: JobRecord, terms: Terms) -> str | None:
@@ -191,93 +157,6 @@ class Producer:
         }
         names = [name for name, is_other in others.items() if is_other]
         return f"another {', '.join(names)}" if names else None
-
-    def _cancel_owner(self, output: OutputFolder) -> None:
-        """Keep the workers of the job that is about to be replaced from writing on.
-
-        Raises `OutputNotEmpty` where only another ledger could do so, `JobMismatchError` while it is being submitted.
-        """
-        # Nobody works on what cannot be read.
-        with suppress(ManifestDamaged):
-            if (report := read_report(output)) is None:
-                return
-            job_id = report["job_id"]
-            if self._is_anothers(report.get("ledger")) and "state" not in report:
-                raise OutputNotEmpty(
-                    f"output folder {output} belongs to job {job_id} of another ledger, whose workers may still write "
-                    f"there: delete it with that ledger (headrace delete {job_id} --output-too), remove the folder if "
-                    "that ledger is gone, or choose another"
-                )
-            with self._alone_with(job_id, output):
-                self._cancel(job_id)
-
-    def _cancel_homeless(self, output: OutputFolder) -> None:
-        """End the jobs whose folder was removed by hand: a worker would put their rows beside those of the new job."""
-        for job_id in self.ledger.open_jobs(str(output)):
-            self._cancel(job_id)
-
-    def _cancel(self, job_id: str) -> None:
-        # Completed with another ledger, or killed before it was recorded.
-        with suppress(UnknownJob):
-            self.ledger.cancel_job(job_id)
-        discard_spool(self.jobs_folder / job_id)
-
-    def _is_anothers(self, ledger: str | None) -> bool:
-        """Whether a manifest was written with another ledger, as far as it says so."""
-        return ledger not in (None, self.ledger.identity)
-
-    def _resumed(self, manifest: Manifest, fingerprint: str, spec: JobSpec, output: OutputFolder) -> JobRecord | None:
-        """The job of an output folder, rung for again; None when it was killed before it was recorded."""
-        if self._is_anothers(manifest.ledger):
-            raise JobMismatchError(
-                f"output folder {output} belongs to job {manifest.job_id} of another ledger: set HEADRACE_DATA_DIR or "
-                "HEADRACE_DATABASE_URL as it was then, or choose another folder"
-            )
-        try:
-            job = self.ledger.job(manifest.job_id)
-        except UnknownJob as error:
-            if output.part_names() or output.maybe_uncommitted():
-                raise JobMismatchError(
-                    f"output folder {output} was written with another ledger: set HEADRACE_DATA_DIR or "
-                    "HEADRACE_DATABASE_URL as it was then, or pass ",
-                    _OVERWRITE,
-                ) from error
-            job = None
-        if manifest.fingerprint != fingerprint:
-            raise JobMismatchError(
-                f"output folder {output} belongs to a job with {_difference(job, spec)}: "
-                "resume with the same input and options, or pass ",
-                _OVERWRITE,
-            )
-        if job is not None:
-            if not is_same_folder(job.output_dir, str(output)):
-                raise JobMismatchError(
-                    f"output folder {output} was moved or copied from {job.output_dir}, where job {job.id} writes: "
-                    "move it back, resume it there, or pass ",
-                    _OVERWRITE,
-                )
-            self._ring_again(job)
-        return job
-
-    def _ring_again(self, job: JobRecord) -> None:
-        """Raises `JobMismatchError` when resuming would not complete the data set."""
-        if job.state is JobState.CANCELLED:
-            raise JobMismatchError(f"job {job.id} of output folder {job.output_dir} was cancelled: pass ", _OVERWRITE)
-        shards = self.ledger.shards(job.id)
-        done = {shard.id for shard in shards if shard.state is ShardState.DONE}
-        folder = open_folder(job.output_dir)
-        names = [part.file_name for part in self.ledger.parts(job.id) if part.shard_id in done]
-        there = set(folder.find_parts(names))
-        if missing := [name for name in names if name not in there]:
-            problem = f"{folder}/{missing[0]} is gone and its rows were done"
-            raise JobMismatchError(problem, ": pass ", _OVERWRITE, " to run all again")
-        if job.state.has_ended:
-            # Who completed it may have been killed before all was tidy.
-            remove_strays(self.ledger, job.id, folder)
-            return
-        # It may end at this moment.
-        with suppress(JobEnded):
-            ring_for_shards(self.app, job.queue, self.ledger.resume_job(job.id))
 
     def _create(self, taken: _Taken, fingerprint: str, spec: JobSpec, plan: Plan, terms: Terms) -> JobRecord:
         """Spool, then record, then ring: whatever is killed in between, who resumes finds it consistent."""
@@ -325,19 +204,3 @@ def _prepare_sink(sink: SinkSpec | None, spec: JobSpec, plan: Plan) -> None:
     """Raises `SinkError`."""
     if sink is not None:
         SqlSink(sink, part_schema(spec, carried_fields(plan.schema))).prepare()
-
-
-def _difference(job: JobRecord | None, spec: JobSpec) -> str:
-    """Which options differ, in the user's words."""
-    if job is None:
-        return "another input or other options"
-    before, asked = _options(read_stored(JobSpec, job.spec)), _options(spec)
-    names = [name for name, value in asked.items() if before[name] != value]
-    if names:
-        return f"another {', '.join(names)}"
-    return "another input" if spec.image is None else "another input, or image files that changed or were missing"
-
-
-def _options(spec: JobSpec) -> dict[str, Any]:
-    options = spec.model_dump(mode="json", exclude={"schema_version", "told_time", "sampling"})
-    return {**options, **spec.sampling.model_dump(mode="json")}

@@ -58,11 +58,10 @@ class WriteShard:
     items: Sequence[Item]
     repeats: Repeats
     schema: pa.Schema
-    with_sampling: bool
 
     def done_by(self, planner: BatchPlanner) -> WrittenShard:
         """Raises StorageError."""
         rows = self.repeats.rows(self.items)
-        write_shard(self.path, rows, self.schema, self.with_sampling)
+        write_shard(self.path, rows, self.schema)
         shard = NewShard(self.number, len(rows), str(self.path))
         return WrittenShard(shard, array("q", (row.row for row in rows)))

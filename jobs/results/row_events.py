@@ -17,11 +17,11 @@ from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
 from ...storage.part_groups import PartGroups
 from ...storage.records import JobRecord, PartRecord
+from ...storage.ttl_cache import TtlCache
 from ..streams.events import StreamError, StreamEvent, StreamUsage
 from ..streams.keys import row_stream_id
 from ..streams.reader import StreamTimeout, follow
 from ..streams.row_watch import TTL_SECONDS, RowWatch
-from ..ttl_cache import TtlCache
 
 logger = logging.getLogger(__name__)
 

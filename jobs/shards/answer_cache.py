@@ -10,8 +10,8 @@ from typing import Any
 from ...engine.request import Request
 from ...storage.result_cache import ResultCache
 from ..spec.schemas import JobSpec
-from ..weights import ModelWeights
 from .row_batch import RowBatch
+from .weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 
@@ -36,10 +36,10 @@ class AnswerCache:
         except OSError as error:
             logger.warning("doing without the result cache, as the weights are not known: %s", error)
             return {}
-        keys = {index: _key(about_all, requests) for index, requests in batch.open_rows().items()}
+        keys = {place: _key(about_all, requests) for place, requests in batch.open_rows().items()}
         found = self._cache.get_many(list(dict.fromkeys(keys.values())))
-        batch.answer({index: _columns(found[key]) for index, key in keys.items() if key in found})
-        return {index: key for index, key in keys.items() if key not in found}
+        batch.answer({place: _columns(found[key]) for place, key in keys.items() if key in found})
+        return {place: key for place, key in keys.items() if key not in found}
 
     def keep(self, answers: Mapping[str, Mapping[str, Any]]) -> None:
         """Keep the columns of answers under their keys, but not errors."""

@@ -21,10 +21,10 @@ from ...storage.parts import recover_shard
 from ...storage.records import AttemptRecord, Claim, JobRecord, JobState, PartRecord
 from ...storage.sinks import SinkSpec
 from ...storage.spool import read_shard
-from ..cache_salts import cache_salt
-from ..engine_host import EngineHost
 from ..errors import Stopped
-from ..outcomes import Outcome
+from ..hosting.cache_salts import cache_salt
+from ..hosting.engine_host import EngineHost
+from ..hosting.outcomes import Outcome
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
 from .answer_cache import AnswerCache
@@ -37,6 +37,7 @@ from .patience import Patience, Trouble
 from .receipts import Receipts
 from .retrying import Retrial
 from .row_batch import RowBatch
+from .row_requests import RowRequests
 from .row_streams import RowStreams
 
 logger = logging.getLogger(__name__)
@@ -163,10 +164,10 @@ class ShardAttempt:
 
     def _answer(self, table: pa.Table, done: frozenset[int] = frozenset()) -> None:
         """Have the rows of `table` answered that are not done, and commit them."""
-        tools, known = self.tools, self._checkpoint.known
-        prefix, salt = str(self.claim.attempt_id), cache_salt(self.job.tenant)
+        tools, prefix, salt = self.tools, str(self.claim.attempt_id), cache_salt(self.job.tenant)
+        row_requests = RowRequests(self.spec, tools.tokenizer, prefix, self._checkpoint.known, salt)
         receipt = tools.receipts.of_attempt(self.claim.attempt_number, self.spec.lora)
-        batch = RowBatch(table, done, self.spec, tools.tokenizer, prefix, receipt, known, salt)
+        batch = RowBatch(table, done, row_requests, receipt)
         if batch.requests:
             self._expect_adapter()
         if self.spec.cache:
@@ -235,7 +236,7 @@ class ShardAttempt:
     def _keep(self, finished: Mapping[int, Mapping[str, Any]]) -> None:
         if finished:
             keys = self._cache_keys
-            self.tools.answers.keep({keys[index]: columns for index, columns in finished.items() if index in keys})
+            self.tools.answers.keep({keys[place]: columns for place, columns in finished.items() if place in keys})
 
     def _gather(self, batch: RowBatch) -> None:
         deadline = self._deadline.not_after(time.monotonic() + self.tools.flush_seconds)

@@ -17,7 +17,7 @@ from redis.exceptions import RedisError
 
 from ...engine.request import Request
 from ...storage.records import Claim
-from ..engine_host import EngineHost
+from ..hosting.engine_host import EngineHost
 from ..streams.connections import connect
 from ..streams.keys import row_stream_id, stream_key, tokens_key
 from ..streams.recovery import recover

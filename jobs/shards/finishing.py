@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
+from ...storage.batch_jobs import is_unwritten
 from ...storage.errors import LedgerError, PartMissing, StorageError
 from ...storage.ledger import Ledger
 from ...storage.output_address import open_folder
@@ -14,7 +15,6 @@ from ...storage.parts import parts_of
 from ...storage.planned_rows import PLANNED_ROWS
 from ...storage.records import JobRecord, JobState, ShardState
 from ...storage.spool import discard_spool, lock_of
-from ..batch_jobs import is_unwritten
 from .manifest_report import manifest_report
 from .retriable import retriable_shards
 

@@ -128,9 +128,8 @@ class PartWriter:
         self.patience.with_folder(lambda: self.folder.write_part(name, table))
         replaced = self.retrial.replace(table["row"].to_pylist(), self._next_name)
         written = [name, *(each.rest.file_name for each in replaced if each.rest is not None)]
-        self._record(written, (part_summary(name, table), [each.replacement for each in replaced], also), table)
-        for each in replaced:
-            each.publish(self.folder)
+        self._record(written, (part_summary(name, table), replaced, also), table)
+        self.retrial.publish(replaced)
         return name
 
     def _record(

@@ -13,7 +13,7 @@ from ...engine.config import EngineConfig
 from ...engine.execution.devices import resolve_device, resolve_dtype
 from ...engine.request import SamplingParams
 from ..spec.lora import LoraModule
-from ..weights import ModelWeights
+from .weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 

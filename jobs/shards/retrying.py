@@ -6,7 +6,7 @@ ones: who reads the folder may miss a row for a moment but never sees it twice. 
 show at once, it is removed after. Who asks the ledger which parts there are sees each row once at any moment.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -15,26 +15,8 @@ import pyarrow.compute as pc
 from ...storage.ledger import Ledger
 from ...storage.output_folder import OutputFolder
 from ...storage.parts import part_summary, published_by, settle
-from ...storage.records import Claim, NewPart, PartRecord, Replacement
+from ...storage.records import Claim, PartRecord, Replacement
 from .retriable import read_part, unretriable_rows
-
-
-@dataclass(frozen=True)
-class ReplacedPart:
-    """A part that gives way to `rest`, which is written under its temporary name; None when nothing stays."""
-
-    old: PartRecord
-    rest: NewPart | None
-
-    @property
-    def replacement(self) -> Replacement:
-        return Replacement(self.old.id, self.rest)
-
-    def publish(self, folder: OutputFolder) -> None:
-        """The commit has taken place. Raises StorageError."""
-        folder.withdraw(self.old.file_name)
-        if self.rest is not None:
-            folder.publish(self.rest.file_name)
 
 
 @dataclass(frozen=True)
@@ -67,8 +49,8 @@ class Retrial:
             return frozenset()
         return unretriable_rows(spooled, self.folder, self._others())
 
-    def replace(self, rows: Collection[int], next_name: Callable[[], str]) -> list[ReplacedPart]:
-        """Write what stays of the parts that hold these rows' errors. Raises StorageError."""
+    def replace(self, rows: Collection[int], next_name: Callable[[], str]) -> list[Replacement]:
+        """Write what stays of the parts that hold these rows' errors, to be committed. Raises StorageError."""
         if self.claim.retry_of is None:
             return []
         wanted = pa.array(list(rows), pa.int64())
@@ -78,14 +60,21 @@ class Retrial:
             if part.num_failed and pc.any(pc.is_in(_column(self.folder, part, "row"), wanted)).as_py()
         ]
 
-    def _replace(self, part: PartRecord, rows: pa.Array, next_name: Callable[[], str]) -> ReplacedPart:
+    def publish(self, replaced: Iterable[Replacement]) -> None:
+        """What stays takes its part's place: the commit has taken place. Raises StorageError."""
+        for each in replaced:
+            self.folder.withdraw(each.old.file_name)
+            if each.rest is not None:
+                self.folder.publish(each.rest.file_name)
+
+    def _replace(self, part: PartRecord, rows: pa.Array, next_name: Callable[[], str]) -> Replacement:
         table = read_part(self.folder, part)
         rest = table.filter(pc.invert(pc.is_in(table["row"], rows)))
         if not rest.num_rows:
-            return ReplacedPart(part, None)
+            return Replacement(part, None)
         name = next_name()
         self.folder.write_part(name, rest)
-        return ReplacedPart(part, part_summary(name, rest))
+        return Replacement(part, part_summary(name, rest))
 
     def _others(self) -> list[PartRecord]:
         assert self.claim.retry_of is not None

@@ -8,8 +8,8 @@ from typing import Any
 from ...engine.request import Request
 from ...engine.text.finished_answer import num_reasoning_tokens, num_tokens_before, reasoning_text
 from ...engine.text.tokenizer import Tokenizer
-from ..answer_values import logprob_entries, prompt_logprob_entries, stop_reason_of, text_of
-from ..outcomes import Answer
+from ..hosting.answer_values import logprob_entries, prompt_logprob_entries, stop_reason_of, text_of
+from ..hosting.outcomes import Answer
 
 Answered = tuple[Request, Answer]
 

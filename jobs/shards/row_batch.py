@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import repeat
 from typing import Any, NamedTuple
 
 import pyarrow as pa
@@ -11,17 +10,14 @@ import pyarrow.compute as pc
 from ...engine.errors import InvalidRequestError
 from ...engine.logprobs import TokenLogprobs
 from ...engine.request import Request, SamplingParams
-from ...engine.text.tokenizer import Tokenizer
-from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, without_images
-from ..outcomes import Answer, EngineFailure, Outcome, Refusal
-from ..spec.schemas import JobSpec
-from .begun import Begun
+from ...storage.spool import input_fields, prompt_images, prompt_token_arrays, row_samplings, without_images
+from ..hosting.outcomes import Answer, EngineFailure, Outcome, Refusal
 from .parsed import parsed_type, parsed_value
 from .part_schema import part_schema
 from .receipts import receipt, receipts
 from .row_answers import Answered, answer_columns, error_columns
 from .row_calls import ForcedCalls, RowCalls, RowTools
-from .row_requests import NOTHING_KNOWN, RowRequests
+from .row_requests import RowRequests
 from .shown_images import ShownImages
 from .voting import drawn_columns, num_wanted, opinion_of, voted_columns
 
@@ -44,7 +40,7 @@ class _OpenRow:
     `num_asked`: how many of them the engine has been given, in their order. It may never need the others.
     """
 
-    index: int
+    place: int
     requests: list[Request]
     num_asked: int
     outcomes: dict[str, Answer | Refusal] = field(default_factory=dict)
@@ -74,21 +70,19 @@ class _OpenRow:
 class RowBatch:
     """Used by one thread. `table` is the spooled shard; rows in `done` are left out.
 
-    `prefix`, `known` and `cache_salt`: as `RowRequests` has them. `receipt`: what those of its answers have in common.
+    `row_requests`: of the attempt. `receipt`: what those of its answers have in common.
     """
 
     def __init__(
         self,
         table: pa.Table,
         done: Collection[int],
-        spec: JobSpec,
-        tokenizer: Tokenizer,
-        prefix: str,
+        row_requests: RowRequests,
         receipt: Mapping[str, Any],
-        known: Mapping[str, Begun] = NOTHING_KNOWN,
-        cache_salt: str | None = None,
     ) -> None:
+        spec, tokenizer = row_requests.spec, row_requests.tokenizer
         self._table = without_images(table)
+        self._row_requests = row_requests
         self._spec = spec
         self._tokenizer = tokenizer
         self._receipt = receipt
@@ -97,33 +91,31 @@ class RowBatch:
         tools = RowTools(table, spec)
         self._calls = RowCalls(table, tools, spec, tokenizer) if "tool_calls" in self._schema.names else None
         self._forced_calls = ForcedCalls(tools, spec)
-        self._row_requests = RowRequests(spec, tokenizer, prefix, known, cache_salt)
         self._shown = ShownImages(self._table, spec)
         self._open: dict[str, tuple[_OpenRow, Request]] = {}
         self._failed: dict[str, EngineFailure] = {}
         self._finished: list[_Finished] = []
         columns = (table["row"].to_pylist(), prompt_token_arrays(table), table["plan_error"].to_pylist())
-        own = table["row_sampling"].to_pylist() if spec.samples_each_row else repeat(None)
-        zipped = zip(*columns, own, prompt_images(table), strict=False)
-        for index, (row, token_ids, error, sampling, images) in enumerate(zipped):
+        zipped = zip(*columns, row_samplings(table), prompt_images(table), strict=False)
+        for place, (row, token_ids, error, sampling, images) in enumerate(zipped):
             if row in done:
                 continue
             if error is not None:
-                self._finished.append(_Finished(index, error_columns(error, 0)))
+                self._finished.append(_Finished(place, error_columns(error, 0)))
             else:
-                self._begin(index, row, token_ids, sampling, images)
+                self._begin(place, row, token_ids, sampling, images)
 
     def _begin(
-        self, index: int, row: int, token_ids: Sequence[int], sampling: str | None, beside: Sequence[bytes | None]
+        self, place: int, row: int, token_ids: Sequence[int], sampling: str | None, beside: Sequence[bytes | None]
     ) -> None:
         try:
-            images = self._shown.of(index, beside) if beside else ()
-            requests = self._row_requests.of(row, token_ids, sampling, images, self._forced_calls.form(index))
+            images = self._shown.of(place, beside) if beside else ()
+            requests = self._row_requests.of(row, token_ids, sampling, images, self._forced_calls.form(place))
         except InvalidRequestError as error:
-            self._finished.append(_Finished(index, error_columns(str(error), len(token_ids))))
+            self._finished.append(_Finished(place, error_columns(str(error), len(token_ids))))
             return
         asked = requests[: num_wanted((), len(requests))] if self._spec.vote else requests
-        self._wait_for(_OpenRow(index, requests, len(asked)), asked)
+        self._wait_for(_OpenRow(place, requests, len(asked)), asked)
 
     def _wait_for(self, row: _OpenRow, requests: Sequence[Request]) -> None:
         for request in requests:
@@ -146,7 +138,7 @@ class RowBatch:
 
     def open_rows(self) -> dict[int, list[Request]]:
         """The requests of rows that wait for an answer, by where these stand in the table."""
-        return {row.index: row.requests for row, _ in self._open.values()}
+        return {row.place: row.requests for row, _ in self._open.values()}
 
     def request(self, row: int) -> Request | None:
         """That of a row's first answer, while it is waited for. May be called from another thread.
@@ -161,10 +153,10 @@ class RowBatch:
     def answer(self, answers: Mapping[int, dict[str, Any]]) -> None:
         """Give waiting rows their columns, by where they stand, whatever becomes of their requests."""
         open_rows = self.open_rows()
-        for index, columns in answers.items():
-            for request in open_rows[index]:
+        for place, columns in answers.items():
+            for request in open_rows[place]:
                 self._open.pop(request.request_id, None)
-            self._finished.append(_Finished(index, columns))
+            self._finished.append(_Finished(place, columns))
 
     @property
     def is_answered(self) -> bool:
@@ -211,8 +203,8 @@ class RowBatch:
 
     def give_up(self, error: str) -> None:
         """Turn all rows that wait for an answer into error rows."""
-        for index, requests in self.open_rows().items():
-            self._finished.append(_Finished(index, error_columns(error, len(requests[0].prompt_token_ids))))
+        for place, requests in self.open_rows().items():
+            self._finished.append(_Finished(place, error_columns(error, len(requests[0].prompt_token_ids))))
         self._open.clear()
         self._failed.clear()
 
@@ -230,12 +222,12 @@ class RowBatch:
             return []
         if isinstance(samples, Refusal):
             columns = error_columns(samples.error, len(request.prompt_token_ids))
-            self._finished.append(_Finished(row.index, columns))
+            self._finished.append(_Finished(row.place, columns))
             return []
         if (count := self._num_wanted(row, samples)) > 0:
             self._wait_for(row, asked := row.ask(count))
             return asked
-        self._finished.append(_Finished(row.index, self._columns(samples), samples[0][0].params))
+        self._finished.append(_Finished(row.place, self._columns(samples), samples[0][0].params))
         return []
 
     def _num_wanted(self, row: _OpenRow, samples: Sequence[Answered]) -> int:

@@ -37,8 +37,8 @@ class RowRequests:
         known: Mapping[str, Begun] = NOTHING_KNOWN,
         cache_salt: str | None = None,
     ) -> None:
-        self._spec = spec
-        self._tokenizer = tokenizer
+        self.spec = spec
+        self.tokenizer = tokenizer
         self._prefix = prefix
         self._known = known
         self._cache_salt = cache_salt
@@ -77,13 +77,13 @@ class RowRequests:
 
     @cached_property
     def _image_reader(self) -> ImageReader:
-        return ImageReader.of_model(self._tokenizer.folder, public_name(self._spec.model))
+        return ImageReader.of_model(self.tokenizer.folder, public_name(self.spec.model))
 
     def _samples_of(self, row: int, token_ids: Sequence[int], sampling: str | None) -> list[Request]:
         if sampling is None:
             return self._samples(row, token_ids, self._params(row), self._choice_token_ids)
         own = read_stored(RowSampling, sampling)
-        choice_token_ids = self._tokenizer.encode_choices(own.choices) if own.choices else None
+        choice_token_ids = self.tokenizer.encode_choices(own.choices) if own.choices else None
         return self._samples(row, token_ids, own.params(), choice_token_ids)
 
     def anew(self, request: Request) -> Request:
@@ -92,14 +92,14 @@ class RowRequests:
         return replace(request, resume_token_ids=(), stop_checker=self._stops(request.params, request.prompt_token_ids))
 
     def _stops(self, params: SamplingParams, token_ids: Sequence[int]) -> StopStrings | None:
-        return StopStrings.of(self._tokenizer, params, token_ids)
+        return StopStrings.of(self.tokenizer, params, token_ids)
 
     def _samples(
         self, row: int, token_ids: Sequence[int], params: SamplingParams, choice_token_ids: TokenLists | None
     ) -> list[Request]:
         """One for each sample: the first computes the prompt, the others fork from it."""
         first = self._request(self.name(row), token_ids, params.of_sample(0), choice_token_ids)
-        if params.n == 1 or self._spec.draws_votes:
+        if params.n == 1 or self.spec.draws_votes:
             return [first]
         return [first, *(self._fork(first, sample, params) for sample in range(1, params.n))]
 
@@ -128,7 +128,7 @@ class RowRequests:
     def _params(self, row: int) -> SamplingParams:
         """The job's, with the row's seed. A greedy answer has no use for one. Raises `InvalidRequestError`."""
         params = self._job_params
-        return params if params.is_greedy else params.with_seed(row_seed(self._spec.sampling.seed, row))
+        return params if params.is_greedy else params.with_seed(row_seed(self.spec.sampling.seed, row))
 
     @cached_property
     def _plain(self) -> Request | None:
@@ -150,18 +150,18 @@ class RowRequests:
             params,
             choice_token_ids,
             self._stops(params, token_ids),
-            self._tokenizer.grammar(params.structured_outputs),
+            self.tokenizer.grammar(params.structured_outputs),
             lora_request=self._lora,
             output_kind=RequestOutputKind.FINAL_ONLY,
-            reasoning=self._tokenizer.reasoning(params.reasoning),
-            bad_words_token_ids=self._tokenizer.encode_bad_words(params.bad_words or ()),
+            reasoning=self.tokenizer.reasoning(params.reasoning),
+            bad_words_token_ids=self.tokenizer.encode_bad_words(params.bad_words or ()),
             cache_salt=self._cache_salt,
         )
 
     @cached_property
     def _job_params(self) -> SamplingParams:
         """What all rows have in common. Raises `InvalidRequestError`."""
-        params = self._spec.sampling.params(0, self._spec.choices)
+        params = self.spec.sampling.params(0, self.spec.choices)
         # Of as many votes for two answers the likelier one wins.
-        needs_logprobs = self._spec.vote and params.choices is None and params.logprobs is None
+        needs_logprobs = self.spec.vote and params.choices is None and params.logprobs is None
         return replace(params, logprobs=0) if needs_logprobs else params

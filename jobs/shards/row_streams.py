@@ -13,11 +13,11 @@ from typing import Self
 from ...engine.request import RequestEvent
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.records import Claim
-from ..engine_host import EngineHost
+from ..hosting.engine_host import EngineHost
+from ..hosting.outcomes import EngineFailure, Outcome, Refusal
 from ..live.answer import LiveSample
 from ..live.in_batches import InBatches
 from ..live.text import GrowingText
-from ..outcomes import EngineFailure, Outcome, Refusal
 from ..streams.events import StreamError
 from ..streams.keys import row_stream_id
 from ..streams.publisher import StreamPublisher

@@ -13,11 +13,11 @@ from ...storage.records import Claim, JobRecord, JobState
 from ..errors import LaterVersion, Stopped
 from ..rare_warnings import RareWarnings
 from ..spec.lora import LoraModule
-from ..weights import ModelWeights
 from .adapters import AdapterNotHeld, FittingAdapters
 from .attempt import AttemptTools, ShardAttempt
 from .faults import HOPELESS_FAULTS, is_fault, repeated_fault, why_failed
 from .finishing import finish_job
+from .weights import ModelWeights
 
 logger = logging.getLogger(__name__)
 

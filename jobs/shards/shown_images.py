@@ -23,11 +23,11 @@ class ShownImages:
             name: table.schema.field(carried) for carried, name in names.items() if name in ("messages", spec.image)
         }
 
-    def of(self, index: int, beside: Sequence[bytes | None]) -> list[bytes]:
+    def of(self, place: int, beside: Sequence[bytes | None]) -> list[bytes]:
         """Those of the row at this place in the table. `beside`: as `prompt_images` has them."""
         files = [file for file in beside if file is not None]
         if len(files) == len(beside):
             return files
-        columns = {name: (self._table[field.name].slice(index, 1), field) for name, field in self._fields.items()}
+        columns = {name: (self._table[field.name].slice(place, 1), field) for name, field in self._fields.items()}
         carried = carried_images(self._spec, {name: carried_values(*column)[0] for name, column in columns.items()})
         return [own if file is None else file for file, own in zip(beside, carried, strict=True)]

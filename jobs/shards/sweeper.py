@@ -8,7 +8,7 @@ from celery import Celery
 
 from ...storage.errors import LedgerUnavailable
 from ...storage.ledger import Ledger
-from ..celery_app import RESCUE_PRIORITY, queue_is_empty, send_shards
+from ..broker.celery_app import RESCUE_PRIORITY, queue_is_empty, send_shards
 
 logger = logging.getLogger(__name__)
 

@@ -10,8 +10,8 @@ from ...engine.request import Request
 from ...engine.sampling.sampler import pick_choice
 from ...engine.text.finished_answer import num_tokens_before
 from ...engine.text.tokenizer import Tokenizer
-from ..answer_values import text_of
-from ..outcomes import Answer
+from ..hosting.answer_values import text_of
+from ..hosting.outcomes import Answer
 from .row_answers import Answered, answer_columns
 
 

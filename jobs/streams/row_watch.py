@@ -3,7 +3,7 @@
 from collections.abc import Collection
 from typing import Self
 
-from ..redis_access import server_time, text_client
+from ..broker.redis_access import server_time, text_client
 from .keys import watch_key
 
 # A reader says it again while it waits; without that nobody is taken to watch any more.

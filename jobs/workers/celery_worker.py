@@ -21,7 +21,7 @@ from kombu.asynchronous.hub import Hub
 from kombu.message import Message
 from kombu.messaging import Consumer
 
-from ..celery_app import kombu_queue
+from ..broker.celery_app import kombu_queue
 from .celery_consumer import PatientConsumer
 
 logger = logging.getLogger(__name__)

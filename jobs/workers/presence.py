@@ -10,8 +10,8 @@ from typing import Self
 
 from redis.exceptions import RedisError
 
+from ..broker.redis_access import server_time, text_client
 from ..processes import is_alive
-from ..redis_access import server_time, text_client
 
 TTL_SECONDS = 5.0
 RENEW_SECONDS = 1.0

@@ -21,15 +21,15 @@ from ...engine.engine import Engine
 from ...engine.text.tokenizer import Tokenizer
 from ...storage.ledger import Ledger
 from ...storage.result_cache import ResultCache
-from ..celery_app import RUN_SHARD, create_app, live_queue, send_shards, shard_queue
-from ..embedded.valkey import RedisUrls, redis_urls
-from ..engine_host import EngineHost
+from ..broker.celery_app import RUN_SHARD, create_app, live_queue, ring_for_shards, shard_queue
+from ..broker.redis_access import RedisServer, check_access, redis_server
+from ..hosting.engine_host import EngineHost
 from ..live.cancels import CancelListener
 from ..live.claims import LiveClaims
 from ..live.runner import LiveRunner
 from ..open_ledger import open_ledger
+from ..outside.webhooks import SEND_SECONDS, WebhookSender
 from ..periodic import Periodic
-from ..redis_access import check_access
 from ..settings import Settings
 from ..shards.adapters import FittingAdapters
 from ..shards.answer_cache import AnswerCache
@@ -40,11 +40,10 @@ from ..shards.receipts import Computation, Receipts
 from ..shards.row_streams import LOOK_SECONDS, RowStreams
 from ..shards.runner import ShardRunner
 from ..shards.sweeper import SWEEP_SECONDS, Sweeper
+from ..shards.weights import ModelWeights
 from ..spec.precision import Precision
 from ..streams.publisher import StreamPublisher
 from ..streams.row_watch import RowWatch
-from ..webhooks import SEND_SECONDS, WebhookSender
-from ..weights import ModelWeights
 from .celery_worker import Bells, run_worker
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
 
@@ -98,7 +97,7 @@ def serve(
         logger.info("serving %s, up to %d tokens a sequence, as %s", name, context, base.worker_id)
         # After what renews its leases: leaving it takes a while.
         stack.enter_context(live)
-        stack.enter_context(CancelListener(base.urls.redis, live.cancel))
+        stack.enter_context(CancelListener(base.redis.url, live.cancel))
         _tune_interpreter()
         bells = Bells(options.live_queue, live.ring)
         status = run_worker(base.app, [options.queue], options.concurrency, runner.drain, bells)
@@ -142,7 +141,7 @@ class _Base:
     model: ModelConfig
     stack: ExitStack
     ledger: Ledger
-    urls: RedisUrls
+    redis: RedisServer
     weights: ModelWeights
     tokenizer: Tokenizer
     host: EngineHost
@@ -164,29 +163,29 @@ class _Base:
         ledger = stack.enter_context(open_ledger(settings))
         if settings.redis_url is not None:
             check_access(settings.redis_url)
-        urls = stack.enter_context(redis_urls(settings))
+        redis = stack.enter_context(redis_server(settings))
         weights = ModelWeights(options.model)
         worker_id = WorkerId.own(ledger.identity)
-        with _said_to_load(urls.redis, options.queue, worker_id):
+        with _said_to_load(redis.url, options.queue, worker_id):
             engine = load(options.model.folder, options.engine)
         stack.callback(engine.close)
         engine.call_when_dead(_end_process)
         host = stack.enter_context(EngineHost(engine))
-        publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
-        app = create_app(urls.broker)
-        return cls(settings, options, model, stack, ledger, urls, weights, tokenizer, host, publisher, app, worker_id)
+        publisher = stack.enter_context(StreamPublisher(redis.url, settings.stream_ttl_seconds))
+        app = create_app(redis.url)
+        return cls(settings, options, model, stack, ledger, redis, weights, tokenizer, host, publisher, app, worker_id)
 
     def row_streams(self) -> RowStreams:
-        watch = self.stack.enter_context(RowWatch(self.urls.redis))
+        watch = self.stack.enter_context(RowWatch(self.redis.url))
         return self.stack.enter_context(RowStreams(self.host, self.tokenizer, self.publisher, watch))
 
     def checkpoints(self) -> TokenCheckpoints:
         ttl_seconds = self.settings.stream_ttl_seconds
-        return self.stack.enter_context(TokenCheckpoints(self.urls.redis, self.host, ttl_seconds))
+        return self.stack.enter_context(TokenCheckpoints(self.redis.url, self.host, ttl_seconds))
 
     def shard_runner(self, row_streams: RowStreams, checkpoints: TokenCheckpoints) -> ShardRunner:
         settings = self.settings
-        results = self.stack.enter_context(ResultCache(self.urls.redis, settings.result_cache_ttl_seconds))
+        results = self.stack.enter_context(ResultCache(self.redis.url, settings.result_cache_ttl_seconds))
         tools = AttemptTools(
             self.ledger,
             self.host,
@@ -204,7 +203,7 @@ class _Base:
             settings.lease_seconds,
             self.weights,
             FittingAdapters(self.options.engine),
-            partial(send_shards, self.app, self.options.queue),
+            partial(ring_for_shards, self.app, self.options.queue),
         )
 
     def live_runner(self) -> LiveRunner:
@@ -212,10 +211,10 @@ class _Base:
         settings, options = self.settings, self.options
         lease_seconds, ttl_seconds = settings.lease_seconds, settings.stream_ttl_seconds
         claims = self.stack.enter_context(
-            LiveClaims(self.urls.redis, options.live_queue, str(self.worker_id), lease_seconds, ttl_seconds)
+            LiveClaims(self.redis.url, self.app, options.live_queue, str(self.worker_id), lease_seconds, ttl_seconds)
         )
         slots = options.engine.max_num_seqs
-        return LiveRunner(self.host, self.tokenizer, self.publisher, claims, self.app, num_slots=slots)
+        return LiveRunner(self.host, self.tokenizer, self.publisher, claims, num_slots=slots)
 
     def chores(
         self, shards: ShardRunner, live: LiveRunner, row_streams: RowStreams, checkpoints: TokenCheckpoints
@@ -239,12 +238,12 @@ class _Base:
 
     def _announcer(self) -> Callable[[], None]:
         """Says that this worker is alive and how its engine does, and brings the embedded server back should it go."""
-        presence = self.stack.enter_context(WorkerPresence(self.urls.redis))
+        presence = self.stack.enter_context(WorkerPresence(self.redis.url))
         queue, worker_id = self.options.queue, self.worker_id
         self.stack.callback(presence.withdraw, queue, worker_id)
 
         def announce() -> None:
-            self.urls.ensure()
+            self.redis.ensure()
             presence.announce(queue, worker_id, asdict(self.host.stats), self.options.model.name)
 
         try:

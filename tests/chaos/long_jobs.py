@@ -11,8 +11,8 @@ from headrace.engine.config import EngineConfig
 from headrace.engine.logprobs import TokenLogprobs
 from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.answer_values import logprob_entries
 from headrace.jobs.client.client import Job
+from headrace.jobs.hosting.answer_values import logprob_entries
 
 from ..engine.fakes import FakeRunner, fake_engine
 from .model import CONTEXT, prompt_of

@@ -15,8 +15,8 @@ import psutil
 from redis import Redis
 from redis.exceptions import RedisError
 
-from headrace.jobs.celery_app import create_app, live_queue, send_request, send_shards
-from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.broker.celery_app import create_app, live_queue, ring_for_requests, send_shards
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.processes import is_alive
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.streams.keys import tokens_key
@@ -110,7 +110,7 @@ class Mischief:
 
     def _kills_writer(self, long_job: LongJob) -> bool:
         (shard,) = self.site.client.ledger.shards(long_job.job.id)
-        with redis_urls(self.site.settings) as urls, Redis.from_url(urls.redis) as redis:
+        with redis_server(self.site.settings) as server, Redis.from_url(server.url) as redis:
             # The first field is its writer's name.
             if shard.lease_owner is None or redis.hlen(tokens_key(shard.id)) < 2:
                 return False
@@ -193,7 +193,7 @@ class Mischief:
         return found
 
     def wipe_redis(self) -> None:
-        with redis_urls(self.site.settings) as urls, Redis.from_url(urls.redis) as redis:
+        with redis_server(self.site.settings) as server, Redis.from_url(server.url) as redis:
             try:
                 redis.flushall()
             except RedisError:
@@ -208,11 +208,10 @@ class Mischief:
         """Send every shard's message again, done, running or not, and some that mean nothing."""
         site = self.site
         known = [shard.id for job in site.jobs for shard in site.client.ledger.shards(job.id)]
-        with redis_urls(site.settings) as urls:
-            app = create_app(urls.broker)
+        with redis_server(site.settings) as server:
+            app = create_app(server.url)
             send_shards(app, site.job.record.queue, [*known, "job_none/00000", "nonsense"])
-            for request_id in ("req_" + 24 * "0", "nonsense"):
-                send_request(app, live_queue(str(site.model), Precision()), request_id)
+            ring_for_requests(app, live_queue(str(site.model), Precision()), ["req_" + 24 * "0", "nonsense"])
             app.close()
 
     def take_database_away(self) -> None:

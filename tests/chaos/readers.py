@@ -15,7 +15,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from headrace.engine.request import Request
-from headrace.jobs.celery_app import live_queue
+from headrace.jobs.broker.celery_app import live_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequest, UnknownRequest
 from headrace.jobs.spec.precision import Precision

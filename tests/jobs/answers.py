@@ -10,8 +10,8 @@ from torch import Tensor
 from headrace.engine.config import EngineConfig
 from headrace.engine.engine import Engine
 from headrace.engine.execution.batch import Batch
-from headrace.jobs.engine_host import EngineHost
-from headrace.jobs.outcomes import Outcome
+from headrace.jobs.hosting.engine_host import EngineHost
+from headrace.jobs.hosting.outcomes import Outcome
 
 from ..engine.fakes import FakeRunner, fake_engine
 

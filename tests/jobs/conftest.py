@@ -14,10 +14,10 @@ import pytest
 from openai import OpenAI
 
 from headrace import LLM
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.cli import main
 from headrace.jobs.client.client import Client
-from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers import presence as presence_module
@@ -116,8 +116,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     # It ends with us, and the server it uses with it, even if we are killed.
     command = ["worker", "--model", str(MODEL), "--parent-pid", str(os.getpid())]
     with (
-        redis_urls(settings) as urls,
-        WorkerPresence(urls.redis) as presence,
+        redis_server(settings) as server,
+        WorkerPresence(server.url) as presence,
         started(command, environment(data_dir, **store), data_dir / "worker") as worker,
     ):
         queue = shard_queue(str(MODEL), Precision())

@@ -11,7 +11,7 @@ import sys
 import threading
 from pathlib import Path
 
-from headrace.jobs.celery_app import RUN_SHARD, create_app
+from headrace.jobs.broker.celery_app import RUN_SHARD, create_app
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.workers.celery_worker import Bells, run_worker
 
@@ -21,7 +21,7 @@ data_dir, queue, concurrency, events_file, go, *live_queues = sys.argv[1:]
 stopping = threading.Event()
 
 with EmbeddedValkey(Path(data_dir)) as valkey, open(events_file, "a", buffering=1) as events:
-    app = create_app(valkey.broker_url)
+    app = create_app(valkey.url)
 
     @app.task(name=RUN_SHARD)
     def run_shard(shard_id: str) -> None:

@@ -15,7 +15,7 @@ from headrace.engine.checkpoints.hub import LocatedModel
 from headrace.engine.config import EngineConfig
 from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.hosting.engine_host import EngineHost
 from headrace.jobs.shards.adapters import FittingAdapters
 from headrace.jobs.shards.answer_cache import AnswerCache
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
@@ -23,10 +23,10 @@ from headrace.jobs.shards.checkpoints import TokenCheckpoints
 from headrace.jobs.shards.receipts import Computation, Receipts
 from headrace.jobs.shards.row_streams import RowStreams
 from headrace.jobs.shards.runner import ShardRunner
+from headrace.jobs.shards.weights import ModelWeights
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.jobs.streams.publisher import StreamPublisher
 from headrace.jobs.streams.row_watch import RowWatch
-from headrace.jobs.weights import ModelWeights
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import Claim, JobState, NewJob, NewShard
 from headrace.storage.result_cache import ResultCache

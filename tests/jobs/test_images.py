@@ -17,9 +17,9 @@ from headrace import LLM, SamplingParams
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.batches.keeper import BatchKeeper
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.client.client import Client
-from headrace.jobs.embedded.valkey import redis_urls
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers.presence import WorkerPresence
@@ -71,8 +71,8 @@ def seeing_client(seeing: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
     with (
         started(command, env, log) as worker,
         Client(Settings.from_environment(env)) as client,
-        redis_urls(client.settings) as urls,
-        WorkerPresence(urls.redis) as presence,
+        redis_server(client.settings) as server,
+        WorkerPresence(server.url) as presence,
     ):
         wait_until(lambda: presence.is_served(queue) or worker.poll() is not None, "the worker is ready", 120)
         assert worker.poll() is None, (log / "err").read_text()

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from headrace.engine.config import EngineConfig
-from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.hosting.engine_host import EngineHost
 from headrace.jobs.shards.attempt import ShardAttempt
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.ledger import Ledger

@@ -230,7 +230,7 @@ def test_a_part_of_which_nothing_stays_goes(ledger: Ledger, create_job: CreateJo
     claim, other = claimed(ledger, "job-1/00000"), claimed(ledger, "job-1/00001")
     ledger.leases.commit_part(claim, PART)
     (old,) = ledger.parts("job-1")
-    ledger.leases.commit_part(other, NewPart("new", num_rows=2), [Replacement(old.id, None)])
+    ledger.leases.commit_part(other, NewPart("new", num_rows=2), [Replacement(old, None)])
     assert [part.file_name for part in ledger.parts("job-1")] == ["new"]
 
 
@@ -241,7 +241,7 @@ def test_a_stale_attempt_replaces_nothing(ledger: Ledger, create_job: CreateJob)
     stale = claimed(ledger, "job-1/00001", lease_seconds=-1)
     claimed(ledger, "job-1/00001", "worker-b")
     with pytest.raises(LeaseLost):
-        ledger.leases.commit_part(stale, NewPart("new", num_rows=1), [Replacement(old.id, None)])
+        ledger.leases.commit_part(stale, NewPart("new", num_rows=1), [Replacement(old, None)])
     assert ledger.parts("job-1") == [old]
 
 

@@ -187,7 +187,7 @@ def test_a_completed_job_runs_again_with_more_shards(ledger: Ledger, create_job:
     rest = NewPart("part-00001-02-001.parquet", num_rows=1, prompt_tokens=10)
     new = NewPart("part-00001-02-000.parquet", num_rows=1, prompt_tokens=9)
     for _ in range(2):
-        ledger.leases.commit_part(claim, new, [Replacement(old.id, rest)])
+        ledger.leases.commit_part(claim, new, [Replacement(old, rest)])
     progress = ledger.progress("job-1")
     assert (progress.rows_done, progress.rows_failed, progress.prompt_tokens) == (2, 0, 19)
     assert [part.file_name for part in ledger.parts("job-1", shard_number=0)] == [rest.file_name]

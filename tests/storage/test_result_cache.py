@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 from redis import Redis
 
-from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.settings import Settings
 from headrace.storage import result_cache
 from headrace.storage.result_cache import ResultCache
@@ -15,8 +15,8 @@ from ..jobs.running import environment
 
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with redis_urls(Settings.from_environment(environment(tmp_path_factory.mktemp("valkey")))) as urls:
-        yield urls.redis
+    with redis_server(Settings.from_environment(environment(tmp_path_factory.mktemp("valkey")))) as server:
+        yield server.url
 
 
 def test_what_is_kept_comes_back_for_a_while(redis_url, monkeypatch):

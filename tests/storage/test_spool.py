@@ -10,7 +10,7 @@ import pytest
 from headrace.storage.columns import SchemaUnifier
 from headrace.storage.errors import StorageError
 from headrace.storage.parts import output_schema
-from headrace.storage.spool import PlannedRow, input_fields, read_shard, write_shard
+from headrace.storage.spool import PlannedRow, input_fields, read_shard, row_samplings, write_shard
 
 ROWS = [
     PlannedRow(3, "a", {"text": "x", "output": 1, "custom_id": "a", "mixed": [1]}, [1, 2], None),
@@ -51,9 +51,9 @@ def test_shards_of_one_job_have_one_schema(tmp_path: Path) -> None:
 
 def test_rows_may_bring_their_own_sampling(tmp_path: Path) -> None:
     rows = [PlannedRow(0, "0", {}, [1], None, '{"n":2}'), PlannedRow(1, "1", {}, None, "line 2: broken")]
-    write_shard(tmp_path / "own.parquet", rows, pa.schema([]), with_sampling=True)
+    write_shard(tmp_path / "own.parquet", rows, pa.schema([]))
     table = read_shard(tmp_path / "own.parquet")
-    assert table["row_sampling"].to_pylist() == ['{"n":2}', None]
+    assert list(row_samplings(table)) == ['{"n":2}', None]
     assert input_fields(table.schema) == []
 
 

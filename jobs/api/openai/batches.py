@@ -8,8 +8,8 @@ from fastapi import APIRouter, Depends, Query
 from ....storage.batch_records import BatchRecord, BatchState, NewBatch
 from ....storage.errors import UnknownBatch, UnknownFile, UnknownJob
 from ....storage.ledger import Ledger
+from ...outside.webhooks import expect_public_receiver
 from ...settings import Settings
-from ...webhooks import expect_public_receiver
 from ..admission import JobQuota
 from ..errors import ApiError, ErrorBody
 from ..json_body import expect_json

@@ -9,20 +9,13 @@ import torch
 from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
-from headrace.engine.execution import memory_budget
-from headrace.engine.execution.memory_budget import (
-    LargestStep,
-    MemoryUse,
-    fitting,
-    graph_bytes,
-    measured_caches,
-    stated_num_blocks,
-)
+from headrace.engine.execution.largest_step import LargestStep
+from headrace.engine.execution.memory_budget import MemoryBudget, MemoryUse, fitting, graph_bytes
 from headrace.engine.kv_cache.block_pool import NULL_BLOCK
 from headrace.engine.kv_cache.kv_memory import kv_shape, zeros
 from headrace.engine.lora_request import LoRARequest
 from headrace.engine.models import load_model
-from headrace.engine.sharding.ranks import Ranks
+from headrace.engine.sharding.ranks import ALONE, Ranks
 from headrace.kernels.kv_cache import PADDING_SLOT
 
 from ..families import FAMILIES, WITH_STATES
@@ -30,6 +23,10 @@ from ..families import FAMILIES, WITH_STATES
 GIB = 2**30
 USE = MemoryUse(total=80 * GIB, peak=20 * GIB, graphs=1 * GIB, others=2 * GIB)
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
+
+
+def budget(model: ModelConfig, config: EngineConfig, device: torch.device = GPU, ranks: Ranks = ALONE) -> MemoryBudget:
+    return MemoryBudget(model, config, torch.float32, torch.float32, device, ranks=ranks)
 
 
 def test_the_kv_cache_gets_what_nobody_else_needs():
@@ -74,24 +71,24 @@ class Told(Ranks):
 
 def test_the_other_ranks_hear_of_one_without_room(model_config, monkeypatch):
     """They would wait for its number for ever."""
-    monkeypatch.setattr(memory_budget, "measure_memory_use", lambda *_: USE)
+    monkeypatch.setattr(MemoryBudget, "measure_use", lambda *_: USE)
     model = load_model(model_config, EngineConfig(load_format="dummy"), torch.float32, CPU)
     told = Told()
     with pytest.raises(ConfigError, match=r"gpu_memory_utilization=0\.25 of"):
-        measured_caches(model, model_config, EngineConfig(gpu_memory_utilization=0.25), torch.float32, GPU, ranks=told)
+        budget(model_config, EngineConfig(gpu_memory_utilization=0.25), ranks=told).caches(model, None)
     assert told.numbers == [0, 0]
-    assert measured_caches(model, model_config, EngineConfig(), torch.float32, GPU, ranks=told) == (50, 0)
+    assert budget(model_config, EngineConfig(), ranks=told).caches(model, None) == (50, 0)
     assert told.numbers[2] == 0
     assert told.numbers[3] > 50
 
 
 def test_ranks_have_as_many_states_as_the_one_with_the_least_room(tmp_path, monkeypatch):
-    monkeypatch.setattr(memory_budget, "measure_memory_use", lambda *_: USE)
+    monkeypatch.setattr(MemoryBudget, "measure_use", lambda *_: USE)
     described = described_model(tmp_path, "qwen3.5", "Qwen3_5ForCausalLM")
     config = EngineConfig(load_format="dummy")
     model = load_model(described, config, torch.float32, CPU)
-    assert measured_caches(model, described, config, torch.float32, GPU)[1] == 256 + 64
-    assert measured_caches(model, described, config, torch.float32, GPU, ranks=Told()) == (50, 50)
+    assert budget(described, config).caches(model, None).num_states == 256 + 64
+    assert budget(described, config, ranks=Told()).caches(model, None) == (50, 50)
 
 
 def test_out_of_memory_at_the_start_is_an_option_to_change():
@@ -126,7 +123,7 @@ def described_model(folder: Path, family: str, architecture: str) -> ModelConfig
 def test_only_on_a_gpu_and_where_nothing_is_said_memory_is_measured(options, on_cpu, on_gpu, model_config):
     config = EngineConfig(**options)
     for device, is_stated in ((CPU, on_cpu), (GPU, on_gpu)):
-        assert (stated_num_blocks(model_config, config, torch.float32, device) is not None) == is_stated
+        assert (budget(model_config, config, device).stated_num_blocks() is not None) == is_stated
 
 
 @pytest.mark.parametrize(("max_num_seqs", "max_num_batched_tokens"), [(3, 10), (8, 5), (2, 10_000)])

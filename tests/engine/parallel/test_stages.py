@@ -11,8 +11,8 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.checkpoints.model_size import kv_token_bytes, num_parameters, state_bytes, weight_bytes
 from headrace.engine.config import EngineConfig
 from headrace.engine.errors import ConfigError
+from headrace.engine.execution.micro_batches import micro_batches, num_micro_batches
 from headrace.engine.execution.model_runner import ModelRunner
-from headrace.engine.execution.parts import num_parts, split
 from headrace.engine.sharding.ranks import ALONE, ProcessRanks, Ranks
 from headrace.engine.sharding.stages import own_model, require_parallel, stage_layers, stage_model
 from headrace.kernels.paged_attention import DecodeSeries, DecodeStep
@@ -97,9 +97,9 @@ def test_a_long_step_goes_through_in_parts(tmp_path):
             handed_on.append(len(computed))
         return computed
 
-    assert [num_parts(each, 2) for each in (past, step)] == [1, 3]
-    assert num_parts(step, 1) == 1
-    parts = list(split(step, 3))
+    assert [num_micro_batches(each, 2) for each in (past, step)] == [1, 3]
+    assert num_micro_batches(step, 1) == 1
+    parts = list(micro_batches(step, 3))
     assert [part.attention.query_lens for part in parts] == [[50, 20], [70], [1, 70]]
     assert [part.attention.context_lens for part in parts] == [[74, 20], [90], [1, 70]]
     torch.testing.assert_close(together(logits, tmp_path / "rendezvous", 1, 2), logits(ALONE))
@@ -110,9 +110,9 @@ def test_a_long_step_goes_through_in_parts(tmp_path):
 def test_what_decodes_is_left_whole():
     """However many they are: a part would only read the weights once more."""
     many = batch([1] * 512, [1] * 512)
-    assert num_parts(many, 2) == 8
+    assert num_micro_batches(many, 2) == 8
     step = DecodeStep(DecodeSeries(), 0, *numpy.empty((3, 0), dtype=numpy.int64))
-    assert num_parts(replace(many, attention=replace(many.attention, decode_step=step)), 2) == 1
+    assert num_micro_batches(replace(many, attention=replace(many.attention, decode_step=step)), 2) == 1
 
 
 def norm_bytes(part: ModelConfig) -> int:

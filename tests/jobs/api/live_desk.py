@@ -7,7 +7,7 @@ from pathlib import Path
 
 from redis import Redis
 
-from headrace.jobs.celery_app import live_queue
+from headrace.jobs.broker.celery_app import live_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.keys import open_key
 from headrace.jobs.live.requests import LiveRecord, LiveRequests, LiveState

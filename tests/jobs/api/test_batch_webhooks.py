@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from openai import BadRequestError, NotFoundError
 
-from headrace.jobs.webhooks import WebhookSender
+from headrace.jobs.outside.webhooks import WebhookSender
 from headrace.storage.batch_records import BatchState, BatchTotals, NewBatch
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewWebhook, WebhookState

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from headrace.jobs.webhooks import event_body, event_headers
+from headrace.jobs.outside.webhooks import event_body, event_headers
 from headrace.storage.webhooks import Delivery
 
 from ..running import ROOT

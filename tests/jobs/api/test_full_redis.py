@@ -13,7 +13,7 @@ from redis import Redis
 
 from headrace.jobs import rare_warnings
 from headrace.jobs.api import live_answers
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.live import asking, cancellations
 from headrace.jobs.live.asking import GenerationError

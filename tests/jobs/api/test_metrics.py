@@ -15,7 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.latencies import Latencies
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision

@@ -9,7 +9,7 @@ from fastapi.testclient import TestClient
 from headrace.engine.errors import ConfigError
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.celery_app import live_queue, shard_queue
+from headrace.jobs.broker.celery_app import live_queue, shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.live.requests import LiveRequests
 from headrace.jobs.settings import Settings

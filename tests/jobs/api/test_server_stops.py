@@ -11,7 +11,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import connect
 
-from headrace.jobs.celery_app import live_queue, shard_queue
+from headrace.jobs.broker.celery_app import live_queue, shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision

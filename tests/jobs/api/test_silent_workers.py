@@ -11,7 +11,7 @@ import httpx2
 import pytest
 
 from headrace.jobs.api import worker_watch
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision

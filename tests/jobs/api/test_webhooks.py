@@ -11,11 +11,11 @@ import pytest
 from openai import InvalidWebhookSignatureError, OpenAI
 from sqlalchemy import select, update
 
-from headrace.jobs import webhooks as sending
 from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
+from headrace.jobs.outside import webhooks as sending
+from headrace.jobs.outside.webhooks import WebhookSender, parse_webhook
 from headrace.jobs.settings import Settings
-from headrace.jobs.webhooks import WebhookSender, parse_webhook
 from headrace.storage.clock import now
 from headrace.storage.ledger import Ledger
 from headrace.storage.records import NewJob, NewPart, NewShard, NewWebhook, WebhookState

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from openai import OpenAI
 
-from headrace.jobs.celery_app import shard_queue
-from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.broker.celery_app import shard_queue
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.settings import Settings
 from headrace.jobs.spec.precision import Precision
 from headrace.jobs.workers.presence import WorkerPresence
@@ -33,8 +33,8 @@ def serving(data_dir: Path, model: Path) -> Iterator[Thinker]:
     settings = Settings.from_environment(environment(data_dir))
     command = ["worker", "--model", str(model), "--parent-pid", str(os.getpid())]
     with ExitStack() as stack:
-        urls = stack.enter_context(redis_urls(settings))
-        presence = stack.enter_context(WorkerPresence(urls.redis))
+        server = stack.enter_context(redis_server(settings))
+        presence = stack.enter_context(WorkerPresence(server.url))
         worker = stack.enter_context(started(command, environment(data_dir), data_dir / "worker"))
         api = start_api(data_dir, data_dir / "api.log", model)
         stack.callback(stop_api, api, data_dir / "api.log")

@@ -5,7 +5,7 @@ import pytest
 from headrace.jobs.api.models import ServedModels
 from headrace.jobs.batches.files import FileStore
 from headrace.jobs.batches.validation import InvalidBatch, Validation
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.spec.lora import parse_loras
 from headrace.jobs.spec.precision import Precision
 

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs.batch_jobs import batch_job_key
 from headrace.jobs.batches.keeper import BatchKeeper
 from headrace.jobs.batches.validation import InvalidBatch, Validation
+from headrace.storage.batch_jobs import batch_job_key
 from headrace.storage.batch_records import BatchState
 from headrace.storage.quotas import QuotaExceeded
 from headrace.storage.records import NewPart

@@ -21,10 +21,7 @@ from headrace.jobs.embedded.valkey import (
     EmbeddedValkeyError,
     ValkeyPaths,
     answers,
-    broker_url,
-    redis_urls,
 )
-from headrace.jobs.settings import Settings
 
 EXITS: dict[str, Callable[[subprocess.Popen[str]], None]] = {
     "leaves": lambda user: user.stdin.close(),
@@ -353,26 +350,6 @@ def test_a_forked_child_keeps_the_server(tmp_path, wait_until_ended):
     os.close(write_end)
     os.waitpid(child, 0)
     wait_until_ended(server)
-
-
-def test_a_configured_redis_is_used_instead(tmp_path):
-    settings = Settings(data_dir=tmp_path, database_url="sqlite://", redis_url="redis://cache:6379/1")
-    with redis_urls(settings) as urls:
-        urls.ensure()
-        assert (urls.redis, urls.broker) == ("redis://cache:6379/1", "redis://cache:6379/1")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_embedded_valkey_is_used_by_default(tmp_path):
-    with redis_urls(Settings(data_dir=tmp_path, database_url="sqlite://")) as urls:
-        with Redis.from_url(urls.redis) as redis:
-            assert redis.ping()
-        urls.ensure()
-        assert urls.broker == broker_url(urls.redis)
-
-
-def test_a_unix_socket_in_celerys_words():
-    assert broker_url("unix:///run/redis.sock") == "redis+socket:///run/redis.sock"
 
 
 def test_a_long_log_is_shortened(used_folder):

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from headrace.jobs.api import worker_watch
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.celery_app import shard_queue
+from headrace.jobs.broker.celery_app import shard_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.grpc.headrace_pb2 import GenerateRequest, GenerateResponse, Message, ResponseFormat, StreamRequest
 from headrace.jobs.grpc.headrace_pb2_grpc import HeadraceStub

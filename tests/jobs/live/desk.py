@@ -13,9 +13,9 @@ from redis import Redis
 
 from headrace.engine.request import Request
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.celery_app import create_app
+from headrace.jobs.broker.celery_app import create_app
 from headrace.jobs.embedded.valkey import EmbeddedValkey
-from headrace.jobs.engine_host import EngineHost
+from headrace.jobs.hosting.engine_host import EngineHost
 from headrace.jobs.live.claims import LiveClaims
 from headrace.jobs.live.requests import LiveRequest, LiveRequests
 from headrace.jobs.live.runner import LiveRunner
@@ -80,8 +80,8 @@ class Desk:
         with (
             hosted(runner, max_num_seqs, enable_prefix_caching) as (host, _),
             StreamPublisher(self.url, TTL_SECONDS) as publisher,
-            LiveClaims(self.url, self.queue, owner, lease_seconds, TTL_SECONDS) as claims,
-            LiveRunner(host, self.tokenizer, publisher, claims, self.app, grace_seconds, num_slots) as live,
+            LiveClaims(self.url, self.app, self.queue, owner, lease_seconds, TTL_SECONDS) as claims,
+            LiveRunner(host, self.tokenizer, publisher, claims, grace_seconds, num_slots) as live,
         ):
             try:
                 yield InProcessWorker(runner, host, claims, live, publisher)
@@ -143,7 +143,7 @@ def new_desk(valkey: EmbeddedValkey, model: Path, queue: str, app: Celery, reque
 
 @contextmanager
 def opened_desk(valkey: EmbeddedValkey, model: Path, queue: str) -> Iterator[Desk]:
-    app = create_app(valkey.broker_url)
+    app = create_app(valkey.url)
     with LiveRequests(valkey.url, app, TTL_SECONDS) as requests:
         yield new_desk(valkey, model, queue, app, requests)
     app.close()

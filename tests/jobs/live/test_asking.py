@@ -141,6 +141,6 @@ def test_past_its_deadline_nobody_waits_whatever_became_of_its_worker(
     monkeypatch.setattr(asking, "_PATIENCE_SECONDS", 0.05)
     request = desk.submitted(timeout_seconds=-10.0)
     assert_given_up(lambda: list(streams.follow(request.id)), "deadline_exceeded")
-    with LiveClaims(desk.url, desk.queue, "killed", 600.0, 600.0) as claims:
+    with LiveClaims(desk.url, desk.app, desk.queue, "killed", 600.0, 600.0) as claims:
         assert claims.claim(request.id) is not None
     assert_given_up(lambda: list(streams.follow(request.id)), "deadline_exceeded")

@@ -9,7 +9,14 @@ from pathlib import Path
 import pytest
 from redis import Redis
 
-from headrace.jobs.celery_app import create_app, live_queue, queue_is_empty, send_request, send_shards, shard_queue
+from headrace.jobs.broker.celery_app import (
+    create_app,
+    live_queue,
+    queue_is_empty,
+    ring_for_requests,
+    send_shards,
+    shard_queue,
+)
 from headrace.jobs.spec.precision import Precision
 
 SCRIPT = Path(__file__).parents[1] / "shard_worker.py"
@@ -29,7 +36,7 @@ def events(tmp_path) -> Path:
 
 
 def test_bulk_in_every_thread_delays_no_bell(valkey, tmp_path, events, wait_until):
-    app = create_app(valkey.broker_url)
+    app = create_app(valkey.url)
     shards = [f"job/{number}" for number in range(5)]
     send_shards(app, BULK, shards)
     data_dir = Path(valkey.url.removeprefix("unix://")).parents[1]
@@ -47,11 +54,11 @@ def test_bulk_in_every_thread_delays_no_bell(valkey, tmp_path, events, wait_unti
         stack.callback(worker.kill)
         wait_until(lambda: len(lines("start")) == 2, "both threads are taken")
         # A bell for sixteen, and one for the others.
-        send_request(app, LIVE, *(f"req_{number}" for number in range(20)))
+        ring_for_requests(app, LIVE, [f"req_{number}" for number in range(20)])
         wait_until(lambda: len(lines("bell")) == 20, "every bell is heard")
         assert lines("bell") == [f"req_{number}" for number in range(20)]
         # One by one and not in a batch: while it waits for one message it is there for the next.
-        send_request(app, LIVE, "req_last")
+        ring_for_requests(app, LIVE, ["req_last"])
         wait_until(lambda: lines("bell")[-1] == "req_last", "another one is heard")
         # Which thread says so first is theirs.
         assert (sorted(lines("start")), lines("end")) == (shards[:2], [])

@@ -22,7 +22,7 @@ def claims_of(desk) -> Iterator[Callable[..., LiveClaims]]:
     with ExitStack() as stack:
 
         def make(owner: str, lease_seconds: float = LONG) -> LiveClaims:
-            return stack.enter_context(LiveClaims(desk.url, desk.queue, owner, lease_seconds, TTL_SECONDS))
+            return stack.enter_context(LiveClaims(desk.url, desk.app, desk.queue, owner, lease_seconds, TTL_SECONDS))
 
         yield make
 

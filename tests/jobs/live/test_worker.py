@@ -16,7 +16,7 @@ from redis import Redis
 
 from headrace.engine.errors import ConfigError
 from headrace.engine.request import SamplingParams
-from headrace.jobs.celery_app import live_queue
+from headrace.jobs.broker.celery_app import live_queue
 from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
 from headrace.jobs.live.asking import GenerationError

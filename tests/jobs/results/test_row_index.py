@@ -69,7 +69,7 @@ class RunningJob:
         """Two rows of a part are answered again, it gives way to one without them; returns these rows."""
         again, rest = self.rows_of(old)[:2], self.rows_of(old)[2:]
         answered, remaining = self.written(again, "again", shard), self.written(rest, shard=shard)
-        self.ledger.leases.commit_part(self.claim, answered, [Replacement(old.id, remaining)])
+        self.ledger.leases.commit_part(self.claim, answered, [Replacement(old, remaining)])
         self.folder.withdraw(old.file_name)
         self.folder.publish(remaining.file_name)
         self.folder.publish(answered.file_name)

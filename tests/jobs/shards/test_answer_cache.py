@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from headrace.engine.checkpoints.hub import LocatedModel
-from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.answer_cache import AnswerCache
 from headrace.jobs.shards.attempt import AttemptTools
 from headrace.jobs.shards.finishing import finish_job
-from headrace.jobs.weights import ModelWeights, folder_identity
+from headrace.jobs.shards.weights import ModelWeights, folder_identity
 from headrace.storage import result_cache
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, write_manifest
@@ -35,8 +35,8 @@ def tools(shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     # The cache is waited for, however busy the machine.
     monkeypatch.setattr(result_cache, "_SOCKET_SECONDS", 60.0)
     with (
-        redis_urls(Settings.from_environment(environment(tmp_path / "valkey"))) as urls,
-        ResultCache(urls.redis, ttl_seconds=600) as cache,
+        redis_server(Settings.from_environment(environment(tmp_path / "valkey"))) as server,
+        ResultCache(server.url, ttl_seconds=600) as cache,
     ):
         yield replace(shop.tools, answers=AnswerCache(cache, ModelWeights(LocatedModel(str(shop.model), shop.model))))
 

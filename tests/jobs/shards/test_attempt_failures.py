@@ -127,7 +127,7 @@ def test_a_worker_leaves_jobs_of_a_later_version_to_others(shop, whose):
             connection.execute(update(jobs).values(spec={**shop.spec.stored(), "beams": 4}))
     else:
         rows = [row._replace(sampling='{"sampling": {}, "beams": 4}') for row in ROWS]
-        write_shard(Path(shop.ledger.shards(JOB)[0].spool_path), rows, NO_TYPES, with_sampling=True)
+        write_shard(Path(shop.ledger.shards(JOB)[0].spool_path), rows, NO_TYPES)
     old, rung = shop.shard_runner(), list[str]()
     old.ring = rung.extend
     for _ in range(3):

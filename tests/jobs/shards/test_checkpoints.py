@@ -11,7 +11,7 @@ from redis import Redis
 from tokenizers import decoders
 
 from headrace.engine.logprobs import Logprob
-from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.errors import Stopped
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
@@ -38,8 +38,8 @@ DIGITS = {"type": "array", "items": {"enum": list(range(6))}, "minItems": 5, "ma
 @pytest.fixture(scope="module")
 def redis_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     data_dir = tmp_path_factory.mktemp("valkey")
-    with redis_urls(Settings.from_environment(environment(data_dir))) as urls:
-        yield urls.redis
+    with redis_server(Settings.from_environment(environment(data_dir))) as server:
+        yield server.url
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from headrace.engine.request import FinishReason, Request, SamplingParams
 from headrace.engine.structured.reasoning import ReasoningTokens
 from headrace.engine.structured.structured_outputs import StructuredOutputsParams
 from headrace.jobs.errors import SpecError
-from headrace.jobs.outcomes import Answer
+from headrace.jobs.hosting.outcomes import Answer
 from headrace.jobs.planning.planner import make_planner
 from headrace.jobs.shards.voting import voted_columns
 from headrace.jobs.spec.schemas import JobSpec

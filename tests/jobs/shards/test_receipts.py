@@ -12,9 +12,9 @@ from headrace.engine.checkpoints.model_config import ModelConfig
 from headrace.engine.config import EngineConfig
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
 from headrace.jobs.shards.receipts import Computation, Receipts
+from headrace.jobs.shards.weights import ModelWeights, folder_identity
 from headrace.jobs.spec.sampling import row_seed
 from headrace.jobs.spec.schemas import JobSpec
-from headrace.jobs.weights import ModelWeights, folder_identity
 from headrace.storage.local_folder import LocalFolder
 from headrace.storage.output_dir import Manifest, read_report, write_manifest
 from headrace.storage.spool import PlannedRow

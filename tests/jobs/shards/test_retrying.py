@@ -14,7 +14,7 @@ import pytest
 from headrace.engine.request import Request
 from headrace.jobs.client.verbs import retry_job
 from headrace.jobs.errors import NotRetriable
-from headrace.jobs.outcomes import Outcome, Refusal
+from headrace.jobs.hosting.outcomes import Outcome, Refusal
 from headrace.jobs.results.stored_results import read_results
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.storage.errors import LeaseLost, LedgerUnavailable

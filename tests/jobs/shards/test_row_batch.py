@@ -1,5 +1,6 @@
 """A row with several answers: whatever becomes of each of them, the row is told of once."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,10 +9,11 @@ import pytest
 
 from headrace.engine.request import FinishReason, Request
 from headrace.engine.text.tokenizer import Tokenizer
-from headrace.jobs.outcomes import Answer, EngineFailure, Refusal
+from headrace.jobs.hosting.outcomes import Answer, EngineFailure, Refusal
 from headrace.jobs.shards.begun import Begun
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.shards.row_requests import NOTHING_KNOWN, RowRequests
 from headrace.jobs.shards.row_sampling import RowSampling
 from headrace.jobs.spec.sampling import SamplingSpec
 from headrace.jobs.spec.schemas import JobSpec
@@ -37,10 +39,14 @@ def table() -> pa.Table:
     )
 
 
+def asking(spec: JobSpec, known: Mapping[str, Begun] = NOTHING_KNOWN) -> RowRequests:
+    return RowRequests(spec, Tokenizer.from_pretrained(Path(spec.model)), "7", known)
+
+
 @pytest.fixture
 def batch(model, table) -> RowBatch:
     spec = JobSpec.parse(model=str(model), sampling={"n": 3, "temperature": 1.0})
-    return RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=RECEIPT)
+    return RowBatch(table, (), asking(spec), RECEIPT)
 
 
 def answer(request: Request, token: int) -> Answer:
@@ -52,7 +58,7 @@ def test_a_row_whose_prompt_is_scored_begins_anew(model, table):
     known = {"0": Begun((4,)), "1": Begun((5,))}
     for scored in (False, True):
         spec = JobSpec.parse(model=str(model), sampling={"max_tokens": 2, "prompt_logprobs": 1 if scored else None})
-        batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=RECEIPT, known=known)
+        batch = RowBatch(table, (), asking(spec, known), RECEIPT)
         assert [request.resume_token_ids for request in batch.requests] == ([(), ()] if scored else [(4,), (5,)])
 
 
@@ -110,7 +116,7 @@ def test_rows_that_were_given_up_stay_so_whatever_the_engine_says_of_them(batch)
 def test_an_answer_begins_anew_where_the_engine_refuses_what_it_was_to_be_resumed_from(model, table):
     spec = JobSpec.parse(model=str(model), sampling={"max_tokens": 2})
     known = {"0": Begun((4,)), "1": Begun((5,))}
-    batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=RECEIPT, known=known)
+    batch = RowBatch(table, (), asking(spec, known), RECEIPT)
     first, second = batch.requests
     (anew,) = batch.record([Refusal(first.request_id, "not its tokens", has_run=False), answer(second, 4)])
     assert anew == replace(first, resume_token_ids=())
@@ -129,7 +135,7 @@ def test_an_answer_of_an_earlier_job_brings_its_receipt(model, table):
     spec = JobSpec.parse(model=str(model), sampling={"temperature": 0})
     names = [field.name for field in part_schema(spec, ()).field("receipt").type]
     here, earlier = ({**dict.fromkeys(names), "device": name} for name in ("here", "earlier"))
-    batch = RowBatch(table, (), spec, Tokenizer.from_pretrained(model), prefix="7", receipt=here)
+    batch = RowBatch(table, (), asking(spec), here)
     batch.answer({0: {"output": "d", "receipt": earlier}})
     batch.record([answer(batch.requests[0], 4)])
     assert [columns["receipt"] for columns in batch.finished_rows().values()] == [earlier, here]
@@ -138,14 +144,7 @@ def test_an_answer_of_an_earlier_job_brings_its_receipt(model, table):
 
 def test_every_row_has_a_stop_checker_of_its_own_where_the_job_stops_at_a_text(model, table):
     plain, stopping = (
-        RowBatch(
-            table,
-            (),
-            JobSpec.parse(model=str(model), sampling=sampling),
-            Tokenizer.from_pretrained(model),
-            "7",
-            RECEIPT,
-        )
+        RowBatch(table, (), asking(JobSpec.parse(model=str(model), sampling=sampling)), RECEIPT)
         for sampling in ({"temperature": 0}, {"temperature": 0, "stop": ["b"]})
     )
     assert [(each.request_id, list(each.prompt_token_ids)) for each in plain.requests] == [
@@ -173,9 +172,7 @@ def test_rows_that_say_themselves_how_they_are_sampled(model):
             "row_sampling": [own, chosen, None],
         }
     )
-    batch = RowBatch(
-        table, (), JobSpec.parse(model=str(model), endpoint="/v1/completions"), tokenizer, prefix="7", receipt=RECEIPT
-    )
+    batch = RowBatch(table, (), asking(JobSpec.parse(model=str(model), endpoint="/v1/completions")), RECEIPT)
     first, second, third = batch.requests
     assert (first.params.temperature, first.params.max_tokens, first.params.seed) == (0.5, 3, 9)
     assert second.fork_of == first.request_id

@@ -13,11 +13,12 @@ from headrace.engine.request import FinishReason
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.client.client import Client
 from headrace.jobs.errors import SpecError
-from headrace.jobs.outcomes import Answer
+from headrace.jobs.hosting.outcomes import Answer
 from headrace.jobs.results.json_lines import openai_lines
 from headrace.jobs.shards.part_schema import part_schema
 from headrace.jobs.shards.row_batch import RowBatch
 from headrace.jobs.shards.row_calls import RowTools, has_calls
+from headrace.jobs.shards.row_requests import RowRequests
 from headrace.jobs.spec.schemas import JobSpec
 
 from ..attempts import RECEIPT
@@ -78,7 +79,7 @@ def answers(folder: Path, rows: list[tuple[str, Any]], **spec: Any) -> list[Any]
             "plan_error": pa.array([None] * len(rows), pa.string()),
         }
     )
-    batch = RowBatch(table, (), JobSpec.parse(model=str(folder), **spec), tokenizer, prefix="7", receipt=RECEIPT)
+    batch = RowBatch(table, (), RowRequests(JobSpec.parse(model=str(folder), **spec), tokenizer, "7"), RECEIPT)
     texts = {request.request_id: text for request, (text, _) in zip(batch.requests, rows, strict=True)}
     # The last token ends the answer, and is none of its text.
     tokens = {name: (*tokenizer.encode(text), 0) for name, text in texts.items()}

@@ -9,7 +9,7 @@ from threading import Thread
 import pytest
 from redis import Redis
 
-from headrace.jobs.embedded.valkey import redis_urls
+from headrace.jobs.broker.redis_access import redis_server
 from headrace.jobs.errors import Stopped
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.attempt import AttemptTools, ShardAttempt
@@ -29,8 +29,8 @@ from ..shop import JOB, OVER, Shop
 
 @pytest.fixture
 def redis_url(tmp_path: Path) -> Iterator[str]:
-    with redis_urls(Settings.from_environment(environment(tmp_path / "valkey"))) as urls:
-        yield urls.redis
+    with redis_server(Settings.from_environment(environment(tmp_path / "valkey"))) as server:
+        yield server.url
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from celery import Celery
 from redis import Redis
 
-from headrace.jobs.celery_app import create_app, send_shards
+from headrace.jobs.broker.celery_app import create_app, send_shards
 from headrace.jobs.embedded.valkey import EmbeddedValkey
 from headrace.jobs.shards import sweeper as sweeper_module
 from headrace.jobs.shards.sweeper import Sweeper
@@ -50,7 +50,7 @@ def place(tmp_path, monkeypatch) -> Iterator[Place]:
     shards = [NewShard(number, 2, "/spool") for number in range(3)]
     with EmbeddedValkey(tmp_path) as valkey, Redis.from_url(valkey.url) as redis:
         ledger.create_job(NewJob("job", QUEUE, "m", "/out", "f", 6), shards)
-        yield Place(ledger, create_app(valkey.broker_url), redis)
+        yield Place(ledger, create_app(valkey.url), redis)
     ledger.close()
 
 

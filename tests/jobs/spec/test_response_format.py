@@ -15,10 +15,11 @@ from headrace.engine.engine import Engine
 from headrace.engine.text.tokenizer import Tokenizer
 from headrace.jobs.cli.job_options import asked
 from headrace.jobs.cli.wording import with_options
-from headrace.jobs.engine_host import EngineHost
 from headrace.jobs.errors import SpecError
-from headrace.jobs.outcomes import Outcome
+from headrace.jobs.hosting.engine_host import EngineHost
+from headrace.jobs.hosting.outcomes import Outcome
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.shards.row_requests import RowRequests
 from headrace.jobs.spec.schemas import JobSpec
 
 from ..attempts import RECEIPT
@@ -116,7 +117,7 @@ def test_every_answer_of_a_shard_follows_it(host, sampling, fits):
         }
     )
     spec = JobSpec.parse(model=str(MODEL), sampling={"temperature": 1.5, "n": 2, "max_tokens": 120, **sampling})
-    batch = RowBatch(table, (), spec, tokenizer, prefix="1", receipt=RECEIPT)
+    batch = RowBatch(table, (), RowRequests(spec, tokenizer, "1"), RECEIPT)
     batch.record(answered(host, batch))
     rows = batch.take_finished().to_pylist()
     assert len(rows) == 6

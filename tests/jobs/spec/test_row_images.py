@@ -21,6 +21,7 @@ from headrace.jobs.planning.rendering import PromptRenderer
 from headrace.jobs.planning.shard_cutter import ShardCutter
 from headrace.jobs.settings import Settings
 from headrace.jobs.shards.row_batch import RowBatch
+from headrace.jobs.shards.row_requests import RowRequests
 from headrace.jobs.spec.row_images import images_fingerprint, row_images
 from headrace.jobs.spec.schemas import JobSpec
 from headrace.storage.readers import InputRow, InputSource, open_input, open_sql
@@ -180,7 +181,7 @@ def spooled(source: InputSource, spec: JobSpec, tmp_path: Path) -> pa.Table:
 
 def shown(table: pa.Table, spec: JobSpec, seeing: Path) -> dict[str, list[object]]:
     """The files that the engine is asked with, by the rows' numbers."""
-    requests = RowBatch(table, (), spec, Tokenizer.from_pretrained(seeing), prefix="7", receipt=RECEIPT).requests
+    requests = RowBatch(table, (), RowRequests(spec, Tokenizer.from_pretrained(seeing), "7"), RECEIPT).requests
     return {each.request_id.removeprefix("7/"): [image.source for image in each.images] for each in requests}
 
 

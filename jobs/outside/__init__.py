@@ -1,0 +1,1 @@
+"""What clients name and our processes connect to: addresses that may be, and webhooks."""
