@@ -15,13 +15,14 @@ from ..settings import Settings
 from ..spec.lora import parse_loras
 from .imports import importing
 from .model_checks import check_model
-from .options import DType, KvCacheDType, LoraModules, Model, Quantization, Revision, engine_config
+from .options import DType, KvCacheDType, LoraModules, Model, Quantization, Revision, engine_config, watchdog_seconds
 from .signatures import takes
 
 
-@takes(engine_config)
+@takes(engine_config, watchdog_seconds)
 def worker(
     engine: EngineConfig,
+    watchdog: float,
     model: Model,
     revision: Revision = None,
     dtype: DType = "auto",
@@ -54,7 +55,7 @@ def worker(
     )
     # Before the weights are fetched, where that is to be done.
     check_model(model_name(model, revision), engine)
-    options = WorkerOptions(locate_model(model, revision), engine, settings.worker_concurrency)
+    options = WorkerOptions(locate_model(model, revision), engine, settings.worker_concurrency, watchdog)
     raise typer.Exit(serve(settings, options))
 
 

@@ -47,6 +47,7 @@ from ..webhooks import SEND_SECONDS, WebhookSender
 from ..weights import ModelWeights
 from .celery_worker import Bells, run_worker
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
+from .watchdog import DEFAULT_SECONDS, EngineAtWork, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -57,11 +58,15 @@ _YOUNG_OBJECTS = 100_000
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Which model a worker serves, and with what engine. `concurrency`: shards in flight at a time."""
+    """Which model a worker serves, and with what engine.
+
+    `concurrency`: shards in flight at a time. `watchdog_seconds`: how long a step may take; 0: for ever.
+    """
 
     model: LocatedModel
     engine: EngineConfig
     concurrency: int
+    watchdog_seconds: float = DEFAULT_SECONDS
 
     @property
     def queue(self) -> str:
@@ -149,6 +154,7 @@ class _Base:
     publisher: StreamPublisher
     app: Celery
     worker_id: WorkerId
+    watchdog: Watchdog
 
     @classmethod
     def opened(
@@ -158,6 +164,7 @@ class _Base:
         load: Callable[[Path, EngineConfig], Engine],
         stack: ExitStack,
     ) -> Self:
+        watchdog = stack.enter_context(Watchdog(options.watchdog_seconds))
         # Before the tokenizer: it could not tell a folder that is no model from a model without one.
         model = ModelConfig.from_pretrained(options.model.folder)
         tokenizer = Tokenizer.from_pretrained(options.model.folder)
@@ -172,9 +179,13 @@ class _Base:
         stack.callback(engine.close)
         engine.call_when_dead(_end_process)
         host = stack.enter_context(EngineHost(engine))
+        watchdog.watch(EngineAtWork(host))
         publisher = stack.enter_context(StreamPublisher(urls.redis, settings.stream_ttl_seconds))
         app = create_app(urls.broker)
-        return cls(settings, options, model, stack, ledger, urls, weights, tokenizer, host, publisher, app, worker_id)
+        return cls(
+            *(settings, options, model, stack, ledger, urls, weights, tokenizer, host, publisher, app, worker_id),
+            watchdog,
+        )
 
     def row_streams(self) -> RowStreams:
         watch = self.stack.enter_context(RowWatch(self.urls.redis))
@@ -245,7 +256,8 @@ class _Base:
 
         def announce() -> None:
             self.urls.ensure()
-            presence.announce(queue, worker_id, asdict(self.host.stats), self.options.model.name)
+            stats = asdict(self.host.stats) | {"stalled_seconds": self.watchdog.stalled_seconds}
+            presence.announce(queue, worker_id, stats, self.options.model.name)
 
         try:
             announce()
