@@ -1,5 +1,6 @@
 """`headrace worker`: serve one model's queue until told to stop."""
 
+import faulthandler
 import logging
 import os
 import signal
@@ -34,6 +35,8 @@ def worker(
     """Load a model and work on its jobs. SIGTERM or Ctrl-C hands back what is not finished and exits."""
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
+    # Of a worker that dies of a fault, or is ended as it runs no Python any more, the log says where its threads were.
+    faulthandler.enable(2)
     _share_the_cores()
     settings = Settings.from_environment()
     logging.getLogger("headrace").setLevel(settings.log_level)

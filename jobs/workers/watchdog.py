@@ -2,12 +2,15 @@
 
 import logging
 import os
+import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Hashable
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, Self
 
 from .worker_process import HUNG
@@ -26,6 +29,7 @@ _LENIENCY = 12
 _COMPUTING = 0.01
 # How long telling of it may take: what takes the log may hang as well.
 _TELLING_SECONDS = 10.0
+_GUARD = Path(__file__).with_name("guard.py")
 _NAME, _TELLER = "watchdog", "watchdog's words"
 
 
@@ -116,7 +120,7 @@ class Watchdog:
     """A thread that ends this process with status `HUNG` once its work has stood still for so long; 0: never.
 
     A context manager; at first the work is `Loading`. Loading, and what else comes once, may take 12 times as long, and
-    so may what a CPU computes.
+    so may what a CPU computes. On Linux a process beside this one ends it where the interpreter itself stands still.
     """
 
     def __init__(self, timeout_seconds: float) -> None:
@@ -124,6 +128,7 @@ class Watchdog:
         self._beat_seconds = min(_BEAT_SECONDS, timeout_seconds / _BEATS_AT_LEAST)
         self._work: Work = Loading()
         self._suspicion = Suspicion(self._beat_seconds)
+        self._guard: subprocess.Popen[bytes] | None = None
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=_NAME, daemon=True)
 
@@ -138,17 +143,32 @@ class Watchdog:
 
     def __enter__(self) -> Self:
         if self._timeout_seconds:
+            if sys.platform == "linux":
+                self._guard = _started_guard(self._timeout_seconds, self._beat_seconds)
             self._thread.start()
         return self
 
     def __exit__(self, *exc_info: object) -> None:
         self._stop.set()
+        # It ends when it hears that nobody writes to it any more.
+        if (guard := self._guard) is not None and guard.stdin is not None:
+            self._thread.join()
+            guard.stdin.close()
+            guard.wait()
 
     def _run(self) -> None:
         while not self._stop.wait(self._beat_seconds):
-            self._suspicion.note(self._work.look())
+            look = self._work.look()
+            self._tell_guard(_LENIENCY if look.may_take_long else 1)
+            self._suspicion.note(look)
             if self._suspicion.suspected_seconds >= self._timeout_seconds:
                 self._end_process()
+
+    def _tell_guard(self, leniency: int) -> None:
+        if self._guard is not None and self._guard.stdin is not None:
+            # Somebody has killed or stopped it.
+            with suppress(BrokenPipeError, BlockingIOError):
+                self._guard.stdin.write(bytes([leniency]))
 
     def _end_process(self) -> None:
         teller = threading.Thread(target=self._tell, name=_TELLER, daemon=True)
@@ -163,6 +183,14 @@ class Watchdog:
         self._work.show_others()
         hint = "its rows are tried again by the next one; a step that may take longer needs a longer --watchdog-timeout"
         print(f"headrace worker: {words}: this worker ends, {hint}", file=sys.stderr, flush=True)
+
+
+def _started_guard(timeout_seconds: float, beat_seconds: float) -> "subprocess.Popen[bytes]":
+    arguments = (str(os.getpid()), str(timeout_seconds), str(beat_seconds))
+    guard = subprocess.Popen([sys.executable, "-I", "-S", _GUARD, *arguments], stdin=subprocess.PIPE, bufsize=0)
+    assert guard.stdin is not None
+    os.set_blocking(guard.stdin.fileno(), False)
+    return guard
 
 
 def _show_threads() -> None:

@@ -17,7 +17,7 @@ from headrace.jobs.workers.watchdog import Look, Suspicion
 from ..running import MODEL, environment, processes_of, results, started
 
 SECONDS = 120.0
-# Read by every Python that starts in this environment: the first worker's twelfth step waits for a file.
+# Read by every Python that starts in this environment: the first worker's twentieth step waits for a file.
 PATCH = """
 import os
 import sys
@@ -32,7 +32,7 @@ if "worker" in sys.orig_argv:
     def hang_once(self, batch):
         global steps
         steps += 1
-        if steps == 12:
+        if steps == 20:
             try:
                 os.close(os.open("{hangs}", os.O_CREAT | os.O_EXCL))
             except FileExistsError:
@@ -90,6 +90,18 @@ def test_a_job_whose_worker_hangs_in_a_step_is_completed_by_another(hanging: Han
     assert "Thread engine (most recent call last):" in hanging.log
     assert "in hang_once" in hanging.log
     assert "Thread lease renewal" in hanging.log
+
+
+def test_one_that_holds_the_interpreter_is_ended_too(hanging: Hanging, tmp_path: Path) -> None:
+    """No thread of it runs any more: it cannot end itself."""
+    arguments = [*hanging.arguments, "--watchdog-timeout", "2"]
+    hold = "__import__('ctypes').PyDLL(None).pause()"
+    with started(arguments, hanging.environment(hold), tmp_path / "run") as run:
+        assert run.wait(SECONDS) == 0, hanging.log
+    hanging.assert_complete()
+    # Whether its first steps were behind it by the last time that it ran some.
+    assert re.search("headrace worker: this worker has run no Python for (2|24) s and ends;", hanging.log)
+    assert "in hang_once" in hanging.log
 
 
 def test_a_worker_that_was_stopped_for_longer_than_that_goes_on(
