@@ -9,6 +9,8 @@ from time import perf_counter
 from traceback import clear_frames
 from typing import TypeGuard
 
+import torch
+
 from .checkpoints.model_config import ModelConfig
 from .checkpoints.vision_config import VisionConfig
 from .config import EngineConfig
@@ -107,6 +109,7 @@ class Engine:
         # The step that was launched before the last one was read.
         self._in_flight: StepInFlight | None = None
         self._num_steps = 0
+        self._num_launched_steps = 0
         self._num_computed_tokens = 0
         self._waited_seconds = 0.0
         self._step_began = 0.0
@@ -136,6 +139,11 @@ class Engine:
         if isinstance(self._runner, ParallelRunner):
             self._runner.processes.close()
 
+    def show_others(self) -> None:
+        """Have the processes that share its model write what their threads are at to standard error."""
+        if isinstance(self._runner, ParallelRunner):
+            self._runner.processes.show()
+
     def call_when_dead(self, function: Callable[[str], None]) -> None:
         """Have it called once, in any thread, with why nothing can be computed any more, should it come to that.
 
@@ -152,6 +160,15 @@ class Engine:
     @property
     def has_work(self) -> bool:
         return bool(self._requests)
+
+    @property
+    def device(self) -> torch.device:
+        return self._runner.device
+
+    @property
+    def num_launched_steps(self) -> int:
+        """How many steps have been begun, those among them that failed and were tried apart."""
+        return self._num_launched_steps
 
     @property
     def num_generated_tokens(self) -> int:
@@ -258,6 +275,7 @@ class Engine:
 
         It may have been launched before; where it can, the next one is launched first.
         """
+        self._num_launched_steps += 1
         step = self._in_flight
         if step is None:
             self._step_began = perf_counter()

@@ -1,5 +1,6 @@
 """What rank 0 tells the others, one message a step or a change of the KV cache; and what they tell it."""
 
+import signal
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ from ..lora.adapter import Adapter
 from ..vision.encoder import ImageTokens
 
 Ints = NDArray[numpy.int64]
+
+# Has a rank write what its threads are at to standard error, whatever holds them.
+SHOW = signal.SIGUSR1
 
 
 class Task(NamedTuple):

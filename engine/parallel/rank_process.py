@@ -1,6 +1,7 @@
 """A process with its share of a model: it does what rank 0 tells it until rank 0 is gone."""
 
 import ctypes
+import faulthandler
 import logging
 import os
 import pickle
@@ -17,6 +18,7 @@ from ..errors import EngineError, one_line
 from ..execution.model_runner import ModelRunner
 from ..sharding.ranks import ProcessRanks
 from .messages import (
+    SHOW,
     Begin,
     CopyBlocks,
     Failed,
@@ -78,6 +80,7 @@ def main() -> int:
     # Rank 0 decides when to stop, also where a terminal or a service manager signals the whole group.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
+    faulthandler.register(SHOW, all_threads=True)
     leader = Connection(int(sys.argv[1]))
     # Rank 0 has closed its engine, or is gone.
     with suppress(EOFError, ConnectionError):

@@ -19,7 +19,7 @@ import torch
 from ..checkpoints.model_config import ModelConfig
 from ..config import EngineConfig
 from ..errors import ConfigError, EngineDeadError, EngineError, one_line
-from .messages import Begin, Failed, Loaded, Order, Task
+from .messages import SHOW, Begin, Failed, Loaded, Order, Task
 from .rendezvous import Rendezvous
 
 logger = logging.getLogger(__name__)
@@ -28,6 +28,8 @@ _MODULE = f"{__package__}.rank_process"
 # How long this process waits to hear which rank it was, where it sees that one is gone, and for ranks to end.
 _DIAGNOSIS_SECONDS = 10.0
 _END_SECONDS = 5.0
+# How long they have to write what they are at.
+_SHOW_SECONDS = 1.0
 # How long the engine's thread has to come upon a death by itself, where it may wait for the dead for ever.
 _NOTICE_SECONDS = 10.0
 
@@ -113,6 +115,13 @@ class RankProcesses:
             death = self._death
         if death is not None:
             function(str(death))
+
+    def show(self) -> None:
+        """Have them write what their threads are at to standard error, and give them the time."""
+        for rank in self._ranks:
+            logger.critical("rank %d is process %d", rank.number, rank.process.pid)
+            rank.process.send_signal(SHOW)
+        time.sleep(_SHOW_SECONDS)
 
     def close(self) -> None:
         """End the processes, those that do not of themselves by force. May be called twice."""

@@ -188,6 +188,7 @@ class _Grown:
 _ENGINE_GAUGES = {
     "num_running": ("headrace_engine_running_sequences", "Sequences in the engine's batch."),
     "num_waiting": ("headrace_engine_waiting_sequences", "Sequences that wait for a place in it."),
+    "stalled_seconds": ("headrace_engine_stalled_seconds", "For how long it has not got on with a step."),
 }
 _ENGINE_COUNTERS = {
     "num_steps": ("headrace_engine_steps", "Steps the engine has done."),

@@ -30,7 +30,7 @@ _GROUPS = {
     "Engine": (
         *("--max-num-seqs", "--max-num-batched-tokens", "--max-model-len", "--enable-prefix-caching"),
         *("--enforce-eager", "--gpu-memory-utilization", "--kv-cache-memory-bytes"),
-        *("--max-loras", "--max-lora-rank", "--speculative-config"),
+        *("--max-loras", "--max-lora-rank", "--speculative-config", "--watchdog-timeout"),
     ),
     "Parallel": ("--tensor-parallel-size", "--pipeline-parallel-size"),
 }

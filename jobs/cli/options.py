@@ -7,6 +7,10 @@ import typer
 
 from ...engine.config import EngineConfig
 from ...engine.errors import ConfigError
+from ..workers.watchdog import DEFAULT_SECONDS
+
+# What is longer no clock of ours counts.
+_MOST_SECONDS = 366 * 86400
 
 Model = Annotated[
     str,
@@ -94,6 +98,25 @@ PipelineParallelSize = Annotated[
     ),
 ]
 
+WatchdogTimeout = Annotated[
+    float,
+    typer.Option(
+        "--watchdog-timeout",
+        metavar="SECONDS",
+        help="End a worker whose engine hangs in a step for so long, for another to be started; 0: never. "
+        "Loading, the first steps, and a CPU that computes have 12 times as long.",
+    ),
+]
+
+
+def watchdog_seconds(watchdog_timeout: WatchdogTimeout = DEFAULT_SECONDS) -> float:
+    """How long a worker's engine may hang. Raises `ConfigError`."""
+    if watchdog_timeout != 0 and not 1 <= watchdog_timeout <= _MOST_SECONDS:
+        raise ConfigError(
+            f"--watchdog-timeout must be 0, which turns it off, or from 1 to {_MOST_SECONDS}, not {watchdog_timeout:g}"
+        )
+    return watchdog_timeout
+
 
 def engine_config(
     max_num_seqs: MaxNumSeqs = 256,
@@ -145,6 +168,11 @@ def engine_options(engine: EngineConfig) -> list[str]:
     if engine.kv_cache_memory_bytes is not None:
         options.append(f"--kv-cache-memory-bytes={engine.kv_cache_memory_bytes}")
     return options
+
+
+def worker_options(engine: EngineConfig, watchdog: float) -> list[str]:
+    """With `watchdog_seconds`, the same."""
+    return [*engine_options(engine), f"--watchdog-timeout={watchdog:g}"]
 
 
 def parallel_sizes(

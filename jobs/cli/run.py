@@ -19,12 +19,14 @@ from .follow import at_first, exit_status, follow, opening
 from .interrupts import termination_as_interrupt
 from .job_options import Asked, Target, asked, target
 from .model_checks import check_model
-from .options import engine_config, engine_options
+from .options import engine_config, watchdog_seconds, worker_options
 from .signatures import takes
 
 
-@takes(asked, target, engine_config)
-def run(asked: Asked, target: Target, engine: EngineConfig, gpu_hour_price: GpuHourPrice = None) -> None:
+@takes(asked, target, engine_config, watchdog_seconds)
+def run(
+    asked: Asked, target: Target, engine: EngineConfig, watchdog: float, gpu_hour_price: GpuHourPrice = None
+) -> None:
     """Answer every row of INPUT and write a Parquet data set.
 
     Ctrl-C stops cleanly; the same command with --resume finishes the rest.
@@ -37,7 +39,7 @@ def run(asked: Asked, target: Target, engine: EngineConfig, gpu_hour_price: GpuH
             job = _submitted(client, asked, target)
             first = known if known is not None and known.job_id == job.id else at_first(job)
             typer.echo(opening(job, first), err=True)
-            with job.local_worker(engine_options(engine)) as worker:
+            with job.local_worker(worker_options(engine, watchdog)) as worker:
                 progress = follow(client, job, first, lambda progress: worker.tick(progress.rows_done), gpu_hour_price)
         except KeyboardInterrupt:
             typer.echo(_farewell(job, target.mode), err=True)

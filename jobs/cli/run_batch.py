@@ -35,7 +35,8 @@ from .options import (
     Revision,
     ServedModelName,
     engine_config,
-    engine_options,
+    watchdog_seconds,
+    worker_options,
 )
 from .signatures import takes
 
@@ -76,10 +77,11 @@ def requests(
     return Requests(Location(os.path.expanduser(input_file)), output)
 
 
-@takes(requests, engine_config)
+@takes(requests, engine_config, watchdog_seconds)
 def run_batch(
     requests: Requests,
     engine: EngineConfig,
+    watchdog: float,
     model: Model,
     served_model_name: ServedModelName = None,
     generation_config: GenerationConfig = "auto",
@@ -120,7 +122,7 @@ def run_batch(
                 job = client.job(batch.job_id)
                 first = at_first(job) if is_new else job.progress()
                 typer.echo(opening(job, first), err=True)
-                with job.local_worker(engine_options(engine)) as worker:
+                with job.local_worker(worker_options(engine, watchdog)) as worker:
                     pace, progress = accompany(client, job, first, lambda progress: worker.tick(progress.rows_done))
                 batch = _once(client, batch, lambda batch: batch.state.has_ended)
             _deliver(batches, batch, requests.output)

@@ -23,7 +23,7 @@ from ..workers.kept_worker import KeptWorker
 from ..workers.presence import RENEW_SECONDS, WorkerId, WorkerPresence
 from .interrupts import termination_as_interrupt
 from .model_checks import check_model
-from .options import engine_config, engine_options
+from .options import engine_config, watchdog_seconds, worker_options
 from .serve import Serving, say_where, serving
 from .signatures import takes
 
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 _LOOK_SECONDS = 0.2
 
 
-@takes(serving, engine_config)
-def up(serving: Serving, engine: EngineConfig) -> None:
+@takes(serving, engine_config, watchdog_seconds)
+def up(serving: Serving, engine: EngineConfig, watchdog: float) -> None:
     """Serve models on this machine: the API and its workers.
 
     There is a worker for each --model, started again should it die. SIGTERM or Ctrl-C stops all: the API ends what is
@@ -51,7 +51,7 @@ def up(serving: Serving, engine: EngineConfig) -> None:
         redis_server(settings) as redis,
         WorkerPresence(redis.url) as presence,
     ):
-        house = _House(serving, engine_options(engine), presence)
+        house = _House(serving, worker_options(engine, watchdog), presence)
         with Periodic("readiness", _LOOK_SECONDS, house.look):
             try:
                 serving.serve(settings, house.open)

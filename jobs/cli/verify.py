@@ -19,7 +19,7 @@ from .display import counted
 from .interrupts import termination_as_interrupt
 from .keys import AsJson
 from .model_checks import check_model
-from .options import engine_config, engine_options
+from .options import engine_config, watchdog_seconds, worker_options
 from .signatures import takes
 from .tables import print_table
 
@@ -27,9 +27,10 @@ _DEFAULT_ROWS = 100
 _SHOWN = 20
 
 
-@takes(engine_config)
+@takes(engine_config, watchdog_seconds)
 def verify(
     engine: EngineConfig,
+    watchdog: float,
     name: Annotated[
         str, typer.Argument(metavar="OUTPUT|JOB|BATCH", help="A data set's folder, or a job's or batch's id.")
     ],
@@ -57,7 +58,7 @@ def verify(
         sample = Sample.draw(receipt.rows(), size, seed)
         at = None if model is None else model_name(model)
         check_model(at or receipt.spec.model, engine)
-        done = verifying.verify(client, receipt, sample, at, tolerance, engine_options(engine))
+        done = verifying.verify(client, receipt, sample, at, tolerance, worker_options(engine, watchdog))
     if as_json:
         typer.echo(json.dumps(_as_json(done, seed), ensure_ascii=False, default=str))
     else:

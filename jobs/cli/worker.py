@@ -1,5 +1,6 @@
 """`headrace worker`: serve one model's queue until told to stop."""
 
+import faulthandler
 import logging
 import os
 import signal
@@ -15,13 +16,14 @@ from ..settings import Settings
 from ..spec.lora import parse_loras
 from .imports import importing
 from .model_checks import check_model
-from .options import DType, KvCacheDType, LoraModules, Model, Quantization, Revision, engine_config
+from .options import DType, KvCacheDType, LoraModules, Model, Quantization, Revision, engine_config, watchdog_seconds
 from .signatures import takes
 
 
-@takes(engine_config)
+@takes(engine_config, watchdog_seconds)
 def worker(
     engine: EngineConfig,
+    watchdog: float,
     model: Model,
     revision: Revision = None,
     dtype: DType = "auto",
@@ -33,6 +35,8 @@ def worker(
     """Load a model and work on its jobs. SIGTERM or Ctrl-C hands back what is not finished and exits."""
     if parent_pid is not None:
         die_with_parent(parent_pid, signal.SIGTERM)
+    # Of a worker that dies of a fault, or is ended as it runs no Python any more, the log says where its threads were.
+    faulthandler.enable(2)
     _share_the_cores()
     settings = Settings.from_environment()
     logging.getLogger("headrace").setLevel(settings.log_level)
@@ -54,7 +58,7 @@ def worker(
     )
     # Before the weights are fetched, where that is to be done.
     check_model(model_name(model, revision), engine)
-    options = WorkerOptions(locate_model(model, revision), engine, settings.worker_concurrency)
+    options = WorkerOptions(locate_model(model, revision), engine, settings.worker_concurrency, watchdog)
     raise typer.Exit(serve(settings, options))
 
 

@@ -1,7 +1,9 @@
 """The engine's thread: requests from many threads in, answers out, one engine stepping in between."""
 
 import logging
+import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +17,10 @@ from ...engine.request import Request, RequestEvent
 from .outcomes import Answer, EngineFailure, Outcome, Refusal
 
 logger = logging.getLogger(__name__)
+
+# Kernels are compiled when they are first used: for prompts, for decodes, for both in one step.
+_WARM_STEPS = 8
+_STEP = "at"
 
 NO_LOGPROBS: Mapping[str, Sequence[TokenLogprobs]] = MappingProxyType({})
 
@@ -46,6 +52,10 @@ class EngineHost:
         self._commands: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = False
+        # What the thread has done so far, and what it is at: None where it waits to be told.
+        self._num_done = 0
+        self._at: str | None = None
+        self._cpu_clock: int | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def __enter__(self) -> Self:
@@ -61,6 +71,38 @@ class EngineHost:
     @property
     def stats(self) -> EngineStats:
         return self._engine.stats
+
+    @property
+    def place(self) -> tuple[int, int] | None:
+        """Another one whenever the thread has got on; None while it has nothing to do. For any thread."""
+        return None if self._at is None else (self._num_done, self._engine.num_launched_steps)
+
+    @property
+    def is_warm(self) -> bool:
+        """Whether its steps have done by now what the first ones have to do beside computing."""
+        return self._engine.stats.num_steps >= _WARM_STEPS
+
+    @property
+    def cpu_seconds(self) -> float:
+        """How long the thread has computed, beside a CPU; 0 beside a GPU, which it may wait for in a loop."""
+        if self._cpu_clock is None or self._engine.device.type != "cpu":
+            return 0.0
+        try:
+            return time.clock_gettime(self._cpu_clock)
+        # It has ended this moment.
+        except OSError:
+            return 0.0
+
+    def words(self) -> str:
+        """What the thread is at, for messages."""
+        stats = self._engine.stats
+        number = stats.num_steps + (self._at == _STEP)
+        sequences = f"{stats.num_running:,} sequences running and {stats.num_waiting:,} waiting"
+        return f"the engine, {self._at} step {number:,} with {sequences},"
+
+    def show_others(self) -> None:
+        """Have the processes that share the model write what they are at to standard error."""
+        self._engine.show_others()
 
     @property
     def max_model_len(self) -> int:
@@ -135,16 +177,27 @@ class EngineHost:
             self._wake.notify()
 
     def _run(self) -> None:
+        if sys.platform == "linux":
+            self._cpu_clock = time.pthread_getcpuclockid(threading.get_ident())
         while self._wait():
             while self._commands:
+                self._begin("taking requests after")
                 self._commands.popleft()()
+            self._begin("telling of answers of")
             self._tell_all()
             if self._engine.has_work:
+                self._begin(_STEP)
                 self._step()
+                self._begin("telling of answers of")
                 self._tell_all()
+
+    def _begin(self, what: str) -> None:
+        self._num_done += 1
+        self._at = what
 
     def _wait(self) -> bool:
         """Until there is something to do; false when it is time to stop."""
+        self._at = None
         with self._wake:
             self._wake.wait_for(lambda: self._stopping or self._commands or self._engine.has_work)
             return not self._stopping
@@ -159,6 +212,7 @@ class EngineHost:
     ) -> None:
         num_added = 0
         for request in requests:
+            self._num_done += 1
             try:
                 self._engine.add(request)
             except InvalidRequestError as error:

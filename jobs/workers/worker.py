@@ -46,6 +46,7 @@ from ..streams.publisher import StreamPublisher
 from ..streams.row_watch import RowWatch
 from .celery_worker import Bells, run_worker
 from .presence import RENEW_SECONDS, WorkerId, WorkerPresence
+from .watchdog import DEFAULT_SECONDS, EngineAtWork, Watchdog
 
 logger = logging.getLogger(__name__)
 
@@ -56,11 +57,15 @@ _YOUNG_OBJECTS = 100_000
 
 @dataclass(frozen=True)
 class WorkerOptions:
-    """Which model a worker serves, and with what engine. `concurrency`: shards in flight at a time."""
+    """Which model a worker serves, and with what engine.
+
+    `concurrency`: shards in flight at a time. `watchdog_seconds`: how long a step may take; 0: for ever.
+    """
 
     model: LocatedModel
     engine: EngineConfig
     concurrency: int
+    watchdog_seconds: float = DEFAULT_SECONDS
 
     @property
     def queue(self) -> str:
@@ -148,6 +153,7 @@ class _Base:
     publisher: StreamPublisher
     app: Celery
     worker_id: WorkerId
+    watchdog: Watchdog
 
     @classmethod
     def opened(
@@ -157,6 +163,7 @@ class _Base:
         load: Callable[[Path, EngineConfig], Engine],
         stack: ExitStack,
     ) -> Self:
+        watchdog = stack.enter_context(Watchdog(options.watchdog_seconds))
         # Before the tokenizer: it could not tell a folder that is no model from a model without one.
         model = ModelConfig.from_pretrained(options.model.folder)
         tokenizer = Tokenizer.from_pretrained(options.model.folder)
@@ -171,9 +178,13 @@ class _Base:
         stack.callback(engine.close)
         engine.call_when_dead(_end_process)
         host = stack.enter_context(EngineHost(engine))
+        watchdog.watch(EngineAtWork(host))
         publisher = stack.enter_context(StreamPublisher(redis.url, settings.stream_ttl_seconds))
         app = create_app(redis.url)
-        return cls(settings, options, model, stack, ledger, redis, weights, tokenizer, host, publisher, app, worker_id)
+        return cls(
+            *(settings, options, model, stack, ledger, redis, weights, tokenizer, host, publisher, app, worker_id),
+            watchdog,
+        )
 
     def row_streams(self) -> RowStreams:
         watch = self.stack.enter_context(RowWatch(self.redis.url))
@@ -244,7 +255,8 @@ class _Base:
 
         def announce() -> None:
             self.redis.ensure()
-            presence.announce(queue, worker_id, asdict(self.host.stats), self.options.model.name)
+            stats = asdict(self.host.stats) | {"stalled_seconds": self.watchdog.stalled_seconds}
+            presence.announce(queue, worker_id, stats, self.options.model.name)
 
         try:
             announce()

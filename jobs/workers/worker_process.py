@@ -11,6 +11,8 @@ from typing import IO
 STOP_SECONDS = 15.0
 # The exit status of one that can not run as it is told to: starting it again does not help.
 REFUSED = 2
+# That of one that has come no further for too long, and ended itself.
+HUNG = 3
 
 
 def start_worker(

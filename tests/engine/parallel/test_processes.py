@@ -4,6 +4,7 @@ They share its layers, or have some of them each.
 """
 
 import os
+import re
 import signal
 import threading
 from collections.abc import Iterator
@@ -207,3 +208,12 @@ def test_a_rank_that_is_killed_ends_the_engine(pair):
     with pytest.raises(EngineDeadError):
         engine.step()
     engine.close()
+
+
+def test_the_others_write_what_they_are_at(folder, capfd):
+    engine = load(folder, tensor_parallel_size=2)
+    try:
+        engine.show_others()
+    finally:
+        engine.close()
+    assert re.search(r"Current thread .*\n(?:.*\n)*.*rank_process.py.* in _follow", capfd.readouterr().err)

@@ -8,7 +8,7 @@ from typer.core import TyperGroup
 
 from headrace.jobs.cli.app import command_line
 from headrace.jobs.cli.job_options import target
-from headrace.jobs.cli.options import engine_config, engine_options
+from headrace.jobs.cli.options import engine_config, engine_options, worker_options
 from headrace.jobs.errors import SpecError
 
 from ...engine.thinking import thinking_copy
@@ -34,7 +34,7 @@ def test_the_worker_takes_every_engine_option():
         tensor_parallel_size=2,
         pipeline_parallel_size=3,
     )
-    options = engine_options(engine)
+    options = worker_options(engine, 5)
     given = [option.split("=")[0] for option in options]
     commands = typer.main.get_command(command_line(["--help"]))
     assert isinstance(commands, TyperGroup)
@@ -47,6 +47,7 @@ def test_the_worker_takes_every_engine_option():
         "--speculative-config",
         "--tensor-parallel-size",
         "--pipeline-parallel-size",
+        "--watchdog-timeout",
     } <= set(given)
     assert "--enforce-eager" not in engine_options(engine_config())
 

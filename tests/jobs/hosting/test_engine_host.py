@@ -15,6 +15,7 @@ from headrace.jobs.hosting.outcomes import Answer, EngineFailure, Outcome, Refus
 
 from ...engine.fakes import CONTEXT, VOCAB_SIZE, fake_answer
 from ..answers import GatedRunner, hosted, take
+from ..conftest import wait_until
 
 PARAMS = SamplingParams(temperature=0.8, max_tokens=10, seed=3, ignore_eos=True)
 
@@ -65,6 +66,36 @@ def test_many_threads_get_what_each_would_have_got_alone(host):
         answers = take(queues[thread], 10)
         for one in asked:
             assert_answered(answers[one.request_id], one)
+
+
+def test_where_its_thread_is_changes_with_every_step_and_request(host, runner, outcomes):
+    assert host.place is None
+    runner.close()
+    host.submit([request("a")], outcomes.put)
+    runner.wait_until_reached()
+    first = host.place
+    assert first is not None
+    assert host.place == first
+    assert host.words() == "the engine, at step 1 with 1 sequences running and 0 waiting,"
+    runner.permit(1)
+    runner.wait_until_reached()
+    assert host.place not in (None, first)
+    runner.open()
+    take(outcomes, 1)
+    wait_until(lambda: host.place is None, "it is at rest")
+
+
+def test_steps_that_fail_and_are_tried_apart_get_on(host, runner, outcomes):
+    runner.close()
+    host.submit([request("a"), request("b")], outcomes.put)
+    runner.wait_until_reached()
+    whole = host.place
+    runner.fail = RuntimeError("asked for by the test")
+    runner.permit(1)
+    runner.wait_until_reached()
+    assert host.place != whole
+    runner.open()
+    take(outcomes, 2)
 
 
 def test_a_choice_comes_with_all_probabilities(host, outcomes):
