@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TextIO, cast
 
 import typer
 
@@ -45,10 +46,13 @@ def opened_source(
 
 @contextmanager
 def _spooled_stdin(input_format: str, folder: Path) -> Iterator[Path]:
-    """Standard input as a file: it is read several times."""
+    """Standard input as a file: it is read several times. Raises `SpecError` where it is closed."""
+    # As Python has it where the shell was told <&-, or whoever started this process closed it.
+    if (stdin := cast(TextIO | None, sys.stdin)) is None:
+        raise SpecError("INPUT is -, and standard input is closed: pipe the rows into it")
     folder.mkdir(parents=True, exist_ok=True)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="stdin-", suffix=f".{input_format}") as file:
-        shutil.copyfileobj(sys.stdin.buffer, file)
+        shutil.copyfileobj(stdin.buffer, file)
         file.flush()
         yield Path(file.name)
 

@@ -68,6 +68,11 @@ def _checked(source: InputSource, limit: int | None) -> InputSource:
 
 
 def _open_file(location: Location, limit: int | None) -> InputSource:
+    if location.is_stream():
+        raise InputError(
+            f"input {location.name} is a pipe or a device, and inputs are read several times: write it into a file "
+            "first, or pipe it into `headrace run -`"
+        )
     if location.format == ".parquet":
         return Parquet(location.name, [location], limit)
     if location.format not in _TEXT_FORMATS:

@@ -76,6 +76,10 @@ class Location:
         filesystem, path = self.filesystem
         return bool(filesystem.isdir(path))
 
+    def is_stream(self) -> bool:
+        """Whether its bytes are gone once they are read, as a pipe's are."""
+        return not self.is_remote and Path(self.address).exists() and not Path(self.address).is_file()
+
     def child(self, name: str) -> "Location":
         """What a folder holds under this name, or would hold."""
         return Location(f"{self.address.rstrip('/')}/{name}")

@@ -5,6 +5,7 @@ import datetime
 import gzip
 import hashlib
 import json
+import os
 import tracemalloc
 from pathlib import Path
 from random import Random
@@ -220,6 +221,18 @@ def test_input_that_is_no_file(tmp_path: Path) -> None:
         InputError, match=r"has no file that ends in \.jsonl, \.ndjson, \.json, \.csv, \.tsv, \.parquet"
     ):
         open_input(tmp_path)
+
+
+def test_a_pipe_by_name_is_refused_with_nothing_taken_out_of_it(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"a": 1}\n')
+    os.close(writing)
+    for name in ("rows.jsonl", "rows"):
+        (tmp_path / name).symlink_to(f"/proc/self/fd/{reading}")
+        with pytest.raises(InputError, match=rf"input \S*/{name} is a pipe or a device, .*: write it into a file"):
+            open_input(tmp_path / name)
+    assert os.read(reading, 100) == b'{"a": 1}\n'
+    os.close(reading)
 
 
 def test_an_address_from_the_home_folder_and_one_that_is_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

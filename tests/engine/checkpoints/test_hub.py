@@ -142,6 +142,22 @@ def test_what_is_no_id_is_a_path(tmp_path, monkeypatch, path):
     assert model_name(path) == str(Path(path).expanduser().absolute())
 
 
+def test_a_model_has_one_name_from_whichever_folder_it_is_named(tmp_path, monkeypatch):
+    (tmp_path / "models/m").mkdir(parents=True)
+    (tmp_path / "elsewhere/below").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "models")
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "elsewhere/deep").symlink_to(tmp_path / "models/m")
+    expected = str(tmp_path / "models/m")
+    assert {model_name(path) for path in ("../models/m", "below/../../models/./m", "../models/gone/../m")} == {expected}
+    assert model_name("../link/m") == str(tmp_path / "link/m")
+    # Above a link is what is above its target.
+    assert model_name("deep/../m") == os.path.realpath(expected)
+    assert locate_model("deep/../m").name == os.path.realpath(expected)
+    monkeypatch.chdir(tmp_path / "models/m")
+    assert model_name("../m") == model_name(".") == expected
+
+
 def test_the_home_folder_of_nobody_is_refused():
     with pytest.raises(
         ModelError, match="~no-such-user/x begins with ~no-such-user, and there is no user no-such-user"

@@ -103,6 +103,10 @@ def test_rows_from_a_pipe_and_from_a_query(served, headrace, few, shop_database,
         assert_refused(
             headrace(served, "run", "-", "--model", MODEL, "--output", tmp_path / "x"), "input - has no rows"
         )
+        patch.setattr(sys, "stdin", None)
+        assert_refused(
+            headrace(served, "run", "-", "--model", MODEL, "--output", tmp_path / "x"), "standard input is closed"
+        )
     query = write_lines(tmp_path / "query.sql", "select ticket_id, text from tickets order by rowid")
     assert labels("query", "--sql", shop_database, "--query", f"@{query}") == expected
     assert not list((served / "inputs").glob("*"))
