@@ -63,7 +63,8 @@ class MoeConfig:
     `shared_expert_intermediate_size`: one more expert that every token has, weighed by a gate of its own where
     `has_shared_gate`. `sparse_layers`: one entry a layer, false where it has an ordinary MLP. `naming`: whose names the
     checkpoint's tensors have. `has_correction`: scores are sigmoids, to which something is added where experts are
-    chosen, or, where they are not `are_sigmoids`, probabilities.
+    chosen, or, where they are not `are_sigmoids`, probabilities. `num_groups`, `num_chosen_groups`: see `ExpertGroups`
+    of `headrace.kernels.moe`. `has_wide_router`: who is chosen is computed in float32, whatever the weights have.
     """
 
     num_experts: int
@@ -77,15 +78,13 @@ class MoeConfig:
     has_correction: bool = False
     are_sigmoids: bool = True
     routed_scaling_factor: float = 1.0
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    has_wide_router: bool = False
 
     @property
     def names(self) -> MoeNames:
         return _MOE_NAMES[self.naming]
-
-    @property
-    def has_wide_router(self) -> bool:
-        """Whether the family computes who is chosen in float32, whatever the weights have."""
-        return self.has_correction or self.naming == "hunyuan"
 
 
 @dataclass(frozen=True)

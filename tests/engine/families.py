@@ -160,6 +160,16 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         first_k_dense_replace=1,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
     ),
+    "glm4-moe-groups": lambda sizes: Glm4MoeConfig(
+        **sizes,
+        moe_intermediate_size=37,
+        n_routed_experts=9,
+        num_experts_per_tok=3,
+        n_group=3,
+        topk_group=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+    ),
     "dots1-windows": lambda sizes: Dots1Config(
         **sizes,
         head_dim=20,

@@ -68,6 +68,7 @@ def read_ernie_moe(folder: Path, raw: Raw) -> ModelShape:
         has_shared_gate=False,
         has_correction=True,
         are_sigmoids=False,
+        has_wide_router=True,
     )
     # Further parts guess further tokens, which is not supported.
     return replace(plain, moe=moe, unread_parts=("model.mtp_",))
@@ -136,9 +137,7 @@ def read_dots1(folder: Path, raw: Raw) -> ModelShape:
 
 
 def _sigmoid_moe(raw: Raw, first_dense: int, normalises: bool) -> MoeConfig:
-    """As DeepSeek-V3 has it, without groups of experts. The defaults are for fields left out."""
-    if int(raw.get("n_group") or 1) > 1:
-        raise ModelError(f"n_group is {raw['n_group']}: experts in groups are not supported")
+    """As DeepSeek-V3 has it. The defaults are for fields left out."""
     inner, num_shared = int(raw["moe_intermediate_size"]), int(raw.get("n_shared_experts") or 0)
     first_dense = int(raw.get("first_k_dense_replace", first_dense))
     return MoeConfig(
@@ -152,6 +151,9 @@ def _sigmoid_moe(raw: Raw, first_dense: int, normalises: bool) -> MoeConfig:
         has_shared_gate=False,
         has_correction=True,
         routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
+        num_groups=int(raw.get("n_group") or 1),
+        num_chosen_groups=int(raw.get("topk_group") or 1),
+        has_wide_router=True,
     )
 
 
