@@ -6,7 +6,15 @@ from pathlib import Path
 from ..errors import ModelError
 from .families import READERS
 from .model_folder import Raw, config_file, read_config, read_stop_ids
-from .model_shape import DecoderNames, FalconConfig, LinearAttentionConfig, MlpNames, ModelShape, MoeConfig
+from .model_shape import (
+    DecoderNames,
+    FalconConfig,
+    LatentAttentionConfig,
+    LinearAttentionConfig,
+    MlpNames,
+    ModelShape,
+    MoeConfig,
+)
 from .quantization_config import read_quantization
 
 
@@ -82,6 +90,8 @@ def _check(config: ModelShape) -> None:
         )
     if (linear := config.linear_attention) is not None:
         _check_linear(linear)
+    if (latent := config.latent_attention) is not None:
+        _check_latent(latent)
     if config.moe is not None:
         _check_experts(config.moe)
     if config.quantization is not None and config.quantization.method == "mxfp4" and config.gpt_oss is None:
@@ -112,6 +122,21 @@ def _check_experts(moe: MoeConfig) -> None:
         )
 
 
+def _check_latent(latent: LatentAttentionConfig) -> None:
+    sizes = {
+        "kv_lora_rank": latent.rank,
+        "q_lora_rank": 1 if latent.query_rank is None else latent.query_rank,
+        "qk_nope_head_dim": latent.plain_dim,
+        "qk_rope_head_dim": latent.rotary_dim,
+        "v_head_dim": latent.value_dim,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise ModelError(f"{name} must be at least 1, not {size}")
+    if latent.rotary_dim % 2:
+        raise ModelError(f"qk_rope_head_dim {latent.rotary_dim} is odd: pairs of its numbers are rotated")
+
+
 def _check_linear(linear: LinearAttentionConfig) -> None:
     sizes = {
         "linear_num_key_heads": linear.num_key_heads,
@@ -136,6 +161,7 @@ __all__ = [
     "SUPPORTED_ARCHITECTURES",
     "DecoderNames",
     "FalconConfig",
+    "LatentAttentionConfig",
     "LinearAttentionConfig",
     "MlpNames",
     "ModelConfig",

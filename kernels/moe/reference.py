@@ -36,7 +36,7 @@ def _within_groups(scores: Tensor, groups: ExpertGroups, num_best: int) -> Tenso
     """The scores, -inf outside of the groups whose best experts, so many, have the largest sums."""
     if groups == ONE_GROUP:
         return scores
-    of_groups = scores.unflatten(1, (groups.number, -1))
+    of_groups = scores.view(len(scores), groups.number, scores.shape[1] // groups.number)
     sums = of_groups.topk(num_best, dim=-1).values.sum(-1)
     is_left = torch.zeros_like(sums, dtype=torch.bool).scatter_(1, sums.topk(groups.num_chosen, dim=-1).indices, True)
     return of_groups.masked_fill(~is_left.unsqueeze(-1), -torch.inf).flatten(1)
