@@ -6,7 +6,15 @@ from pathlib import Path
 from ..errors import ModelError
 from .families import READERS
 from .model_folder import Raw, config_file, read_config, read_stop_ids
-from .model_shape import DecoderNames, FalconConfig, LinearAttentionConfig, MlpNames, ModelShape, MoeConfig
+from .model_shape import (
+    DecoderNames,
+    FalconConfig,
+    LatentAttentionConfig,
+    LinearAttentionConfig,
+    MlpNames,
+    ModelShape,
+    MoeConfig,
+)
 from .quantization_config import read_quantization
 
 
@@ -82,8 +90,10 @@ def _check(config: ModelShape) -> None:
         )
     if (linear := config.linear_attention) is not None:
         _check_linear(linear)
-    if config.moe is not None and config.moe.num_experts_per_tok > config.moe.num_experts:
-        raise ModelError(f"num_experts_per_tok is {config.moe.num_experts_per_tok} of {config.moe.num_experts} experts")
+    if (latent := config.latent_attention) is not None:
+        _check_latent(latent)
+    if config.moe is not None:
+        _check_experts(config.moe)
     if config.quantization is not None and config.quantization.method == "mxfp4" and config.gpt_oss is None:
         raise ModelError("quantization_config (mxfp4) is supported for gpt-oss alone: use the model in another format")
     for rope in config.ropes:
@@ -93,6 +103,38 @@ def _check(config: ModelShape) -> None:
                 f"short_factor and long_factor have {lengths[0]} and {lengths[1]} entries where there are {expected} "
                 "frequencies"
             )
+
+
+def _check_experts(moe: MoeConfig) -> None:
+    if moe.num_experts_per_tok > moe.num_experts:
+        raise ModelError(f"num_experts_per_tok is {moe.num_experts_per_tok} of {moe.num_experts} experts")
+    if moe.num_groups == 1:
+        return
+    size, rest = divmod(moe.num_experts, moe.num_groups)
+    if rest or size < 2:
+        raise ModelError(f"n_group {moe.num_groups} must divide the {moe.num_experts} experts, into two or more each")
+    if not 1 <= moe.num_chosen_groups <= moe.num_groups:
+        raise ModelError(f"topk_group {moe.num_chosen_groups} must be 1 to {moe.num_groups}, which n_group is")
+    if moe.num_experts_per_tok > size * moe.num_chosen_groups:
+        raise ModelError(
+            f"num_experts_per_tok is {moe.num_experts_per_tok} of {size * moe.num_chosen_groups} experts: topk_group "
+            f"{moe.num_chosen_groups} chooses so many groups of {size}"
+        )
+
+
+def _check_latent(latent: LatentAttentionConfig) -> None:
+    sizes = {
+        "kv_lora_rank": latent.rank,
+        "q_lora_rank": 1 if latent.query_rank is None else latent.query_rank,
+        "qk_nope_head_dim": latent.plain_dim,
+        "qk_rope_head_dim": latent.rotary_dim,
+        "v_head_dim": latent.value_dim,
+    }
+    for name, size in sizes.items():
+        if size < 1:
+            raise ModelError(f"{name} must be at least 1, not {size}")
+    if latent.rotary_dim % 2:
+        raise ModelError(f"qk_rope_head_dim {latent.rotary_dim} is odd: pairs of its numbers are rotated")
 
 
 def _check_linear(linear: LinearAttentionConfig) -> None:
@@ -119,6 +161,7 @@ __all__ = [
     "SUPPORTED_ARCHITECTURES",
     "DecoderNames",
     "FalconConfig",
+    "LatentAttentionConfig",
     "LinearAttentionConfig",
     "MlpNames",
     "ModelConfig",

@@ -63,7 +63,8 @@ class MoeConfig:
     `shared_expert_intermediate_size`: one more expert that every token has, weighed by a gate of its own where
     `has_shared_gate`. `sparse_layers`: one entry a layer, false where it has an ordinary MLP. `naming`: whose names the
     checkpoint's tensors have. `has_correction`: scores are sigmoids, to which something is added where experts are
-    chosen, or, where they are not `are_sigmoids`, probabilities.
+    chosen, or, where they are not `are_sigmoids`, probabilities. `num_groups`, `num_chosen_groups`: see `ExpertGroups`
+    of `headrace.kernels.moe`. `has_wide_router`: who is chosen is computed in float32, whatever the weights have.
     """
 
     num_experts: int
@@ -77,15 +78,13 @@ class MoeConfig:
     has_correction: bool = False
     are_sigmoids: bool = True
     routed_scaling_factor: float = 1.0
+    num_groups: int = 1
+    num_chosen_groups: int = 1
+    has_wide_router: bool = False
 
     @property
     def names(self) -> MoeNames:
         return _MOE_NAMES[self.naming]
-
-    @property
-    def has_wide_router(self) -> bool:
-        """Whether the family computes who is chosen in float32, whatever the weights have."""
-        return self.has_correction or self.naming == "hunyuan"
 
 
 @dataclass(frozen=True)
@@ -139,6 +138,26 @@ class LinearAttentionConfig:
 
 
 @dataclass(frozen=True)
+class LatentAttentionConfig:
+    """Multi-head latent attention: a token's keys and values are made of one latent of `rank` numbers.
+
+    A head's query and key have `plain_dim` numbers without a position and `rotary_dim` that are rotated, of the key the
+    same for all heads; its value has `value_dim`. `query_rank`: queries too are made of a latent, of so many numbers.
+    """
+
+    rank: int
+    query_rank: int | None
+    plain_dim: int
+    rotary_dim: int
+    value_dim: int
+
+    @property
+    def query_dim(self) -> int:
+        """Of a head."""
+        return self.plain_dim + self.rotary_dim
+
+
+@dataclass(frozen=True)
 class QueryGrowth:
     """Queries grow with the position: times 1 + beta · ln(1 + ⌊position / period⌋) (as in Llama 4)."""
 
@@ -165,7 +184,8 @@ class ModelShape:
     """A decoder's shape.
 
     `decoder_layer` says how a layer's norms stand, as the families do that had it first; the fields from `qkv_bias`
-    on are what families add to a plain Llama.
+    on are what families add to a plain Llama. `num_key_value_heads` and `head_dim` are those of the keys in the cache:
+    with `latent_attention` it is one, a latent with the rotated key behind it.
     """
 
     path: Path
@@ -216,6 +236,7 @@ class ModelShape:
     # What attention gives is multiplied by the sigmoid of what a second part of the queries' matrix makes of its input.
     has_output_gate: bool = False
     linear_attention: LinearAttentionConfig | None = None
+    latent_attention: LatentAttentionConfig | None = None
     moe: MoeConfig | None = None
     falcon: FalconConfig | None = None
     gpt_oss: GptOssConfig | None = None
@@ -230,6 +251,16 @@ class ModelShape:
     quantization: QuantizationConfig | None = None
     # Which of the layers these are, where other processes have the others.
     stage: Stage = WHOLE_MODEL
+
+    @property
+    def num_kv_rows(self) -> int:
+        """How many rows of heads a token has in a layer's cache: a latent is key and value in one."""
+        return 2 if self.latent_attention is None else 1
+
+    @property
+    def value_dim(self) -> int:
+        """How many numbers of a row of the cache a head's values have: all of them, or the latent's."""
+        return self.head_dim if self.latent_attention is None else self.latent_attention.rank
 
     @property
     def num_kv_layers(self) -> int:

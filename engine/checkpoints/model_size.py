@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .model_config import LinearAttentionConfig, MlpNames, ModelConfig, MoeConfig
+from .model_config import LatentAttentionConfig, LinearAttentionConfig, MlpNames, ModelConfig, MoeConfig
 from .quantization_config import MXFP4_GROUP, BlockScheme, Int4Scheme, Mxfp4Scheme, WeightScheme
 from .vision_size import num_vision_weights
 
@@ -62,8 +62,8 @@ class Projection:
 
 
 def kv_token_bytes(model: ModelConfig, item_bytes: int) -> int:
-    """Bytes that a token's keys and values take over all layers."""
-    return 2 * model.num_kv_layers * model.num_key_value_heads * model.head_dim * item_bytes
+    """Bytes that a token's keys and values, or latents, take over all layers."""
+    return model.num_kv_rows * model.num_kv_layers * model.num_key_value_heads * model.head_dim * item_bytes
 
 
 def state_bytes(model: ModelConfig, item_bytes: int) -> int:
@@ -119,6 +119,8 @@ def layer_projections(model: ModelConfig, index: int) -> Iterator[Projection]:
     linear = model.linear_attention
     if linear is not None and linear.layers[index]:
         yield from _linear_attention(linear, f"{prefix}.linear_attn", hidden)
+    elif model.latent_attention is not None:
+        yield from _latent_attention(model, model.latent_attention, f"{prefix}.self_attn")
     else:
         yield from _attention(model, f"{prefix}.self_attn")
     if model.moe is not None and model.moe.sparse_layers[index]:
@@ -138,6 +140,20 @@ def _attention(model: ModelConfig, prefix: str) -> Iterator[Projection]:
         for name, size in (("q_proj", queries + gates), ("k_proj", keys), ("v_proj", keys)):
             yield Projection(f"{prefix}.{name}", size, model.hidden_size, model.qkv_bias)
     yield Projection(f"{prefix}.o_proj", model.hidden_size, queries, model.output_bias)
+
+
+def _latent_attention(model: ModelConfig, latent: LatentAttentionConfig, prefix: str) -> Iterator[Projection]:
+    hidden, heads, bias = model.hidden_size, model.num_attention_heads, model.qkv_bias
+    if latent.query_rank is None:
+        yield Projection(f"{prefix}.q_proj", heads * latent.query_dim, hidden)
+    else:
+        yield Projection(f"{prefix}.q_a_proj", latent.query_rank, hidden, bias)
+        yield Projection(f"{prefix}.q_b_proj", heads * latent.query_dim, latent.query_rank)
+    yield Projection(f"{prefix}.kv_a_proj_with_mqa", model.head_dim, hidden, bias)
+    # Multiplied by in two parts, which takes plain numbers.
+    expanded = heads * (latent.plain_dim + latent.value_dim)
+    yield Projection(f"{prefix}.kv_b_proj", expanded, latent.rank, is_quantizable=False)
+    yield Projection(f"{prefix}.o_proj", hidden, heads * latent.value_dim, model.output_bias)
 
 
 def _linear_attention(linear: LinearAttentionConfig, prefix: str, hidden: int) -> Iterator[Projection]:
@@ -198,6 +214,8 @@ def _num_norm_weights(model: ModelConfig) -> int:
     norms = model.num_hidden_layers * around + model.stage.is_last
     num_heads = model.num_attention_heads + model.num_key_value_heads if model.qk_norm == "all" else 2
     in_layer = num_heads * model.head_dim if model.qk_norm else 0
+    if (latent := model.latent_attention) is not None:
+        in_layer += latent.rank + (latent.query_rank or 0)
     # An activation that is learnt has a few numbers too.
     in_layer += 4 if model.activation == "xielu" else 0
     return norms * model.hidden_size * (2 if model.norm_bias else 1) + model.num_kv_layers * in_layer

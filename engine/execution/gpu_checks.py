@@ -41,6 +41,8 @@ def require_attention(model: ModelConfig, dtype: torch.dtype, device: torch.devi
     """Raises `ConfigError` where attention's kernel does not take the model's heads, or has not enough memory there."""
     if device.type != "cuda" or not runs_triton(torch.empty(0, device=device)):
         return
+    if model.latent_attention is not None:
+        raise ConfigError(f"{model.path} attends to latents, which the GPU's kernels do not yet: set device=cpu")
     if model.head_dim not in HEAD_DIMS:
         raise ConfigError(
             f"{model.path} has heads of {model.head_dim}, and the GPU's kernels take {HEAD_DIMS.start} to "

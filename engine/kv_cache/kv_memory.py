@@ -16,7 +16,7 @@ from .block_pool import NULL_BLOCK
 
 
 class KVMemory:
-    """Keys and values of all layers: `cache` is [2, num_kv_layers, 1 + num_blocks, block_size, num_kv_heads, head_dim].
+    """Keys and values of all layers: `cache` is shaped as `kv_shape` says, with 1 + `num_blocks` blocks.
 
     Zeros at first, not merely allocated: a stale NaN in an unwritten slot would pass through a mask as 0 × NaN. For the
     same reason `NULL_BLOCK`, which pads block tables, is never written.
@@ -51,8 +51,11 @@ class KVMemory:
 
 
 def kv_shape(model: ModelConfig, num_blocks: int, block_size: int) -> tuple[int, ...]:
-    """[2, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim], the null block being one of `num_blocks`."""
-    return (2, model.num_kv_layers, num_blocks, block_size, model.num_key_value_heads, model.head_dim)
+    """[rows, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim], the null block being one of `num_blocks`.
+
+    The rows are a token's key and its value, or one that is both (`ModelShape.num_kv_rows`).
+    """
+    return (model.num_kv_rows, model.num_kv_layers, num_blocks, block_size, model.num_key_value_heads, model.head_dim)
 
 
 def zeros(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -18,10 +18,12 @@ from ..models.blocks import LinearPart
 from .adapter_folder import WEIGHTS_FILE, AdapterConfig
 
 _TENSOR = re.compile(r"base_model\.model\.(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
-# Not those of experts: these see some of a batch's tokens, in an order of their own.
+# Not those of experts: these see some of a batch's tokens, in an order of their own. Nor what makes keys and values of
+# latents, which is multiplied by in two parts.
 _ADAPTABLE = re.compile(
     r"model\.(language_model\.)?layers\.\d+\."
-    r"((self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj|linear_attn\.(in_proj_(qkv|z|b|a|qkvz|ba)|out_proj))"
+    r"((self_attn|mlp)\.(q|k|v|o|qkv|gate|up|down|gate_up)_proj|self_attn\.(q_a_proj|q_b_proj|kv_a_proj_with_mqa)"
+    r"|linear_attn\.(in_proj_(qkv|z|b|a|qkvz|ba)|out_proj))"
 )
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
 

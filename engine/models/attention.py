@@ -157,13 +157,17 @@ def rotary_orders(config: ModelConfig) -> list[Tensor | None]:
         return []
     assert not config.has_fused_qkv, "queries, keys and values are told apart by their names"
     assert not config.qk_norm, "norms have weights in the checkpoint's order"
-    turned, rest = torch.arange(config.rotary_dim), torch.arange(config.rotary_dim, config.head_dim)
-    of_head = torch.cat((turned[::2], turned[1::2], rest))
+    of_head = torch.cat((halved_pairs(config.rotary_dim), torch.arange(config.rotary_dim, config.head_dim)))
 
     def of_heads(number: int) -> Tensor:
         return (torch.arange(number).unsqueeze(1) * config.head_dim + of_head).flatten()
 
     return [of_heads(config.num_attention_heads), of_heads(config.num_key_value_heads), None]
+
+
+def halved_pairs(size: int) -> Tensor:
+    """The first ones of all pairs among so many, then the second ones."""
+    return torch.cat((torch.arange(0, size, 2), torch.arange(1, size, 2)))
 
 
 def gate_orders(config: ModelConfig) -> list[Tensor | None]:

@@ -61,8 +61,11 @@ class BlankWeights:
         bias: bool = False,
         quantizable: bool = True,
         orders: Sequence[Tensor | None] = (),
+        is_plain: bool = False,
     ) -> Linear:
         """Modules side by side, each of so many outputs, multiplied as one: quantised where the checkpoint's are.
+
+        `quantizable`, `is_plain`: see `Linear`; the checkpoint's may be quantised all the same.
 
         orders: of each module's outputs, as `LinearPart` has them. What is not quantised is to be read so: see
         `linear_slots`.
@@ -73,10 +76,10 @@ class BlankWeights:
         quantization = self.config.quantization
         scheme = quantization.scheme(full_names) if quantization and quantizable else None
         if scheme is None:
-            linear = Linear(self.matrix(sum(sizes), in_size), offsets, quantizable)
+            linear = Linear(self.matrix(sum(sizes), in_size), offsets, quantizable, is_plain)
         else:
             stored = stored_modules(scheme, full_names, sizes, in_size, self.dtype, self.device, orders)
-            linear = Linear(stored, offsets)
+            linear = Linear(stored, offsets, is_plain=is_plain)
         starts = accumulate(sizes, initial=0)
         for start, name, size, order in zip(starts, full_names, sizes, orders, strict=False):
             self.parts[name] = LinearPart(linear, start, size, order)

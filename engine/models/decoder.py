@@ -167,8 +167,8 @@ class Decoder:
         """Compute a batch of new tokens; writes their keys and values into `kv_cache`.
 
         token_ids, positions, slots: [num_tokens] int64; positions may be [3, num_tokens], by time, height and width.
-        kv_cache: [2, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim]. `images`: those that have some of
-        the tokens. `states`: of the layers that have no keys and values, changed in place. Returns [num_tokens,
+        kv_cache: [rows, num_kv_layers, num_blocks, block_size, num_kv_heads, head_dim]. `images`: those that have some
+        of the tokens. `states`: of the layers that have no keys and values, changed in place. Returns [num_tokens,
         hidden_size], before the final norm, or of the `last_tokens` alone: [num_last, hidden_size]. A stage takes over
         what the one before it returns, and hands on what it returns.
         """
@@ -198,7 +198,8 @@ class Decoder:
 
     def _caches(self, kv_cache: Tensor, states: LayerStates | None) -> Iterator[tuple[Tensor, Tensor]]:
         """Each layer's keys and values, or what it has in their place."""
-        of_attention = zip(*(cache.unbind() for cache in kv_cache), strict=True)
+        # Where there is one row, it is both.
+        of_attention = zip(kv_cache[0].unbind(), kv_cache[-1].unbind(), strict=True)
         linear = self.config.linear_attention
         if linear is None:
             return of_attention

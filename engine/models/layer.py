@@ -10,6 +10,7 @@ from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights, Step
 from .gated_delta_net import GatedDeltaNet
+from .latent_attention import LatentAttention
 from .mlp import GatedMlp, PlainMlp
 from .moe import Mixture
 
@@ -17,7 +18,7 @@ from .moe import Mixture
 class DecoderLayer(ABC):
     """One family's layer. A stream of residuals runs past it; what it computes joins the stream in the next one."""
 
-    attention: Attention | GatedDeltaNet
+    attention: Attention | GatedDeltaNet | LatentAttention
     mlp: GatedMlp | PlainMlp | Mixture
 
     @abstractmethod

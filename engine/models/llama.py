@@ -1,7 +1,7 @@
 """The layer of the Llama family: a norm before attention, a norm before the MLP.
 
 Covers Llama, Mistral, Qwen, Phi-3, SmolLM3, Granite and the mixtures among them; what differs is a field of
-`ModelConfig`. Of Qwen3-Next and Qwen3.5 most layers have a Gated DeltaNet for attention.
+`ModelConfig`. Of Qwen3-Next and Qwen3.5 most layers have a Gated DeltaNet for attention, DeepSeek's attend to latents.
 """
 
 from collections.abc import Iterator
@@ -12,6 +12,7 @@ from ..checkpoints.weights import WeightSlot
 from .attention import Attention
 from .blocks import BlankWeights, Step
 from .gated_delta_net import GatedDeltaNet
+from .latent_attention import LatentAttention
 from .layer import DecoderLayer
 from .mlp import GatedMlp, PlainMlp, new_mlp
 from .moe import ExpertsMlp, Mixture
@@ -32,6 +33,9 @@ class LlamaLayer(DecoderLayer):
         if linear is not None and linear.layers[index]:
             self._attention_name = "linear_attn"
             self.attention = GatedDeltaNet(blank.within("linear_attn"), linear)
+        elif config.latent_attention is not None:
+            self._attention_name = "self_attn"
+            self.attention = LatentAttention(blank.within("self_attn"), config.latent_attention, rope)
         else:
             self._attention_name = "self_attn"
             self.attention = self._new_attention(blank.within("self_attn"), rope, config.sliding_windows[index])

@@ -12,6 +12,7 @@ from ...kernels.device import runs_triton
 from ...kernels.linear import GATES, Gate, Linear
 from ...kernels.moe import (
     ClampedGate,
+    ExpertGroups,
     StackedExperts,
     choose_experts,
     mix_experts,
@@ -116,6 +117,7 @@ class ExpertsMlp(Mixture):
             self._correction,
             self._moe.routed_scaling_factor,
             self._moe.are_sigmoids,
+            ExpertGroups(self._moe.num_groups, self._moe.num_chosen_groups),
         )
         mixed = self.mix(x, ids, shares)
         return self._ranks.sum(mixed if self.shared is None else mixed + self.shared(x))

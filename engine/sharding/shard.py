@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from ..checkpoints.cut import WHOLE, Axis, Cut
-from ..checkpoints.model_config import LinearAttentionConfig, ModelConfig
+from ..checkpoints.model_config import LatentAttentionConfig, LinearAttentionConfig, ModelConfig
 from ..checkpoints.weights import WeightSlot
 from ..errors import ConfigError
 from .shares import Range, local_model, require_splittable, share_of
@@ -80,6 +80,10 @@ class Shard:
     def part(self, name: str) -> Part | None:
         """What is here of a matrix; None where every rank has the whole."""
         module = name.rpartition(".")[2]
+        latent = self.model.latent_attention
+        if latent is not None and (of_head := _head_sizes(latent).get(module)) is not None:
+            size = self.model.num_attention_heads * of_head
+            return Part(module != "o_proj", size, (share_of(size, self.rank, self.size),))
         if module == "q_proj":
             # A head's gate, where it has one, lies behind its query.
             size = self._query_size * (2 if self.model.has_output_gate else 1)
@@ -149,6 +153,16 @@ class Shard:
         if moe is not None and any(shared in name for shared in _SHARED):
             return moe.shared_expert_intermediate_size or 0
         return self.model.intermediate_size
+
+
+def _head_sizes(latent: LatentAttentionConfig) -> dict[str, int]:
+    """What a head has of each matrix that has something of each; of the others every rank has the whole."""
+    return {
+        "q_proj": latent.query_dim,
+        "q_b_proj": latent.query_dim,
+        "kv_b_proj": latent.plain_dim + latent.value_dim,
+        "o_proj": latent.value_dim,
+    }
 
 
 def _cut(slot: WeightSlot, part: Part, axis: Axis, size: int) -> Cut:

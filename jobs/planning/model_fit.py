@@ -191,7 +191,7 @@ def _graph_bytes(model: ModelConfig, options: EngineConfig, token_bytes: int) ->
     """What graphs take, the largest by its tokens: their memory, and once more where each is tried first."""
     if not options.may_use_graphs or model.linear_attention is not None:
         return 0
-    parts = _PART_ROW_BYTES * model.num_attention_heads * (model.head_dim + 1)
+    parts = _PART_ROW_BYTES * model.num_attention_heads * (model.value_dim + 1)
     sizes = graph_sizes(options, model)
     captured = _captured_bytes(model.num_hidden_layers, options, len(sizes))
     return sizes[-1] * (2 * token_bytes + parts) + captured
@@ -205,4 +205,6 @@ def _captured_bytes(num_layers: int, options: EngineConfig, num_sizes: int = 1) 
 def _outputs(model: ModelConfig, index: int) -> int:
     """Of a token in a layer; of experts only those that it has."""
     chosen = 0 if model.moe is None else model.moe.num_experts_per_tok
-    return sum(each.num_outputs * min(each.copies, chosen or 1) for each in layer_projections(model, index))
+    # Heads' queries for latents, and what they see of these, are much longer than what they come from.
+    absorbed = 0 if model.latent_attention is None else model.num_attention_heads * (model.head_dim + model.value_dim)
+    return absorbed + sum(each.num_outputs * min(each.copies, chosen or 1) for each in layer_projections(model, index))

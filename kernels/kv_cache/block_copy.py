@@ -9,7 +9,7 @@ from ..device import runs_triton
 def copy_blocks(kv_cache: Tensor, sources: Tensor, destinations: Tensor) -> None:
     """Copy block `sources[i]` to block `destinations[i]` in all layers; changes the cache in place.
 
-    kv_cache: [2, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. sources, destinations: [n] int64; no
+    kv_cache: [rows, num_layers, num_blocks, block_size, num_kv_heads, head_dim]. sources, destinations: [n] int64; no
     block is written twice, or both read and written.
     """
     if runs_triton(kv_cache):
@@ -27,7 +27,7 @@ def copy_blocks_reference(kv_cache: Tensor, sources: Tensor, destinations: Tenso
 
 
 def swap_out(kv_cache: Tensor, blocks: Tensor) -> Tensor:
-    """Blocks' contents in memory of the host: [2, num_layers, n, block_size, num_kv_heads, head_dim].
+    """Blocks' contents in memory of the host: [rows, num_layers, n, block_size, num_kv_heads, head_dim].
 
     From a GPU they come into pinned memory, and arrive when the stream has come so far.
     """

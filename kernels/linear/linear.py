@@ -35,13 +35,21 @@ class StoredWeight(Protocol):
 class Linear:
     """x @ weightᵀ + bias. weight: [out, in], or stored quantised; bias: [out] or None.
 
-    A weight that comes unquantised is never rounded to int8 unless `quantizable`.
+    A weight that comes unquantised is never rounded to int8 unless `quantizable`. One that `is_plain` is `packed` as it
+    lies, dequantised if need be, for whoever multiplies by parts of it.
     """
 
-    def __init__(self, weight: Tensor | StoredWeight, bias: Tensor | None = None, quantizable: bool = True) -> None:
+    def __init__(
+        self,
+        weight: Tensor | StoredWeight,
+        bias: Tensor | None = None,
+        quantizable: bool = True,
+        is_plain: bool = False,
+    ) -> None:
         self._held: Tensor | StoredWeight | None = weight
         self._product: Product | None = PlainProduct(weight, bias) if isinstance(weight, Tensor) else None
         self._quantizable = quantizable
+        self._is_plain = is_plain
         self.num_outputs: int = weight.shape[0]
         self.num_inputs: int = weight.shape[1]
         self.bias = bias
@@ -64,7 +72,10 @@ class Linear:
         With `int8` an unquantised weight that is quantizable is rounded to that; `supports_int8` says where it can be.
         """
         held, self._held = self.held, None
-        if not isinstance(held, Tensor):
+        if self._is_plain:
+            plain = held if isinstance(held, Tensor) else held.read().dequantized(held.dtype)
+            self._product = PlainProduct(plain, self.bias)
+        elif not isinstance(held, Tensor):
             self._product = quantized_product(held.read(), self.bias, held.dtype)
         elif int8 and self._quantizable:
             self._product = Int8Product(held, self.bias)

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..device import runs_triton
+from .expert_groups import ONE_GROUP, ExpertGroups
 from .reference import choose_experts_reference, mix_experts_reference
 from .stacked_experts import ClampedGate, StackedExperts, stack_experts
 
@@ -19,19 +20,21 @@ def choose_experts(
     correction: Tensor | None = None,
     scale: float = 1.0,
     are_sigmoids: bool = True,
+    groups: ExpertGroups = ONE_GROUP,
 ) -> tuple[Tensor, Tensor]:
     """The likeliest experts of each token, and their shares.
 
     router_logits: [num_tokens, num_experts]. Returns expert ids [num_tokens, num_chosen] int64 and shares
     [num_tokens, num_chosen] float32: probabilities among all experts, or with `normalise` among the chosen, times
     `scale`. correction: [num_experts] float32; then scores are sigmoids, or not `are_sigmoids` but probabilities, and
-    chosen are those that are largest with it (as DeepSeek-V3 balances its experts, arXiv 2412.19437). Changes nothing.
+    chosen are those that are largest with it (as DeepSeek-V3 balances its experts, arXiv 2412.19437). `groups`: chosen
+    are experts of a few of them alone. Changes nothing.
     """
     if runs_triton(router_logits):
         from .triton import choose_experts_triton
 
-        return choose_experts_triton(router_logits, num_chosen, normalise, correction, scale, are_sigmoids)
-    return choose_experts_reference(router_logits, num_chosen, normalise, correction, scale, are_sigmoids)
+        return choose_experts_triton(router_logits, num_chosen, normalise, correction, scale, are_sigmoids, groups)
+    return choose_experts_reference(router_logits, num_chosen, normalise, correction, scale, are_sigmoids, groups)
 
 
 def mix_experts(x: Tensor, experts: Sequence[Expert], ids: Tensor, shares: Tensor) -> Tensor:
@@ -66,6 +69,7 @@ def mix_stacked_experts(x: Tensor, experts: StackedExperts, ids: Tensor, shares:
 __all__ = [
     "ClampedGate",
     "Expert",
+    "ExpertGroups",
     "StackedExperts",
     "choose_experts",
     "choose_experts_reference",

@@ -14,6 +14,7 @@ from ..linear.gates import Gate
 from ..linear.triton import BYTE_DTYPES, int4_options, quantize_gated_triton, quantize_rows_triton, stages_in
 from ..linear.weights import HALF_TILE, KERNEL_GROUP_SIZE
 from ..triton_checks import FLOAT_DTYPES, check_launch, check_tensor
+from .expert_groups import ONE_GROUP, ExpertGroups
 from .stacked_experts import (
     ByteMatrices,
     ClampedGate,
@@ -88,6 +89,7 @@ def choose_experts_triton(
     correction: Tensor | None = None,
     scale: float = 1.0,
     are_sigmoids: bool = True,
+    groups: ExpertGroups = ONE_GROUP,
 ) -> tuple[Tensor, Tensor]:
     """See `choose_experts`."""
     check_launch("router_logits", router_logits, choose_experts_kernel)
@@ -96,6 +98,11 @@ def choose_experts_triton(
     if not 1 <= num_chosen <= num_experts:
         raise ValueError(
             f"num_chosen {num_chosen} for router_logits {tuple(router_logits.shape)} must be 1 to {num_experts}"
+        )
+    if num_experts % groups.number or not 1 <= groups.num_chosen <= groups.number:
+        raise ValueError(
+            f"groups {groups} must divide the {num_experts} experts of router_logits {tuple(router_logits.shape)}, and "
+            "choose 1 or more of them, but not more than there are"
         )
     if correction is not None:
         check_tensor("correction", correction, (num_experts,), (torch.float32,), router_logits.device)
@@ -117,9 +124,12 @@ def choose_experts_triton(
             NORMALISE=normalise,
             IS_CORRECTED=correction is not None,
             ARE_SIGMOIDS=correction is not None and are_sigmoids,
+            NUM_GROUPS=groups.number,
+            CHOSEN_GROUPS=groups.num_chosen,
             TOKENS=tokens,
             PADDED_EXPERTS=padded,
             PADDED_CHOSEN=triton.next_power_of_2(num_chosen),
+            PADDED_GROUPS=triton.next_power_of_2(groups.number),
             num_warps=4,
         )
     return ids, shares

@@ -30,9 +30,12 @@ def choose_experts_kernel(
     NORMALISE: tl.constexpr,
     IS_CORRECTED: tl.constexpr,
     ARE_SIGMOIDS: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
     TOKENS: tl.constexpr,
     PADDED_EXPERTS: tl.constexpr,
     PADDED_CHOSEN: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
 ):
     """One program is `TOKENS` tokens. Of equal scores the first expert's counts."""
     token = (tl.program_id(0) * TOKENS + tl.arange(0, TOKENS)).to(tl.int64)
@@ -52,6 +55,10 @@ def choose_experts_kernel(
     if IS_CORRECTED:
         added = tl.load(correction + expert, mask=is_expert, other=0.0)
         left = tl.where(is_expert, scores / total[:, None] + added, -float("inf"))
+    if CHOSEN_GROUPS < NUM_GROUPS:
+        left = _within_groups(
+            left, expert, NUM_EXPERTS // NUM_GROUPS, NUM_GROUPS, CHOSEN_GROUPS, PADDED_GROUPS, IS_CORRECTED
+        )
     place = tl.arange(0, PADDED_CHOSEN)[None, :]
     chosen = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.int32)
     weights = tl.zeros((TOKENS, PADDED_CHOSEN), dtype=tl.float32)
@@ -67,6 +74,34 @@ def choose_experts_kernel(
     is_chosen = is_token[:, None] & (place < CHOSEN)
     tl.store(ids + token[:, None] * CHOSEN + place, chosen.to(tl.int64), mask=is_chosen)
     tl.store(shares + token[:, None] * CHOSEN + place, weights * (scale / total[:, None]), mask=is_chosen)
+
+
+@triton.jit
+def _within_groups(
+    left,
+    expert,
+    SIZE: tl.constexpr,
+    NUM_GROUPS: tl.constexpr,
+    CHOSEN_GROUPS: tl.constexpr,
+    PADDED_GROUPS: tl.constexpr,
+    IS_CORRECTED: tl.constexpr,
+):
+    """The scores, -inf outside of the groups with the best expert, or of corrected ones with the best two together."""
+    group = tl.arange(0, PADDED_GROUPS)[None, :]
+    sums = tl.full((left.shape[0], PADDED_GROUPS), -float("inf"), tl.float32)
+    for nth in range(NUM_GROUPS):
+        own = tl.where(expert // SIZE == nth, left, -float("inf"))
+        best = tl.max(own, 1)
+        if IS_CORRECTED:
+            best += tl.max(tl.where(expert == tl.argmax(own, 1)[:, None], -float("inf"), own), 1)
+        sums = tl.where(group == nth, best[:, None], sums)
+    is_left = tl.zeros(left.shape, dtype=tl.int32)
+    for _ in tl.static_range(CHOSEN_GROUPS):
+        # Numbers that are none name no group: see above.
+        best_group = tl.minimum(tl.argmax(sums, 1), NUM_GROUPS - 1)[:, None]
+        is_left = tl.where(expert // SIZE == best_group, 1, is_left)
+        sums = tl.where(group == best_group, -float("inf"), sums)
+    return tl.where(is_left > 0, left, -float("inf"))
 
 
 @triton.jit(do_not_specialize=["num_pairs"])

@@ -11,6 +11,7 @@ from .reference import (
     apply_rotary,
     rms_norm_reference,
     rotary_table,
+    rotate_and_write_latents_reference,
     rotate_and_write_reference,
 )
 
@@ -82,4 +83,25 @@ def rotate_and_write(
     )
 
 
-__all__ = ["add_rms_norm", "apply_rotary", "rms_norm", "rotary_table", "rotate_and_write"]
+def rotate_and_write_latents(
+    turned: Tensor,
+    latents: Tensor,
+    norm: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    queries: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+) -> None:
+    """Store latents, each behind an RMSNorm and with a rotated key behind it, and rotate what goes into the queries.
+
+    turned: [num_tokens, num_heads, rotary_dim]; rotated it becomes the last part of `queries`, [num_tokens, num_heads,
+    size + rotary_dim], of which nothing else is touched. latents: [num_tokens, size + rotary_dim], each with its key.
+    norm: [size]. cos, sin: [num_tokens, rotary_dim / 2], of latents' dtype. cache: [num_blocks, block_size, 1, size +
+    rotary_dim]. slots: as `write_kv` has them. Changes `queries` and `cache`.
+    """
+    rotate_and_write_latents_reference(turned, latents, norm, eps, cos, sin, queries, cache, slots)
+
+
+__all__ = ["add_rms_norm", "apply_rotary", "rms_norm", "rotary_table", "rotate_and_write", "rotate_and_write_latents"]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..kv_cache import write_kv
+from ..kv_cache import PADDING_SLOT, write_kv
 from ..kv_cache.fp8 import UNSCALED, KVScales
 
 
@@ -40,6 +40,26 @@ def rotate_and_write_reference(
         key = rms_norm_reference(key, key_norm, eps)
     write_kv(apply_rotary(key, cos, sin), value, key_cache, value_cache, slots, kv_scales)
     return apply_rotary(query, cos, sin)
+
+
+def rotate_and_write_latents_reference(
+    turned: Tensor,
+    latents: Tensor,
+    norm: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    queries: Tensor,
+    cache: Tensor,
+    slots: Tensor,
+) -> None:
+    """See `rotate_and_write_latents`."""
+    size = len(norm)
+    queries[..., size:] = apply_rotary(turned, cos, sin)
+    keys = apply_rotary(latents[:, size:].unsqueeze(1), cos, sin).squeeze(1)
+    rows = torch.cat((rms_norm_reference(latents[:, :size], norm, eps), keys), dim=1)
+    is_kept = slots != PADDING_SLOT
+    cache.view(-1, rows.shape[1])[slots[is_kept]] = rows[is_kept]
 
 
 def rotary_table(inverse_frequencies: Tensor, num_positions: int) -> Tensor:

@@ -30,12 +30,13 @@ def paged_attention(
 
     query: [num_tokens, num_heads, head_dim], the sequences one after the other as `metadata` says, each sequence's
     queries being its last tokens. key_cache, value_cache: [num_blocks, block_size, num_kv_heads, head_dim], the
-    new tokens' entries already written. num_heads is a multiple of num_kv_heads. `sliding_window`: a token
+    new tokens' entries already written; values may be shorter, as the first part of each key is where latents are
+    attended to. num_heads is a multiple of num_kv_heads. `sliding_window`: a token
     attends to itself and the `sliding_window - 1` tokens before it. `soft_cap`: a score x, scaled, counts as
     soft_cap · tanh(x / soft_cap). `kv_scales`: of caches in FP8, which the kernels read for any dtype of queries.
     sinks: [num_heads] float32, a score that each head has beside those of its keys and that no value belongs to: it
     takes a share of the softmax, as in gpt-oss, and is neither scaled nor capped.
-    Returns query's shape and dtype; changes nothing.
+    Returns query's shape, but with the values' size of heads, and its dtype; changes nothing.
     Raises `ValueError` naming the argument that does not fit.
     """
     if runs_triton(query):
@@ -60,10 +61,10 @@ def paged_attention(
 def _check(query: Tensor, key_cache: Tensor, value_cache: Tensor, metadata: AttentionMetadata) -> None:
     if query.ndim != 3 or query.shape[0] != metadata.num_tokens:
         raise ValueError(f"query {tuple(query.shape)} must be [{metadata.num_tokens} tokens, num_heads, head_dim]")
-    if key_cache.ndim != 4 or key_cache.shape != value_cache.shape:
+    if key_cache.ndim != 4 or value_cache.ndim != 4 or key_cache.shape[:3] != value_cache.shape[:3]:
         raise ValueError(
-            f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)} must be equal and "
-            "[num_blocks, block_size, num_kv_heads, head_dim]"
+            f"key_cache {tuple(key_cache.shape)} and value_cache {tuple(value_cache.shape)} must be equal, but for the "
+            "last dimension, and [num_blocks, block_size, num_kv_heads, head_dim]"
         )
     if key_cache.shape[1] != metadata.block_size:
         raise ValueError(f"key_cache has blocks of {key_cache.shape[1]} tokens, metadata of {metadata.block_size}")

@@ -7,7 +7,11 @@ from torch.nn.functional import scaled_dot_product_attention
 from .metadata import AttentionMetadata
 from .padded_group import PaddedGroup
 from .shared_prefix import attend_shared_prefix
+from .shared_rows import gather
 from .sinks import softmax_with_sinks
+
+# Of a rectangle of queries and keys, so many at a time: 64 MiB of float32.
+_MAX_SCORES = 2**24
 
 
 def paged_attention_padded(
@@ -21,7 +25,7 @@ def paged_attention_padded(
     sinks: Tensor | None = None,
 ) -> Tensor:
     """See `paged_attention`; sequences of similar lengths are computed together, shared prefixes once where it pays."""
-    output = torch.empty_like(query)
+    output = query.new_empty(*query.shape[:2], value_cache.shape[3])
     # Under a window sequences of different lengths see different parts of a prefix.
     groups = metadata.shared_groups if sliding_window is None else metadata.padded_groups
     for group in groups:
@@ -45,13 +49,19 @@ def _attend(
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[n, max_query, num_heads, head_dim] of one group; what stands at padded queries means nothing."""
+    """[n, max_query, num_heads, value_dim] of one group; what stands at padded queries means nothing."""
     queries = query[group.token_index].transpose(1, 2)
-    keys = key_cache[group.blocks].flatten(1, 2).transpose(1, 2)
-    values = value_cache[group.blocks].flatten(1, 2).transpose(1, 2)
+    keys, values = (each.flatten(1, 2).transpose(1, 2) for each in gather(key_cache, value_cache, group.blocks))
     mask = group.mask(keys.shape[2], sliding_window)
-    if soft_cap is not None or sinks is not None:
-        return _attend_otherwise(queries, keys, values, mask, scale, soft_cap, sinks).transpose(1, 2)
+    # It would copy the keys for each head where values are not as long as they are.
+    if soft_cap is not None or sinks is not None or values.shape[3] != keys.shape[3]:
+        num_queries = max(1, _MAX_SCORES // (queries.shape[0] * queries.shape[1] * keys.shape[2]))
+        parts = (slice(start, start + num_queries) for start in range(0, queries.shape[2], num_queries))
+        outputs = [
+            _attend_otherwise(queries[:, :, part], keys, values, mask[:, :, part], scale, soft_cap, sinks)
+            for part in parts
+        ]
+        return torch.cat(outputs, 2).transpose(1, 2)
     attended = scaled_dot_product_attention(
         queries,
         keys,
@@ -72,7 +82,7 @@ def _attend_otherwise(
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """[n, num_heads, max_query, head_dim]: what torch's own attention cannot do."""
+    """[n, num_heads, max_query, value_dim]: what torch's own attention cannot do."""
     num_sequences, num_heads, max_query, head_dim = queries.shape
     # The heads of a KV head one after the other: its keys and values are not copied for each.
     rows = (queries * (scale / (soft_cap or 1.0))).reshape(num_sequences, keys.shape[1], -1, head_dim)
@@ -81,4 +91,4 @@ def _attend_otherwise(
         scores.tanh_().mul_(soft_cap)
     scores.masked_fill_(~mask, float("-inf"))
     weights = scores.softmax(-1) if sinks is None else softmax_with_sinks(scores, sinks.view(-1, 1, 1))
-    return (weights.reshape(*rows.shape[:3], -1) @ values).view(queries.shape)
+    return (weights.reshape(*rows.shape[:3], -1) @ values).view(*queries.shape[:3], -1)

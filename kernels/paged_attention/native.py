@@ -38,6 +38,7 @@ def takes_native(query: Tensor, key_cache: Tensor, value_cache: Tensor, scale: f
         runs_native(query, key_cache, value_cache)
         and head_dim % _HEAD_DIM_UNITS[query.dtype] == 0
         and key_cache.stride() == value_cache.stride()
+        and key_cache.shape == value_cache.shape
         and head_dim <= _MAX_HEAD_DIM
         and block_size & (block_size - 1) == 0
         and scale > 0

@@ -39,7 +39,7 @@ def paged_attention_with_lse(
 
     With a `soft_cap`, scores become cap · tanh(score / cap), as Gemma 2 has it. A head's sink is one of its scores.
     """
-    output = torch.empty_like(query)
+    output = query.new_empty(*query.shape[:2], value_cache.shape[3])
     lse = torch.empty(query.shape[:2], dtype=torch.float32, device=query.device)
     group = query.shape[1] // key_cache.shape[2]
     for start, length, context, table in zip(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from .padded_group import PaddedGroup
+from .shared_rows import gather
 from .sinks import softmax_with_sinks
 
 
@@ -21,7 +22,7 @@ def attend_shared_prefix(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """[n, max_query, num_heads, head_dim] of one group; what stands at padded queries means nothing.
+    """[n, max_query, num_heads, value_dim] of one group; what stands at padded queries means nothing.
 
     `group` describes the sequences' own blocks, after those of `prefix_blocks` [num_prefix_blocks], which all queries
     see whole. Other arguments as in `paged_attention`.
@@ -34,10 +35,8 @@ def attend_shared_prefix(
     rows = by_head.reshape(num_kv_heads, -1, head_dim).contiguous()
     own_rows = rows.view(num_kv_heads * num_sequences, -1, head_dim)
 
-    prefix_keys = key_cache[prefix_blocks].flatten(0, 1)
-    prefix_values = value_cache[prefix_blocks].flatten(0, 1)
-    own_keys = _by_head(key_cache, group.blocks)
-    own_values = _by_head(value_cache, group.blocks)
+    prefix_keys, prefix_values = (each.flatten(0, 1) for each in gather(key_cache, value_cache, prefix_blocks))
+    own_keys, own_values = map(_by_head, gather(key_cache, value_cache, group.blocks))
     num_prefix, num_own = prefix_keys.shape[0], own_keys.shape[1]
 
     scores = rows.new_empty(num_kv_heads, rows.shape[1], num_prefix + num_own)
@@ -58,11 +57,13 @@ def attend_shared_prefix(
         weights = softmax_with_sinks(scores, of_rows.reshape(num_kv_heads, -1, 1))
     attended = torch.bmm(weights[..., :num_prefix], prefix_values.transpose(0, 1))
     own_weights = weights[..., num_prefix:].reshape(own_rows.shape[0], -1, num_own)
-    attended.view(own_rows.shape).baddbmm_(own_weights, own_values)
-    return attended.view(by_head.shape).permute(1, 2, 0, 3, 4).reshape(num_sequences, max_query, -1, head_dim)
+    value_dim = attended.shape[2]
+    attended.view(*own_rows.shape[:2], value_dim).baddbmm_(own_weights, own_values)
+    of_tokens = attended.view(*by_head.shape[:4], value_dim).permute(1, 2, 0, 3, 4)
+    return of_tokens.reshape(num_sequences, max_query, -1, value_dim)
 
 
-def _by_head(cache: Tensor, blocks: Tensor) -> Tensor:
+def _by_head(blocks: Tensor) -> Tensor:
     """[num_kv_heads * n, num_keys, head_dim] of the sequences' own blocks."""
-    gathered = cache[blocks].flatten(1, 2)
+    gathered = blocks.flatten(1, 2)
     return gathered.permute(2, 0, 1, 3).reshape(-1, gathered.shape[1], gathered.shape[3])

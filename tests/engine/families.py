@@ -10,6 +10,8 @@ from transformers import (
     ArceeConfig,
     Cohere2Config,
     CohereConfig,
+    DeepseekV2Config,
+    DeepseekV3Config,
     Dots1Config,
     Ernie4_5_MoeConfig,
     Ernie4_5Config,
@@ -19,6 +21,7 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4MoeConfig,
+    Glm4MoeLiteConfig,
     GlmConfig,
     GptOssConfig,
     GraniteConfig,
@@ -85,6 +88,21 @@ LLAMA3_ROPE = {
 }
 YARN_ROPE = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
+
+# Of attention to latents, and of experts in groups.
+_LATENT_SIZES = {
+    "num_key_value_heads": _NUM_HEADS,
+    "kv_lora_rank": 26,
+    "qk_nope_head_dim": 10,
+    "qk_rope_head_dim": 6,
+    "v_head_dim": 14,
+    "moe_intermediate_size": 37,
+    "n_shared_experts": 1,
+    "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.7,
+}
+_GROUPS = {"n_routed_experts": 9, "num_experts_per_tok": 3, "n_group": 3, "topk_group": 2}
+_STRETCHED = {**YARN_ROPE, "mscale": 0.9, "mscale_all_dim": 1.3}
 
 PHI3_TOKENS = {"pad_token_id": 0, "eos_token_id": 1}
 _TOKENS = {"bos_token_id": 0, "eos_token_id": 1}
@@ -159,6 +177,42 @@ _MAKERS: dict[str, Callable[[dict[str, Any]], Any]] = {
         routed_scaling_factor=1.7,
         first_k_dense_replace=1,
         rope_parameters={"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5},
+    ),
+    "glm4-moe-groups": lambda sizes: Glm4MoeConfig(
+        **sizes,
+        moe_intermediate_size=37,
+        n_routed_experts=9,
+        num_experts_per_tok=3,
+        n_group=3,
+        topk_group=2,
+        n_shared_experts=1,
+        first_k_dense_replace=1,
+    ),
+    "deepseek-v2": lambda sizes: DeepseekV2Config(
+        **sizes | _LATENT_SIZES,
+        **_GROUPS,
+        q_lora_rank=21,
+        topk_method="group_limited_greedy",
+        attention_bias=True,
+        rope_parameters=_STRETCHED,
+    ),
+    "deepseek-v2-lite": lambda sizes: DeepseekV2Config(
+        **sizes | _LATENT_SIZES,
+        q_lora_rank=None,
+        n_routed_experts=5,
+        num_experts_per_tok=2,
+        n_group=1,
+        topk_group=1,
+    ),
+    "deepseek-v3": lambda sizes: DeepseekV3Config(
+        **sizes | _LATENT_SIZES, **_GROUPS, q_lora_rank=21, rope_parameters=_STRETCHED
+    ),
+    "glm4-moe-lite": lambda sizes: Glm4MoeLiteConfig(
+        **sizes | _LATENT_SIZES,
+        q_lora_rank=21,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        rope_interleave=False,
     ),
     "dots1-windows": lambda sizes: Dots1Config(
         **sizes,

@@ -12,7 +12,10 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class Shape:
-    """A batch: each sequence's new tokens and all its tokens, and the model's and the cache's sizes."""
+    """A batch: each sequence's new tokens and all its tokens, and the model's and the cache's sizes.
+
+    value_dim: so many of a key's first numbers are its value.
+    """
 
     query_lens: tuple[int, ...]
     context_lens: tuple[int, ...]
@@ -20,10 +23,12 @@ class Shape:
     num_kv_heads: int = 2
     head_dim: int = 16
     block_size: int = 16
+    value_dim: int | None = None
 
     def __str__(self) -> str:
         lens = "+".join(f"{q}of{c}" for q, c in zip(self.query_lens, self.context_lens, strict=True))
-        return f"{lens}-h{self.num_heads}kv{self.num_kv_heads}d{self.head_dim}-b{self.block_size}"
+        value = "" if self.value_dim is None else f"v{self.value_dim}"
+        return f"{lens}-h{self.num_heads}kv{self.num_kv_heads}d{self.head_dim}{value}-b{self.block_size}"
 
 
 @dataclass(frozen=True)
@@ -52,10 +57,13 @@ class Case:
             for position in range(length):
                 block, offset = divmod(position, shape.block_size)
                 caches[:, table[block], offset] = randn(2, shape.num_kv_heads, shape.head_dim)
+        key_cache, value_cache = caches[0].to(device), caches[1].to(device)
+        if shape.value_dim is not None:
+            value_cache = key_cache[..., : shape.value_dim]
         return cls(
             query=randn(sum(shape.query_lens), shape.num_heads, shape.head_dim).to(device),
-            key_cache=caches[0].to(device),
-            value_cache=caches[1].to(device),
+            key_cache=key_cache,
+            value_cache=value_cache,
             metadata=AttentionMetadata(shape.query_lens, shape.context_lens, tables, shape.block_size, device),
             scale=shape.head_dim**-0.5,
         )

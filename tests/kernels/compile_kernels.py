@@ -34,7 +34,7 @@ from headrace.kernels.linear import triton as linear
 from headrace.kernels.linear.gates import Gate
 from headrace.kernels.lora import AdapterMatrices, TokenTiles
 from headrace.kernels.lora import triton as lora
-from headrace.kernels.moe import StackedExperts
+from headrace.kernels.moe import ExpertGroups, StackedExperts
 from headrace.kernels.moe import triton as moe
 from headrace.kernels.moe.stacked_experts import (
     ByteMatrices,
@@ -266,10 +266,16 @@ def compile_moe(card: Card) -> None:
         for num_tokens in all_tokens:
             ids, shares = moe.choose_experts_triton(torch.empty(num_tokens, 128, dtype=dtype), 8, True)
             moe.mix_stacked_experts_triton(torch.empty(num_tokens, size, dtype=dtype), experts, ids, shares)
-    # GLM-4.5's, ERNIE 4.5's.
-    for num_experts, num_chosen, are_sigmoids in ((160, 8, True), (64, 6, False)):
+    # GLM-4.5's, ERNIE 4.5's, DeepSeek-V3's.
+    for num_experts, num_chosen, are_sigmoids, groups in (
+        (160, 8, True, ExpertGroups()),
+        (64, 6, False, ExpertGroups()),
+        (256, 8, True, ExpertGroups(8, 4)),
+    ):
         correction = torch.empty(num_experts)
-        moe.choose_experts_triton(torch.empty(9, num_experts), num_chosen, True, correction, 1.0, are_sigmoids)
+        moe.choose_experts_triton(torch.empty(9, num_experts), num_chosen, True, correction, 1.0, are_sigmoids, groups)
+    # DeepSeek-V2's.
+    moe.choose_experts_triton(torch.empty(9, 160), 6, False, None, 16.0, groups=ExpertGroups(8, 3))
 
 
 def matrices(kind: str | torch.dtype, dtype: torch.dtype, num_outputs: int, num_inputs: int) -> Matrices:

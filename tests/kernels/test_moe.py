@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from headrace.kernels.moe import choose_experts, mix_experts, mix_experts_reference
+from headrace.kernels.moe import ExpertGroups, choose_experts, mix_experts, mix_experts_reference
 
 from .tolerances import DTYPES, assert_close
 
@@ -66,6 +66,16 @@ def test_probabilities_are_chosen_with_what_corrects_them():
     ids, shares = choose_experts(logits, 2, normalise=False, correction=correction, are_sigmoids=False)
     assert ids.tolist() == [[0, 1]]
     torch.testing.assert_close(shares, logits.softmax(-1)[:, :2])
+
+
+def test_of_groups_those_with_the_best_expert_are_chosen_and_of_corrected_ones_with_the_best_two():
+    logits, groups = torch.tensor([[9.0, 0.0, 8.0, 7.0, 1.0, 2.0]]), ExpertGroups(3, 1)
+    ids, shares = choose_experts(logits, 2, normalise=False, groups=groups)
+    assert ids.tolist() == [[0, 1]]
+    torch.testing.assert_close(shares, logits.softmax(-1)[:, :2])
+    ids, shares = choose_experts(logits, 2, normalise=False, correction=torch.zeros(6), groups=groups)
+    assert ids.tolist() == [[2, 3]]
+    torch.testing.assert_close(shares, logits.sigmoid()[:, 2:4])
 
 
 def test_sigmoids_are_chosen_with_what_corrects_them():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
-from headrace.kernels.paged_attention import AttentionMetadata, paged_attention_reference
+from headrace.kernels.paged_attention import AttentionMetadata, cpu, paged_attention_reference
 
 from .attention_cases import MIXED, Case, Shape
 from .tolerances import DTYPES, assert_close
@@ -23,6 +23,7 @@ SHAPES = [
     replace(MIXED, num_heads=6, num_kv_heads=2, head_dim=80),
     replace(MIXED, num_heads=8, num_kv_heads=1, head_dim=64),
     replace(MIXED, num_heads=7, num_kv_heads=1, head_dim=128, block_size=8),
+    replace(MIXED, num_heads=5, num_kv_heads=1, head_dim=44, value_dim=36),
 ]
 
 
@@ -48,6 +49,12 @@ def test_the_reference_is_plain_causal_attention(sliding_window):
     q, k, v = (tensor.transpose(0, 1) for tensor in (queries, keys, values))
     expected = scaled_dot_product_attention(q, k, v, attn_mask=visible, scale=0.3).transpose(0, 1)
     assert_close(actual, expected)
+
+
+def test_queries_whose_scores_are_too_many_are_taken_one_after_the_other(monkeypatch):
+    monkeypatch.setattr(cpu, "_MAX_SCORES", 900)
+    case = Case.build(replace(MIXED, num_heads=5, num_kv_heads=1, head_dim=44, value_dim=36))
+    assert_close(case.run(), case.reference())
 
 
 def test_layers_with_different_windows_share_a_batchs_metadata():

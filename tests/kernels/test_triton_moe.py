@@ -21,6 +21,7 @@ from headrace.kernels.linear.quantized_reference import (
 )
 from headrace.kernels.linear.triton import quantize_rows_triton, scaled_linear_triton
 from headrace.kernels.moe import (
+    ExpertGroups,
     StackedExperts,
     choose_experts,
     choose_experts_reference,
@@ -258,12 +259,29 @@ def test_scores_are_chosen_with_their_correction_and_weigh_without_it(
     assert not torch.equal(ids, choose_experts_reference(logits, num_chosen, normalise)[0])
 
 
-def test_logits_that_are_no_numbers_name_experts_that_there_are(device):
-    logits = torch.full((3, 5), torch.nan, device=device)
+@pytest.mark.parametrize("is_corrected", [False, True])
+@pytest.mark.parametrize(
+    ("num_experts", "groups"), [(6, ExpertGroups(3, 1)), (160, ExpertGroups(8, 3)), (256, ExpertGroups(8, 4))]
+)
+@pytest.mark.usefixtures("_nan_filled_outputs")
+def test_experts_of_the_best_groups_are_chosen(num_experts, groups, is_corrected, device):
+    logits, num_chosen = torch.randn(20, num_experts, device=device), min(6, num_experts // 3)
+    correction = torch.randn(num_experts, device=device) if is_corrected else None
+    scoring = (num_chosen, is_corrected, correction, 2.5, True)
+    ids, shares = choose_experts_triton(logits, *scoring, groups)
+    expected_ids, expected_shares = choose_experts_reference(logits, *scoring, groups)
+    assert torch.equal(ids, expected_ids)
+    assert_close(shares, expected_shares)
+    assert not torch.equal(ids, choose_experts_reference(logits, *scoring)[0])
+
+
+@pytest.mark.parametrize("groups", [ExpertGroups(), ExpertGroups(2, 1)])
+def test_logits_that_are_no_numbers_name_experts_that_there_are(groups, device):
+    logits = torch.full((3, 6), torch.nan, device=device)
     logits[1] = -torch.inf
     logits[2] = torch.inf
-    ids, _ = choose_experts_triton(logits, 2, normalise=True)
-    assert ((ids >= 0) & (ids < 5)).all()
+    ids, _ = choose_experts_triton(logits, 2, normalise=True, groups=groups)
+    assert ((ids >= 0) & (ids < 6)).all()
 
 
 def test_tiles_suit_the_experts_shares_and_the_gpu():
@@ -297,6 +315,12 @@ def test_what_does_not_fit_is_named(changes, message, device):
 def test_a_correction_that_does_not_fit_is_named(device):
     with pytest.raises(ValueError, match=r"correction \(4,\) must have the shape \[5\]"):
         choose_experts_triton(torch.zeros(2, 5, device=device), 2, True, torch.zeros(4, device=device))
+
+
+@pytest.mark.parametrize("groups", [ExpertGroups(2, 1), ExpertGroups(5, 6), ExpertGroups(5, 0)])
+def test_groups_that_do_not_fit_are_named(groups, device):
+    with pytest.raises(ValueError, match=rf"groups ExpertGroups\(number={groups.number}, .* must divide the 5 experts"):
+        choose_experts_triton(torch.zeros(2, 5, device=device), 1, True, groups=groups)
 
 
 def test_more_experts_than_there_are_cannot_be_chosen(device):

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..model_folder import Raw
 from ..model_shape import ModelShape
-from . import glm, gpt_oss, layer_norm, llama, mixtures, others, qwen_next, qwen_vl
+from . import deepseek, glm, gpt_oss, layer_norm, llama, mixtures, others, qwen_next, qwen_vl
 
 READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "LlamaForCausalLM": llama.read_llama,
@@ -26,6 +26,9 @@ READERS: dict[str, Callable[[Path, Raw], ModelShape]] = {
     "Qwen3_5MoeForCausalLM": qwen_next.read_qwen3_5_text,
     "Qwen3_5ForConditionalGeneration": qwen_vl.read_qwen3_5,
     "Qwen3_5MoeForConditionalGeneration": qwen_vl.read_qwen3_5,
+    "DeepseekV2ForCausalLM": deepseek.read_deepseek_v2,
+    "DeepseekV3ForCausalLM": deepseek.read_deepseek_v3,
+    "Glm4MoeLiteForCausalLM": deepseek.read_glm4_moe_lite,
     "Glm4MoeForCausalLM": glm.read_glm4_moe,
     "GlmForCausalLM": glm.read_glm,
     "Glm4ForCausalLM": glm.read_glm4,

@@ -68,6 +68,7 @@ def read_ernie_moe(folder: Path, raw: Raw) -> ModelShape:
         has_shared_gate=False,
         has_correction=True,
         are_sigmoids=False,
+        has_wide_router=True,
     )
     # Further parts guess further tokens, which is not supported.
     return replace(plain, moe=moe, unread_parts=("model.mtp_",))
@@ -89,8 +90,8 @@ def read_minimax_m2(folder: Path, raw: Raw) -> ModelShape:
         plain,
         qk_norm="all",
         rotary_dim=rotary_dim,
-        moe=replace(_sigmoid_moe(experts, first_dense=0, normalises=True), naming="minimax"),
-        unread_parts=tuple(f"model.layers.{plain.num_hidden_layers + nth}." for nth in range(_num_guessing(raw))),
+        moe=replace(read_experts(experts, first_dense=0, normalises=True), naming="minimax"),
+        unread_parts=guessing_parts(raw, plain.num_hidden_layers),
     )
 
 
@@ -103,9 +104,9 @@ def read_glm4_moe(folder: Path, raw: Raw) -> ModelShape:
         qkv_bias=bool(raw.get("attention_bias", False)),
         qk_norm="heads" if raw.get("use_qk_norm") else None,
         rotary_dim=read_rotary_dim(raw, plain.head_dim, 0.5),
-        moe=_sigmoid_moe(raw, first_dense=1, normalises=True),
+        moe=read_experts(raw, first_dense=1, normalises=True),
         # Further layers guess further tokens, which is not supported.
-        unread_parts=tuple(f"model.layers.{plain.num_hidden_layers + nth}." for nth in range(_num_guessing(raw))),
+        unread_parts=guessing_parts(raw, plain.num_hidden_layers),
     )
 
 
@@ -122,7 +123,7 @@ def read_solar_open(folder: Path, raw: Raw) -> ModelShape:
         plain,
         qkv_bias=bool(raw.get("attention_bias", False)),
         rotary_dim=read_rotary_dim(raw, plain.head_dim, 1.0),
-        moe=_sigmoid_moe({**raw, "first_k_dense_replace": 0}, first_dense=0, normalises=True),
+        moe=read_experts({**raw, "first_k_dense_replace": 0}, first_dense=0, normalises=True),
     )
 
 
@@ -131,29 +132,34 @@ def read_dots1(folder: Path, raw: Raw) -> ModelShape:
     last = int(raw.get("max_window_layers", 62))
     windows = read_windows({"sliding_window": 4096, **raw}, sliding_layers(raw, lambda layer: layer >= last))
     return replace(
-        read_qwen3(folder, raw), sliding_windows=windows, moe=_sigmoid_moe(raw, first_dense=0, normalises=False)
+        read_qwen3(folder, raw), sliding_windows=windows, moe=read_experts(raw, first_dense=0, normalises=False)
     )
 
 
-def _sigmoid_moe(raw: Raw, first_dense: int, normalises: bool) -> MoeConfig:
-    """As DeepSeek-V3 has it, without groups of experts. The defaults are for fields left out."""
-    if int(raw.get("n_group") or 1) > 1:
-        raise ModelError(f"n_group is {raw['n_group']}: experts in groups are not supported")
+def read_experts(raw: Raw, first_dense: int, normalises: bool) -> MoeConfig:
+    """As DeepSeek-V3 has it. The defaults are for fields left out."""
     inner, num_shared = int(raw["moe_intermediate_size"]), int(raw.get("n_shared_experts") or 0)
-    first_dense = int(raw.get("first_k_dense_replace", first_dense))
+    first_dense, step = int(raw.get("first_k_dense_replace", first_dense)), int(raw.get("moe_layer_freq") or 1)
     return MoeConfig(
         num_experts=int(raw.get("n_routed_experts") or raw["num_local_experts"]),
         num_experts_per_tok=int(raw["num_experts_per_tok"]),
         intermediate_size=inner,
         norm_topk_prob=bool(raw.get("norm_topk_prob", normalises)),
-        sparse_layers=tuple(layer >= first_dense for layer in range(int(raw["num_hidden_layers"]))),
+        sparse_layers=tuple(
+            layer >= first_dense and layer % step == 0 for layer in range(int(raw["num_hidden_layers"]))
+        ),
         naming="glm",
         shared_expert_intermediate_size=num_shared * inner or None,
         has_shared_gate=False,
         has_correction=True,
         routed_scaling_factor=float(raw.get("routed_scaling_factor", 1.0)),
+        num_groups=int(raw.get("n_group") or 1),
+        num_chosen_groups=int(raw.get("topk_group") or 1),
+        has_wide_router=True,
     )
 
 
-def _num_guessing(raw: Raw) -> int:
-    return int(raw.get("num_nextn_predict_layers") or raw.get("num_mtp_layers") or raw.get("num_mtp_modules") or 0)
+def guessing_parts(raw: Raw, num_layers: int) -> tuple[str, ...]:
+    """What the tensors of layers are called that guess further tokens: they come after the others."""
+    number = raw.get("num_nextn_predict_layers") or raw.get("num_mtp_layers") or raw.get("num_mtp_modules") or 0
+    return tuple(f"model.layers.{num_layers + nth}." for nth in range(int(number)))

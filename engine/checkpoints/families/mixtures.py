@@ -99,6 +99,7 @@ def read_hunyuan_moe(folder: Path, raw: Raw) -> ModelShape:
         intermediate_size=inner,
         shared_expert_intermediate_size=_of_all_layers(raw, "num_shared_expert", 1) * plain.intermediate_size,
         has_shared_gate=False,
+        has_wide_router=True,
     )
     return replace(plain, moe=moe)
 

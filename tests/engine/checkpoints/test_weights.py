@@ -206,7 +206,7 @@ def test_dummy_weights_are_rounded_to_the_dtype_after_they_are_drawn(bare_folder
     model = load_model(config, options, dtype, cpu)
     for slot, other in zip(exact, model.weight_slots(), strict=True):
         # Gemma's norms stay in float32, and routers whose sigmoids choose.
-        is_wide = slot.offset or (config.moe is not None and config.moe.has_correction and ".mlp.gate." in slot.name)
+        is_wide = slot.offset or (config.moe is not None and config.moe.has_wide_router and ".mlp.gate." in slot.name)
         assert other.destination.dtype == (torch.float32 if is_wide else dtype)
         assert torch.equal(slot.destination.to(other.destination.dtype), other.destination), slot.name
         assert slot.destination.std() > 0, slot.name

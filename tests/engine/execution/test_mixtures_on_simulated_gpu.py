@@ -35,8 +35,10 @@ MODELS: dict[str, PretrainedConfig] = {
     ),
     "glm": Glm4MoeConfig(
         **SIZES | {"num_hidden_layers": 2},
-        n_routed_experts=5,
-        num_experts_per_tok=2,
+        n_routed_experts=6,
+        num_experts_per_tok=3,
+        n_group=3,
+        topk_group=2,
         moe_intermediate_size=24,
         routed_scaling_factor=1.5,
     ),

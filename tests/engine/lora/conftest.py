@@ -13,7 +13,7 @@ from headrace import LoRARequest
 
 from ..conftest import save_random_model
 from ..families import VOCAB_SIZE, families
-from .adapters import ATTENTION, LINEAR_ATTENTION, MLP, merged, save_adapter
+from .adapters import ATTENTION, LATENT_ATTENTION, LINEAR_ATTENTION, MLP, merged, save_adapter
 
 NUM_TOKENS = 32
 # As an adapter of each family is, one that fuses projections has them under other names.
@@ -47,10 +47,15 @@ def adapted(tmp_path_factory: pytest.TempPathFactory, device: torch.device) -> C
         model = save_random_model(families(device)[family], folder)
         linear = LINEAR_ATTENTION if family.startswith("qwen3.5") else ()
         targets = _FUSED if family.startswith("phi3") else (*ATTENTION, *MLP, *linear)
+        few: tuple[str, ...] = (targets[0], "down_proj")
+        attention: tuple[str, ...] = ("v_proj", "o_proj")
+        if family.startswith("deepseek"):
+            # Its MLPs have experts.
+            targets, few, attention = LATENT_ATTENTION, LATENT_ATTENTION[:1], LATENT_ATTENTION[2:]
         folders = [
             save_adapter(folder, folder / "all", targets=targets, seed=1),
-            save_adapter(folder, folder / "few", targets=(targets[0], "down_proj"), rank=3, use_rslora=True, seed=2),
-            save_adapter(folder, folder / "attention", targets=("v_proj", "o_proj"), rank=16, alpha=64, seed=3),
+            save_adapter(folder, folder / "few", targets=few, rank=3, use_rslora=True, seed=2),
+            save_adapter(folder, folder / "attention", targets=attention, rank=16, alpha=64, seed=3),
         ]
         loras = [LoRARequest(each.name, number, str(each)) for number, each in enumerate(folders, 1)]
         generator = torch.Generator().manual_seed(7)

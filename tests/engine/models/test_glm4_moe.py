@@ -40,6 +40,15 @@ def test_layers_that_guess_ahead_are_left_out(checkpoint, folder):
     assert token_ids(events["r"]) == made.expected[1]
 
 
-def test_groups_of_experts_are_refused(folder):
-    with pytest.raises(ModelError, match="n_group is 4: experts in groups are not supported"):
-        ModelConfig.from_pretrained(changed(folder, n_group=4, topk_group=2))
+@pytest.mark.parametrize(
+    ("groups", "message"),
+    [
+        ({"n_group": 4}, "n_group 4 must divide the 6 experts, into two or more each"),
+        ({"n_group": 6}, "n_group 6 must divide the 6 experts, into two or more each"),
+        ({"n_group": 3, "topk_group": 4}, "topk_group 4 must be 1 to 3, which n_group is"),
+        ({"n_group": 3, "num_experts_per_tok": 3}, "num_experts_per_tok is 3 of 2 experts: topk_group 1 chooses"),
+    ],
+)
+def test_groups_of_experts_that_cannot_be_are_refused(folder, groups, message):
+    with pytest.raises(ModelError, match=message):
+        ModelConfig.from_pretrained(changed(folder, **groups))

@@ -12,7 +12,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import GlmConfig, LlamaConfig, MixtralConfig, Phi3Config, Qwen2Config, Qwen3_5TextConfig
+from transformers import (
+    DeepseekV3Config,
+    GlmConfig,
+    LlamaConfig,
+    MixtralConfig,
+    Phi3Config,
+    Qwen2Config,
+    Qwen3_5TextConfig,
+)
 
 from headrace import LLM, SamplingParams
 from headrace.engine.checkpoints.model_config import ModelConfig
@@ -39,6 +47,20 @@ FAMILIES = {
     "mixtral": MixtralConfig(**SIZES, num_local_experts=3, num_experts_per_tok=2),
     "phi3": Phi3Config(**SIZES, pad_token_id=0, eos_token_id=1),
     "glm": GlmConfig(**SIZES, head_dim=16, pad_token_id=0, eos_token_id=1),
+    "deepseek-v3": DeepseekV3Config(
+        **SIZES,
+        kv_lora_rank=32,
+        q_lora_rank=32,
+        qk_nope_head_dim=16,
+        qk_rope_head_dim=8,
+        v_head_dim=24,
+        moe_intermediate_size=168,
+        n_routed_experts=4,
+        num_experts_per_tok=2,
+        n_group=2,
+        topk_group=1,
+        first_k_dense_replace=1,
+    ),
     "qwen3.5": Qwen3_5TextConfig(
         **SIZES,
         head_dim=16,
@@ -52,6 +74,7 @@ FAMILIES = {
 }
 PROMPTS = [[5, 6, 7], [9] * 20, list(range(1, 40))]
 LAYERS = r"model\.layers\..*(proj|experts\.\d+\.w\d)$"
+OF_LATENTS = r"model\.layers\..*(proj|mqa)$"
 # Of layers with states all but what their steps' sizes come from.
 WITH_STATES = r"model\.layers\..*(proj|in_proj_qkv|in_proj_z)$"
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}
@@ -138,6 +161,13 @@ FORMATS: dict[str, tuple[str, Writer, dict[str, Any], str]] = {
         {"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]},
         LAYERS,
     ),
+    "fp8 of latents": (
+        "deepseek-v3",
+        scaled(FP8, "block", "weight_scale_inv", block=16),
+        {"quant_method": "fp8", "activation_scheme": "dynamic", "fmt": "e4m3", "weight_block_size": [16, 16]},
+        OF_LATENTS,
+    ),
+    "gptq of latents": ("deepseek-v3", gptq(32, False), {**GPTQ, "sym": False}, OF_LATENTS),
     "fp8 of layers with states": (
         "qwen3.5",
         scaled(FP8, "block", "weight_scale_inv"),
@@ -234,6 +264,8 @@ def load(folder: Path, dtype: str = "float32", **options: Any) -> LLM:
 def greedy(folder: Path, **options: Any) -> list[Any]:
     params = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
     outputs = load(folder, **options).generate([{"prompt_token_ids": prompt} for prompt in PROMPTS], params)
+    # What fails has none.
+    assert all(len(output.outputs[0].token_ids) == 24 for output in outputs)
     return [output.outputs[0].token_ids for output in outputs]
 
 

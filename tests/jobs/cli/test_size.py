@@ -42,6 +42,39 @@ QWEN_NEXT: dict[str, Any] = {
     "num_experts_per_tok": 10,
     "shared_expert_intermediate_size": 512,
 }
+# GLM-4.7-Flash's.
+GLM_FLASH: dict[str, Any] = {
+    "architectures": ["Glm4MoeLiteForCausalLM"],
+    "model_type": "glm4_moe_lite",
+    "attention_bias": False,
+    "dtype": "bfloat16",
+    "vocab_size": 154880,
+    "hidden_size": 2048,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 47,
+    "num_attention_heads": 20,
+    "num_key_value_heads": 20,
+    "q_lora_rank": 768,
+    "kv_lora_rank": 512,
+    "qk_nope_head_dim": 192,
+    "qk_rope_head_dim": 64,
+    "v_head_dim": 256,
+    "partial_rotary_factor": 1.0,
+    "max_position_embeddings": 202752,
+    "moe_intermediate_size": 1536,
+    "n_routed_experts": 64,
+    "num_experts_per_tok": 4,
+    "n_shared_experts": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 1.8,
+    "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
+    "rope_scaling": None,
+    "rope_theta": 1000000,
+}
 # Qwen3-VL-8B's.
 QWEN_VL: dict[str, Any] = {
     "architectures": ["Qwen3VLForConditionalGeneration"],
@@ -137,6 +170,31 @@ def test_of_a_model_with_states_that_gpus_share(tmp_path):
     assert Fit(h100, shared).num_sequences > 0
     stages = ModelNeeds.of(next_80b, EngineConfig(pipeline_parallel_size=3))
     assert stages.state_bytes == alone.state_bytes // 3
+
+
+def test_of_a_model_that_attends_to_latents(headrace, tmp_path):
+    """GLM-4.7-Flash, without what guesses ahead: 53 KiB a token, where keys and values of its heads would take 940."""
+    flash = write_model_folder(tmp_path / "glm-flash", **GLM_FLASH)
+    hidden, inner, heads, latent = 2048, 1536, 20, 512
+    queries = 768 * (hidden + 1) + heads * 256 * 768
+    keys_and_values = (latent + 64) * hidden + latent + heads * (192 + 256) * latent
+    attention = queries + keys_and_values + hidden * heads * 256
+    router = 64 * (hidden + 1)
+    experts = router + (64 + 1) * 3 * inner * hidden
+    layers = 47 * (attention + 2 * hidden) + 3 * 10240 * hidden + 46 * experts
+    needs = ModelNeeds.of(flash, EngineConfig())
+    assert needs.parameters == layers + 2 * 154880 * hidden + hidden == 29_943_393_920
+    # Routers are in float32.
+    assert needs.weight_bytes == 2 * needs.parameters + 2 * 46 * router
+    assert needs.kv_token_bytes == 47 * (latent + 64) * 2
+    shared, stages = (
+        ModelNeeds.of(flash, EngineConfig(tensor_parallel_size=tp, pipeline_parallel_size=pp))
+        for tp, pp in ((2, 1), (1, 2))
+    )
+    assert shared.kv_token_bytes == needs.kv_token_bytes
+    assert stages.kv_token_bytes == 24 * (latent + 64) * 2
+    printed = headrace(tmp_path, "size", flash, "--max-model-len", 4096, "--gpu", "h200").out
+    assert "54,144 bytes a token in bfloat16" in printed
 
 
 def test_of_a_model_whose_layers_gpus_share(headrace, tmp_path, qwen):

@@ -1,0 +1,92 @@
+"""The `config.json` of families that attend to latents, DeepSeek's and those that took it over. Free of torch.
+
+Each reader raises `ModelError` for what is not supported, and `KeyError` naming a field that is missing.
+"""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+from ...errors import ModelError
+from ..model_folder import Raw
+from ..model_shape import LatentAttentionConfig, ModelShape, MoeConfig
+from .glm import guessing_parts, read_experts
+from .llama import read_plain, read_rotary_dim, require_activation
+
+
+def read_deepseek_v2(folder: Path, raw: Raw) -> ModelShape:
+    """DeepSeek-V2: experts that probabilities choose, of V2 in groups, of V2-Lite among all (arXiv 2405.04434)."""
+    shape = _read(folder, {**raw, "rope_interleave": True})
+    return replace(
+        shape, mlp_bias=bool(raw.get("mlp_bias", False)), moe=_v2_experts(raw) if raw.get("n_routed_experts") else None
+    )
+
+
+def _v2_experts(raw: Raw) -> MoeConfig:
+    _require(raw, "scoring_func", "softmax")
+    _require(raw, "topk_method", "greedy", "group_limited_greedy")
+    # What it would be multiplied by then, transformers, vLLM and DeepSeek's own code do not agree on.
+    _require(raw, "norm_topk_prob", False)
+    if raw.get("topk_method") != "group_limited_greedy":
+        raw = {**raw, "n_group": None}
+    experts = read_experts(raw, first_dense=0, normalises=False)
+    return replace(experts, has_correction=False, are_sigmoids=False)
+
+
+def read_deepseek_v3(folder: Path, raw: Raw) -> ModelShape:
+    """DeepSeek-V3, R1 and V3.1, Kimi K2 and Moonlight: experts that sigmoids choose, in groups (arXiv 2412.19437)."""
+    _require(raw, "scoring_func", "sigmoid")
+    _require(raw, "topk_method", "noaux_tc")
+    return replace(_read(folder, raw), moe=read_experts(raw, first_dense=3, normalises=True))
+
+
+def read_glm4_moe_lite(folder: Path, raw: Raw) -> ModelShape:
+    """GLM-4.7-Flash: DeepSeek-V3 in small."""
+    _require(raw, "topk_method", "noaux_tc")
+    moe = read_experts(raw, first_dense=1, normalises=True)
+    if kinds := raw.get("mlp_layer_types"):
+        moe = replace(moe, sparse_layers=tuple(kind == "sparse" for kind in kinds))
+    return replace(_read(folder, {"rms_norm_eps": 1e-5, **raw}), moe=moe)
+
+
+def _read(folder: Path, raw: Raw) -> ModelShape:
+    require_activation(raw, "hidden_act", "silu")
+    rank, query_rank = int(raw["kv_lora_rank"]), raw.get("q_lora_rank")
+    latent = LatentAttentionConfig(
+        rank=rank,
+        query_rank=None if query_rank is None else int(query_rank),
+        plain_dim=int(raw["qk_nope_head_dim"]),
+        rotary_dim=int(raw["qk_rope_head_dim"]),
+        value_dim=int(raw["v_head_dim"]),
+    )
+    if read_rotary_dim(raw, latent.rotary_dim, 1.0) != latent.rotary_dim:
+        raise ModelError("partial_rotary_factor is set: qk_rope_head_dim says what of a head is rotated")
+    # What all heads attend to is one key of this size, as the cache has it.
+    plain = read_plain(folder, {**raw, "num_key_value_heads": 1, "head_dim": rank + latent.rotary_dim})
+    bias = bool(raw.get("attention_bias", False))
+    return replace(
+        plain,
+        qkv_bias=bias,
+        output_bias=bias,
+        rotary_dim=latent.rotary_dim,
+        has_rotary_pairs=bool(raw.get("rope_interleave", True)),
+        attention_scale=latent.query_dim**-0.5 * _growth(raw) ** 2,
+        latent_attention=latent,
+        # Further layers guess further tokens, which is not supported.
+        unread_parts=guessing_parts(raw, plain.num_hidden_layers),
+    )
+
+
+def _growth(raw: Raw) -> float:
+    """What queries and keys are multiplied by where the context is stretched (YaRN's `mscale_all_dim`)."""
+    scaling = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+    share = float(scaling.get("mscale_all_dim") or 0)
+    if (scaling.get("rope_type") or scaling.get("type") or "default") == "default" or not share:
+        return 1.0
+    return 1 + 0.1 * share * math.log(max(1.0, float(scaling["factor"])))
+
+
+def _require(raw: Raw, field: str, *allowed: object) -> None:
+    """Where the config says nothing it is the first."""
+    if (found := raw.get(field, allowed[0])) not in allowed:
+        raise ModelError(f"{field} is {found!r}; supported: {', '.join(map(repr, allowed))}")
