@@ -33,6 +33,7 @@ _CREATE: Responses = {
     400: {"model": ErrorBody, "description": "The body can not be read"},
     404: {"model": ErrorBody, "description": "The model is not served here, or there is no such file"},
     409: {"model": ErrorBody, "description": "The Idempotency-Key belongs to another job"},
+    408: {"model": ErrorBody, "description": "Nothing more of the body came for a minute"},
     413: {"model": ErrorBody, "description": "The body is too large"},
     415: {"model": ErrorBody, "description": "The body is of another type"},
     429: {"model": ErrorBody, "description": "More than the caller's limits, or than may wait here, allow"},

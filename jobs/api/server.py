@@ -12,6 +12,7 @@ from functools import partial
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from ...storage.errors import Argument
 from ...storage.ledger import Ledger
@@ -24,6 +25,7 @@ from ..periodic import Periodic
 from ..settings import Settings
 from .app import Beside, create_app
 from .body_limit import MAX_LIVE_BYTES
+from .http_protocol import BoundedHttpProtocol
 from .models import ServedModels
 
 # Requests under way when told to stop. Docker kills after ten seconds.
@@ -83,16 +85,7 @@ def serve(
     with _listen(host, port) as listener, Client(settings) as client:
         beside = nullcontext if grpc_port is None else _grpc(settings, host, grpc_port, on_listening)
         app = create_app(client, models, beside, local_names_only=not allow_anonymous)
-        config = uvicorn.Config(
-            app,
-            http="httptools",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            timeout_graceful_shutdown=_GRACE_SECONDS,
-        )
-        server = Server(config, app.state.stopping, on_leaving=app.state.leaving.set)
+        server = Server(http_config(app), app.state.stopping, on_leaving=app.state.leaving.set)
         webhooks = WebhookSender.of(client.ledger, settings)
         with (
             Periodic("webhooks", SEND_SECONDS, webhooks.send_due),
@@ -101,6 +94,19 @@ def serve(
         ):
             on_listening(_url(host, listener))
             server.run(sockets=[listener])
+
+
+def http_config(app: FastAPI) -> uvicorn.Config:
+    """How an application is served."""
+    return uvicorn.Config(
+        app,
+        http=BoundedHttpProtocol,
+        lifespan="on",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+    )
 
 
 def _is_worth_saying(record: logging.LogRecord) -> bool:

@@ -13,6 +13,7 @@ COMPLETION_RESPONSES: _Responses = {
     },
     400: {"model": ErrorBody, "description": "A field can not be used, or the prompt does not fit into the context"},
     404: {"model": ErrorBody, "description": "The model is not served here"},
+    408: {"model": ErrorBody, "description": "Nothing more of the body came for a minute"},
     413: {"model": ErrorBody, "description": "The body is too large"},
     415: {"model": ErrorBody, "description": "The body is not said to be JSON"},
     503: {"model": ErrorBody, "description": "No worker serves the model (yet), or Redis does not answer"},

@@ -30,6 +30,7 @@ EVERYWHERE: dict[int | str, dict[str, Any]] = {
 _NOT_FOUND: dict[int | str, dict[str, Any]] = {404: {"model": ErrorBody, "description": "There is no such file"}}
 _UPLOAD: dict[int | str, dict[str, Any]] = {
     400: {"model": ErrorBody, "description": "A field is missing or can not be used"},
+    408: {"model": ErrorBody, "description": "Nothing more of the file came for a minute"},
     413: {"model": ErrorBody, "description": "The file is too large"},
     415: {"model": ErrorBody, "description": "The body is no form"},
     429: {"model": ErrorBody, "description": "More requests than the caller may make in a minute"},

@@ -5,11 +5,9 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import uvicorn
-
 from headrace.jobs.api.app import create_app
 from headrace.jobs.api.models import ServedModels
-from headrace.jobs.api.server import Server
+from headrace.jobs.api.server import Server, http_config
 from headrace.jobs.client.client import Client
 
 from ..running import MODEL
@@ -20,7 +18,7 @@ class InProcessServer:
 
     def __init__(self, client: Client) -> None:
         app = create_app(client, ServedModels.of([str(MODEL)]))
-        self._server = Server(uvicorn.Config(app, log_config=None), app.state.stopping, told_after_seconds=0.05)
+        self._server = Server(http_config(app), app.state.stopping, told_after_seconds=0.05)
         listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         self._thread = threading.Thread(target=self._server.run, args=([listener],))
