@@ -131,10 +131,9 @@ class Producer:
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
         self._check_terms(terms)
-        if mode is OutputMode.OVERWRITE:
-            self._cancel_owner(output)
+        replaced = self._cancel_owner(output) if mode is OutputMode.OVERWRITE else None
         had_folder = output.exists()
-        manifest = prepare_output_dir(output, mode)
+        manifest = prepare_output_dir(output, mode, replaced)
         job_id = manifest.job_id if manifest else job_id or new_job_id()
         with self._alone_with(job_id, output):
             if manifest is None:
@@ -192,16 +191,16 @@ class Producer:
         names = [name for name, is_other in others.items() if is_other]
         return f"another {', '.join(names)}" if names else None
 
-    def _cancel_owner(self, output: OutputFolder) -> None:
-        """Keep the workers of the job that is about to be replaced from writing on.
+    def _cancel_owner(self, output: OutputFolder) -> str | None:
+        """Keep the workers of the job that is about to be replaced from writing on, and say which that is.
 
         Raises `OutputNotEmpty` where only another ledger could do so, `JobMismatchError` while it is being submitted.
         """
         # Nobody works on what cannot be read.
         with suppress(ManifestDamaged):
             if (report := read_report(output)) is None:
-                return
-            job_id = report["job_id"]
+                return None
+            job_id: str = report["job_id"]
             if self._is_anothers(report.get("ledger")) and "state" not in report:
                 raise OutputNotEmpty(
                     f"output folder {output} belongs to job {job_id} of another ledger, whose workers may still write "
@@ -210,6 +209,8 @@ class Producer:
                 )
             with self._alone_with(job_id, output):
                 self._cancel(job_id)
+            return job_id
+        return None
 
     def _cancel_homeless(self, output: OutputFolder) -> None:
         """End the jobs whose folder was removed by hand: a worker would put their rows beside those of the new job."""
