@@ -62,18 +62,22 @@ class LocalFolder(OutputFolder):
 
     def create(self, name: str, data: bytes) -> None:
         try:
-            # The name first; the content then comes in whole.
+            # The name first; the content then comes in whole, unless somebody took the name away in between.
             (self.path / name).open("x").close()
         except FileExistsError:
             raise
         except OSError as error:
             raise StorageError(f"cannot write {self.path / name}: {error.strerror}") from error
         try:
-            self.replace(name, data)
+            with self.held(name) as content:
+                if is_ours := content == b"":
+                    self.replace(name, data)
         except StorageError:
             with suppress(OSError):
                 (self.path / name).unlink()
             raise
+        if not is_ours:
+            raise FileExistsError(name)
 
     def replace(self, name: str, data: bytes) -> None:
         path, temporary = self.path / name, self._hidden(name)

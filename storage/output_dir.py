@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -41,12 +42,12 @@ class Manifest:
     ledger: str | None = field(default=None, compare=False)
 
 
-def prepare_output_dir(folder: OutputFolder, mode: OutputMode) -> Manifest | None:
+def prepare_output_dir(folder: OutputFolder, mode: OutputMode, replaced: str | None = None) -> Manifest | None:
     """Create the folder, or check that the mode may use it as it is; `overwrite` removes what headrace wrote.
 
     Returns the manifest of the job to resume, None when there is nothing to resume. Raises OutputNotEmpty,
     or StorageError when the folder cannot be created or written to. Before overwriting, cancel the job of
-    `read_manifest`, lest a worker go on writing.
+    `read_manifest`, lest a worker go on writing: that is the job `replaced`, whose folder may be taken.
     """
     folder.make()
     names = folder.names()
@@ -57,7 +58,8 @@ def prepare_output_dir(folder: OutputFolder, mode: OutputMode) -> Manifest | Non
         problem = f"output folder {folder} is not empty"
         raise OutputNotEmpty(problem, ": pass ", resume, " to finish it or ", overwrite, " to replace it")
     if mode is OutputMode.OVERWRITE:
-        _clear(folder, names)
+        _expect_ours(folder, names)
+        _clear(folder, names, lambda owner: _expect_owner(folder, owner, replaced))
         return None
     manifest = read_manifest(folder)
     if manifest is None:
@@ -69,7 +71,8 @@ def prepare_output_dir(folder: OutputFolder, mode: OutputMode) -> Manifest | Non
 
 def remove_output_dir(folder: OutputFolder, keep_folder: bool = False) -> None:
     """Remove what headrace wrote, and the folder. Raises OutputNotEmpty when it holds anything else, StorageError."""
-    _clear(folder, folder.names())
+    _expect_ours(folder, names := folder.names())
+    _clear(folder, names)
     if not keep_folder:
         folder.remove_folder()
 
@@ -85,7 +88,7 @@ def write_manifest(folder: OutputFolder, manifest: Manifest) -> None:
         # Of two runs that found the folder empty, one creates it.
         folder.create(MANIFEST_NAME, (json.dumps(_as_json(manifest)) + "\n").encode())
     except FileExistsError:
-        raise OutputNotEmpty(f"output folder {folder} was taken by another job: choose another") from None
+        raise _taken(folder) from None
 
 
 def complete_manifest(folder: OutputFolder, manifest: Manifest, report: Callable[[], Mapping[str, Any]]) -> bool:
@@ -149,10 +152,23 @@ def _expect_ours(folder: OutputFolder, names: list[str]) -> None:
         raise OutputNotEmpty(f"output folder {folder} holds {foreign[0]}, not written by headrace: {advice}")
 
 
-def _clear(folder: OutputFolder, names: list[str]) -> None:
-    _expect_ours(folder, names)
+def _expect_owner(folder: OutputFolder, content: bytes | None, job_id: str | None) -> None:
+    """Raises OutputNotEmpty where another job has taken the folder since; nobody's is what cannot be read."""
+    with suppress(ManifestDamaged):
+        if content is not None and _manifest_of(_parsed(folder, content)).job_id != job_id:
+            raise _taken(folder)
+
+
+def _taken(folder: OutputFolder) -> OutputNotEmpty:
+    return OutputNotEmpty(f"output folder {folder} was taken by another job: choose another")
+
+
+def _clear(
+    folder: OutputFolder, names: list[str], check_manifest: Callable[[bytes | None], None] = lambda content: None
+) -> None:
     # The manifest first: killed in the middle, what is left cannot be taken for a job to resume.
-    with folder.held(MANIFEST_NAME):
+    with folder.held(MANIFEST_NAME) as content:
+        check_manifest(content)
         folder.remove([name for name in names if name == MANIFEST_NAME])
     folder.remove([name for name in names if name != MANIFEST_NAME])
 

@@ -46,16 +46,16 @@ class OutputOwners:
                 ) from error
             yield
 
-    def cancel_owner(self, output: OutputFolder) -> None:
-        """Keep the workers of the job that is about to be replaced from writing on.
+    def cancel_owner(self, output: OutputFolder) -> str | None:
+        """Keep the workers of the job that is about to be replaced from writing on, and say which that is.
 
         Raises `OutputNotEmpty` where only another ledger could do so, `JobMismatchError` while it is being submitted.
         """
         # Nobody works on what cannot be read.
         with suppress(ManifestDamaged):
             if (report := read_report(output)) is None:
-                return
-            job_id = report["job_id"]
+                return None
+            job_id: str = report["job_id"]
             if self._is_anothers(report.get("ledger")) and "state" not in report:
                 raise OutputNotEmpty(
                     f"output folder {output} belongs to job {job_id} of another ledger, whose workers may still write "
@@ -64,6 +64,8 @@ class OutputOwners:
                 )
             with self.submitting(job_id, output):
                 self._cancel(job_id)
+            return job_id
+        return None
 
     def cancel_homeless(self, output: OutputFolder) -> None:
         """End the jobs whose folder was removed by hand: a worker would put their rows beside those of the new job."""

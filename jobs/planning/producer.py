@@ -106,10 +106,9 @@ class Producer:
         if (job := self._job_of_key(terms, fingerprint, spec)) is not None:
             return job
         self._check_terms(terms)
-        if mode is OutputMode.OVERWRITE:
-            self._owners.cancel_owner(output)
+        replaced = self._owners.cancel_owner(output) if mode is OutputMode.OVERWRITE else None
         had_folder = output.exists()
-        manifest = prepare_output_dir(output, mode)
+        manifest = prepare_output_dir(output, mode, replaced)
         job_id = manifest.job_id if manifest else job_id or new_job_id()
         with self._owners.submitting(job_id, output):
             if manifest is None:

@@ -68,7 +68,7 @@ def test_resume_wants_a_manifest(used: OutputFolder) -> None:
 
 
 def test_overwrite_removes_what_headrace_wrote(used: OutputFolder) -> None:
-    assert prepare_output_dir(used, OutputMode.OVERWRITE) is None
+    assert prepare_output_dir(used, OutputMode.OVERWRITE, MANIFEST.job_id) is None
     assert used.names() == []
 
 
@@ -127,6 +127,14 @@ def test_folder_is_taken_once(folder: OutputFolder) -> None:
     assert read_manifest(folder) == MANIFEST
 
 
+@pytest.mark.parametrize("replaced", [None, "job-2"])
+def test_overwrite_touches_nothing_of_a_job_that_was_not_replaced(replaced: str | None, used: OutputFolder) -> None:
+    names = used.names()
+    with pytest.raises(OutputNotEmpty, match="taken by another job"):
+        prepare_output_dir(used, OutputMode.OVERWRITE, replaced)
+    assert used.names() == names
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"job_id": "x"}', b'{"job_id": "../x", "fingerprint": "y"}'])
 def test_damaged_manifest(content: bytes, used: OutputFolder) -> None:
     used.replace(MANIFEST_NAME, content)
@@ -180,7 +188,7 @@ def test_while_one_completes_it_nobody_else_writes_or_removes_it(
     def report() -> dict[str, int]:
         for call in (
             lambda: complete_manifest(disk, MANIFEST, lambda: {"rows": 1}),
-            lambda: prepare_output_dir(disk, OutputMode.OVERWRITE),
+            lambda: prepare_output_dir(disk, OutputMode.OVERWRITE, MANIFEST.job_id),
             lambda: remove_output_dir(disk),
         ):
             with pytest.raises(StorageError, match=f"{MANIFEST_NAME} is being written by another process: try again"):
@@ -210,6 +218,26 @@ def test_what_has_changed_before_it_is_held_is_seen(
     monkeypatch.setattr(held_file, "_is_locked", take_first)
     assert complete_manifest(disk, MANIFEST, lambda: {"rows": 1}) == (by is not None)
     assert read_manifest(disk) == (Manifest(by, "abc") if by else None)
+
+
+@pytest.mark.parametrize("by", [None, "job-2"])
+def test_a_name_that_is_taken_away_before_it_has_content_is_not_ours(
+    by: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another one overwrites the folder when the manifest is there and still empty, as if it were damaged."""
+    folder, lock = LocalFolder(tmp_path), held_file._is_locked
+
+    def take_first(file: BinaryIO) -> bool:
+        monkeypatch.setattr(held_file, "_is_locked", lock)
+        prepare_output_dir(folder, OutputMode.OVERWRITE)
+        if by is not None:
+            write_manifest(folder, Manifest(by, "abc"))
+        return lock(file)
+
+    monkeypatch.setattr(held_file, "_is_locked", take_first)
+    with pytest.raises(OutputNotEmpty, match="taken by another job"):
+        write_manifest(folder, MANIFEST)
+    assert read_manifest(folder) == (Manifest(by, "abc") if by else None)
 
 
 def test_a_manifest_that_is_not_ours_to_write_can_still_be_held(disk: LocalFolder, tmp_path: Path) -> None:

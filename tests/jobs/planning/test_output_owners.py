@@ -207,6 +207,27 @@ def test_a_folder_whose_job_is_being_submitted_is_not_overwritten(
     assert left[0].exists()
 
 
+def test_of_two_that_overwrite_at_once_one_gets_the_folder(
+    client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second one comes when the first has cancelled the job that it replaces."""
+    replaced = submit(client, tmp_path / "out")
+    output = open_folder(tmp_path / "out")
+    second: list[Job] = []
+
+    def overwrite() -> None:
+        second.append(submit(client, str(output), "overwrite"))
+
+    monkeypatch.setattr(type(output), "exists", _after(type(output).exists, overwrite))
+    with pytest.raises(OutputNotEmpty, match="was taken by another job"):
+        submit(client, str(output), "overwrite")
+    found = read_manifest(output)
+    assert found is not None
+    assert found.job_id == second[0].id
+    assert second[0].progress().state is JobState.RUNNING
+    assert replaced.progress().state is JobState.CANCELLED
+
+
 @pytest.mark.parametrize("end", [Job.cancel, Job.delete])
 def test_the_lock_that_a_killed_submitter_has_left_goes_with_its_job(
     client: Client, tmp_path: Path, end: Callable[[Job], None]
@@ -233,15 +254,15 @@ def test_of_two_ledgers_that_come_at_once_one_gets_the_folder(
     assert found.job_id == other.jobs(1)[0].id
 
 
-def _after(original: Callable[..., None], act: Callable[[], object]) -> Callable[..., None]:
+def _after(original: Callable[..., Any], act: Callable[[], object]) -> Callable[..., Any]:
     """The original, once `act` is done, which comes by here itself."""
     is_first = True
 
-    def wrapper(*arguments: Any) -> None:
+    def wrapper(*arguments: Any) -> Any:
         nonlocal is_first
         if is_first:
             is_first = False
             act()
-        original(*arguments)
+        return original(*arguments)
 
     return wrapper
