@@ -16,8 +16,8 @@ import pyarrow.ipc
 import pyarrow.parquet as pq
 import pytest
 
-from headrace.jobs.api import exports
-from headrace.jobs.api.exports import arrow, export, json_lines, parquet
+from headrace.jobs.results import exports
+from headrace.jobs.results.exports import arrow, export, json_lines, parquet
 from headrace.storage.errors import PartDamaged
 from headrace.storage.ledger import Ledger
 from headrace.storage.local_folder import LocalFolder

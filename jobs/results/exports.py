@@ -16,11 +16,11 @@ import pyarrow.parquet as pq
 from ...storage.ledger import Ledger
 from ...storage.part_groups import PartGroups
 from ...storage.records import JobRecord
-from ..results.json_lines import json_rows
-from ..results.stored_results import committed_parts
 from ..shards.part_schema import part_schema
 from ..spec.schemas import JobSpec
 from ..spec.stored import read_stored
+from .json_lines import json_rows
+from .stored_results import committed_parts
 
 # A row group of the Parquet file, a batch of the Arrow stream.
 _GROUP_ROWS = 16384
